@@ -1,0 +1,160 @@
+//! The seam: what a device can do, in the terms that durability is argued in.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::{Clock, Mapping};
+
+/// How [`Device::open`] opens a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenMode {
+    /// An existing file, for reading only.
+    Read,
+    /// An existing file, for reading and writing.
+    ReadWrite,
+    /// A new file (mode 0600, no symbolic link followed), for reading and writing. Fails with
+    /// [`io::ErrorKind::AlreadyExists`] where the name is taken.
+    CreateNew,
+    /// A file for reading and writing, created (mode 0600) where it does not exist.
+    OpenOrCreate,
+    /// An existing file whose writes bypass the page cache and are durable when they return
+    /// (`O_DIRECT | O_DSYNC`). Buffer, offset and length are multiples of [`BLOCK`](crate::BLOCK).
+    /// Fails with [`io::ErrorKind::InvalidInput`] where the file system cannot do that.
+    DirectSync,
+}
+
+/// What a name or an open file refers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// The device that holds the file.
+    pub dev: u64,
+    /// The file's number on that device; with `dev` it identifies the file.
+    pub ino: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Permission bits (the lowest twelve of `st_mode`).
+    pub mode: u32,
+    /// The owner's user id.
+    pub uid: u32,
+    /// Number of names; 0 once an open file was unlinked.
+    pub links: u64,
+    /// Whether it is a directory.
+    pub is_dir: bool,
+}
+
+/// One name in a directory.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    /// The last component of the path. Names that are not UTF-8 are shown with replacement characters.
+    pub name: String,
+    /// Whether it is a directory.
+    pub is_dir: bool,
+}
+
+/// Names files and directories. All methods may be called from any thread.
+///
+/// A name that was created, renamed or removed is durable only after [`Device::sync_dir`] of its
+/// directory.
+pub trait Device: fmt::Debug + Send + Sync {
+    /// Opens `path`.
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>>;
+    /// What `path` refers to, following symbolic links.
+    fn stat(&self, path: &Path) -> io::Result<Stat>;
+    /// The names in `dir`, sorted, without `.` and `..`.
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>>;
+    /// Creates `dir` and the parents that it lacks. Each new name is made durable.
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
+    /// Gives `from` the name `to`, atomically replacing a file that has it.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file's name.
+    fn remove_file(&self, path: &Path) -> io::Result<()>;
+    /// Removes a directory and all below it.
+    fn remove_dir_all(&self, dir: &Path) -> io::Result<()>;
+    /// Makes the names in `dir` durable.
+    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Identifies this boot of the machine: what only lived in memory is gone when it changes.
+    fn boot_id(&self) -> io::Result<[u8; 16]>;
+    /// Fills `buf` with unpredictable bytes (a simulated device: reproducible ones).
+    fn random(&self, buf: &mut [u8]) -> io::Result<()>;
+    /// The user id that new files belong to.
+    fn uid(&self) -> u32;
+    /// The clock of this device's world.
+    fn clock(&self) -> &dyn Clock;
+}
+
+/// An open file. All methods may be called from any thread; none moves a shared position.
+pub trait File: fmt::Debug + Send + Sync {
+    /// Reads up to `buf.len()` bytes at `offset`; 0 at the end of the file. May be short.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Writes up to `buf.len()` bytes at `offset`. May be short.
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize>;
+    /// Makes all completed writes, and the length, durable (`fdatasync`). Never call it again after it
+    /// failed: see the crate's front page.
+    fn sync_data(&self) -> io::Result<()>;
+    /// Sets the length; new bytes read as zeros.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Reserves space for `len` bytes from the start, extending the file, so that later writes or
+    /// accesses through a mapping cannot run out of it.
+    fn allocate(&self, len: u64) -> io::Result<()>;
+    /// What the open file is.
+    fn stat(&self) -> io::Result<Stat>;
+    /// Takes the file's exclusive advisory lock, held until the file is closed or the process dies;
+    /// `false` where another open file holds it, in this process or in another one.
+    fn try_lock(&self) -> io::Result<bool>;
+    /// Maps the first `len` bytes, shared with everybody who maps the same file. The file must be at
+    /// least that long and stay so.
+    fn map(&self, len: usize) -> io::Result<Mapping>;
+}
+
+/// Fills `buf` from `offset`, however short the reads are.
+///
+/// # Errors
+/// The file's error, or [`io::ErrorKind::UnexpectedEof`] with the offset where the file ends.
+pub fn read_exact_at(file: &dyn File, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !buf.is_empty() {
+        match file.read_at(buf, offset) {
+            Ok(0) => {
+                let wanted = buf.len();
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    format!("the file ends at {offset}, {wanted} more bytes were expected"),
+                ));
+            }
+            Ok(n) => {
+                buf = buf.get_mut(n..).unwrap_or_default();
+                offset += n as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Writes all of `buf` at `offset`, however short the writes are.
+///
+/// # Errors
+/// The file's error, or [`io::ErrorKind::WriteZero`] where a write makes no progress. How much was
+/// written before an error is unknown.
+pub fn write_all_at(file: &dyn File, mut buf: &[u8], mut offset: u64) -> io::Result<()> {
+    while !buf.is_empty() {
+        match file.write_at(buf, offset) {
+            Ok(0) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::WriteZero,
+                    format!("no progress writing {} bytes at {offset}", buf.len()),
+                ));
+            }
+            Ok(n) => {
+                buf = buf.get(n..).unwrap_or_default();
+                offset += n as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,44 @@
+//! Collie's one way out: everything that touches a file, a directory, a shared mapping or a clock.
+//!
+//! The crates above know only the traits here. [`RealDevice`] implements them over system calls; the
+//! simulated device of `collie-sim` implements them over memory, with every fault that the crash tests
+//! need. Nothing else in Collie opens a file (the table library, `lsm-tree`, opens its own).
+//!
+//! * [`Device`] names files and directories; a [`File`] reads, writes, syncs, locks and maps.
+//! * [`Mapping`] is memory shared with a file: the log's ring lives in one.
+//! * [`Clock`] tells monotonic and wall time.
+//! * [`IoClass`] says whose I/O may wait: background threads step back for commits.
+//!
+//! No call here retries a failed sync. The kernel marks pages clean after a failed `fsync`, so a second
+//! call may report success for data that is not on the device; the caller must treat the first failure
+//! as final.
+//!
+//! ```
+//! use collie_io::{Device, OpenMode, RealDevice, read_exact_at, write_all_at};
+//! # let dir = tempfile::tempdir()?;
+//! let device = RealDevice::new();
+//! let path = dir.path().join("hello");
+//! let file = device.open(&path, OpenMode::CreateNew)?;
+//! write_all_at(&*file, b"collie", 0)?;
+//! file.sync_data()?; // The bytes are durable ...
+//! device.sync_dir(dir.path())?; // ... and so is the name.
+//! let mut back = [0; 6];
+//! read_exact_at(&*file, &mut back, 0)?;
+//! assert_eq!(&back, b"collie");
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+mod class;
+mod clock;
+mod device;
+mod mapping;
+mod real;
+
+pub use class::{IoClass, set_io_class};
+pub use clock::{Clock, Nanos, RealClock};
+pub use device::{Device, Entry, File, OpenMode, Stat, read_exact_at, write_all_at};
+pub use mapping::Mapping;
+pub use real::RealDevice;
+
+/// The unit in which direct writes must be aligned, in bytes: buffer address, length and file offset.
+pub const BLOCK: usize = 4096;

@@ -1,0 +1,339 @@
+//! The real device: system calls, nothing more.
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::{Clock, Device, Entry, File, Mapping, OpenMode, RealClock, Stat};
+
+/// The file systems of this machine.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct RealDevice {
+    clock: RealClock,
+}
+
+impl RealDevice {
+    /// The file systems of this machine.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+const PRIVATE: Mode = Mode::from_raw_mode(0o600);
+
+impl Device for RealDevice {
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        let flags = match mode {
+            OpenMode::Read => OFlags::RDONLY,
+            OpenMode::ReadWrite => OFlags::RDWR,
+            OpenMode::CreateNew => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW,
+            OpenMode::OpenOrCreate => OFlags::RDWR | OFlags::CREATE,
+            OpenMode::DirectSync => OFlags::RDWR | OFlags::DIRECT | OFlags::DSYNC,
+        };
+        let fd = fs::open(path, flags | OFlags::CLOEXEC, PRIVATE)?;
+        Ok(Arc::new(RealFile { fd }))
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        Ok(to_stat(&fs::statat(CWD, path, AtFlags::empty())?))
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        let fd = open_dir(dir)?;
+        let mut entries = Vec::new();
+        for entry in fs::Dir::read_from(&fd)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let is_dir = match entry.file_type() {
+                fs::FileType::Directory => true,
+                // Some file systems do not tell the type with the name.
+                fs::FileType::Unknown => {
+                    let stat = fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                    fs::FileType::from_raw_mode(stat.st_mode) == fs::FileType::Directory
+                }
+                _ => false,
+            };
+            entries.push(Entry {
+                name: name.to_string_lossy().into_owned(),
+                is_dir,
+            });
+        }
+        entries.sort();
+        Ok(entries)
+    }
+
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        match fs::mkdir(dir, Mode::from_raw_mode(0o700)) {
+            Ok(()) => {}
+            Err(Errno::EXIST) if self.stat(dir)?.is_dir => return Ok(()),
+            Err(Errno::NOENT) => {
+                let parent = parent_of(dir).ok_or(Errno::NOENT)?;
+                self.create_dir_all(parent)?;
+                return self.create_dir_all(dir);
+            }
+            Err(e) => return Err(e.into()),
+        }
+        match parent_of(dir) {
+            Some(parent) => self.sync_dir(parent),
+            None => Ok(()),
+        }
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Ok(fs::rename(from, to)?)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        Ok(fs::unlink(path)?)
+    }
+
+    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
+        std::fs::remove_dir_all(dir)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        Ok(fs::fsync(open_dir(dir)?)?)
+    }
+
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        let file = self.open(Path::new("/proc/sys/kernel/random/boot_id"), OpenMode::Read)?;
+        let mut text = [0; 64];
+        let len = file.read_at(&mut text, 0)?;
+        let mut id = [0; 16];
+        let mut digits = text.iter().take(len).filter_map(|&c| char::from(c).to_digit(16));
+        for byte in &mut id {
+            let (Some(high), Some(low)) = (digits.next(), digits.next()) else {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the kernel's boot id is not a UUID",
+                ));
+            };
+            *byte = u8::try_from(high << 4 | low).unwrap_or_default();
+        }
+        Ok(id)
+    }
+
+    fn random(&self, mut buf: &mut [u8]) -> io::Result<()> {
+        while !buf.is_empty() {
+            match rustix::rand::getrandom(&mut *buf, rustix::rand::GetRandomFlags::empty()) {
+                Ok(n) => buf = buf.get_mut(n..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn uid(&self) -> u32 {
+        rustix::process::geteuid().as_raw()
+    }
+
+    fn clock(&self) -> &dyn Clock {
+        &self.clock
+    }
+}
+
+/// The directory that holds `path`, where it has a name; the current one for a bare name.
+fn parent_of(path: &Path) -> Option<&Path> {
+    match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Some(Path::new(".")),
+        parent => parent,
+    }
+}
+
+fn open_dir(dir: &Path) -> io::Result<OwnedFd> {
+    Ok(fs::open(
+        dir,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+fn to_stat(stat: &fs::Stat) -> Stat {
+    Stat {
+        dev: stat.st_dev,
+        ino: stat.st_ino,
+        len: u64::try_from(stat.st_size).unwrap_or(0),
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        links: stat.st_nlink.into(),
+        is_dir: fs::FileType::from_raw_mode(stat.st_mode) == fs::FileType::Directory,
+    }
+}
+
+#[derive(Debug)]
+struct RealFile {
+    fd: OwnedFd,
+}
+
+impl File for RealFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        Ok(rustix::io::pread(&self.fd, buf, offset)?)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        Ok(rustix::io::pwrite(&self.fd, buf, offset)?)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(fs::fdatasync(&self.fd)?)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        Ok(fs::ftruncate(&self.fd, len)?)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        Ok(fs::fallocate(&self.fd, FallocateFlags::empty(), 0, len)?)
+    }
+
+    fn stat(&self) -> io::Result<Stat> {
+        Ok(to_stat(&fs::fstat(&self.fd)?))
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        match fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn map(&self, len: usize) -> io::Result<Mapping> {
+        if self.stat()?.len < len as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("a mapping of {len} bytes is longer than its file"),
+            ));
+        }
+        let rw = ProtFlags::READ | ProtFlags::WRITE;
+        #[expect(unsafe_code, reason = "system call")]
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing of ours.
+        let start =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, rw, MapFlags::SHARED, &self.fd, 0) }?;
+        let pages = Pages {
+            start: start as usize,
+            len,
+        };
+        let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
+        #[expect(unsafe_code, reason = "hands the fresh mapping to its owner")]
+        // SAFETY: mmap gave `len` readable and writable bytes, page-aligned; `pages` unmaps them when it
+        // is dropped, and nothing else refers to them.
+        Ok(unsafe { Mapping::from_raw(start, len, Box::new(pages)) })
+    }
+}
+
+/// Unmaps what `map` mapped.
+struct Pages {
+    start: usize,
+    len: usize,
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        #[expect(unsafe_code, reason = "system call")]
+        // SAFETY: exactly the range that mmap returned, unmapped once; `Mapping` owned the only pointer.
+        let unmapped = unsafe { rustix::mm::munmap(self.start as *mut c_void, self.len) };
+        debug_assert!(unmapped.is_ok(), "munmap of our own mapping: {unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{read_exact_at, write_all_at};
+
+    #[test]
+    fn what_is_written_is_read_and_listed() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = RealDevice::new();
+        let sub = dir.path().join("a/b");
+        device.create_dir_all(&sub).unwrap();
+        device.create_dir_all(&sub).unwrap();
+        let path = sub.join("f");
+        let file = device.open(&path, OpenMode::CreateNew).unwrap();
+        assert_eq!(
+            device.open(&path, OpenMode::CreateNew).unwrap_err().kind(),
+            io::ErrorKind::AlreadyExists
+        );
+        write_all_at(&*file, b"0123456789", 5).unwrap();
+        file.sync_data().unwrap();
+        device.sync_dir(&sub).unwrap();
+        let mut buf = [9; 15];
+        read_exact_at(&*file, &mut buf, 0).unwrap();
+        assert_eq!(&buf, b"\0\0\0\0\x000123456789");
+        let past = read_exact_at(&*file, &mut buf, 1).unwrap_err();
+        assert_eq!(past.kind(), io::ErrorKind::UnexpectedEof);
+        assert!(past.to_string().contains("ends at 15"), "{past}");
+        let stat = device.stat(&path).unwrap();
+        assert_eq!((stat.len, stat.mode, stat.is_dir), (15, 0o600, false));
+        device.rename(&path, &sub.join("g")).unwrap();
+        assert_eq!(
+            device.list(&sub).unwrap(),
+            [Entry {
+                name: "g".into(),
+                is_dir: false
+            }]
+        );
+        device.remove_file(&sub.join("g")).unwrap();
+        assert_eq!(file.stat().unwrap().links, 0);
+    }
+
+    #[test]
+    fn a_lock_excludes_other_open_files_and_goes_with_its_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = RealDevice::new();
+        let path = dir.path().join("LOCK");
+        let first = device.open(&path, OpenMode::OpenOrCreate).unwrap();
+        let second = device.open(&path, OpenMode::OpenOrCreate).unwrap();
+        assert!(first.try_lock().unwrap());
+        assert!(!second.try_lock().unwrap());
+        drop(first);
+        assert!(second.try_lock().unwrap());
+    }
+
+    #[test]
+    fn mappings_of_one_file_share_their_bytes_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = RealDevice::new();
+        let file = device
+            .open(&dir.path().join("ring"), OpenMode::CreateNew)
+            .unwrap();
+        assert_eq!(file.map(8192).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        file.allocate(8192).unwrap();
+        let (a, b) = (file.map(8192).unwrap(), file.map(8192).unwrap());
+        #[expect(unsafe_code, reason = "the point of the test")]
+        // SAFETY: inside the mapping, and no other thread runs.
+        unsafe {
+            a.as_ptr().add(4099).write(7);
+        }
+        #[expect(unsafe_code, reason = "the point of the test")]
+        // SAFETY: as above.
+        let seen = unsafe { b.as_ptr().add(4099).read() };
+        assert_eq!(seen, 7);
+        let mut byte = [0];
+        read_exact_at(&*file, &mut byte, 4099).unwrap();
+        assert_eq!(byte, [7]);
+    }
+
+    #[test]
+    fn the_boot_id_is_stable_and_random_bytes_differ() {
+        let device = RealDevice::new();
+        assert_eq!(device.boot_id().unwrap(), device.boot_id().unwrap());
+        let (mut a, mut b) = ([0; 16], [0; 16]);
+        device.random(&mut a).unwrap();
+        device.random(&mut b).unwrap();
+        assert_ne!(a, b);
+    }
+}

@@ -167,7 +167,7 @@ fn to_stat(stat: &fs::Stat) -> Stat {
         len: u64::try_from(stat.st_size).unwrap_or(0),
         mode: stat.st_mode & 0o7777,
         uid: stat.st_uid,
-        links: stat.st_nlink.into(),
+        links: stat.st_nlink,
         is_dir: fs::FileType::from_raw_mode(stat.st_mode) == fs::FileType::Directory,
     }
 }

@@ -76,7 +76,8 @@ impl Device for RealDevice {
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
         match fs::mkdir(dir, Mode::from_raw_mode(0o700)) {
             Ok(()) => {}
-            Err(Errno::EXIST) if self.stat(dir)?.is_dir => return Ok(()),
+            // It may have been made by a process that died before it synced the name: sync it all the same.
+            Err(Errno::EXIST) if self.stat(dir)?.is_dir => {}
             Err(Errno::NOENT) => {
                 let parent = parent_of(dir).ok_or(Errno::NOENT)?;
                 self.create_dir_all(parent)?;

@@ -1,0 +1,189 @@
+//! The two background threads: one flushes what nobody waits for, one prepares and releases segments.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use collie_io::IoClass;
+
+use crate::core::Core;
+use crate::error::{At, LogError};
+use crate::format::KIND_SEAL;
+use crate::options::Level;
+use crate::sync::Ordering;
+use crate::worker::Worker;
+
+/// How often a shared ring's file is looked at, in flush intervals.
+const LOOK_AT_RING: u32 = 20;
+
+/// The threads of an open log, or none.
+#[derive(Debug)]
+pub(crate) struct Background {
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    running: bool,
+}
+
+impl Background {
+    pub(crate) fn start(core: &Arc<Core>) -> Result<Self, LogError> {
+        let mut threads = Vec::new();
+        if core.options.threads {
+            let worker = Worker::new(Arc::clone(core))?;
+            let flusher = Flushing {
+                core: Arc::clone(core),
+                worker,
+                sealed: core.appended(),
+                seen: 0,
+            };
+            threads.push(spawn(core, "collie-flush", || flusher.run())?);
+            let preparing = Arc::clone(core);
+            match spawn(core, "collie-prepare", move || prepare(&preparing)) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    core.stop();
+                    threads.into_iter().for_each(|t| drop(t.join()));
+                    return Err(error);
+                }
+            }
+        }
+        let running = !threads.is_empty();
+        Ok(Self {
+            threads: Mutex::new(threads),
+            running,
+        })
+    }
+
+    /// Has released segments dealt with; without threads, here and now.
+    pub(crate) fn release(&self, core: &Core) {
+        if self.running {
+            core.prepare.bump();
+            core.prepare.wake(1);
+        } else if let Err(error) = core.release() {
+            tracing::warn!(%error, "cannot release segments");
+        }
+    }
+
+    /// Waits for the threads' end; the log was stopped before.
+    pub(crate) fn join(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a background thread of the log panicked");
+            }
+        }
+    }
+}
+
+fn spawn(core: &Core, name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, LogError> {
+    Builder::new()
+        .name(name.to_owned())
+        .spawn(run)
+        .at("start a thread for", &core.dir)
+}
+
+/// The background flusher: flushes for futures, past half a ring, and at the latest after the flush
+/// interval; seals the log when it falls idle.
+struct Flushing {
+    core: Arc<Core>,
+    worker: Worker,
+    /// The end of the last seal: if the log ends there, nothing is to be sealed.
+    sealed: u64,
+    /// How far the log was at the last look.
+    seen: u64,
+}
+
+impl Flushing {
+    fn run(mut self) {
+        let interval = self.core.options.flush_interval;
+        let mut looks = 0_u32;
+        loop {
+            let word = self.core.kick.read();
+            let called = self.core.kicked.swap(0, Ordering::AcqRel) != 0;
+            if self.core.check().is_err() {
+                return;
+            }
+            if let Some((end, level)) = self.core.waiting.farthest() {
+                // Poison and close are seen at the next turn.
+                let _ = self.core.wait(end, level);
+                continue;
+            }
+            if called && self.past_half() {
+                self.flush();
+                continue;
+            }
+            let before = self.core.now();
+            self.core.kick.wait(word, Some(interval));
+            if self.core.kicked.load(Ordering::Relaxed) != 0 && self.core.now() - before < nanos(interval) {
+                continue;
+            }
+            self.tick();
+            looks += 1;
+            if looks.is_multiple_of(LOOK_AT_RING) {
+                self.look_at_ring();
+            }
+        }
+    }
+
+    fn past_half(&self) -> bool {
+        self.core.appended() > self.core.written() + self.core.ring.capacity() / 2
+    }
+
+    fn flush(&self) {
+        // Poison and close are seen at the next turn.
+        let _ = self.core.wait(self.core.appended(), Level::Disk);
+    }
+
+    /// An interval has passed.
+    fn tick(&mut self) {
+        let end = self.core.appended();
+        if self.core.durable() < end {
+            self.flush();
+        } else if self.sealed < end && self.seen == end {
+            // Nothing came for a whole interval: promise what is there, so that damage in it can be told from
+            // a torn tail. A full device may refuse; the next append will hear of that.
+            if let Ok(span) = self.worker.append_own(KIND_SEAL) {
+                self.sealed = span.end;
+                self.flush();
+            }
+        }
+        self.seen = self.core.appended();
+    }
+
+    /// Something that sweeps tmpfs may have removed the ring's file. Its memory stays, but no later process
+    /// will find it: from now on `Process` means written.
+    fn look_at_ring(&self) {
+        if let Some(ring) = &self.core.ring.file
+            && self.core.ring_shared.load(Ordering::Relaxed)
+            && ring.file.stat().is_ok_and(|s| s.links == 0)
+        {
+            self.core.ring_shared.store(false, Ordering::Relaxed);
+            self.flush();
+            tracing::warn!(path = %ring.path.display(), "the ring's file was removed; acknowledging at the Process level after write calls from now on");
+        }
+    }
+}
+
+/// Keeps one segment's worth of room prepared, and releases what nobody holds. It stays in the foreground
+/// I/O class: a commit that runs out of room waits for it.
+fn prepare(core: &Core) {
+    if let Err(error) = collie_io::set_io_class(IoClass::Foreground) {
+        tracing::debug!(%error, "no I/O classes here");
+    }
+    loop {
+        let word = core.prepare.read();
+        if core.check().is_err() {
+            return;
+        }
+        if let Err(error) = core.release() {
+            tracing::warn!(%error, "cannot release segments");
+        }
+        match core.prepare_ahead() {
+            Ok(()) => core.prepare.wait(word, None),
+            // The device is full. Somebody may make room without telling us.
+            Err(_) => core.prepare.wait(word, Some(Duration::from_millis(100))),
+        }
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}

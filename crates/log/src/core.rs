@@ -1,0 +1,420 @@
+//! What all handles of one open log share: the counter, the watermarks, the ring, and a flight's course.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+
+use collie_io::{Clock, Nanos};
+
+use crate::error::LogError;
+use crate::flusher::Flusher;
+use crate::futures::Waiting;
+use crate::gate::{Flight, Gate, stand_by};
+use crate::herd::Herd;
+use crate::options::{Level, LogOptions};
+use crate::ring::Ring;
+use crate::segments::Segments;
+use crate::space::Space;
+use crate::stats::{Recorder, since};
+use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, WaitWord, lock};
+use crate::{Lsn, RecoveryReport};
+
+/// A counter on cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Alone(pub(crate) AtomicU64);
+
+/// One worker's share of the counts; only its owner adds to it.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Counted {
+    pub(crate) frames: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+}
+
+const RUNNING: u32 = 0;
+const CLOSED: u32 = 1;
+const POISONED: u32 = 2;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) options: LogOptions,
+    pub(crate) dir: PathBuf,
+    pub(crate) epoch: u32,
+    pub(crate) salt: crate::format::Salt,
+    /// The reservation counter: all that orders the log.
+    pub(crate) next: Alone,
+    /// Raised by the flusher, read by every append.
+    written: Alone,
+    durable: Alone,
+    pub(crate) herd: Herd,
+    pub(crate) ring: Ring,
+    /// Whether what is in the ring survives the process.
+    pub(crate) ring_shared: AtomicBool,
+    pub(crate) segments: Segments,
+    pub(crate) space: Space,
+    pub(crate) gate: Gate<Flusher>,
+    pub(crate) waiting: Waiting,
+    state: AtomicU32,
+    cause: OnceLock<String>,
+    pub(crate) holders: Mutex<Holders>,
+    pub(crate) counted: Box<[Counted]>,
+    pub(crate) recorder: Recorder,
+    /// The background flusher sleeps here; 1 in `kicked` says that it was called and has not looked yet.
+    pub(crate) kick: WaitWord,
+    pub(crate) kicked: AtomicU32,
+    /// The preparer sleeps here.
+    pub(crate) prepare: WaitWord,
+    pub(crate) report: RecoveryReport,
+}
+
+/// Who keeps the log from being released.
+#[derive(Debug, Default)]
+pub(crate) struct Holders {
+    /// Those that were named by the log's user. Without any, nothing is released at all.
+    pub(crate) named: BTreeMap<String, Lsn>,
+    /// Readers under way. They hold, but it is not theirs to let go.
+    pub(crate) readers: BTreeMap<u64, Lsn>,
+}
+
+impl Holders {
+    /// What may be released, if anything may.
+    fn lowest(&self) -> Option<Lsn> {
+        let named = self.named.values().min()?;
+        Some(
+            self.readers
+                .values()
+                .min()
+                .map_or(*named, |reader| *named.min(reader)),
+        )
+    }
+}
+
+/// How far a flight goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    Written,
+    Durable,
+}
+
+/// What recovery hands over.
+pub(crate) struct Opened {
+    pub(crate) options: LogOptions,
+    pub(crate) dir: PathBuf,
+    pub(crate) epoch: u32,
+    pub(crate) salt: crate::format::Salt,
+    /// Where the first append goes; everything below is durable.
+    pub(crate) end: Lsn,
+    /// The bytes of the last block below `end`.
+    pub(crate) partial: Vec<u8>,
+    pub(crate) ring: Ring,
+    pub(crate) segments: Segments,
+    pub(crate) report: RecoveryReport,
+}
+
+impl Core {
+    pub(crate) fn new(opened: Opened) -> Self {
+        let Opened {
+            options,
+            dir,
+            epoch,
+            salt,
+            end,
+            partial,
+            ring,
+            segments,
+            report,
+        } = opened;
+        let total = segments.builder().total();
+        let counted = || Counted {
+            frames: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        };
+        Self {
+            herd: Herd::new(options.max_workers, end),
+            space: Space::new(options.max_workers, options.segment_bytes, total),
+            counted: (0..options.max_workers).map(|_| counted()).collect(),
+            ring_shared: AtomicBool::new(ring.file.is_some()),
+            next: Alone(AtomicU64::new(end)),
+            written: Alone(AtomicU64::new(end)),
+            durable: Alone(AtomicU64::new(end)),
+            gate: Gate::new(Flusher::new(end, &partial)),
+            waiting: Waiting::default(),
+            state: AtomicU32::new(RUNNING),
+            cause: OnceLock::new(),
+            holders: Mutex::new(Holders::default()),
+            recorder: Recorder::new(),
+            kick: WaitWord::new(),
+            kicked: AtomicU32::new(0),
+            prepare: WaitWord::new(),
+            options,
+            dir,
+            epoch,
+            salt,
+            ring,
+            segments,
+            report,
+        }
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        self.options.device.clock()
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        self.clock().monotonic()
+    }
+
+    /// Acquire pairs with the Release of every reservation: it is a herd's cutoff.
+    pub(crate) fn appended(&self) -> Lsn {
+        self.next.0.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn boundary(&self) -> Lsn {
+        self.herd.herd(|| self.appended())
+    }
+
+    /// Acquire pairs with the Release in `fly`.
+    pub(crate) fn written(&self) -> Lsn {
+        self.written.0.load(Ordering::Acquire)
+    }
+
+    /// Acquire pairs with the Release in `fly`.
+    pub(crate) fn durable(&self) -> Lsn {
+        self.durable.0.load(Ordering::Acquire)
+    }
+
+    /// Whether appends and waits go on.
+    pub(crate) fn check(&self) -> Result<(), LogError> {
+        // Acquire pairs with the Release in `poison` and `close`.
+        match self.state.load(Ordering::Acquire) {
+            RUNNING => Ok(()),
+            CLOSED => Err(LogError::Closed),
+            _ => Err(self.poisoned().unwrap_or(LogError::Poisoned {
+                cause: "unknown".into(),
+            })),
+        }
+    }
+
+    pub(crate) fn poisoned(&self) -> Option<LogError> {
+        self.cause
+            .get()
+            .map(|cause| LogError::Poisoned { cause: cause.clone() })
+    }
+
+    /// Stops the log for good; the first cause is the one that everybody is told.
+    pub(crate) fn poison(&self, cause: &str) {
+        if self.cause.set(cause.to_owned()).is_ok() {
+            tracing::error!(dir = %self.dir.display(), cause, "the log is poisoned");
+        }
+        // Release pairs with the Acquire in `check`.
+        self.state.store(POISONED, Ordering::Release);
+        self.wake_everybody();
+    }
+
+    /// No append is admitted from here on; `false` where it was stopped already.
+    pub(crate) fn stop(&self) -> bool {
+        let stopped = self
+            .state
+            .compare_exchange(RUNNING, CLOSED, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok();
+        self.wake_everybody();
+        stopped
+    }
+
+    fn wake_everybody(&self) {
+        self.gate.wake_all();
+        self.kick();
+        self.prepare.bump();
+        self.prepare.wake(1);
+        self.wake_tasks();
+    }
+
+    /// Whether `end` is safe at `level`, or never will be; `None` while it is worth waiting.
+    pub(crate) fn reached(&self, end: Lsn, level: Level) -> Option<Result<(), LogError>> {
+        let safe = match level {
+            Level::Buffered => true,
+            // Whoever knows the end of a frame knows that it is copied. Relaxed: the flag changes once, when
+            // somebody removed the ring's file, and nothing is ordered by it.
+            Level::Process if self.ring_shared.load(Ordering::Relaxed) => return Some(self.check_ring(end)),
+            Level::Process => self.written() >= end,
+            Level::Disk => self.durable() >= end,
+        };
+        if safe {
+            Some(Ok(()))
+        } else {
+            self.check().err().map(Err)
+        }
+    }
+
+    /// A copy in the shared ring counts as long as the ring does: after a close only what was flushed.
+    fn check_ring(&self, end: Lsn) -> Result<(), LogError> {
+        if self.written() >= end {
+            Ok(())
+        } else {
+            self.check()
+        }
+    }
+
+    /// Blocks until `end` is safe at `level`.
+    pub(crate) fn wait(&self, end: Lsn, level: Level) -> Result<(), LogError> {
+        if let Some(answer) = self.reached(end, level) {
+            return answer;
+        }
+        let until = if level == Level::Disk {
+            Until::Durable
+        } else {
+            Until::Written
+        };
+        let mut tries = 0;
+        self.gate.wait(
+            end,
+            || self.reached(end, level),
+            |flusher, flight| {
+                self.fly(flusher, flight, until);
+                if self.durable() < end {
+                    // Somebody is in mid-copy below `end`, and runs as we stand by.
+                    tries += 1;
+                    stand_by(tries);
+                }
+            },
+        )
+    }
+
+    /// Waits until the ring has room up to `end`.
+    pub(crate) fn wait_for_room(&self, end: Lsn) -> Result<(), LogError> {
+        let start = self.now();
+        let needed = end - self.ring.capacity();
+        let mut tries = 0;
+        let answer = self.gate.wait_for_room(
+            || {
+                if self.written() >= needed {
+                    Some(Ok(()))
+                } else {
+                    self.cause.get().map(|_| self.check())
+                }
+            },
+            |flusher, flight| {
+                self.fly(flusher, flight, Until::Written);
+                if self.written() < needed {
+                    tries += 1;
+                    stand_by(tries);
+                }
+            },
+        );
+        self.recorder.room_ns.add(since(start, self.now()));
+        answer
+    }
+
+    /// One flight: herd, write, sync, tell. An error poisons the log.
+    pub(crate) fn fly(&self, flusher: &mut Flusher, flight: &mut Flight<'_>, until: Until) {
+        if self.cause.get().is_some() {
+            return;
+        }
+        let target = self.boundary();
+        flight.announce(target);
+        if let Err(error) = self.write_and_sync(flusher, target, until) {
+            self.poison(&error.to_string());
+        }
+        self.wake_tasks();
+        if !self.space.is_ahead(target, self.ahead()) {
+            self.prepare.bump();
+            self.prepare.wake(1);
+        }
+    }
+
+    fn write_and_sync(&self, flusher: &mut Flusher, target: Lsn, until: Until) -> Result<(), LogError> {
+        let start = self.now();
+        let from = flusher.written();
+        while flusher.written() < target {
+            let written = flusher.write(&self.ring, &self.segments, target)?;
+            // Release pairs with the Acquire in `written`: workers may overwrite what was read out.
+            self.written.0.store(written, Ordering::Release);
+            self.ring.publish_written(written);
+            self.gate.made_room();
+        }
+        let wrote = self.now();
+        if target > from {
+            self.recorder
+                .bytes_written
+                .store(flusher.device_bytes, Ordering::Relaxed);
+            self.recorder.write_ns.add(since(start, wrote));
+        }
+        if until == Until::Durable && self.durable() < flusher.written() {
+            let durable = flusher.sync()?;
+            // Release pairs with the Acquire in `durable`.
+            self.durable.0.store(durable, Ordering::Release);
+            self.recorder.syncs.fetch_add(1, Ordering::Relaxed);
+            self.recorder.sync_ns.add(since(wrote, self.now()));
+            self.recorder.count_group(self.frames());
+        }
+        Ok(())
+    }
+
+    fn wake_tasks(&self) {
+        let mut error = None;
+        let ready = self.waiting.take(|end, level| {
+            let answer = self.reached(end, level);
+            error = error.take().or_else(|| answer.clone().and_then(Result::err));
+            answer.is_some()
+        });
+        for waker in ready {
+            waker.wake();
+        }
+    }
+
+    /// Calls the background flusher.
+    pub(crate) fn kick(&self) {
+        // AcqRel: whoever finds 0 wakes it, and it sees what was registered before.
+        if self.kicked.swap(1, Ordering::AcqRel) == 0 {
+            self.kick.bump();
+            self.kick.wake(1);
+        }
+    }
+
+    /// Frames appended by all workers so far.
+    pub(crate) fn frames(&self) -> u64 {
+        let used = self.herd.slots_in_use();
+        self.counted
+            .iter()
+            .take(used)
+            .map(|c| c.frames.load(Ordering::Relaxed))
+            .sum()
+    }
+
+    /// How many bytes are kept prepared: what can come while a chunk is zeroed and synced.
+    fn ahead(&self) -> u64 {
+        self.options.segment_bytes.min(self.ring.capacity())
+    }
+
+    /// Prepares segments until [`Core::ahead`] bytes are ready beyond what is reserved. Errors other than a
+    /// full device poison.
+    pub(crate) fn prepare_ahead(&self) -> Result<(), LogError> {
+        while !self.space.is_ahead(self.appended(), self.ahead()) && self.check().is_ok() {
+            let enough = || self.space.is_ahead(self.appended(), self.ahead());
+            self.poison_unless_full(self.space.extend_unless(&self.segments, enough))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn poison_unless_full<T>(&self, result: Result<T, LogError>) -> Result<T, LogError> {
+        if let Err(error) = &result
+            && !error.is_full()
+        {
+            self.poison(&error.to_string());
+        }
+        result
+    }
+
+    /// Releases the segments that nobody holds and that are durable.
+    pub(crate) fn release(&self) -> Result<(), LogError> {
+        let result = self.segments.release(|| {
+            let holders = lock(&self.holders);
+            let lowest = holders.lowest()?.min(self.durable());
+            Some((holders, lowest))
+        });
+        self.poison_unless_full(result)
+    }
+}

@@ -1,0 +1,154 @@
+//! What can go wrong, each with where, what was expected and what was found.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::Lsn;
+
+/// An error of the log. Cheap to clone: a poisoned log hands its first cause to everybody.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogError {
+    /// Another process, or another `Log` in this one, has the directory open.
+    #[error(
+        "the log in {} is in use{}; close it there first",
+        path.display(),
+        pid.map(|p| format!(" by process {p}")).unwrap_or_default()
+    )]
+    Locked {
+        /// The log's directory.
+        path: PathBuf,
+        /// The holder, where its lock file tells.
+        pid: Option<u32>,
+    },
+    /// A frame above the limit. Nothing was written.
+    #[error(
+        "a frame of {len} bytes is larger than the limit of {limit} (half the ring); split it, or open the log with a larger ring"
+    )]
+    TooLarge {
+        /// The payload's length in bytes.
+        len: u64,
+        /// The largest payload in bytes.
+        limit: u64,
+    },
+    /// No room for a further segment. Nothing was written; appends go on when there is room again.
+    #[error("no space left for the log in {}: {needed} more bytes were needed; nothing was written, free some space and try again", path.display())]
+    StorageFull {
+        /// The log's directory.
+        path: PathBuf,
+        /// Bytes that the append needed.
+        needed: u64,
+    },
+    /// An earlier write or sync failed, or a worker panicked in mid-append. Final until the log is reopened.
+    #[error("the log stopped for good after an earlier failure, reopen it to recover: {cause}")]
+    Poisoned {
+        /// The first failure.
+        cause: String,
+    },
+    /// The log was closed.
+    #[error("the log is closed")]
+    Closed,
+    /// The media hold something else than what was durably written.
+    #[error(
+        "corruption in {} at byte {offset} (LSN {lsn}): expected {expected}, found {found}; restore the file from a \
+         backup, or cut the log there with `collie log repair`, which loses what follows",
+        path.display()
+    )]
+    Corrupt {
+        /// The segment.
+        path: PathBuf,
+        /// Byte offset in that file.
+        offset: u64,
+        /// The same place as an LSN.
+        lsn: Lsn,
+        /// What should be there.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// A format that this version does not know.
+    #[error("{} has format version {found}, this version of Collie reads version {supported}", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The version that is read here.
+        supported: u32,
+    },
+    /// The directory holds something that no log puts there. It was left untouched.
+    #[error("{} is not a log directory: it holds {found}; nothing was changed", path.display())]
+    WrongDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+    },
+    /// The log does not reach to where its caller wants to resume.
+    #[error("the log in {} holds LSN {oldest} to {end}, but {wanted} is needed: part of it is missing", path.display())]
+    Missing {
+        /// The log's directory.
+        path: PathBuf,
+        /// Where the caller wants to read from.
+        wanted: Lsn,
+        /// The first LSN that is there.
+        oldest: Lsn,
+        /// The end of what is there.
+        end: Lsn,
+    },
+    /// All worker slots are taken.
+    #[error("all {limit} worker slots are taken; drop a worker or raise `max_workers`")]
+    TooManyWorkers {
+        /// The limit, [`LogOptions::max_workers`](crate::LogOptions::max_workers).
+        limit: usize,
+    },
+    /// An option is out of its range.
+    #[error("option {option}: {problem}")]
+    Options {
+        /// Its name.
+        option: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The file system refused.
+    #[error("cannot {op} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        op: &'static str,
+        /// On which file or directory.
+        path: PathBuf,
+        /// The system's error.
+        source: Arc<io::Error>,
+    },
+}
+
+impl LogError {
+    /// Whether it says that the device is full.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if is_full(source))
+    }
+}
+
+/// ENOSPC, or a quota that is used up.
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
+
+/// Says what was tried where, for errors of the seam.
+pub(crate) trait At<T> {
+    fn at(self, op: &'static str, path: &Path) -> Result<T, LogError>;
+}
+
+impl<T> At<T> for io::Result<T> {
+    fn at(self, op: &'static str, path: &Path) -> Result<T, LogError> {
+        self.map_err(|source| LogError::Io {
+            op,
+            path: path.to_owned(),
+            source: Arc::new(source),
+        })
+    }
+}

@@ -1,0 +1,392 @@
+//! What is on disk and in the ring: `docs/format/log.md` draws it, this file reads and writes it.
+
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::Lsn;
+
+/// The format that this version writes, and the only one that it reads.
+pub(crate) const VERSION: u32 = 1;
+/// The unit of device writes, and the size of a segment's header.
+pub(crate) const BLOCK: usize = collie_io::BLOCK;
+/// Frames start at multiples of this.
+pub(crate) const ALIGN: u64 = 8;
+/// Streams are 24 bits wide.
+pub(crate) const MAX_STREAM: u32 = (1 << 24) - 1;
+
+/// Kinds from here on are the log's own; readers do not hand them out.
+pub(crate) const FIRST_OWN_KIND: u8 = 240;
+/// Carries a promise and nothing else, written when the log falls idle.
+pub(crate) const KIND_SEAL: u8 = 240;
+/// The last frame of a log that was closed: everything before it is in the segments.
+pub(crate) const KIND_CLOSE: u8 = 241;
+/// Stands where a dead process had reserved and not copied.
+pub(crate) const KIND_FILLER: u8 = 242;
+
+/// The head of a frame, 32 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct FrameHeader {
+    /// CRC-32C, seeded with the epoch's salt, of the payload and then of the rest of this header.
+    pub(crate) crc: U32,
+    /// Length of the payload in bytes, before padding.
+    pub(crate) len: U32,
+    /// Where the frame starts; equal to its position, or it is no frame.
+    pub(crate) lsn: U64,
+    /// Everything below this LSN was durable when the frame was written.
+    pub(crate) promised: U64,
+    pub(crate) epoch: U32,
+    /// Stream in the lower 24 bits, kind in the upper 8.
+    stream_kind: U32,
+}
+
+/// Bytes of a frame's header; padding brings the whole frame to a multiple of 8.
+pub const FRAME_HEADER: usize = size_of::<FrameHeader>();
+const _: () = assert!(FRAME_HEADER == 32 && FRAME_HEADER.is_multiple_of(ALIGN as usize));
+
+/// What of a frame's header is known before its place is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FrameStart {
+    pub(crate) payload_crc: u32,
+    pub(crate) len: u32,
+    pub(crate) stream: u32,
+    pub(crate) kind: u8,
+}
+
+impl FrameHeader {
+    /// The finished header of a frame at `lsn`.
+    pub(crate) fn finish(start: FrameStart, lsn: Lsn, promised: Lsn, epoch: u32) -> Self {
+        let mut header = Self {
+            crc: U32::ZERO,
+            len: start.len.into(),
+            lsn: lsn.into(),
+            promised: promised.into(),
+            epoch: epoch.into(),
+            stream_kind: (start.stream & MAX_STREAM | u32::from(start.kind) << 24).into(),
+        };
+        header.crc = header.crc_over(start.payload_crc).into();
+        header
+    }
+
+    fn crc_over(&self, payload_crc: u32) -> u32 {
+        let (_, covered) = self.as_bytes().split_at(size_of::<U32>());
+        crc32c::crc32c_append(payload_crc, covered)
+    }
+
+    /// Whether the header and its payload belong together, under the epoch's salt.
+    pub(crate) fn matches(&self, salt: Salt, payload: &[u8]) -> bool {
+        self.crc.get() == self.crc_over(salt.crc(payload))
+    }
+
+    pub(crate) fn stream(&self) -> u32 {
+        self.stream_kind.get() & MAX_STREAM
+    }
+
+    pub(crate) fn kind(&self) -> u8 {
+        self.stream_kind.get().to_le_bytes()[3]
+    }
+
+    /// Where the next frame starts.
+    pub(crate) fn end(&self) -> Lsn {
+        self.lsn.get() + frame_len(self.len.get() as usize)
+    }
+}
+
+/// Bytes that a frame with `payload` bytes takes: header, payload, zeros up to a multiple of 8.
+pub(crate) fn frame_len(payload: usize) -> u64 {
+    (FRAME_HEADER as u64 + payload as u64).next_multiple_of(ALIGN)
+}
+
+/// The random seed of an epoch's frame checksums: no payload can carry bytes that pass for a frame, and no
+/// frame of another epoch passes for one of this.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Salt(pub(crate) u32);
+
+impl Salt {
+    pub(crate) fn crc(self, payload: &[u8]) -> u32 {
+        crc32c::crc32c_append(self.0, payload)
+    }
+}
+
+const SEGMENT_MAGIC: [u8; 8] = *b"CollieSg";
+const RING_MAGIC: [u8; 8] = *b"CollieRg";
+/// The longest path of a ring directory, in bytes.
+pub(crate) const RING_DIR_MAX: usize = 256;
+/// The header stands twice in its block, in different sectors, so that one bad sector loses neither.
+pub(crate) const SEGMENT_COPIES: [usize; 2] = [0, BLOCK / 2];
+
+/// The head of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct SegmentHeader {
+    magic: [u8; 8],
+    version: U32,
+    pub(crate) block: U32,
+    pub(crate) log_id: [u8; 16],
+    /// Counts up from 1; also the file's name.
+    pub(crate) number: U64,
+    /// The LSN of the first byte behind the header's block.
+    pub(crate) first_lsn: U64,
+    /// Bytes behind the header's block.
+    pub(crate) data_bytes: U64,
+    pub(crate) epoch: U32,
+    pub(crate) salt: U32,
+    /// The number of the epoch's first segment.
+    pub(crate) epoch_first: U64,
+    /// In an epoch's first segment: where the epoch before ends; all below was durable.
+    pub(crate) predecessor_end: U64,
+    /// In an epoch's first segment: the end of what recovery carried over; durable before this header was.
+    pub(crate) carried_end: U64,
+    /// The boot that the epoch runs in.
+    pub(crate) boot_id: [u8; 16],
+    /// Names the epoch's ring; zeros where it is private.
+    pub(crate) ring: [u8; 16],
+    ring_dir_len: U16,
+    ring_dir: [u8; RING_DIR_MAX],
+    crc: U32,
+}
+const _: () = assert!(
+    size_of::<SegmentHeader>() <= 512,
+    "a header copy must not straddle sectors"
+);
+
+/// The head of a ring file; its block also holds the written mark, see [`RING_WRITTEN`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct RingHeader {
+    magic: [u8; 8],
+    version: U32,
+    pub(crate) epoch: U32,
+    pub(crate) log_id: [u8; 16],
+    pub(crate) incarnation: [u8; 16],
+    pub(crate) boot_id: [u8; 16],
+    /// The log's directory, so that a copy of it never takes another's ring for its own.
+    pub(crate) dir_dev: U64,
+    pub(crate) dir_ino: U64,
+    /// Bytes of the ring behind this block, a power of two.
+    pub(crate) capacity: U64,
+    /// Where the epoch's appends began.
+    pub(crate) start: U64,
+    crc: U32,
+}
+
+/// Where in the ring's first block the written mark lies: a little-endian LSN, up to which the segment
+/// files hold what the ring held.
+pub(crate) const RING_WRITTEN: usize = 2048;
+const _: () = assert!(size_of::<RingHeader>() <= RING_WRITTEN);
+
+/// Why a header cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BadHeader {
+    /// All zeros: prepared, never used.
+    Blank,
+    /// Not a header, or a damaged one.
+    Damaged,
+    /// A header of another format.
+    Version(u32),
+}
+
+/// A header that carries magic, version and checksum.
+trait Sealed: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy {
+    const MAGIC: [u8; 8];
+    fn parts(&self) -> ([u8; 8], u32, u32);
+    fn crc_mut(&mut self) -> &mut U32;
+
+    /// CRC-32C of everything before the checksum, which is the last field.
+    fn checksum(&self) -> u32 {
+        let bytes = self.as_bytes();
+        crc32c::crc32c(bytes.split_at(bytes.len() - size_of::<U32>()).0)
+    }
+
+    fn check(bytes: &[u8]) -> Result<Self, BadHeader> {
+        let (header, _) = Self::read_from_prefix(bytes).map_err(|_| BadHeader::Damaged)?;
+        let (magic, version, crc) = header.parts();
+        if header.as_bytes().iter().all(|b| *b == 0) {
+            Err(BadHeader::Blank)
+        } else if magic != Self::MAGIC {
+            Err(BadHeader::Damaged)
+        } else if version != VERSION {
+            Err(BadHeader::Version(version))
+        } else if crc != header.checksum() {
+            Err(BadHeader::Damaged)
+        } else {
+            Ok(header)
+        }
+    }
+
+    fn seal(mut self) -> Self {
+        *self.crc_mut() = self.checksum().into();
+        self
+    }
+}
+
+impl Sealed for SegmentHeader {
+    const MAGIC: [u8; 8] = SEGMENT_MAGIC;
+    fn parts(&self) -> ([u8; 8], u32, u32) {
+        (self.magic, self.version.get(), self.crc.get())
+    }
+    fn crc_mut(&mut self) -> &mut U32 {
+        &mut self.crc
+    }
+}
+
+impl Sealed for RingHeader {
+    const MAGIC: [u8; 8] = RING_MAGIC;
+    fn parts(&self) -> ([u8; 8], u32, u32) {
+        (self.magic, self.version.get(), self.crc.get())
+    }
+    fn crc_mut(&mut self) -> &mut U32 {
+        &mut self.crc
+    }
+}
+
+impl SegmentHeader {
+    /// A header with magic, version and block size set, for its maker to fill.
+    pub(crate) fn blank() -> Self {
+        let mut header = Self::new_zeroed();
+        header.magic = SEGMENT_MAGIC;
+        header.version = VERSION.into();
+        header.block = U32::new(BLOCK as u32);
+        header
+    }
+
+    /// The directory of the epoch's ring, as bytes of its path; empty for a private ring.
+    pub(crate) fn ring_dir(&self) -> &[u8] {
+        self.ring_dir
+            .get(..usize::from(self.ring_dir_len.get()))
+            .unwrap_or_default()
+    }
+
+    /// Sets the directory of the ring; `false` where it is too long.
+    pub(crate) fn set_ring_dir(&mut self, dir: &[u8]) -> bool {
+        let (Ok(len), Some(at)) = (u16::try_from(dir.len()), self.ring_dir.get_mut(..dir.len())) else {
+            return false;
+        };
+        at.copy_from_slice(dir);
+        self.ring_dir_len = len.into();
+        true
+    }
+
+    /// The block with both copies.
+    pub(crate) fn encode(self) -> Box<[u8]> {
+        let sealed = self.seal();
+        let mut block = vec![0; BLOCK].into_boxed_slice();
+        for copy in SEGMENT_COPIES {
+            if let Some(at) = block.get_mut(copy..copy + size_of::<Self>()) {
+                at.copy_from_slice(sealed.as_bytes());
+            }
+        }
+        block
+    }
+
+    /// The header from its block: the first copy that is whole, else the most telling failure.
+    pub(crate) fn decode(block: &[u8]) -> Result<Self, BadHeader> {
+        let mut bad = BadHeader::Blank;
+        for copy in SEGMENT_COPIES {
+            match Self::check(block.get(copy..).unwrap_or_default()) {
+                Ok(header) => return Ok(header),
+                Err(BadHeader::Version(v)) => bad = BadHeader::Version(v),
+                Err(BadHeader::Damaged) if bad == BadHeader::Blank => bad = BadHeader::Damaged,
+                Err(_) => {}
+            }
+        }
+        Err(bad)
+    }
+
+    /// One past the last LSN that fits.
+    pub(crate) fn end(&self) -> Lsn {
+        self.first_lsn.get() + self.data_bytes.get()
+    }
+}
+
+impl RingHeader {
+    pub(crate) fn blank() -> Self {
+        let mut header = Self::new_zeroed();
+        header.magic = RING_MAGIC;
+        header.version = VERSION.into();
+        header
+    }
+
+    pub(crate) fn encode(self) -> Vec<u8> {
+        self.seal().as_bytes().to_vec()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, BadHeader> {
+        Self::check(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(payload: &[u8], lsn: Lsn, salt: Salt) -> FrameHeader {
+        let start = FrameStart {
+            payload_crc: salt.crc(payload),
+            len: u32::try_from(payload.len()).unwrap(),
+            stream: 7,
+            kind: 9,
+        };
+        FrameHeader::finish(start, lsn, lsn - 8, 3)
+    }
+
+    #[test]
+    fn every_changed_bit_of_a_frame_is_seen() {
+        let (payload, salt) = (b"some bytes".to_vec(), Salt(0xdead_beef));
+        let header = frame(&payload, 1 << 32, salt);
+        assert!(header.matches(salt, &payload));
+        assert_eq!(
+            (header.stream(), header.kind(), header.end()),
+            (7, 9, (1 << 32) + 48)
+        );
+        assert!(!header.matches(Salt(1), &payload), "another epoch's salt");
+        for bit in 0..FRAME_HEADER * 8 {
+            let mut bytes = header.as_bytes().to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let changed = FrameHeader::read_from_bytes(&bytes).unwrap();
+            assert!(!changed.matches(salt, &payload), "bit {bit} of the header");
+        }
+        for bit in 0..payload.len() * 8 {
+            let mut changed = payload.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(!header.matches(salt, &changed), "bit {bit} of the payload");
+        }
+    }
+
+    #[test]
+    fn a_segment_header_survives_the_loss_of_either_copy() {
+        let mut header = SegmentHeader::blank();
+        header.number = 12.into();
+        assert!(header.set_ring_dir(b"/dev/shm"));
+        assert!(!header.set_ring_dir(&[b'x'; RING_DIR_MAX + 1]));
+        let block = header.encode();
+        for lost in SEGMENT_COPIES {
+            let mut damaged = block.clone();
+            damaged[lost..lost + 512].fill(0xa5);
+            let read = SegmentHeader::decode(&damaged).unwrap();
+            assert_eq!((read.number.get(), read.ring_dir()), (12, &b"/dev/shm"[..]));
+        }
+        let mut both = block.clone();
+        both[20] ^= 1;
+        both[BLOCK / 2 + 20] ^= 1;
+        assert_eq!(SegmentHeader::decode(&both), Err(BadHeader::Damaged));
+        assert_eq!(SegmentHeader::decode(&[0; BLOCK]), Err(BadHeader::Blank));
+        let mut newer = block;
+        newer[8] = 2;
+        newer[BLOCK / 2 + 8] = 2;
+        assert_eq!(SegmentHeader::decode(&newer), Err(BadHeader::Version(2)));
+    }
+
+    #[test]
+    fn a_ring_header_is_read_back_or_refused() {
+        let mut header = RingHeader::blank();
+        header.capacity = 4096.into();
+        let bytes = header.encode();
+        assert_eq!(RingHeader::decode(&bytes).unwrap().capacity.get(), 4096);
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x10;
+            assert!(RingHeader::decode(&damaged).is_err(), "byte {at}");
+        }
+    }
+}

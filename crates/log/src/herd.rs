@@ -1,0 +1,188 @@
+//! The herd: how far the log is complete, found without a lock (Border-Collie, SIGMOD 2019, corrected).
+//!
+//! Each worker owns one slot, a single word: the top bit BLACK ("I am writing, nothing of mine below this
+//! LSN is missing") and an LSN. To write a frame a worker
+//!
+//! 1. turns its slot BLACK with a value of the reservation counter read just before,
+//! 2. reserves by a Release fetch-and-add on that counter, which gives the frame's LSN `s`,
+//! 3. stores BLACK with `s`, so that a stall from here on holds the boundary at `s` and no lower (the value
+//!    of step 1 may be a whole ring old, and a full ring waits for the boundary),
+//! 4. copies, and
+//! 5. turns WHITE with the frame's end.
+//!
+//! The *boundary* is the end of the longest prefix of the log without a hole. [`Herd::herd`] reads the
+//! counter first (the cutoff `c`) and then the slots; the boundary is the smallest of `c` and the BLACK
+//! slots' LSNs.
+//!
+//! Why no hole lies below it: take a frame below `c`. Its reservation is in the release sequence that the
+//! cutoff's Acquire load reads from, so the herder sees its worker's registration and the store of step 1,
+//! or something later in that slot. If what it sees is BLACK with an LSN at or below the frame, the boundary
+//! is no higher than the frame. If it sees anything later (WHITE, or BLACK for a later frame), that store
+//! was a Release after the frame's copy, and the Acquire load of the slot makes the bytes visible.
+//!
+//! A WHITE slot never raises the boundary above the cutoff. The original lets WHITE count as
+//! max(cutoff, its LSN); a worker that registers after the number of slots was read could then reserve
+//! below another's WHITE and hide its hole. With the cutoff as the upper bound there is nothing to hide.
+
+use crate::Lsn;
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
+
+/// The top bit of a slot: its worker is writing.
+const BLACK: u64 = 1 << 63;
+/// A slot that nobody uses: WHITE at 0, and scanned like any other.
+const FREE: u64 = 0;
+
+/// One worker's word, alone in its pair of cache lines (adjacent lines are fetched together).
+#[derive(Debug)]
+#[repr(align(128))]
+struct Slot(AtomicU64);
+
+/// The slots of all workers, and the boundary.
+///
+/// The log has one over "copied"; a storage engine may have another over "applied", fed from the same
+/// reservation counter through [`AppendHook`](crate::AppendHook).
+#[derive(Debug)]
+pub struct Herd {
+    slots: Box<[Slot]>,
+    /// How many slots were ever handed out; only these are scanned.
+    used: AtomicUsize,
+    returned: Mutex<Vec<usize>>,
+    boundary: AtomicU64,
+}
+
+/// The right to write one slot of a [`Herd`]. It is handed back to [`Herd::unregister`].
+#[derive(Debug, PartialEq, Eq)]
+pub struct SlotId(usize);
+
+impl SlotId {
+    /// The slot's number, less than the herd's `max_slots`.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.0
+    }
+}
+
+impl Herd {
+    /// A herd of at most `max_slots` workers whose log is complete up to `start`.
+    #[must_use]
+    pub fn new(max_slots: usize, start: Lsn) -> Self {
+        Self {
+            slots: (0..max_slots).map(|_| Slot(AtomicU64::new(FREE))).collect(),
+            used: AtomicUsize::new(0),
+            returned: Mutex::new(Vec::new()),
+            boundary: AtomicU64::new(start),
+        }
+    }
+
+    /// A slot for a worker; `None` where all are taken.
+    pub fn register(&self) -> Option<SlotId> {
+        let mut returned = lock(&self.returned);
+        if let Some(index) = returned.pop() {
+            return Some(SlotId(index));
+        }
+        // The lock is held: no other registration is between these two lines.
+        let index = self.used.load(Ordering::Relaxed);
+        if index == self.slots.len() {
+            return None;
+        }
+        // Release pairs with the Acquire in `herd`; the worker's reservations come after it.
+        self.used.store(index + 1, Ordering::Release);
+        Some(SlotId(index))
+    }
+
+    /// Gives a slot back. Its last frame must be complete (WHITE).
+    pub fn unregister(&self, slot: SlotId) {
+        if let Some(Slot(word)) = self.slots.get(slot.0) {
+            debug_assert_eq!(
+                word.load(Ordering::Relaxed) & BLACK,
+                0,
+                "a slot is given back in mid-write"
+            );
+            // Release, like every store to a slot: whoever reads FREE has the last frame's bytes.
+            word.store(FREE, Ordering::Release);
+        }
+        lock(&self.returned).push(slot.0);
+    }
+
+    /// Steps 1 and 3: from `lsn` on, the slot's worker may have a hole.
+    pub fn black(&self, slot: &SlotId, lsn: Lsn) {
+        self.store(slot, BLACK | lsn);
+    }
+
+    /// Step 5: the slot's worker has completed everything up to `end`.
+    pub fn white(&self, slot: &SlotId, end: Lsn) {
+        self.store(slot, end);
+    }
+
+    fn store(&self, slot: &SlotId, word: u64) {
+        if let Some(Slot(at)) = self.slots.get(slot.0) {
+            // Release pairs with the Acquire in `herd`. BLACK needs it too: a herder that reads it must see
+            // the bytes of the frame before, whose WHITE it overwrites.
+            at.store(word, Ordering::Release);
+        }
+    }
+
+    /// Scans the slots and returns the boundary; it never goes back. `cutoff` reads the reservation counter
+    /// with Acquire; it is called before the scan.
+    pub fn herd(&self, cutoff: impl FnOnce() -> Lsn) -> Lsn {
+        let mut boundary = cutoff();
+        // After the cutoff: the registrations of all who reserved below it are seen.
+        let used = self.used.load(Ordering::Acquire);
+        for Slot(word) in self.slots.iter().take(used) {
+            // Acquire pairs with the Release in `store`.
+            let word = word.load(Ordering::Acquire);
+            if word & BLACK != 0 {
+                boundary = boundary.min(word & !BLACK);
+            }
+        }
+        // AcqRel: hands on what this scan saw, and takes what an earlier, farther scan saw.
+        self.boundary.fetch_max(boundary, Ordering::AcqRel).max(boundary)
+    }
+
+    /// The boundary as the last scan left it. All frames below it may be read.
+    #[must_use]
+    pub fn boundary(&self) -> Lsn {
+        // Acquire pairs with the AcqRel in `herd`.
+        self.boundary.load(Ordering::Acquire)
+    }
+
+    /// How many slots a scan looks at.
+    #[must_use]
+    pub fn slots_in_use(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_boundary_stops_at_the_lowest_writer_and_never_goes_back() {
+        let herd = Herd::new(3, 800);
+        let (a, b) = (herd.register().unwrap(), herd.register().unwrap());
+        assert_eq!(herd.herd(|| 800), 800);
+        herd.black(&a, 800);
+        herd.black(&b, 864);
+        assert_eq!(herd.herd(|| 1000), 800);
+        herd.white(&a, 864);
+        assert_eq!(herd.herd(|| 1000), 864);
+        herd.white(&b, 1000);
+        assert_eq!(herd.herd(|| 1000), 1000);
+        assert_eq!(herd.herd(|| 900), 1000);
+    }
+
+    #[test]
+    fn slots_are_limited_and_come_back() {
+        let herd = Herd::new(2, 0);
+        let a = herd.register().unwrap();
+        let b = herd.register().unwrap();
+        assert_eq!(herd.register(), None);
+        herd.black(&a, 8);
+        herd.white(&a, 16);
+        herd.unregister(a);
+        let again = herd.register().unwrap();
+        assert_eq!((again.index(), b.index()), (0, 1));
+        assert_eq!(herd.herd(|| 16), 16);
+    }
+}

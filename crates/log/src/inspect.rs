@@ -1,0 +1,265 @@
+//! Looking at a closed log, and cutting it: what `collie log dump | verify | repair` do.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
+
+use crate::Lsn;
+use crate::error::{At, LogError};
+use crate::format::{BLOCK, FIRST_OWN_KIND, KIND_CLOSE, KIND_FILLER, KIND_SEAL, SegmentHeader};
+use crate::recovery::{self, CUT_SUFFIX, Chain, DirLock, RingOutcome, TornTail};
+use crate::segments::parse_file_name;
+
+/// A frame as it lies in the log.
+#[derive(Debug)]
+pub struct FrameView<'a> {
+    /// Where it starts.
+    pub lsn: Lsn,
+    /// One past its last byte.
+    pub end: Lsn,
+    /// The epoch that wrote it.
+    pub epoch: u32,
+    /// Everything below was durable when it was written; 0: it promises nothing.
+    pub promised: Lsn,
+    /// Its stream.
+    pub stream: u32,
+    /// Its kind; from 240 on the log's own.
+    pub kind: u8,
+    /// What it carries.
+    pub payload: &'a [u8],
+    /// The segment that it starts in and the byte there; `None` for one that only the ring has.
+    pub place: Option<(&'a Path, u64)>,
+}
+
+impl FrameView<'_> {
+    /// The name of a kind of the log's own, `data` for all others.
+    #[must_use]
+    pub fn kind_name(&self) -> &'static str {
+        match self.kind {
+            KIND_SEAL => "seal",
+            KIND_CLOSE => "close",
+            KIND_FILLER => "filler",
+            _ if self.kind >= FIRST_OWN_KIND => "unknown",
+            _ => "data",
+        }
+    }
+}
+
+/// An epoch's segments, as their headers say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentView {
+    /// The file.
+    pub path: PathBuf,
+    /// Its number.
+    pub number: u64,
+    /// The epoch that it belongs to.
+    pub epoch: u32,
+    /// The LSN of its first byte of data.
+    pub first_lsn: Lsn,
+    /// One past the last LSN that it has room for.
+    pub end: Lsn,
+}
+
+/// What a look at a whole log found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The segments, in order.
+    pub segments: Vec<SegmentView>,
+    /// Files that look like segments and are not part of the log.
+    pub strays: Vec<PathBuf>,
+    /// Where the first whole frame starts.
+    pub first_frame: Lsn,
+    /// Where the log ends.
+    pub end: Lsn,
+    /// Everything below is known to have been durable.
+    pub promise: Lsn,
+    /// Valid frames, the log's own included.
+    pub frames: u64,
+    /// What stands behind the last frame, if anything.
+    pub torn: Option<TornTail>,
+    /// What became of the ring.
+    pub ring: RingOutcome,
+}
+
+/// Reads the whole log in `dir`, verifies it, and shows each frame to `look`. Changes nothing, but takes
+/// the directory's lock, so that no process writes meanwhile.
+///
+/// # Errors
+/// As [`Log::open`](crate::Log::open); [`LogError::Corrupt`] says where the first damage is.
+pub fn inspect(
+    device: &Arc<dyn Device>,
+    dir: &Path,
+    mut look: impl FnMut(FrameView<'_>),
+) -> Result<Inspection, LogError> {
+    let _lock = lock_existing(&**device, dir)?;
+    let chain = Chain::load(&**device, dir)?;
+    if chain.is_empty() {
+        return Err(LogError::Missing {
+            path: dir.to_owned(),
+            wanted: 0,
+            oldest: 0,
+            end: 0,
+        });
+    }
+    let ring = recovery::find_ring(&**device, dir, &chain);
+    let found = recovery::walk(&chain, &ring, None, &mut |seen| {
+        look(FrameView {
+            lsn: seen.header.lsn.get(),
+            end: seen.header.end(),
+            epoch: seen.header.epoch.get(),
+            promised: seen.header.promised.get(),
+            stream: seen.header.stream(),
+            kind: seen.header.kind(),
+            payload: seen.payload,
+            place: seen
+                .place
+                .map(|(segment, offset)| (segment.path.as_path(), offset)),
+        });
+    })?;
+    let segments = chain
+        .runs
+        .iter()
+        .flat_map(|run| &run.segments)
+        .map(|s| SegmentView {
+            path: s.path.clone(),
+            number: s.number(),
+            epoch: s.header.epoch.get(),
+            first_lsn: s.first_lsn(),
+            end: s.header.end(),
+        });
+    Ok(Inspection {
+        segments: segments.collect(),
+        strays: chain.strays.iter().map(|s| s.path.clone()).collect(),
+        first_frame: found.first_frame,
+        end: found.end,
+        promise: found.promise,
+        frames: found.frames,
+        torn: found.torn,
+        ring: found.ring,
+    })
+}
+
+/// What a repair did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Repair {
+    /// The damage that was cut away, in words; `None`: there was none, and nothing was changed.
+    pub damage: Option<String>,
+    /// Where the log ends now.
+    pub end: Lsn,
+    /// Copies of every file that was changed or taken out, as it was before.
+    pub kept: Vec<PathBuf>,
+}
+
+/// Cuts the log in `dir` at its first damage, so that it opens again **without what followed**. Files that it
+/// changes or takes out are kept beside it under names that end in `.cut`. Without damage it does nothing.
+///
+/// # Errors
+/// As [`inspect`], save for the damage itself. Interrupted, it can be run again.
+pub fn repair(device: &Arc<dyn Device>, dir: &Path) -> Result<Repair, LogError> {
+    let error = match inspect(device, dir, |_| {}) {
+        Ok(found) => {
+            return Ok(Repair {
+                damage: None,
+                end: found.end,
+                kept: Vec::new(),
+            });
+        }
+        Err(error) => error,
+    };
+    let LogError::Corrupt {
+        path: damaged,
+        offset,
+        lsn,
+        ..
+    } = &error
+    else {
+        return Err(error);
+    };
+    let device = &**device;
+    let _lock = lock_existing(device, dir)?;
+    let mut kept = Vec::new();
+    // From the last one down, so that an interrupted repair leaves the same damage first.
+    for path in segment_paths(device, dir)?.into_iter().rev() {
+        let mut cut = path.clone().into_os_string();
+        cut.push(CUT_SUFFIX);
+        let cut = PathBuf::from(cut);
+        if path == *damaged && *offset > BLOCK as u64 {
+            copy(device, &path, &cut)?;
+            cut_off(device, &path, *offset)?;
+            kept.push(cut);
+        } else if path >= *damaged {
+            device.rename(&path, &cut).at("rename", &path)?;
+            kept.push(cut);
+        } else {
+            forget_carried(device, &path, *lsn)?;
+            continue;
+        }
+        device.sync_dir(dir).at("sync", dir)?;
+    }
+    if kept.iter().any(|cut| cut.file_stem() == damaged.file_name()) && *offset > BLOCK as u64 {
+        forget_carried(device, damaged, *lsn)?;
+    }
+    kept.reverse();
+    Ok(Repair {
+        damage: Some(error.to_string()),
+        end: *lsn,
+        kept,
+    })
+}
+
+/// The lock of a directory that must exist.
+fn lock_existing(device: &dyn Device, dir: &Path) -> Result<DirLock, LogError> {
+    device.stat(dir).at("open", dir)?;
+    DirLock::take(device, dir)
+}
+
+/// All segment files, by number.
+fn segment_paths(device: &dyn Device, dir: &Path) -> Result<Vec<PathBuf>, LogError> {
+    let entries = device.list(dir).at("list", dir)?;
+    let names = entries
+        .into_iter()
+        .map(|e| e.name)
+        .filter(|name| parse_file_name(name).is_some());
+    Ok(names.map(|name| dir.join(name)).collect())
+}
+
+fn copy(device: &dyn Device, from: &Path, to: &Path) -> Result<(), LogError> {
+    let source = device.open(from, OpenMode::Read).at("open", from)?;
+    let target = device.open(to, OpenMode::OpenOrCreate).at("create", to)?;
+    let len = source.stat().at("stat", from)?.len;
+    let mut buffer = vec![0; 1 << 18];
+    let mut offset = 0;
+    while offset < len {
+        let n = (buffer.len() as u64).min(len - offset) as usize;
+        let Some(part) = buffer.get_mut(..n) else { break };
+        read_exact_at(&*source, part, offset).at("read", from)?;
+        write_all_at(&*target, part, offset).at("write", to)?;
+        offset += n as u64;
+    }
+    target.sync_data().at("sync", to)
+}
+
+/// Drops what lies at `offset` and beyond; it reads as zeros from now on.
+fn cut_off(device: &dyn Device, path: &Path, offset: u64) -> Result<(), LogError> {
+    let file = device.open(path, OpenMode::ReadWrite).at("open", path)?;
+    file.set_len(offset).at("truncate", path)?;
+    file.sync_data().at("sync", path)
+}
+
+/// A header that records that the log was durable beyond `end` says so no longer.
+fn forget_carried(device: &dyn Device, path: &Path, end: Lsn) -> Result<(), LogError> {
+    let file = device.open(path, OpenMode::ReadWrite).at("open", path)?;
+    let mut block = [0; BLOCK];
+    read_exact_at(&*file, &mut block, 0).at("read", path)?;
+    match SegmentHeader::decode(&block) {
+        Ok(mut header) if header.carried_end > end => {
+            header.carried_end = end.into();
+            write_all_at(&*file, &header.encode(), 0).at("write", path)?;
+            file.sync_data().at("sync", path)
+        }
+        _ => Ok(()),
+    }
+}

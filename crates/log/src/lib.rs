@@ -1,0 +1,115 @@
+//! **A write-ahead log that any number of threads append to without a lock**, with one commit order, group
+//! durability and exact recovery.
+//!
+//! * An append is one fetch-and-add and one copy into a ring; no thread waits for another while the ring has
+//!   room. How far the log is complete is found by a *herd*, a scan of one word per worker ([`Herd`]).
+//! * The first thread that waits for durability flushes for everybody ([`Log::wait`]); futures are served by
+//!   a background flusher ([`Log::when`]).
+//! * The ring lives in shared memory, so what was appended survives the death of the process without a
+//!   system call per append ([`Level::Process`]).
+//! * Recovery decides by a table and never appends to an old tail; what was durable and is damaged is
+//!   reported with its place, never skipped ([`LogError::Corrupt`]).
+//! * A failed write or sync is final until the log is reopened ([`LogError::Poisoned`]); a full device is
+//!   not ([`LogError::StorageFull`]).
+//!
+//! ```
+//! use collie_log::{Level, Log, LogOptions};
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("log");
+//! let log = Log::open(&path, LogOptions::default())?;
+//! let mut worker = log.worker()?; // One per thread.
+//! let first = worker.append(0, 1, b"hello")?;
+//! let second = worker.append(0, 1, b"world")?;
+//! log.wait(second.end, Level::Disk)?; // One sync for both.
+//!
+//! let frames: Vec<_> = log.read(first.start)?.collect::<Result<_, _>>()?;
+//! assert_eq!(frames[1].payload, b"world");
+//! log.close()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Words
+//!
+//! An [`Lsn`] is a byte position in the frame stream. *appended*: reserved up to here. *boundary*: complete
+//! without a hole up to here. *written*: in the segment files up to here. *durable*: on the device up to
+//! here. durable ≤ written ≤ boundary ≤ appended, and each only grows.
+//!
+//! The algorithm is Border-Collie's (Kim et al., SIGMOD 2019), with the corrections that [`Herd`]'s module
+//! argues. The formats are drawn in `docs/format/log.md`.
+
+#[cfg(not(loom))]
+mod background;
+#[cfg(not(loom))]
+mod core;
+#[cfg(not(loom))]
+mod error;
+#[cfg(not(loom))]
+mod flusher;
+#[cfg(not(loom))]
+mod format;
+#[cfg(not(loom))]
+mod futures;
+mod gate;
+mod herd;
+#[cfg(not(loom))]
+pub mod inspect;
+#[cfg(not(loom))]
+mod log;
+#[cfg(not(loom))]
+mod options;
+#[cfg(not(loom))]
+mod reader;
+#[cfg(not(loom))]
+mod recovery;
+#[cfg(not(loom))]
+mod ring;
+#[cfg(not(loom))]
+mod segments;
+#[cfg(not(loom))]
+mod space;
+#[cfg(not(loom))]
+mod stats;
+mod sync;
+#[cfg(not(loom))]
+mod worker;
+
+pub use herd::{Herd, SlotId};
+#[cfg(not(loom))]
+pub use {
+    error::LogError,
+    format::FRAME_HEADER,
+    futures::Durable,
+    log::Log,
+    options::{FIRST_LSN, Level, LogOptions, RingMode, WritePath},
+    reader::Reader,
+    recovery::{RecoveryReport, RingOutcome, TornTail},
+    stats::{LogStats, SAMPLE, Stages, Summary},
+    worker::{AppendHook, Worker},
+};
+
+/// A log sequence number: a byte position in the log's frame stream, a multiple of 8.
+pub type Lsn = u64;
+
+/// The place of a frame: `start` is its LSN, and watermarks are compared with `end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Span {
+    /// Its first byte.
+    pub start: Lsn,
+    /// One past its last byte, padding included; the next frame's start.
+    pub end: Lsn,
+}
+
+/// A frame as it is read back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// Its LSN.
+    pub start: Lsn,
+    /// One past its last byte.
+    pub end: Lsn,
+    /// The stream that it was appended to.
+    pub stream: u32,
+    /// Its kind, as its appender gave it.
+    pub kind: u8,
+    /// What it carries.
+    pub payload: Vec<u8>,
+}

@@ -1,0 +1,358 @@
+//! The handle: opening, waiting, reading, holding, closing.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::background::Background;
+use crate::core::{Core, Until};
+use crate::error::LogError;
+use crate::format::KIND_CLOSE;
+use crate::futures::Durable;
+use crate::options::{Level, LogOptions};
+use crate::reader::Reader;
+use crate::recovery::{self, RecoveryReport};
+use crate::stats::{LogStats, SAMPLE, Stages, since};
+use crate::sync::{Ordering, lock};
+use crate::worker::Worker;
+use crate::{Frame, Lsn};
+
+/// An open log. Clones are handles to the same log; all methods may be called from any thread.
+#[derive(Debug, Clone)]
+pub struct Log {
+    shared: Arc<Shared>,
+}
+
+/// Closes the log when the last handle goes.
+#[derive(Debug)]
+struct Shared {
+    core: Arc<Core>,
+    background: Background,
+    lock: recovery::DirLock,
+}
+
+impl Log {
+    /// Opens the log in `dir`, which is created where it does not exist, recovers what an earlier process
+    /// left there, and begins a new epoch. Takes the directory's lock until the log is closed.
+    ///
+    /// # Errors
+    /// [`LogError::Locked`], [`LogError::WrongDirectory`], [`LogError::Version`] and [`LogError::Corrupt`]
+    /// leave the directory as it was; so does [`LogError::Missing`]. [`LogError::Io`] may come at any point;
+    /// opening again starts over and comes to the same end.
+    pub fn open(dir: impl AsRef<Path>, options: LogOptions) -> Result<Self, LogError> {
+        options.check()?;
+        let lock = recovery::DirLock::take(&*options.device, dir.as_ref())?;
+        let opened = recovery::recover(dir.as_ref(), options)?;
+        let core = Arc::new(Core::new(opened));
+        let background = Background::start(&core)?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                core,
+                background,
+                lock,
+            }),
+        })
+    }
+
+    fn core(&self) -> &Core {
+        &self.shared.core
+    }
+
+    /// What recovery found and did.
+    #[must_use]
+    pub fn recovery(&self) -> &RecoveryReport {
+        &self.core().report
+    }
+
+    /// A worker to append with. It owns one of [`LogOptions::max_workers`] slots until it is dropped.
+    ///
+    /// # Errors
+    /// [`LogError::TooManyWorkers`].
+    pub fn worker(&self) -> Result<Worker, LogError> {
+        Worker::new(Arc::clone(&self.shared.core))
+    }
+
+    /// Blocks until everything below `end` is safe at `level`; `end` is that of an appended frame. The
+    /// caller may lead the flush of its whole group.
+    ///
+    /// # Errors
+    /// [`LogError::Poisoned`] or [`LogError::Closed`] where it never will be.
+    pub fn wait(&self, end: Lsn, level: Level) -> Result<(), LogError> {
+        let core = self.core();
+        // Ends are multiples of 8: these bits choose one wait in SAMPLE, evenly enough.
+        if !(end >> 5).is_multiple_of(u64::from(SAMPLE)) {
+            return core.wait(end, level);
+        }
+        let start = core.now();
+        let answer = core.wait(end, level);
+        core.recorder.durable_ns.add(since(start, core.now()));
+        answer
+    }
+
+    /// As [`Log::wait`], to be awaited on any executor. Never flushes by itself: the background flusher
+    /// does.
+    pub fn when(&self, end: Lsn, level: Level) -> Durable {
+        Durable::new(Arc::clone(&self.shared.core), end, level)
+    }
+
+    /// Brings everything that was appended before the call to `level`; returns its end.
+    ///
+    /// # Errors
+    /// As [`Log::wait`].
+    pub fn flush(&self, level: Level) -> Result<Lsn, LogError> {
+        let end = self.appended();
+        let level = if level == Level::Buffered {
+            return Ok(end);
+        } else {
+            level
+        };
+        self.core().wait(end, level).map(|()| end)
+    }
+
+    /// The reservation counter: everything up to here is reserved. Acquire: it can serve as a herd's cutoff.
+    #[must_use]
+    pub fn appended(&self) -> Lsn {
+        self.core().appended()
+    }
+
+    /// Runs a herd: everything below the answer is complete in the ring or beyond.
+    #[must_use]
+    pub fn boundary(&self) -> Lsn {
+        self.core().boundary()
+    }
+
+    /// In the segment files up to here.
+    #[must_use]
+    pub fn written(&self) -> Lsn {
+        self.core().written()
+    }
+
+    /// On the device up to here.
+    #[must_use]
+    pub fn durable(&self) -> Lsn {
+        self.core().durable()
+    }
+
+    /// The first LSN that a segment still holds; a frame may begin before it.
+    #[must_use]
+    pub fn oldest(&self) -> Lsn {
+        self.core().segments.oldest()
+    }
+
+    /// The durable frames from `from` on, up to what is durable now. `from` is the start of a frame, or
+    /// [`RecoveryReport::first_frame`], or any frame's end.
+    ///
+    /// # Errors
+    /// [`LogError::Missing`] where that part was released.
+    pub fn read(&self, from: Lsn) -> Result<Reader, LogError> {
+        let core = &self.shared.core;
+        let end = core.durable();
+        let hold = Hold::take(core, from);
+        // Looked at after the hold: a release that missed it has happened by now.
+        let oldest = core.segments.oldest();
+        if from < oldest || from > end {
+            return Err(LogError::Missing {
+                path: core.dir.clone(),
+                wanted: from,
+                oldest,
+                end,
+            });
+        }
+        Ok(Reader::new(Arc::clone(core), hold, from, end))
+    }
+
+    /// Keeps the log from `lsn` on from being released, under a name that says who wants it; a holder that
+    /// exists is moved. Whole segments below all holders are released in the background. As long as there
+    /// is no holder nothing is released.
+    pub fn hold(&self, name: &str, lsn: Lsn) {
+        let core = self.core();
+        {
+            let mut holders = lock(&core.holders);
+            match holders.named.get_mut(name) {
+                Some(held) => *held = lsn,
+                None => {
+                    holders.named.insert(name.to_owned(), lsn);
+                }
+            }
+        }
+        self.shared.background.release(core);
+    }
+
+    /// Forgets a holder.
+    pub fn unhold(&self, name: &str) {
+        lock(&self.core().holders).named.remove(name);
+        self.shared.background.release(self.core());
+    }
+
+    /// All holders and what they hold, lowest first: the first one pins the log.
+    #[must_use]
+    pub fn holders(&self) -> Vec<(String, Lsn)> {
+        let holders = lock(&self.core().holders);
+        let named = holders.named.iter().map(|(name, lsn)| (name.clone(), *lsn));
+        let readers = holders
+            .readers
+            .iter()
+            .map(|(id, lsn)| (format!("reader/{id}"), *lsn));
+        let mut holders: Vec<_> = named.chain(readers).collect();
+        holders.sort_by(|a, b| (a.1, &a.0).cmp(&(b.1, &b.0)));
+        holders
+    }
+
+    /// Why the log stopped, if it did.
+    #[must_use]
+    pub fn poisoned(&self) -> Option<LogError> {
+        self.core().poisoned()
+    }
+
+    /// Where the log stands, and what it did so far.
+    #[must_use]
+    pub fn stats(&self) -> LogStats {
+        let core = self.core();
+        let (durable, written) = (core.durable(), core.written());
+        let boundary = core.boundary().max(written);
+        let (segments, spare_segments, segment_bytes) = core.segments.size();
+        let r = &core.recorder;
+        LogStats {
+            durable,
+            written,
+            boundary,
+            appended: core.appended(),
+            oldest: core.segments.oldest(),
+            frames: core.frames(),
+            frame_bytes: core.counted.iter().map(|c| c.bytes.load(Ordering::Relaxed)).sum(),
+            bytes_written: r.bytes_written.load(Ordering::Relaxed),
+            syncs: r.syncs.load(Ordering::Relaxed),
+            refused: r.refused.load(Ordering::Relaxed),
+            group_frames: r.group.summary(),
+            stages: Stages {
+                reserve_ns: r.reserve_ns.summary(),
+                copy_ns: r.copy_ns.summary(),
+                room_ns: r.room_ns.summary(),
+                durable_ns: r.durable_ns.summary(),
+                write_ns: r.write_ns.summary(),
+                sync_ns: r.sync_ns.summary(),
+            },
+            segments,
+            spare_segments,
+            segment_bytes,
+            workers: core.herd.slots_in_use(),
+            ring_shared: core.ring_shared.load(Ordering::Relaxed),
+            holders: self.holders(),
+            poisoned: core.poisoned().map(|e| e.to_string()),
+        }
+    }
+
+    /// Stops appends, flushes, syncs, and marks the log as cleanly closed. Other handles and workers get
+    /// [`LogError::Closed`] from then on.
+    ///
+    /// # Errors
+    /// The error of the last flush; what was acknowledged before is safe all the same.
+    pub fn close(self) -> Result<(), LogError> {
+        self.shared.close()
+    }
+}
+
+impl Shared {
+    fn close(&self) -> Result<(), LogError> {
+        let core = &self.core;
+        if let Ok(mut worker) = Worker::new(Arc::clone(core)) {
+            // Without a slot or on a full device there is no mark: the log is complete without it.
+            let _ = worker.append_own(KIND_CLOSE);
+        }
+        // Whoever waits gets its answer before the log stops.
+        let _ = core.wait(core.appended(), Level::Disk);
+        if !core.stop() {
+            self.background.join();
+            return core.poisoned().map_or(Ok(()), Err);
+        }
+        self.background.join();
+        // A worker may have passed its check before the stop and be in mid-copy: its frame is taken along, or
+        // it learns from its wait that the log is closed.
+        let flushed = core.finish();
+        if flushed.is_ok() {
+            self.drop_ring();
+        }
+        self.lock.release();
+        flushed
+    }
+
+    /// The ring's content is in the segments, and they say so.
+    fn drop_ring(&self) {
+        if let Some(ring) = &self.core.ring.file
+            && let Err(error) = self.core.options.device.remove_file(&ring.path)
+        {
+            // It is recognised as spent and removed by the next open.
+            tracing::warn!(path = %ring.path.display(), %error, "cannot remove the ring");
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::error!(dir = %self.core.dir.display(), %error, "the log did not close cleanly");
+        }
+    }
+}
+
+impl Core {
+    /// The last flight.
+    fn finish(&self) -> Result<(), LogError> {
+        let end = self.appended();
+        let done = || match (self.durable() >= end, self.poisoned()) {
+            (true, _) => Some(Ok(())),
+            (_, Some(error)) => Some(Err(error)),
+            _ => None,
+        };
+        let mut tries = 0;
+        self.gate.wait(end, done, |flusher, flight| {
+            self.fly(flusher, flight, Until::Durable);
+            if self.durable() < end {
+                tries += 1;
+                crate::gate::stand_by(tries);
+            }
+        })
+    }
+}
+
+/// A reader's hold on what it has yet to read.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    core: Arc<Core>,
+    id: u64,
+    at: Lsn,
+}
+
+impl Hold {
+    fn take(core: &Arc<Core>, at: Lsn) -> Self {
+        let readers = &mut lock(&core.holders).readers;
+        let id = readers.last_key_value().map_or(0, |(id, _)| id + 1);
+        readers.insert(id, at);
+        Self {
+            core: Arc::clone(core),
+            id,
+            at,
+        }
+    }
+
+    /// Lets go of what lies below `at`, a segment's worth at a time.
+    pub(crate) fn advance(&mut self, at: Lsn) {
+        if at - self.at >= self.core.options.segment_bytes {
+            self.at = at;
+            lock(&self.core.holders).readers.insert(self.id, at);
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        lock(&self.core.holders).readers.remove(&self.id);
+    }
+}
+
+impl Frame {
+    /// Length of the frame in the log, header and padding included.
+    #[must_use]
+    pub fn len_in_log(&self) -> u64 {
+        self.end - self.start
+    }
+}

@@ -1,0 +1,164 @@
+//! How a log is opened.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_io::{Device, RealDevice};
+
+use crate::format::{BLOCK, FRAME_HEADER, RING_DIR_MAX};
+use crate::{LogError, Lsn};
+
+/// Where LSNs start: high enough that no small number is mistaken for one.
+pub const FIRST_LSN: Lsn = 1 << 32;
+
+/// What a frame survives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
+pub enum Level {
+    /// Copied into the ring. Nothing is promised; it reaches the device within about
+    /// [`LogOptions::flush_interval`] as long as the process lives.
+    Buffered,
+    /// Survives the death of the process (a crash, SIGKILL) within the same boot: complete in the shared
+    /// ring or, where the ring is private, handed to the kernel. A container restart that takes `/dev/shm`
+    /// along loses it.
+    Process,
+    /// On the device; survives the loss of power.
+    #[default]
+    Disk,
+}
+
+/// Where the ring lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RingMode {
+    /// In a file of this directory, which must be on tmpfs to be worth it. Where the ring cannot be made
+    /// there the log runs with a private one and says so in its [`RecoveryReport`](crate::RecoveryReport).
+    Shared {
+        /// The directory, `/dev/shm` by default.
+        dir: PathBuf,
+    },
+    /// In plain memory. [`Level::Process`] then costs a write call per group.
+    Private,
+}
+
+impl Default for RingMode {
+    fn default() -> Self {
+        Self::Shared {
+            dir: PathBuf::from("/dev/shm"),
+        }
+    }
+}
+
+/// How flushed groups are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum WritePath {
+    /// Write to the page cache, then `fdatasync`.
+    FdataSync,
+    /// Write past the page cache, durable on return (`O_DIRECT | O_DSYNC`), where the file system can;
+    /// else as [`WritePath::FdataSync`], with a warning in the report.
+    #[default]
+    Direct,
+}
+
+/// Options of [`Log::open`](crate::Log::open).
+#[derive(Debug, Clone)]
+pub struct LogOptions {
+    /// Where files live; the machine's file systems by default.
+    pub device: Arc<dyn Device>,
+    /// Where the ring lives.
+    pub ring: RingMode,
+    /// Size of the ring in bytes, a power of two, at least 8 KiB. A frame may take half of it. Default
+    /// 32 MiB.
+    pub ring_bytes: usize,
+    /// Size of a segment in bytes, header included; a multiple of 4,096, at least 32 KiB. Default 64 MiB.
+    pub segment_bytes: u64,
+    /// How many [`Worker`](crate::Worker)s may exist at once. Default 256.
+    pub max_workers: usize,
+    /// The first LSN to hand out is at least this: above everything that the caller's tables hold.
+    pub min_lsn: Lsn,
+    /// Where the caller will read from. A frame must start exactly there, or it must be the log's end;
+    /// what lies before is not verified. `None`: from the oldest segment on.
+    pub resume_at: Option<Lsn>,
+    /// How flushed groups are written.
+    pub write_path: WritePath,
+    /// How long appended bytes may stay in the ring before they are flushed although nobody waits; at least
+    /// a millisecond. Default 50 ms.
+    pub flush_interval: Duration,
+    /// Whether background threads flush, seal and prepare segments. Without them everything happens on
+    /// callers' threads, and only when they wait or flush: for simulations. [`Log::when`](crate::Log::when)
+    /// then needs somebody else to flush.
+    pub threads: bool,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        Self {
+            device: Arc::new(RealDevice::new()),
+            ring: RingMode::default(),
+            ring_bytes: 32 << 20,
+            segment_bytes: 64 << 20,
+            max_workers: 256,
+            min_lsn: FIRST_LSN,
+            resume_at: None,
+            write_path: WritePath::default(),
+            flush_interval: Duration::from_millis(50),
+            threads: true,
+        }
+    }
+}
+
+impl LogOptions {
+    pub(crate) fn check(&self) -> Result<(), LogError> {
+        let bad = |option, problem: String| Err(LogError::Options { option, problem });
+        if !self.ring_bytes.is_power_of_two() || self.ring_bytes < 2 * BLOCK || self.ring_bytes > 1 << 30 {
+            return bad(
+                "ring_bytes",
+                format!("{} is not a power of two from 8 KiB to 1 GiB", self.ring_bytes),
+            );
+        }
+        if !self.segment_bytes.is_multiple_of(BLOCK as u64)
+            || !(8 * BLOCK as u64..=1 << 40).contains(&self.segment_bytes)
+        {
+            return bad(
+                "segment_bytes",
+                format!(
+                    "{} is not a multiple of 4,096 from 32 KiB to 1 TiB",
+                    self.segment_bytes
+                ),
+            );
+        }
+        if !(2..=1 << 16).contains(&self.max_workers) {
+            return bad(
+                "max_workers",
+                format!("{} is not from 2 to 65,536", self.max_workers),
+            );
+        }
+        if !self.min_lsn.is_multiple_of(8) || self.min_lsn >= 1 << 62 {
+            return bad(
+                "min_lsn",
+                format!("{} is not a multiple of 8 below 2^62", self.min_lsn),
+            );
+        }
+        if let RingMode::Shared { dir } = &self.ring
+            && dir.as_os_str().len() > RING_DIR_MAX
+        {
+            return bad(
+                "ring",
+                format!("the path of its directory is longer than {RING_DIR_MAX} bytes"),
+            );
+        }
+        if self.flush_interval < Duration::from_millis(1) {
+            return bad(
+                "flush_interval",
+                format!("{:?} is below 1 ms", self.flush_interval),
+            );
+        }
+        Ok(())
+    }
+
+    /// The largest payload in bytes: its frame takes at most half the ring.
+    #[must_use]
+    pub fn max_payload(&self) -> usize {
+        self.ring_bytes / 2 - FRAME_HEADER
+    }
+}

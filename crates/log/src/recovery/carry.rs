@@ -1,0 +1,588 @@
+//! Beginning a new epoch, with a copy of everything past the last promise.
+//!
+//! Order: the new ring exists; the copied frames are synced in fresh segments, and so is every old segment
+//! that the log still relies on; then the header of the epoch's first segment is written and synced, which
+//! names the new ring and records where the old epoch ends. From there on the new epoch is the log. Only
+//! then does the old ring go, and what the new epoch took over.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Device, File, OpenMode, write_all_at};
+use zerocopy::IntoBytes;
+
+use super::chain::{Chain, Run};
+use super::old_ring::{self, OldRing};
+use super::scan::{Found, Piece, Rereader, Source};
+use super::{RecoveryReport, RingOutcome};
+use crate::Lsn;
+use crate::core::Opened;
+use crate::error::{At, LogError};
+use crate::format::{
+    BLOCK, FRAME_HEADER, FrameHeader, FrameStart, KIND_CLOSE, KIND_FILLER, KIND_SEAL, RingHeader, Salt,
+    SegmentHeader,
+};
+use crate::options::{FIRST_LSN, LogOptions, RingMode, WritePath};
+use crate::ring::{Ring, RingFile};
+use crate::segments::{self, Segment, Segments};
+
+/// How much of a new epoch's first segment is zeroed before the log opens; the rest follows in the
+/// background.
+const READY: u64 = 4 << 20;
+/// How much is copied with one write.
+const PIECE: usize = 1 << 20;
+
+/// A fresh log: nothing to carry.
+pub(crate) fn begin_first(dir: &Path, options: LogOptions, mut chain: Chain) -> Result<Opened, LogError> {
+    options
+        .device
+        .random(&mut chain.log_id)
+        .at("get random bytes for", dir)?;
+    let start = FIRST_LSN.max(options.min_lsn);
+    let found = Found {
+        first_frame: start,
+        end: start,
+        promise: start,
+        unpromised: VecDeque::new(),
+        frames: 0,
+        torn: None,
+        ring: RingOutcome::None,
+    };
+    carry_on(dir, options, chain, OldRing::None, found)
+}
+
+/// Goes on from what the walk found.
+pub(crate) fn carry_on(
+    dir: &Path,
+    options: LogOptions,
+    chain: Chain,
+    old: OldRing,
+    found: Found,
+) -> Result<Opened, LogError> {
+    let device = Arc::clone(&options.device);
+    let mut warnings = losses(&found);
+    let mut epoch = Epoch {
+        device: &*device,
+        dir,
+        options: &options,
+        log_id: chain.log_id,
+        number: chain.max_number,
+        epoch: chain.max_epoch,
+    };
+    let mut live = old_segments(&chain, found.promise);
+    sync_all(&live)?;
+
+    // Tables that are ahead of the log (it ran without one for a while): the LSNs go on above them. The copy
+    // then has an epoch of its own, which ends where it ends.
+    let jump = options.min_lsn.max(found.end);
+    let (ring, mut last) = if jump > found.end && !chain.is_empty() {
+        let carried = epoch.begin(&chain, &old, &found, None, found.promise)?;
+        sync_all(&carried.segments)?;
+        live.extend(carried.segments);
+        live.iter_mut().for_each(|s| cut(s, found.end));
+        let nothing = Found {
+            promise: found.end,
+            unpromised: VecDeque::new(),
+            torn: None,
+            ring: RingOutcome::None,
+            ..found
+        };
+        let ring = NewRing::make(&epoch, jump, &mut warnings)?;
+        let last = epoch.begin(&chain, &old, &nothing, Some((&ring, jump)), jump)?;
+        (ring, last)
+    } else {
+        let ring = NewRing::make(&epoch, found.end, &mut warnings)?;
+        let last = epoch.begin(&chain, &old, &found, Some((&ring, found.end)), found.promise)?;
+        (ring, last)
+    };
+
+    // The new epoch counts. What goes wrong from here on leaves litter, not damage.
+    tidy(&*device, dir, &chain, &old, &ring, found.promise, &mut warnings);
+    let end = jump;
+    let direct = open_direct(&options, &mut last.segments, &mut warnings);
+    let first_frame = if found.frames > 0 { found.first_frame } else { end };
+    let template = last.template;
+    live.extend(last.segments);
+    let report = RecoveryReport {
+        epoch: epoch.epoch,
+        first_frame,
+        end,
+        frames: found.frames,
+        carried_bytes: found.end - found.promise,
+        torn: found.torn,
+        ring: found.ring,
+        ring_shared: ring.ring.file.is_some(),
+        direct,
+        warnings,
+    };
+    for warning in &report.warnings {
+        tracing::warn!(dir = %dir.display(), "{warning}");
+    }
+    let live = live.into_iter().map(Arc::new).collect();
+    let (epoch, device) = (epoch.epoch, Arc::clone(&device));
+    let segments = Segments::new(device, dir.to_owned(), template, live, last.ready)?;
+    Ok(Opened {
+        dir: dir.to_owned(),
+        epoch,
+        salt: Salt(template.salt.get()),
+        end,
+        partial: last.partial,
+        ring: ring.ring,
+        segments,
+        report,
+        options,
+    })
+}
+
+/// What the user must hear of.
+fn losses(found: &Found) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if let Some(torn) = &found.torn {
+        let (path, offset) = (torn.path.display(), torn.offset);
+        warnings.push(format!(
+            "the log was cut in {path} at byte {offset} (LSN {}), where it held {}",
+            torn.lsn, torn.found
+        ));
+    }
+    match &found.ring {
+        RingOutcome::Gone { same_boot: true } => warnings.push(
+            "the ring of the process before is gone although the machine was not restarted: what was acknowledged at \
+             the process level and not yet flushed may be lost"
+                .to_owned(),
+        ),
+        RingOutcome::Refused { reason } => warnings.push(format!("the ring of the process before was not used: {reason}")),
+        _ => {}
+    }
+    warnings
+}
+
+/// The old epochs' segments as parts of the open log, each cut where the next epoch begins.
+fn old_segments(chain: &Chain, promise: Lsn) -> Vec<Segment> {
+    let mut live = Vec::new();
+    for (at, run) in chain.runs.iter().enumerate() {
+        let end = chain.runs.get(at + 1).map_or(promise, Run::predecessor_end);
+        for file in run.segments.iter().filter(|s| s.first_lsn() < end) {
+            let mut segment = segments::in_use(&file.header, file.path.clone(), Arc::clone(&file.file), None);
+            cut(&mut segment, end);
+            live.push(segment);
+        }
+    }
+    live
+}
+
+fn cut(segment: &mut Segment, end: Lsn) {
+    segment.end = segment.end.min(end);
+    segment.reusable = false;
+}
+
+/// A reopened file may show pages that are not on the device.
+fn sync_all(segments: &[Segment]) -> Result<(), LogError> {
+    segments
+        .iter()
+        .try_for_each(|s| s.file.sync_data().at("sync", &s.path))
+}
+
+/// The epoch that is being begun.
+struct Epoch<'a> {
+    device: &'a dyn Device,
+    dir: &'a Path,
+    options: &'a LogOptions,
+    log_id: [u8; 16],
+    /// The last number and epoch seen anywhere, then those given out last.
+    number: u64,
+    epoch: u32,
+}
+
+/// An epoch that was begun.
+struct Begun {
+    segments: Vec<Segment>,
+    template: SegmentHeader,
+    /// Zeroed bytes of the last segment's data.
+    ready: u64,
+    /// What the last block holds.
+    partial: Vec<u8>,
+}
+
+impl Epoch<'_> {
+    /// Begins an epoch whose data starts at `first_lsn`, with a copy of what `found` has past its promise.
+    fn begin(
+        &mut self,
+        chain: &Chain,
+        old: &OldRing,
+        found: &Found,
+        ring: Option<(&NewRing, Lsn)>,
+        first_lsn: Lsn,
+    ) -> Result<Begun, LogError> {
+        self.epoch += 1;
+        let template = self.template(found, ring, first_lsn)?;
+        let salt = Salt(template.salt.get());
+        let mut writer = Writer {
+            epoch: self,
+            template,
+            files: Vec::new(),
+            buffer: Vec::new(),
+            at: first_lsn,
+        };
+        let mut reread = Rereader::default();
+        for piece in &found.unpromised {
+            writer.copy(chain, old, &mut reread, *piece, salt)?;
+        }
+        writer.finish()
+    }
+
+    fn template(
+        &self,
+        found: &Found,
+        ring: Option<(&NewRing, Lsn)>,
+        first_lsn: Lsn,
+    ) -> Result<SegmentHeader, LogError> {
+        let mut salt = [0; 4];
+        self.device
+            .random(&mut salt)
+            .at("get random bytes for", self.dir)?;
+        let mut header = SegmentHeader::blank();
+        header.log_id = self.log_id;
+        header.first_lsn = first_lsn.into();
+        header.data_bytes = (self.options.segment_bytes - BLOCK as u64).into();
+        header.epoch = self.epoch.into();
+        header.salt = u32::from_le_bytes(salt).into();
+        header.epoch_first = (self.number + 1).into();
+        header.predecessor_end = found.promise.into();
+        header.carried_end = found.end.max(first_lsn).into();
+        header.boot_id = self.device.boot_id().at("read the boot id for", self.dir)?;
+        if let Some((
+            NewRing {
+                incarnation, ring, ..
+            },
+            _,
+        )) = ring
+            && let Some(file) = &ring.file
+        {
+            header.ring = *incarnation;
+            let ring_dir = file.path.parent().unwrap_or(Path::new("/"));
+            // Its length was checked with the options.
+            header.set_ring_dir(ring_dir.as_os_str().as_bytes());
+        }
+        Ok(header)
+    }
+}
+
+/// A segment that is being filled.
+struct Fresh {
+    header: SegmentHeader,
+    path: PathBuf,
+    file: Arc<dyn File>,
+    /// How much of its data is zeroed.
+    ready: u64,
+}
+
+/// Writes the copy into as many segments as it takes.
+struct Writer<'a, 'e> {
+    epoch: &'a mut Epoch<'e>,
+    template: SegmentHeader,
+    files: Vec<Fresh>,
+    /// What is not written yet; it begins on a block.
+    buffer: Vec<u8>,
+    /// The LSN of the buffer's first byte.
+    at: Lsn,
+}
+
+impl Writer<'_, '_> {
+    fn copy(
+        &mut self,
+        chain: &Chain,
+        old: &OldRing,
+        reread: &mut Rereader,
+        piece: Piece,
+        salt: Salt,
+    ) -> Result<(), LogError> {
+        match piece.source {
+            Source::Run(run) => {
+                let (header, payload) = reread.frame(chain, run, piece.start)?;
+                self.put(piece.start, header, payload, salt);
+            }
+            Source::Ring => {
+                let OldRing::Usable(left) = old else {
+                    return Err(LogError::Closed);
+                };
+                let (header, payload) = left.frame(piece.start).ok_or(LogError::Closed)?;
+                self.put(piece.start, header, &payload, salt);
+            }
+            Source::Hole => {
+                let payload = vec![0; (piece.end - piece.start) as usize - FRAME_HEADER];
+                self.put_frame(piece.start, 0, KIND_FILLER, &payload, salt);
+            }
+        }
+        if self.buffer.len() >= PIECE {
+            self.flush(false)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn put(&mut self, lsn: Lsn, header: FrameHeader, payload: &[u8], salt: Salt) {
+        let kind = if header.kind() == KIND_CLOSE {
+            KIND_SEAL
+        } else {
+            header.kind()
+        };
+        self.put_frame(lsn, header.stream(), kind, payload, salt);
+    }
+
+    /// A frame under the new epoch. It promises nothing: the epoch's header does.
+    fn put_frame(&mut self, lsn: Lsn, stream: u32, kind: u8, payload: &[u8], salt: Salt) {
+        debug_assert_eq!(lsn, self.at + self.buffer.len() as u64);
+        let start = FrameStart {
+            payload_crc: salt.crc(payload),
+            len: payload.len() as u32,
+            stream,
+            kind,
+        };
+        let header = FrameHeader::finish(start, lsn, 0, self.epoch.epoch);
+        self.buffer.extend_from_slice(header.as_bytes());
+        self.buffer.extend_from_slice(payload);
+        self.buffer.resize(self.buffer.len().next_multiple_of(8), 0);
+    }
+
+    /// Writes the whole blocks of the buffer, or all of it.
+    fn flush(&mut self, all: bool) -> Result<(), LogError> {
+        loop {
+            let in_segment = match self.files.last() {
+                Some(fresh) if self.at < fresh.header.end() => fresh.header.end() - self.at,
+                _ => self.next_segment()?,
+            };
+            let n = (self.buffer.len() as u64).min(in_segment) as usize;
+            let n = if all || n as u64 == in_segment {
+                n
+            } else {
+                n / BLOCK * BLOCK
+            };
+            if n == 0 {
+                return Ok(());
+            }
+            let Some(Fresh {
+                header, path, file, ..
+            }) = self.files.last()
+            else {
+                return Ok(());
+            };
+            let offset = BLOCK as u64 + (self.at - header.first_lsn.get());
+            let (now, _) = self.buffer.split_at(n);
+            write_all_at(&**file, now, offset).at("write", path)?;
+            if all && n == self.buffer.len() {
+                // The last block stays, for the flusher to go on with.
+                self.at += (n / BLOCK * BLOCK) as u64;
+                self.buffer.drain(..n / BLOCK * BLOCK);
+                return Ok(());
+            }
+            self.at += n as u64;
+            self.buffer.drain(..n);
+        }
+    }
+
+    /// Begins a segment at the current position; returns its room. Its header comes last.
+    fn next_segment(&mut self) -> Result<u64, LogError> {
+        self.epoch.number += 1;
+        let mut header = self.template;
+        header.number = self.epoch.number.into();
+        header.first_lsn = self.at.into();
+        let path = self.epoch.dir.join(segments::file_name(self.epoch.number));
+        let data = header.data_bytes.get();
+        let ready = data.min(READY.max((self.buffer.len() as u64).next_multiple_of(BLOCK as u64)));
+        let file = segments::create(self.epoch.device, self.epoch.dir, &path, ready, None)?;
+        self.files.push(Fresh {
+            header,
+            path,
+            file,
+            ready,
+        });
+        Ok(data)
+    }
+
+    /// Syncs the copy, then the headers, the first one last.
+    fn finish(mut self) -> Result<Begun, LogError> {
+        if self.files.is_empty() {
+            self.next_segment()?;
+        }
+        self.flush(true)?;
+        for Fresh { path, file, .. } in &self.files {
+            file.sync_data().at("sync", path)?;
+        }
+        for Fresh {
+            header, path, file, ..
+        } in self.files.iter().rev()
+        {
+            write_all_at(&**file, &header.encode(), 0).at("write", path)?;
+            file.sync_data().at("sync", path)?;
+        }
+        // The copy may have gone beyond what was zeroed when the segment began.
+        let end = self.at + self.buffer.len() as u64;
+        let ready = self.files.last().map_or(0, |f| {
+            let used = (end - f.header.first_lsn.get()).next_multiple_of(BLOCK as u64);
+            f.ready.max(used).min(f.header.data_bytes.get())
+        });
+        let segments = self
+            .files
+            .into_iter()
+            .map(|f| segments::in_use(&f.header, f.path, f.file, None));
+        Ok(Begun {
+            segments: segments.collect(),
+            template: self.template,
+            ready,
+            partial: self.buffer,
+        })
+    }
+}
+
+/// The ring of a new epoch. If the epoch never comes to count, the next open removes the file: its header
+/// says whose it is.
+struct NewRing {
+    incarnation: [u8; 16],
+    ring: Ring,
+}
+
+impl NewRing {
+    fn make(epoch: &Epoch<'_>, start: Lsn, warnings: &mut Vec<String>) -> Result<Self, LogError> {
+        let capacity = epoch.options.ring_bytes;
+        let mut incarnation = [0; 16];
+        epoch
+            .device
+            .random(&mut incarnation)
+            .at("get random bytes for", epoch.dir)?;
+        if let RingMode::Shared { dir } = &epoch.options.ring {
+            let path = dir.join(old_ring::file_name(epoch.log_id, incarnation));
+            match Self::share(epoch, &path, incarnation, start) {
+                Ok(ring) => return Ok(Self { incarnation, ring }),
+                Err(error) => {
+                    if error.kind() != io::ErrorKind::AlreadyExists {
+                        // Whatever of it exists is ours and useless.
+                        let _ = epoch.device.remove_file(&path);
+                    }
+                    warnings.push(format!(
+                        "no shared ring in {} ({error}): running with a private one, which costs a write call per \
+                         group at the process level",
+                        dir.display()
+                    ));
+                }
+            }
+        }
+        Ok(Self {
+            incarnation,
+            ring: Ring::private(capacity),
+        })
+    }
+
+    fn share(epoch: &Epoch<'_>, path: &Path, incarnation: [u8; 16], start: Lsn) -> io::Result<Ring> {
+        let device = epoch.device;
+        let len = BLOCK + epoch.options.ring_bytes;
+        let home = device.stat(epoch.dir)?;
+        let file = device.open(path, OpenMode::CreateNew)?;
+        if !file.try_lock()? {
+            return Err(io::Error::other("somebody locked the new ring"));
+        }
+        let mut header = RingHeader::blank();
+        header.epoch = (epoch.epoch + 1).into();
+        header.log_id = epoch.log_id;
+        header.incarnation = incarnation;
+        header.boot_id = device.boot_id()?;
+        header.dir_dev = home.dev.into();
+        header.dir_ino = home.ino.into();
+        header.capacity = (epoch.options.ring_bytes as u64).into();
+        header.start = start.into();
+        write_all_at(&*file, &header.encode(), 0)?;
+        // All of it now: a full tmpfs is an error here and a SIGBUS later.
+        file.allocate(len as u64)?;
+        let ring = Ring::shared(
+            file.map(len)?,
+            RingFile {
+                path: path.to_owned(),
+                file,
+            },
+        );
+        ring.publish_written(start);
+        Ok(ring)
+    }
+}
+
+/// Opens the new segments for direct writes where that is asked for and possible.
+fn open_direct(options: &LogOptions, segments: &mut [Segment], warnings: &mut Vec<String>) -> bool {
+    if options.write_path != WritePath::Direct {
+        return false;
+    }
+    for segment in segments {
+        match segments::open_direct(&*options.device, &segment.path) {
+            Ok(direct) => segment.direct = Some(direct),
+            Err(error) => {
+                segment.direct = None;
+                warnings.push(format!("writing through the page cache: {error}"));
+                return false;
+            }
+        }
+    }
+    true
+}
+
+/// Removes what the new epoch took over: the rest of the old tail, files outside the chain, old rings.
+fn tidy(
+    device: &dyn Device,
+    dir: &Path,
+    chain: &Chain,
+    old: &OldRing,
+    new: &NewRing,
+    promise: Lsn,
+    warnings: &mut Vec<String>,
+) {
+    let mut litter: Vec<PathBuf> = chain.strays.iter().map(|s| s.path.clone()).collect();
+    for segment in chain.last().iter().flat_map(|run| run.segments.iter().rev()) {
+        if segment.first_lsn() >= promise {
+            litter.push(segment.path.clone());
+        } else if segment.data_end() > promise {
+            let len = segment.offset(promise).next_multiple_of(BLOCK as u64);
+            if let Err(error) = segment.file.set_len(len) {
+                warnings.push(format!("cannot shorten {}: {error}", segment.path.display()));
+            }
+        }
+    }
+    litter.extend(old.path().map(Path::to_owned));
+    litter.extend(abandoned_rings(device, dir, chain, new));
+    for path in litter {
+        if let Err(error) = device.remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            warnings.push(format!("cannot remove {}: {error}", path.display()));
+        }
+    }
+}
+
+/// Rings of this very directory that no epoch names: their recovery was cut short.
+fn abandoned_rings(device: &dyn Device, dir: &Path, chain: &Chain, new: &NewRing) -> Vec<PathBuf> {
+    let Some(current) = new.ring.file.as_ref() else {
+        return Vec::new();
+    };
+    let Some(ring_dir) = current.path.parent() else {
+        return Vec::new();
+    };
+    let (Ok(entries), Ok(home)) = (device.list(ring_dir), device.stat(dir)) else {
+        return Vec::new();
+    };
+    let prefix = old_ring::name_prefix(chain.log_id);
+    let paths = entries
+        .into_iter()
+        .filter(|e| e.name.starts_with(&prefix))
+        .map(|e| ring_dir.join(e.name));
+    let is_ours = |path: &PathBuf| -> io::Result<bool> {
+        let file = device.open(path, OpenMode::ReadWrite)?;
+        let mut head = [0; BLOCK];
+        collie_io::read_exact_at(&*file, &mut head, 0)?;
+        Ok(
+            RingHeader::decode(&head).is_ok_and(|h| h.dir_dev == home.dev && h.dir_ino == home.ino)
+                && file.try_lock()?,
+        )
+    };
+    paths
+        .filter(|path| *path != current.path && is_ours(path).unwrap_or(false))
+        .collect()
+}

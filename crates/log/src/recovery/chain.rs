@@ -1,0 +1,289 @@
+//! The segment files of a directory, put in order by what their headers say.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Device, File, OpenMode};
+
+use crate::Lsn;
+use crate::error::{At, LogError};
+use crate::format::{BLOCK, BadHeader, Salt, SegmentHeader, VERSION};
+use crate::segments::parse_file_name;
+
+/// A segment file with a good header.
+#[derive(Debug, Clone)]
+pub(crate) struct SegmentFile {
+    pub(crate) header: SegmentHeader,
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<dyn File>,
+    /// Length of the file: what lies beyond reads as zeros.
+    pub(crate) len: u64,
+}
+
+impl SegmentFile {
+    pub(crate) fn number(&self) -> u64 {
+        self.header.number.get()
+    }
+
+    pub(crate) fn first_lsn(&self) -> Lsn {
+        self.header.first_lsn.get()
+    }
+
+    /// Where the file's data ends: its capacity, or what is left of it.
+    pub(crate) fn data_end(&self) -> Lsn {
+        self.header
+            .end()
+            .min(self.first_lsn() + self.len.saturating_sub(BLOCK as u64))
+    }
+
+    pub(crate) fn offset(&self, lsn: Lsn) -> u64 {
+        BLOCK as u64 + (lsn - self.first_lsn())
+    }
+}
+
+/// The segments of one epoch, without a gap.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) segments: Vec<SegmentFile>,
+}
+
+impl Run {
+    /// A run has at least one segment.
+    pub(crate) fn head(&self) -> Option<&SegmentHeader> {
+        self.segments.first().map(|s| &s.header)
+    }
+
+    pub(crate) fn epoch(&self) -> u32 {
+        self.head().map_or(0, |h| h.epoch.get())
+    }
+
+    pub(crate) fn salt(&self) -> Salt {
+        Salt(self.head().map_or(0, |h| h.salt.get()))
+    }
+
+    pub(crate) fn first_lsn(&self) -> Lsn {
+        self.head().map_or(0, |h| h.first_lsn.get())
+    }
+
+    pub(crate) fn end(&self) -> Lsn {
+        self.segments.last().map_or(0, |s| s.header.end())
+    }
+
+    /// Whether the epoch's first segment is there, so that a frame starts at its first byte.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.head().is_some_and(|h| h.number == h.epoch_first)
+    }
+
+    /// Where the epoch before ends.
+    pub(crate) fn predecessor_end(&self) -> Lsn {
+        self.head().map_or(0, |h| h.predecessor_end.get())
+    }
+
+    /// What recovery had carried over was durable before the header that says so.
+    pub(crate) fn carried_end(&self) -> Lsn {
+        if self.is_whole() {
+            self.head().map_or(0, |h| h.carried_end.get())
+        } else {
+            0
+        }
+    }
+}
+
+/// A file that is not part of the chain: prepared and never used, renamed and not yet given its header, or
+/// made by a recovery that did not come to its end. Or a damaged one: `scan` looks for proof of that.
+#[derive(Debug)]
+pub(crate) struct Stray {
+    pub(crate) number: u64,
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<dyn File>,
+    pub(crate) len: u64,
+    /// A good header, of an epoch whose first segment never got its own.
+    pub(crate) header: Option<SegmentHeader>,
+}
+
+/// All segment files of a log.
+#[derive(Debug)]
+pub(crate) struct Chain {
+    /// By epoch.
+    pub(crate) runs: Vec<Run>,
+    pub(crate) strays: Vec<Stray>,
+    pub(crate) log_id: [u8; 16],
+    pub(crate) max_epoch: u32,
+    pub(crate) max_number: u64,
+}
+
+impl Chain {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// The newest epoch.
+    pub(crate) fn last(&self) -> Option<&Run> {
+        self.runs.last()
+    }
+
+    /// Reads all headers of `dir` and puts the segments in order.
+    pub(crate) fn load(device: &dyn Device, dir: &Path) -> Result<Self, LogError> {
+        let mut chain = Self {
+            runs: Vec::new(),
+            strays: Vec::new(),
+            log_id: [0; 16],
+            max_epoch: 0,
+            max_number: 0,
+        };
+        let mut files = Vec::new();
+        for entry in device.list(dir).at("list", dir)? {
+            let Some(number) = parse_file_name(&entry.name) else {
+                continue;
+            };
+            let path = dir.join(&entry.name);
+            let file = device.open(&path, OpenMode::ReadWrite).at("open", &path)?;
+            let len = file.stat().at("stat", &path)?.len;
+            chain.max_number = chain.max_number.max(number);
+            match read_header(&*file, &path)? {
+                Some(header) if header.number == number => {
+                    chain.max_epoch = chain.max_epoch.max(header.epoch.get());
+                    files.push(SegmentFile {
+                        header,
+                        path,
+                        file,
+                        len,
+                    });
+                }
+                _ => chain.strays.push(Stray {
+                    number,
+                    path,
+                    file,
+                    len,
+                    header: None,
+                }),
+            }
+        }
+        files.sort_by_key(SegmentFile::number);
+        if let Some(first) = files.first() {
+            chain.log_id = first.header.log_id;
+        }
+        chain.link(files)?;
+        Ok(chain)
+    }
+
+    /// Splits the files into epochs, drops what a later epoch took over, and refuses gaps.
+    fn link(&mut self, files: Vec<SegmentFile>) -> Result<(), LogError> {
+        let mut runs: Vec<Run> = Vec::new();
+        for file in files {
+            if file.header.log_id != self.log_id {
+                return Err(mismatch(
+                    &file,
+                    16,
+                    "a segment of this log",
+                    "a segment of another log",
+                ));
+            }
+            match runs.last_mut() {
+                Some(run) if run.epoch() == file.header.epoch.get() => run.segments.push(file),
+                Some(run) if run.epoch() > file.header.epoch.get() => {
+                    let expected = format!("epoch {} or later", run.epoch());
+                    return Err(mismatch(
+                        &file,
+                        64,
+                        &expected,
+                        &format!("epoch {}", file.header.epoch),
+                    ));
+                }
+                _ => runs.push(Run { segments: vec![file] }),
+            }
+        }
+        let mut taken_over_at = Lsn::MAX;
+        for (at, mut run) in runs.into_iter().enumerate().rev() {
+            if at > 0 && !run.is_whole() {
+                // A later epoch whose first segment has no header: a recovery that was cut short. (If damage
+                // took the header, the epoch before ends too early, or later frames prove it: see `scan`.)
+                self.strays.extend(run.segments.into_iter().map(Stray::from));
+                continue;
+            }
+            run.segments.retain(|s| s.first_lsn() < taken_over_at);
+            check_gaps(&run)?;
+            taken_over_at = run.predecessor_end();
+            if !run.segments.is_empty() {
+                self.runs.push(run);
+            }
+        }
+        self.runs.reverse();
+        Ok(())
+    }
+}
+
+impl From<SegmentFile> for Stray {
+    fn from(segment: SegmentFile) -> Self {
+        let SegmentFile {
+            header,
+            path,
+            file,
+            len,
+        } = segment;
+        Self {
+            number: header.number.get(),
+            path,
+            file,
+            len,
+            header: Some(header),
+        }
+    }
+}
+
+fn check_gaps(run: &Run) -> Result<(), LogError> {
+    for pair in run.segments.windows(2) {
+        let [a, b] = pair else { continue };
+        if b.number() != a.number() + 1 || b.first_lsn() != a.header.end() {
+            let expected = format!("segment {} with LSN {}", a.number() + 1, a.header.end());
+            let found = format!("segment {} with LSN {}", b.number(), b.first_lsn());
+            return Err(mismatch(b, 0, &expected, &found));
+        }
+    }
+    Ok(())
+}
+
+fn mismatch(file: &SegmentFile, offset: u64, expected: &str, found: &str) -> LogError {
+    LogError::Corrupt {
+        path: file.path.clone(),
+        offset,
+        lsn: file.first_lsn(),
+        expected: expected.to_owned(),
+        found: found.to_owned(),
+    }
+}
+
+/// A segment's header; `None` where there is no good one.
+fn read_header(file: &dyn File, path: &Path) -> Result<Option<SegmentHeader>, LogError> {
+    let mut block = [0; BLOCK];
+    read_or_zeros(file, &mut block, 0).at("read", path)?;
+    match SegmentHeader::decode(&block) {
+        Ok(header) if header.block.get() as usize == BLOCK => Ok(Some(header)),
+        Ok(_) | Err(BadHeader::Blank | BadHeader::Damaged) => Ok(None),
+        Err(BadHeader::Version(found)) => Err(LogError::Version {
+            path: path.to_owned(),
+            found,
+            supported: VERSION,
+        }),
+    }
+}
+
+/// Fills `buf` from `offset`; what lies beyond the file's end is zeros.
+pub(crate) fn read_or_zeros(file: &dyn File, buf: &mut [u8], mut offset: u64) -> std::io::Result<()> {
+    let mut rest = buf;
+    while !rest.is_empty() {
+        match file.read_at(rest, offset) {
+            Ok(0) => {
+                rest.fill(0);
+                return Ok(());
+            }
+            Ok(n) => {
+                rest = rest.split_at_mut(n).1;
+                offset += n as u64;
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! The decision table of recovery. `docs/format/log.md` shows it; each row has a test here.
+
+use std::fmt;
+
+/// What is known at a position where a frame should start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Evidence {
+    /// A later epoch recorded that this one ends exactly here.
+    pub(crate) epoch_ends_here: bool,
+    /// A valid frame stands here: checksum, position and epoch are right.
+    pub(crate) frame: bool,
+    /// That frame reaches beyond the end that a later epoch recorded.
+    pub(crate) frame_crosses_end: bool,
+    /// A later epoch recorded an end beyond this position, or this epoch's header says that recovery had
+    /// carried over more than this.
+    pub(crate) below_recorded_end: bool,
+    /// A valid later frame promises that this position was durable.
+    pub(crate) below_promise: bool,
+    /// The ring of the process before is there, matches, and its segments are good up to its mark.
+    pub(crate) ring: bool,
+}
+
+/// What recovery does at a position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// Go on in the next epoch.
+    NextEpoch,
+    /// Take the frame, go on behind it.
+    Take,
+    /// What was durable is not there: refuse to open.
+    Corrupt(Proof),
+    /// Go on in the ring.
+    Ring,
+    /// The log ends here.
+    End,
+}
+
+/// How it is known that something durable is missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Proof {
+    CrossesEnd,
+    RecordedEnd,
+    Promise,
+}
+
+impl fmt::Display for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CrossesEnd => "a frame that ends where the next epoch begins",
+            Self::RecordedEnd => "a frame, since a segment header records that the log was durable beyond",
+            Self::Promise => "a frame, since a later frame promises that the log was durable beyond",
+        })
+    }
+}
+
+/// The table, from the first row that matches down.
+pub(crate) fn decide(e: Evidence) -> Decision {
+    match e {
+        Evidence {
+            epoch_ends_here: true,
+            ..
+        } => Decision::NextEpoch,
+        Evidence {
+            frame: true,
+            frame_crosses_end: true,
+            ..
+        } => Decision::Corrupt(Proof::CrossesEnd),
+        Evidence { frame: true, .. } => Decision::Take,
+        Evidence {
+            below_recorded_end: true,
+            ..
+        } => Decision::Corrupt(Proof::RecordedEnd),
+        Evidence {
+            below_promise: true, ..
+        } => Decision::Corrupt(Proof::Promise),
+        Evidence { ring: true, .. } => Decision::Ring,
+        Evidence { .. } => Decision::End,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: Evidence = Evidence {
+        epoch_ends_here: false,
+        frame: false,
+        frame_crosses_end: false,
+        below_recorded_end: false,
+        below_promise: false,
+        ring: false,
+    };
+
+    #[test]
+    fn each_row_decides() {
+        let rows = [
+            (
+                Evidence {
+                    epoch_ends_here: true,
+                    ..NOTHING
+                },
+                Decision::NextEpoch,
+            ),
+            (
+                Evidence {
+                    frame: true,
+                    frame_crosses_end: true,
+                    ..NOTHING
+                },
+                Decision::Corrupt(Proof::CrossesEnd),
+            ),
+            (
+                Evidence {
+                    frame: true,
+                    ..NOTHING
+                },
+                Decision::Take,
+            ),
+            (
+                Evidence {
+                    below_recorded_end: true,
+                    ..NOTHING
+                },
+                Decision::Corrupt(Proof::RecordedEnd),
+            ),
+            (
+                Evidence {
+                    below_promise: true,
+                    ..NOTHING
+                },
+                Decision::Corrupt(Proof::Promise),
+            ),
+            (
+                Evidence {
+                    ring: true,
+                    ..NOTHING
+                },
+                Decision::Ring,
+            ),
+            (NOTHING, Decision::End),
+        ];
+        for (evidence, decision) in rows {
+            assert_eq!(decide(evidence), decision, "{evidence:?}");
+        }
+    }
+
+    #[test]
+    fn no_evidence_of_loss_is_ever_overlooked() {
+        // All 64 inputs: the log goes on or ends at a bad frame only without any proof that it was durable.
+        for bits in 0..64_u32 {
+            let on = |bit: u32| bits & (1 << bit) != 0;
+            let e = Evidence {
+                epoch_ends_here: on(0),
+                frame: on(1),
+                frame_crosses_end: on(2),
+                below_recorded_end: on(3),
+                below_promise: on(4),
+                ring: on(5),
+            };
+            let proof = e.below_recorded_end || e.below_promise;
+            match decide(e) {
+                Decision::NextEpoch => assert!(e.epoch_ends_here),
+                Decision::Take => assert!(e.frame && !e.frame_crosses_end),
+                Decision::Corrupt(_) => assert!(!e.epoch_ends_here && (proof || e.frame_crosses_end)),
+                Decision::Ring => assert!(e.ring && !e.frame && !proof),
+                Decision::End => assert!(!e.ring && !e.frame && !proof),
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The directory's lock, and the look before it that leaves foreign directories alone.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use collie_io::{Device, File, OpenMode, write_all_at};
+
+use crate::error::{At, LogError};
+use crate::segments::parse_file_name;
+
+const LOCK: &str = "LOCK";
+/// What `collie log repair` keeps of a cut-off tail.
+pub(crate) const CUT_SUFFIX: &str = ".cut";
+
+/// Held while a log is open. The kernel lets go of it when the process dies.
+#[derive(Debug)]
+pub(crate) struct DirLock(Mutex<Option<Arc<dyn File>>>);
+
+impl DirLock {
+    /// Creates `dir` if needed and locks it.
+    pub(crate) fn take(device: &dyn Device, dir: &Path) -> Result<Self, LogError> {
+        check_directory(device, dir)?;
+        device.create_dir_all(dir).at("create", dir)?;
+        let path = dir.join(LOCK);
+        let file = device.open(&path, OpenMode::OpenOrCreate).at("open", &path)?;
+        if !file.try_lock().at("lock", &path)? {
+            return Err(LogError::Locked {
+                path: dir.to_owned(),
+                pid: holder(&*file),
+            });
+        }
+        let pid = std::process::id().to_string();
+        file.set_len(0).at("truncate", &path)?;
+        write_all_at(&*file, pid.as_bytes(), 0).at("write", &path)?;
+        Ok(Self(Mutex::new(Some(file))))
+    }
+
+    pub(crate) fn release(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+/// The process id in a lock file.
+fn holder(file: &dyn File) -> Option<u32> {
+    let mut text = [0; 16];
+    let len = file.read_at(&mut text, 0).ok()?;
+    std::str::from_utf8(text.get(..len)?).ok()?.trim().parse().ok()
+}
+
+/// Refuses a directory that holds anything that is not a log's.
+fn check_directory(device: &dyn Device, dir: &Path) -> Result<(), LogError> {
+    let entries = match device.list(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotADirectory => {
+            return Err(LogError::WrongDirectory {
+                path: dir.to_owned(),
+                found: "a file in its place".into(),
+            });
+        }
+        Err(e) => return Err(e).at("list", dir),
+    };
+    let foreign = entries.iter().find(|e| {
+        let ours = e.name == LOCK || e.name.ends_with(CUT_SUFFIX) || parse_file_name(&e.name).is_some();
+        e.is_dir || !ours
+    });
+    match foreign {
+        None => Ok(()),
+        Some(entry) => {
+            let what = if entry.is_dir { "a directory" } else { "a file" };
+            let found = format!("{what} named {:?}", entry.name);
+            Err(LogError::WrongDirectory {
+                path: PathBuf::from(dir),
+                found,
+            })
+        }
+    }
+}

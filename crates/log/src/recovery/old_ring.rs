@@ -1,0 +1,192 @@
+//! The ring that an earlier process left in tmpfs.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use collie_io::{Device, OpenMode};
+use zerocopy::FromBytes;
+
+use super::RingOutcome;
+use super::chain::Chain;
+use crate::Lsn;
+use crate::format::{BLOCK, FRAME_HEADER, FrameHeader, RingHeader, Salt, SegmentHeader};
+use crate::ring::{Ring, RingFile};
+
+/// The name of a ring: which log, which incarnation.
+pub(crate) fn file_name(log_id: [u8; 16], incarnation: [u8; 16]) -> String {
+    format!("{}{}.ring", name_prefix(log_id), hex(incarnation))
+}
+
+/// What the names of all rings of a log begin with.
+pub(crate) fn name_prefix(log_id: [u8; 16]) -> String {
+    format!("collie-{}-", hex(log_id))
+}
+
+fn hex(id: [u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(id))
+}
+
+/// The directory of an epoch's ring.
+pub(crate) fn ring_dir(header: &SegmentHeader) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(header.ring_dir()))
+}
+
+/// What was found where the newest epoch's ring should be.
+#[derive(Debug)]
+pub(crate) enum OldRing {
+    /// That epoch's ring was private.
+    None,
+    /// Not there.
+    Gone { same_boot: bool },
+    /// There, and not to be used.
+    Refused { reason: String },
+    /// There, ours, and its owner is dead.
+    Usable(Left),
+}
+
+/// A dead process's ring. Its lock is held through `ring.file`.
+#[derive(Debug)]
+pub(crate) struct Left {
+    ring: Ring,
+    epoch: u32,
+    salt: Salt,
+    /// The segments hold everything below.
+    pub(crate) written: Lsn,
+}
+
+impl OldRing {
+    /// For the report, before anything was read from it.
+    pub(crate) fn outcome(&self) -> RingOutcome {
+        match self {
+            Self::None | Self::Usable(_) => RingOutcome::None,
+            Self::Gone { same_boot } => RingOutcome::Gone {
+                same_boot: *same_boot,
+            },
+            Self::Refused { reason } => RingOutcome::Refused {
+                reason: reason.clone(),
+            },
+        }
+    }
+
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Usable(left) => left.ring.file.as_ref().map(|f| f.path.as_path()),
+            _ => None,
+        }
+    }
+}
+
+/// Looks for the ring that the newest epoch's header names. Changes nothing.
+pub(crate) fn open(device: &dyn Device, dir: &Path, chain: &Chain) -> OldRing {
+    let Some(header) = chain
+        .last()
+        .and_then(|run| run.segments.first())
+        .map(|s| s.header)
+    else {
+        return OldRing::None;
+    };
+    if header.ring == [0; 16] {
+        return OldRing::None;
+    }
+    match try_open(device, dir, chain, &header) {
+        Ok(ring) => ring,
+        Err(error) => OldRing::Refused {
+            reason: format!("it cannot be read: {error}"),
+        },
+    }
+}
+
+fn try_open(device: &dyn Device, dir: &Path, chain: &Chain, epoch: &SegmentHeader) -> io::Result<OldRing> {
+    let boot_id = device.boot_id()?;
+    let path = ring_dir(epoch).join(file_name(chain.log_id, epoch.ring));
+    let file = match device.open(&path, OpenMode::ReadWrite) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Ok(OldRing::Gone {
+                same_boot: epoch.boot_id == boot_id,
+            });
+        }
+        Err(e) => return Err(e),
+    };
+    let refused = |reason: &str| {
+        Ok(OldRing::Refused {
+            reason: reason.to_owned(),
+        })
+    };
+    let stat = file.stat()?;
+    if stat.uid != device.uid() || stat.mode != 0o600 {
+        return refused("it belongs to another user, or others may write to it");
+    }
+    let mut head = [0; BLOCK];
+    collie_io::read_exact_at(&*file, &mut head, 0)?;
+    let Ok(header) = RingHeader::decode(&head) else {
+        return refused("its header is damaged");
+    };
+    if header.log_id != chain.log_id || header.incarnation != epoch.ring || header.epoch != epoch.epoch {
+        return refused("it belongs to another log or another epoch");
+    }
+    if header.boot_id != boot_id {
+        return refused("it was left before the machine was restarted");
+    }
+    let home = device.stat(dir)?;
+    if header.dir_dev.get() != home.dev || header.dir_ino.get() != home.ino {
+        return refused("it belongs to another directory: this one is a copy or was restored from a backup");
+    }
+    let capacity = header.capacity.get();
+    if !capacity.is_power_of_two() || stat.len != BLOCK as u64 + capacity {
+        return refused("its length is not what its header says");
+    }
+    if !file.try_lock()? {
+        return refused("a living process holds it");
+    }
+    let memory = file.map(stat.len as usize)?;
+    let ring = Ring::shared(memory, RingFile { path, file });
+    let written = ring.written_mark();
+    Ok(OldRing::Usable(Left {
+        ring,
+        epoch: epoch.epoch.get(),
+        salt: Salt(epoch.salt.get()),
+        written,
+    }))
+}
+
+impl Left {
+    /// One past the last LSN that can be in the ring.
+    pub(crate) fn end(&self) -> Lsn {
+        self.written + self.ring.capacity()
+    }
+
+    /// The frame at `at`, where a complete one stands there.
+    pub(crate) fn frame(&self, at: Lsn) -> Option<(FrameHeader, Vec<u8>)> {
+        if at + FRAME_HEADER as u64 > self.end() {
+            return None;
+        }
+        let mut head = [0; FRAME_HEADER];
+        self.read(at, &mut head);
+        let header = FrameHeader::read_from_bytes(&head).ok()?;
+        if header.lsn != at || header.epoch != self.epoch || header.end() > self.end() {
+            return None;
+        }
+        let mut payload = vec![0; header.len.get() as usize];
+        self.read(at + FRAME_HEADER as u64, &mut payload);
+        header.matches(self.salt, &payload).then_some((header, payload))
+    }
+
+    /// The first complete frame above `at`: what lies between was reserved and never filled.
+    pub(crate) fn next_frame(&self, at: Lsn) -> Option<Lsn> {
+        let step = crate::format::ALIGN as usize;
+        (at + step as u64..self.end())
+            .step_by(step)
+            .find(|lsn| self.frame(*lsn).is_some())
+    }
+
+    fn read(&self, at: Lsn, out: &mut [u8]) {
+        #[expect(unsafe_code, reason = "reads the ring of a dead process")]
+        // SAFETY: its lock is ours, so its owner is dead and nobody writes to it.
+        unsafe {
+            self.ring.copy_out(at, out);
+        }
+    }
+}

@@ -1,0 +1,609 @@
+//! Walking the frames from the oldest segment to the log's end, and the look ahead at a bad one.
+
+use std::collections::VecDeque;
+
+use zerocopy::FromBytes;
+
+use super::chain::{Chain, Run, SegmentFile, Stray, read_or_zeros};
+use super::decide::{Decision, Evidence, decide};
+use super::old_ring::{Left, OldRing};
+use super::{RingOutcome, TornTail};
+use crate::Lsn;
+use crate::error::{At, LogError};
+use crate::format::{ALIGN, BLOCK, FRAME_HEADER, FrameHeader, KIND_CLOSE, Salt};
+
+/// How much is read at once, in bytes.
+const WINDOW: usize = 1 << 18;
+
+/// Where a piece of the log past the last promise is to be copied from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The run with this index.
+    Run(usize),
+    Ring,
+    /// A hole that a dead process left.
+    Hole,
+}
+
+/// A frame, or a hole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) start: Lsn,
+    pub(crate) end: Lsn,
+    pub(crate) source: Source,
+}
+
+/// A frame that the walk took, for whoever looks on.
+#[derive(Debug)]
+pub(crate) struct Seen<'a> {
+    pub(crate) header: FrameHeader,
+    pub(crate) payload: &'a [u8],
+    /// The segment and the byte in it; `None` for the ring's.
+    pub(crate) place: Option<(&'a SegmentFile, u64)>,
+}
+
+/// What the walk found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) first_frame: Lsn,
+    /// The log's end.
+    pub(crate) end: Lsn,
+    /// Everything below was durable.
+    pub(crate) promise: Lsn,
+    /// What lies between the promise and the end.
+    pub(crate) unpromised: VecDeque<Piece>,
+    pub(crate) frames: u64,
+    pub(crate) torn: Option<TornTail>,
+    pub(crate) ring: RingOutcome,
+}
+
+/// Walks the log. `resume_at` vouches that everything below it was durable.
+///
+/// # Errors
+/// Damage before a durable point, a read error, or a log that does not reach `resume_at`.
+pub(crate) fn walk(
+    chain: &Chain,
+    ring: &OldRing,
+    resume_at: Option<Lsn>,
+    look: &mut dyn FnMut(Seen<'_>),
+) -> Result<Found, LogError> {
+    let mut walk = Walk::begin(chain, ring, resume_at)?;
+    while walk.step(look)? {}
+    Ok(walk.found)
+}
+
+struct Walk<'a> {
+    chain: &'a Chain,
+    ring: &'a OldRing,
+    run: usize,
+    at: Lsn,
+    window: Window,
+    found: Found,
+    /// The last frame taken closed the log: nothing was ever appended behind it.
+    closed: bool,
+}
+
+impl<'a> Walk<'a> {
+    fn begin(chain: &'a Chain, ring: &'a OldRing, resume_at: Option<Lsn>) -> Result<Self, LogError> {
+        let first = chain.runs.first().map_or(0, Run::first_lsn);
+        let mut walk = Self {
+            chain,
+            ring,
+            run: 0,
+            at: first,
+            window: Window::default(),
+            found: Found {
+                first_frame: first,
+                end: first,
+                promise: 0,
+                unpromised: VecDeque::new(),
+                frames: 0,
+                torn: None,
+                ring: ring.outcome(),
+            },
+            closed: false,
+        };
+        match resume_at {
+            Some(wanted) => walk.start_at(wanted)?,
+            None => walk.find_first_frame()?,
+        }
+        walk.found.first_frame = walk.at;
+        walk.found.end = walk.at;
+        walk.found.promise = walk.at;
+        Ok(walk)
+    }
+
+    fn current(&self) -> Result<&'a Run, LogError> {
+        self.chain.runs.get(self.run).ok_or(LogError::Closed)
+    }
+
+    fn next_run(&self) -> Option<&'a Run> {
+        self.chain.runs.get(self.run + 1)
+    }
+
+    /// Starts in the run that holds `wanted`: the last one that begins at or below it.
+    fn start_at(&mut self, wanted: Lsn) -> Result<(), LogError> {
+        let held = self
+            .chain
+            .runs
+            .iter()
+            .rposition(|r| r.predecessor_end() <= wanted || r.first_lsn() <= wanted);
+        let (oldest, end) = (self.at, self.chain.last().map_or(0, Run::end));
+        match held {
+            Some(run) if wanted >= oldest && wanted <= end => {
+                self.run = run;
+                // An epoch may begin above the end of the one before.
+                self.at = wanted.max(if run > 0 {
+                    self.current()?.first_lsn()
+                } else {
+                    oldest
+                });
+                Ok(())
+            }
+            _ => {
+                let path = self
+                    .current()?
+                    .segments
+                    .first()
+                    .map(|s| s.path.clone())
+                    .unwrap_or_default();
+                let path = path.parent().map(Into::into).unwrap_or(path);
+                Err(LogError::Missing {
+                    path,
+                    wanted,
+                    oldest,
+                    end,
+                })
+            }
+        }
+    }
+
+    /// After a release the oldest segment may begin in mid-frame: the first valid frame is the first.
+    fn find_first_frame(&mut self) -> Result<(), LogError> {
+        let run = self.current()?;
+        if run.is_whole() || self.window.frame(run, self.at)?.is_ok() {
+            return Ok(());
+        }
+        let limit = self.next_run().map_or(run.end(), Run::predecessor_end);
+        self.at = self
+            .window
+            .find(run, self.at, |_| true)?
+            .unwrap_or(limit)
+            .min(limit);
+        Ok(())
+    }
+
+    /// Decides at one position; `false` at the log's end.
+    fn step(&mut self, look: &mut dyn FnMut(Seen<'_>)) -> Result<bool, LogError> {
+        let run = self.current()?;
+        let recorded_end = self.next_run().map(Run::predecessor_end);
+        let at = self.at;
+        let frame = self.window.frame(run, at)?;
+        let good = frame.as_ref().ok().copied();
+        let mut evidence = Evidence {
+            epoch_ends_here: recorded_end == Some(at),
+            frame: good.is_some(),
+            frame_crosses_end: good.zip(recorded_end).is_some_and(|(f, end)| f.end() > end),
+            below_recorded_end: recorded_end.is_some_and(|end| at < end) || at < run.carried_end(),
+            below_promise: false,
+            ring: self.usable_ring().is_some(),
+        };
+        if good.is_none() && !self.closed {
+            evidence.below_promise = self.proven_by_later_frames(run)?;
+        }
+        match decide(evidence) {
+            Decision::NextEpoch => {
+                self.run += 1;
+                self.at = self.current()?.first_lsn();
+                self.window.clear();
+            }
+            Decision::Take => {
+                if let Some(header) = good {
+                    self.take(run, header, look)?;
+                }
+            }
+            Decision::Corrupt(proof) => {
+                let found = frame
+                    .err()
+                    .map_or_else(|| "a frame that goes beyond".into(), |bad| bad.0);
+                return Err(corrupt(run, at, &proof.to_string(), &found));
+            }
+            Decision::Ring => {
+                self.end_in_segments(run, frame.err());
+                self.follow_ring(look);
+                return Ok(false);
+            }
+            Decision::End => {
+                self.end_in_segments(run, frame.err());
+                self.explain_ring();
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn take(
+        &mut self,
+        run: &Run,
+        header: FrameHeader,
+        look: &mut dyn FnMut(Seen<'_>),
+    ) -> Result<(), LogError> {
+        let payload = self
+            .window
+            .bytes(run, self.at + FRAME_HEADER as u64, header.len.get() as usize)?;
+        let segment = run.segments.iter().find(|s| s.header.end() > header.lsn.get());
+        let place = segment.map(|s| (s, s.offset(header.lsn.get())));
+        look(Seen {
+            header,
+            payload,
+            place,
+        });
+        self.closed = header.kind() == KIND_CLOSE;
+        self.accept(header, Source::Run(self.run));
+        self.promised(run.carried_end().max(run.predecessor_end()));
+        Ok(())
+    }
+
+    fn accept(&mut self, header: FrameHeader, source: Source) {
+        let piece = Piece {
+            start: header.lsn.get(),
+            end: header.end(),
+            source,
+        };
+        self.found.unpromised.push_back(piece);
+        self.found.frames += 1;
+        self.found.end = piece.end;
+        self.at = piece.end;
+        self.promised(header.promised.get());
+    }
+
+    /// Everything below `lsn` was durable: it need not be copied.
+    fn promised(&mut self, lsn: Lsn) {
+        self.found.promise = self.found.promise.max(lsn.min(self.found.end));
+        while self
+            .found
+            .unpromised
+            .front()
+            .is_some_and(|piece| piece.end <= self.found.promise)
+        {
+            self.found.unpromised.pop_front();
+        }
+    }
+
+    fn usable_ring(&self) -> Option<&'a Left> {
+        match self.ring {
+            OldRing::Usable(left) if self.next_run().is_none() && left.written <= self.at => Some(left),
+            _ => None,
+        }
+    }
+
+    /// Whether a frame further on shows that this position was durable.
+    fn proven_by_later_frames(&mut self, run: &Run) -> Result<bool, LogError> {
+        let at = self.at;
+        if self.window.find(run, at, |h| h.promised.get() > at)?.is_some() {
+            return Ok(true);
+        }
+        for stray in &self.chain.strays {
+            let last = run.segments.last().map_or(0, SegmentFile::number);
+            if stray.number > last && stray_proves(run, stray, at)? {
+                return Ok(true);
+            }
+        }
+        // A ring that cannot be used may still tell.
+        Ok(match self.ring {
+            OldRing::Usable(left) if self.next_run().is_none() && left.written > at => {
+                let first = left
+                    .frame(left.written)
+                    .map(|_| left.written)
+                    .or_else(|| left.next_frame(left.written));
+                first
+                    .and_then(|lsn| left.frame(lsn))
+                    .is_some_and(|(h, _)| h.promised.get() > at)
+            }
+            _ => false,
+        })
+    }
+
+    fn end_in_segments(&mut self, run: &Run, bad: Option<Bad>) {
+        let Some(Bad(found)) = bad.filter(|b| !b.0.is_empty()) else {
+            return;
+        };
+        if let Some(segment) = run.segments.iter().find(|s| s.header.end() > self.at) {
+            let (path, offset) = (segment.path.clone(), segment.offset(self.at));
+            self.found.torn = Some(TornTail {
+                path,
+                offset,
+                lsn: self.at,
+                found,
+            });
+        }
+    }
+
+    /// Takes the frames that only the ring has. A complete frame behind a hole counts: what belonged in the
+    /// hole was never applied nor seen, so nothing depends on it.
+    fn follow_ring(&mut self, look: &mut dyn FnMut(Seen<'_>)) {
+        let Some(left) = self.usable_ring() else { return };
+        let (mut frames, mut holes) = (0, 0);
+        loop {
+            if let Some((header, payload)) = left.frame(self.at) {
+                look(Seen {
+                    header,
+                    payload: &payload,
+                    place: None,
+                });
+                self.closed = header.kind() == KIND_CLOSE;
+                self.accept(header, Source::Ring);
+                frames += 1;
+                continue;
+            }
+            let Some(next) = left.next_frame(self.at) else {
+                break;
+            };
+            // A hole has room for whole frames; anything smaller is not one that we know of.
+            if next - self.at < FRAME_HEADER as u64 {
+                break;
+            }
+            self.found.unpromised.push_back(Piece {
+                start: self.at,
+                end: next,
+                source: Source::Hole,
+            });
+            holes += 1;
+            self.at = next;
+        }
+        if frames > 0 {
+            // The segments' tail is not the log's end.
+            self.found.torn = None;
+        }
+        self.found.ring = RingOutcome::Recovered { frames, holes };
+    }
+
+    fn explain_ring(&mut self) {
+        if let OldRing::Usable(left) = self.ring
+            && self.next_run().is_none()
+        {
+            let reason = format!(
+                "the segments are good up to LSN {} only, and the ring goes on at {}; what was acknowledged at \
+                 the process level in between may be lost",
+                self.at, left.written
+            );
+            self.found.ring = RingOutcome::Refused { reason };
+        }
+        if self.closed {
+            self.found.ring = RingOutcome::Closed;
+        }
+    }
+}
+
+fn corrupt(run: &Run, lsn: Lsn, expected: &str, found: &str) -> LogError {
+    let segment = run
+        .segments
+        .iter()
+        .find(|s| s.header.end() > lsn)
+        .or(run.segments.last());
+    let found = if found.is_empty() { "zeros" } else { found };
+    LogError::Corrupt {
+        path: segment.map(|s| s.path.clone()).unwrap_or_default(),
+        offset: segment.map_or(0, |s| s.offset(lsn)),
+        lsn,
+        expected: expected.to_owned(),
+        found: found.to_owned(),
+    }
+}
+
+/// Why there is no frame, in words; empty where there is nothing at all.
+#[derive(Debug)]
+struct Bad(String);
+
+/// A stretch of a run's frame stream in memory.
+#[derive(Debug, Default)]
+struct Window {
+    bytes: Vec<u8>,
+    at: Lsn,
+}
+
+impl Window {
+    fn clear(&mut self) {
+        self.bytes.clear();
+    }
+
+    /// `len` bytes from `at`, which lie inside the run.
+    fn bytes(&mut self, run: &Run, at: Lsn, len: usize) -> Result<&[u8], LogError> {
+        let end = self.at + self.bytes.len() as u64;
+        if self.bytes.is_empty() || at < self.at || at + len as u64 > end {
+            self.fill(run, at, len.max(WINDOW))?;
+        }
+        let from = (at - self.at) as usize;
+        Ok(self.bytes.get(from..from + len).unwrap_or_default())
+    }
+
+    fn fill(&mut self, run: &Run, at: Lsn, len: usize) -> Result<(), LogError> {
+        self.at = at;
+        self.bytes.clear();
+        for segment in &run.segments {
+            let position = at + self.bytes.len() as u64;
+            if segment.header.end() <= position || self.bytes.len() >= len {
+                continue;
+            }
+            let have = self.bytes.len();
+            let n = ((segment.header.end() - position) as usize).min(len - have);
+            self.bytes.resize(have + n, 0);
+            if let Some(part) = self.bytes.get_mut(have..) {
+                read_or_zeros(&*segment.file, part, segment.offset(position)).at("read", &segment.path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The frame at `at`, verified, or why there is none.
+    fn frame(&mut self, run: &Run, at: Lsn) -> Result<Result<FrameHeader, Bad>, LogError> {
+        let room = run.end().saturating_sub(at);
+        if room < FRAME_HEADER as u64 {
+            return Ok(Err(Bad(String::new())));
+        }
+        let epoch = run.epoch();
+        let head = self.bytes(run, at, FRAME_HEADER)?;
+        let Ok(header) = FrameHeader::read_from_bytes(head) else {
+            return Ok(Err(Bad(String::new())));
+        };
+        let bad = |found: String| Ok(Err(Bad(found)));
+        if header.lsn != at {
+            let old = header.lsn < at && header.lsn.get() > 0;
+            let nothing = header == FrameHeader::read_from_bytes(&[0; FRAME_HEADER]).unwrap_or(header);
+            return bad(match (nothing, old) {
+                (true, _) => String::new(),
+                (_, true) => format!(
+                    "something that is no frame, or an old one with LSN {}",
+                    header.lsn
+                ),
+                _ => format!("bytes that are no frame (they give LSN {})", header.lsn),
+            });
+        }
+        if header.epoch != epoch {
+            return bad(format!(
+                "a frame of epoch {} in a segment of epoch {epoch}",
+                header.epoch
+            ));
+        }
+        if header.end() - at > room {
+            return bad(format!(
+                "a frame of {} bytes, more than the segments hold",
+                header.len
+            ));
+        }
+        let payload = self.bytes(run, at + FRAME_HEADER as u64, header.len.get() as usize)?;
+        if !header.matches(run.salt(), payload) {
+            return bad(format!("a frame of {} bytes with a wrong checksum", header.len));
+        }
+        Ok(Ok(header))
+    }
+
+    /// The first valid frame above `at` that `wanted` wants.
+    fn find(
+        &mut self,
+        run: &Run,
+        at: Lsn,
+        wanted: impl Fn(&FrameHeader) -> bool,
+    ) -> Result<Option<Lsn>, LogError> {
+        let end = run.segments.last().map_or(0, SegmentFile::data_end);
+        let mut here = at + ALIGN;
+        while here + FRAME_HEADER as u64 <= end {
+            let len = WINDOW.min((end - here) as usize);
+            let chunk = self.bytes(run, here, len)?;
+            let candidates = places(chunk, here);
+            let step = (len - FRAME_HEADER) as u64 / ALIGN * ALIGN + ALIGN;
+            for lsn in candidates {
+                if self.frame(run, lsn)?.is_ok_and(|header| wanted(&header)) {
+                    return Ok(Some(lsn));
+                }
+            }
+            here += step;
+        }
+        Ok(None)
+    }
+}
+
+/// Whether a file outside the chain shows that the log was durable at `at`: its header is damaged, or it is
+/// a later epoch's whose first header is. Carried-over frames promise nothing, so what an interrupted
+/// recovery left proves nothing.
+fn stray_proves(run: &Run, stray: &Stray, at: Lsn) -> Result<bool, LogError> {
+    let mut chunk = vec![0; WINDOW];
+    let mut offset = BLOCK as u64;
+    while offset + FRAME_HEADER as u64 <= stray.len {
+        let n = WINDOW.min((stray.len - offset) as usize);
+        let Some(part) = chunk.get_mut(..n) else { break };
+        read_or_zeros(&*stray.file, part, offset).at("read", &stray.path)?;
+        for (index, head) in part.windows(FRAME_HEADER).step_by(ALIGN as usize).enumerate() {
+            let Ok(header) = FrameHeader::read_from_bytes(head) else {
+                continue;
+            };
+            let place = offset + index as u64 * ALIGN;
+            if promises(&header, run, at) && belongs(&header, run, stray, place)? {
+                return Ok(true);
+            }
+        }
+        offset += (n - FRAME_HEADER) as u64 / ALIGN * ALIGN + ALIGN;
+    }
+    Ok(false)
+}
+
+/// Whether a header, if it is one, says that `at` was durable.
+fn promises(header: &FrameHeader, run: &Run, at: Lsn) -> bool {
+    let (promised, epoch) = (header.promised.get(), header.epoch.get());
+    let later = if epoch == run.epoch() {
+        promised > at
+    } else {
+        epoch > run.epoch() && promised >= at
+    };
+    promised > 0 && promised <= header.lsn.get() && header.lsn.get() >= at && later
+}
+
+/// Whether a header in a stray is a frame's. Where the epoch's salt is known its checksum tells; where the
+/// header that held it is destroyed, a plausible place must do.
+fn belongs(header: &FrameHeader, run: &Run, stray: &Stray, place: u64) -> Result<bool, LogError> {
+    const FARTHEST: u64 = 1 << 40;
+    let epoch = header.epoch.get();
+    let salt = match &stray.header {
+        Some(known) if known.epoch == epoch => Salt(known.salt.get()),
+        None if epoch == run.epoch() => run.salt(),
+        None => {
+            return Ok(
+                epoch.wrapping_sub(run.epoch()) < 1 << 16 && header.lsn.get() - run.first_lsn() < FARTHEST
+            );
+        }
+        Some(_) => return Ok(false),
+    };
+    if u64::from(header.len.get()) > stray.len.saturating_sub(place) {
+        return Ok(false);
+    }
+    let mut payload = vec![0; header.len.get() as usize];
+    read_or_zeros(&*stray.file, &mut payload, place + FRAME_HEADER as u64).at("read", &stray.path)?;
+    Ok(header.matches(salt, &payload))
+}
+
+/// Where in `chunk`, which begins at LSN `at`, a frame's own LSN equals its place.
+fn places(chunk: &[u8], at: Lsn) -> Vec<Lsn> {
+    const LSN_AT: usize = std::mem::offset_of!(FrameHeader, lsn);
+    let mut found = Vec::new();
+    for (n, head) in chunk.windows(FRAME_HEADER).step_by(ALIGN as usize).enumerate() {
+        let lsn = at + n as u64 * ALIGN;
+        if head
+            .get(LSN_AT..LSN_AT + 8)
+            .is_some_and(|b| b == lsn.to_le_bytes())
+        {
+            found.push(lsn);
+        }
+    }
+    found
+}
+
+/// Reads pieces again, in order, for copying.
+#[derive(Debug, Default)]
+pub(crate) struct Rereader {
+    window: Window,
+    run: Option<usize>,
+}
+
+impl Rereader {
+    /// Header and payload of a frame in a run.
+    pub(crate) fn frame(
+        &mut self,
+        chain: &Chain,
+        index: usize,
+        at: Lsn,
+    ) -> Result<(FrameHeader, &[u8]), LogError> {
+        let run = chain.runs.get(index).ok_or(LogError::Closed)?;
+        if self.run.replace(index) != Some(index) {
+            self.window.clear();
+        }
+        match self.window.frame(run, at)? {
+            Ok(header) => {
+                let payload = self
+                    .window
+                    .bytes(run, at + FRAME_HEADER as u64, header.len.get() as usize)?;
+                Ok((header, payload))
+            }
+            Err(bad) => Err(corrupt(run, at, "the frame that was there a moment ago", &bad.0)),
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! The segment files: prepared ahead of need, found by LSN, released and used again.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Device, File, OpenMode, write_all_at};
+
+use crate::Lsn;
+use crate::error::{At, LogError};
+use crate::format::{BLOCK, SegmentHeader};
+use crate::sync::{Mutex, lock};
+
+/// How much of a new segment is zeroed at a time. What is zeroed can be appended to.
+const CHUNK: u64 = 4 << 20;
+/// How many released segments are kept for use as new ones; further ones are removed.
+const SPARES: usize = 2;
+
+/// The name of segment `number`.
+pub(crate) fn file_name(number: u64) -> String {
+    format!("{number:016x}.seg")
+}
+
+/// The number in a segment's name.
+pub(crate) fn parse_file_name(name: &str) -> Option<u64> {
+    let digits = name.strip_suffix(".seg")?;
+    let number = u64::from_str_radix(digits, 16).ok()?;
+    (file_name(number) == name).then_some(number)
+}
+
+/// A segment that is in use: `[first_lsn, end)` of the log.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) number: u64,
+    pub(crate) epoch: u32,
+    pub(crate) salt: u32,
+    pub(crate) first_lsn: Lsn,
+    /// One past the last LSN that counts here: what fits, or where the next epoch takes over.
+    pub(crate) end: Lsn,
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<dyn File>,
+    /// The same file, for writes that bypass the page cache.
+    pub(crate) direct: Option<Arc<dyn File>>,
+    /// Whether the whole file is allocated and this epoch's, so that it can be used again.
+    pub(crate) reusable: bool,
+}
+
+impl Segment {
+    /// Where an LSN's byte is in the file.
+    pub(crate) fn offset(&self, lsn: Lsn) -> u64 {
+        BLOCK as u64 + (lsn - self.first_lsn)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    live: VecDeque<Arc<Segment>>,
+    /// Released, oldest first, under their old names until they are used again.
+    spare: VecDeque<Arc<Segment>>,
+}
+
+/// The segments of an open log.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    device: Arc<dyn Device>,
+    dir: PathBuf,
+    direct: bool,
+    /// The epoch's header; number and first LSN vary.
+    template: SegmentHeader,
+    table: Mutex<Table>,
+    builder: Mutex<Builder>,
+}
+
+/// What is being prepared. One thread at a time; it may be a worker that ran out of room.
+#[derive(Debug)]
+pub(crate) struct Builder {
+    /// The last segment's number.
+    number: u64,
+    /// The log has room up to here.
+    total: Lsn,
+    /// The last segment, while part of it is not zeroed. The file is opened for this alone, so that a
+    /// failed sync is told to the flusher too: the kernel tells it once per open file.
+    unfinished: Option<(Arc<dyn File>, PathBuf, Lsn)>,
+}
+
+impl Builder {
+    pub(crate) fn total(&self) -> Lsn {
+        self.total
+    }
+}
+
+impl Segments {
+    /// The segments that recovery found and made; the last is the new epoch's, with `ready` bytes of data
+    /// space zeroed.
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        dir: PathBuf,
+        template: SegmentHeader,
+        live: VecDeque<Arc<Segment>>,
+        ready: u64,
+    ) -> Result<Self, LogError> {
+        let (mut number, mut total, mut unfinished, mut direct) = (0, 0, None, false);
+        if let Some(last) = live.back() {
+            number = last.number;
+            direct = last.direct.is_some();
+            total = last.end.min(last.first_lsn + ready);
+            if total < last.end {
+                let file = device
+                    .open(&last.path, OpenMode::ReadWrite)
+                    .at("open", &last.path)?;
+                unfinished = Some((file, last.path.clone(), last.end));
+            }
+        }
+        let table = Mutex::new(Table {
+            live,
+            spare: VecDeque::new(),
+        });
+        let builder = Mutex::new(Builder {
+            number,
+            total,
+            unfinished,
+        });
+        Ok(Self {
+            device,
+            dir,
+            direct,
+            template,
+            table,
+            builder,
+        })
+    }
+
+    pub(crate) fn builder(&self) -> crate::sync::MutexGuard<'_, Builder> {
+        lock(&self.builder)
+    }
+
+    /// Makes room for more: zeroes a further chunk, or begins a further segment. Everything that it makes
+    /// is synced, names included, before `total` tells of it.
+    pub(crate) fn extend(&self, builder: &mut Builder) -> Result<(), LogError> {
+        if let Some((file, path, end)) = &builder.unfinished {
+            let chunk = CHUNK.min(end - builder.total);
+            let offset = BLOCK as u64 + self.template.data_bytes.get() - (end - builder.total);
+            zero(&**file, path, offset, chunk)?;
+            file.sync_data().at("sync", path)?;
+            builder.total += chunk;
+            if builder.total == *end {
+                builder.unfinished = None;
+            }
+            return Ok(());
+        }
+        let spare = lock(&self.table).spare.pop_front();
+        match spare {
+            Some(spare) => self.reuse(builder, spare),
+            None => self.begin(builder),
+        }
+    }
+
+    fn header(&self, number: u64, first_lsn: Lsn) -> SegmentHeader {
+        let mut header = self.template;
+        header.number = number.into();
+        header.first_lsn = first_lsn.into();
+        header
+    }
+
+    /// A released file takes the next number. Its old frames cannot be mistaken for new ones: their LSNs
+    /// differ from their positions.
+    fn reuse(&self, builder: &mut Builder, spare: Arc<Segment>) -> Result<(), LogError> {
+        let header = self.header(builder.number + 1, builder.total);
+        let path = self.dir.join(file_name(header.number.get()));
+        if let Err(error) = self.device.rename(&spare.path, &path).at("rename", &spare.path) {
+            lock(&self.table).spare.push_front(spare);
+            return Err(error);
+        }
+        self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
+        let file = Arc::clone(&spare.file);
+        write_all_at(&*file, &header.encode(), 0).at("write", &path)?;
+        file.sync_data().at("sync", &path)?;
+        self.add(builder, &header, path, file, header.data_bytes.get())
+    }
+
+    fn begin(&self, builder: &mut Builder) -> Result<(), LogError> {
+        let header = self.header(builder.number + 1, builder.total);
+        let chunk = CHUNK.min(header.data_bytes.get());
+        let path = self.dir.join(file_name(header.number.get()));
+        match create(&*self.device, &self.dir, &path, chunk, Some(&header)) {
+            Ok(file) => self.add(builder, &header, path, file, chunk),
+            Err(error) => {
+                // What was written of it is in the way of others on a full device. If it cannot be removed,
+                // the next attempt begins by emptying it.
+                let _ = self.device.remove_file(&path);
+                Err(error)
+            }
+        }
+    }
+
+    fn add(
+        &self,
+        builder: &mut Builder,
+        header: &SegmentHeader,
+        path: PathBuf,
+        file: Arc<dyn File>,
+        ready: u64,
+    ) -> Result<(), LogError> {
+        let end = header.end();
+        if ready < header.data_bytes.get() {
+            let zeroing = self.device.open(&path, OpenMode::ReadWrite).at("open", &path)?;
+            builder.unfinished = Some((zeroing, path.clone(), end));
+        }
+        let direct = self
+            .direct
+            .then(|| open_direct(&*self.device, &path))
+            .transpose()?;
+        let segment = in_use(header, path, file, direct);
+        lock(&self.table).live.push_back(Arc::new(segment));
+        builder.number += 1;
+        builder.total += ready;
+        Ok(())
+    }
+
+    /// The segment that holds `lsn`.
+    pub(crate) fn find(&self, lsn: Lsn) -> Option<Arc<Segment>> {
+        let table = lock(&self.table);
+        let at = table.live.partition_point(|s| s.end <= lsn);
+        table.live.get(at).filter(|s| s.first_lsn <= lsn).cloned()
+    }
+
+    /// The segments with frames at or above `lsn`, in order.
+    pub(crate) fn from(&self, lsn: Lsn) -> Vec<Arc<Segment>> {
+        lock(&self.table)
+            .live
+            .iter()
+            .filter(|s| s.end > lsn)
+            .cloned()
+            .collect()
+    }
+
+    /// The first LSN that is still held in a segment.
+    pub(crate) fn oldest(&self) -> Lsn {
+        lock(&self.table).live.front().map_or(0, |s| s.first_lsn)
+    }
+
+    /// How many segments are live and spare, and the bytes that they take.
+    pub(crate) fn size(&self) -> (usize, usize, u64) {
+        let table = lock(&self.table);
+        let bytes = table
+            .live
+            .iter()
+            .chain(&table.spare)
+            .map(|s| BLOCK as u64 + s.end - s.first_lsn)
+            .sum();
+        (table.live.len(), table.spare.len(), bytes)
+    }
+
+    /// Lets go of the segments that end at or below the LSN that `lowest` gives, oldest first, each for good
+    /// before the next, so that a crash never leaves a gap. The guard that comes with the LSN is held until
+    /// the segment has left the table: a new holder either is counted or finds it gone.
+    pub(crate) fn release<G>(&self, mut lowest: impl FnMut() -> Option<(G, Lsn)>) -> Result<(), LogError> {
+        loop {
+            // Held so that no spare is renamed while an older one's removal is not yet durable.
+            let _builder = self.builder();
+            let Some((guard, lsn)) = lowest() else {
+                return Ok(());
+            };
+            let Some(surplus) = self.let_go(lsn) else {
+                return Ok(());
+            };
+            drop(guard);
+            if let Some(segment) = surplus {
+                self.device
+                    .remove_file(&segment.path)
+                    .at("remove", &segment.path)?;
+                self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
+            }
+        }
+    }
+
+    /// Takes the first segment out of the table if it ends at or below `lsn`, and keeps it as a spare where
+    /// that is possible. Gives the file that is to be removed, if any. Spares are older than all that is live.
+    fn let_go(&self, lsn: Lsn) -> Option<Option<Arc<Segment>>> {
+        let mut table = lock(&self.table);
+        // The last one is the one that is written to.
+        if table.live.len() < 2 || table.live.front()?.end > lsn {
+            return None;
+        }
+        let first = table.live.pop_front()?;
+        if !first.reusable {
+            return Some(Some(first));
+        }
+        table.spare.push_back(first);
+        let surplus = if table.spare.len() > SPARES {
+            table.spare.pop_front()
+        } else {
+            None
+        };
+        Some(surplus)
+    }
+}
+
+/// The value for a segment of the current epoch.
+pub(crate) fn in_use(
+    header: &SegmentHeader,
+    path: PathBuf,
+    file: Arc<dyn File>,
+    direct: Option<Arc<dyn File>>,
+) -> Segment {
+    Segment {
+        number: header.number.get(),
+        epoch: header.epoch.get(),
+        salt: header.salt.get(),
+        first_lsn: header.first_lsn.get(),
+        end: header.end(),
+        path,
+        file,
+        direct,
+        reusable: true,
+    }
+}
+
+/// Makes a segment file whose first `ready` data bytes are zeros really written (a reserved extent would
+/// make every later sync write metadata), synced, name included.
+pub(crate) fn create(
+    device: &dyn Device,
+    dir: &Path,
+    path: &Path,
+    ready: u64,
+    header: Option<&SegmentHeader>,
+) -> Result<Arc<dyn File>, LogError> {
+    let file = device.open(path, OpenMode::OpenOrCreate).at("create", path)?;
+    // An earlier attempt may have left something.
+    file.set_len(0).at("truncate", path)?;
+    zero(&*file, path, 0, BLOCK as u64 + ready)?;
+    if let Some(header) = header {
+        write_all_at(&*file, &header.encode(), 0).at("write", path)?;
+    }
+    file.sync_data().at("sync", path)?;
+    device.sync_dir(dir).at("sync", dir)?;
+    Ok(file)
+}
+
+pub(crate) fn open_direct(device: &dyn Device, path: &Path) -> Result<Arc<dyn File>, LogError> {
+    device
+        .open(path, OpenMode::DirectSync)
+        .at("open for direct writes", path)
+}
+
+fn zero(file: &dyn File, path: &Path, mut offset: u64, mut len: u64) -> Result<(), LogError> {
+    static ZEROS: [u8; 1 << 18] = [0; 1 << 18];
+    while len > 0 {
+        let n = len.min(ZEROS.len() as u64);
+        let (zeros, _) = ZEROS.split_at(n as usize);
+        write_all_at(file, zeros, offset).at("write", path)?;
+        offset += n;
+        len -= n;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_carry_numbers_and_nothing_else_is_taken_for_one() {
+        for number in [1, 255, u64::MAX] {
+            assert_eq!(parse_file_name(&file_name(number)), Some(number));
+        }
+        for name in [
+            "1.seg",
+            "000000000000000A.seg",
+            "0000000000000001",
+            "LOCK",
+            "+000000000000001.seg",
+        ] {
+            assert_eq!(parse_file_name(name), None, "{name}");
+        }
+    }
+}

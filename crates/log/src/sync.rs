@@ -1,0 +1,115 @@
+//! Atomics, locks and sleeping, behind one name each, so that loom and shuttle check the shipped code.
+//!
+//! Built with `--cfg loom` or `--cfg shuttle`, the same modules run on the model checker's types.
+
+#[cfg(not(any(loom, shuttle)))]
+mod real {
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+
+    /// Lets another thread run.
+    pub(crate) fn yield_now() {
+        std::thread::yield_now();
+    }
+}
+
+#[cfg(loom)]
+mod real {
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use loom::thread::yield_now;
+}
+
+#[cfg(shuttle)]
+mod real {
+    pub(crate) use shuttle::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use shuttle::thread::yield_now;
+}
+
+pub(crate) use real::*;
+use std::time::Duration;
+
+/// Locks, and carries on with what is there when another holder panicked: whoever panics while the state
+/// is inconsistent poisons the log itself, which every user of the state looks at.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A word that threads sleep on until it changes.
+///
+/// The sleeper reads the word *before* it looks at the condition that it waits for, and sleeps only while
+/// the word still has that value; whoever makes the condition true bumps the word and then wakes. So a
+/// change between look and sleep is never missed.
+#[derive(Debug)]
+pub(crate) struct WaitWord {
+    word: AtomicU32,
+    #[cfg(any(loom, shuttle))]
+    queue: (Mutex<()>, Condvar),
+}
+
+impl WaitWord {
+    pub(crate) fn new() -> Self {
+        Self {
+            word: AtomicU32::new(0),
+            #[cfg(any(loom, shuttle))]
+            queue: (Mutex::new(()), Condvar::new()),
+        }
+    }
+
+    /// The value to hand to [`WaitWord::wait`]. Acquire pairs with the Release in `bump`.
+    pub(crate) fn read(&self) -> u32 {
+        self.word.load(Ordering::Acquire)
+    }
+
+    /// Makes every thread that read an earlier value stay awake. Release pairs with the Acquire in `read`:
+    /// who sees the bump sees the condition.
+    pub(crate) fn bump(&self) {
+        self.word.fetch_add(1, Ordering::Release);
+    }
+}
+
+#[cfg(not(any(loom, shuttle)))]
+impl WaitWord {
+    /// Sleeps while the word has the value `seen`, at most `timeout`. May return early.
+    pub(crate) fn wait(&self, seen: u32, timeout: Option<Duration>) {
+        let timeout = timeout.and_then(|t| rustix::thread::futex::Timespec::try_from(t).ok());
+        // Woken, changed before the sleep, interrupted, timed out: in each case the caller looks again.
+        let _ = rustix::thread::futex::wait(
+            &self.word,
+            rustix::thread::futex::Flags::PRIVATE,
+            seen,
+            timeout.as_ref(),
+        );
+    }
+
+    /// Wakes up to `count` sleepers.
+    pub(crate) fn wake(&self, count: u32) {
+        // The call fails for a bad address only, and this one is ours.
+        let _ = rustix::thread::futex::wake(&self.word, rustix::thread::futex::Flags::PRIVATE, count);
+    }
+}
+
+#[cfg(any(loom, shuttle))]
+impl WaitWord {
+    /// As above, without time: a model's sleeper is woken or the model has found a lost wake-up.
+    pub(crate) fn wait(&self, seen: u32, _timeout: Option<Duration>) {
+        let guard = lock(&self.queue.0);
+        if self.word.load(Ordering::Acquire) == seen {
+            drop(self.queue.1.wait(guard));
+        }
+    }
+
+    /// Wakes up to `count` sleepers.
+    pub(crate) fn wake(&self, count: u32) {
+        let _guard = lock(&self.queue.0);
+        if count == 1 {
+            self.queue.1.notify_one()
+        } else {
+            self.queue.1.notify_all()
+        }
+    }
+}
+
+/// All sleepers, for [`WaitWord::wake`].
+pub(crate) const ALL: u32 = i32::MAX as u32;

@@ -1,0 +1,57 @@
+//! A simulated device, and the oracle that judges what recovery found on it.
+//!
+//! * [`SimDevice`] implements `collie-io`'s [`Device`](collie_io::Device) over memory and keeps apart what
+//!   was synced and what was not: file data by sector, lengths and names.
+//! * A [`Snapshot`] of it yields crash images: a dead process leaves page cache and shared memory as they
+//!   were, a power cut what was synced and any part of the rest ([`PowerCut`]). An [`Image`] can be damaged
+//!   further: bit rot, rings that are missing, stale or foreign.
+//! * A [`Fault`] makes a running device fail: reads, writes and syncs, short or interrupted transfers,
+//!   sectors that never arrive or arrive elsewhere, a full disk, and any operation by its number. Each
+//!   has a counter that proves that it fired.
+//! * A [`Ledger`] notes what a program was promised and checks three sentences after a crash: what was
+//!   acknowledged is there, nothing is there without what came before it, nothing is there in part.
+//!
+//! Everything that happens by chance follows from one seed.
+//!
+//! ```
+//! use collie_io::{Device, OpenMode, write_all_at};
+//! use collie_sim::{PowerCut, SimDevice};
+//! use std::path::Path;
+//!
+//! let device = SimDevice::new(1);
+//! let path = Path::new("/notes");
+//! let file = device.open(path, OpenMode::CreateNew)?;
+//! device.sync_dir(Path::new("/"))?;
+//! write_all_at(&*file, b"synced", 0)?;
+//! file.sync_data()?;
+//! write_all_at(&*file, b"sunken", 0)?;
+//!
+//! let (_, lost) = PowerCut::WAYS[0];
+//! let after = device.snapshot().power_cut(lost, 7).device();
+//! let mut bytes = [0; 6];
+//! after.open(path, OpenMode::Read)?.read_at(&mut bytes, 0)?;
+//! assert_eq!(&bytes, b"synced");
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+mod clock;
+mod content;
+mod device;
+mod fault;
+mod file;
+mod image;
+mod memory;
+mod oracle;
+mod rng;
+mod trace;
+mod world;
+
+pub use clock::SimClock;
+pub use content::SECTOR;
+pub use device::{SimDevice, SyncGate};
+pub use fault::{Fault, FaultCounts, FaultKind};
+pub use image::{Data, Effects, Image, Keep, Points, PowerCut, Snapshot};
+pub use oracle::{Commit, Ledger, Promise, Survives, Verdict, payload, read_payload};
+pub use rng::Rng;
+pub use trace::{Op, OpKind};
+pub use world::VOLATILE_DIR;

@@ -4,6 +4,7 @@
     clippy::disallowed_methods,
     reason = "tests look at the real file system from outside"
 )]
+#![expect(clippy::unwrap_used, reason = "a failure in a test is a panic")]
 
 use std::sync::Arc;
 use std::time::Duration;

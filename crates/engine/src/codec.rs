@@ -1,0 +1,191 @@
+//! A commit's payload in the log: its operations, one after the other.
+//!
+//! An operation is a tag (one byte: put or delete), the family's id, the key's length and the key, and for
+//! a put the value's length and the value. Numbers are LEB128. docs/format/engine.md draws it.
+
+use collie_log::Lsn;
+
+use crate::memtable::Write;
+
+/// Frame kind: a commit, with a payload.
+pub(crate) const KIND_COMMIT: u8 = 0;
+/// Frame kind: a place in the order for a rotation or the birth of a family; no payload.
+pub(crate) const KIND_MARK: u8 = 1;
+/// Frame kind: the place of a commit that is not in the log; no payload.
+pub(crate) const KIND_UNLOGGED: u8 = 2;
+
+const TAG_PUT: u8 = 1;
+const TAG_DELETE: u8 = 2;
+
+/// One decoded operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Op<'a> {
+    pub(crate) family: u32,
+    pub(crate) key: &'a [u8],
+    pub(crate) write: Write<'a>,
+}
+
+/// A payload that does not decode; the frame's checksum held, so it was written like that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Malformed {
+    /// Bytes into the payload.
+    pub(crate) offset: usize,
+    pub(crate) expected: &'static str,
+    pub(crate) found: String,
+}
+
+pub(crate) fn encode(out: &mut Vec<u8>, op: Op<'_>) {
+    out.push(match op.write {
+        Write::Put(_) => TAG_PUT,
+        Write::Delete => TAG_DELETE,
+    });
+    number(out, u64::from(op.family));
+    number(out, op.key.len() as u64);
+    out.extend_from_slice(op.key);
+    if let Write::Put(value) = op.write {
+        number(out, value.len() as u64);
+        out.extend_from_slice(value);
+    }
+}
+
+fn number(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Reads a payload's operations. The first malformed one ends it.
+pub(crate) struct Ops<'a> {
+    payload: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Ops<'a> {
+    pub(crate) fn new(payload: &'a [u8]) -> Self {
+        Self { payload, at: 0 }
+    }
+
+    fn malformed(&self, expected: &'static str, found: impl Into<String>) -> Malformed {
+        Malformed {
+            offset: self.at,
+            expected,
+            found: found.into(),
+        }
+    }
+
+    fn byte(&mut self) -> Result<u8, Malformed> {
+        let byte = *self
+            .payload
+            .get(self.at)
+            .ok_or_else(|| self.malformed("another byte", "the payload's end"))?;
+        self.at += 1;
+        Ok(byte)
+    }
+
+    fn number(&mut self) -> Result<u64, Malformed> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(self.malformed("a number of at most ten bytes", "a longer one"))
+    }
+
+    fn bytes(&mut self) -> Result<&'a [u8], Malformed> {
+        let len = self.number()?;
+        let rest = &self.payload[self.at..];
+        let Some(bytes) = usize::try_from(len).ok().and_then(|len| rest.get(..len)) else {
+            return Err(self.malformed(
+                "bytes as long as announced",
+                format!("{len} announced, {} left", rest.len()),
+            ));
+        };
+        self.at += bytes.len();
+        Ok(bytes)
+    }
+
+    fn op(&mut self) -> Result<Op<'a>, Malformed> {
+        let tag = self.byte()?;
+        let family = self.number()?;
+        let family = u32::try_from(family)
+            .map_err(|_| self.malformed("a family id below 2^32", family.to_string()))?;
+        let key = self.bytes()?;
+        if key.is_empty() || key.len() > crate::MAX_KEY_BYTES {
+            return Err(self.malformed("a key of 1 to 65,535 bytes", format!("{} bytes", key.len())));
+        }
+        let write = match tag {
+            TAG_PUT => Write::Put(self.bytes()?),
+            TAG_DELETE => Write::Delete,
+            other => return Err(self.malformed("a put (1) or a delete (2)", format!("tag {other}"))),
+        };
+        Ok(Op { family, key, write })
+    }
+}
+
+impl<'a> Iterator for Ops<'a> {
+    type Item = Result<Op<'a>, Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at >= self.payload.len() {
+            return None;
+        }
+        let op = self.op();
+        if op.is_err() {
+            self.at = self.payload.len();
+        }
+        Some(op)
+    }
+}
+
+/// The least that a frame takes in the order, with the log off: its header.
+pub(crate) const VIRTUAL_FRAME: Lsn = collie_log::FRAME_HEADER as Lsn;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_come_back_and_cuts_are_told() {
+        let value = vec![9; 300];
+        let ops = [
+            Op {
+                family: 0,
+                key: b"a",
+                write: Write::Put(b""),
+            },
+            Op {
+                family: 300,
+                key: &[0xff; 200],
+                write: Write::Put(&value),
+            },
+            Op {
+                family: u32::MAX,
+                key: b"gone",
+                write: Write::Delete,
+            },
+        ];
+        let mut payload = Vec::new();
+        let mut ends = vec![0];
+        for op in ops {
+            encode(&mut payload, op);
+            ends.push(payload.len());
+        }
+        let back: Vec<_> = Ops::new(&payload).map(Result::unwrap).collect();
+        assert_eq!(back, ops);
+        for cut in 0..payload.len() {
+            let read: Result<Vec<_>, _> = Ops::new(&payload[..cut]).collect();
+            assert_eq!(read.is_ok(), ends.contains(&cut), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_tag_is_refused_with_its_place() {
+        let malformed = Ops::new(&[7, 0, 1, b'k']).next().unwrap().unwrap_err();
+        assert_eq!(malformed.found, "tag 7");
+    }
+}

@@ -1,0 +1,367 @@
+//! A store's state, shared by its handles and its background threads.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+
+use arc_swap::ArcSwap;
+use collie_io::Device;
+use collie_log::Lsn;
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::codec::KIND_MARK;
+use crate::garbage::Garbage;
+use crate::journal::Journal;
+use crate::manifest::Manifest;
+use crate::memtable::{At, Mem};
+use crate::stats::{Counters, FamilyCounters};
+use crate::tables::{Shared, Tables};
+use crate::tasks::Tasks;
+use crate::view::{FlushCause, View};
+use crate::visible::Visible;
+use crate::workers::{Hand, Record, Workers};
+use crate::{Error, FamilyOptions, Options, Result};
+
+/// Writes to the family go on as they come.
+pub(crate) const GATE_OPEN: u8 = 0;
+/// Each write is delayed.
+pub(crate) const GATE_SLOW: u8 = 1;
+/// Writes wait until background work has caught up.
+pub(crate) const GATE_STOP: u8 = 2;
+
+/// A family, shared by its handles, the store and the background threads.
+pub(crate) struct FamilyState {
+    pub(crate) id: u32,
+    pub(crate) name: Arc<str>,
+    pub(crate) options: FamilyOptions,
+    pub(crate) tables: Tables,
+    pub(crate) view: ArcSwap<View>,
+    /// Held by whoever replaces the view: for a rotation, or for the moment of a publication.
+    pub(crate) edit: Mutex<()>,
+    /// A rotation has begun: later commits must not choose a memtable before it has published its view.
+    pub(crate) rotating: AtomicBool,
+    /// Held from pinning a version to publishing it, so that an older one never replaces a newer one.
+    pub(crate) publish: Mutex<()>,
+    /// Held by the one flush of this family that runs.
+    pub(crate) flushing: Mutex<()>,
+    pub(crate) gate: AtomicU8,
+    /// Level-0 runs as the last flush or compaction left them.
+    pub(crate) level0: AtomicUsize,
+    pub(crate) flush_queued: AtomicBool,
+    pub(crate) compaction_queued: AtomicBool,
+    pub(crate) dropped: AtomicBool,
+    /// Commits below are in tables.
+    pub(crate) in_tables: AtomicU64,
+    /// The manifest says so up to here, and the log is held from here on.
+    pub(crate) flushed: AtomicU64,
+    /// Why the last flush failed; cleared by the next that succeeds.
+    pub(crate) flush_error: Mutex<Option<Error>>,
+    pub(crate) counters: FamilyCounters,
+}
+
+impl FamilyState {
+    /// The memtable for a commit at `start`. The caller holds a BLACK slot at `start`, and has passed an
+    /// Acquire fence after the reservation.
+    pub(crate) fn with_mem<T>(&self, start: Lsn, apply: impl FnOnce(&Mem) -> T) -> T {
+        // A rotation at R sets `rotating` before it reserves R with Release. If R < start, our reservation
+        // read from that release sequence, so the fence makes the flag visible: we either see it set, and
+        // wait, or see it cleared again (Acquire, pairs with the Release in `rotate`), and then the view
+        // that the rotation published. If R > start, either view has the memtable for `start`.
+        while self.rotating.load(Ordering::Acquire) {
+            drop(self.edit.lock());
+        }
+        apply(self.view.load().mem_for(start))
+    }
+
+    pub(crate) fn is_dropped(&self) -> bool {
+        // Relaxed: a write that races with the drop of its family may count either way.
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+/// The families by name and by id.
+#[derive(Default)]
+pub(crate) struct Families {
+    pub(crate) by_name: BTreeMap<Arc<str>, Arc<FamilyState>>,
+}
+
+impl Families {
+    pub(crate) fn all(&self) -> Vec<Arc<FamilyState>> {
+        self.by_name.values().cloned().collect()
+    }
+}
+
+/// Whether the store takes writes.
+pub(crate) struct Health {
+    /// Set once, together with `cause`.
+    failed: AtomicBool,
+    cause: Mutex<Option<Error>>,
+    closed: AtomicBool,
+}
+
+/// See the module's page.
+pub(crate) struct Core {
+    pub(crate) path: PathBuf,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) options: Options,
+    pub(crate) max_payload: usize,
+    pub(crate) journal: Journal,
+    pub(crate) visible: Visible,
+    pub(crate) workers: Workers,
+    /// The hand for marks. Nobody who holds it waits for a rotation, so a rotation always gets it, even if
+    /// every other hand waits for that rotation.
+    system: Mutex<Option<Hand>>,
+    pub(crate) families: RwLock<Families>,
+    pub(crate) manifest: Mutex<Manifest>,
+    pub(crate) tasks: Tasks,
+    pub(crate) garbage: Mutex<Option<Sender<Garbage>>>,
+    pub(crate) shared: Shared,
+    health: Health,
+    /// Writers that stop wait here; notified whenever a gate may have opened.
+    pub(crate) stalls: Mutex<()>,
+    pub(crate) gates: Condvar,
+    /// The log's end at which its size is looked at again.
+    pub(crate) wal_check_at: AtomicU64,
+    pub(crate) snapshots: AtomicUsize,
+    pub(crate) counters: Counters,
+}
+
+/// What a new core starts from.
+pub(crate) struct Start {
+    pub(crate) path: PathBuf,
+    pub(crate) options: Options,
+    pub(crate) journal: Journal,
+    pub(crate) manifest: Manifest,
+    pub(crate) garbage: Sender<Garbage>,
+    pub(crate) shared: Shared,
+}
+
+impl Core {
+    pub(crate) fn new(start: Start) -> Result<Self> {
+        let Start {
+            path,
+            options,
+            journal,
+            manifest,
+            garbage,
+            shared,
+        } = start;
+        // One hand is the system's.
+        let hands = options.max_workers - 1;
+        let visible = Visible::new(options.max_workers, journal.reserved());
+        let system = Hand::new(&journal, &visible)?;
+        Ok(Self {
+            path,
+            device: Arc::clone(&options.device),
+            max_payload: options.ring_bytes / 2 - collie_log::FRAME_HEADER,
+            options,
+            visible,
+            workers: Workers::new(hands),
+            system: Mutex::new(Some(system)),
+            journal,
+            families: RwLock::default(),
+            manifest: Mutex::new(manifest),
+            tasks: Tasks::default(),
+            garbage: Mutex::new(Some(garbage)),
+            shared,
+            health: Health {
+                failed: AtomicBool::new(false),
+                cause: Mutex::new(None),
+                closed: AtomicBool::new(false),
+            },
+            stalls: Mutex::new(()),
+            gates: Condvar::new(),
+            wal_check_at: AtomicU64::new(Lsn::MAX),
+            snapshots: AtomicUsize::new(0),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Why writes are refused, if they are.
+    pub(crate) fn refusal(&self) -> Option<Error> {
+        // Relaxed: the cause is read under its lock.
+        if self.health.closed.load(Ordering::Relaxed) {
+            return Some(Error::Closed);
+        }
+        if self.health.failed.load(Ordering::Relaxed) {
+            return self.health.cause.lock().clone();
+        }
+        None
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.is_closed() {
+            Err(Error::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.health.closed.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether this call closed it.
+    pub(crate) fn set_closed(&self) -> bool {
+        !self.health.closed.swap(true, Ordering::Relaxed)
+    }
+
+    /// Refuses writes from now on. The first cause stays.
+    pub(crate) fn fail(&self, cause: Error) {
+        tracing::error!(path = %self.path.display(), %cause, "writes are refused from now on");
+        self.health.cause.lock().get_or_insert(cause);
+        self.health.failed.store(true, Ordering::Relaxed);
+        self.visible.wake();
+        self.open_gates();
+    }
+
+    /// Lets stopped writers look again.
+    pub(crate) fn open_gates(&self) {
+        drop(self.stalls.lock());
+        self.gates.notify_all();
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.refusal()
+            .filter(|e| !matches!(e, Error::Closed))
+            .or_else(|| self.journal.poisoned())
+    }
+
+    /// Waits until everything below `end` is in its memtables.
+    pub(crate) fn wait_visible(&self, end: Lsn) -> Result<()> {
+        self.visible.wait(end, &self.journal, || self.failure())
+    }
+
+    /// The newest boundary that may be read at.
+    pub(crate) fn read_boundary(&self, durable: bool) -> Lsn {
+        let visible = self.visible.boundary();
+        if (durable || self.journal.poisoned().is_some())
+            && let Some(durable) = self.journal.durable()
+        {
+            return visible.min(durable);
+        }
+        visible
+    }
+
+    /// Takes a place in the order for something that is no commit.
+    pub(crate) fn mark(&self) -> Result<At> {
+        let mut system = self.system.lock();
+        let hand = system.as_mut().ok_or(Error::Closed)?;
+        let mark = hand.commit(&self.journal, &self.visible, KIND_MARK, Record::Place, |_| ());
+        self.settle(mark)
+    }
+
+    /// Commits a record; on return it is applied and the visible boundary is on its way.
+    pub(crate) fn commit(&self, kind: u8, record: Record<'_>, apply: impl FnOnce(At)) -> Result<At> {
+        let mut place = self.workers.take();
+        let hand = match &mut *place {
+            Some(hand) => hand,
+            empty => {
+                self.check_open()?;
+                empty.insert(Hand::new(&self.journal, &self.visible)?)
+            }
+        };
+        let unfinished = Unfinished(self);
+        let committed = hand.commit(&self.journal, &self.visible, kind, record, apply);
+        std::mem::forget(unfinished);
+        self.settle(committed)
+    }
+
+    fn settle(&self, committed: std::result::Result<At, (Error, bool)>) -> Result<At> {
+        committed.map_err(|(error, reserved)| {
+            if reserved {
+                self.fail(error.clone());
+            }
+            error
+        })
+    }
+
+    /// Seals the family's active memtable at an LSN of its own; later commits go to a new one. Returns the
+    /// LSN, below which the family's commits are in sealed memtables or tables.
+    ///
+    /// `only_if` is asked when no other rotation is under way.
+    pub(crate) fn rotate(
+        &self,
+        family: &FamilyState,
+        cause: FlushCause,
+        only_if: impl FnOnce(&View) -> bool,
+    ) -> Result<Option<At>> {
+        let edit = family.edit.lock();
+        let view = family.view.load_full();
+        if !only_if(&view) {
+            return Ok(None);
+        }
+        // Ordered before the mark's reservation by that one's Release; see `FamilyState::with_mem`.
+        family.rotating.store(true, Ordering::Relaxed);
+        let mark = self.mark();
+        if let Ok(at) = mark {
+            family
+                .view
+                .store(Arc::new(self.rotated(family, &view, at, cause)));
+        }
+        // Release: whoever sees it cleared sees the new view.
+        family.rotating.store(false, Ordering::Release);
+        drop(edit);
+        mark.map(Some)
+    }
+
+    fn rotated(&self, family: &FamilyState, view: &View, at: At, cause: FlushCause) -> View {
+        let mut sealed = view.sealed.clone();
+        sealed.push(crate::view::Sealed {
+            mem: Arc::clone(&view.active),
+            until: at.start,
+            until_end: at.end,
+            cause,
+        });
+        View {
+            active: Arc::new(self.new_mem(at.start, &family.options)),
+            sealed,
+            tables: Arc::clone(&view.tables),
+        }
+    }
+
+    pub(crate) fn new_mem(&self, from: Lsn, options: &FamilyOptions) -> Mem {
+        let garbage = self.garbage_sender();
+        Mem::new(from, options.write_buffer_bytes, garbage)
+    }
+
+    /// Where garbage goes; nowhere once the store is closed, and then it is freed on the spot.
+    pub(crate) fn garbage_sender(&self) -> Sender<Garbage> {
+        self.garbage
+            .lock()
+            .clone()
+            .unwrap_or_else(|| std::sync::mpsc::channel().0)
+    }
+
+    /// Ends appending: the log closes when no worker is left.
+    pub(crate) fn drop_hands(&self) {
+        self.workers.clear();
+        drop(self.system.lock().take());
+    }
+
+    /// A view and a boundary that fit together; see `view.rs` for the argument.
+    pub(crate) fn read_at(&self, family: &FamilyState, durable: bool) -> (Arc<View>, Lsn) {
+        let mut view = family.view.load_full();
+        loop {
+            let boundary = self.read_boundary(durable);
+            let again = family.view.load();
+            if Arc::ptr_eq(&view, &again) {
+                return (view, boundary);
+            }
+            view = arc_swap::Guard::into_inner(again);
+        }
+    }
+}
+
+/// Dropped only by a panic between the reservation and the end of the application.
+struct Unfinished<'a>(&'a Core);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.fail(Error::Background {
+            cause: "a thread panicked in mid-commit".into(),
+        });
+    }
+}

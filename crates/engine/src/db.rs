@@ -1,0 +1,434 @@
+//! The handle of a store.
+
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+use collie_io::File;
+use collie_log::{Level, Lsn};
+use parking_lot::Mutex;
+
+use crate::codec::{KIND_COMMIT, KIND_UNLOGGED, Op};
+use crate::core::{Core, FamilyState, GATE_OPEN};
+use crate::iter::Iter;
+use crate::memtable::{At, Write};
+use crate::view::FlushCause;
+use crate::workers::Record;
+use crate::{
+    Batch, Durability, Error, Family, FamilyOptions, Options, Result, Snapshot, Stats, Value, WriteOptions,
+    compaction, families, flush, open, stall, stats,
+};
+
+/// The name of the family that every store has.
+pub const DEFAULT_FAMILY: &str = "default";
+
+/// An open store. Clones are handles to the same store; all methods may be called from any thread.
+///
+/// The store closes when [`Db::close`] is called or the last handle (also of a family, a snapshot) is
+/// dropped; only `close` can tell that something went wrong then.
+#[derive(Clone)]
+pub struct Db(Arc<Handle>);
+
+pub(crate) struct Handle {
+    pub(crate) core: Arc<Core>,
+    pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Held for as long as the store is open.
+    pub(crate) lock: Mutex<Option<Arc<dyn File>>>,
+    pub(crate) default_family: Arc<FamilyState>,
+}
+
+impl Db {
+    /// Opens the store in `path`, or creates it, and recovers what is not yet in its tables from the log.
+    ///
+    /// # Errors
+    /// [`Error::Locked`], [`Error::WrongDirectory`], [`Error::NotFound`], [`Error::Version`],
+    /// [`Error::Corrupt`], [`Error::InvalidOption`]: the directory is as it was. [`Error::Io`],
+    /// [`Error::Table`], [`Error::Log`], [`Error::StorageFull`]: opening again starts over.
+    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
+        open::open(path.as_ref(), options).map(|handle| Self(Arc::new(handle)))
+    }
+
+    /// Ends the background work, brings to tables what no log holds, and closes the log. Calls on other
+    /// handles get [`Error::Closed`] from then on.
+    ///
+    /// # Errors
+    /// The first failure; what was acknowledged as durable is safe all the same.
+    pub fn close(self) -> Result<()> {
+        self.0.close()
+    }
+
+    /// The store's directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.core().path
+    }
+
+    /// The family that every store has, [`DEFAULT_FAMILY`].
+    #[must_use]
+    pub fn default_family(&self) -> Family {
+        Family::new(self.clone(), Arc::clone(&self.0.default_family))
+    }
+
+    /// The family of that name.
+    #[must_use]
+    pub fn family(&self, name: &str) -> Option<Family> {
+        let families = self.core().families.read();
+        families
+            .by_name
+            .get(name)
+            .map(|state| Family::new(self.clone(), Arc::clone(state)))
+    }
+
+    /// The names of all families, sorted.
+    #[must_use]
+    pub fn families(&self) -> Vec<String> {
+        self.core()
+            .families
+            .read()
+            .by_name
+            .keys()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    /// Creates a family; when this returns it is there for good, whatever happens.
+    ///
+    /// # Errors
+    /// [`Error::FamilyExists`], [`Error::FamilyName`], [`Error::InvalidOption`], and as for a write.
+    pub fn create_family(&self, name: &str, options: FamilyOptions) -> Result<Family> {
+        self.core().check_open()?;
+        let state = families::create(self.core(), name, options)?;
+        Ok(Family::new(self.clone(), state))
+    }
+
+    /// Drops a family and all that is in it. Reads and writes through its handles fail from then on;
+    /// snapshots and iterators that are open go on, and its files go with the last of them.
+    ///
+    /// # Errors
+    /// [`Error::FamilyDropped`], [`Error::FamilyName`] for the default family, [`Error::ForeignFamily`],
+    /// and the errors of writing the manifest.
+    pub fn drop_family(&self, family: &Family) -> Result<()> {
+        self.core().check_open()?;
+        if !family.db().is(self) {
+            return Err(Error::ForeignFamily {
+                name: family.name().into(),
+            });
+        }
+        families::remove(self.core(), family.state())
+    }
+
+    /// Commits a batch: on return all of it is visible, and as durable as the options ask; nobody ever sees
+    /// a part of it. Returns the commit's end, or the visible boundary for an empty batch.
+    ///
+    /// # Errors
+    /// As [`Family::put_with`].
+    pub fn write(&self, batch: Batch, options: &WriteOptions) -> Result<Lsn> {
+        self.write_ref(&batch, options)
+    }
+
+    /// As [`Db::write`], for a batch that is used again.
+    ///
+    /// # Errors
+    /// As [`Family::put_with`].
+    pub fn write_ref(&self, batch: &Batch, options: &WriteOptions) -> Result<Lsn> {
+        let core = self.core();
+        self.check_size(batch.size_bytes())?;
+        for family in batch.families() {
+            self.check_family(family)?;
+            self.admit(family, batch.size_bytes())?;
+        }
+        if batch.is_empty() {
+            self.core().check_open()?;
+            return Ok(core.visible.boundary());
+        }
+        let unlogged = self.is_unlogged(options);
+        let (kind, record) = frame(Record::Encoded(batch.payload()), options);
+        let at = core.commit(kind, record, |at| batch.apply(at, unlogged))?;
+        for family in batch.families() {
+            self.see_to_size(family)?;
+        }
+        self.finish(at, options)
+    }
+
+    pub(crate) fn write_one(
+        &self,
+        family: &Arc<FamilyState>,
+        op: Op<'_>,
+        options: &WriteOptions,
+    ) -> Result<Lsn> {
+        let value = if let Write::Put(value) = op.write {
+            value.len()
+        } else {
+            0
+        };
+        let size = op.key.len() + value;
+        self.check_family(family)?;
+        self.admit(family, size)?;
+        let unlogged = self.is_unlogged(options);
+        if unlogged {
+            self.check_size(size + ENCODING)?;
+        }
+        let (kind, record) = frame(Record::One(op), options);
+        let mut full = false;
+        let at = self.core().commit(kind, record, |at| {
+            family.with_mem(at.start, |mem| {
+                if unlogged {
+                    mem.note_unlogged();
+                }
+                mem.insert(op.key, at, op.write);
+                full = mem.bytes() >= family.options.write_buffer_bytes;
+            });
+        })?;
+        if full {
+            self.see_to_size(family)?;
+        }
+        self.finish(at, options)
+    }
+
+    fn is_unlogged(&self, options: &WriteOptions) -> bool {
+        options.disable_wal || self.core().options.disable_wal
+    }
+
+    /// The log checks this too; with the log off nobody else does.
+    fn check_size(&self, size: usize) -> Result<()> {
+        let limit = self.core().max_payload;
+        if size > limit {
+            return Err(Error::BatchTooLarge {
+                size: size as u64,
+                limit: limit as u64,
+            });
+        }
+        Ok(())
+    }
+
+    fn check_family(&self, family: &FamilyState) -> Result<()> {
+        if family.is_dropped() {
+            return Err(Error::FamilyDropped {
+                name: family.name.to_string(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Lets a write in, or holds it up.
+    fn admit(&self, family: &FamilyState, bytes: usize) -> Result<()> {
+        if let Some(refusal) = self.core().refusal() {
+            return Err(refusal);
+        }
+        // Relaxed: a write that passes a gate that is about to close changes little.
+        if family.gate.load(Ordering::Relaxed) != GATE_OPEN {
+            stall::hold_up(self.core(), family, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Seals the family's memtable if it is full, or closes the gate where there is no room for another.
+    fn see_to_size(&self, family: &Arc<FamilyState>) -> Result<()> {
+        if family.view.load().active.bytes() < family.options.write_buffer_bytes {
+            return Ok(());
+        }
+        match flush::rotate_if_full(self.core(), family) {
+            // The write itself has succeeded; the next one tries again, or is refused with the reason.
+            Err(Error::StorageFull { .. }) | Ok(()) => {}
+            Err(error) => return Err(error),
+        }
+        stall::update(self.core(), family);
+        Ok(())
+    }
+
+    /// Waits for what was asked.
+    fn finish(&self, at: At, options: &WriteOptions) -> Result<Lsn> {
+        let core = self.core();
+        flush::check_wal_size(core, at.end);
+        if !options.disable_wal && options.durability != Durability::Buffered {
+            // First, for it takes longest: commits that were in flight before this one are applied by then.
+            core.journal.wait(at.end, options.durability)?;
+        }
+        core.wait_visible(at.end)?;
+        Ok(at.end)
+    }
+
+    pub(crate) fn default_write(&self) -> WriteOptions {
+        WriteOptions {
+            durability: self.core().options.durability,
+            disable_wal: false,
+        }
+    }
+
+    /// The state of all families, now.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::new(self)
+    }
+
+    /// Everything below this LSN is visible.
+    #[must_use]
+    pub fn visible(&self) -> Lsn {
+        self.core().visible.boundary()
+    }
+
+    /// Everything below this LSN is on the device. With the log off nothing waits for that, and this is
+    /// what is visible.
+    #[must_use]
+    pub fn durable(&self) -> Lsn {
+        self.core().journal.durable().unwrap_or_else(|| self.visible())
+    }
+
+    /// Blocks until everything below `end`, the end of a commit, is as safe as `level` says. With the log
+    /// off it returns at once.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] and [`Error::Log`] where it never will be.
+    pub fn wait(&self, end: Lsn, level: Durability) -> Result<()> {
+        self.core().journal.wait(end, level)
+    }
+
+    /// As [`Db::wait`], to be awaited on any executor.
+    pub fn when(&self, end: Lsn, level: Durability) -> impl Future<Output = Result<()>> + Send + 'static {
+        self.core().journal.when(end, level)
+    }
+
+    /// Makes everything that was written before the call as safe as `level` says; returns its end.
+    ///
+    /// # Errors
+    /// As [`Db::wait`].
+    pub fn flush_wal(&self, level: Level) -> Result<Lsn> {
+        self.core().journal.flush(level)
+    }
+
+    /// Brings everything that was written before the call to tables, durably.
+    ///
+    /// # Errors
+    /// As [`Family::flush`].
+    pub fn flush(&self) -> Result<()> {
+        self.core().check_open()?;
+        let all = self.core().families.read().all();
+        all.iter()
+            .try_for_each(|family| flush::flush_all_of(self.core(), family, FlushCause::Manual))
+    }
+
+    /// Flushes, and merges each family's tables into one level.
+    ///
+    /// # Errors
+    /// As [`Family::flush`].
+    pub fn compact(&self) -> Result<()> {
+        self.flush()?;
+        let all = self.core().families.read().all();
+        all.iter()
+            .try_for_each(|family| compaction::compact_all(self.core(), family))
+    }
+
+    /// Figures of the store, its log and its families.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        stats::collect(self.core())
+    }
+
+    /// [`Family::get`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        self.default_family().get(key)
+    }
+
+    /// [`Family::put`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::put_with`].
+    pub fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Lsn> {
+        self.default_family().put(key, value)
+    }
+
+    /// [`Family::delete`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::put_with`].
+    pub fn delete(&self, key: impl AsRef<[u8]>) -> Result<Lsn> {
+        self.default_family().delete(key)
+    }
+
+    /// [`Family::iter`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::iter`].
+    pub fn iter(&self) -> Result<Iter> {
+        self.default_family().iter()
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.0.core
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// Bytes of an operation that are neither key nor value, at most.
+const ENCODING: usize = 16;
+
+/// The frame's kind and content.
+fn frame<'a>(record: Record<'a>, options: &WriteOptions) -> (u8, Record<'a>) {
+    if options.disable_wal {
+        (KIND_UNLOGGED, Record::Place)
+    } else {
+        (KIND_COMMIT, record)
+    }
+}
+
+impl Handle {
+    pub(crate) fn close(&self) -> Result<()> {
+        let core = &self.core;
+        if !core.set_closed() {
+            return Err(Error::Closed);
+        }
+        core.open_gates();
+        core.visible.wake();
+        let flushed = flush_unlogged(core);
+        core.shared.stop.store(true, Ordering::Relaxed);
+        core.tasks.stop();
+        for thread in self.threads.lock().drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a background thread panicked");
+            }
+        }
+        core.drop_hands();
+        let closed = core.journal.close();
+        drop(core.garbage.lock().take());
+        drop(self.lock.lock().take());
+        flushed.and(closed)
+    }
+}
+
+/// Brings to tables what no log holds.
+fn flush_unlogged(core: &Core) -> Result<()> {
+    let families = core.families.read().all();
+    for family in families {
+        let view = family.view.load_full();
+        if view.mems().any(|mem| mem.has_unlogged() && !mem.is_empty()) {
+            flush::flush_all_of(core, &family, FlushCause::Close)?;
+        }
+    }
+    Ok(())
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.core.is_closed()
+            && let Err(error) = self.close()
+        {
+            tracing::error!(path = %self.core.path.display(), %error, "the store did not close cleanly");
+        }
+    }
+}
+
+impl std::fmt::Debug for Db {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Db")
+            .field("path", &self.core().path)
+            .finish_non_exhaustive()
+    }
+}

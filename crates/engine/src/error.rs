@@ -1,0 +1,214 @@
+//! What can go wrong, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use collie_log::LogError;
+
+/// The result of most calls of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call failed. Cheap to clone: one failure may have to be told to many waiters.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The caller's mistake: keys have at least one byte.
+    #[error("the key is empty; a key has 1 to {limit} bytes", limit = crate::MAX_KEY_BYTES)]
+    EmptyKey,
+    /// The caller's mistake: the key is longer than tables can hold.
+    #[error("the key has {len} bytes, the limit is {limit}")]
+    KeyTooLong {
+        /// The key's length in bytes.
+        len: usize,
+        /// The longest key that is accepted.
+        limit: usize,
+    },
+    /// A commit is larger than one log frame can be. Nothing was written; split the batch.
+    #[error("the commit has {size} bytes, the limit is {limit}; split the batch or use a larger ring")]
+    BatchTooLarge {
+        /// The commit's encoded size in bytes.
+        size: u64,
+        /// The largest commit that is accepted.
+        limit: u64,
+    },
+    /// No space on the device. Nothing was lost and nothing is poisoned; writes go on when there is room.
+    #[error("no space left for {path}: {needed}; free some space and write again")]
+    StorageFull {
+        /// What could not be written.
+        needed: String,
+        /// Where it was to be written.
+        path: PathBuf,
+    },
+    /// A write or sync of the log failed earlier. Reads go on at the last durable state; only reopening
+    /// the store makes it writable again.
+    #[error("the log is poisoned by an earlier failure: {cause}; reopen the store")]
+    Poisoned {
+        /// The first failure.
+        cause: String,
+    },
+    /// A flush or compaction failed in a way that must not be repeated. Reads go on; reopen the store.
+    #[error("background work failed: {cause}; writes are refused until the store is reopened")]
+    Background {
+        /// The first failure.
+        cause: String,
+    },
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+    /// Another process, or another handle in this one, has the store open.
+    #[error("{path} is in use by {}; close it there first", holder(*pid))]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+        /// The holder, where the lock file names one.
+        pid: Option<u32>,
+    },
+    /// The directory holds something that is not a store of ours. It was left untouched.
+    #[error("{path} is not a Collie store: found {found}; it was left untouched")]
+    WrongDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// What was found there.
+        found: String,
+    },
+    /// There is no store, and the options say not to create one.
+    #[error("there is no store at {path}; set `create_if_missing` to create one")]
+    NotFound {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The store was written by another version of Collie.
+    #[error("{path} has format version {found}, this program reads version {supported}")]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The version that it states.
+        found: u32,
+        /// The version that this program reads.
+        supported: u32,
+    },
+    /// Stored bytes are not what was written.
+    #[error(
+        "{path} is damaged at byte {offset}: expected {expected}, found {found}; restore it from a backup"
+    )]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// The byte where the damage shows.
+        offset: u64,
+        /// What should be there.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// There is a family of that name already.
+    #[error("there is a family named {name:?} already")]
+    FamilyExists {
+        /// The name.
+        name: String,
+    },
+    /// The family was dropped.
+    #[error("the family {name:?} was dropped")]
+    FamilyDropped {
+        /// The name that it had.
+        name: String,
+    },
+    /// The name cannot be a family's.
+    #[error("{name:?} cannot be a family's name: {reason}")]
+    FamilyName {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A family was used with a store or a batch that it does not belong to.
+    #[error("the family {name:?} belongs to another store")]
+    ForeignFamily {
+        /// The family's name.
+        name: String,
+    },
+    /// An option has a value that cannot work.
+    #[error("the option {option} is {value}: {reason}")]
+    InvalidOption {
+        /// The option's name.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// Why that cannot work.
+        reason: String,
+    },
+    /// A file of the store could not be read or written.
+    #[error("cannot {op} {path}: {source}")]
+    Io {
+        /// What was tried.
+        op: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's error.
+        source: Arc<io::Error>,
+    },
+    /// The table library failed.
+    #[error("cannot {op} the tables in {path}: {source}")]
+    Table {
+        /// What was tried.
+        op: &'static str,
+        /// The family's directory.
+        path: PathBuf,
+        /// The library's error.
+        source: Arc<lsm_tree::Error>,
+    },
+    /// The log failed in another way.
+    #[error(transparent)]
+    Log(LogError),
+}
+
+fn holder(pid: Option<u32>) -> String {
+    pid.map_or_else(|| "another process".into(), |pid| format!("process {pid}"))
+}
+
+impl Error {
+    pub(crate) fn io(op: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        let path = path.into();
+        if source.kind() == io::ErrorKind::StorageFull {
+            return Self::StorageFull {
+                needed: format!("cannot {op}"),
+                path,
+            };
+        }
+        Self::Io {
+            op,
+            path,
+            source: Arc::new(source),
+        }
+    }
+
+    pub(crate) fn table(op: &'static str, path: impl Into<PathBuf>, source: lsm_tree::Error) -> Self {
+        let path = path.into();
+        match source {
+            lsm_tree::Error::Io(e) if e.kind() == io::ErrorKind::StorageFull => Self::StorageFull {
+                needed: format!("cannot {op} the tables"),
+                path,
+            },
+            source => Self::Table {
+                op,
+                path,
+                source: Arc::new(source),
+            },
+        }
+    }
+}
+
+impl From<LogError> for Error {
+    fn from(error: LogError) -> Self {
+        match error {
+            LogError::TooLarge { len, limit } => Self::BatchTooLarge { size: len, limit },
+            LogError::Poisoned { cause } => Self::Poisoned { cause },
+            LogError::StorageFull { needed, path } => Self::StorageFull {
+                needed: format!("the log needs {needed} bytes"),
+                path,
+            },
+            other => Self::Log(other),
+        }
+    }
+}

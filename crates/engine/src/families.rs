@@ -1,0 +1,151 @@
+//! Families come and go.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+
+use arc_swap::ArcSwap;
+use collie_log::{Level, Lsn};
+use parking_lot::Mutex;
+
+use crate::core::{Core, FamilyState, GATE_OPEN};
+use crate::db::DEFAULT_FAMILY;
+use crate::manifest::FamilyRecord;
+use crate::stats::FamilyCounters;
+use crate::tables::Tables;
+use crate::view::View;
+use crate::{Error, FamilyOptions, Result};
+
+/// The directory of the families' directories.
+pub(crate) const DIRECTORY: &str = "families";
+/// Names are short: the log's holders carry them.
+const LONGEST_NAME: usize = 200;
+
+/// Where a family's tables are.
+pub(crate) fn directory(core: &Core, id: u32) -> PathBuf {
+    core.path.join(DIRECTORY).join(id.to_string())
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let reason = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > LONGEST_NAME {
+        "it is longer than 200 bytes"
+    } else if name.chars().any(char::is_control) {
+        "it has a control character"
+    } else {
+        return Ok(());
+    };
+    Err(Error::FamilyName {
+        name: name.into(),
+        reason,
+    })
+}
+
+/// Opens the tables of a family that the manifest knows, with an empty memtable.
+pub(crate) fn load(core: &Core, record: &FamilyRecord) -> Result<Arc<FamilyState>> {
+    let garbage = core.garbage_sender();
+    let path = directory(core, record.id);
+    let tables = Tables::open(&path, &record.options, &core.shared, &*core.device, garbage)?;
+    let pinned = Arc::new(tables.pin());
+    let view = View {
+        active: Arc::new(core.new_mem(record.flushed, &record.options)),
+        sealed: Vec::new(),
+        tables: pinned,
+    };
+    Ok(Arc::new(FamilyState {
+        id: record.id,
+        name: record.name.as_str().into(),
+        options: record.options.clone(),
+        level0: AtomicUsize::new(tables.level0_runs()),
+        tables,
+        view: ArcSwap::from_pointee(view),
+        edit: Mutex::new(()),
+        rotating: AtomicBool::new(false),
+        publish: Mutex::new(()),
+        flushing: Mutex::new(()),
+        gate: AtomicU8::new(GATE_OPEN),
+        flush_queued: AtomicBool::new(false),
+        compaction_queued: AtomicBool::new(false),
+        dropped: AtomicBool::new(false),
+        in_tables: AtomicU64::new(record.flushed),
+        flushed: AtomicU64::new(record.flushed),
+        flush_error: Mutex::new(None),
+        counters: FamilyCounters::default(),
+    }))
+}
+
+/// Creates a family. It is in the synced manifest before anybody can write to it.
+pub(crate) fn create(core: &Core, name: &str, options: FamilyOptions) -> Result<Arc<FamilyState>> {
+    check_name(name)?;
+    options.check()?;
+    let mut manifest = core.manifest.lock();
+    if manifest.families.iter().any(|family| family.name == name) {
+        return Err(Error::FamilyExists { name: name.into() });
+    }
+    let id = manifest.next_family;
+    let birth = durable_mark(core)?;
+    let record = FamilyRecord {
+        id,
+        name: name.into(),
+        flushed: birth,
+        options,
+    };
+    let path = directory(core, id);
+    core.device
+        .create_dir_all(&path)
+        .map_err(|e| Error::io("create", &path, e))?;
+    let family = load(core, &record)?;
+    core.journal.hold(name, birth);
+    let mut next = manifest.clone();
+    next.next_family = id + 1;
+    next.families.push(record);
+    if let Err(error) = next.write(&*core.device, &core.path) {
+        // Whether the manifest names the family is unknown, so its id and directory are left alone; if it
+        // does, the family is there, empty, after the next open.
+        manifest.next_family = id + 1;
+        core.journal.unhold(name);
+        return Err(error);
+    }
+    *manifest = next;
+    core.families
+        .write()
+        .by_name
+        .insert(Arc::clone(&family.name), Arc::clone(&family));
+    crate::flush::arm_wal_check(core);
+    Ok(family)
+}
+
+/// An LSN of its own, where recovery will find a frame.
+pub(crate) fn durable_mark(core: &Core) -> Result<Lsn> {
+    let mark = core.mark()?;
+    core.journal.wait(mark.end, Level::Disk)?;
+    Ok(mark.start)
+}
+
+/// Drops a family: first in the synced manifest, then in memory; its files go with their last user.
+pub(crate) fn remove(core: &Core, family: &Arc<FamilyState>) -> Result<()> {
+    if &*family.name == DEFAULT_FAMILY {
+        let reason = "every store keeps its default family";
+        return Err(Error::FamilyName {
+            name: DEFAULT_FAMILY.into(),
+            reason,
+        });
+    }
+    let mut manifest = core.manifest.lock();
+    if family.is_dropped() {
+        return Err(Error::FamilyDropped {
+            name: family.name.to_string(),
+        });
+    }
+    let mut next = manifest.clone();
+    next.families.retain(|record| record.id != family.id);
+    next.write(&*core.device, &core.path)?;
+    *manifest = next;
+    family.dropped.store(true, Ordering::Relaxed);
+    core.families.write().by_name.remove(&family.name);
+    core.journal.unhold(&family.name);
+    family.tables.remove_when_unused();
+    core.open_gates();
+    Ok(())
+}

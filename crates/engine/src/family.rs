@@ -1,0 +1,192 @@
+//! The handle of a family.
+
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use crate::batch::check_key;
+use crate::codec::Op;
+use crate::core::FamilyState;
+use crate::iter::{Iter, bounds, prefix_bounds};
+use crate::memtable::Write;
+use crate::read::{self, Read};
+use crate::view::FlushCause;
+use crate::{Db, Error, Lsn, ReadOptions, Result, Value, WriteOptions, compaction, flush};
+
+/// A family of keys (RocksDB: a column family; fjall: a keyspace), with options and tables of its own.
+///
+/// Cheap to clone; may be used from any thread. It keeps its store open.
+#[derive(Clone)]
+pub struct Family {
+    db: Db,
+    state: Arc<FamilyState>,
+}
+
+impl Family {
+    pub(crate) fn new(db: Db, state: Arc<FamilyState>) -> Self {
+        Self { db, state }
+    }
+
+    pub(crate) fn state(&self) -> &Arc<FamilyState> {
+        &self.state
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    /// Its id, which no other family of the store ever had or will have.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.state.id
+    }
+
+    /// The store that it belongs to.
+    #[must_use]
+    pub fn db(&self) -> &Db {
+        &self.db
+    }
+
+    /// The value of `key`.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        Ok(self.get_with(key, &ReadOptions::default())?.value)
+    }
+
+    /// Whether there is a value for `key`.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn contains(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.get(key)?.is_some())
+    }
+
+    /// The value of `key`, and the commit that it comes from.
+    ///
+    /// # Errors
+    /// [`Error::FamilyDropped`], [`Error::Closed`]; [`Error::Table`] where a table cannot be read.
+    pub fn get_with(&self, key: impl AsRef<[u8]>, options: &ReadOptions) -> Result<Read<Option<Value>>> {
+        self.check()?;
+        let (view, boundary) = self.db.core().read_at(&self.state, options.durable);
+        read::get(&view, key.as_ref(), boundary)
+    }
+
+    /// Sets `key` to `value` and waits for the store's default durability. Returns the commit's end.
+    ///
+    /// # Errors
+    /// As [`Family::put_with`].
+    pub fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Lsn> {
+        self.put_with(key, value, &self.db.default_write())
+    }
+
+    /// Sets `key` to `value`. On return the write is visible to every read that begins later, and as
+    /// durable as the options ask. Returns the commit's end, for [`Db::wait`] and [`Db::when`].
+    ///
+    /// # Errors
+    /// [`Error::EmptyKey`], [`Error::KeyTooLong`], [`Error::BatchTooLarge`], [`Error::StorageFull`],
+    /// [`Error::FamilyDropped`], [`Error::Closed`]: nothing was written. [`Error::Poisoned`],
+    /// [`Error::Background`], [`Error::Log`]: the write may or may not survive a restart.
+    pub fn put_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        options: &WriteOptions,
+    ) -> Result<Lsn> {
+        self.write(key.as_ref(), Write::Put(value.as_ref()), options)
+    }
+
+    /// Removes `key` and waits for the store's default durability. Returns the commit's end.
+    ///
+    /// # Errors
+    /// As [`Family::put_with`].
+    pub fn delete(&self, key: impl AsRef<[u8]>) -> Result<Lsn> {
+        self.delete_with(key, &self.db.default_write())
+    }
+
+    /// Removes `key`; as [`Family::put_with`].
+    ///
+    /// # Errors
+    /// As [`Family::put_with`].
+    pub fn delete_with(&self, key: impl AsRef<[u8]>, options: &WriteOptions) -> Result<Lsn> {
+        self.write(key.as_ref(), Write::Delete, options)
+    }
+
+    fn write(&self, key: &[u8], write: Write<'_>, options: &WriteOptions) -> Result<Lsn> {
+        check_key(key)?;
+        let op = Op {
+            family: self.state.id,
+            key,
+            write,
+        };
+        self.db.write_one(&self.state, op, options)
+    }
+
+    /// All keys and values.
+    ///
+    /// # Errors
+    /// [`Error::FamilyDropped`], [`Error::Closed`].
+    pub fn iter(&self) -> Result<Iter> {
+        self.range::<&[u8]>(..)
+    }
+
+    /// The keys and values in `range`, now.
+    ///
+    /// # Errors
+    /// [`Error::FamilyDropped`], [`Error::Closed`].
+    pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<Iter> {
+        self.check()?;
+        let (view, boundary) = self.db.core().read_at(&self.state, false);
+        Ok(Iter::new(&view, bounds(&range), boundary))
+    }
+
+    /// The keys that start with `prefix`, and their values, now.
+    ///
+    /// # Errors
+    /// [`Error::FamilyDropped`], [`Error::Closed`].
+    pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Iter> {
+        self.check()?;
+        let (view, boundary) = self.db.core().read_at(&self.state, false);
+        Ok(Iter::new(&view, prefix_bounds(prefix.as_ref()), boundary))
+    }
+
+    /// Brings everything that was written before the call to tables, durably.
+    ///
+    /// # Errors
+    /// [`Error::FamilyDropped`], [`Error::Closed`], [`Error::StorageFull`], [`Error::Table`],
+    /// [`Error::Io`], [`Error::Poisoned`].
+    pub fn flush(&self) -> Result<()> {
+        self.check()?;
+        flush::flush_all_of(self.db.core(), &self.state, FlushCause::Manual)
+    }
+
+    /// Flushes, and merges all tables into one level.
+    ///
+    /// # Errors
+    /// As [`Family::flush`].
+    pub fn compact(&self) -> Result<()> {
+        self.flush()?;
+        compaction::compact_all(self.db.core(), &self.state)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.db.core().check_open()?;
+        if self.state.is_dropped() {
+            return Err(Error::FamilyDropped {
+                name: self.name().into(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Family {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Family")
+            .field("name", &self.name())
+            .field("id", &self.id())
+            .finish_non_exhaustive()
+    }
+}

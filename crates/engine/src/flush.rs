@@ -1,0 +1,294 @@
+//! From memtables to tables.
+//!
+//! A family's sealed memtables are flushed in order. For each: wait until everything below its end `R` is
+//! applied *and* durable (so that no table is ever ahead of the log), write its newest versions to new
+//! tables, register them, replace the memtable by them in the view, say so in the manifest, and let the log
+//! go up to `R`.
+
+use std::collections::VecDeque;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use collie_log::{Level, Lsn};
+use lsm_tree::{InternalValue, ValueType};
+
+use crate::core::{Core, FamilyState};
+use crate::manifest::LogState;
+use crate::memtable::{Direction, Entry, Mem, Scan};
+use crate::tasks::FlushTask;
+use crate::view::{FlushCause, Sealed, View};
+use crate::{Error, Result};
+
+/// Keys that a flush takes from the memtable at a time.
+const CHUNK: usize = 1024;
+/// Pauses between attempts of a flush that fails, from the first to the longest.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_LONGEST: Duration = Duration::from_secs(2);
+
+/// A flush thread's life.
+pub(crate) fn run(core: &Core) {
+    crate::compaction::step_back();
+    while let Some(task) = core.tasks.next_flush() {
+        match task {
+            FlushTask::Family(family) => {
+                // AcqRel: pairs with `Tasks::flush`; what is sealed from here on queues the family again.
+                family.flush_queued.swap(false, Ordering::AcqRel);
+                flush_until_done(core, &family);
+            }
+            FlushTask::WalSize => flush_for_wal_size(core),
+        }
+    }
+}
+
+/// Flushes all that is sealed, trying again where the device was full or an error may pass.
+fn flush_until_done(core: &Core, family: &Arc<FamilyState>) {
+    let mut pause = RETRY_FIRST;
+    loop {
+        match flush_sealed(core, family) {
+            Ok(()) => return,
+            Err(error) => {
+                if core.refusal().is_some() || core.journal.poisoned().is_some() {
+                    return;
+                }
+                tracing::warn!(family = %family.name, %error, "a flush failed, it is tried again");
+                if core.tasks.pause(pause) {
+                    return;
+                }
+                pause = (pause * 2).min(RETRY_LONGEST);
+            }
+        }
+    }
+}
+
+/// Flushes all memtables that are sealed, in order.
+pub(crate) fn flush_sealed(core: &Core, family: &Arc<FamilyState>) -> Result<()> {
+    let _one = family.flushing.lock();
+    let mut flushed = Ok(());
+    while flushed.is_ok()
+        && !family.is_dropped()
+        && let Some(sealed) = family.view.load().sealed.first().cloned()
+    {
+        flushed = flush_one(core, family, &sealed);
+        if flushed.is_ok() {
+            seal_what_is_full(core, family);
+        }
+    }
+    // A memtable may have gone to tables without the manifest having had room for it.
+    let flushed = flushed.and_then(|()| record(core, family));
+    if flushed.is_err() {
+        family.counters.flush_failures.fetch_add(1, Ordering::Relaxed);
+    }
+    *family.flush_error.lock() = flushed.as_ref().err().cloned();
+    crate::stall::update(core, family);
+    core.open_gates();
+    core.tasks.compact(family);
+    flushed
+}
+
+fn flush_one(core: &Core, family: &FamilyState, sealed: &Sealed) -> Result<()> {
+    core.wait_visible(sealed.until)?;
+    // Past the end of the rotation's frame, so that recovery finds a frame where it has to resume.
+    core.journal.wait(sealed.until_end, Level::Disk)?;
+    let started = core.device.clock().monotonic();
+    if core.journal.durable().is_none() {
+        // Without a log nothing else keeps new commits above what the tables will hold.
+        let mut manifest = core.manifest.lock();
+        manifest.floor = manifest.floor.max(sealed.until);
+        manifest.write(&*core.device, &core.path)?;
+    }
+    let entries = Newest::of(&sealed.mem);
+    let publish = if sealed.mem.is_empty() {
+        family.publish.lock()
+    } else {
+        let written = family.tables.write(entries)?;
+        let publish = family.publish.lock();
+        // Must not be repeated: the tree's manifest may name the tables already.
+        family
+            .tables
+            .register(&written)
+            .inspect_err(|e| sticky(core, e))?;
+        publish
+    };
+    let tables = Arc::new(family.tables.pin());
+    {
+        let _edit = family.edit.lock();
+        let view = family.view.load();
+        family.view.store(Arc::new(View {
+            active: Arc::clone(&view.active),
+            sealed: view.sealed.iter().skip(1).cloned().collect(),
+            tables,
+        }));
+    }
+    drop(publish);
+    family.in_tables.fetch_max(sealed.until, Ordering::Relaxed);
+    family
+        .level0
+        .store(family.tables.level0_runs(), Ordering::Relaxed);
+    let took = core.device.clock().monotonic().saturating_sub(started);
+    family
+        .counters
+        .count_flush(sealed.cause, sealed.mem.bytes(), took);
+    crate::stall::update(core, family);
+    record(core, family)
+}
+
+/// Says in the manifest, and then to the log, up to where the family is in its tables. Where that fails,
+/// a restart replays once more what is in the tables already, which is harmless.
+fn record(core: &Core, family: &FamilyState) -> Result<()> {
+    let until = family.in_tables.load(Ordering::Relaxed);
+    if until <= family.flushed.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let mut manifest = core.manifest.lock();
+    let Some(record) = manifest.family(family.id) else {
+        return Ok(()); // It was dropped meanwhile.
+    };
+    record.flushed = record.flushed.max(until);
+    manifest.floor = manifest.floor.max(until);
+    manifest
+        .write(&*core.device, &core.path)
+        .inspect_err(|e| sticky(core, e))?;
+    family.flushed.fetch_max(until, Ordering::Relaxed);
+    if manifest.log == LogState::On {
+        core.journal.hold(&family.name, until);
+    }
+    Ok(())
+}
+
+/// A failed sync is final. A full device is not.
+fn sticky(core: &Core, error: &Error) {
+    if !matches!(error, Error::StorageFull { .. }) {
+        core.fail(Error::Background {
+            cause: error.to_string(),
+        });
+    }
+}
+
+/// The flush made room for another memtable.
+fn seal_what_is_full(core: &Core, family: &Arc<FamilyState>) {
+    if let Err(error) = rotate_if_full(core, family) {
+        tracing::warn!(family = %family.name, %error, "a full memtable could not be sealed");
+    }
+}
+
+/// Seals the active memtable where it is full and there is room for another one.
+pub(crate) fn rotate_if_full(core: &Core, family: &Arc<FamilyState>) -> Result<()> {
+    let limit = family.options.write_buffer_bytes;
+    let room = family.options.max_write_buffers - 1;
+    let rotated = core.rotate(family, FlushCause::Full, |view| {
+        view.active.bytes() >= limit && view.sealed.len() < room
+    })?;
+    if rotated.is_some() {
+        core.tasks.flush(family);
+        crate::stall::update(core, family);
+    }
+    Ok(())
+}
+
+/// Brings everything committed before the call to tables.
+pub(crate) fn flush_all_of(core: &Core, family: &Arc<FamilyState>, cause: FlushCause) -> Result<()> {
+    core.rotate(family, cause, |view| !view.active.is_empty())?;
+    flush_sealed(core, family)
+}
+
+/// Flushes the families that pin the oldest segment, until the log is within its limit.
+fn flush_for_wal_size(core: &Core) {
+    let limit = wal_limit(core);
+    let families = core.families.read().all();
+    if let Some(oldest) = core.journal.oldest()
+        && core.journal.reserved().saturating_sub(oldest) > limit
+    {
+        let pins = |family: &&Arc<FamilyState>| {
+            family.flushed.load(Ordering::Relaxed) < oldest + core.options.segment_bytes
+        };
+        core.counters.wal_size_flushes.fetch_add(1, Ordering::Relaxed);
+        for family in families.iter().filter(pins) {
+            let sealed = core.rotate(family, FlushCause::WalSize, |view| view.sealed.is_empty());
+            match sealed.and_then(|_| flush_sealed(core, family)) {
+                Ok(()) => {}
+                Err(error) => {
+                    tracing::warn!(family = %family.name, %error, "the log stays longer than its limit");
+                }
+            }
+        }
+    }
+    arm_wal_check(core);
+}
+
+/// The limit on live log, in bytes.
+fn wal_limit(core: &Core) -> u64 {
+    core.options.max_total_wal_size.unwrap_or_else(|| {
+        let families = core.families.read().all();
+        let buffers = families
+            .iter()
+            .map(|family| family.options.write_buffer_bytes * family.options.max_write_buffers as u64);
+        (4 * buffers.sum::<u64>()).max(4 * core.options.segment_bytes)
+    })
+}
+
+/// Sets the LSN at which a commit asks for the next look at the log's size.
+pub(crate) fn arm_wal_check(core: &Core) {
+    if let Some(oldest) = core.journal.oldest() {
+        let limit = oldest + wal_limit(core);
+        // If nothing was released, not before another quarter of a segment.
+        let soonest = core.journal.reserved() + core.options.segment_bytes / 4;
+        core.wal_check_at.store(limit.max(soonest), Ordering::Relaxed);
+    }
+}
+
+/// A commit ended at `end`: has the log grown past its limit?
+pub(crate) fn check_wal_size(core: &Core, end: Lsn) {
+    // Relaxed: a hint; whoever swaps the value queues the look, so it is queued once.
+    if end >= core.wal_check_at.load(Ordering::Relaxed)
+        && core.wal_check_at.swap(Lsn::MAX, Ordering::Relaxed) != Lsn::MAX
+    {
+        core.tasks.look_at_wal_size();
+    }
+}
+
+/// The newest version of each key of a memtable that is no longer written, in order.
+struct Newest<'a> {
+    mem: &'a Mem,
+    chunk: VecDeque<Entry>,
+    exhausted: bool,
+}
+
+impl<'a> Newest<'a> {
+    fn of(mem: &'a Mem) -> Self {
+        let mut chunk = VecDeque::new();
+        let scan = Scan {
+            low: Bound::Unbounded,
+            high: Bound::Unbounded,
+            below: Lsn::MAX,
+        };
+        let exhausted = mem.scan(scan, Direction::Forward, CHUNK, &mut chunk);
+        Self {
+            mem,
+            chunk,
+            exhausted,
+        }
+    }
+}
+
+impl Iterator for Newest<'_> {
+    type Item = InternalValue;
+
+    fn next(&mut self) -> Option<InternalValue> {
+        let Entry { key, found } = self.chunk.pop_front()?;
+        if self.chunk.is_empty() && !self.exhausted {
+            let scan = Scan {
+                low: Bound::Excluded(&key),
+                high: Bound::Unbounded,
+                below: Lsn::MAX,
+            };
+            self.exhausted = self.mem.scan(scan, Direction::Forward, CHUNK, &mut self.chunk);
+        }
+        let (value, kind) = match found.value {
+            Some(value) => (value.0, ValueType::Value),
+            None => (lsm_tree::Slice::from(&[][..]), ValueType::Tombstone),
+        };
+        Some(InternalValue::from_components(key.0, value, found.at.start, kind))
+    }
+}

@@ -1,0 +1,334 @@
+//! Scans: memtables and tables merged, from either end.
+
+use std::collections::VecDeque;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use collie_log::Lsn;
+
+use crate::memtable::{Direction, Entry, Mem, Scan};
+use crate::tables::{Pinned, TableIter};
+use crate::view::View;
+use crate::{Error, Key, Result, Value};
+
+/// Keys that are fetched from a memtable at first, and at most; each fetch takes twice the one before.
+const FIRST_FETCH: usize = 32;
+const LARGEST_FETCH: usize = 1024;
+
+/// Keys and values in a range at one moment, in order; from the back in reverse order.
+///
+/// It sees the commits below the boundary at which it was made and no later ones, and keeps the memtables
+/// and table files that it needs for as long as it lives. After an error it ends.
+pub struct Iter {
+    /// From the newest memtable to the oldest.
+    mems: Vec<MemSource>,
+    tables: TableSource,
+    seen: Lsn,
+    failed: bool,
+}
+
+/// The bounds of a scan, owned.
+pub(crate) type Bounds = (Bound<Key>, Bound<Key>);
+
+pub(crate) fn bounds<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> Bounds {
+    let own = |bound: Bound<&K>| bound.map(|key| Key::from(key.as_ref()));
+    (own(range.start_bound()), own(range.end_bound()))
+}
+
+/// All keys that start with `prefix`.
+pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
+    // The first key after them: the last byte that can be raised is, and what follows it goes.
+    let end = prefix.iter().rposition(|&byte| byte != 0xff).map(|at| {
+        let mut end = prefix[..=at].to_vec();
+        end[at] += 1;
+        Key::from(&*end)
+    });
+    let low = if prefix.is_empty() {
+        Bound::Unbounded
+    } else {
+        Bound::Included(Key::from(prefix))
+    };
+    (low, end.map_or(Bound::Unbounded, Bound::Excluded))
+}
+
+impl Iter {
+    pub(crate) fn new(view: &View, (low, high): Bounds, below: Lsn) -> Self {
+        let empty = match (&low, &high) {
+            (Bound::Included(low), Bound::Included(high)) => low > high,
+            (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
+                low >= high
+            }
+            _ => false,
+        };
+        let mems = if empty {
+            Vec::new()
+        } else {
+            view.mems().cloned().collect()
+        };
+        let mems = mems
+            .into_iter()
+            .map(|mem| MemSource::new(mem, low.clone(), high.clone(), below))
+            .collect();
+        let tables = TableSource::new(&view.tables, empty, (low, high), below);
+        Self {
+            mems,
+            tables,
+            seen: 0,
+            failed: false,
+        }
+    }
+
+    /// The largest end of a commit that was seen so far, removals included; 0 if all that was seen came
+    /// from tables, which hold only what is durable. Whoever promises durability of what was read waits
+    /// for this, see [`Db::wait`](crate::Db::wait).
+    #[must_use]
+    pub fn seen(&self) -> Lsn {
+        self.seen
+    }
+
+    fn step(&mut self, direction: Direction) -> Option<Result<(Key, Value)>> {
+        if self.failed {
+            return None;
+        }
+        loop {
+            match self.step_or_fail(direction) {
+                Ok(None) => return None,
+                Ok(Some((_, None))) => {}
+                Ok(Some((key, Some(value)))) => return Some(Ok((key, value))),
+                Err(error) => {
+                    self.failed = true;
+                    return Some(Err(error));
+                }
+            }
+        }
+    }
+
+    /// The next key with its value, or without one where it is removed.
+    fn step_or_fail(&mut self, direction: Direction) -> Result<Option<(Key, Option<Value>)>> {
+        let Self {
+            mems, tables, seen, ..
+        } = self;
+        let before = |a: &Key, b: &Key| match direction {
+            Direction::Forward => a < b,
+            Direction::Backward => a > b,
+        };
+        let mut best = tables.peek(direction)?.cloned();
+        let in_tables = best.is_some();
+        let mut newest = None;
+        for (number, mem) in mems.iter_mut().enumerate() {
+            // On a tie the memtable wins over the tables, and the newer one over the older.
+            if let Some(entry) = mem.peek(direction)
+                && best
+                    .as_ref()
+                    .is_none_or(|best| before(&entry.key, best) || (newest.is_none() && entry.key == *best))
+            {
+                best = Some(entry.key.clone());
+                newest = Some(number);
+            }
+        }
+        let Some(key) = best else { return Ok(None) };
+        let mut value = None;
+        if in_tables && tables.peek(direction)? == Some(&key) {
+            value = tables.pop(direction);
+        }
+        for (number, mem) in mems.iter_mut().enumerate() {
+            if mem.peek(direction).is_some_and(|entry| entry.key == key)
+                && let Some(entry) = mem.pop(direction)
+                && newest == Some(number)
+            {
+                *seen = (*seen).max(entry.found.at.end);
+                value = entry.found.value;
+            }
+        }
+        Ok(Some((key, value)))
+    }
+}
+
+impl Iterator for Iter {
+    type Item = Result<(Key, Value)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.step(Direction::Forward)
+    }
+}
+
+impl DoubleEndedIterator for Iter {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.step(Direction::Backward)
+    }
+}
+
+impl std::fmt::Debug for Iter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Iter")
+            .field("seen", &self.seen)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A memtable's keys between two bounds, which close in from both ends.
+struct MemSource {
+    mem: Arc<Mem>,
+    low: Bound<Key>,
+    high: Bound<Key>,
+    below: Lsn,
+    front: Fetched,
+    back: Fetched,
+}
+
+/// Entries fetched ahead at one end. They follow each other from the bound on.
+struct Fetched {
+    entries: VecDeque<Entry>,
+    exhausted: bool,
+    fetch: usize,
+}
+
+impl Fetched {
+    fn new() -> Self {
+        Self {
+            entries: VecDeque::new(),
+            exhausted: false,
+            fetch: FIRST_FETCH,
+        }
+    }
+}
+
+fn as_slice(bound: &Bound<Key>) -> Bound<&[u8]> {
+    bound.as_ref().map(|key| &**key)
+}
+
+impl MemSource {
+    fn new(mem: Arc<Mem>, low: Bound<Key>, high: Bound<Key>, below: Lsn) -> Self {
+        Self {
+            mem,
+            low,
+            high,
+            below,
+            front: Fetched::new(),
+            back: Fetched::new(),
+        }
+    }
+
+    fn peek(&mut self, direction: Direction) -> Option<&Entry> {
+        let Self {
+            mem,
+            low,
+            high,
+            below,
+            front,
+            back,
+        } = self;
+        let ahead = match direction {
+            Direction::Forward => front,
+            Direction::Backward => back,
+        };
+        if ahead.entries.is_empty() && !ahead.exhausted {
+            let scan = Scan {
+                low: as_slice(low),
+                high: as_slice(high),
+                below: *below,
+            };
+            ahead.exhausted = mem.scan(scan, direction, ahead.fetch, &mut ahead.entries);
+            ahead.fetch = (ahead.fetch * 2).min(LARGEST_FETCH);
+        }
+        // The other end may have come closer since they were fetched.
+        let key = &ahead.entries.front()?.key;
+        let inside = match direction {
+            Direction::Forward => match high {
+                Bound::Included(high) => key <= high,
+                Bound::Excluded(high) => key < high,
+                Bound::Unbounded => true,
+            },
+            Direction::Backward => match low {
+                Bound::Included(low) => key >= low,
+                Bound::Excluded(low) => key > low,
+                Bound::Unbounded => true,
+            },
+        };
+        if !inside {
+            ahead.entries.clear();
+            ahead.exhausted = true;
+        }
+        ahead.entries.front()
+    }
+
+    fn pop(&mut self, direction: Direction) -> Option<Entry> {
+        self.peek(direction)?;
+        let (ahead, bound) = match direction {
+            Direction::Forward => (&mut self.front, &mut self.low),
+            Direction::Backward => (&mut self.back, &mut self.high),
+        };
+        let entry = ahead.entries.pop_front()?;
+        *bound = Bound::Excluded(entry.key.clone());
+        Some(entry)
+    }
+}
+
+/// The tables' entries, with the next one of either end fetched.
+struct TableSource {
+    iter: Option<TableIter>,
+    tables: Arc<Pinned>,
+    front: Option<(Key, Value)>,
+    back: Option<(Key, Value)>,
+}
+
+impl TableSource {
+    fn new(tables: &Arc<Pinned>, empty: bool, (low, high): Bounds, below: Lsn) -> Self {
+        let iter = (!empty).then(|| tables.range(low.map(|key| key.0), high.map(|key| key.0), below));
+        Self {
+            iter,
+            tables: Arc::clone(tables),
+            front: None,
+            back: None,
+        }
+    }
+
+    fn peek(&mut self, direction: Direction) -> Result<Option<&Key>> {
+        let Self {
+            iter,
+            tables,
+            front,
+            back,
+        } = self;
+        let (near, far) = match direction {
+            Direction::Forward => (front, back),
+            Direction::Backward => (back, front),
+        };
+        if near.is_none() {
+            let next = iter.as_mut().and_then(|iter| match direction {
+                Direction::Forward => iter.next(),
+                Direction::Backward => iter.next_back(),
+            });
+            *near = match next {
+                Some(Ok(item)) => Some((Key(item.key.user_key), Value(item.value))),
+                Some(Err(e)) => return Err(Error::table("read", tables.path(), e)),
+                // What the other end has fetched is all that is left.
+                None => far.take(),
+            };
+        }
+        Ok(near.as_ref().map(|(key, _)| key))
+    }
+
+    /// Takes what `peek` showed.
+    fn pop(&mut self, direction: Direction) -> Option<Value> {
+        let near = match direction {
+            Direction::Forward => &mut self.front,
+            Direction::Backward => &mut self.back,
+        };
+        near.take().map(|(_, value)| value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_where_its_last_raisable_byte_is_raised() {
+        let end = |prefix: &[u8]| prefix_bounds(prefix).1;
+        assert_eq!(end(b"ab"), Bound::Excluded(Key::from(&b"ac"[..])));
+        assert_eq!(end(b"a\xff\xff"), Bound::Excluded(Key::from(&b"b"[..])));
+        assert_eq!(end(b"\xff\xff"), Bound::Unbounded);
+        assert_eq!(prefix_bounds(b""), (Bound::Unbounded, Bound::Unbounded));
+    }
+}

@@ -1,0 +1,108 @@
+//! **An embedded, transactional key-value store built around a wait-free log**: many threads write at once,
+//! none waits for another's write, and one sync makes them all durable.
+//!
+//! * Writes are durable on return by default ([`Durability::Disk`]); [`WriteOptions`] weakens that per
+//!   write, down to leaving the log out.
+//! * A [`Batch`] commits to any number of families at once; nobody ever sees a part of it.
+//! * A [`Snapshot`] is a prefix of the commit order. It costs nothing to take, reads take no lock on the
+//!   tables, and neither flush nor compaction takes anything from it.
+//! * Every read tells the newest commit that it depends on ([`Read::seen`]), so that whoever promises
+//!   durability for what was *read* can wait for that commit and for no other.
+//! * After a failed write or sync of the log nothing more is accepted, and reads show what is durable;
+//!   reopening recovers exactly that ([`Error::Poisoned`]).
+//!
+//! ```
+//! use collie_db::{Batch, Db, FamilyOptions, Options, WriteOptions};
+//! # let dir = tempfile::tempdir().unwrap();
+//! # let path = dir.path().join("store");
+//! let db = Db::open(&path, Options::default())?;
+//! let orders = db.create_family("orders", FamilyOptions::default())?;
+//!
+//! db.put("greeting", "hello")?; // On the device when this returns.
+//!
+//! let mut batch = Batch::new();
+//! batch.put(&orders, "order/1", "3 leashes")?;
+//! batch.put(&db.default_family(), "last order", "order/1")?;
+//! let end = db.write(batch, &WriteOptions::buffered())?; // Visible, all of it or nothing,
+//! db.wait(end, collie_db::Durability::Disk)?; // and now durable.
+//!
+//! let snapshot = db.snapshot();
+//! orders.delete("order/1")?;
+//! assert_eq!(snapshot.get(&orders, "order/1")?.unwrap(), "3 leashes");
+//! assert_eq!(orders.get("order/1")?, None);
+//! for entry in snapshot.prefix(&orders, "order/")?.rev() {
+//!     let (key, value) = entry?;
+//!     assert_eq!((key, value), ((&b"order/1"[..]).into(), (&b"3 leashes"[..]).into()));
+//! }
+//! # drop(snapshot);
+//! db.close()?;
+//! # Ok::<(), collie_db::Error>(())
+//! ```
+//!
+//! # How a write goes
+//!
+//! A commit is encoded once and takes its place in the log by one reservation. Its start there, an [`Lsn`],
+//! is the sequence number of all its writes. It is copied into the log's ring, inserted into the families'
+//! memtables, and becomes visible when every commit before it is; then the write waits for as much
+//! durability as it asked for. Full memtables become tables of an LSM-tree in the background, never before
+//! the log is durable that far. [`Stats`] tells where time and space go.
+//!
+//! # Threads
+//!
+//! Everything here may be used from any thread. At most [`Options::max_workers`] threads append at one
+//! instant; more of them wait for a turn, which is as long as a copy takes. Background threads flush,
+//! merge tables and free memory.
+//!
+//! # More
+//!
+//! | about | in |
+//! |---|---|
+//! | what each durability level survives | `docs/durability.md` |
+//! | the bytes of the manifest and of a commit in the log | `docs/format/engine.md` |
+//! | why the memtable is as it is, with figures | `docs/decisions/0003-memtable.md` |
+//! | how snapshots and tables fit together | `docs/decisions/0004-views.md` |
+//! | the log | [`collie_log`] |
+
+mod batch;
+mod bytes;
+mod codec;
+mod compaction;
+mod core;
+mod db;
+mod error;
+mod families;
+mod family;
+mod flush;
+mod garbage;
+mod iter;
+mod journal;
+mod lock;
+mod manifest;
+mod memtable;
+mod open;
+mod options;
+mod read;
+mod stall;
+mod stats;
+mod tables;
+mod tasks;
+#[cfg(test)]
+mod testing;
+mod view;
+mod visible;
+mod workers;
+
+pub use batch::Batch;
+pub use bytes::{Key, Value};
+pub use collie_log::{Lsn, RingMode};
+pub use db::{DEFAULT_FAMILY, Db};
+pub use error::{Error, Result};
+pub use family::Family;
+pub use iter::Iter;
+pub use options::{Compression, Durability, FamilyOptions, Options, ReadOptions, WriteOptions};
+pub use read::{Read, Snapshot};
+pub use stats::{FamilyStats, Stall, Stats};
+pub use view::FlushCause;
+
+/// The longest key, in bytes.
+pub const MAX_KEY_BYTES: usize = 65_535;

@@ -1,0 +1,517 @@
+//! One shard of a memtable: a two-level sorted array over an arena, for one thread at a time.
+//!
+//! Entries (header, key, value) are appended to chunks and never move. What is sorted is a list of leaves;
+//! a leaf holds up to [`LEAF`] pairs of a key's eight distinguishing bytes and the place of its entry, so a
+//! search touches two small arrays and, only where the eight bytes tie, the entries themselves. The bytes
+//! that all keys of the shard have in common are skipped before the eight are taken.
+//!
+//! The order is by key, and versions of one key from the newest to the oldest.
+
+use std::cmp::Ordering;
+use std::ops::Bound;
+
+use collie_log::Lsn;
+use lsm_tree::Slice;
+
+use super::{At, Direction, Entry, Found, Scan, Write};
+use crate::{Key, Value};
+
+/// Entries of a leaf.
+const LEAF: usize = 64;
+/// Size of the first chunk; each further one is twice as large, up to the largest.
+const FIRST_CHUNK: usize = 4 << 10;
+const LARGEST_CHUNK: usize = 256 << 10;
+/// Longer values are kept outside the arena, so that they are handed out without being copied.
+const INLINE_VALUE: usize = 4 << 10;
+/// After so many shrinkings the common prefix is given up: each one recomputes every leaf.
+const SHRINKINGS: u32 = 16;
+/// start (8), end - start (4), value length or index (4), key length (2), kind (1), unused (1).
+const HEADER: usize = 20;
+
+const KIND_DELETE: u8 = 0;
+const KIND_INLINE: u8 = 1;
+const KIND_OUTSIDE: u8 = 2;
+
+/// Where an entry lies: the chunk in the upper half, the offset in the lower.
+#[derive(Debug, Clone, Copy)]
+struct Place(u64);
+
+impl Place {
+    fn new(chunk: usize, offset: usize) -> Self {
+        Self((chunk as u64) << 32 | offset as u64)
+    }
+
+    fn chunk(self) -> usize {
+        (self.0 >> 32) as usize
+    }
+
+    fn offset(self) -> usize {
+        (self.0 & 0xffff_ffff) as usize
+    }
+}
+
+#[derive(Debug, Default)]
+struct Leaf {
+    digests: Vec<u64>,
+    places: Vec<Place>,
+}
+
+/// An entry, read in place.
+struct Stored<'a> {
+    start: Lsn,
+    key: &'a [u8],
+    bytes: &'a [u8],
+}
+
+/// A position between entries: leaf and index; the index may be the leaf's length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Cursor {
+    leaf: usize,
+    index: usize,
+}
+
+/// See the module's page.
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    chunks: Vec<Vec<u8>>,
+    outside: Vec<Slice>,
+    /// `firsts[i]` is the digest of the first entry of `leaves[i]`; no leaf is empty.
+    firsts: Vec<u64>,
+    leaves: Vec<Leaf>,
+    /// What all keys here start with.
+    common: Vec<u8>,
+    shrinkings: u32,
+}
+
+impl Shard {
+    /// Adds a version and returns by how many bytes the shard grew.
+    pub(super) fn insert(&mut self, key: &[u8], at: At, write: Write<'_>) -> usize {
+        self.keep_common(key);
+        let (place, grown) = self.store(key, at, write);
+        let digest = self.digest(key);
+        if self.leaves.is_empty() {
+            self.firsts.push(digest);
+            self.leaves.push(Leaf {
+                digests: vec![digest],
+                places: vec![place],
+            });
+            return grown;
+        }
+        let Cursor { leaf: number, index } = self.lower_bound(key, at.start, digest);
+        if self.leaves[number].digests.get(index) == Some(&digest) {
+            let stored = read(&self.chunks, self.leaves[number].places[index]);
+            if stored.start == at.start && stored.key == key {
+                self.leaves[number].places[index] = place;
+                return grown;
+            }
+        }
+        // An entry that belongs between two leaves is appended to the first of them.
+        let (number, index) = if index == 0 && number > 0 {
+            (number - 1, self.leaves[number - 1].places.len())
+        } else {
+            (number, index)
+        };
+        let leaf = &mut self.leaves[number];
+        leaf.digests.insert(index, digest);
+        leaf.places.insert(index, place);
+        if index == 0 {
+            self.firsts[number] = digest;
+        }
+        if leaf.places.len() > LEAF {
+            self.split(number, index);
+        }
+        grown
+    }
+
+    /// The newest version of `key` with `start < below`.
+    pub(super) fn get(&self, key: &[u8], below: Lsn) -> Option<Found> {
+        let newest = below.checked_sub(1)?;
+        let cursor = self.seek(key, newest);
+        let leaf = self.leaves.get(cursor.leaf)?;
+        let place = *leaf.places.get(cursor.index)?;
+        let stored = read(&self.chunks, place);
+        (stored.key == key).then(|| self.found(&stored))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.leaves.is_empty()
+    }
+
+    /// Calls `take` with up to `limit` keys of the scan; returns whether there are no more.
+    pub(super) fn scan(
+        &self,
+        scan: Scan<'_>,
+        direction: Direction,
+        limit: usize,
+        take: impl FnMut(Entry),
+    ) -> bool {
+        let low = match scan.low {
+            Bound::Unbounded => Cursor { leaf: 0, index: 0 },
+            Bound::Included(key) => self.seek(key, Lsn::MAX),
+            Bound::Excluded(key) => self.seek_past(key),
+        };
+        let high = match scan.high {
+            Bound::Unbounded => Cursor {
+                leaf: self.leaves.len(),
+                index: 0,
+            },
+            Bound::Included(key) => self.seek_past(key),
+            Bound::Excluded(key) => self.seek(key, Lsn::MAX),
+        };
+        match direction {
+            Direction::Forward => self.forward(low, high, scan.below, limit, take),
+            Direction::Backward => self.backward(low, high, scan.below, limit, take),
+        }
+    }
+
+    fn forward(
+        &self,
+        mut at: Cursor,
+        end: Cursor,
+        below: Lsn,
+        mut limit: usize,
+        mut take: impl FnMut(Entry),
+    ) -> bool {
+        let mut last: Option<&[u8]> = None;
+        while at < end {
+            let Some(place) = self
+                .leaves
+                .get(at.leaf)
+                .and_then(|leaf| leaf.places.get(at.index))
+            else {
+                at = Cursor {
+                    leaf: at.leaf + 1,
+                    index: 0,
+                };
+                continue;
+            };
+            let stored = read(&self.chunks, *place);
+            if stored.start < below && last != Some(stored.key) {
+                if limit == 0 {
+                    return false;
+                }
+                limit -= 1;
+                last = Some(stored.key);
+                take(Entry {
+                    key: Key(Slice::from(stored.key)),
+                    found: self.found(&stored),
+                });
+            }
+            at.index += 1;
+        }
+        true
+    }
+
+    fn backward(
+        &self,
+        start: Cursor,
+        mut at: Cursor,
+        below: Lsn,
+        mut limit: usize,
+        mut take: impl FnMut(Entry),
+    ) -> bool {
+        // Walking down, a key's versions come from the oldest to the newest: the last one that may be seen
+        // is the one to take, and it is known when the key changes.
+        let mut best: Option<Stored<'_>> = None;
+        while at > start {
+            if at.index == 0 {
+                at.leaf -= 1;
+                at.index = self.leaves.get(at.leaf).map_or(0, |leaf| leaf.places.len());
+                continue;
+            }
+            at.index -= 1;
+            let stored = read(&self.chunks, self.leaves[at.leaf].places[at.index]);
+            if stored.start >= below {
+                continue;
+            }
+            if let Some(best) = best.take_if(|best| best.key != stored.key) {
+                take(self.entry(&best));
+                limit -= 1;
+                if limit == 0 {
+                    return false;
+                }
+            }
+            best = Some(stored);
+        }
+        if let Some(best) = best {
+            take(self.entry(&best));
+        }
+        true
+    }
+
+    fn entry(&self, stored: &Stored<'_>) -> Entry {
+        Entry {
+            key: Key(Slice::from(stored.key)),
+            found: self.found(stored),
+        }
+    }
+
+    fn found(&self, stored: &Stored<'_>) -> Found {
+        let length = word(stored.bytes, 12) as usize;
+        let value = match stored.bytes[18] {
+            KIND_DELETE => None,
+            KIND_INLINE => {
+                let from = HEADER + stored.key.len();
+                Some(Slice::from(&stored.bytes[from..from + length]))
+            }
+            _ => self.outside.get(length).cloned(),
+        };
+        let end = stored.start + Lsn::from(word(stored.bytes, 8));
+        Found {
+            value: value.map(Value),
+            at: At {
+                start: stored.start,
+                end,
+            },
+        }
+    }
+
+    /// Appends an entry to the arena.
+    fn store(&mut self, key: &[u8], at: At, write: Write<'_>) -> (Place, usize) {
+        let (kind, length, inline): (u8, usize, &[u8]) = match write {
+            Write::Delete => (KIND_DELETE, 0, &[]),
+            Write::Put(value) if value.len() <= INLINE_VALUE => (KIND_INLINE, value.len(), value),
+            Write::Put(value) => {
+                self.outside.push(Slice::from(value));
+                (KIND_OUTSIDE, self.outside.len() - 1, &[])
+            }
+        };
+        let size = HEADER + key.len() + inline.len();
+        if self
+            .chunks
+            .last()
+            .is_none_or(|chunk| chunk.capacity() - chunk.len() < size)
+        {
+            let next = (FIRST_CHUNK << self.chunks.len().min(8)).min(LARGEST_CHUNK);
+            self.chunks.push(Vec::with_capacity(next.max(size)));
+        }
+        let number = self.chunks.len() - 1;
+        let chunk = &mut self.chunks[number];
+        let place = Place::new(number, chunk.len());
+        let mut header = [0; HEADER];
+        header[0..8].copy_from_slice(&at.start.to_le_bytes());
+        // A frame is at most half a ring and a ring at most 1 GiB; keys end at 65,535 bytes.
+        header[8..12].copy_from_slice(&((at.end - at.start) as u32).to_le_bytes());
+        header[12..16].copy_from_slice(&(length as u32).to_le_bytes());
+        header[16..18].copy_from_slice(&(key.len() as u16).to_le_bytes());
+        header[18] = kind;
+        chunk.extend_from_slice(&header);
+        chunk.extend_from_slice(key);
+        chunk.extend_from_slice(inline);
+        let outside = if kind == KIND_OUTSIDE {
+            self.outside
+                .last()
+                .map_or(0, |value| value.len() + size_of::<Slice>())
+        } else {
+            0
+        };
+        (place, size + outside + size_of::<(u64, Place)>())
+    }
+
+    /// Splits an overfull leaf. Where the last insert was at the end of the last leaf, keys come in order:
+    /// the full leaf is left full then.
+    fn split(&mut self, number: usize, index: usize) {
+        let leaf = &mut self.leaves[number];
+        let ascending = index == LEAF && number + 1 == self.firsts.len();
+        let at = if ascending { LEAF } else { LEAF / 2 };
+        let mut right = Leaf {
+            digests: Vec::with_capacity(LEAF + 1),
+            places: Vec::with_capacity(LEAF + 1),
+        };
+        right.digests.extend(leaf.digests.drain(at..));
+        right.places.extend(leaf.places.drain(at..));
+        let first = right.digests[0];
+        self.firsts.insert(number + 1, first);
+        self.leaves.insert(number + 1, right);
+    }
+
+    /// Makes sure that `key` starts with the common prefix, shortening that where it does not.
+    fn keep_common(&mut self, key: &[u8]) {
+        if key.starts_with(&self.common) {
+            if self.leaves.is_empty() && self.chunks.is_empty() {
+                self.common = key.to_vec();
+            }
+            return;
+        }
+        self.shrinkings += 1;
+        let shared = self.common.iter().zip(key).take_while(|(a, b)| a == b).count();
+        self.common
+            .truncate(if self.shrinkings > SHRINKINGS { 0 } else { shared });
+        for number in 0..self.leaves.len() {
+            for index in 0..self.leaves[number].places.len() {
+                let stored = read(&self.chunks, self.leaves[number].places[index]);
+                self.leaves[number].digests[index] = digest(stored.key, self.common.len());
+            }
+            self.firsts[number] = self.leaves[number].digests[0];
+        }
+    }
+
+    fn digest(&self, key: &[u8]) -> u64 {
+        digest(key, self.common.len())
+    }
+
+    /// The first entry at or after (`key`, `start`) in the order; any key.
+    fn seek(&self, key: &[u8], start: Lsn) -> Cursor {
+        let shared = self.common.len().min(key.len());
+        match key[..shared].cmp(&self.common[..shared]) {
+            Ordering::Less => Cursor { leaf: 0, index: 0 },
+            Ordering::Greater => Cursor {
+                leaf: self.leaves.len(),
+                index: 0,
+            },
+            // A proper prefix of what all keys start with sorts before them.
+            Ordering::Equal if shared < self.common.len() => Cursor { leaf: 0, index: 0 },
+            Ordering::Equal => self.lower_bound(key, start, self.digest(key)),
+        }
+    }
+
+    /// The first entry after all versions of `key`.
+    fn seek_past(&self, key: &[u8]) -> Cursor {
+        let mut at = self.seek(key, 0);
+        // Version 0 does not exist, so what the search found is past the key unless it is that version.
+        if let Some(leaf) = self.leaves.get(at.leaf)
+            && let Some(place) = leaf.places.get(at.index)
+            && read(&self.chunks, *place).key == key
+        {
+            at.index += 1;
+        }
+        at
+    }
+
+    /// As `seek`, for a key with the common prefix.
+    fn lower_bound(&self, key: &[u8], start: Lsn, digest: u64) -> Cursor {
+        let before = |there: u64, place: Place| match there.cmp(&digest) {
+            Ordering::Equal => {
+                let stored = read(&self.chunks, place);
+                stored.key.cmp(key).then(start.cmp(&stored.start)) == Ordering::Less
+            }
+            order => order == Ordering::Less,
+        };
+        // The leaf before the first one that starts at or after the target.
+        let leaf = partition(self.firsts.len(), |i| {
+            before(self.firsts[i], self.leaves[i].places[0])
+        });
+        let Some(number) = leaf.checked_sub(1) else {
+            return Cursor { leaf: 0, index: 0 };
+        };
+        let leaf = &self.leaves[number];
+        let index = partition(leaf.places.len(), |i| before(leaf.digests[i], leaf.places[i]));
+        if index == leaf.places.len() && number + 1 < self.leaves.len() {
+            return Cursor {
+                leaf: number + 1,
+                index: 0,
+            };
+        }
+        Cursor { leaf: number, index }
+    }
+}
+
+/// The number of leading indexes for which `before` holds; it must hold for a prefix of them.
+fn partition(len: usize, before: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, len);
+    while low < high {
+        let middle = low.midpoint(high);
+        if before(middle) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+/// Eight bytes of the key after those that are skipped, such that digests order as keys do, or tie.
+fn digest(key: &[u8], skip: usize) -> u64 {
+    let rest = key.get(skip..).unwrap_or_default();
+    if let Some(eight) = rest.first_chunk::<8>() {
+        return u64::from_be_bytes(*eight);
+    }
+    let mut eight = [0; 8];
+    eight[..rest.len()].copy_from_slice(rest);
+    u64::from_be_bytes(eight)
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn read(chunks: &[Vec<u8>], place: Place) -> Stored<'_> {
+    let bytes = &chunks[place.chunk()][place.offset()..];
+    let mut start = [0; 8];
+    start.copy_from_slice(&bytes[..8]);
+    let key_len = usize::from(u16::from_le_bytes([bytes[16], bytes[17]]));
+    Stored {
+        start: Lsn::from_le_bytes(start),
+        key: &bytes[HEADER..HEADER + key_len],
+        bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(start: Lsn) -> At {
+        At {
+            start,
+            end: start + 40,
+        }
+    }
+
+    #[test]
+    fn cursor_past_the_end_of_a_leaf_moves_to_the_next() {
+        let mut shard = Shard::default();
+        for i in 0..1000_u32 {
+            shard.insert(
+                format!("key{i:05}").as_bytes(),
+                at(u64::from(i) + 1),
+                Write::Delete,
+            );
+        }
+        let sizes: usize = shard.leaves.iter().map(|leaf| leaf.places.len()).sum();
+        assert_eq!(sizes, 1000);
+        assert!(
+            shard
+                .leaves
+                .iter()
+                .all(|leaf| !leaf.places.is_empty() && leaf.places.len() <= LEAF)
+        );
+        assert_eq!(shard.common, b"key00");
+        for i in 0..1000_u32 {
+            let found = shard.get(format!("key{i:05}").as_bytes(), u64::MAX).unwrap();
+            assert_eq!(found.at.start, u64::from(i) + 1);
+        }
+    }
+
+    #[test]
+    fn a_key_outside_the_common_prefix_is_found_on_its_side() {
+        let mut shard = Shard::default();
+        for key in ["mm1", "mm2"] {
+            shard.insert(key.as_bytes(), at(8), Write::Put(b"v"));
+        }
+        for (key, count) in [("a", 2), ("m", 2), ("mm2", 1), ("mm3", 0), ("z", 0)] {
+            let mut seen = 0;
+            let low = Bound::Included(key.as_bytes());
+            let scan = Scan {
+                low,
+                high: Bound::Unbounded,
+                below: u64::MAX,
+            };
+            assert!(shard.scan(scan, Direction::Forward, 10, |_| seen += 1));
+            assert_eq!(seen, count, "from {key}");
+        }
+    }
+
+    #[test]
+    fn long_values_are_kept_outside_and_come_back_whole() {
+        let mut shard = Shard::default();
+        let long = vec![7; INLINE_VALUE + 1];
+        shard.insert(b"k", at(8), Write::Put(&long));
+        shard.insert(b"k", at(16), Write::Put(&[]));
+        assert_eq!(shard.get(b"k", 16).unwrap().value.unwrap(), &long[..]);
+        assert_eq!(shard.get(b"k", 17).unwrap().value.unwrap(), &[][..] as &[u8]);
+        assert_eq!(shard.get(b"k", 8), None);
+    }
+}

@@ -1,0 +1,249 @@
+//! The memtable: shards by the key's hash, each behind a short lock of its own.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use collie_log::Lsn;
+use parking_lot::Mutex;
+
+use super::shard::Shard;
+use super::{At, Direction, Entry, Found, Memtable, Scan, Write};
+
+/// Shards of a memtable, a power of two. More cost a scan more merging; fewer make writers meet.
+const SHARDS: usize = 16;
+
+/// A shard alone on its cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Padded {
+    shard: Mutex<Counted>,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    shard: Shard,
+    /// Bytes that the total does not know of yet.
+    unreported: u64,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub(crate) struct Sharded {
+    shards: Box<[Padded]>,
+    bytes: AtomicU64,
+    /// A shard adds to the total when it grew by this much, so that writers seldom share a counter.
+    report_every: u64,
+}
+
+impl Sharded {
+    pub(crate) fn new(write_buffer_bytes: u64) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Padded::default()).collect(),
+            bytes: AtomicU64::new(0),
+            report_every: (write_buffer_bytes / (SHARDS as u64 * 32)).min(64 << 10),
+        }
+    }
+
+    fn shard(&self, key: &[u8]) -> &Mutex<Counted> {
+        let hash = xxhash_rust::xxh3::xxh3_64(key) as usize;
+        &self.shards[hash % self.shards.len()].shard
+    }
+}
+
+impl Memtable for Sharded {
+    fn insert(&self, key: &[u8], at: At, write: Write<'_>) {
+        let mut counted = self.shard(key).lock();
+        let grown = counted.shard.insert(key, at, write);
+        counted.unreported += grown as u64;
+        if counted.unreported >= self.report_every {
+            // Relaxed: the size decides when to rotate, nothing is published by it.
+            self.bytes.fetch_add(counted.unreported, Ordering::Relaxed);
+            counted.unreported = 0;
+        }
+    }
+
+    fn get(&self, key: &[u8], below: Lsn) -> Option<Found> {
+        self.shard(key).lock().shard.get(key, below)
+    }
+
+    fn scan(&self, scan: Scan<'_>, direction: Direction, hint: usize, out: &mut VecDeque<Entry>) -> bool {
+        let each = hint.div_ceil(SHARDS).max(2);
+        let mut entries = Vec::with_capacity(each * SHARDS);
+        // Where a shard has more keys, what it has not told lies beyond the last one that it told; keys of
+        // other shards beyond that have to wait for the next call.
+        let mut limit: Option<crate::Key> = None;
+        let beyond = |a: &[u8], b: &[u8]| match direction {
+            Direction::Forward => a > b,
+            Direction::Backward => a < b,
+        };
+        for Padded { shard } in &self.shards {
+            let exhausted = shard
+                .lock()
+                .shard
+                .scan(scan, direction, each, |entry| entries.push(entry));
+            if !exhausted
+                && let Some(last) = entries.last()
+                && limit.as_ref().is_none_or(|limit| beyond(limit, &last.key))
+            {
+                limit = Some(last.key.clone());
+            }
+        }
+        if let Some(limit) = &limit {
+            entries.retain(|entry| !beyond(&entry.key, limit));
+        }
+        entries.sort_unstable_by(|a, b| match direction {
+            Direction::Forward => a.key.cmp(&b.key),
+            Direction::Backward => b.key.cmp(&a.key),
+        });
+        out.extend(entries);
+        limit.is_none()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.shards
+            .iter()
+            .all(|padded| padded.shard.lock().shard.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::ops::Bound;
+
+    use super::*;
+    use crate::testing::Rng;
+
+    type Model = BTreeMap<(Vec<u8>, u64), Option<Vec<u8>>>;
+
+    fn visible(model: &Model, below: u64) -> BTreeMap<Vec<u8>, (u64, Option<Vec<u8>>)> {
+        let mut newest = BTreeMap::new();
+        for ((key, start), value) in model.range(..).filter(|((_, start), _)| *start < below) {
+            newest.insert(key.clone(), (*start, value.clone()));
+        }
+        newest
+    }
+
+    fn random_key(rng: &mut Rng) -> Vec<u8> {
+        match rng.below(4) {
+            0 => format!("{:016}", rng.below(300)).into_bytes(),
+            1 => format!("user/{}/{}", rng.below(20), rng.below(20)).into_bytes(),
+            2 => vec![b'a' + rng.below(3) as u8; 1 + rng.below(5) as usize],
+            _ => (0..1 + rng.below(12)).map(|_| rng.below(256) as u8).collect(),
+        }
+    }
+
+    /// Random inserts, against a map by (key, LSN): every version is found at every LSN, and scans in both
+    /// directions, in chunks of any size, show each key once with its newest version.
+    #[test]
+    fn every_version_is_found_and_scans_show_the_newest() {
+        for seed in crate::testing::seeds(20) {
+            let mut rng = Rng::new(seed);
+            let table = Sharded::new(1 << 20);
+            let mut model = Model::new();
+            for n in 0..1500_u64 {
+                let key = random_key(&mut rng);
+                let start = 8 * (1 + if rng.below(4) == 0 { rng.below(n + 1) } else { n });
+                let at = At {
+                    start,
+                    end: start + 64,
+                };
+                if rng.below(4) == 0 {
+                    table.insert(&key, at, Write::Delete);
+                    model.insert((key, start), None);
+                } else {
+                    let value = vec![n as u8; rng.below(60) as usize];
+                    table.insert(&key, at, Write::Put(&value));
+                    model.insert((key, start), Some(value));
+                }
+            }
+            for _ in 0..40 {
+                let below = 8 * rng.below(1700);
+                check(&mut rng, &table, &visible(&model, below), below, seed);
+            }
+        }
+    }
+
+    fn check(
+        rng: &mut Rng,
+        table: &Sharded,
+        newest: &BTreeMap<Vec<u8>, (u64, Option<Vec<u8>>)>,
+        below: u64,
+        seed: u64,
+    ) {
+        for _ in 0..50 {
+            let key = random_key(rng);
+            let found = table.get(&key, below);
+            let found = found.map(|f| (f.at.start, f.value.map(|v| v.to_vec())));
+            assert_eq!(
+                found.as_ref(),
+                newest.get(&key),
+                "seed {seed}, below {below}, key {key:?}"
+            );
+        }
+        let (a, b) = (random_key(rng), random_key(rng));
+        let (a, b) = if a <= b { (a, b) } else { (b, a) };
+        let (low, high) = match rng.below(4) {
+            0 => (Bound::Unbounded, Bound::Unbounded),
+            1 => (Bound::Included(&a), Bound::Excluded(&b)),
+            2 => (Bound::Excluded(&a), Bound::Included(&b)),
+            _ => (Bound::Included(&a), Bound::Unbounded),
+        };
+        let skip = low == Bound::Excluded(&a) && high == Bound::Excluded(&a);
+        let expected: Vec<_> = if skip || a == b && low != Bound::Unbounded {
+            return;
+        } else {
+            newest
+                .range::<Vec<u8>, _>((low, high))
+                .map(|(k, (s, v))| (k.clone(), *s, v.clone()))
+                .collect()
+        };
+        let low = low.map(Vec::as_slice);
+        let high = high.map(Vec::as_slice);
+        for direction in [Direction::Forward, Direction::Backward] {
+            let hint = 1 + rng.below(200) as usize;
+            let mut seen = collect(table, low, high, below, direction, hint);
+            if direction == Direction::Backward {
+                seen.reverse();
+            }
+            assert_eq!(
+                seen, expected,
+                "seed {seed}, below {below}, {direction:?}, {low:?}..{high:?}"
+            );
+        }
+    }
+
+    fn collect(
+        table: &Sharded,
+        low: Bound<&[u8]>,
+        high: Bound<&[u8]>,
+        below: u64,
+        direction: Direction,
+        hint: usize,
+    ) -> Vec<(Vec<u8>, u64, Option<Vec<u8>>)> {
+        let mut seen = Vec::new();
+        let mut last: Option<Vec<u8>> = None;
+        loop {
+            let (low, high) = match (direction, &last) {
+                (Direction::Forward, Some(last)) => (Bound::Excluded(last.as_slice()), high),
+                (Direction::Backward, Some(last)) => (low, Bound::Excluded(last.as_slice())),
+                (_, None) => (low, high),
+            };
+            let mut out = VecDeque::new();
+            let done = table.scan(Scan { low, high, below }, direction, hint, &mut out);
+            assert!(done || !out.is_empty());
+            for entry in out {
+                last = Some(entry.key.to_vec());
+                let value = entry.found.value.map(|v| v.to_vec());
+                seen.push((entry.key.to_vec(), entry.found.at.start, value));
+            }
+            if done {
+                return seen;
+            }
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Opening: the lock, the manifest, the tables, and the log's part that is not in them.
+//!
+//! | manifest | log wanted | what happens |
+//! |---|---|---|
+//! | none, directory empty | either | a manifest without families is written first, then as below |
+//! | none, directory not empty | either | refused, nothing touched |
+//! | log off | off | tables only |
+//! | log off | on | a log that starts above all tables; frames from before are not read |
+//! | log on | on | the log is replayed from the lowest `flushed` of all families |
+//! | log on | off | opened with the log, everything brought to tables, then the log goes |
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use collie_io::Device;
+use collie_log::{Log, LogOptions, Lsn};
+use lsm_tree::{Cache, DescriptorTable};
+use parking_lot::Mutex;
+
+use crate::codec::{KIND_COMMIT, Ops};
+use crate::core::{Core, FamilyState, Start};
+use crate::db::{DEFAULT_FAMILY, Handle};
+use crate::journal::Journal;
+use crate::lock::Found;
+use crate::manifest::{LogState, Manifest};
+use crate::memtable::At;
+use crate::tables::Shared;
+use crate::view::{FlushCause, Sealed, View};
+use crate::{Error, Options, Result, compaction, families, flush, garbage, lock};
+
+const LOG_DIRECTORY: &str = "log";
+/// Who holds the log while the families' holds are set.
+const OPENING: &str = "opening";
+
+pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
+    options.check()?;
+    let device = Arc::clone(&options.device);
+    if lock::look(&*device, path)? == Found::Nothing {
+        if !options.create_if_missing {
+            return Err(Error::NotFound { path: path.into() });
+        }
+        device
+            .create_dir_all(path)
+            .map_err(|e| Error::io("create", path, e))?;
+    }
+    let held = lock::lock(&*device, path)?;
+    let manifest = match Manifest::read(&*device, path)? {
+        Some(manifest) => manifest,
+        None => {
+            let manifest = Manifest::new();
+            manifest.write(&*device, path)?;
+            manifest
+        }
+    };
+    let manifest = if manifest.log == LogState::On && options.disable_wal {
+        leave_log(path, &options, manifest)?
+    } else {
+        manifest
+    };
+    let handle = start(path, options, manifest)?;
+    *handle.lock.lock() = Some(held);
+    Ok(handle)
+}
+
+fn log_directory(path: &Path, options: &Options) -> PathBuf {
+    options
+        .wal_dir
+        .clone()
+        .unwrap_or_else(|| path.join(LOG_DIRECTORY))
+}
+
+/// Brings everything to tables and does away with the log.
+fn leave_log(path: &Path, options: &Options, manifest: Manifest) -> Result<Manifest> {
+    let with_log = Options {
+        disable_wal: false,
+        ..options.clone()
+    };
+    let handle = start(path, with_log, manifest)?;
+    let all = handle.core.families.read().all();
+    all.iter()
+        .try_for_each(|family| flush::flush_all_of(&handle.core, family, FlushCause::Close))?;
+    handle.close()?;
+    let mut manifest = handle.core.manifest.lock().clone();
+    manifest.log = LogState::Off;
+    manifest.floor = manifest.floor.max(handle.core.journal.reserved());
+    manifest.write(&*options.device, path)?;
+    if options.wal_dir.is_none() {
+        remove_tree(&*options.device, &log_directory(path, options))?;
+    }
+    Ok(manifest)
+}
+
+fn remove_tree(device: &dyn Device, path: &Path) -> Result<()> {
+    match device.remove_dir_all(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
+        _ => Ok(()),
+    }
+}
+
+/// Opens a store whose lock is held and whose manifest fits the options.
+fn start(path: &Path, options: Options, mut manifest: Manifest) -> Result<Handle> {
+    let device = Arc::clone(&options.device);
+    remove_orphans(&*device, path, &manifest)?;
+    for record in &mut manifest.families {
+        let replacement = options
+            .family_options
+            .iter()
+            .find(|(name, _)| *name == record.name);
+        if let Some((_, replacement)) = replacement {
+            record.options = replacement.clone();
+        } else if record.name == DEFAULT_FAMILY {
+            record.options = options.default_family.clone();
+        }
+    }
+    let journal = open_journal(path, &options, &manifest)?;
+    let (garbage, _thread) = garbage::start(Arc::clone(&device))?;
+    let shared = Shared {
+        cache: Arc::new(Cache::with_capacity_bytes(options.cache_bytes)),
+        descriptors: Arc::new(DescriptorTable::new(options.max_open_files)),
+        stop: Arc::new(AtomicBool::new(false)),
+    };
+    let adopt = manifest.log == LogState::Off && !options.disable_wal;
+    let log_dir = log_directory(path, &options);
+    let start = Start {
+        path: path.into(),
+        options,
+        journal,
+        manifest,
+        garbage,
+        shared,
+    };
+    let core = Arc::new(Core::new(start)?);
+    if adopt {
+        adopt_log(&core)?;
+    }
+    let threads = start_threads(&core)?;
+    match fill(&core, adopt, &log_dir) {
+        Ok(default_family) => Ok(Handle {
+            core,
+            threads: Mutex::new(threads),
+            lock: Mutex::new(None),
+            default_family,
+        }),
+        Err(error) => {
+            core.set_closed();
+            core.shared.stop.store(true, Ordering::Relaxed);
+            core.tasks.stop();
+            for thread in threads {
+                drop(thread.join());
+            }
+            core.drop_hands();
+            // The error that matters is the one in hand.
+            drop(core.journal.close());
+            Err(error)
+        }
+    }
+}
+
+/// Removes what no manifest names: families that were dropped, or whose creation was cut off.
+fn remove_orphans(device: &dyn Device, path: &Path, manifest: &Manifest) -> Result<()> {
+    let dir = path.join(families::DIRECTORY);
+    let entries = match device.list(&dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(Error::io("list", dir, e)),
+    };
+    for entry in entries {
+        if let Ok(id) = entry.name.parse::<u32>()
+            && !manifest.families.iter().any(|family| family.id == id)
+        {
+            remove_tree(device, &dir.join(entry.name))?;
+        }
+    }
+    Ok(())
+}
+
+fn open_journal(path: &Path, options: &Options, manifest: &Manifest) -> Result<Journal> {
+    if options.disable_wal {
+        return Ok(Journal::virtual_from(manifest.floor));
+    }
+    let dir = log_directory(path, options);
+    let resume_at = match manifest.log {
+        LogState::On => manifest.families.iter().map(|family| family.flushed).min(),
+        // What lies in the directory, if anything, is from before and in the tables; it is never read.
+        LogState::Off => None,
+    };
+    let log = Log::open(
+        dir,
+        LogOptions {
+            device: Arc::clone(&options.device),
+            ring: options.ring.clone(),
+            ring_bytes: options.ring_bytes,
+            segment_bytes: options.segment_bytes,
+            // One more than hands: closing takes one.
+            max_workers: options.max_workers + 1,
+            min_lsn: manifest.floor,
+            resume_at,
+            ..LogOptions::default()
+        },
+    )?;
+    Ok(Journal::Log(log))
+}
+
+/// Turns a store without a log into one with a log: from this mark on, everything is in the log.
+fn adopt_log(core: &Core) -> Result<()> {
+    let mark = families::durable_mark(core)?;
+    let mut manifest = core.manifest.lock();
+    for record in &mut manifest.families {
+        record.flushed = mark;
+    }
+    manifest.log = LogState::On;
+    manifest.write(&*core.device, &core.path)
+}
+
+fn start_threads(core: &Arc<Core>) -> Result<Vec<std::thread::JoinHandle<()>>> {
+    let mut threads = Vec::new();
+    let mut start = |name: String, run: fn(&Core)| {
+        let core = Arc::clone(core);
+        let thread = std::thread::Builder::new()
+            .name(name.clone())
+            .spawn(move || run(&core))
+            .map_err(|e| Error::io("start the thread", name, e))?;
+        threads.push(thread);
+        Ok(())
+    };
+    let started = (0..core.options.flush_threads)
+        .try_for_each(|n| start(format!("collie-flush-{n}"), flush::run))
+        .and_then(|()| {
+            (0..core.options.compaction_threads)
+                .try_for_each(|n| start(format!("collie-merge-{n}"), compaction::run))
+        });
+    if let Err(error) = started {
+        core.tasks.stop();
+        return Err(error);
+    }
+    Ok(threads)
+}
+
+/// Opens the families, replays the log into them, and makes sure of the default family.
+fn fill(core: &Arc<Core>, fresh_log: bool, log_dir: &Path) -> Result<Arc<FamilyState>> {
+    let records = core.manifest.lock().families.clone();
+    let mut by_id = HashMap::new();
+    for record in &records {
+        let family = families::load(core, record)?;
+        by_id.insert(record.id, Arc::clone(&family));
+        core.families
+            .write()
+            .by_name
+            .insert(Arc::clone(&family.name), family);
+    }
+    let resume = records.iter().map(|record| record.flushed).min();
+    if let (Journal::Log(log), Some(resume)) = (&core.journal, resume) {
+        // Until every family has its own hold, this one keeps what any of them needs.
+        log.hold(OPENING, resume);
+        for record in &records {
+            core.journal.hold(&record.name, record.flushed);
+        }
+        if !fresh_log {
+            replay(core, log, resume, &by_id, log_dir)?;
+        }
+        log.unhold(OPENING);
+    }
+    let default_family = core.families.read().by_name.get(DEFAULT_FAMILY).cloned();
+    let default_family = match default_family {
+        Some(family) => family,
+        None => families::create(core, DEFAULT_FAMILY, core.options.default_family.clone())?,
+    };
+    for family in core.families.read().all() {
+        core.tasks.compact(&family);
+    }
+    flush::arm_wal_check(core);
+    Ok(default_family)
+}
+
+/// Fills the memtables with what the log has and the tables have not.
+fn replay(
+    core: &Core,
+    log: &Log,
+    from: Lsn,
+    families: &HashMap<u32, Arc<FamilyState>>,
+    log_dir: &Path,
+) -> Result<()> {
+    let next_family = core.manifest.lock().next_family;
+    for frame in log.read(from)? {
+        let frame = frame?;
+        if frame.kind != KIND_COMMIT {
+            continue;
+        }
+        let corrupt = |offset: u64, expected: &str, found: String| Error::Corrupt {
+            path: log_dir.into(),
+            offset,
+            expected: format!("{expected} in the commit at LSN {}", frame.start),
+            found,
+        };
+        let at = At {
+            start: frame.start,
+            end: frame.end,
+        };
+        let mut last = None;
+        for op in Ops::new(&frame.payload) {
+            let op = op.map_err(|e| corrupt(frame.start + e.offset as u64, e.expected, e.found))?;
+            let Some(family) = families.get(&op.family) else {
+                if op.family < next_family {
+                    continue; // Dropped since.
+                }
+                let found = format!("family {}", op.family);
+                return Err(corrupt(frame.start, "a family that was created before", found));
+            };
+            if frame.start >= family.flushed.load(Ordering::Relaxed) {
+                if last.replace(op.family) != Some(op.family) {
+                    make_room(core, family, at)?;
+                }
+                family.view.load().active.insert(op.key, at, op.write);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Seals the active memtable before the commit at `at` where it is full. That commit's frame stands for the
+/// rotation's own: a frame starts there, and it is durable. (Where the commit has written to the memtable
+/// already, those writes are replayed once more after the next crash, which is harmless.)
+fn make_room(core: &Core, family: &Arc<FamilyState>, at: At) -> Result<()> {
+    let view = family.view.load_full();
+    if view.active.bytes() < family.options.write_buffer_bytes {
+        return Ok(());
+    }
+    if view.sealed.len() + 1 >= family.options.max_write_buffers {
+        flush::flush_sealed(core, family)?;
+    }
+    let _edit = family.edit.lock();
+    let view = family.view.load_full();
+    let mut sealed = view.sealed.clone();
+    sealed.push(Sealed {
+        mem: Arc::clone(&view.active),
+        until: at.start,
+        until_end: at.end,
+        cause: FlushCause::Recovery,
+    });
+    family.view.store(Arc::new(View {
+        active: Arc::new(core.new_mem(at.start, &family.options)),
+        sealed,
+        tables: Arc::clone(&view.tables),
+    }));
+    core.tasks.flush(family);
+    Ok(())
+}

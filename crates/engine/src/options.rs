@@ -1,0 +1,258 @@
+//! How a store, its families, and single reads and writes behave.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use collie_io::{Device, RealDevice};
+use collie_log::RingMode;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// How much a write survives when the call that made it returns; see [`collie_log::Level`].
+pub use collie_log::Level as Durability;
+
+/// How a store is opened. All sizes are in bytes.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Create the store where the directory is missing or empty. Default: true.
+    pub create_if_missing: bool,
+    /// Where the store's own files live; another device than the real one is for tests. The table files
+    /// are opened by the table library and do not go through it.
+    pub device: Arc<dyn Device>,
+    /// No log at all: a crash loses what was not flushed to tables. Default: false.
+    pub disable_wal: bool,
+    /// The log's directory; by default `log` inside the store.
+    pub wal_dir: Option<PathBuf>,
+    /// What `put` and `delete` without options wait for. Default: [`Durability::Disk`].
+    pub durability: Durability,
+    /// Where the log's ring lives.
+    pub ring: RingMode,
+    /// The ring's size; a commit is at most half of it. Default: 32 MiB.
+    pub ring_bytes: usize,
+    /// The size of one log segment. Default: 64 MiB.
+    pub segment_bytes: u64,
+    /// How many threads append at the same instant; more of them wait for a turn. Default: 64.
+    pub max_workers: usize,
+    /// Past this much live log, the families that pin its oldest part are flushed. Default: four times the
+    /// sum of all families' write buffers.
+    pub max_total_wal_size: Option<u64>,
+    /// Size of the block cache that all families share. Default: 32 MiB.
+    pub cache_bytes: u64,
+    /// How many table files are kept open. Default: 256.
+    pub max_open_files: usize,
+    /// Threads that write memtables to tables. Default: 1.
+    pub flush_threads: usize,
+    /// Threads that merge tables. Default: 1.
+    pub compaction_threads: usize,
+    /// Options of the family `default`, at every open.
+    pub default_family: FamilyOptions,
+    /// Options for other families that replace, at this open, those that they were created with.
+    pub family_options: Vec<(String, FamilyOptions)>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let log = collie_log::LogOptions::default();
+        Self {
+            create_if_missing: true,
+            device: Arc::new(RealDevice::new()),
+            disable_wal: false,
+            wal_dir: None,
+            durability: Durability::Disk,
+            ring: log.ring,
+            ring_bytes: log.ring_bytes,
+            segment_bytes: log.segment_bytes,
+            max_workers: 64,
+            max_total_wal_size: None,
+            cache_bytes: 32 << 20,
+            max_open_files: 256,
+            flush_threads: 1,
+            compaction_threads: 1,
+            default_family: FamilyOptions::default(),
+            family_options: Vec::new(),
+        }
+    }
+}
+
+/// How a family keeps its data. Stored with the family.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FamilyOptions {
+    /// Memory of one memtable, in bytes; a fuller one is sealed and flushed. Default: 64 MiB.
+    pub write_buffer_bytes: u64,
+    /// Memtables in memory, the active one included; writes stop when all are full. Default: 4.
+    pub max_write_buffers: usize,
+    /// Size of a table's data blocks, in bytes. Default: 4096.
+    pub block_bytes: u32,
+    /// Bits per key of the bloom filters; 0 for none. Default: 10.
+    pub bloom_bits: u8,
+    /// Compression of tables. Default: none.
+    pub compression: Compression,
+    /// Target size of a table, in bytes. Default: 64 MiB.
+    pub table_bytes: u64,
+    /// Level-0 runs that start a compaction. Default: 4.
+    pub level0_compaction: u8,
+    /// Level-0 runs from which writes are delayed. Default: 20.
+    pub level0_slowdown: usize,
+    /// Level-0 runs at which writes stop. Default: 36.
+    pub level0_stop: usize,
+}
+
+impl Default for FamilyOptions {
+    fn default() -> Self {
+        Self {
+            write_buffer_bytes: 64 << 20,
+            max_write_buffers: 4,
+            block_bytes: 4096,
+            bloom_bits: 10,
+            compression: Compression::None,
+            table_bytes: 64 << 20,
+            level0_compaction: 4,
+            level0_slowdown: 20,
+            level0_stop: 36,
+        }
+    }
+}
+
+/// How table blocks are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Compression {
+    /// Not at all.
+    #[default]
+    None,
+    /// LZ4: fast, moderate.
+    Lz4,
+}
+
+/// How one write behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteOptions {
+    /// What the write waits for before it returns.
+    pub durability: Durability,
+    /// Keep the write out of the log: it has its place in the order, a crash loses it unless it was flushed
+    /// to a table, and there is nothing to wait for (`durability` does not apply).
+    pub disable_wal: bool,
+}
+
+impl WriteOptions {
+    /// Returns when the write is visible; nothing about durability is promised yet.
+    #[must_use]
+    pub fn buffered() -> Self {
+        Self {
+            durability: Durability::Buffered,
+            disable_wal: false,
+        }
+    }
+
+    /// Returns when the write survives the death of the process.
+    #[must_use]
+    pub fn process() -> Self {
+        Self {
+            durability: Durability::Process,
+            disable_wal: false,
+        }
+    }
+
+    /// Returns when the write survives a power cut.
+    #[must_use]
+    pub fn disk() -> Self {
+        Self {
+            durability: Durability::Disk,
+            disable_wal: false,
+        }
+    }
+
+    /// Leaves the log out.
+    #[must_use]
+    pub fn without_wal() -> Self {
+        Self {
+            durability: Durability::Buffered,
+            disable_wal: true,
+        }
+    }
+}
+
+/// How one read behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReadOptions {
+    /// Read the newest state that is durable on disk, instead of the newest state.
+    pub durable: bool,
+}
+
+impl Options {
+    pub(crate) fn check(&self) -> Result<()> {
+        let positive = [
+            ("max_workers", self.max_workers.saturating_sub(1)),
+            ("flush_threads", self.flush_threads),
+            ("compaction_threads", self.compaction_threads),
+            ("max_open_files", self.max_open_files),
+        ];
+        for (option, value) in positive {
+            if value == 0 {
+                return Err(invalid(
+                    option,
+                    value,
+                    "at least one is needed (two for max_workers)",
+                ));
+            }
+        }
+        if let Some(limit) = self.max_total_wal_size
+            && limit < 2 * self.segment_bytes
+        {
+            let reason = format!(
+                "the log is released in whole segments of {} bytes, so a limit below two of them would \
+                 flush without end and free nothing; raise it or lower segment_bytes",
+                self.segment_bytes
+            );
+            return Err(invalid("max_total_wal_size", limit, &reason));
+        }
+        self.default_family.check()?;
+        self.family_options
+            .iter()
+            .try_for_each(|(_, options)| options.check())
+    }
+}
+
+impl FamilyOptions {
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.max_write_buffers < 2 {
+            let reason = "one memtable is written while another is flushed, so two are the least";
+            return Err(invalid("max_write_buffers", self.max_write_buffers, reason));
+        }
+        if self.write_buffer_bytes < 4096 {
+            return Err(invalid(
+                "write_buffer_bytes",
+                self.write_buffer_bytes,
+                "the least is 4096",
+            ));
+        }
+        if !(512..=1 << 20).contains(&self.block_bytes) {
+            return Err(invalid(
+                "block_bytes",
+                self.block_bytes,
+                "it must lie in 512..=1048576",
+            ));
+        }
+        if self.level0_compaction < 2 || usize::from(self.level0_compaction) > self.level0_slowdown {
+            let reason = "it must be at least 2 and at most level0_slowdown";
+            return Err(invalid("level0_compaction", self.level0_compaction, reason));
+        }
+        if self.level0_stop < self.level0_slowdown {
+            let reason = "it must not be below level0_slowdown";
+            return Err(invalid("level0_stop", self.level0_stop, reason));
+        }
+        if self.table_bytes < 4096 {
+            return Err(invalid("table_bytes", self.table_bytes, "the least is 4096"));
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn invalid(option: &'static str, value: impl ToString, reason: &str) -> Error {
+    Error::InvalidOption {
+        option,
+        value: value.to_string(),
+        reason: reason.into(),
+    }
+}

@@ -1,0 +1,158 @@
+//! Point reads, and snapshots.
+
+use std::collections::HashMap;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use collie_log::Lsn;
+
+use crate::core::FamilyState;
+use crate::iter::{Iter, bounds, prefix_bounds};
+use crate::view::View;
+use crate::{Db, Error, Family, Result, Value};
+
+/// What a read found, and the newest commit that it depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Read<T> {
+    /// What was found.
+    pub value: T,
+    /// The end of the commit that wrote it, or removed it; 0 where tables told, which hold only what is
+    /// durable. Whoever promises durability of what was read waits for this, see [`Db::wait`].
+    pub seen: Lsn,
+}
+
+pub(crate) fn get(view: &View, key: &[u8], below: Lsn) -> Result<Read<Option<Value>>> {
+    if key.is_empty() {
+        return Ok(Read { value: None, seen: 0 });
+    }
+    if let Some(found) = view.mems().find_map(|mem| mem.get(key, below)) {
+        return Ok(Read {
+            value: found.value,
+            seen: found.at.end,
+        });
+    }
+    let item = view.tables.get(key, below)?;
+    let value = item
+        .filter(|item| !item.is_tombstone())
+        .map(|item| Value(item.value));
+    Ok(Read { value, seen: 0 })
+}
+
+/// The state of all families at one moment: a prefix of the commit order.
+///
+/// It keeps the memtables and table files that it needs for as long as it lives. Cheap to clone.
+#[derive(Clone)]
+pub struct Snapshot(Arc<Inner>);
+
+struct Inner {
+    db: Db,
+    boundary: Lsn,
+    views: HashMap<u32, Arc<View>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.db.core().snapshots.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Snapshot {
+    pub(crate) fn new(db: &Db) -> Self {
+        let core = db.core();
+        core.snapshots.fetch_add(1, Ordering::Relaxed);
+        let families = core.families.read();
+        let view_of = |family: &Arc<FamilyState>| (family.id, family.view.load_full());
+        let (boundary, views) = loop {
+            let views: HashMap<_, _> = families.by_name.values().map(view_of).collect();
+            let boundary = core.read_boundary(false);
+            // As for a single read (`view.rs`): no view may have been replaced before the boundary was read.
+            let same = |family: &Arc<FamilyState>| {
+                views
+                    .get(&family.id)
+                    .is_some_and(|view| Arc::ptr_eq(view, &family.view.load()))
+            };
+            if families.by_name.values().all(same) {
+                break (boundary, views);
+            }
+        };
+        drop(families);
+        Self(Arc::new(Inner {
+            db: db.clone(),
+            boundary,
+            views,
+        }))
+    }
+
+    /// The LSN below which it sees all commits, and from which on it sees none.
+    #[must_use]
+    pub fn lsn(&self) -> Lsn {
+        self.0.boundary
+    }
+
+    /// The value of `key`.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get_with`].
+    pub fn get(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        Ok(self.get_with(family, key)?.value)
+    }
+
+    /// The value of `key`, and the commit that it comes from.
+    ///
+    /// # Errors
+    /// [`Error::FamilyDropped`] where the snapshot does not know the family: it was created later, or
+    /// dropped before. [`Error::ForeignFamily`], [`Error::Closed`], [`Error::Table`].
+    pub fn get_with(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<Read<Option<Value>>> {
+        get(self.view(family)?, key.as_ref(), self.0.boundary)
+    }
+
+    /// All keys and values.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get_with`].
+    pub fn iter(&self, family: &Family) -> Result<Iter> {
+        self.range::<&[u8]>(family, ..)
+    }
+
+    /// The keys and values in `range`.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get_with`].
+    pub fn range<K: AsRef<[u8]>>(&self, family: &Family, range: impl RangeBounds<K>) -> Result<Iter> {
+        Ok(Iter::new(self.view(family)?, bounds(&range), self.0.boundary))
+    }
+
+    /// The keys that start with `prefix`, and their values.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get_with`].
+    pub fn prefix(&self, family: &Family, prefix: impl AsRef<[u8]>) -> Result<Iter> {
+        Ok(Iter::new(
+            self.view(family)?,
+            prefix_bounds(prefix.as_ref()),
+            self.0.boundary,
+        ))
+    }
+
+    fn view(&self, family: &Family) -> Result<&View> {
+        let name = || family.name().to_owned();
+        if !family.db().is(&self.0.db) {
+            return Err(Error::ForeignFamily { name: name() });
+        }
+        self.0.db.core().check_open()?;
+        self.0
+            .views
+            .get(&family.id())
+            .map(|view| &**view)
+            .ok_or_else(|| Error::FamilyDropped { name: name() })
+    }
+}
+
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Snapshot")
+            .field("lsn", &self.0.boundary)
+            .finish_non_exhaustive()
+    }
+}

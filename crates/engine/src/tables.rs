@@ -1,0 +1,317 @@
+//! A family's tables: `lsm-tree`, used without its memtable and without its version history.
+//!
+//! Rules, each from reading or trying version 3.1.10 (the dependency is pinned to it):
+//!
+//! * Its memtable stays empty. Memtables are ours; a flush hands over a sorted stream.
+//! * Reads go through [`Pinned`], which holds one version of the tree. The tree's own lookups find a
+//!   version by sequence number under a lock that is write-held for as long as a manifest write or the end
+//!   of a compaction takes (0.5 to 14 ms), and panic when the version is forgotten; a pinned version needs
+//!   neither lock nor history, so the history is forgotten at once (`KEEP_NONE`).
+//! * What makes that right: all entries of a pinned version lie below every LSN at which the view that
+//!   pins it is read (see `view.rs`). So a table holds only each key's newest version, compaction may drop
+//!   whatever is shadowed, and no snapshot's watermark enters into it.
+//! * Each tree has counters of its own; its sequence numbers order its versions and nothing else.
+//! * It trusts its manifest without looking at the checksum: [`verify`] looks, before it is opened.
+
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+
+use collie_io::{Device, OpenMode, read_exact_at};
+use collie_log::Lsn;
+use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Leveled, Verdict, filter::Context};
+use lsm_tree::config::{
+    BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
+};
+use lsm_tree::table::filter::standard_bloom::Builder as Bloom;
+use lsm_tree::{
+    AbstractTree, AnyTree, Cache, CompressionType, Config, DescriptorTable, InternalValue,
+    SequenceNumberCounter, Slice, Tree,
+};
+
+use crate::garbage::Garbage;
+use crate::{Compression, Error, FamilyOptions, Result};
+
+/// The watermark that keeps no old version: all that read them hold them themselves.
+const KEEP_NONE: u64 = u64::MAX >> 1;
+
+type TableResult<T> = std::result::Result<T, lsm_tree::Error>;
+type PointRead = dyn Fn(&[u8], Lsn) -> TableResult<Option<InternalValue>> + Send + Sync;
+type RangeRead = dyn Fn(Bound<Slice>, Bound<Slice>, Lsn) -> TableIter + Send + Sync;
+
+/// Live entries of the tables, in order, from either end.
+pub(crate) type TableIter = Box<dyn DoubleEndedIterator<Item = TableResult<InternalValue>> + Send + 'static>;
+
+/// What all trees of a store share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) descriptors: Arc<DescriptorTable>,
+    /// Set when the store closes: running compactions give up.
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+/// A family's directory. Where the family was dropped, the directory goes with the last user.
+pub(crate) struct TreeDir {
+    path: PathBuf,
+    dropped: AtomicBool,
+    garbage: Sender<Garbage>,
+}
+
+impl Drop for TreeDir {
+    fn drop(&mut self) {
+        if *self.dropped.get_mut() {
+            // Where the receiver is gone, the next open removes the directory: its id is in no manifest.
+            drop(
+                self.garbage
+                    .send(Garbage::Directory(std::mem::take(&mut self.path))),
+            );
+        }
+    }
+}
+
+/// The tables of one family.
+pub(crate) struct Tables {
+    tree: Tree,
+    strategy: Arc<Leveled>,
+    table_bytes: u64,
+    dir: Arc<TreeDir>,
+}
+
+impl Tables {
+    /// Opens or creates the tables in `path`.
+    pub(crate) fn open(
+        path: &Path,
+        options: &FamilyOptions,
+        shared: &Shared,
+        device: &dyn Device,
+        garbage: Sender<Garbage>,
+    ) -> Result<Self> {
+        verify(path, device)?;
+        let compression = match options.compression {
+            Compression::None => CompressionType::None,
+            Compression::Lz4 => CompressionType::Lz4,
+        };
+        let filter = match options.bloom_bits {
+            0 => FilterPolicyEntry::None,
+            bits => FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(f32::from(bits))),
+        };
+        let counter = SequenceNumberCounter::new;
+        let tree = Config::new(path, counter(1), counter(1))
+            .use_cache(Arc::clone(&shared.cache))
+            .use_descriptor_table(Some(Arc::clone(&shared.descriptors)))
+            .data_block_compression_policy(CompressionPolicy::all(compression))
+            .data_block_size_policy(BlockSizePolicy::all(options.block_bytes))
+            .filter_policy(FilterPolicy::all(filter))
+            .with_compaction_filter_factory(Some(Arc::new(StopFactory(Arc::clone(&shared.stop)))))
+            .open()
+            .map_err(|e| Error::table("open", path, e))?;
+        let AnyTree::Standard(tree) = tree else {
+            return Err(Error::Corrupt {
+                path: path.into(),
+                offset: 0,
+                expected: "tables without blob files".into(),
+                found: "tables with blob files".into(),
+            });
+        };
+        let strategy = Leveled::default()
+            .with_l0_threshold(options.level0_compaction)
+            .with_table_target_size(options.table_bytes);
+        let dir = TreeDir {
+            path: path.into(),
+            dropped: AtomicBool::new(false),
+            garbage,
+        };
+        Ok(Self {
+            tree,
+            strategy: Arc::new(strategy),
+            table_bytes: options.table_bytes,
+            dir: Arc::new(dir),
+        })
+    }
+
+    /// The newest version, held until the last user of the result is gone. Takes the tree's version lock:
+    /// for background threads.
+    pub(crate) fn pin(&self) -> Pinned {
+        let whole = self.tree.get_version_history_lock().latest_version();
+        let version = self.tree.current_version();
+        let point = move |key: &[u8], below: Lsn| {
+            let hash = Bloom::get_hash(key);
+            for level in version.iter_levels() {
+                for run in level.iter() {
+                    if let Some(table) = run.get_for_key(key)
+                        && let Some(item) = table.get(key, below, hash)?
+                    {
+                        return Ok(Some(item));
+                    }
+                }
+            }
+            Ok(None)
+        };
+        let range = move |low, high, below| -> TableIter {
+            let bounds: (Bound<Slice>, Bound<Slice>) = (low, high);
+            Box::new(Tree::create_internal_range(whole.clone(), &bounds, below, None))
+        };
+        Pinned {
+            point: Box::new(point),
+            range: Box::new(range),
+            dir: Arc::clone(&self.dir),
+        }
+    }
+
+    /// Writes a memtable's entries, sorted and each key once, to new tables, durable but not yet part of
+    /// the tree. May be tried again after an error: it always writes new files.
+    pub(crate) fn write(&self, entries: impl Iterator<Item = InternalValue>) -> Result<Written> {
+        let written = self
+            .tree
+            .flush_to_tables(entries.map(Ok))
+            .map_err(|e| Error::table("write", &self.dir.path, e))?;
+        Ok(Written(written.map_or_else(Vec::new, |(tables, _)| tables)))
+    }
+
+    /// Makes written tables part of the tree, durably. After an error the tree's manifest may or may not
+    /// name them, and must not be written again.
+    pub(crate) fn register(&self, written: &Written) -> Result<()> {
+        if written.0.is_empty() {
+            return Ok(());
+        }
+        self.tree
+            .register_tables(&written.0, None, None, &[], KEEP_NONE)
+            .map_err(|e| Error::table("register", &self.dir.path, e))
+    }
+
+    /// Merges what the strategy finds most urgent; returns whether anything changed.
+    pub(crate) fn compact(&self) -> Result<bool> {
+        let before = self.tree.current_version().id();
+        let strategy = Arc::clone(&self.strategy);
+        self.tree
+            .compact(strategy, KEEP_NONE)
+            .map_err(|e| Error::table("compact", &self.dir.path, e))?;
+        Ok(self.tree.current_version().id() != before)
+    }
+
+    /// Merges everything into the last level.
+    pub(crate) fn compact_all(&self) -> Result<()> {
+        self.tree
+            .major_compact(self.table_bytes, KEEP_NONE)
+            .map_err(|e| Error::table("compact", &self.dir.path, e))
+    }
+
+    /// Runs in level 0: what a read has to look through.
+    pub(crate) fn level0_runs(&self) -> usize {
+        self.tree.l0_run_count()
+    }
+
+    pub(crate) fn table_count(&self) -> usize {
+        self.tree.table_count()
+    }
+
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.tree.disk_space()
+    }
+
+    /// The directory goes when its last user, a snapshot perhaps, is gone.
+    pub(crate) fn remove_when_unused(&self) {
+        // Relaxed: read in `drop`, which the reference count orders after this.
+        self.dir.dropped.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Tables that are durable but not yet part of the tree.
+pub(crate) struct Written(Vec<lsm_tree::Table>);
+
+/// One version of the tables. The files that it names stay until it is dropped.
+pub(crate) struct Pinned {
+    point: Box<PointRead>,
+    range: Box<RangeRead>,
+    dir: Arc<TreeDir>,
+}
+
+impl Pinned {
+    /// The key's entry, a tombstone included.
+    pub(crate) fn get(&self, key: &[u8], below: Lsn) -> Result<Option<InternalValue>> {
+        (self.point)(key, below).map_err(|e| Error::table("read", &self.dir.path, e))
+    }
+
+    pub(crate) fn range(&self, low: Bound<Slice>, high: Bound<Slice>, below: Lsn) -> TableIter {
+        (self.range)(low, high, below)
+    }
+
+    /// For the errors of the iterator.
+    pub(crate) fn path(&self) -> &Path {
+        &self.dir.path
+    }
+}
+
+/// Compares the tree's manifest with the checksum that `current` gives for it.
+fn verify(path: &Path, device: &dyn Device) -> Result<()> {
+    const CURRENT_BYTES: usize = 25;
+    let current = path.join("current");
+    match device.stat(&current) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(Error::io("look at", current, e)),
+        Ok(_) => {}
+    }
+    let bytes = read_file(device, &current)?;
+    let corrupt = |path: PathBuf, expected: String, found: String| {
+        Err(Error::Corrupt {
+            path,
+            offset: 0,
+            expected,
+            found,
+        })
+    };
+    let (Some(id), Some(sum), CURRENT_BYTES) = (bytes.first_chunk::<8>(), bytes.get(8..24), bytes.len())
+    else {
+        return corrupt(
+            current,
+            format!("{CURRENT_BYTES} bytes"),
+            format!("{} bytes", bytes.len()),
+        );
+    };
+    let id = u64::from_le_bytes(*id);
+    let manifest = path.join(format!("v{id}"));
+    let found = xxhash_rust::xxh3::xxh3_128(&read_file(device, &manifest)?);
+    if found.to_le_bytes() != sum {
+        let expected = sum.iter().rev().map(|byte| format!("{byte:02x}")).collect();
+        return corrupt(manifest, expected, format!("{found:032x}"));
+    }
+    Ok(())
+}
+
+fn read_file(device: &dyn Device, path: &Path) -> Result<Vec<u8>> {
+    let failed = |e| Error::io("read", path, e);
+    let file = device.open(path, OpenMode::Read).map_err(failed)?;
+    let len = file.stat().map_err(failed)?.len;
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+    read_exact_at(&*file, &mut bytes, 0).map_err(failed)?;
+    Ok(bytes)
+}
+
+/// Lets compactions give up when the store closes: the tree offers no other way.
+struct StopFactory(Arc<AtomicBool>);
+
+impl Factory for StopFactory {
+    fn name(&self) -> &'static str {
+        "stop-on-close"
+    }
+
+    fn make_filter(&self, _: &Context) -> Box<dyn CompactionFilter> {
+        Box::new(StopFilter(Arc::clone(&self.0)))
+    }
+}
+
+struct StopFilter(Arc<AtomicBool>);
+
+impl CompactionFilter for StopFilter {
+    fn filter_item(&mut self, _: ItemAccessor<'_>, _: &Context) -> TableResult<Verdict> {
+        // Relaxed: nothing is read on the strength of it.
+        if self.0.load(Ordering::Relaxed) {
+            let why = std::io::Error::new(std::io::ErrorKind::Interrupted, "the store is closing");
+            return Err(why.into());
+        }
+        Ok(Verdict::Keep)
+    }
+}

@@ -1,0 +1,152 @@
+//! The visible boundary: the largest LSN below which every commit is in its memtables.
+//!
+//! It is a second herd over the log's reservation counter. A commit's slot turns BLACK before the log
+//! reserves for it and WHITE when its writes are in the memtables, so below the boundary nothing is half
+//! there: nobody sees a part of a batch, and what a boundary shows is a prefix of the commit order.
+
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::time::Duration;
+
+use collie_log::{Herd, Lsn, SlotId};
+use parking_lot::{Condvar, Mutex};
+
+use crate::journal::Journal;
+use crate::{Error, Result};
+
+/// Scans before a waiter lies down. A commit that is being applied on another core is done in about that
+/// time; one whose thread is not running is waited for asleep.
+const SCANS: usize = 16;
+/// A sleeper looks again after this long at the latest, for a poisoned log wakes nobody here.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// See the module's page.
+pub(crate) struct Visible {
+    herd: Herd,
+    /// Threads that sleep or are about to.
+    waiting: AtomicUsize,
+    generation: Mutex<u64>,
+    advanced: Condvar,
+}
+
+impl Visible {
+    pub(crate) fn new(slots: usize, start: Lsn) -> Self {
+        Self {
+            herd: Herd::new(slots, start),
+            waiting: AtomicUsize::new(0),
+            generation: Mutex::new(0),
+            advanced: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn register(&self) -> Option<SlotId> {
+        self.herd.register()
+    }
+
+    pub(crate) fn black(&self, slot: &SlotId, lsn: Lsn) {
+        self.herd.black(slot, lsn);
+    }
+
+    /// The commit that ends at `end` is applied.
+    pub(crate) fn white(&self, slot: &SlotId, end: Lsn, journal: &Journal) {
+        self.herd.white(slot, end);
+        self.herd.herd(|| journal.reserved());
+        // Pairs with the fence in `wait`: either this thread sees the waiter and wakes it, or the waiter's
+        // scan after its fence sees the WHITE above.
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.wake();
+        }
+    }
+
+    /// Lets all sleepers look again.
+    pub(crate) fn wake(&self) {
+        *self.generation.lock() += 1;
+        self.advanced.notify_all();
+    }
+
+    /// The boundary as the last finished commit left it.
+    pub(crate) fn boundary(&self) -> Lsn {
+        self.herd.boundary()
+    }
+
+    /// Returns when the boundary is at or beyond `end`; fails where it cannot get there any more, because
+    /// a commit before `end` ended in mid-apply, which `failed` tells.
+    pub(crate) fn wait(&self, end: Lsn, journal: &Journal, failed: impl Fn() -> Option<Error>) -> Result<()> {
+        for _ in 0..SCANS {
+            if self.boundary() >= end || self.herd.herd(|| journal.reserved()) >= end {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        // Pairs with the fence in `white`.
+        fence(Ordering::SeqCst);
+        let done = self.sleep_until(end, journal, failed);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        done
+    }
+
+    fn sleep_until(&self, end: Lsn, journal: &Journal, failed: impl Fn() -> Option<Error>) -> Result<()> {
+        loop {
+            let seen = *self.generation.lock();
+            if self.herd.herd(|| journal.reserved()) >= end {
+                return Ok(());
+            }
+            if let Some(error) = failed() {
+                return Err(error);
+            }
+            let mut generation = self.generation.lock();
+            if *generation == seen {
+                self.advanced.wait_for(&mut generation, LOOK_AGAIN);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn a_waiter_is_woken_when_the_commit_before_it_is_applied() {
+        let journal = Arc::new(Journal::virtual_from(8));
+        let visible = Arc::new(Visible::new(2, 8));
+        let slow = visible.register().unwrap();
+        visible.black(&slow, 8);
+        let waiter = {
+            let (journal, visible) = (Arc::clone(&journal), Arc::clone(&visible));
+            if let Journal::Virtual(next) = &*journal {
+                next.fetch_add(64, Ordering::Release);
+            }
+            std::thread::spawn(move || {
+                visible.wait(72, &journal, || None).unwrap();
+                visible.boundary()
+            })
+        };
+        while visible.waiting.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(visible.boundary(), 8);
+        visible.white(&slow, 40, &journal);
+        assert!(waiter.join().unwrap() >= 72);
+    }
+
+    #[test]
+    fn a_waiter_behind_a_commit_that_never_ends_fails_with_the_store() {
+        let journal = Journal::virtual_from(8);
+        let visible = Visible::new(1, 8);
+        let stuck = visible.register().unwrap();
+        visible.black(&stuck, 8);
+        let failed = || {
+            Some(Error::Poisoned {
+                cause: "a test".into(),
+            })
+        };
+        assert!(matches!(
+            visible.wait(40, &journal, failed),
+            Err(Error::Poisoned { .. })
+        ));
+    }
+}

@@ -74,21 +74,18 @@ impl Device for RealDevice {
     }
 
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
-        match fs::mkdir(dir, Mode::from_raw_mode(0o700)) {
-            Ok(()) => {}
-            // It may have been made by a process that died before it synced the name: sync it all the same.
-            Err(Errno::EXIST) if self.stat(dir)?.is_dir => {}
-            Err(Errno::NOENT) => {
-                let parent = parent_of(dir).ok_or(Errno::NOENT)?;
-                self.create_dir_all(parent)?;
-                return self.create_dir_all(dir);
+        make_dirs(dir)?;
+        // Any of the names may have been made by a process that died before it synced them.
+        for named in dir.ancestors() {
+            let Some(parent) = parent_of(named) else { break };
+            match self.sync_dir(parent) {
+                Ok(()) => {}
+                // A directory that may be passed through and not opened was not made by the likes of us.
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => break,
+                Err(e) => return Err(e),
             }
-            Err(e) => return Err(e.into()),
         }
-        match parent_of(dir) {
-            Some(parent) => self.sync_dir(parent),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -145,10 +142,23 @@ impl Device for RealDevice {
     }
 }
 
+/// Creates `dir` and the parents that it lacks.
+fn make_dirs(dir: &Path) -> io::Result<()> {
+    match fs::mkdir(dir, Mode::from_raw_mode(0o700)) {
+        Ok(()) => Ok(()),
+        Err(Errno::EXIST) if to_stat(&fs::statat(CWD, dir, AtFlags::empty())?).is_dir => Ok(()),
+        Err(Errno::NOENT) => {
+            make_dirs(parent_of(dir).ok_or(Errno::NOENT)?)?;
+            make_dirs(dir)
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// The directory that holds `path`, where it has a name; the current one for a bare name.
 fn parent_of(path: &Path) -> Option<&Path> {
     match path.parent() {
-        Some(parent) if parent.as_os_str().is_empty() => Some(Path::new(".")),
+        Some(parent) if parent.as_os_str().is_empty() && !path.as_os_str().is_empty() => Some(Path::new(".")),
         parent => parent,
     }
 }

@@ -103,7 +103,7 @@ pub fn inspect(
             end: 0,
         });
     }
-    let ring = recovery::find_ring(&**device, dir, &chain);
+    let ring = recovery::find_ring(&**device, dir, &chain)?;
     let found = recovery::walk(&chain, &ring, None, &mut |seen| {
         look(FrameView {
             lsn: seen.header.lsn.get(),

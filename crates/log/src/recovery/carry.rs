@@ -99,8 +99,9 @@ pub(crate) fn carry_on(
         (ring, last)
     };
 
-    // The new epoch counts. What goes wrong from here on leaves litter, not damage.
-    tidy(&*device, dir, &chain, &old, &ring, found.promise, &mut warnings);
+    // The new epoch counts. An error from here on is mended by the next open.
+    tidy(&*device, dir, &chain, found.promise, &mut warnings)?;
+    remove_rings(&*device, dir, &chain, &old, &ring, &mut warnings);
     let end = jump;
     let direct = open_direct(&options, &mut last.segments, &mut warnings);
     let first_frame = if found.frames > 0 { found.first_frame } else { end };
@@ -525,30 +526,49 @@ fn open_direct(options: &LogOptions, segments: &mut [Segment], warnings: &mut Ve
     true
 }
 
-/// Removes what the new epoch took over: the rest of the old tail, files outside the chain, old rings.
+/// Removes what the new epoch took over, the rest of the old tail and files outside the chain, for good: if
+/// one of them came back after its successors are released, it would pass for the log.
 fn tidy(
     device: &dyn Device,
     dir: &Path,
     chain: &Chain,
-    old: &OldRing,
-    new: &NewRing,
     promise: Lsn,
     warnings: &mut Vec<String>,
-) {
-    let mut litter: Vec<PathBuf> = chain.strays.iter().map(|s| s.path.clone()).collect();
+) -> Result<(), LogError> {
+    let strays = chain.strays.iter().map(|s| &s.path);
+    let mut litter: Vec<PathBuf> = strays.chain(&chain.superseded).cloned().collect();
     for segment in chain.last().iter().flat_map(|run| run.segments.iter().rev()) {
         if segment.first_lsn() >= promise {
             litter.push(segment.path.clone());
         } else if segment.data_end() > promise {
             let len = segment.offset(promise).next_multiple_of(BLOCK as u64);
             if let Err(error) = segment.file.set_len(len) {
+                // It takes more room than it needs, and is released with the others.
                 warnings.push(format!("cannot shorten {}: {error}", segment.path.display()));
             }
         }
     }
-    litter.extend(old.path().map(Path::to_owned));
-    litter.extend(abandoned_rings(device, dir, chain, new));
-    for path in litter {
+    for path in &litter {
+        device.remove_file(path).at("remove", path)?;
+    }
+    if litter.is_empty() {
+        Ok(())
+    } else {
+        device.sync_dir(dir).at("sync", dir)
+    }
+}
+
+/// Removes rings that nothing needs any more. What cannot be removed takes room in memory, no more.
+fn remove_rings(
+    device: &dyn Device,
+    dir: &Path,
+    chain: &Chain,
+    old: &OldRing,
+    new: &NewRing,
+    warnings: &mut Vec<String>,
+) {
+    let abandoned = abandoned_rings(device, dir, chain, new);
+    for path in old.path().map(Path::to_owned).into_iter().chain(abandoned) {
         if let Err(error) = device.remove_file(&path)
             && error.kind() != io::ErrorKind::NotFound
         {

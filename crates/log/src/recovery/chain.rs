@@ -107,6 +107,9 @@ pub(crate) struct Chain {
     /// By epoch.
     pub(crate) runs: Vec<Run>,
     pub(crate) strays: Vec<Stray>,
+    /// Segments that a later epoch took over wholly, and whose removal is not done or was undone by a crash.
+    /// They must be gone for good before the segments that mask them are released.
+    pub(crate) superseded: Vec<PathBuf>,
     pub(crate) log_id: [u8; 16],
     pub(crate) max_epoch: u32,
     pub(crate) max_number: u64,
@@ -127,6 +130,7 @@ impl Chain {
         let mut chain = Self {
             runs: Vec::new(),
             strays: Vec::new(),
+            superseded: Vec::new(),
             log_id: [0; 16],
             max_epoch: 0,
             max_number: 0,
@@ -201,9 +205,14 @@ impl Chain {
                 self.strays.extend(run.segments.into_iter().map(Stray::from));
                 continue;
             }
-            run.segments.retain(|s| s.first_lsn() < taken_over_at);
+            let predecessor_end = run.predecessor_end();
+            self.superseded.extend(
+                run.segments
+                    .extract_if(.., |s| s.first_lsn() >= taken_over_at)
+                    .map(|s| s.path),
+            );
             check_gaps(&run)?;
-            taken_over_at = run.predecessor_end();
+            taken_over_at = taken_over_at.min(predecessor_end);
             if !run.segments.is_empty() {
                 self.runs.push(run);
             }

@@ -112,7 +112,7 @@ pub(crate) fn recover(dir: &Path, options: LogOptions) -> Result<Opened, LogErro
         }
         return carry::begin_first(dir, options, chain);
     }
-    let ring = find_ring(device, dir, &chain);
+    let ring = find_ring(device, dir, &chain)?;
     let found = walk(&chain, &ring, options.resume_at, &mut |_| {})?;
     carry::carry_on(dir, options, chain, ring, found)
 }

@@ -11,6 +11,7 @@ use zerocopy::FromBytes;
 use super::RingOutcome;
 use super::chain::Chain;
 use crate::Lsn;
+use crate::error::{At, LogError};
 use crate::format::{BLOCK, FRAME_HEADER, FrameHeader, RingHeader, Salt, SegmentHeader};
 use crate::ring::{Ring, RingFile};
 
@@ -79,29 +80,33 @@ impl OldRing {
 }
 
 /// Looks for the ring that the newest epoch's header names. Changes nothing.
-pub(crate) fn open(device: &dyn Device, dir: &Path, chain: &Chain) -> OldRing {
+///
+/// # Errors
+/// Those of the system. They must not pass for "there is no ring": what it holds would be lost.
+pub(crate) fn open(device: &dyn Device, dir: &Path, chain: &Chain) -> Result<OldRing, LogError> {
     let Some(header) = chain
         .last()
         .and_then(|run| run.segments.first())
         .map(|s| s.header)
     else {
-        return OldRing::None;
+        return Ok(OldRing::None);
     };
     if header.ring == [0; 16] {
-        return OldRing::None;
+        return Ok(OldRing::None);
     }
-    match try_open(device, dir, chain, &header) {
-        Ok(ring) => ring,
-        Err(error) => OldRing::Refused {
-            reason: format!("it cannot be read: {error}"),
-        },
-    }
+    let path = ring_dir(&header).join(file_name(chain.log_id, header.ring));
+    try_open(device, dir, chain, &header, &path).at("read the ring", &path)
 }
 
-fn try_open(device: &dyn Device, dir: &Path, chain: &Chain, epoch: &SegmentHeader) -> io::Result<OldRing> {
+fn try_open(
+    device: &dyn Device,
+    dir: &Path,
+    chain: &Chain,
+    epoch: &SegmentHeader,
+    path: &Path,
+) -> io::Result<OldRing> {
     let boot_id = device.boot_id()?;
-    let path = ring_dir(epoch).join(file_name(chain.log_id, epoch.ring));
-    let file = match device.open(&path, OpenMode::ReadWrite) {
+    let file = match device.open(path, OpenMode::ReadWrite) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             return Ok(OldRing::Gone {
@@ -120,6 +125,9 @@ fn try_open(device: &dyn Device, dir: &Path, chain: &Chain, epoch: &SegmentHeade
         return refused("it belongs to another user, or others may write to it");
     }
     let mut head = [0; BLOCK];
+    if stat.len < BLOCK as u64 {
+        return refused("it is shorter than its header");
+    }
     collie_io::read_exact_at(&*file, &mut head, 0)?;
     let Ok(header) = RingHeader::decode(&head) else {
         return refused("its header is damaged");
@@ -142,7 +150,13 @@ fn try_open(device: &dyn Device, dir: &Path, chain: &Chain, epoch: &SegmentHeade
         return refused("a living process holds it");
     }
     let memory = file.map(stat.len as usize)?;
-    let ring = Ring::shared(memory, RingFile { path, file });
+    let ring = Ring::shared(
+        memory,
+        RingFile {
+            path: path.to_owned(),
+            file,
+        },
+    );
     let written = ring.written_mark();
     Ok(OldRing::Usable(Left {
         ring,

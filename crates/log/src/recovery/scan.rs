@@ -507,6 +507,13 @@ impl Window {
 /// a later epoch's whose first header is. Carried-over frames promise nothing, so what an interrupted
 /// recovery left proves nothing.
 fn stray_proves(run: &Run, stray: &Stray, at: Lsn) -> Result<bool, LogError> {
+    if stray.header.is_none() && headerless_proves(run, stray, at)? {
+        return Ok(true);
+    }
+    let (epoch, salt) = match &stray.header {
+        Some(known) => (known.epoch.get(), Salt(known.salt.get())),
+        None => (run.epoch(), run.salt()),
+    };
     let mut chunk = vec![0; WINDOW];
     let mut offset = BLOCK as u64;
     while offset + FRAME_HEADER as u64 <= stray.len {
@@ -518,11 +525,37 @@ fn stray_proves(run: &Run, stray: &Stray, at: Lsn) -> Result<bool, LogError> {
                 continue;
             };
             let place = offset + index as u64 * ALIGN;
-            if promises(&header, run, at) && belongs(&header, run, stray, place)? {
+            if header.epoch == epoch && promises(&header, run, at) && is_whole(&header, stray, place, salt)? {
                 return Ok(true);
             }
         }
         offset += (n - FRAME_HEADER) as u64 / ALIGN * ALIGN + ALIGN;
+    }
+    Ok(false)
+}
+
+/// A segment whose header is destroyed, of an epoch whose salt went with it. An epoch's first segment begins
+/// with a frame, so its frames can be followed by their lengths from there: LSN and epoch must agree at
+/// each step, which no payload can arrange.
+fn headerless_proves(run: &Run, stray: &Stray, at: Lsn) -> Result<bool, LogError> {
+    let mut head = [0; FRAME_HEADER];
+    let mut place = BLOCK as u64;
+    let mut first: Option<FrameHeader> = None;
+    while place + FRAME_HEADER as u64 <= stray.len {
+        read_or_zeros(&*stray.file, &mut head, place).at("read", &stray.path)?;
+        let Ok(header) = FrameHeader::read_from_bytes(&head) else {
+            break;
+        };
+        let begin = first.get_or_insert(header);
+        let expected = begin.lsn.get().wrapping_add(place - BLOCK as u64);
+        let epoch = header.epoch.get();
+        if header.lsn != expected || header.epoch != begin.epoch || epoch <= run.epoch() || header.lsn == 0 {
+            break;
+        }
+        if promises(&header, run, at) {
+            return Ok(true);
+        }
+        place += header.end() - header.lsn.get();
     }
     Ok(false)
 }
@@ -538,21 +571,8 @@ fn promises(header: &FrameHeader, run: &Run, at: Lsn) -> bool {
     promised > 0 && promised <= header.lsn.get() && header.lsn.get() >= at && later
 }
 
-/// Whether a header in a stray is a frame's. Where the epoch's salt is known its checksum tells; where the
-/// header that held it is destroyed, a plausible place must do.
-fn belongs(header: &FrameHeader, run: &Run, stray: &Stray, place: u64) -> Result<bool, LogError> {
-    const FARTHEST: u64 = 1 << 40;
-    let epoch = header.epoch.get();
-    let salt = match &stray.header {
-        Some(known) if known.epoch == epoch => Salt(known.salt.get()),
-        None if epoch == run.epoch() => run.salt(),
-        None => {
-            return Ok(
-                epoch.wrapping_sub(run.epoch()) < 1 << 16 && header.lsn.get() - run.first_lsn() < FARTHEST
-            );
-        }
-        Some(_) => return Ok(false),
-    };
+/// Whether a header in a stray and what follows it are a frame.
+fn is_whole(header: &FrameHeader, stray: &Stray, place: u64, salt: Salt) -> Result<bool, LogError> {
     if u64::from(header.len.get()) > stray.len.saturating_sub(place) {
         return Ok(false);
     }

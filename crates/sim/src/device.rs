@@ -1,6 +1,5 @@
 //! The simulated device: `collie-io`'s seam over a [`World`].
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,14 +9,12 @@ use std::time::Duration;
 use collie_io::{BLOCK, Clock, Device, Entry, File, OpenMode, Stat};
 
 use crate::clock::SimClock;
-use crate::content::Route;
-use crate::fault::{Fault, FaultCounts, FaultKind, Faults, Strike};
+use crate::fault::{Fault, FaultCounts, FaultKind, Strike};
 use crate::file::SimFile;
 use crate::image::{Points, Snapshot};
-use crate::memory::SharedMemory;
-use crate::rng::Rng;
+use crate::state::{Call, State, dead};
 use crate::trace::{Op, OpKind};
-use crate::world::{Body, UID, World, errno};
+use crate::world::{UID, World, errno};
 
 /// A machine's file systems in memory: a disk at `/` and a memory-only one at
 /// [`VOLATILE_DIR`](crate::VOLATILE_DIR).
@@ -38,42 +35,6 @@ pub(crate) struct Shared {
     gate: Condvar,
     clock: SimClock,
 }
-
-/// Everything that changes, under one lock: operations take effect one after the other.
-pub(crate) struct State {
-    pub(crate) world: World,
-    pub(crate) memories: BTreeMap<u64, Arc<SharedMemory>>,
-    pub(crate) rng: Rng,
-    pub(crate) op: u64,
-    pub(crate) faults: Faults,
-    trace: Vec<Op>,
-    recorder: Recorder,
-    opens: BTreeMap<u64, u64>,
-    locks: BTreeMap<u64, u64>,
-    next_handle: u64,
-    killed: bool,
-    direct: bool,
-    room: Option<u64>,
-    volatile_room: Option<u64>,
-    sync_delay: Duration,
-    gate_closed: bool,
-    at_gate: usize,
-}
-
-/// Where an observer's moment comes from: see [`SimDevice::tag_snapshots`].
-type TagSource = Box<dyn Fn() -> u64 + Send>;
-
-/// Takes snapshots as a program runs.
-struct Recorder {
-    points: Points,
-    limit: usize,
-    seen: u64,
-    tag: Option<TagSource>,
-    taken: Vec<Snapshot>,
-}
-
-/// The trace forgets its older half when it is this long.
-const TRACE_MAX: usize = 1 << 16;
 
 /// Holds every sync of a device until it is released or dropped.
 #[derive(Debug)]
@@ -108,38 +69,12 @@ impl SimDevice {
     /// An empty disk.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self::from_world(World::new(seed), SimClock::new())
+        Self::from_world(World::new(seed), 0, SimClock::new())
     }
 
-    pub(crate) fn from_world(mut world: World, clock: SimClock) -> Self {
-        let rng = world.rng.fork();
-        let state = State {
-            world,
-            memories: BTreeMap::new(),
-            rng,
-            op: 0,
-            faults: Faults::default(),
-            trace: Vec::new(),
-            recorder: Recorder {
-                points: Points::Never,
-                limit: 0,
-                seen: 0,
-                tag: None,
-                taken: Vec::new(),
-            },
-            opens: BTreeMap::new(),
-            locks: BTreeMap::new(),
-            next_handle: 1,
-            killed: false,
-            direct: true,
-            room: None,
-            volatile_room: None,
-            sync_delay: Duration::ZERO,
-            gate_closed: false,
-            at_gate: 0,
-        };
+    pub(crate) fn from_world(world: World, op: u64, clock: SimClock) -> Self {
         let shared = Shared {
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(world, op)),
             gate: Condvar::new(),
             clock,
         };
@@ -170,7 +105,7 @@ impl SimDevice {
         self.fault_counts().get(&kind).copied().unwrap_or(0)
     }
 
-    /// Number of operations so far.
+    /// Number of operations so far, those on the device that this one is an image of included.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.shared.lock().op
@@ -269,25 +204,6 @@ impl fmt::Debug for SimDevice {
     }
 }
 
-/// What is about to be done.
-pub(crate) struct Call<'a> {
-    pub(crate) kind: OpKind,
-    pub(crate) path: &'a Path,
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-}
-
-impl<'a> Call<'a> {
-    pub(crate) fn new(kind: OpKind, path: &'a Path) -> Self {
-        Self {
-            kind,
-            path,
-            offset: 0,
-            len: 0,
-        }
-    }
-}
-
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -373,218 +289,6 @@ fn fails_in_part(kind: OpKind) -> bool {
     matches!(kind, OpKind::Write | OpKind::DirectWrite)
 }
 
-fn dead() -> io::Error {
-    io::Error::other("the process that used this simulated device was killed")
-}
-
-impl State {
-    fn begin(&mut self, call: &Call<'_>) -> io::Result<Option<Strike>> {
-        if self.killed {
-            return Err(dead());
-        }
-        self.op += 1;
-        if self.trace.len() >= TRACE_MAX {
-            self.trace.drain(..TRACE_MAX / 2);
-        }
-        self.trace.push(Op {
-            number: self.op,
-            kind: call.kind,
-            path: Arc::new(call.path.to_path_buf()),
-            offset: call.offset,
-            len: call.len,
-            failed: false,
-        });
-        Ok(self.faults.strike(call.kind, call.path, &mut self.rng))
-    }
-
-    fn record_after(&mut self, kind: OpKind, clock: &SimClock) {
-        let wanted = match self.recorder.points {
-            Points::Never => false,
-            Points::Changes => kind.mutates(),
-            Points::Syncs => kind.syncs(),
-        };
-        if wanted {
-            self.record(clock);
-        }
-    }
-
-    fn record(&mut self, clock: &SimClock) {
-        self.recorder.seen += 1;
-        let full = self.recorder.taken.len() >= self.recorder.limit;
-        let place = if full {
-            // Every snapshot has the same chance to be among those kept.
-            self.rng.below(self.recorder.seen)
-        } else {
-            self.recorder.taken.len() as u64
-        };
-        if place >= self.recorder.limit as u64 {
-            return;
-        }
-        let tag = self.recorder.tag.as_ref().map_or(0, |tag| tag());
-        let snapshot = self.capture(tag, self.trace.last().cloned(), clock);
-        match self.recorder.taken.get_mut(crate::content::to_usize(place)) {
-            Some(slot) => *slot = snapshot,
-            None => self.recorder.taken.push(snapshot),
-        }
-    }
-
-    fn capture(&mut self, tag: u64, at: Option<Op>, clock: &SimClock) -> Snapshot {
-        self.absorb_all();
-        let mut world = self.world.clone();
-        world.rng = self.rng.fork();
-        Snapshot::new(world, self.op, tag, at, clock.monotonic())
-    }
-
-    /// Takes what programs wrote through mappings into the files.
-    fn absorb_all(&mut self) {
-        for ino in self.memories.keys().copied().collect::<Vec<_>>() {
-            self.absorb(ino);
-        }
-    }
-
-    /// Takes what programs wrote through a mapping of `ino` into the file.
-    pub(crate) fn absorb(&mut self, ino: u64) {
-        let Some(memory) = self.memories.get(&ino) else {
-            return;
-        };
-        let Ok(file) = self.world.file(ino) else {
-            return;
-        };
-        let end = crate::content::sectors_in(file.cached.len().min(memory.len() as u64));
-        let mut changed = Vec::new();
-        for index in 0..end {
-            let bytes = memory.read(index);
-            let same = match file.cached.get(index) {
-                Some(sector) => **sector == bytes,
-                None => bytes.iter().all(|&b| b == 0),
-            };
-            if !same {
-                changed.push((index, bytes));
-            }
-        }
-        if changed.is_empty() {
-            return;
-        }
-        let op = self.op;
-        if let Ok(file) = self.world.file_mut(ino) {
-            for (index, bytes) in changed {
-                file.store(op, index, Some(crate::content::sector(bytes)), Route::Straight);
-            }
-        }
-    }
-
-    pub(crate) fn next_handle(&mut self) -> u64 {
-        self.next_handle += 1;
-        self.next_handle
-    }
-
-    pub(crate) fn close(&mut self, ino: u64, handle: u64) {
-        if self.locks.get(&ino) == Some(&handle) {
-            self.locks.remove(&ino);
-        }
-        if let Some(count) = self.opens.get_mut(&ino) {
-            *count -= 1;
-            if *count == 0 {
-                self.opens.remove(&ino);
-                self.collect();
-            }
-        }
-    }
-
-    pub(crate) fn try_lock(&mut self, ino: u64, handle: u64) -> bool {
-        *self.locks.entry(ino).or_insert(handle) == handle
-    }
-
-    fn collect(&mut self) {
-        let opens = &self.opens;
-        self.world.collect(|ino| opens.contains_key(&ino));
-        let inodes = &self.world.inodes;
-        // A mapping keeps its memory by itself.
-        self.memories.retain(|ino, _| inodes.contains_key(ino));
-    }
-
-    /// Bytes that the file system of `ino` has left; below zero where the last change took too many.
-    pub(crate) fn room_left(&self, ino: u64) -> io::Result<Option<i64>> {
-        let volatile = self.world.inode(ino)?.volatile;
-        let room = if volatile { self.volatile_room } else { self.room };
-        Ok(room.map(|room| {
-            let signed = |n| i64::try_from(n).unwrap_or(i64::MAX);
-            signed(room) - signed(self.used(volatile))
-        }))
-    }
-
-    /// Space in use: what has a name or is open. What only a crash could bring back is free.
-    fn used(&self, volatile: bool) -> u64 {
-        let mut live: BTreeSet<u64> = self.opens.keys().copied().collect();
-        for inode in self.world.inodes.values() {
-            if let Body::Dir(dir) = &inode.body {
-                live.extend(dir.cached.values());
-            }
-        }
-        let files = self
-            .world
-            .inodes
-            .iter()
-            .filter_map(|(ino, inode)| match &inode.body {
-                Body::File(file) if inode.volatile == volatile && live.contains(ino) => Some(file.space()),
-                _ => None,
-            });
-        files.sum()
-    }
-
-    fn open_file(&mut self, path: &Path, mode: OpenMode) -> io::Result<u64> {
-        let (dir, name) = self.world.resolve_parent(path)?;
-        let found = self.world.dir(dir)?.cached.get(&name).copied();
-        let ino = match (found, mode) {
-            (Some(_), OpenMode::CreateNew) => return Err(errno(libc::EEXIST)),
-            (Some(ino), _) => ino,
-            (None, OpenMode::CreateNew | OpenMode::OpenOrCreate) => self.world.create(dir, name, false)?,
-            (None, _) => return Err(errno(libc::ENOENT)),
-        };
-        self.world.file(ino)?;
-        if mode == OpenMode::DirectSync && (!self.direct || self.world.inode(ino)?.volatile) {
-            return Err(errno(libc::EINVAL));
-        }
-        *self.opens.entry(ino).or_default() += 1;
-        Ok(ino)
-    }
-
-    fn create_dir(&mut self, path: &Path) -> io::Result<()> {
-        let (dir, name) = self.world.resolve_parent(path)?;
-        if self.world.dir(dir)?.cached.contains_key(&name) {
-            return Err(errno(libc::EEXIST));
-        }
-        self.world.create(dir, name, true)?;
-        Ok(())
-    }
-
-    fn remove_file(&mut self, path: &Path) -> io::Result<()> {
-        let (dir, name) = self.world.resolve_parent(path)?;
-        if let Some(&ino) = self.world.dir(dir)?.cached.get(&name) {
-            self.world.file(ino)?;
-        }
-        self.world.unlink(dir, name)?;
-        self.collect();
-        Ok(())
-    }
-
-    fn remove_tree(&mut self, dir: u64, name: &str) -> io::Result<()> {
-        let ino = *self
-            .world
-            .dir(dir)?
-            .cached
-            .get(name)
-            .ok_or_else(|| errno(libc::ENOENT))?;
-        if let Ok(below) = self.world.dir(ino) {
-            for child in below.cached.keys().cloned().collect::<Vec<_>>() {
-                self.remove_tree(ino, &child)?;
-            }
-        }
-        self.world.unlink(dir, name.to_owned())?;
-        Ok(())
-    }
-}
-
 impl SimDevice {
     fn operate<T>(
         &self,
@@ -635,16 +339,19 @@ impl Device for SimDevice {
             None if dir.parent().is_none() => Err(errno(libc::EEXIST)),
             None => state.create_dir(dir),
         });
-        let parent = dir.parent().unwrap_or_else(|| Path::new("/"));
         match made {
-            Ok(()) => self.sync_dir(parent),
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && self.stat(dir)?.is_dir => Ok(()),
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && self.stat(dir)?.is_dir => {}
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                self.create_dir_all(parent)?;
-                self.create_dir_all(dir)
+                self.create_dir_all(dir.parent().unwrap_or_else(|| Path::new("/")))?;
+                return self.create_dir_all(dir);
             }
-            Err(e) => Err(e),
+            Err(e) => return Err(e),
         }
+        // Those that were there as well: whoever made them may have died before their names were durable.
+        dir.ancestors()
+            .skip(1)
+            .try_for_each(|parent| self.sync_dir(parent))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

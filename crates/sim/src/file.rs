@@ -8,9 +8,10 @@ use std::sync::Arc;
 use collie_io::{BLOCK, File, Mapping, OpenMode, Stat};
 
 use crate::content::{Route, SECTOR, sectors_in, to_usize};
-use crate::device::{Call, Shared, State, aligned};
+use crate::device::{Shared, aligned};
 use crate::fault::{FaultKind, Strike};
 use crate::memory::SharedMemory;
+use crate::state::{Call, State};
 use crate::trace::OpKind;
 use crate::world::errno;
 

@@ -162,6 +162,7 @@ impl Snapshot {
         world.collect(|_| false);
         Image {
             world,
+            op: self.op,
             now: self.now,
             effects: Effects::default(),
         }
@@ -187,6 +188,7 @@ impl Snapshot {
         world.rng = rng;
         Image {
             world,
+            op: self.op,
             now: self.now,
             effects,
         }
@@ -339,6 +341,8 @@ impl Effects {
 #[derive(Debug, Clone)]
 pub struct Image {
     world: World,
+    /// Operations are counted on, since what is not synced is ordered by their numbers.
+    op: u64,
     now: Nanos,
     effects: Effects,
 }
@@ -355,7 +359,7 @@ impl Image {
     pub fn device(&self) -> SimDevice {
         let clock = SimClock::new();
         clock.advance(self.now);
-        SimDevice::from_world(self.world.clone(), clock)
+        SimDevice::from_world(self.world.clone(), self.op, clock)
     }
 
     /// Turns one bit of a file, on the device as well as in the cache. `false` where the file is shorter.
@@ -468,6 +472,8 @@ impl Image {
             parent.cached.insert(name.clone(), new);
             parent.durable.insert(name, new);
         }
+        // The copy is synced: what is still open of the original's names does not concern it.
+        self.world.forget_effects_on(old);
         self.world.collect(|_| false);
     }
 

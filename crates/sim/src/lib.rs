@@ -40,9 +40,11 @@ mod device;
 mod fault;
 mod file;
 mod image;
+pub mod images;
 mod memory;
 mod oracle;
 mod rng;
+mod state;
 mod trace;
 mod world;
 

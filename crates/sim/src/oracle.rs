@@ -30,6 +30,10 @@ pub enum Survives {
     /// The power went, or the shared memory is gone or not ours: acknowledgements at
     /// [`Promise::Disk`] hold, and what is there is a prefix.
     Power,
+    /// A process died, and the power went before the next one had recovered: acknowledgements at
+    /// [`Promise::Disk`] hold; a commit may be there without an earlier one that the dead process never
+    /// completed.
+    ProcessThenPower,
     /// The device itself lost or damaged what it had: no acknowledgement can hold, but what is there is a
     /// prefix of whole commits.
     Damage,
@@ -103,6 +107,8 @@ struct Book {
     tick: u64,
     next_id: u64,
     commits: BTreeMap<u64, Note>,
+    /// The program gave up everything ordered below: it may be there or not.
+    released: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -175,6 +181,12 @@ impl Ledger {
         }
     }
 
+    /// The program gave up every commit ordered below `order`: it may be there or not from now on.
+    pub fn released(&self, order: u64) {
+        let mut book = self.book();
+        book.released = book.released.max(order);
+    }
+
     /// This moment, for [`SimDevice::tag_snapshots`](crate::SimDevice::tag_snapshots).
     #[must_use]
     pub fn now(&self) -> u64 {
@@ -214,8 +226,10 @@ impl Ledger {
         let mut book = self.book().clone();
         let now = book.advance();
         let there: BTreeSet<u64> = found.iter().filter_map(|c| c.id).collect();
+        let released = book.released;
         for (id, note) in &mut book.commits {
-            note.dead |= !there.contains(id);
+            let given_up = note.order.is_some_and(|order| order < released);
+            note.dead |= !there.contains(id) && !given_up;
             if !note.dead {
                 note.visible.get_or_insert(now);
                 note.process.get_or_insert(now);
@@ -232,6 +246,10 @@ impl Book {
     fn advance(&mut self) -> u64 {
         self.tick += 1;
         self.tick
+    }
+
+    fn gave_up(&self, note: &Note) -> bool {
+        note.order.is_some_and(|order| order < self.released)
     }
 
     /// Every commit by itself: whole, known, at its place, once. Returns the numbers of those found.
@@ -268,10 +286,10 @@ impl Book {
         for (id, note) in &self.commits {
             let promised = match survives {
                 Survives::Process => note.process,
-                Survives::Power => note.disk,
+                Survives::Power | Survives::ProcessThenPower => note.disk,
                 Survives::Damage => None,
             };
-            if note.dead || promised.is_none_or(|at| at > tag) {
+            if note.dead || self.gave_up(note) || promised.is_none_or(|at| at > tag) {
                 continue;
             }
             verdict.acknowledged += 1;
@@ -291,11 +309,12 @@ impl Book {
             last_order = last_order.max(note.order);
         }
         for (id, note) in &self.commits {
-            if note.dead || there.contains(id) {
+            if note.dead || self.gave_up(note) || there.contains(id) {
                 continue;
             }
             let seen = note.visible.is_some_and(|at| at < last_begun);
-            let hole = survives != Survives::Process && note.order.is_some() && note.order < last_order;
+            let prefix = matches!(survives, Survives::Power | Survives::Damage);
+            let hole = prefix && note.order.is_some() && note.order < last_order;
             if seen || hole {
                 verdict.reordered += 1;
                 verdict.find(|| {
@@ -409,7 +428,24 @@ mod tests {
         ledger.promised(b, Promise::Process);
         let now = ledger.now();
         assert!(ledger.check(now, Survives::Process, &found(&[1])).holds());
+        assert!(
+            ledger
+                .check(now, Survives::ProcessThenPower, &found(&[1]))
+                .holds()
+        );
         assert_eq!(ledger.check(now, Survives::Power, &found(&[1])).reordered, 1);
+    }
+
+    #[test]
+    fn what_the_program_gave_up_may_be_there_or_not() {
+        let ledger = book();
+        ledger.released(101);
+        let now = ledger.now();
+        assert!(ledger.check(now, Survives::Power, &found(&[1, 2])).holds());
+        assert!(ledger.check(now, Survives::Power, &found(&[0, 1])).holds());
+        let later = ledger.after(&found(&[1]));
+        assert!(later.check(later.now(), Survives::Power, &found(&[1])).holds());
+        assert!(!later.check(later.now(), Survives::Power, &found(&[0])).holds());
     }
 
     #[test]

@@ -292,6 +292,12 @@ impl World {
         }
     }
 
+    /// Forgets the open changes of names that lead to `ino`.
+    pub(crate) fn forget_effects_on(&mut self, ino: u64) {
+        self.effects
+            .retain(|effect| effect.changes.iter().all(|change| change.new != Some(ino)));
+    }
+
     /// Number of names of an inode, as programs see them.
     pub(crate) fn links(&self, ino: u64) -> u64 {
         let dirs = self.inodes.values().filter_map(|inode| match &inode.body {

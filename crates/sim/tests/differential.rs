@@ -137,7 +137,7 @@ impl Side {
 #[test]
 fn random_operations_answer_alike_on_the_real_device() {
     let seeds = std::env::var("COLLIE_SEED").ok().and_then(|s| s.parse().ok());
-    let range = seeds.map_or(0..150, |seed| seed..seed + 1);
+    let range = seeds.map_or(0..40, |seed| seed..seed + 1);
     let mut answers = 0;
     for seed in range {
         let dir = tempfile::tempdir().unwrap();
@@ -157,6 +157,6 @@ fn random_operations_answer_alike_on_the_real_device() {
             answers += u32::from(expected.is_ok());
         }
     }
-    println!("differential: {answers} operations succeeded alike");
+    println!("figures: {answers} operations answered alike by both devices");
     assert!(answers > 50, "the operations reach something");
 }

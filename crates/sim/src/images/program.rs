@@ -1,0 +1,237 @@
+//! What a program that uses a log does, and how such programs are made up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_io::Device;
+use collie_log::{Level, LogOptions, RingMode, WritePath};
+
+use crate::SimDevice;
+use crate::content::to_usize;
+use crate::fault::FaultKind;
+use crate::rng::Rng;
+use crate::world::VOLATILE_DIR;
+
+/// The options of a program's log that matter for crashes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Setup {
+    /// Whether the ring is shared memory.
+    pub shared: bool,
+    /// Its size in bytes.
+    pub ring_bytes: usize,
+    /// The size of a segment in bytes.
+    pub segment_bytes: u64,
+    /// Whether writes bypass the page cache.
+    pub direct: bool,
+    /// The largest payload appended, in bytes.
+    pub payload_max: usize,
+}
+
+impl Setup {
+    /// Small sizes, so that a short program goes around the ring and into further segments.
+    #[must_use]
+    pub fn small(shared: bool, direct: bool) -> Self {
+        Self {
+            shared,
+            ring_bytes: 8 << 10,
+            segment_bytes: 32 << 10,
+            direct,
+            payload_max: 2_000,
+        }
+    }
+
+    fn random(rng: &mut Rng) -> Self {
+        Self {
+            shared: !rng.one_in(3),
+            ring_bytes: (8 << 10) << rng.below(4),
+            segment_bytes: (32 << 10) + (4 << 10) * rng.below(9),
+            direct: rng.coin(),
+            payload_max: 1 << (6 + rng.below(6)),
+        }
+    }
+
+    /// Options for a log on `device`.
+    #[must_use]
+    pub fn options(&self, device: &SimDevice, threads: bool) -> LogOptions {
+        LogOptions {
+            device: Arc::new(device.clone()) as Arc<dyn Device>,
+            ring: match self.shared {
+                true => RingMode::Shared {
+                    dir: VOLATILE_DIR.into(),
+                },
+                false => RingMode::Private,
+            },
+            ring_bytes: self.ring_bytes,
+            segment_bytes: self.segment_bytes,
+            max_workers: 8,
+            write_path: if self.direct {
+                WritePath::Direct
+            } else {
+                WritePath::FdataSync
+            },
+            flush_interval: Duration::from_millis(1),
+            threads,
+            ..LogOptions::default()
+        }
+    }
+}
+
+/// One thing that a program does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Appends a frame with a payload of so many bytes, and waits for it at the level, if any.
+    Append(usize, Option<Level>),
+    /// Flushes everything.
+    Flush(Level),
+    /// One worker reserves and is overtaken by another one that appends and is acknowledged; a process
+    /// that dies there leaves a hole.
+    Hole,
+    /// Gives up everything that is durable so far, so that segments are released.
+    Release,
+    /// Closes the log and opens it again.
+    Reopen,
+    /// The process dies, and a new one goes on with what it finds.
+    Die,
+    /// The power goes, and a new process goes on with what it finds.
+    PowerCut,
+    /// The device fails in this way once, at some later operation.
+    Fault(FaultKind),
+    /// The disk has no more room than this many bytes.
+    Full(u64),
+    /// The disk has room again.
+    Room,
+}
+
+/// A program and the log that it runs on.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// The log's options.
+    pub setup: Setup,
+    /// What it does, in order; on several threads each does all of it.
+    pub steps: Vec<Step>,
+    /// The number of threads.
+    pub threads: usize,
+}
+
+impl Program {
+    /// A random program.
+    #[must_use]
+    pub fn random(seed: u64, threaded: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let setup = Setup::random(&mut rng);
+        let len = 2 + rng.index(40);
+        let faulty = rng.one_in(3);
+        let mut steps: Vec<Step> = Vec::new();
+        for _ in 0..len {
+            steps.push(if threaded {
+                threaded_step(&mut rng, &setup)
+            } else {
+                lone_step(&mut rng, &setup, faulty)
+            });
+        }
+        let threads = if threaded { 2 + rng.index(3) } else { 1 };
+        Self {
+            setup,
+            steps,
+            threads,
+        }
+    }
+
+    /// Every program of one up to `steps` of the steps that matter, on each of four set-ups.
+    #[must_use]
+    pub fn all(steps: u32) -> Vec<Self> {
+        const ALPHABET: [Step; 9] = [
+            Step::Append(100, Some(Level::Disk)),
+            Step::Append(3_000, Some(Level::Disk)),
+            Step::Append(700, Some(Level::Process)),
+            Step::Append(50, None),
+            Step::Flush(Level::Disk),
+            Step::Hole,
+            Step::Reopen,
+            Step::Die,
+            Step::PowerCut,
+        ];
+        let mut programs = Vec::new();
+        for len in 1..=steps {
+            for number in 0..ALPHABET.len().pow(len) {
+                let mut rest = number;
+                let steps = (0..len).filter_map(|_| {
+                    let step = ALPHABET.get(rest % ALPHABET.len()).copied();
+                    rest /= ALPHABET.len();
+                    step
+                });
+                programs.push(Self {
+                    // All set-ups come up in turn, whatever the number of steps.
+                    setup: Setup::small(!number.is_multiple_of(3), number % 2 == 0),
+                    steps: steps.collect(),
+                    threads: 1,
+                });
+            }
+        }
+        programs
+    }
+}
+
+fn lone_step(rng: &mut Rng, setup: &Setup, faulty: bool) -> Step {
+    match rng.below(20) {
+        0..2 if faulty => some_fault(rng),
+        0..12 => Step::Append(payload_len(rng, setup), some_level(rng)),
+        12 | 13 => Step::Flush(if rng.coin() { Level::Disk } else { Level::Process }),
+        14 => Step::Hole,
+        15 => Step::Release,
+        16 => match rng.below(3) {
+            0 => Step::Reopen,
+            1 => Step::Die,
+            _ => Step::PowerCut,
+        },
+        17 if faulty => some_fault(rng),
+        18 if faulty => Step::Full(rng.below(100_000)),
+        19 if faulty => Step::Room,
+        _ => Step::Append(payload_len(rng, setup), Some(Level::Disk)),
+    }
+}
+
+fn some_fault(rng: &mut Rng) -> Step {
+    const FAULTS: [FaultKind; 10] = [
+        FaultKind::SyncFails,
+        FaultKind::WriteFails,
+        FaultKind::ReadFails,
+        FaultKind::AnyFails,
+        FaultKind::Interrupted,
+        FaultKind::ShortRead,
+        FaultKind::ShortWrite,
+        FaultKind::NoSpace,
+        FaultKind::StaleSector,
+        FaultKind::MisdirectedSector,
+    ];
+    Step::Fault(
+        FAULTS
+            .get(rng.index(FAULTS.len()))
+            .copied()
+            .unwrap_or(FaultKind::AnyFails),
+    )
+}
+
+fn threaded_step(rng: &mut Rng, setup: &Setup) -> Step {
+    match rng.below(10) {
+        0 => Step::Flush(Level::Disk),
+        1 => Step::Release,
+        _ => Step::Append(payload_len(rng, setup), some_level(rng)),
+    }
+}
+
+fn payload_len(rng: &mut Rng, setup: &Setup) -> usize {
+    // Now and then as large as it can be.
+    if rng.one_in(30) {
+        return (setup.ring_bytes / 2 - collie_log::FRAME_HEADER).min(to_usize(setup.segment_bytes / 3));
+    }
+    24 + rng.index(setup.payload_max)
+}
+
+fn some_level(rng: &mut Rng) -> Option<Level> {
+    match rng.below(5) {
+        0 => None,
+        1 | 2 => Some(Level::Process),
+        _ => Some(Level::Disk),
+    }
+}

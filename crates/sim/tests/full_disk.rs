@@ -1,0 +1,103 @@
+//! A full disk: appends are refused, nothing is lost, and the log goes on when there is room again.
+
+#![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
+
+use collie_log::{Level, Log, LogError, Worker};
+use collie_sim::images::{DIR, Setup, commit, find};
+use collie_sim::{FaultKind, Ledger, PowerCut, SimDevice, Survives};
+
+fn open(device: &SimDevice, setup: Setup) -> (Log, Worker) {
+    let log = Log::open(DIR, setup.options(device, false)).unwrap();
+    let worker = log.worker().unwrap();
+    (log, worker)
+}
+
+fn assert_all_there(ledger: &Ledger, survives: Survives, device: &SimDevice, setup: Setup) {
+    let (log, _worker) = open(device, setup);
+    let verdict = ledger.check(ledger.now(), survives, &find(&log).unwrap());
+    assert!(verdict.holds(), "{verdict}");
+}
+
+#[test]
+fn a_full_disk_refuses_appends_loses_nothing_and_goes_on_when_there_is_room() {
+    for (shared, direct) in [(true, true), (true, false), (false, true), (false, false)] {
+        for room in (0..150_000).step_by(17_000) {
+            let setup = Setup::small(shared, direct);
+            let (device, ledger) = (SimDevice::new(room), Ledger::new());
+            let (log, mut worker) = open(&device, setup);
+            device.limit_space(Some(room));
+            let mut refused = None;
+            for _ in 0..200 {
+                refused = commit(&log, &mut worker, &ledger, 1_500, Some(Level::Disk)).err();
+                if refused.is_some() {
+                    break;
+                }
+            }
+            let error = refused.expect("the disk is full at last");
+            assert!(matches!(error, LogError::StorageFull { .. }), "{error}");
+            assert!(error.to_string().contains(DIR), "{error}");
+            assert!(device.fired(FaultKind::NoSpace) > 0);
+            assert!(log.poisoned().is_none());
+            // It is refused again, and what was promised can be kept nonetheless.
+            let again = commit(&log, &mut worker, &ledger, 1_500, Some(Level::Disk)).unwrap_err();
+            assert!(matches!(again, LogError::StorageFull { .. }), "{again}");
+            log.flush(Level::Disk).unwrap();
+            let snapshot = device.snapshot();
+            assert_all_there(
+                &ledger,
+                Survives::Process,
+                &snapshot.process_death().device(),
+                setup,
+            );
+            for (seed, (_, cut)) in PowerCut::WAYS.iter().enumerate() {
+                let after = snapshot.power_cut(*cut, seed as u64).device();
+                assert_all_there(&ledger, Survives::Power, &after, setup);
+            }
+            device.limit_space(None);
+            for _ in 0..40 {
+                commit(&log, &mut worker, &ledger, 1_500, Some(Level::Disk)).unwrap();
+            }
+            drop(worker);
+            log.close().unwrap();
+            assert_all_there(&ledger, Survives::Process, &device, setup);
+        }
+    }
+}
+
+#[test]
+fn releasing_makes_room_on_a_full_disk() {
+    let setup = Setup::small(true, true);
+    let (device, ledger) = (SimDevice::new(1), Ledger::new());
+    let (log, mut worker) = open(&device, setup);
+    device.limit_space(Some(100_000));
+    while commit(&log, &mut worker, &ledger, 1_500, Some(Level::Disk)).is_ok() {}
+    let durable = log.durable();
+    ledger.released(durable);
+    log.hold("reader", durable);
+    for _ in 0..20 {
+        commit(&log, &mut worker, &ledger, 1_500, Some(Level::Disk)).unwrap();
+    }
+    assert_all_there(
+        &ledger,
+        Survives::Process,
+        &device.snapshot().process_death().device(),
+        setup,
+    );
+}
+
+#[test]
+fn a_full_shared_memory_falls_back_to_a_private_ring_and_says_so() {
+    let setup = Setup::small(true, true);
+    let (device, ledger) = (SimDevice::new(1), Ledger::new());
+    device.limit_volatile_space(Some(4_096));
+    let (log, mut worker) = open(&device, setup);
+    assert!(!log.recovery().ring_shared);
+    assert!(!log.recovery().warnings.is_empty());
+    commit(&log, &mut worker, &ledger, 100, Some(Level::Process)).unwrap();
+    assert_all_there(
+        &ledger,
+        Survives::Process,
+        &device.snapshot().process_death().device(),
+        setup,
+    );
+}

@@ -1,0 +1,195 @@
+//! `collie log dump | verify | repair` through the real binary, on logs that are whole and logs that are not.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::common::{json_lines, run, stderr};
+use collie_log::{FIRST_LSN, Level, Log, LogOptions, Span};
+
+const FRAMES: u64 = 100;
+
+fn options() -> LogOptions {
+    LogOptions {
+        ring_bytes: 64 << 10,
+        segment_bytes: 32 << 10,
+        max_workers: 8,
+        ..LogOptions::default()
+    }
+}
+
+fn payload(n: u64) -> Vec<u8> {
+    format!("frame {n} ").into_bytes().repeat(80)
+}
+
+/// A closed log of [`FRAMES`] frames over several segments, and where they lie.
+fn make(dir: &Path) -> Vec<Span> {
+    let log = Log::open(dir, options()).unwrap();
+    let mut worker = log.worker().unwrap();
+    let mut spans = Vec::new();
+    for n in 0..FRAMES {
+        let span = worker.append(7, 3, &payload(n)).unwrap();
+        log.wait(span.end, Level::Disk).unwrap();
+        spans.push(span);
+    }
+    drop(worker);
+    log.close().unwrap();
+    spans
+}
+
+fn args(command: &str, dir: &Path, flags: &[&str]) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["log".into(), command.into(), dir.into()];
+    args.extend(flags.iter().map(OsString::from));
+    args
+}
+
+fn segments(dir: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "seg"))
+        .collect();
+    paths.sort();
+    paths
+}
+
+/// Turns a bit of the payload of frame `n`, wherever that lies.
+fn damage(dir: &Path, n: u64) -> PathBuf {
+    for path in segments(dir) {
+        let mut bytes = std::fs::read(&path).unwrap();
+        let text = format!("frame {n} frame {n} ").into_bytes();
+        if let Some(at) = bytes.windows(text.len()).position(|w| w == text) {
+            bytes[at] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+            return path;
+        }
+    }
+    panic!("frame {n} is in no segment");
+}
+
+#[test]
+fn a_dump_shows_every_frame_with_its_place_and_payload() {
+    let dir = tempfile::tempdir().unwrap();
+    let spans = make(dir.path());
+    let output = run(args("dump", dir.path(), &["--json", "--payload"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let lines = json_lines(&output);
+    let data: Vec<_> = lines.iter().filter(|line| line["kind_name"] == "data").collect();
+    assert_eq!(data.len() as u64, FRAMES);
+    for (n, (line, span)) in data.iter().zip(&spans).enumerate() {
+        assert_eq!(line["lsn"], span.start);
+        assert_eq!(line["end"], span.end);
+        assert_eq!(
+            (line["stream"].as_u64(), line["kind"].as_u64()),
+            (Some(7), Some(3))
+        );
+        let hex: String = payload(n as u64).iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(line["payload"], hex);
+        let segment = line["segment"].as_str().unwrap();
+        assert!(
+            segments(dir.path()).contains(&PathBuf::from(segment)),
+            "{segment}"
+        );
+    }
+    assert_eq!(lines.last().unwrap()["kind_name"], "close");
+
+    let output = run(args("dump", dir.path(), &[]));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().count(), lines.len() + 1, "a heading and a line each");
+    assert!(text.contains("frame 42 frame 42 frame "), "{text}");
+    assert!(text.contains(&FIRST_LSN.to_string()), "{text}");
+}
+
+#[test]
+fn a_whole_log_verifies_and_is_not_repaired() {
+    let dir = tempfile::tempdir().unwrap();
+    let spans = make(dir.path());
+    let before: Vec<_> = segments(dir.path())
+        .iter()
+        .map(|p| std::fs::read(p).unwrap())
+        .collect();
+    let output = run(args("verify", dir.path(), &["--json"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let line = &json_lines(&output)[0];
+    assert_eq!(line["ok"], true);
+    assert_eq!(line["first_frame"], FIRST_LSN);
+    assert!(line["end"].as_u64().unwrap() >= spans.last().unwrap().end);
+    assert!(line["frames"].as_u64().unwrap() >= FRAMES);
+
+    let output = run(args("repair", dir.path(), &["--json"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(json_lines(&output)[0]["repaired"], false);
+    let after: Vec<_> = segments(dir.path())
+        .iter()
+        .map(|p| std::fs::read(p).unwrap())
+        .collect();
+    assert_eq!(before, after);
+}
+
+#[test]
+fn damage_is_told_with_its_place_and_repair_cuts_there_and_keeps_the_rest_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    let spans = make(dir.path());
+    let segment = damage(dir.path(), 40);
+
+    let output = run(args("verify", dir.path(), &[]));
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(
+        text.contains("corruption") && text.contains(segment.to_str().unwrap()),
+        "{text}"
+    );
+    assert!(text.contains(&format!("LSN {}", spans[40].start)), "{text}");
+    let output = run(args("verify", dir.path(), &["--json"]));
+    assert_eq!(output.status.code(), Some(1));
+    let line = &json_lines(&output)[0];
+    assert_eq!(line["ok"], false);
+    assert!(line["error"].as_str().unwrap().contains("corruption"), "{line}");
+    assert_eq!(run(args("dump", dir.path(), &[])).status.code(), Some(1));
+
+    let output = run(args("repair", dir.path(), &["--json"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let line = &json_lines(&output)[0];
+    assert_eq!(line["repaired"], true);
+    assert_eq!(line["end"], spans[40].start);
+    let kept = line["kept"].as_array().unwrap();
+    assert!(!kept.is_empty());
+    assert!(kept.iter().all(|path| Path::new(path.as_str().unwrap()).exists()));
+
+    assert!(run(args("verify", dir.path(), &[])).status.success());
+    let log = Log::open(dir.path(), options()).unwrap();
+    let frames: Vec<_> = log.read(FIRST_LSN).unwrap().collect::<Result<_, _>>().unwrap();
+    assert_eq!(frames.len(), 40);
+    assert_eq!(frames[39].payload, payload(39));
+}
+
+#[test]
+fn a_log_in_use_is_refused_with_its_holder() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path(), options()).unwrap();
+    let output = run(args("verify", dir.path(), &[]));
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(
+        text.contains(&format!("process {}", std::process::id())),
+        "{text}"
+    );
+    log.close().unwrap();
+}
+
+#[test]
+fn the_log_of_a_store_is_found_and_other_directories_are_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    make(&dir.path().join("log"));
+    assert!(run(args("verify", dir.path(), &[])).status.success());
+
+    let other = tempfile::tempdir().unwrap();
+    std::fs::write(other.path().join("letter"), "dear reader").unwrap();
+    let output = run(args("repair", other.path(), &[]));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("no log in"), "{}", stderr(&output));
+    assert_eq!(std::fs::read_dir(other.path()).unwrap().count(), 1);
+
+    let output = run(args("verify", Path::new("/no/such/place"), &[]));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("/no/such/place"), "{}", stderr(&output));
+}

@@ -1,0 +1,10 @@
+//! The binary `collie`, run as its users run it.
+
+#![expect(clippy::unwrap_used, reason = "a failure in a test is a panic")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "tests look at the real files from outside, and damage them"
+)]
+
+mod common;
+mod log;

@@ -75,6 +75,16 @@ impl ReplyBuffer {
         self.bytes.shrink_to(kept);
     }
 
+    /// Adds the replies that `other` holds.
+    pub fn append(&mut self, other: &ReplyBuffer) {
+        self.bytes.extend_from_slice(&other.bytes);
+    }
+
+    /// Adds replies that are encoded already.
+    pub fn raw(&mut self, encoded: &[u8]) {
+        self.bytes.extend_from_slice(encoded);
+    }
+
     /// `+text`. Line ends in it become blanks.
     pub fn simple(&mut self, text: &str) {
         self.line(b'+', text.as_bytes());

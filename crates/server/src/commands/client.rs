@@ -1,0 +1,251 @@
+//! `CLIENT`.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use collie_protocol::Request;
+use collie_protocol::number::parse_i64;
+
+use super::numbers::is;
+use crate::clients::Client;
+use crate::config::Ack;
+use crate::exec::{Exec, Flow, Outcome};
+use crate::failure::{Failure, text};
+
+pub(super) fn id(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    exec.reply
+        .integer(i64::try_from(exec.session.client.id).unwrap_or(i64::MAX));
+    Ok(Flow::Next)
+}
+
+pub(super) fn getname(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    let labels = exec.session.client.labels.lock();
+    if labels.name.is_empty() {
+        exec.reply.null();
+    } else {
+        exec.reply.bulk(&labels.name);
+    }
+    Ok(Flow::Next)
+}
+
+pub(super) fn setname(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    check_label(request.at(2), "Client names")?;
+    exec.session.client.labels.lock().name = request.at(2).to_vec();
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+/// Refuses what would break the lines of `CLIENT LIST`.
+pub(super) fn check_label(label: &[u8], what: &str) -> Result<(), Failure> {
+    if label.iter().all(|byte| matches!(byte, b'!'..=b'~')) {
+        return Ok(());
+    }
+    Err(format!("ERR {what} cannot contain spaces, newlines or special characters.").into())
+}
+
+pub(super) fn setinfo(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let (attribute, label) = (request.at(2), request.at(3));
+    let labels = &exec.session.client.labels;
+    if is(attribute, "lib-name") {
+        check_label(label, "lib-name")?;
+        labels.lock().lib_name = label.to_vec();
+    } else if is(attribute, "lib-ver") {
+        check_label(label, "lib-ver")?;
+        labels.lock().lib_version = label.to_vec();
+    } else {
+        return Err(Failure::Bytes(
+            [b"ERR Unrecognized option '", attribute, b"'"].concat(),
+        ));
+    }
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn info(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    let mut line = exec.session.client.line(exec.now_ms);
+    line.push(b'\n');
+    exec.reply.verbatim(*b"txt", &line);
+    Ok(Flow::Next)
+}
+
+/// A type of client. There are no replicas and no subscribers, but one may ask for them.
+fn known_type(word: &[u8]) -> Result<bool, Failure> {
+    match word {
+        _ if is(word, "normal") => Ok(true),
+        _ if ["master", "slave", "replica", "pubsub"]
+            .iter()
+            .any(|known| is(word, known)) =>
+        {
+            Ok(false)
+        }
+        _ => Err(Failure::Bytes(
+            [b"ERR Unknown client type '", word, b"'"].concat(),
+        )),
+    }
+}
+
+pub(super) fn list(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let mut clients = exec.shared.clients.all();
+    match (request.get(2), request.len()) {
+        (None, _) => {}
+        (Some(word), 4) if is(word, "TYPE") => {
+            if !known_type(request.at(3))? {
+                clients.clear();
+            }
+        }
+        (Some(word), 4..) if is(word, "ID") => {
+            let mut wanted = Vec::with_capacity(request.len() - 3);
+            for id in request.iter().skip(3) {
+                let id = parse_i64(id)
+                    .filter(|id| *id > 0)
+                    .and_then(|id| u64::try_from(id).ok());
+                wanted.push(id.ok_or("ERR Invalid client ID")?);
+            }
+            clients.retain(|client| wanted.contains(&client.id));
+        }
+        _ => return Err(text::SYNTAX.into()),
+    }
+    let mut lines = Vec::new();
+    for client in clients {
+        lines.extend_from_slice(&client.line(exec.now_ms));
+        lines.push(b'\n');
+    }
+    exec.reply.verbatim(*b"txt", &lines);
+    Ok(Flow::Next)
+}
+
+/// Which clients `CLIENT KILL` closes.
+#[derive(Default)]
+struct KillFilter<'a> {
+    id: Option<u64>,
+    addr: Option<&'a [u8]>,
+    laddr: Option<&'a [u8]>,
+    nobody: bool,
+    skip_me: bool,
+}
+
+impl<'a> KillFilter<'a> {
+    fn read(request: Request<'a>) -> Result<KillFilter<'a>, Failure> {
+        let mut filter = KillFilter {
+            skip_me: true,
+            ..KillFilter::default()
+        };
+        let mut i = 2;
+        while let Some(word) = request.get(i) {
+            let value = request.get(i + 1).ok_or(text::SYNTAX)?;
+            if is(word, "ID") {
+                let id = parse_i64(value)
+                    .and_then(|id| u64::try_from(id).ok())
+                    .filter(|id| *id > 0);
+                filter.id = Some(id.ok_or("ERR client-id should be greater than 0")?);
+            } else if is(word, "TYPE") {
+                filter.nobody |= !known_type(value)?;
+            } else if is(word, "ADDR") {
+                filter.addr = Some(value);
+            } else if is(word, "LADDR") {
+                filter.laddr = Some(value);
+            } else if is(word, "USER") {
+                if value != b"default" {
+                    return Err(Failure::Bytes([b"ERR No such user '", value, b"'"].concat()));
+                }
+            } else if is(word, "SKIPME") && (is(value, "yes") || is(value, "no")) {
+                filter.skip_me = is(value, "yes");
+            } else {
+                return Err(text::SYNTAX.into());
+            }
+            i += 2;
+        }
+        Ok(filter)
+    }
+
+    fn takes(&self, client: &Arc<Client>, own: &Arc<Client>) -> bool {
+        !self.nobody
+            && self.id.is_none_or(|id| id == client.id)
+            && self
+                .addr
+                .is_none_or(|addr| addr == client.addr.to_string().as_bytes())
+            && self
+                .laddr
+                .is_none_or(|laddr| laddr == client.laddr.to_string().as_bytes())
+            && !(self.skip_me && Arc::ptr_eq(client, own))
+    }
+}
+
+pub(super) fn kill(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let is_old_form = request.len() == 3;
+    let filter = if is_old_form {
+        KillFilter {
+            addr: Some(request.at(2)),
+            ..KillFilter::default()
+        }
+    } else {
+        KillFilter::read(request)?
+    };
+    let own = Arc::clone(&exec.session.client);
+    let victims: Vec<_> = exec
+        .shared
+        .clients
+        .all()
+        .into_iter()
+        .filter(|client| filter.takes(client, &own))
+        .collect();
+    if is_old_form && victims.is_empty() {
+        return Err("ERR No such client".into());
+    }
+    let mut own_too = false;
+    for victim in &victims {
+        victim.close();
+        own_too |= Arc::ptr_eq(victim, &own);
+    }
+    if is_old_form {
+        exec.reply.ok();
+    } else {
+        exec.reply
+            .integer(i64::try_from(victims.len()).unwrap_or(i64::MAX));
+    }
+    Ok(if own_too { Flow::Close } else { Flow::Next })
+}
+
+pub(super) fn reply(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    super::connection::reply_mode(exec, request.at(2))
+}
+
+pub(super) fn no_evict(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let on = is(request.at(2), "on");
+    if !on && !is(request.at(2), "off") {
+        return Err(text::SYNTAX.into());
+    }
+    // Relaxed: read by the same connection, and for a listing.
+    exec.session.client.no_evict.store(on, Ordering::Relaxed);
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn getredir(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    exec.reply.integer(-1);
+    Ok(Flow::Next)
+}
+
+/// Tells or chooses when this connection's replies may leave.
+pub(super) fn ack(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let Some(word) = request.get(2) else {
+        exec.reply.bulk(exec.session.ack.name().as_bytes());
+        return Ok(Flow::Next);
+    };
+    if request.len() > 3 {
+        return Err(text::SYNTAX.into());
+    }
+    let wanted = std::str::from_utf8(word)
+        .ok()
+        .and_then(|word| Ack::from_str(word).ok());
+    let wanted = wanted.ok_or("ERR ack must be one of disk, process, buffered")?;
+    exec.session.ack = wanted;
+    exec.session.ack_chosen = true;
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    super::help(exec, "client")
+}

@@ -1,0 +1,224 @@
+//! `COMMAND`.
+
+use collie_protocol::Request;
+
+use super::numbers::is;
+use super::{COMMANDS, Command, Keys, find, lookup};
+use crate::exec::{Exec, Flow, Outcome};
+use crate::failure::text;
+use crate::glob;
+use collie_protocol::ReplyBuffer;
+
+pub(super) fn all(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    if request.len() > 1 {
+        return Ok(Flow::Next);
+    }
+    exec.reply.array(COMMANDS.len());
+    for command in COMMANDS {
+        describe(exec.reply, command);
+    }
+    Ok(Flow::Next)
+}
+
+pub(super) fn count(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    exec.reply
+        .integer(i64::try_from(COMMANDS.len()).unwrap_or(i64::MAX));
+    Ok(Flow::Next)
+}
+
+pub(super) fn info(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    if request.len() == 2 {
+        exec.reply.array(COMMANDS.len());
+        for command in COMMANDS {
+            describe(exec.reply, command);
+        }
+        return Ok(Flow::Next);
+    }
+    exec.reply.array(request.len() - 2);
+    for name in request.iter().skip(2) {
+        match by_full_name(name) {
+            Some(command) => describe(exec.reply, command),
+            None => exec.reply.null(),
+        }
+    }
+    Ok(Flow::Next)
+}
+
+/// A command, or a subcommand by its full name (`client|id`).
+fn by_full_name(name: &[u8]) -> Option<&'static Command> {
+    let mut parts = name.splitn(2, |&byte| byte == b'|');
+    let command = lookup(COMMANDS, parts.next().unwrap_or_default())?;
+    match parts.next() {
+        None => Some(command),
+        Some(sub) => command
+            .subcommands
+            .iter()
+            .find(|known| known.name.as_bytes().eq_ignore_ascii_case(sub)),
+    }
+}
+
+fn describe(reply: &mut ReplyBuffer, command: &Command) {
+    reply.array(10);
+    reply.bulk(command.full_name.as_bytes());
+    reply.integer(command.arity.into());
+    reply.set(command.flags.len());
+    command.flags.iter().for_each(|flag| reply.simple(flag));
+    let keys = command.keys.as_ref();
+    reply.integer(keys.map_or(0, |keys| keys.first));
+    reply.integer(keys.map_or(0, |keys| keys.last));
+    reply.integer(keys.map_or(0, |keys| keys.step));
+    reply.set(command.categories.len());
+    command
+        .categories
+        .iter()
+        .for_each(|category| reply.simple(category));
+    reply.set(command.tips.len());
+    command.tips.iter().for_each(|tip| reply.bulk(tip.as_bytes()));
+    match keys {
+        Some(keys) => {
+            reply.set(1);
+            describe_keys(reply, keys);
+        }
+        None => reply.set(0),
+    }
+    match command.subcommands.len() {
+        0 => reply.set(0),
+        count => reply.array(count),
+    }
+    command.subcommands.iter().for_each(|sub| describe(reply, sub));
+}
+
+fn describe_keys(reply: &mut ReplyBuffer, keys: &Keys) {
+    reply.map(if keys.notes.is_some() { 4 } else { 3 });
+    if let Some(notes) = keys.notes {
+        reply.bulk(b"notes");
+        reply.bulk(notes.as_bytes());
+    }
+    reply.bulk(b"flags");
+    reply.set(keys.flags.len());
+    keys.flags.iter().for_each(|flag| reply.simple(flag));
+    reply.bulk(b"begin_search");
+    reply.map(2);
+    reply.bulk(b"type");
+    reply.bulk(b"index");
+    reply.bulk(b"spec");
+    reply.map(1);
+    reply.bulk(b"index");
+    reply.integer(keys.first);
+    reply.bulk(b"find_keys");
+    reply.map(2);
+    reply.bulk(b"type");
+    reply.bulk(b"range");
+    reply.bulk(b"spec");
+    reply.map(3);
+    reply.bulk(b"lastkey");
+    // Counted from the first key here, and from the command's name in the older form.
+    reply.integer(if keys.last < 0 {
+        keys.last
+    } else {
+        keys.last - keys.first
+    });
+    reply.bulk(b"keystep");
+    reply.integer(keys.step);
+    reply.bulk(b"limit");
+    reply.integer(0);
+}
+
+pub(super) fn docs(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let wanted: Vec<&Command> = if request.len() == 2 {
+        COMMANDS.iter().collect()
+    } else {
+        request.iter().skip(2).filter_map(by_full_name).collect()
+    };
+    exec.reply.map(wanted.len());
+    for command in wanted {
+        document(exec.reply, command);
+    }
+    Ok(Flow::Next)
+}
+
+fn document(reply: &mut ReplyBuffer, command: &Command) {
+    reply.bulk(command.full_name.as_bytes());
+    reply.map(if command.subcommands.is_empty() { 3 } else { 4 });
+    for (name, text) in [
+        ("summary", command.summary),
+        ("since", command.since),
+        ("group", command.group),
+    ] {
+        reply.bulk(name.as_bytes());
+        reply.bulk(text.as_bytes());
+    }
+    if !command.subcommands.is_empty() {
+        reply.bulk(b"subcommands");
+        reply.map(command.subcommands.len());
+        command.subcommands.iter().for_each(|sub| document(reply, sub));
+    }
+}
+
+pub(super) fn list(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let mut names: Vec<&str> = Vec::new();
+    for command in COMMANDS {
+        names.push(command.full_name);
+        names.extend(command.subcommands.iter().map(|sub| sub.full_name));
+    }
+    match (request.len(), request.get(2), request.get(3), request.get(4)) {
+        (2, ..) => {}
+        (5, Some(filter), Some(kind), Some(value)) if is(filter, "FILTERBY") => {
+            if is(kind, "MODULE") {
+                names.clear();
+            } else if is(kind, "PATTERN") {
+                names.retain(|name| glob::matches(value, name.as_bytes(), true));
+            } else if is(kind, "ACLCAT") {
+                names.retain(|name| {
+                    let command = by_full_name(name.as_bytes());
+                    let categories = command.map_or(&[][..], |command| command.categories);
+                    categories
+                        .iter()
+                        .any(|category| value.eq_ignore_ascii_case(&category.as_bytes()[1..]))
+                });
+            } else {
+                return Err(text::SYNTAX.into());
+            }
+        }
+        _ => return Err(text::SYNTAX.into()),
+    }
+    exec.reply.array(names.len());
+    names.iter().for_each(|name| exec.reply.bulk(name.as_bytes()));
+    Ok(Flow::Next)
+}
+
+pub(super) fn getkeys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let Some(command) = lookup(COMMANDS, request.at(2)) else {
+        return Err("ERR Invalid command specified".into());
+    };
+    let Some(keys) = &command.keys else {
+        return Err("ERR The command has no key arguments".into());
+    };
+    let args: Vec<&[u8]> = request.iter().skip(2).collect();
+    let given = i64::try_from(args.len()).unwrap_or(i64::MAX);
+    let arity = i64::from(command.arity);
+    if (arity >= 0 && given != arity) || given < -arity {
+        return Err("ERR Invalid number of arguments specified for command".into());
+    }
+    let last = if keys.last < 0 {
+        given + keys.last
+    } else {
+        keys.last
+    };
+    let found: Vec<&[u8]> = (keys.first..=last)
+        .step_by(usize::try_from(keys.step).unwrap_or(1))
+        .filter_map(|i| usize::try_from(i).ok().and_then(|i| args.get(i)).copied())
+        .collect();
+    exec.reply.array(found.len());
+    found.iter().for_each(|key| exec.reply.bulk(key));
+    Ok(Flow::Next)
+}
+
+pub(super) fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    super::help(exec, "command")
+}
+
+/// What a container answers where it is found without a subcommand; the number of arguments is refused before.
+pub(super) fn container(_exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    find(request).map(|_| Flow::Next)
+}

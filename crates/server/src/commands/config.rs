@@ -1,0 +1,386 @@
+//! `CONFIG`.
+
+use std::borrow::Cow;
+use std::str::FromStr;
+
+use collie_protocol::Request;
+use collie_protocol::number::parse_i64;
+
+use crate::auth::{PASSWORD_LEN_MAX, Password};
+use crate::config::Ack;
+use crate::exec::{Exec, Flow, Outcome};
+use crate::failure::Failure;
+use crate::glob;
+use crate::session::{Session, Shared};
+use crate::store::DATABASES;
+
+type Text = Cow<'static, str>;
+
+/// A parameter: how it reads, and how it is changed where it may be. The setter checks a value and gives what
+/// puts it into force, so that one bad value among many changes nothing.
+struct Parameter {
+    name: &'static str,
+    get: fn(&Shared) -> Text,
+    set: Option<Setter>,
+}
+
+type Setter = fn(&[u8]) -> Result<Change, Text>;
+type Change = Box<dyn FnOnce(&Shared, &mut Session)>;
+
+fn number(shared_value: impl Into<u64>) -> Text {
+    shared_value.into().to_string().into()
+}
+
+const PARAMETERS: &[Parameter] = &[
+    Parameter {
+        name: "ack",
+        get: |s| s.settings.ack().name().into(),
+        set: Some(set_ack),
+    },
+    Parameter {
+        name: "appendfsync",
+        get: appendfsync,
+        set: None,
+    },
+    Parameter {
+        name: "appendonly",
+        get: |_| "yes".into(),
+        set: None,
+    },
+    Parameter {
+        name: "bind",
+        get: |s| s.listen.ip().to_string().into(),
+        set: None,
+    },
+    Parameter {
+        name: "client-output-buffer-limit",
+        get: |s| {
+            format!(
+                "normal {} 0 0 slave 0 0 0 pubsub 0 0 0",
+                s.settings.output_bytes_max()
+            )
+            .into()
+        },
+        set: Some(set_output_limit),
+    },
+    Parameter {
+        name: "client-query-buffer-limit",
+        get: |s| number(s.settings.request_len_max() as u64),
+        set: Some(|value| {
+            let bytes = memory_between(value, 1024 * 1024, i64::MAX)?;
+            Ok(Box::new(move |shared, _| {
+                shared.settings.set_request_len_max(to_usize(bytes))
+            }))
+        }),
+    },
+    Parameter {
+        name: "databases",
+        get: |_| number(DATABASES),
+        set: None,
+    },
+    Parameter {
+        name: "dir",
+        get: |s| s.store.db.path().display().to_string().into(),
+        set: None,
+    },
+    Parameter {
+        name: "io-threads",
+        get: |s| number(s.threads as u64),
+        set: None,
+    },
+    Parameter {
+        name: "maxclients",
+        get: |s| number(s.settings.clients_max() as u64),
+        set: Some(|value| {
+            let clients = integer_between(value, 1, u32::MAX.into())?;
+            Ok(Box::new(move |shared, _| {
+                shared.settings.set_clients_max(to_usize(clients))
+            }))
+        }),
+    },
+    Parameter {
+        name: "maxmemory",
+        get: |_| "0".into(),
+        set: None,
+    },
+    Parameter {
+        name: "maxmemory-clients",
+        get: |s| number(s.settings.in_flight_bytes_max() as u64),
+        set: Some(|value| {
+            let bytes = memory_between(value, 1024 * 1024, i64::MAX)?;
+            Ok(Box::new(move |shared, _| {
+                shared.settings.set_in_flight_bytes_max(to_usize(bytes))
+            }))
+        }),
+    },
+    Parameter {
+        name: "maxmemory-policy",
+        get: |_| "noeviction".into(),
+        set: None,
+    },
+    Parameter {
+        name: "port",
+        get: |s| number(s.listen.port()),
+        set: None,
+    },
+    Parameter {
+        name: "proto-max-bulk-len",
+        get: |s| number(s.settings.bulk_len_max() as u64),
+        set: Some(|value| {
+            let bytes = memory_between(value, 1024 * 1024, i64::MAX)?;
+            Ok(Box::new(move |shared, _| {
+                shared.settings.set_bulk_len_max(to_usize(bytes))
+            }))
+        }),
+    },
+    Parameter {
+        name: "requirepass",
+        get: requirepass,
+        set: Some(set_requirepass),
+    },
+    Parameter {
+        name: "save",
+        get: |_| "".into(),
+        set: None,
+    },
+    Parameter {
+        name: "tcp-keepalive",
+        get: |s| number(s.settings.tcp_keepalive_s()),
+        set: Some(|value| {
+            let seconds = integer_between(value, 0, i32::MAX.into())?.unsigned_abs();
+            Ok(Box::new(move |shared, _| {
+                shared.settings.set_tcp_keepalive_s(seconds)
+            }))
+        }),
+    },
+    Parameter {
+        name: "timeout",
+        get: |s| number(s.settings.idle_timeout_s()),
+        set: Some(|value| {
+            let seconds = integer_between(value, 0, i32::MAX.into())?.unsigned_abs();
+            Ok(Box::new(move |shared, _| {
+                shared.settings.set_idle_timeout_s(seconds)
+            }))
+        }),
+    },
+];
+
+/// What `appendfsync` would have to be in Redis for replies to promise what they promise here.
+fn appendfsync(shared: &Shared) -> Text {
+    match shared.settings.ack() {
+        Ack::Disk => "always",
+        Ack::Process => "everysec",
+        Ack::Buffered => "no",
+    }
+    .into()
+}
+
+fn requirepass(shared: &Shared) -> Text {
+    let password = shared.settings.password();
+    password.map_or("".into(), |password| {
+        String::from_utf8_lossy(password.text()).into_owned().into()
+    })
+}
+
+fn to_usize(value: i64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+fn integer_between(value: &[u8], min: i64, max: i64) -> Result<i64, Text> {
+    let value = parse_i64(value).ok_or("argument couldn't be parsed into an integer")?;
+    if !(min..=max).contains(&value) {
+        return Err(format!("argument must be between {min} and {max} inclusive").into());
+    }
+    Ok(value)
+}
+
+/// A number of bytes with one of Redis' units: `k` is a thousand, `kb` is 1024, and so on.
+fn memory_between(value: &[u8], min: i64, max: i64) -> Result<i64, Text> {
+    let digits = value
+        .iter()
+        .position(|byte| !byte.is_ascii_digit())
+        .unwrap_or(value.len());
+    let (number, unit) = value.split_at_checked(digits).unwrap_or((value, &[]));
+    let factor: i64 = match unit.to_ascii_lowercase().as_slice() {
+        b"" | b"b" => 1,
+        b"k" => 1_000,
+        b"kb" => 1 << 10,
+        b"m" => 1_000_000,
+        b"mb" => 1 << 20,
+        b"g" => 1_000_000_000,
+        b"gb" => 1 << 30,
+        _ => return Err("argument must be a memory value".into()),
+    };
+    let bytes = std::str::from_utf8(number)
+        .ok()
+        .and_then(|number| number.parse::<i64>().ok());
+    let bytes = bytes
+        .and_then(|bytes| bytes.checked_mul(factor))
+        .ok_or("argument must be a memory value")?;
+    if !(min..=max).contains(&bytes) {
+        return Err(format!("argument must be between {min} and {max} inclusive").into());
+    }
+    Ok(bytes)
+}
+
+fn set_ack(value: &[u8]) -> Result<Change, Text> {
+    let ack = std::str::from_utf8(value)
+        .ok()
+        .and_then(|word| Ack::from_str(word).ok());
+    let ack = ack.ok_or("argument(s) must be one of the following: disk, process, buffered")?;
+    Ok(Box::new(move |shared, session| {
+        shared.settings.set_ack(ack);
+        if !session.ack_chosen {
+            session.ack = ack;
+        }
+    }))
+}
+
+fn set_requirepass(value: &[u8]) -> Result<Change, Text> {
+    if value.len() > PASSWORD_LEN_MAX {
+        return Err(format!("argument must be at most {PASSWORD_LEN_MAX} bytes long").into());
+    }
+    let password = (!value.is_empty()).then(|| Password::new(value));
+    Ok(Box::new(move |shared, _| shared.settings.set_password(password)))
+}
+
+/// Groups of class, hard limit, soft limit and seconds. Ordinary clients have a hard limit; their soft limit,
+/// and the other classes, which do not exist here, are read and left alone.
+fn set_output_limit(value: &[u8]) -> Result<Change, Text> {
+    let words: Vec<&[u8]> = value
+        .split(|&byte| byte == b' ')
+        .filter(|word| !word.is_empty())
+        .collect();
+    if words.is_empty() || !words.len().is_multiple_of(4) {
+        return Err("Wrong number of arguments in buffer limit configuration.".into());
+    }
+    let mut normal = None;
+    for group in words.chunks_exact(4) {
+        let [class, hard, soft, seconds] = group else {
+            continue;
+        };
+        let known = ["normal", "slave", "replica", "pubsub"];
+        if !known
+            .iter()
+            .any(|known| class.eq_ignore_ascii_case(known.as_bytes()))
+        {
+            return Err("Invalid client class specified in buffer limit configuration.".into());
+        }
+        let wrong = "Error in hard, soft or soft_seconds setting in buffer limit configuration.";
+        let hard = memory_between(hard, 0, i64::MAX).map_err(|_| wrong)?;
+        memory_between(soft, 0, i64::MAX).map_err(|_| wrong)?;
+        integer_between(seconds, 0, i64::MAX).map_err(|_| wrong)?;
+        if class.eq_ignore_ascii_case(b"normal") {
+            normal = Some(hard);
+        }
+    }
+    Ok(Box::new(move |shared, _| {
+        if let Some(hard) = normal {
+            shared.settings.set_output_bytes_max(to_usize(hard));
+        }
+    }))
+}
+
+pub(super) fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let mut wanted: Vec<(&[u8], &Parameter)> = Vec::new();
+    for pattern in request.iter().skip(2) {
+        // A plain name comes back as it was spelt.
+        let is_plain = glob::literal_prefix(pattern) == pattern;
+        for parameter in PARAMETERS {
+            let name = parameter.name.as_bytes();
+            let is_new = !wanted.iter().any(|(_, known)| known.name == parameter.name);
+            if is_new && glob::matches(pattern, name, true) {
+                wanted.push((if is_plain { pattern } else { name }, parameter));
+            }
+        }
+    }
+    exec.reply.map(wanted.len());
+    for (name, parameter) in wanted {
+        exec.reply.bulk(name);
+        exec.reply.bulk((parameter.get)(exec.shared).as_bytes());
+    }
+    Ok(Flow::Next)
+}
+
+pub(super) fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    if !request.len().is_multiple_of(2) {
+        return Err(crate::failure::text::arity("config|set").into());
+    }
+    let mut changes = Vec::new();
+    let mut seen: Vec<&str> = Vec::new();
+    let mut args = request.iter().skip(2);
+    while let (Some(name), Some(value)) = (args.next(), args.next()) {
+        let known = PARAMETERS
+            .iter()
+            .find(|known| known.name.as_bytes().eq_ignore_ascii_case(name));
+        let Some(parameter) = known else {
+            let start = b"ERR Unknown option or number of arguments for CONFIG SET - '";
+            return Err(Failure::Bytes([start, name, b"'"].concat()));
+        };
+        let failed = |why: &str| {
+            let name = parameter.name;
+            format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}")
+        };
+        let Some(set) = parameter.set else {
+            return Err(failed("can't set immutable config").into());
+        };
+        if seen.contains(&parameter.name) {
+            return Err(failed("duplicate parameter").into());
+        }
+        seen.push(parameter.name);
+        changes.push(set(value).map_err(|why| failed(&why))?);
+    }
+    for change in changes {
+        change(exec.shared, exec.session);
+    }
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn resetstat(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    exec.shared.counters.reset();
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn rewrite(_exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    Err("ERR The server is running without a config file".into())
+}
+
+pub(super) fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    super::help(exec, "config")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_reads_with_the_units_of_redis() {
+        for (text, expected) in [
+            ("0", 0),
+            ("12b", 12),
+            ("1k", 1_000),
+            ("1KB", 1024),
+            ("2mb", 2 << 20),
+            ("1g", 1_000_000_000),
+        ] {
+            assert_eq!(
+                memory_between(text.as_bytes(), 0, i64::MAX),
+                Ok(expected),
+                "{text}"
+            );
+        }
+        for text in [
+            "",
+            "kb",
+            "-1",
+            "1tb",
+            "1 kb",
+            "99999999999999999999",
+            "9999999999gb",
+        ] {
+            assert!(memory_between(text.as_bytes(), 0, i64::MAX).is_err(), "{text}");
+        }
+    }
+}

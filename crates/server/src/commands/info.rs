@@ -1,0 +1,191 @@
+//! `INFO`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use collie_io::{Device, OpenMode, RealDevice};
+use collie_protocol::Request;
+
+use super::connection::REDIS_VERSION;
+use crate::exec::{Exec, Flow, Outcome};
+use crate::session::Shared;
+
+type Section = (&'static str, &'static str, fn(&Shared, &mut String));
+
+/// Name, heading, and what it says. All of them are shown unless some are asked for.
+const SECTIONS: &[Section] = &[
+    ("server", "Server", server),
+    ("clients", "Clients", clients),
+    ("memory", "Memory", memory),
+    ("persistence", "Persistence", persistence),
+    ("stats", "Stats", stats),
+    ("replication", "Replication", replication),
+    ("cpu", "CPU", cpu),
+    ("log", "Log", log),
+    ("keyspace", "Keyspace", keyspace),
+];
+
+pub(super) fn info(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    // What it says of keys and watermarks is as durable as any other reply.
+    exec.note_all();
+    let asked: Vec<String> = request
+        .iter()
+        .skip(1)
+        .map(|name| String::from_utf8_lossy(name).to_ascii_lowercase())
+        .collect();
+    let all = asked.is_empty()
+        || asked
+            .iter()
+            .any(|name| ["all", "default", "everything"].contains(&&**name));
+    let mut text = String::new();
+    for (name, heading, fill) in SECTIONS {
+        if all || asked.iter().any(|asked| asked == name) {
+            if !text.is_empty() {
+                text.push_str("\r\n");
+            }
+            line(&mut text, format_args!("# {heading}"));
+            fill(exec.shared, &mut text);
+        }
+    }
+    exec.reply.verbatim(*b"txt", text.as_bytes());
+    Ok(Flow::Next)
+}
+
+fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
+    // Writing to a string cannot fail.
+    let _ = text.write_fmt(what);
+    text.push_str("\r\n");
+}
+
+macro_rules! fields {
+    ($text:expr, $($name:literal: $value:expr),* $(,)?) => {
+        $(line($text, format_args!(concat!($name, ":{}"), $value));)*
+    };
+}
+
+fn server(shared: &Shared, text: &mut String) {
+    let uptime_s = shared.now_ms().saturating_sub(shared.started_ms) / 1000;
+    fields!(text,
+        "redis_version": REDIS_VERSION,
+        "redis_mode": "standalone",
+        "collie_version": env!("CARGO_PKG_VERSION"),
+        "os": std::env::consts::OS,
+        "arch_bits": usize::BITS,
+        "process_id": std::process::id(),
+        "run_id": shared.run_id,
+        "tcp_port": shared.listen.port(),
+        "server_time_usec": shared.now_ms() * 1000,
+        "uptime_in_seconds": uptime_s,
+        "uptime_in_days": uptime_s / 86_400,
+        "io_threads_active": shared.threads,
+    );
+}
+
+fn clients(shared: &Shared, text: &mut String) {
+    fields!(text,
+        "connected_clients": shared.clients.len(),
+        "cluster_connections": 0,
+        "maxclients": shared.settings.clients_max(),
+        "blocked_clients": 0,
+    );
+}
+
+fn memory(shared: &Shared, text: &mut String) {
+    fields!(text,
+        "used_memory_rss": resident_bytes(),
+        "mem_clients_normal": shared.clients.held(),
+        "maxmemory": 0,
+        "maxmemory_policy": "noeviction",
+    );
+}
+
+fn persistence(shared: &Shared, text: &mut String) {
+    fields!(text,
+        "loading": 0,
+        "aof_enabled": 1,
+        "aof_rewrite_in_progress": 0,
+        "rdb_bgsave_in_progress": 0,
+        "ack": shared.settings.ack(),
+    );
+}
+
+fn stats(shared: &Shared, text: &mut String) {
+    let counters = &shared.counters;
+    fields!(text,
+        "total_connections_received": counters.connections.get(),
+        "total_commands_processed": counters.commands.get(),
+        "total_net_input_bytes": counters.bytes_in.get(),
+        "total_net_output_bytes": counters.bytes_out.get(),
+        "rejected_connections": counters.connections_refused.get(),
+        "expired_keys": counters.expired.get(),
+        "evicted_keys": 0,
+        "evicted_clients": counters.clients_evicted.get(),
+        "timed_out_clients": counters.clients_timed_out.get(),
+        "keyspace_hits": counters.hits.get(),
+        "keyspace_misses": counters.misses.get(),
+        "total_error_replies": counters.commands_failed.get(),
+        "protocol_errors": counters.protocol_errors.get(),
+        "acl_access_denied_auth": counters.auth_failures.get(),
+        "client_query_buffer_limit_disconnections": counters.request_limit_closed.get(),
+        "client_output_buffer_limit_disconnections": counters.output_limit_closed.get(),
+        "durability_waits": counters.waits.get(),
+    );
+}
+
+fn replication(_shared: &Shared, text: &mut String) {
+    fields!(text, "role": "master", "connected_slaves": 0);
+}
+
+fn cpu(_shared: &Shared, text: &mut String) {
+    // Behind the command's name in parentheses, user and system time are fields 12 and 13, in ticks.
+    let stat = proc_file("/proc/self/stat");
+    let fields = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_ascii_whitespace();
+    let mut ticks = fields.skip(11).map(|field| field.parse::<u64>().unwrap_or(0));
+    let hertz = rustix::param::clock_ticks_per_second().max(1);
+    let mut seconds = || {
+        let ticks = ticks.next().unwrap_or(0);
+        format!("{}.{:06}", ticks / hertz, ticks % hertz * 1_000_000 / hertz)
+    };
+    let (user, system) = (seconds(), seconds());
+    fields!(text, "used_cpu_sys": system, "used_cpu_user": user);
+}
+
+fn resident_bytes() -> u64 {
+    let pages = proc_file("/proc/self/statm");
+    let pages = pages
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0) * rustix::param::page_size() as u64
+}
+
+/// What the kernel says of this process; nothing where it does not.
+fn proc_file(path: &str) -> String {
+    let mut buffer = [0; 1024];
+    let file = RealDevice::new().open(Path::new(path), OpenMode::Read);
+    let read = file.and_then(|file| file.read_at(&mut buffer, 0)).unwrap_or(0);
+    String::from_utf8_lossy(buffer.get(..read).unwrap_or_default()).into_owned()
+}
+
+fn log(shared: &Shared, text: &mut String) {
+    let db = &shared.store.db;
+    fields!(text, "visible": db.visible(), "durable": db.durable());
+}
+
+fn keyspace(shared: &Shared, text: &mut String) {
+    for keyspace in shared.store.keyspaces() {
+        let (keys, expires) = keyspace.size();
+        if keys > 0 {
+            let counting = if keyspace.is_counted() { "" } else { ",counting=1" };
+            let index = keyspace.index;
+            line(
+                text,
+                format_args!("db{index}:keys={keys},expires={expires},avg_ttl=0{counting}"),
+            );
+        }
+    }
+}

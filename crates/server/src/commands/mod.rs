@@ -1,0 +1,206 @@
+//! The commands: a table, the way to them, and what each does.
+
+mod client;
+mod command;
+mod config;
+mod connection;
+mod expire;
+mod info;
+mod keyspace;
+mod numbers;
+mod scan;
+mod server;
+mod strings;
+mod table;
+
+use collie_protocol::Request;
+
+use crate::exec::{Exec, Flow, Outcome};
+use crate::failure::{Failure, text};
+
+pub(crate) use keyspace::collect_keys;
+pub(crate) use table::COMMANDS;
+
+/// Longest command name that is looked up; no command's is longer.
+const NAME_LEN_MAX: usize = 16;
+
+/// A command or subcommand.
+#[derive(Debug)]
+pub(crate) struct Command {
+    /// In lower case; a subcommand without its container's name.
+    pub(crate) name: &'static str,
+    /// In full, as it stands in error texts: `client|id`.
+    pub(crate) full_name: &'static str,
+    /// Arguments, the name included; negative: at least so many.
+    arity: i32,
+    /// As `COMMAND` lists them.
+    flags: &'static [&'static str],
+    categories: &'static [&'static str],
+    tips: &'static [&'static str],
+    keys: Option<Keys>,
+    /// Whether a client may call it before it authenticated.
+    is_open: bool,
+    since: &'static str,
+    group: &'static str,
+    summary: &'static str,
+    subcommands: &'static [Command],
+    run: fn(&mut Exec<'_>, Request<'_>) -> Outcome,
+}
+
+/// Where a command's keys stand.
+#[derive(Debug)]
+struct Keys {
+    first: i64,
+    /// Counted from the end where negative.
+    last: i64,
+    step: i64,
+    flags: &'static [&'static str],
+    notes: Option<&'static str>,
+}
+
+/// Runs one request that has at least one argument.
+pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let command = find(request)?;
+    if !exec.session.authenticated && !command.is_open {
+        return Err(text::NO_AUTH.into());
+    }
+    exec.session.refresh(&exec.shared.store);
+    (command.run)(exec, request)
+}
+
+/// Finds a request's command or subcommand and checks the number of arguments.
+pub(crate) fn find(request: Request<'_>) -> Result<&'static Command, Failure> {
+    let name = request.get(0).unwrap_or_default();
+    let Some(command) = lookup(COMMANDS, name) else {
+        return Err(unknown(request));
+    };
+    if command.subcommands.is_empty() {
+        return checked(command, request);
+    }
+    let Some(sub) = request.get(1) else {
+        return checked(command, request);
+    };
+    match command
+        .subcommands
+        .iter()
+        .find(|known| known.name.as_bytes().eq_ignore_ascii_case(sub))
+    {
+        Some(known) => checked(known, request),
+        None => {
+            let mut line = b"ERR unknown subcommand '".to_vec();
+            line.extend(sub.iter().take(128));
+            line.extend_from_slice(b"'. Try ");
+            line.extend_from_slice(command.name.to_ascii_uppercase().as_bytes());
+            line.extend_from_slice(b" HELP.");
+            Err(Failure::Bytes(line))
+        }
+    }
+}
+
+fn checked(command: &'static Command, request: Request<'_>) -> Result<&'static Command, Failure> {
+    let given = i32::try_from(request.len()).unwrap_or(i32::MAX);
+    if (command.arity >= 0 && given != command.arity) || given < -command.arity {
+        return Err(text::arity(command.full_name).into());
+    }
+    Ok(command)
+}
+
+/// Finds a name, in any case, in a sorted table.
+pub(crate) fn lookup(table: &'static [Command], name: &[u8]) -> Option<&'static Command> {
+    let mut lower = [0; NAME_LEN_MAX];
+    let lower = lower.get_mut(..name.len())?;
+    lower.copy_from_slice(name);
+    lower.make_ascii_lowercase();
+    let wanted = packed(lower);
+    let index = table
+        .binary_search_by(|command| packed(command.name.as_bytes()).cmp(&wanted))
+        .ok()?;
+    // A name that ends in zero bytes is packed like one without them.
+    table
+        .get(index)
+        .filter(|command| command.name.len() == name.len())
+}
+
+/// A name of up to sixteen bytes as one number that sorts as the name does.
+const fn packed(name: &[u8]) -> u128 {
+    let mut bytes = [0; NAME_LEN_MAX];
+    let mut i = 0;
+    while i < name.len() && i < NAME_LEN_MAX {
+        bytes[i] = name[i];
+        i += 1;
+    }
+    u128::from_be_bytes(bytes)
+}
+
+/// The table's names must be short enough to be packed, and in order.
+const _: () = {
+    let mut i = 0;
+    while i < COMMANDS.len() {
+        let name = COMMANDS[i].name.as_bytes();
+        assert!(name.len() <= NAME_LEN_MAX);
+        assert!(i == 0 || packed(COMMANDS[i - 1].name.as_bytes()) < packed(name));
+        i += 1;
+    }
+};
+
+fn unknown(request: Request<'_>) -> Failure {
+    let mut args = Vec::new();
+    for arg in request.iter().skip(1) {
+        if args.len() >= 128 {
+            break;
+        }
+        let room = 128 - args.len();
+        args.push(b'\'');
+        args.extend(arg.iter().take(room).take_while(|&&byte| byte != 0));
+        args.extend_from_slice(b"' ");
+    }
+    let mut line = b"ERR unknown command '".to_vec();
+    line.extend(
+        request
+            .get(0)
+            .unwrap_or_default()
+            .iter()
+            .take(128)
+            .take_while(|&&byte| byte != 0),
+    );
+    line.extend_from_slice(b"', with args beginning with: ");
+    line.extend_from_slice(&args);
+    Failure::Bytes(line)
+}
+
+/// The `HELP` of a container: its subcommands and what they do.
+fn help(exec: &mut Exec<'_>, container: &'static str) -> Outcome {
+    let Some(command) = lookup(COMMANDS, container.as_bytes()) else {
+        return Ok(Flow::Next);
+    };
+    let title = container.to_ascii_uppercase();
+    exec.reply.array(1 + 2 * command.subcommands.len());
+    exec.reply.simple(&format!(
+        "{title} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"
+    ));
+    for sub in command.subcommands {
+        exec.reply.simple(&sub.name.to_ascii_uppercase());
+        exec.reply.simple(&format!("    {}", sub.summary));
+    }
+    Ok(Flow::Next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_in_any_case_and_only_whole() {
+        for command in COMMANDS {
+            let found = lookup(COMMANDS, command.name.to_ascii_uppercase().as_bytes()).unwrap();
+            assert_eq!(found.name, command.name);
+            assert_eq!(found.full_name, command.name);
+            for sub in command.subcommands {
+                assert_eq!(sub.full_name, format!("{}|{}", command.name, sub.name));
+            }
+        }
+        for name in ["", "ge", "gett", "get\0", "averyveryverylongcommandname"] {
+            assert!(lookup(COMMANDS, name.as_bytes()).is_none(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Arguments that are numbers, times and options, with the error texts of Redis.
+
+use collie_protocol::Request;
+use collie_protocol::number::parse_i64;
+
+use crate::failure::{Failure, text};
+
+/// An integer argument.
+pub(super) fn integer(arg: &[u8]) -> Result<i64, Failure> {
+    parse_i64(arg).ok_or_else(|| text::NOT_AN_INTEGER.into())
+}
+
+/// An integer argument that may not be negative.
+pub(super) fn positive(arg: &[u8]) -> Result<i64, Failure> {
+    let value = integer(arg)?;
+    if value < 0 {
+        Err(text::OUT_OF_RANGE_POSITIVE.into())
+    } else {
+        Ok(value)
+    }
+}
+
+/// Milliseconds that a command may wait; 0 means for ever.
+pub(super) fn timeout_ms(arg: &[u8]) -> Result<u64, Failure> {
+    let value = parse_i64(arg).ok_or("ERR timeout is not an integer or out of range")?;
+    u64::try_from(value).map_err(|_| "ERR timeout is negative".into())
+}
+
+/// Whether an argument is the word, in any case.
+pub(super) fn is(arg: &[u8], word: &str) -> bool {
+    arg.eq_ignore_ascii_case(word.as_bytes())
+}
+
+/// In which unit, and counted from when, a time was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unit {
+    Seconds,
+    Milliseconds,
+    UnixSeconds,
+    UnixMilliseconds,
+}
+
+impl Unit {
+    pub(super) fn is_absolute(self) -> bool {
+        matches!(self, Unit::UnixSeconds | Unit::UnixMilliseconds)
+    }
+
+    /// The time in milliseconds since the Unix epoch, `None` where it lies outside the range.
+    pub(super) fn to_unix_ms(self, value: i64, now_ms: u64) -> Option<i64> {
+        let ms = match self {
+            Unit::Seconds | Unit::UnixSeconds => value.checked_mul(1000)?,
+            Unit::Milliseconds | Unit::UnixMilliseconds => value,
+        };
+        if self.is_absolute() {
+            Some(ms)
+        } else {
+            ms.checked_add(i64::try_from(now_ms).ok()?)
+        }
+    }
+}
+
+/// What `SET` and `GETEX` take after key and value.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct StringOptions<'a> {
+    pub(super) only_if_absent: bool,
+    pub(super) only_if_present: bool,
+    pub(super) get: bool,
+    pub(super) keep_ttl: bool,
+    pub(super) persist: bool,
+    expiry: Option<(Unit, &'a [u8])>,
+}
+
+impl<'a> StringOptions<'a> {
+    /// Reads the options of `SET` from argument 3 on, or those of `GETEX` from argument 2 on.
+    pub(super) fn read(request: Request<'a>, is_set: bool) -> Result<StringOptions<'a>, Failure> {
+        let mut options = StringOptions::default();
+        let mut i = if is_set { 3 } else { 2 };
+        while let Some(word) = request.get(i) {
+            let unit = match word {
+                _ if is(word, "EX") => Some(Unit::Seconds),
+                _ if is(word, "PX") => Some(Unit::Milliseconds),
+                _ if is(word, "EXAT") => Some(Unit::UnixSeconds),
+                _ if is(word, "PXAT") => Some(Unit::UnixMilliseconds),
+                _ => None,
+            };
+            match (unit, request.get(i + 1)) {
+                (Some(unit), Some(value)) if options.takes(unit) => {
+                    options.expiry = Some((unit, value));
+                    i += 2;
+                    continue;
+                }
+                (Some(_), _) => return Err(text::SYNTAX.into()),
+                (None, _) => options.word(word, is_set)?,
+            }
+            i += 1;
+        }
+        Ok(options)
+    }
+
+    /// Whether an expiry in `unit` goes with what was read so far; the same unit may come again.
+    fn takes(&self, unit: Unit) -> bool {
+        !self.keep_ttl && !self.persist && self.expiry.is_none_or(|(before, _)| before == unit)
+    }
+
+    fn word(&mut self, word: &[u8], is_set: bool) -> Result<(), Failure> {
+        if is_set && is(word, "NX") && !self.only_if_present {
+            self.only_if_absent = true;
+        } else if is_set && is(word, "XX") && !self.only_if_absent {
+            self.only_if_present = true;
+        } else if is_set && is(word, "GET") {
+            self.get = true;
+        } else if is_set && is(word, "KEEPTTL") && self.expiry.is_none() {
+            self.keep_ttl = true;
+        } else if !is_set && is(word, "PERSIST") && self.expiry.is_none() {
+            self.persist = true;
+        } else {
+            return Err(text::SYNTAX.into());
+        }
+        Ok(())
+    }
+
+    /// The expiry in milliseconds since the Unix epoch, and whether it was given as a point in time.
+    pub(super) fn expiry(&self, now_ms: u64, command: &str) -> Result<Option<(u64, bool)>, Failure> {
+        let Some((unit, value)) = self.expiry else {
+            return Ok(None);
+        };
+        let value = integer(value)?;
+        let ms = (value > 0).then(|| unit.to_unix_ms(value, now_ms)).flatten();
+        let ms = ms
+            .and_then(|ms| u64::try_from(ms).ok())
+            .ok_or_else(|| text::expire_time(command))?;
+        Ok(Some((ms, unit.is_absolute())))
+    }
+}

@@ -1,0 +1,189 @@
+//! `SCAN` and `RANDOMKEY`.
+
+use std::ops::Bound;
+
+use collie_db::{Error as DbError, Family, Key, Value};
+use collie_protocol::Request;
+use collie_protocol::number::parse_cursor;
+
+use super::keyspace::{data_range, successor};
+use super::numbers::{integer, is};
+use crate::exec::{Exec, Flow, Outcome};
+use crate::failure::{Failure, text};
+use crate::glob;
+use crate::value::{self, DATA};
+
+/// Keys that one `SCAN` looks at, whatever `COUNT` asks for: the count is a hint, and a thread has other
+/// connections to serve.
+const SCAN_KEYS_MAX: usize = 10_000;
+/// How often `RANDOMKEY` tries again where it came upon an expired key, as in Redis.
+const RANDOM_TRIES: usize = 100;
+
+struct ScanOptions<'a> {
+    pattern: Option<&'a [u8]>,
+    count: usize,
+    only_other_types: bool,
+}
+
+impl<'a> ScanOptions<'a> {
+    fn read(request: Request<'a>) -> Result<ScanOptions<'a>, Failure> {
+        let mut options = ScanOptions {
+            pattern: None,
+            count: 10,
+            only_other_types: false,
+        };
+        let mut i = 2;
+        while let Some(word) = request.get(i) {
+            match request.get(i + 1) {
+                Some(count) if is(word, "COUNT") => {
+                    let count = integer(count)?;
+                    if count < 1 {
+                        return Err(text::SYNTAX.into());
+                    }
+                    options.count = usize::try_from(count).unwrap_or(SCAN_KEYS_MAX).min(SCAN_KEYS_MAX);
+                }
+                Some(pattern) if is(word, "MATCH") => options.pattern = Some(pattern).filter(|p| *p != b"*"),
+                Some(kind) if is(word, "TYPE") => options.only_other_types = !is(kind, "string"),
+                _ => return Err(text::SYNTAX.into()),
+            }
+            i += 2;
+        }
+        Ok(options)
+    }
+}
+
+pub(super) fn scan(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let cursor = parse_cursor(request.at(1)).ok_or("ERR invalid cursor")?;
+    let options = ScanOptions::read(request)?;
+    let db = exec.session.keyspace.index;
+    let after: Option<Vec<u8>> = exec
+        .shared
+        .store
+        .cursors
+        .lock()
+        .find(db, cursor)
+        .map(<[u8]>::to_vec);
+    let (names, last) = if options.only_other_types {
+        (Vec::new(), None) // There are strings only.
+    } else {
+        match page(exec, &options, after.as_deref()) {
+            // The database was emptied meanwhile: what it held need not be returned.
+            Err(Failure::Engine(DbError::FamilyDropped { .. })) => (Vec::new(), None),
+            page => page?,
+        }
+    };
+    let next = last.map_or(0, |last| {
+        exec.shared.store.cursors.lock().remember(db, user_key(&last))
+    });
+    exec.reply.array(2);
+    let mut digits = itoa::Buffer::new();
+    exec.reply.bulk(digits.format(next).as_bytes());
+    exec.reply.array(names.len());
+    for name in &names {
+        exec.reply.bulk(user_key(name));
+    }
+    Ok(Flow::Next)
+}
+
+/// The matching keys among the next ones, and the last one that was looked at where more follow.
+fn page(
+    exec: &mut Exec<'_>,
+    options: &ScanOptions<'_>,
+    after: Option<&[u8]>,
+) -> Result<(Vec<Key>, Option<Key>), Failure> {
+    let pattern = options.pattern;
+    let prefix = pattern.map_or(&b""[..], glob::literal_prefix);
+    let mut iter = data_range(&exec.session.keyspace, prefix, after)?;
+    let (mut names, mut last) = (Vec::new(), None);
+    let mut expired = Vec::new();
+    let mut looked_at = 0;
+    let more = loop {
+        let Some(item) = iter.next() else { break false };
+        if looked_at == options.count {
+            break true;
+        }
+        looked_at += 1;
+        let (key, stored) = item?;
+        if value::read_header(&stored)?.is_expired(exec.now_ms) {
+            expired.push(key.clone());
+        } else if pattern.is_none_or(|pattern| glob::matches(pattern, user_key(&key), false)) {
+            names.push(key.clone());
+        }
+        last = Some(key);
+    };
+    exec.session.note(iter.seen());
+    drop(iter);
+    for key in expired {
+        exec.expire_in_passing(user_key(&key));
+    }
+    Ok((names, last.filter(|_| more)))
+}
+
+fn user_key(key: &[u8]) -> &[u8] {
+    key.get(1..).unwrap_or_default()
+}
+
+pub(super) fn randomkey(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    for _ in 0..RANDOM_TRIES {
+        let family = exec.session.keyspace.family.clone();
+        let drawn = match draw(&family, &mut || exec.shared.counters.random()) {
+            Err(DbError::FamilyDropped { .. }) => None,
+            drawn => drawn?,
+        };
+        exec.note_all();
+        let Some((key, stored)) = drawn else { break };
+        if !value::read_header(&stored)?.is_expired(exec.now_ms) {
+            exec.reply.bulk(user_key(&key));
+            return Ok(Flow::Next);
+        }
+        exec.expire_in_passing(user_key(&key));
+    }
+    exec.reply.null();
+    Ok(Flow::Next)
+}
+
+/// Draws a key by descending a tree that is not there: from all keys with a common prefix it goes to those
+/// with one of the bytes that may follow, until one key is left. Every key can be drawn; keys in sparse
+/// branches are drawn more often than others.
+fn draw(family: &Family, random: &mut impl FnMut() -> u64) -> Result<Option<(Key, Value)>, DbError> {
+    let mut prefix = vec![DATA];
+    loop {
+        let Some(first) = family.prefix(&prefix)?.next().transpose()? else {
+            return Ok(None);
+        };
+        let Some(last) = family.prefix(&prefix)?.next_back().transpose()? else {
+            return Ok(None);
+        };
+        let common = first
+            .0
+            .iter()
+            .zip(last.0.iter())
+            .take_while(|(a, b)| a == b)
+            .count();
+        // Where the first key ends at the fork it is a branch of its own, in front of all bytes.
+        let (Some(&high), low) = (last.0.get(common), first.0.get(common).copied()) else {
+            return Ok(Some(first));
+        };
+        let branches = u64::from(high) + 1 - low.map_or(0, u64::from) + u64::from(low.is_none());
+        let branch = random() % branches;
+        let byte = match low {
+            None if branch == 0 => return Ok(Some(first)),
+            None => branch - 1,
+            Some(low) => u64::from(low) + branch,
+        };
+        prefix.clear();
+        prefix.extend_from_slice(first.0.get(..common).unwrap_or_default());
+        let end = successor(prefix.clone());
+        // The byte is at most `high`, so it fits.
+        prefix.push(u8::try_from(byte).unwrap_or(high));
+        let range = (Bound::Included(prefix.clone()), Bound::Excluded(end));
+        match family.range(range)?.next().transpose()? {
+            Some((key, _)) => {
+                prefix.clear();
+                prefix.extend_from_slice(key.get(..=common).unwrap_or_default());
+            }
+            // The keys there went while it looked: it starts over.
+            None => prefix = vec![DATA],
+        }
+    }
+}

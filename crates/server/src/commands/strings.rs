@@ -1,0 +1,208 @@
+//! Strings.
+
+use std::collections::HashMap;
+
+use collie_protocol::Request;
+use collie_protocol::number::parse_i64;
+
+use super::numbers::{StringOptions, integer};
+use crate::exec::{Exec, Flow, Outcome, Prior};
+use crate::failure::{Failure, text};
+
+pub(super) fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let found = exec.find(request.at(1))?;
+    exec.count_lookup(found.is_some());
+    match found {
+        Some(found) => exec.reply.bulk(found.payload()),
+        None => exec.reply.null(),
+    }
+    Ok(Flow::Next)
+}
+
+pub(super) fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let options = StringOptions::read(request, true)?;
+    let expiry = options.expiry(exec.now_ms, "set")?.map(|(ms, _)| ms);
+    let (key, payload) = (request.at(1), request.at(2));
+    let _lock = exec.lock(key);
+    let prior = exec.prior(key)?;
+    let is_there = prior.live().is_some();
+    let refused = (options.only_if_absent && is_there) || (options.only_if_present && !is_there);
+    if !refused {
+        let expiry = if options.keep_ttl {
+            prior.live_expiry()
+        } else {
+            expiry
+        };
+        exec.store(key, &prior, payload, expiry)?;
+    }
+    match (options.get, prior.live()) {
+        (true, Some(before)) => exec.reply.bulk(before.payload()),
+        (true, None) => exec.reply.null(),
+        (false, _) if refused => exec.reply.null(),
+        (false, _) => exec.reply.ok(),
+    }
+    if options.get {
+        exec.count_lookup(is_there);
+    }
+    Ok(Flow::Next)
+}
+
+pub(super) fn setnx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let key = request.at(1);
+    let _lock = exec.lock(key);
+    let prior = exec.prior(key)?;
+    let is_there = prior.live().is_some();
+    if !is_there {
+        exec.store(key, &prior, request.at(2), None)?;
+    }
+    exec.reply.integer(i64::from(!is_there));
+    Ok(Flow::Next)
+}
+
+pub(super) fn getdel(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let key = request.at(1);
+    let _lock = exec.lock(key);
+    let prior = exec.prior(key)?;
+    exec.count_lookup(prior.live().is_some());
+    if prior.live().is_none() {
+        exec.reply.null();
+        return Ok(Flow::Next);
+    }
+    exec.remove(key, &prior)?;
+    if let Some(found) = prior.live() {
+        exec.reply.bulk(found.payload());
+    }
+    Ok(Flow::Next)
+}
+
+pub(super) fn getex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let options = StringOptions::read(request, false)?;
+    let key = request.at(1);
+    let _lock = exec.lock(key);
+    let prior = exec.prior(key)?;
+    exec.count_lookup(prior.live().is_some());
+    let Some(found) = prior.live() else {
+        exec.reply.null();
+        return Ok(Flow::Next);
+    };
+    match options.expiry(exec.now_ms, "getex")? {
+        Some((expiry, true)) if expiry <= exec.now_ms => {
+            exec.remove(key, &prior)?;
+        }
+        Some((expiry, _)) => exec.store(key, &prior, found.payload(), Some(expiry))?,
+        None if options.persist && found.header.expiry_ms.is_some() => {
+            exec.store(key, &prior, found.payload(), None)?;
+        }
+        None => {}
+    }
+    exec.reply.bulk(found.payload());
+    Ok(Flow::Next)
+}
+
+pub(super) fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    exec.reply.array(request.len() - 1);
+    if request.len() == 2 {
+        let found = exec.find(request.at(1))?;
+        exec.count_lookup(found.is_some());
+        push_found(exec, found.as_ref().map(|found| found.payload()));
+        return Ok(Flow::Next);
+    }
+    // A snapshot, so that an MSET of the same keys is seen as a whole or not at all.
+    let snapshot = exec.shared.store.db.snapshot();
+    for key in request.iter().skip(1) {
+        let found = exec.find_at(&snapshot, key)?;
+        exec.count_lookup(found.is_some());
+        push_found(exec, found.as_ref().map(|found| found.payload()));
+    }
+    Ok(Flow::Next)
+}
+
+fn push_found(exec: &mut Exec<'_>, payload: Option<&[u8]>) {
+    match payload {
+        Some(payload) => exec.reply.bulk(payload),
+        None => exec.reply.null(),
+    }
+}
+
+pub(super) fn mset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    if request.len().is_multiple_of(2) {
+        return Err(text::arity("mset").into());
+    }
+    // Of a key that comes twice the last value counts.
+    let mut values: HashMap<&[u8], &[u8]> = HashMap::with_capacity(request.len() / 2);
+    let mut args = request.iter().skip(1);
+    while let (Some(key), Some(payload)) = (args.next(), args.next()) {
+        values.insert(key, payload);
+    }
+    let _locks = exec.lock_several(values.keys().copied());
+    let mut entries: Vec<(&[u8], &[u8], Prior)> = Vec::with_capacity(values.len());
+    for (key, payload) in values {
+        entries.push((key, payload, exec.prior(key)?));
+    }
+    exec.store_several(&entries)?;
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn append(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let (key, tail) = (request.at(1), request.at(2));
+    let _lock = exec.lock(key);
+    let prior = exec.prior(key)?;
+    let Some(found) = prior.live() else {
+        exec.store(key, &prior, tail, None)?;
+        push_len(exec, tail.len());
+        return Ok(Flow::Next);
+    };
+    if found.payload().len() + tail.len() > exec.shared.settings.bulk_len_max() {
+        return Err(text::TOO_LONG.into());
+    }
+    let whole = [found.payload(), tail].concat();
+    exec.store(key, &prior, &whole, found.header.expiry_ms)?;
+    push_len(exec, whole.len());
+    Ok(Flow::Next)
+}
+
+pub(super) fn strlen(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let found = exec.find(request.at(1))?;
+    exec.count_lookup(found.is_some());
+    push_len(exec, found.map_or(0, |found| found.payload().len()));
+    Ok(Flow::Next)
+}
+
+fn push_len(exec: &mut Exec<'_>, len: usize) {
+    // A value is at most a few gigabytes long.
+    exec.reply.integer(i64::try_from(len).unwrap_or(i64::MAX));
+}
+
+pub(super) fn incr(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    add(exec, request.at(1), 1)
+}
+
+pub(super) fn decr(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    add(exec, request.at(1), -1)
+}
+
+pub(super) fn incrby(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let by = integer(request.at(2))?;
+    add(exec, request.at(1), by)
+}
+
+pub(super) fn decrby(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let by = integer(request.at(2))?;
+    let by = by.checked_neg().ok_or("ERR decrement would overflow")?;
+    add(exec, request.at(1), by)
+}
+
+fn add(exec: &mut Exec<'_>, key: &[u8], by: i64) -> Outcome {
+    let _lock = exec.lock(key);
+    let prior = exec.prior(key)?;
+    let before = match prior.live() {
+        Some(found) => parse_i64(found.payload()).ok_or(Failure::from(text::NOT_AN_INTEGER))?,
+        None => 0,
+    };
+    let after = before.checked_add(by).ok_or(text::OVERFLOW)?;
+    let mut digits = itoa::Buffer::new();
+    exec.store(key, &prior, digits.format(after).as_bytes(), prior.live_expiry())?;
+    exec.reply.integer(after);
+    Ok(Flow::Next)
+}

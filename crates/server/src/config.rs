@@ -1,0 +1,227 @@
+//! What a server is told at start, and what of it may change while it runs.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use collie_db::Durability;
+use collie_io::{Clock, RealClock};
+use collie_protocol::Limits;
+use parking_lot::RwLock;
+
+use crate::auth::Password;
+
+/// When a reply may leave.
+///
+/// The rule covers replies to reads and to refused writes as well: what a reply tells has reached the level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Ack {
+    /// At once. A crash of the process may take back what was told, unless `WAITAOF` was used.
+    Buffered,
+    /// When it survives the death of the process.
+    Process,
+    /// When it survives a power cut.
+    #[default]
+    Disk,
+}
+
+impl Ack {
+    /// The engine's level of the same meaning.
+    #[must_use]
+    pub fn durability(self) -> Durability {
+        match self {
+            Ack::Buffered => Durability::Buffered,
+            Ack::Process => Durability::Process,
+            Ack::Disk => Durability::Disk,
+        }
+    }
+
+    /// As it is written in configuration and commands.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Ack::Buffered => "buffered",
+            Ack::Process => "process",
+            Ack::Disk => "disk",
+        }
+    }
+
+    fn from_index(index: u8) -> Ack {
+        match index {
+            0 => Ack::Buffered,
+            1 => Ack::Process,
+            _ => Ack::Disk,
+        }
+    }
+}
+
+impl fmt::Display for Ack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A word that names no [`Ack`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{found}' is no level of acknowledgement; expected disk, process or buffered")]
+pub struct UnknownAck {
+    found: String,
+}
+
+impl FromStr for Ack {
+    type Err = UnknownAck;
+
+    fn from_str(word: &str) -> Result<Ack, UnknownAck> {
+        [Ack::Disk, Ack::Process, Ack::Buffered]
+            .into_iter()
+            .find(|ack| ack.name().eq_ignore_ascii_case(word))
+            .ok_or_else(|| UnknownAck {
+                found: word.to_owned(),
+            })
+    }
+}
+
+/// How a server is set up.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Where it listens; port 0 lets the system choose one.
+    pub listen: SocketAddr,
+    /// Threads that serve connections; 0 means one per core.
+    pub threads: usize,
+    /// When replies leave, for connections that do not choose for themselves.
+    pub ack: Ack,
+    /// What clients must say to `AUTH`; none lets everybody in.
+    pub password: Option<String>,
+    /// Listens off loopback even without a password.
+    pub open_to_network: bool,
+    /// Connections at a time.
+    pub clients_max: usize,
+    /// A connection that sends nothing for so long is closed; zero means never.
+    pub idle_timeout: Duration,
+    /// Seconds of silence after which the system probes whether a peer still is there; 0 turns that off.
+    pub tcp_keepalive_s: u32,
+    /// What one request may hold.
+    pub limits: Limits,
+    /// Bytes of replies that one connection may have unsent; 0 means no bound of its own. Replies are sent in
+    /// pieces as the client takes them, so that only a single huge reply comes near.
+    pub output_bytes_max: usize,
+    /// Bytes that all connections together may hold in requests and replies. The connection that would go
+    /// beyond is closed.
+    pub in_flight_bytes_max: usize,
+    /// How long a shutdown waits for clients to take their last replies.
+    pub shutdown_grace: Duration,
+    /// Tells the time by which keys expire.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Default for ServerConfig {
+    fn default() -> ServerConfig {
+        ServerConfig {
+            listen: SocketAddr::from(([127, 0, 0, 1], 6380)),
+            threads: 0,
+            ack: Ack::Disk,
+            password: None,
+            open_to_network: false,
+            clients_max: 10_000,
+            idle_timeout: Duration::ZERO,
+            tcp_keepalive_s: 300,
+            limits: Limits::default(),
+            output_bytes_max: 1024 * 1024 * 1024,
+            in_flight_bytes_max: 2 * 1024 * 1024 * 1024,
+            shutdown_grace: Duration::from_secs(10),
+            clock: Arc::new(RealClock),
+        }
+    }
+}
+
+/// What `CONFIG SET` may change. Every field is read on its own; no order between them is promised, so all
+/// accesses are Relaxed.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    ack: AtomicU8,
+    clients_max: AtomicUsize,
+    idle_timeout_s: AtomicU64,
+    tcp_keepalive_s: AtomicU64,
+    bulk_len_max: AtomicUsize,
+    request_len_max: AtomicUsize,
+    output_bytes_max: AtomicUsize,
+    in_flight_bytes_max: AtomicUsize,
+    fixed: Limits,
+    password: RwLock<Option<Arc<Password>>>,
+}
+
+impl Settings {
+    pub(crate) fn new(config: &ServerConfig) -> Settings {
+        let idle_s = config.idle_timeout.as_secs() + u64::from(config.idle_timeout.subsec_nanos() > 0);
+        Settings {
+            ack: AtomicU8::new(config.ack as u8),
+            clients_max: AtomicUsize::new(config.clients_max),
+            idle_timeout_s: AtomicU64::new(idle_s),
+            tcp_keepalive_s: AtomicU64::new(config.tcp_keepalive_s.into()),
+            bulk_len_max: AtomicUsize::new(config.limits.bulk_len_max),
+            request_len_max: AtomicUsize::new(config.limits.request_len_max),
+            output_bytes_max: AtomicUsize::new(config.output_bytes_max),
+            in_flight_bytes_max: AtomicUsize::new(config.in_flight_bytes_max),
+            fixed: config.limits,
+            password: RwLock::new(
+                config
+                    .password
+                    .as_deref()
+                    .map(|text| Arc::new(Password::new(text.as_bytes()))),
+            ),
+        }
+    }
+
+    pub(crate) fn ack(&self) -> Ack {
+        Ack::from_index(self.ack.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_ack(&self, ack: Ack) {
+        self.ack.store(ack as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn password(&self) -> Option<Arc<Password>> {
+        self.password.read().clone()
+    }
+
+    pub(crate) fn set_password(&self, password: Option<Password>) {
+        *self.password.write() = password.map(Arc::new);
+    }
+
+    /// The limits of one request as they are now.
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            bulk_len_max: self.bulk_len_max(),
+            request_len_max: self.request_len_max(),
+            ..self.fixed
+        }
+    }
+}
+
+/// A getter and a setter for each plain number.
+macro_rules! numbers {
+    ($($get:ident, $set:ident: $type:ty;)*) => {
+        impl Settings {
+            $(pub(crate) fn $get(&self) -> $type {
+                self.$get.load(Ordering::Relaxed)
+            }
+
+            pub(crate) fn $set(&self, value: $type) {
+                self.$get.store(value, Ordering::Relaxed);
+            })*
+        }
+    };
+}
+
+numbers! {
+    clients_max, set_clients_max: usize;
+    idle_timeout_s, set_idle_timeout_s: u64;
+    tcp_keepalive_s, set_tcp_keepalive_s: u64;
+    bulk_len_max, set_bulk_len_max: usize;
+    request_len_max, set_request_len_max: usize;
+    output_bytes_max, set_output_bytes_max: usize;
+    in_flight_bytes_max, set_in_flight_bytes_max: usize;
+}

@@ -1,0 +1,533 @@
+//! One connection: read, execute everything that was read, wait once, reply in one write.
+//!
+//! A connection is a task on one thread. Its commands run one after the other without a pause; what takes
+//! long is a [`Pause`], which lets the thread's other connections run. Nothing here waits for a sync on the
+//! thread: the connection's task waits in the [barrier](crate::barrier).
+//!
+//! *When the engine pushes back.* A write may block inside the engine while memtables wait to be flushed. It
+//! then holds up its thread, and so the other connections of that thread. A blocking task for each write would
+//! avoid that and costs two switches between threads for every command, more than the command; tokio's
+//! `block_in_place` does not exist on a thread of one runtime. The engine's delay is gradual and bounded, it
+//! throttles exactly those threads that write too fast, and the other threads go on: that is what is chosen.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use collie_db::{Durability, Lsn};
+use collie_protocol::{ReplyBuffer, RequestParser};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+use crate::barrier::{Barrier, Cause};
+use crate::clients::Client;
+use crate::commands;
+use crate::config::Ack;
+use crate::exec::{Exec, Flow, Outcome, Pause};
+use crate::failure::{Failure, not_durable, text};
+use crate::session::{ReplyMode, Session, Shared};
+use crate::worker::Worker;
+
+/// Replies beyond so many bytes are sent before the rest of a pipeline runs. It bounds what a pipeline of
+/// reads can make a connection hold; ordinary pipelines stay below it and wait once.
+const REPLY_BATCH: usize = 1024 * 1024;
+/// The least room for a read, in bytes.
+const READ_MIN: usize = 16 * 1024;
+/// A large request's buffer grows by at most so many bytes ahead of what arrived.
+const READ_MAX: usize = 4 * 1024 * 1024;
+/// A connection that holds no more than this is never closed for lack of memory.
+const ALWAYS_ALLOWED: usize = 256 * 1024;
+/// After a client was told to go its bytes are read and dropped for so long, and so many of them, so that the
+/// system does not reset the connection before the client has read why.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 1024 * 1024;
+/// How often a connection that waits for something looks whether its client is still there.
+const GONE_CHECK: Duration = Duration::from_millis(100);
+
+/// One connection.
+pub(crate) struct Connection {
+    worker: Rc<Worker>,
+    stream: TcpStream,
+    session: Session,
+    parser: RequestParser,
+    input: Vec<u8>,
+    reply: ReplyBuffer,
+    /// Where each reply in `reply` starts, and what it tells of.
+    marks: Vec<Mark>,
+    /// The largest end in `marks`, and the strictest level that they are to reach.
+    pending: Lsn,
+    level: Ack,
+    /// Bytes that are accounted for in the sum over all connections.
+    held: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    start: usize,
+    end: Lsn,
+}
+
+/// Whether the connection goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Read,
+    Close,
+}
+
+impl Connection {
+    /// A connection of `client`, who was counted already.
+    pub(crate) fn new(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) -> Option<Connection> {
+        let shared = Arc::clone(&worker.shared);
+        let keyspace = shared.store.keyspace(0)?;
+        Some(Connection {
+            session: Session::new(&shared, client, keyspace),
+            parser: RequestParser::new(shared.settings.limits()),
+            worker,
+            stream,
+            input: Vec::new(),
+            reply: ReplyBuffer::new(),
+            marks: Vec::new(),
+            pending: 0,
+            level: Ack::Buffered,
+            held: 0,
+        })
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.worker.shared
+    }
+
+    /// Serves the connection to its end.
+    pub(crate) async fn serve(mut self) {
+        let mut told = false;
+        loop {
+            match self.read().await {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    tracing::debug!(client = self.session.client.id, %error, "reading failed");
+                    break;
+                }
+            }
+            let next = self.execute_all().await;
+            if let Err(error) = self.deliver().await {
+                tracing::debug!(client = self.session.client.id, %error, "writing failed");
+                break;
+            }
+            if next == Next::Close {
+                told = true;
+                break;
+            }
+            self.rest();
+        }
+        self.shared().clients.hold(-signed(self.held));
+        self.shared().clients.leave(&self.session.client);
+        if told {
+            self.linger().await;
+        }
+    }
+
+    /// Waits for bytes and takes them; `false` at the end of the stream, or when the connection is to end.
+    async fn read(&mut self) -> io::Result<bool> {
+        let client = Arc::clone(&self.session.client);
+        loop {
+            if client.is_closing() {
+                return Ok(false);
+            }
+            tokio::select! {
+                biased;
+                ready = self.stream.readable() => ready?,
+                () = client.closed() => return Ok(false),
+            }
+            self.make_room();
+            match self.stream.try_read_buf(&mut self.input) {
+                Ok(0) => return Ok(false),
+                Ok(n) => {
+                    self.shared().counters.bytes_in.add(n as u64);
+                    return Ok(true);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Makes room for a read: a spare buffer where none is held, more where a large request is under way —
+    /// but never much more than what of it has arrived.
+    fn make_room(&mut self) {
+        if self.input.capacity() == 0 {
+            self.input = self.worker.take_buffer();
+        }
+        let missing = self.parser.missing(self.input.len());
+        let ahead = missing.min(self.input.len()).clamp(READ_MIN, READ_MAX);
+        if self.input.capacity() - self.input.len() < READ_MIN.min(ahead) || missing > 0 {
+            self.input.reserve(ahead);
+        }
+    }
+
+    /// Executes every complete request that was read.
+    async fn execute_all(&mut self) -> Next {
+        let worker = Rc::clone(&self.worker);
+        let shared = &*worker.shared;
+        let now_ms = shared.now_ms();
+        self.session.client.last_seen_ms.store(now_ms, Ordering::Relaxed);
+        self.parser.set_limits(shared.settings.limits());
+        let mut done = 0;
+        let mut commands = 0;
+        let next = loop {
+            let rest = self.input.get(done..).unwrap_or_default();
+            let request = match self.parser.parse(rest, self.session.authenticated) {
+                Ok(Some(request)) => request,
+                Ok(None) => break Next::Read,
+                Err(error) => {
+                    shared.counters.protocol_errors.add(1);
+                    self.marks.push(Mark {
+                        start: self.reply.len(),
+                        end: 0,
+                    });
+                    self.reply.error([b"ERR ", error.text().as_slice()].concat());
+                    break Next::Close;
+                }
+            };
+            done += request.consumed();
+            if request.is_empty() {
+                continue;
+            }
+            commands += 1;
+            let start = self.reply.len();
+            self.session.seen = 0;
+            let mut exec = Exec {
+                shared,
+                session: &mut self.session,
+                reply: &mut self.reply,
+                now_ms,
+            };
+            let mut outcome = commands::run(&mut exec, request);
+            if let Ok(Flow::Pause(pause)) = outcome {
+                outcome = self.pause(pause, start).await;
+            }
+            if self.conclude(outcome, start) == Next::Close {
+                break Next::Close;
+            }
+            let output_max = shared.settings.output_bytes_max();
+            if output_max != 0 && self.reply.len() > output_max {
+                shared.counters.output_limit_closed.add(1);
+                self.refuse("ERR the reply is larger than client-output-buffer-limit");
+                break Next::Close;
+            }
+            if self.reply.len() >= REPLY_BATCH && self.deliver().await.is_err() {
+                break Next::Close;
+            }
+        };
+        shared.counters.commands.add(commands);
+        self.input.drain(..done);
+        if self.within_limits() { next } else { Next::Close }
+    }
+
+    /// Encodes a failure, and notes what the reply tells of.
+    fn conclude(&mut self, outcome: Outcome, start: usize) -> Next {
+        // What was sent while the command paused is not in the buffer any more.
+        let start = start.min(self.reply.len());
+        let next = match outcome {
+            Ok(Flow::Close) => Next::Close,
+            Ok(Flow::Next | Flow::Pause(_)) => Next::Read,
+            Err(failure) => {
+                self.shared().counters.commands_failed.add(1);
+                self.reply.truncate(start);
+                self.reply.error(failure.line());
+                Next::Read
+            }
+        };
+        let seen = self.session.seen;
+        self.session.last = self.session.last.max(seen);
+        match self.session.reply_mode {
+            ReplyMode::On => {}
+            ReplyMode::Off => self.reply.truncate(start),
+            ReplyMode::SkipNext => self.session.reply_mode = ReplyMode::Skip,
+            ReplyMode::Skip => {
+                self.reply.truncate(start);
+                self.session.reply_mode = ReplyMode::On;
+            }
+        }
+        if self.reply.len() > start {
+            self.marks.push(Mark { start, end: seen });
+            if seen > 0 {
+                self.pending = self.pending.max(seen);
+                self.level = self.level.max(self.session.ack);
+            }
+        }
+        next
+    }
+
+    /// Does what takes longer than a command may.
+    async fn pause(&mut self, pause: Pause, start: usize) -> Outcome {
+        let shared = Arc::clone(&self.worker.shared);
+        match pause {
+            Pause::Select(index) => {
+                let keyspace = blocking(move || shared.store.create(index)).await??;
+                self.session.select(keyspace);
+                self.reply.ok();
+            }
+            Pause::Keys(pattern) => {
+                commands::collect_keys(&shared, &mut self.session, &mut self.reply, &pattern).await?;
+            }
+            Pause::Size(keyspace) => {
+                keyspace.counted().await?;
+                self.session.note(shared.store.db.visible());
+                self.reply.integer(keyspace.size().0);
+            }
+            Pause::Flush(databases) => self.flush(databases).await?,
+            Pause::Local {
+                wanted,
+                replicas,
+                timeout_ms,
+            } => {
+                self.reply.truncate(start);
+                self.send_before_waiting().await?;
+                return self.wait_local(wanted, replicas, timeout_ms).await;
+            }
+            Pause::Replicas { timeout_ms } => {
+                self.reply.truncate(start);
+                self.send_before_waiting().await?;
+                if self.sleep(timeout_ms).await == Next::Close {
+                    return Ok(Flow::Close);
+                }
+                self.reply.integer(0);
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    async fn flush(&mut self, databases: Vec<u8>) -> Result<(), Failure> {
+        let shared = Arc::clone(&self.worker.shared);
+        let store = Arc::clone(&shared);
+        let flushed = blocking(move || store.store.flush(&databases)).await??;
+        self.session.note(flushed.end());
+        self.session.refresh(&shared.store);
+        self.reply.ok();
+        // The old keys' space comes back later; the command does not wait for it.
+        drop(tokio::task::spawn_blocking(move || {
+            if let Err(error) = shared.store.drop_replaced(&flushed) {
+                tracing::warn!(%error, "an emptied database's space comes back when the store is next opened");
+            }
+        }));
+        Ok(())
+    }
+
+    /// What the commands before told goes out before their client is kept waiting.
+    async fn send_before_waiting(&mut self) -> Result<(), Failure> {
+        self.deliver()
+            .await
+            .map_err(|error| format!("ERR writing failed: {error}").into())
+    }
+
+    /// `WAITAOF`: there are no replicas, so whoever wants some waits out its time.
+    async fn wait_local(&mut self, wanted: bool, replicas: i64, timeout_ms: u64) -> Outcome {
+        let (end, worker) = (self.session.last, Rc::clone(&self.worker));
+        let db = &worker.shared.store.db;
+        if wanted && db.durable() < end {
+            let reached = tokio::select! {
+                reached = worker.disk.reach(end) => Some(reached),
+                next = self.sleep(timeout_ms) => {
+                    if next == Next::Close {
+                        return Ok(Flow::Close);
+                    }
+                    None
+                }
+            };
+            if let Some(Err(cause)) = reached {
+                return Err(not_durable(&cause).into());
+            }
+        }
+        if replicas > 0 && self.sleep(timeout_ms).await == Next::Close {
+            return Ok(Flow::Close);
+        }
+        self.reply.array(2);
+        self.reply.integer(i64::from(db.durable() >= end));
+        self.reply.integer(0);
+        Ok(Flow::Next)
+    }
+
+    /// Waits out a time, 0 meaning for ever, unless the client goes or is to go.
+    async fn sleep(&self, timeout_ms: u64) -> Next {
+        let gone = async {
+            while let Ok(ready) = self.stream.ready(Interest::READABLE).await {
+                if ready.is_read_closed() {
+                    break;
+                }
+                tokio::time::sleep(GONE_CHECK).await;
+            }
+        };
+        let time = async {
+            match timeout_ms {
+                0 => std::future::pending().await,
+                ms => tokio::time::sleep(Duration::from_millis(ms)).await,
+            }
+        };
+        tokio::select! {
+            () = time => Next::Read,
+            () = gone => Next::Close,
+            () = self.session.client.closed() => Next::Close,
+        }
+    }
+
+    /// Waits until the replies may leave, and sends them.
+    async fn deliver(&mut self) -> io::Result<()> {
+        if !self.reply.is_empty() {
+            self.settle().await;
+            self.write().await?;
+            let kept = READ_MIN;
+            self.reply.clear(kept);
+        }
+        self.marks.clear();
+        self.pending = 0;
+        self.level = Ack::Buffered;
+        Ok(())
+    }
+
+    /// Waits once for the largest end that the replies tell of. Where the log failed, the replies that tell
+    /// of what is not durable become errors; the others leave as they are.
+    async fn settle(&mut self) {
+        let worker = Rc::clone(&self.worker);
+        let barrier: &Barrier = match self.level.durability() {
+            Durability::Buffered => return,
+            Durability::Process => &worker.process,
+            Durability::Disk => &worker.disk,
+        };
+        if self.pending == 0 || worker.shared.store.db.durable() >= self.pending {
+            return;
+        }
+        worker.shared.counters.waits.add(1);
+        if let Err(cause) = barrier.reach(self.pending).await {
+            self.take_back(&cause);
+        }
+    }
+
+    fn take_back(&mut self, cause: &Cause) {
+        let durable = self.shared().store.db.durable();
+        let error = not_durable(cause);
+        let mut kept = ReplyBuffer::new();
+        for (i, mark) in self.marks.iter().enumerate() {
+            if mark.end > durable {
+                kept.error(&error);
+            } else {
+                let end = self.marks.get(i + 1).map_or(self.reply.len(), |next| next.start);
+                kept.raw(self.reply.as_slice().get(mark.start..end).unwrap_or_default());
+            }
+        }
+        kept.set_version(self.reply.version());
+        self.reply = kept;
+    }
+
+    /// Writes all replies. A client that is to go has a last span of time to take them.
+    async fn write(&mut self) -> io::Result<()> {
+        let mut rest = self.reply.as_slice();
+        let client = &self.session.client;
+        let mut last_call: Option<tokio::time::Instant> = None;
+        while !rest.is_empty() {
+            match self.stream.try_write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => rest = rest.get(n..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => match last_call {
+                    None => tokio::select! {
+                        ready = self.stream.writable() => ready?,
+                        () = client.closed() => {
+                            last_call = Some(tokio::time::Instant::now() + self.worker.grace);
+                        }
+                    },
+                    Some(until) => tokio::time::timeout_at(until, self.stream.writable()).await??,
+                },
+                Err(error) => return Err(error),
+            }
+        }
+        self.worker.shared.counters.bytes_out.add(self.reply.len() as u64);
+        Ok(())
+    }
+
+    /// Accounts for what the connection holds, and checks it against the limits. The one that goes beyond is
+    /// told so and closed.
+    fn within_limits(&mut self) -> bool {
+        let worker = Rc::clone(&self.worker);
+        let shared = &*worker.shared;
+        let client = &self.session.client;
+        client.request_bytes.store(self.input.len(), Ordering::Relaxed);
+        client
+            .request_free
+            .store(self.input.capacity() - self.input.len(), Ordering::Relaxed);
+        client.reply_bytes.store(self.reply.capacity(), Ordering::Relaxed);
+        let holds = self.input.capacity() + self.reply.capacity();
+        let total = shared.clients.hold(signed(holds) - signed(self.held));
+        self.held = holds;
+        let is_kept = holds <= ALWAYS_ALLOWED || client.no_evict.load(Ordering::Relaxed);
+        if total > signed(shared.settings.in_flight_bytes_max()) && !is_kept {
+            shared.counters.clients_evicted.add(1);
+            self.refuse("OOM requests and replies of all clients take more than maxmemory-clients");
+            return false;
+        }
+        true
+    }
+
+    /// Replaces all replies by one error.
+    fn refuse(&mut self, line: &str) {
+        self.reply.clear(0);
+        self.marks.clear();
+        self.pending = 0;
+        self.reply.error(line);
+    }
+
+    /// Gives back what is not needed while the client is silent.
+    fn rest(&mut self) {
+        self.session.trim();
+        if self.input.is_empty() {
+            self.worker.give_buffer(std::mem::take(&mut self.input));
+        }
+    }
+
+    /// Ends the sending side, then reads and drops what still comes for a while.
+    async fn linger(&mut self) {
+        self.input = Vec::new();
+        if socket2::SockRef::from(&self.stream)
+            .shutdown(std::net::Shutdown::Write)
+            .is_err()
+        {
+            return;
+        }
+        let drained = async {
+            let mut dropped = 0;
+            let mut scratch = [0; 4096];
+            while dropped < LINGER_BYTES && self.stream.readable().await.is_ok() {
+                match self.stream.try_read(&mut scratch) {
+                    Ok(0) => break,
+                    Ok(n) => dropped += n,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(_) => break,
+                }
+            }
+        };
+        // Either way the connection ends here.
+        let _ = tokio::time::timeout(LINGER, drained).await;
+    }
+}
+
+/// Runs what blocks on a thread made for that.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| format!("ERR internal error: {error}").into())
+}
+
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// Tells a client that there are too many, as far as its connection takes it at once.
+pub(crate) fn refuse(stream: &TcpStream) {
+    let mut reply = ReplyBuffer::new();
+    reply.error(text::MAX_CLIENTS);
+    // The client that cannot read it in one piece sees the connection end.
+    let _ = stream.try_write(reply.as_slice());
+}

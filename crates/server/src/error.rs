@@ -1,0 +1,65 @@
+//! Why a server cannot start or did not end well.
+
+use std::net::SocketAddr;
+
+use thiserror::Error;
+
+use crate::store::OpenError;
+
+/// Why a server cannot start or did not end well.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// The address cannot be listened on.
+    #[error(
+        "cannot listen on {addr}: {source}; is another server there, or is the address not this machine's?"
+    )]
+    Listen {
+        /// The address that was asked for.
+        addr: SocketAddr,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The address can be reached from other machines and nothing keeps strangers out.
+    #[error(
+        "{addr} can be reached from other machines and no password is set: set one, listen on a loopback \
+         address, or state that the server shall be open to the network"
+    )]
+    OpenToNetwork {
+        /// The address that was asked for.
+        addr: SocketAddr,
+    },
+    /// A limit of the configuration is zero or contradicts another one.
+    #[error("{name} is {found}, expected {expected}")]
+    Config {
+        /// The field of the configuration.
+        name: &'static str,
+        /// What it says.
+        found: u64,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// The databases cannot be opened, or not be closed cleanly.
+    #[error("the engine: {0}")]
+    Engine(#[from] collie_db::Error),
+    /// A thread or its event loop cannot be started, or ended by a panic.
+    #[error("{what}: {source}")]
+    Thread {
+        /// Which thread.
+        what: &'static str,
+        /// What the system says.
+        source: std::io::Error,
+    },
+}
+
+impl From<OpenError> for ServerError {
+    fn from(error: OpenError) -> ServerError {
+        match error {
+            OpenError::Engine(error) => ServerError::Engine(error),
+            OpenError::Thread(source) => ServerError::Thread {
+                what: "the thread that counts keys",
+                source,
+            },
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Why a command fails, and what its client reads.
+
+use std::borrow::Cow;
+
+use collie_db::Error as DbError;
+use thiserror::Error;
+
+use crate::value::BadValue;
+
+/// A command's error. It says what the client reads after the minus sign, code first.
+#[derive(Debug, Error)]
+pub(crate) enum Failure {
+    /// A text of Redis.
+    #[error("{0}")]
+    Text(Cow<'static, str>),
+    /// A text of Redis that echoes bytes of the client.
+    #[error("{}", String::from_utf8_lossy(.0))]
+    Bytes(Vec<u8>),
+    /// The engine refused.
+    #[error(transparent)]
+    Engine(#[from] DbError),
+    /// A stored value cannot be read.
+    #[error(transparent)]
+    Value(#[from] BadValue),
+}
+
+impl From<&'static str> for Failure {
+    fn from(text: &'static str) -> Failure {
+        Failure::Text(Cow::Borrowed(text))
+    }
+}
+
+impl From<String> for Failure {
+    fn from(text: String) -> Failure {
+        Failure::Text(Cow::Owned(text))
+    }
+}
+
+impl Failure {
+    /// The error line, without minus sign and line end.
+    pub(crate) fn line(&self) -> Cow<'_, [u8]> {
+        match self {
+            Failure::Text(text) => Cow::Borrowed(text.as_bytes()),
+            Failure::Bytes(bytes) => Cow::Borrowed(bytes),
+            Failure::Engine(error) => Cow::Owned(engine_line(error).into_bytes()),
+            Failure::Value(bad) => Cow::Owned(format!("ERR {bad}").into_bytes()),
+        }
+    }
+}
+
+/// An engine's error in Redis' manner: what only an administrator can mend is `MISCONF`, as it is when
+/// Redis cannot write its append-only file, and clients already know to report it.
+pub(crate) fn engine_line(error: &DbError) -> String {
+    match error {
+        DbError::StorageFull { .. } | DbError::Poisoned { .. } | DbError::Background { .. } => {
+            not_durable(error)
+        }
+        DbError::Closed => "ERR the server is shutting down".to_owned(),
+        other => format!("ERR {other}"),
+    }
+}
+
+/// What the client of a write reads when the log cannot make it durable.
+pub(crate) fn not_durable(cause: &dyn std::fmt::Display) -> String {
+    format!("MISCONF Errors writing to the AOF file: {cause}")
+}
+
+/// Redis' error texts that more than one command uses.
+pub(crate) mod text {
+    pub(crate) const SYNTAX: &str = "ERR syntax error";
+    pub(crate) const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
+    pub(crate) const OUT_OF_RANGE_POSITIVE: &str = "ERR value is out of range, must be positive";
+    pub(crate) const OVERFLOW: &str = "ERR increment or decrement would overflow";
+    pub(crate) const TOO_LONG: &str = "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
+    pub(crate) const NO_AUTH: &str = "NOAUTH Authentication required.";
+    pub(crate) const WRONG_PASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";
+    pub(crate) const MAX_CLIENTS: &str = "ERR max number of clients reached";
+
+    /// A command got too few or too many arguments.
+    pub(crate) fn arity(command: &str) -> String {
+        format!("ERR wrong number of arguments for '{command}' command")
+    }
+
+    /// An expiry is zero, negative or too far away.
+    pub(crate) fn expire_time(command: &str) -> String {
+        format!("ERR invalid expire time in '{command}' command")
+    }
+}

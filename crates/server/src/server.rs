@@ -1,0 +1,316 @@
+//! The server: it listens, hands connections to its threads, and ends in order.
+
+use std::future::Future;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_db::Db;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::clients::{Client, Clients};
+use crate::config::{ServerConfig, Settings};
+use crate::connection;
+use crate::error::ServerError;
+use crate::session::{Session, Shared};
+use crate::stats::Counters;
+use crate::store::Store;
+use crate::sweep;
+use crate::worker::Handle;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 511;
+/// How often connections are looked at for having been idle too long.
+const IDLE_CHECK: Duration = Duration::from_secs(1);
+/// How long nothing is accepted after the system refused to give a connection, as it does when there are no
+/// file descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A server that listens and is ready to run.
+#[derive(Debug)]
+pub struct Server {
+    listener: StdListener,
+    shared: Arc<Shared>,
+    grace: Duration,
+}
+
+impl Server {
+    /// Opens the databases in `db` and listens. Clients may connect from now on; they are served by
+    /// [`run`](Server::run).
+    ///
+    /// # Errors
+    /// The configuration contradicts itself or would let strangers in, the address cannot be listened on, or
+    /// the databases cannot be opened.
+    pub fn bind(config: ServerConfig, db: Db) -> Result<Server, ServerError> {
+        check(&config)?;
+        let addr = config.listen;
+        let listener = listen(addr).map_err(|source| ServerError::Listen { addr, source })?;
+        let listen = listener
+            .local_addr()
+            .map_err(|source| ServerError::Listen { addr, source })?;
+        let mut seed = [0; 40];
+        random(&mut seed).map_err(|source| ServerError::Thread {
+            what: "random numbers",
+            source,
+        })?;
+        let cursor_seed = seed.first_chunk().copied().map_or(0, u64::from_le_bytes);
+        let threads = match config.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
+        let started_ms = config.clock.wall_ms();
+        let shared = Arc::new(Shared {
+            store: Store::open(db, cursor_seed)?,
+            settings: Settings::new(&config),
+            clients: Clients::default(),
+            counters: Counters::default(),
+            clock: config.clock,
+            started_ms,
+            listen,
+            threads,
+            run_id: seed.iter().skip(20).map(|byte| format!("{byte:02x}")).collect(),
+            ending: watch::Sender::new(false),
+        });
+        Ok(Server {
+            listener,
+            shared,
+            grace: config.shutdown_grace,
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.shared.listen
+    }
+
+    /// Serves until `shutdown` completes or a client says `SHUTDOWN`. Then it accepts nobody more, finishes the
+    /// requests that were read, sends their replies, and closes the engine. Blocks the calling thread, which must
+    /// not be one of a runtime.
+    ///
+    /// # Errors
+    /// A thread could not be started or panicked, or the engine did not close cleanly.
+    pub fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServerError> {
+        let Server {
+            listener,
+            shared,
+            grace,
+        } = self;
+        let thread_error = |what| move |source| ServerError::Thread { what, source };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(thread_error("the accepting thread"))?;
+        let mut workers = Vec::with_capacity(shared.threads);
+        for index in 0..shared.threads {
+            let worker = Handle::start(index, Arc::clone(&shared), grace);
+            workers.push(worker.map_err(thread_error("a serving thread"))?);
+        }
+        let stop = Arc::new(sweep::Stop::default());
+        let sweeper = start_sweeper(&shared, &stop).map_err(thread_error("the expiring thread"))?;
+
+        let accepted = runtime.block_on(accept(listener, &shared, &workers, shutdown));
+        tracing::info!("the server ends: connections finish what they have read");
+        for client in shared.clients.all() {
+            client.close();
+        }
+        let mut ended = accepted.map_err(thread_error("the accepting thread"));
+        for worker in workers {
+            let joined = worker.join().map_err(thread_error("a serving thread"));
+            ended = ended.and(joined);
+        }
+        stop.set();
+        if let Some(sweeper) = sweeper
+            && sweeper.join().is_err()
+        {
+            let source = io::Error::other("it panicked");
+            ended = ended.and(Err(ServerError::Thread {
+                what: "the expiring thread",
+                source,
+            }));
+        }
+        shared.store.stop();
+        shared.store.db.clone().close()?;
+        ended
+    }
+}
+
+/// Completes when the process is asked to end, by SIGTERM or by SIGINT: what to give to [`Server::run`].
+pub async fn termination() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+        (Ok(mut terminate), Ok(mut interrupt)) => {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        }
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::error!(%error, "signals cannot be caught: use the SHUTDOWN command to end the server");
+            std::future::pending().await
+        }
+    }
+}
+
+fn check(config: &ServerConfig) -> Result<(), ServerError> {
+    if !config.listen.ip().is_loopback() && config.password.is_none() && !config.open_to_network {
+        return Err(ServerError::OpenToNetwork { addr: config.listen });
+    }
+    let positive = "at least 1";
+    for (name, value, expected) in [
+        ("clients_max", config.clients_max, positive),
+        ("limits.args_max", config.limits.args_max, positive),
+        ("limits.line_len_max", config.limits.line_len_max, positive),
+        ("limits.bulk_len_max", config.limits.bulk_len_max, positive),
+        ("limits.request_len_max", config.limits.request_len_max, positive),
+        ("in_flight_bytes_max", config.in_flight_bytes_max, positive),
+    ] {
+        if value == 0 {
+            return Err(ServerError::Config {
+                name,
+                found: value as u64,
+                expected,
+            });
+        }
+    }
+    if let Some(password) = &config.password
+        && (password.is_empty() || password.len() > crate::auth::PASSWORD_LEN_MAX)
+    {
+        let found = password.len() as u64;
+        return Err(ServerError::Config {
+            name: "password (its length)",
+            found,
+            expected: "1 to 512",
+        });
+    }
+    Ok(())
+}
+
+fn listen(addr: SocketAddr) -> io::Result<StdListener> {
+    let socket = socket2::Socket::new(
+        socket2::Domain::for_address(addr),
+        socket2::Type::STREAM.nonblocking().cloexec(),
+        Some(socket2::Protocol::TCP),
+    )?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn random(buffer: &mut [u8]) -> io::Result<()> {
+    let device = collie_io::RealDevice::new();
+    collie_io::Device::random(&device, buffer)
+}
+
+fn start_sweeper(
+    shared: &Arc<Shared>,
+    stop: &Arc<sweep::Stop>,
+) -> io::Result<Option<std::thread::JoinHandle<()>>> {
+    let Some(keyspace) = shared.store.keyspace(0) else {
+        return Ok(None);
+    };
+    let own = Arc::new(Client::new(
+        0,
+        shared.listen,
+        shared.listen,
+        -1,
+        shared.started_ms,
+    ));
+    let session = Session::new(shared, own, keyspace);
+    let (shared, stop) = (Arc::clone(shared), Arc::clone(stop));
+    let thread = std::thread::Builder::new().name("collie-expire".to_owned());
+    thread
+        .spawn(move || sweep::run(&shared, session, &stop))
+        .map(Some)
+}
+
+/// Accepts until it is time to end.
+async fn accept(
+    listener: StdListener,
+    shared: &Arc<Shared>,
+    workers: &[Handle],
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    let mut ending = shared.ending.subscribe();
+    let mut idle_check = tokio::time::interval(IDLE_CHECK);
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        tokio::select! {
+            () = &mut shutdown => break,
+            // The sender lives in `shared`.
+            _ = ending.wait_for(|ending| *ending) => break,
+            _ = idle_check.tick() => close_idle(shared),
+            accepted = listener.accept() => match accepted {
+                Ok((stream, addr)) => admit(stream, addr, shared, workers),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    shared.end();
+    Ok(())
+}
+
+/// Gives a connection to the thread that has the fewest.
+fn admit(stream: TcpStream, addr: SocketAddr, shared: &Arc<Shared>, workers: &[Handle]) {
+    if shared.clients.len() >= shared.settings.clients_max() {
+        shared.counters.connections_refused.add(1);
+        connection::refuse(&stream);
+        return;
+    }
+    shared.counters.connections.add(1);
+    let laddr = stream.local_addr().unwrap_or(shared.listen);
+    let fd = stream.as_raw_fd();
+    if let Err(error) = tune(&stream, shared) {
+        tracing::debug!(%addr, %error, "a connection ended before it began");
+        return;
+    }
+    let Some(worker) = workers.iter().min_by_key(|worker| worker.connections()) else {
+        return;
+    };
+    match stream.into_std() {
+        Ok(stream) => {
+            let client = shared.clients.enter(addr, laddr, fd, shared.now_ms());
+            if let Err(client) = worker.hand_over(stream, client) {
+                shared.clients.leave(&client);
+            }
+        }
+        Err(error) => tracing::warn!(%addr, %error, "a connection could not be handed over"),
+    }
+}
+
+fn tune(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let seconds = shared.settings.tcp_keepalive_s();
+    if seconds > 0 {
+        let time = Duration::from_secs(seconds);
+        let keepalive = socket2::TcpKeepalive::new()
+            .with_time(time)
+            .with_interval(time / 3)
+            .with_retries(3);
+        socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive)?;
+    }
+    Ok(())
+}
+
+/// Closes the connections that have been silent for longer than is allowed.
+fn close_idle(shared: &Shared) {
+    let limit_s = shared.settings.idle_timeout_s();
+    if limit_s == 0 {
+        return;
+    }
+    let now_ms = shared.now_ms();
+    for client in shared.clients.all() {
+        // Relaxed: a statistic of the connection's thread; a look that comes too early comes again.
+        let last = client.last_seen_ms.load(std::sync::atomic::Ordering::Relaxed);
+        if now_ms.saturating_sub(last) > limit_s * 1000 && !client.is_closing() {
+            shared.counters.clients_timed_out.add(1);
+            client.close();
+        }
+    }
+}

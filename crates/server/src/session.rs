@@ -1,0 +1,163 @@
+//! What a connection remembers between commands, and the state that all connections share.
+
+use std::sync::Arc;
+
+use collie_db::{Batch, Lsn};
+use collie_io::Clock;
+use collie_protocol::{ReplyBuffer, Version};
+use tokio::sync::watch;
+
+use crate::clients::{Client, Clients};
+use crate::config::{Ack, Settings};
+use crate::stats::Counters;
+use crate::store::{Keyspace, Store};
+
+/// What all connections share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) store: Store,
+    pub(crate) settings: Settings,
+    pub(crate) clients: Clients,
+    pub(crate) counters: Counters,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) started_ms: u64,
+    pub(crate) listen: std::net::SocketAddr,
+    pub(crate) threads: usize,
+    /// Identifies this run of the server, as forty hexadecimal digits.
+    pub(crate) run_id: String,
+    /// True from the moment on at which the server ends.
+    pub(crate) ending: watch::Sender<bool>,
+}
+
+impl Shared {
+    /// The time by which keys expire, in milliseconds since the Unix epoch.
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.clock.wall_ms()
+    }
+
+    /// Asks the server to end, as `SHUTDOWN` does.
+    pub(crate) fn end(&self) {
+        self.ending.send_replace(true);
+    }
+}
+
+/// Which replies a client wants (`CLIENT REPLY`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReplyMode {
+    On,
+    Off,
+    /// Not the reply to this command; the next one again.
+    Skip,
+    /// Not the reply to the next command.
+    SkipNext,
+}
+
+/// What one connection remembers.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) client: Arc<Client>,
+    pub(crate) keyspace: Arc<Keyspace>,
+    /// The store's generation when `keyspace` was fetched.
+    pub(crate) generation: u64,
+    pub(crate) authenticated: bool,
+    pub(crate) ack: Ack,
+    /// Whether `ack` was chosen by the client, and so survives a change of the server's own.
+    pub(crate) ack_chosen: bool,
+    pub(crate) reply_mode: ReplyMode,
+    /// The largest commit end that the current command wrote or saw.
+    pub(crate) seen: Lsn,
+    /// The largest commit end that this connection ever wrote or saw, for `WAITAOF`.
+    pub(crate) last: Lsn,
+    /// Reused by every command: the engine's form of a key and of a value, and a batch.
+    pub(crate) scratch: Scratch,
+}
+
+/// Memory that commands reuse.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
+    pub(crate) batch: Batch,
+}
+
+/// Scratch memory above this size is given back after a command.
+const SCRATCH_KEPT: usize = 64 * 1024;
+
+impl Session {
+    pub(crate) fn new(shared: &Shared, client: Arc<Client>, keyspace: Arc<Keyspace>) -> Session {
+        Session {
+            client,
+            keyspace,
+            generation: 0,
+            authenticated: shared.settings.password().is_none(),
+            ack: shared.settings.ack(),
+            ack_chosen: false,
+            reply_mode: ReplyMode::On,
+            seen: 0,
+            last: 0,
+            scratch: Scratch {
+                key: Vec::new(),
+                value: Vec::new(),
+                batch: Batch::new(),
+            },
+        }
+    }
+
+    /// Notes that the current command wrote or saw the commit that ends at `end`.
+    pub(crate) fn note(&mut self, end: Lsn) {
+        self.seen = self.seen.max(end);
+    }
+
+    /// Fetches the database again where it was emptied since.
+    pub(crate) fn refresh(&mut self, store: &Store) {
+        let generation = store.generation();
+        if generation != self.generation {
+            if let Some(current) = store.keyspace(self.keyspace.index) {
+                self.keyspace = current;
+            }
+            self.generation = generation;
+        }
+    }
+
+    /// Turns to another database.
+    pub(crate) fn select(&mut self, keyspace: Arc<Keyspace>) {
+        // Relaxed: a statistic.
+        self.client
+            .db
+            .store(keyspace.index, std::sync::atomic::Ordering::Relaxed);
+        self.keyspace = keyspace;
+    }
+
+    /// Ends the connection's choices, as `RESET` does.
+    pub(crate) fn reset(&mut self, shared: &Shared, reply: &mut ReplyBuffer) {
+        if let Some(first) = shared.store.keyspace(0) {
+            self.select(first);
+        }
+        self.authenticated = shared.settings.password().is_none();
+        self.ack = shared.settings.ack();
+        self.ack_chosen = false;
+        self.reply_mode = ReplyMode::On;
+        self.set_version(reply, Version::Resp2);
+        self.client.labels.lock().name.clear();
+    }
+
+    /// Speaks another version of the protocol from the next reply on.
+    pub(crate) fn set_version(&self, reply: &mut ReplyBuffer, version: Version) {
+        let number = if version == Version::Resp3 { 3 } else { 2 };
+        // Relaxed: a statistic.
+        self.client
+            .resp
+            .store(number, std::sync::atomic::Ordering::Relaxed);
+        reply.set_version(version);
+    }
+
+    /// Gives back what a large value made the scratch memory grow to.
+    pub(crate) fn trim(&mut self) {
+        if self.scratch.key.capacity() > SCRATCH_KEPT {
+            self.scratch.key = Vec::new();
+        }
+        if self.scratch.value.capacity() > SCRATCH_KEPT {
+            self.scratch.value = Vec::new();
+        }
+    }
+}

@@ -218,9 +218,7 @@ impl Shared {
         let kind = call.kind;
         let mut state = self.lock();
         let strike = state.begin(&call)?;
-        if state.recorder.points == Points::Syncs && kind.syncs() {
-            state.record(&self.clock);
-        }
+        state.record_before(kind, &self.clock);
         let result = match strike {
             // Writes and syncs fail in their own ways; of all others nothing happens.
             Some(strike) if strike.kind == FaultKind::AnyFails && !fails_in_part(kind) => {
@@ -246,9 +244,7 @@ impl Shared {
         let mut state = self.lock();
         let strike = state.begin(call)?;
         let op = state.op;
-        if state.recorder.points == Points::Syncs {
-            state.record(&self.clock);
-        }
+        state.record_before(call.kind, &self.clock);
         let delay = state.sync_delay;
         if state.gate_closed || !delay.is_zero() {
             state.faults.count(FaultKind::SlowSync);

@@ -19,7 +19,8 @@ use crate::world::{Body, Inode, NameEffect, VOLATILE_DIR, World};
 pub enum Points {
     /// Nowhere.
     Never,
-    /// After every operation that changes anything, and in the middle of direct writes.
+    /// After every operation that changes anything, and in the middle of direct writes; before it as well
+    /// where memory is mapped, which changes without an operation.
     Changes,
     /// Before and after every sync, and in the middle of direct writes.
     Syncs,

@@ -125,6 +125,18 @@ impl State {
         Ok(self.faults.strike(call.kind, call.path, &mut self.rng))
     }
 
+    /// What is in files was recorded after the operation before; memory may have changed since.
+    pub(crate) fn record_before(&mut self, kind: OpKind, clock: &SimClock) {
+        let wanted = match self.recorder.points {
+            Points::Never => false,
+            Points::Changes => kind.mutates() && !self.memories.is_empty(),
+            Points::Syncs => kind.syncs(),
+        };
+        if wanted {
+            self.record(clock);
+        }
+    }
+
     pub(crate) fn record_after(&mut self, kind: OpKind, clock: &SimClock) {
         let wanted = match self.recorder.points {
             Points::Never => false,

@@ -1,0 +1,140 @@
+//! The rows of recovery's decision table that need a world around them: rings of every kind, and damage
+//! below and above the last promise.
+
+#![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
+
+use std::path::Path;
+
+use collie_io::Device;
+use collie_log::{Level, Log, LogError, RingOutcome, Worker};
+use collie_sim::images::{DIR, Setup, commit, find};
+use collie_sim::{Image, Ledger, PowerCut, SimDevice, Snapshot, Survives, VOLATILE_DIR};
+
+/// A log with two commits on disk and two more in its ring.
+fn world(shared: bool) -> (SimDevice, Ledger, Log, Worker, Setup) {
+    let setup = Setup::small(shared, true);
+    let (device, ledger) = (SimDevice::new(5), Ledger::new());
+    let log = Log::open(DIR, setup.options(&device, false)).unwrap();
+    let mut worker = log.worker().unwrap();
+    for level in [Level::Disk, Level::Disk, Level::Process, Level::Process] {
+        commit(&log, &mut worker, &ledger, 300, Some(level)).unwrap();
+    }
+    (device, ledger, log, worker, setup)
+}
+
+/// Recovers an image; checks the ledger, and returns what became of the ring, and the warnings.
+fn recover(image: &Image, ledger: &Ledger, survives: Survives, setup: Setup) -> (RingOutcome, Vec<String>) {
+    let device = image.device();
+    let log = Log::open(DIR, setup.options(&device, false)).unwrap();
+    let verdict = ledger.check(ledger.now(), survives, &find(&log).unwrap());
+    assert!(verdict.holds() && verdict.acknowledged > 0, "{verdict}");
+    let report = log.recovery();
+    (report.ring.clone(), report.warnings.clone())
+}
+
+fn kept(snapshot: &Snapshot) -> Image {
+    snapshot.power_cut(PowerCut::WAYS[1].1, 1)
+}
+
+#[test]
+fn the_ring_of_a_dead_process_is_recovered() {
+    let (device, ledger, _log, _worker, setup) = world(true);
+    let image = device.snapshot().process_death();
+    let (ring, warnings) = recover(&image, &ledger, Survives::Process, setup);
+    assert_eq!(ring, RingOutcome::Recovered { frames: 2, holes: 0 });
+    assert!(warnings.is_empty(), "{warnings:?}");
+}
+
+#[test]
+fn a_ring_that_is_gone_within_the_same_boot_is_reported_as_a_possible_loss() {
+    let (device, ledger, _log, _worker, setup) = world(true);
+    let mut image = device.snapshot().process_death();
+    image.clear_volatile();
+    let (ring, warnings) = recover(&image, &ledger, Survives::Power, setup);
+    assert_eq!(ring, RingOutcome::Gone { same_boot: true });
+    assert!(warnings.iter().any(|w| w.contains("may be lost")), "{warnings:?}");
+}
+
+#[test]
+fn a_ring_that_went_with_the_power_is_no_news() {
+    let (device, ledger, _log, _worker, setup) = world(true);
+    let (ring, warnings) = recover(&kept(&device.snapshot()), &ledger, Survives::Power, setup);
+    assert_eq!(ring, RingOutcome::Gone { same_boot: false });
+    assert!(!warnings.iter().any(|w| w.contains("ring")), "{warnings:?}");
+}
+
+#[test]
+fn a_ring_of_another_boot_or_of_another_directory_is_refused_and_reported() {
+    for reason in ["restarted", "another directory"] {
+        let (device, ledger, _log, _worker, setup) = world(true);
+        let mut image = device.snapshot().process_death();
+        match reason {
+            "restarted" => image.change_boot_id(),
+            _ => image.copy_dir(Path::new(DIR)),
+        }
+        let (ring, warnings) = recover(&image, &ledger, Survives::Power, setup);
+        assert!(
+            matches!(&ring, RingOutcome::Refused { reason: r } if r.contains(reason)),
+            "{ring:?}"
+        );
+        assert!(warnings.iter().any(|w| w.contains(reason)), "{warnings:?}");
+    }
+}
+
+#[test]
+fn a_closed_log_and_a_private_ring_leave_nothing_to_look_for() {
+    let (device, ledger, log, worker, setup) = world(true);
+    drop(worker);
+    log.close().unwrap();
+    assert_eq!(device.list(Path::new(VOLATILE_DIR)).unwrap(), []);
+    let image = device.snapshot().process_death();
+    assert_eq!(
+        recover(&image, &ledger, Survives::Process, setup).0,
+        RingOutcome::Closed
+    );
+    let (device, ledger, _log, _worker, setup) = world(false);
+    let image = device.snapshot().process_death();
+    assert_eq!(
+        recover(&image, &ledger, Survives::Process, setup).0,
+        RingOutcome::None
+    );
+}
+
+/// Where the frames of the first segment begin.
+const DATA: u64 = 4_096;
+
+#[test]
+fn rot_below_a_promise_is_refused_with_its_place_and_above_it_cuts_the_log() {
+    let setup = Setup::small(false, false);
+    let (device, ledger) = (SimDevice::new(5), Ledger::new());
+    let log = Log::open(DIR, setup.options(&device, false)).unwrap();
+    let mut worker = log.worker().unwrap();
+    let mut places = Vec::new();
+    for _ in 0..5 {
+        let before = log.appended() - collie_log::FIRST_LSN;
+        commit(&log, &mut worker, &ledger, 300, Some(Level::Disk)).unwrap();
+        places.push(DATA + before);
+    }
+    let segment = Path::new(DIR).join("0000000000000001.seg");
+    let last = places.len() - 1;
+    for (number, place) in places.iter().enumerate() {
+        for byte in [0, 4, 8, 16, 24, 31, 40, 330] {
+            let mut image = kept(&device.snapshot());
+            assert!(image.flip_bit(&segment, (place + byte) * 8 + 3));
+            let device = image.device();
+            match Log::open(DIR, setup.options(&device, false)) {
+                // The last frame that was written promises everything before itself.
+                Err(LogError::Corrupt { path, offset, .. }) if number < last => {
+                    assert_eq!((path.as_path(), offset), (segment.as_path(), *place));
+                }
+                Ok(log) if number == last => {
+                    assert_eq!(find(&log).unwrap().len(), last);
+                    let torn = log.recovery().torn.clone().unwrap();
+                    assert_eq!((torn.path, torn.offset), (segment.clone(), *place));
+                }
+                Ok(_) => panic!("frame {number}, byte {byte}: rot was taken for the log's end"),
+                Err(e) => panic!("frame {number}, byte {byte}: {e}"),
+            }
+        }
+    }
+}

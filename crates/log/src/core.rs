@@ -11,7 +11,7 @@ use crate::error::LogError;
 use crate::flusher::Flusher;
 use crate::futures::Waiting;
 use crate::gate::{Flight, Gate, stand_by};
-use crate::herd::Herd;
+use crate::herd::{Herd, Reservations};
 use crate::options::{Level, LogOptions};
 use crate::ring::Ring;
 use crate::segments::Segments;
@@ -20,10 +20,10 @@ use crate::stats::{Recorder, since};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, WaitWord, lock};
 use crate::{Lsn, RecoveryReport};
 
-/// A counter on cache lines of its own.
+/// A watermark on cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct Alone(pub(crate) AtomicU64);
+struct Alone(AtomicU64);
 
 /// One worker's share of the counts; only its owner adds to it.
 #[derive(Debug)]
@@ -44,8 +44,7 @@ pub(crate) struct Core {
     pub(crate) dir: PathBuf,
     pub(crate) epoch: u32,
     pub(crate) salt: crate::format::Salt,
-    /// The reservation counter: all that orders the log.
-    pub(crate) next: Alone,
+    pub(crate) next: Reservations,
     /// Raised by the flusher, read by every append.
     written: Alone,
     durable: Alone,
@@ -137,7 +136,7 @@ impl Core {
             space: Space::new(options.max_workers, options.segment_bytes, total),
             counted: (0..options.max_workers).map(|_| counted()).collect(),
             ring_shared: AtomicBool::new(ring.file.is_some()),
-            next: Alone(AtomicU64::new(end)),
+            next: Reservations::new(end),
             written: Alone(AtomicU64::new(end)),
             durable: Alone(AtomicU64::new(end)),
             gate: Gate::new(Flusher::new(end, &partial)),
@@ -167,9 +166,8 @@ impl Core {
         self.clock().monotonic()
     }
 
-    /// Acquire pairs with the Release of every reservation: it is a herd's cutoff.
     pub(crate) fn appended(&self) -> Lsn {
-        self.next.0.load(Ordering::Acquire)
+        self.next.cutoff()
     }
 
     pub(crate) fn boundary(&self) -> Lsn {

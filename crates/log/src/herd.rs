@@ -32,6 +32,29 @@ const BLACK: u64 = 1 << 63;
 /// A slot that nobody uses: WHITE at 0, and scanned like any other.
 const FREE: u64 = 0;
 
+/// The reservation counter: all that orders the log. It has a pair of cache lines to itself.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Reservations(AtomicU64);
+
+impl Reservations {
+    /// A counter whose first reservation begins at `start`.
+    pub(crate) fn new(start: Lsn) -> Self {
+        Self(AtomicU64::new(start))
+    }
+
+    /// A value of the counter that may be old, but not older than the calling thread's last reservation.
+    /// Relaxed: it orders nothing.
+    pub(crate) fn glance(&self) -> Lsn {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Everything below is reserved: a herd's cutoff. Acquire pairs with the Release in [`Herd::reserve`].
+    pub(crate) fn cutoff(&self) -> Lsn {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// One worker's word, alone in its pair of cache lines (adjacent lines are fetched together).
 #[derive(Debug)]
 #[repr(align(128))]
@@ -102,6 +125,25 @@ impl Herd {
             word.store(FREE, Ordering::Release);
         }
         lock(&self.returned).push(slot.0);
+    }
+
+    /// Steps 1 to 3: reserves `len` bytes for the slot's worker and returns their start. `before` gets the
+    /// value of the counter that step 1 stores.
+    pub(crate) fn reserve(
+        &self,
+        slot: &SlotId,
+        next: &Reservations,
+        len: u64,
+        before: impl FnOnce(Lsn),
+    ) -> Lsn {
+        // Any value of this worker's past serves, as long as BLACK is there before the reservation.
+        let seen = next.glance();
+        before(seen);
+        self.black(slot, seen);
+        // Release pairs with the Acquire in `cutoff`: who counts this frame sees the slot BLACK.
+        let start = next.0.fetch_add(len, Ordering::Release);
+        self.black(slot, start);
+        start
     }
 
     /// Steps 1 and 3: from `lsn` on, the slot's worker may have a hole.

@@ -53,6 +53,7 @@ mod gate;
 mod herd;
 #[cfg(not(loom))]
 pub mod inspect;
+mod limit;
 #[cfg(not(loom))]
 mod log;
 #[cfg(not(loom))]

@@ -134,18 +134,14 @@ impl Worker {
             kind,
         };
 
-        // Relaxed: any value of this worker's past serves, as long as BLACK is there before the reservation.
-        let next = core.next.0.load(Ordering::Relaxed);
-        hook.before_reserve(next);
-        core.herd.black(slot, next);
+        let start = core
+            .herd
+            .reserve(slot, &core.next, len, |next| hook.before_reserve(next));
         let armed = Armed(core);
-        // Release pairs with the Acquire of a herd's cutoff: who counts this frame sees the slot BLACK.
-        let start = core.next.0.fetch_add(len, Ordering::Release);
         let span = Span {
             start,
             end: start + len,
         };
-        core.herd.black(slot, start);
         hook.reserved(span);
         drop(turn);
         let reserved = started.map(|at| (at, core.now()));
@@ -180,7 +176,7 @@ impl Worker {
     fn admit(&self, len: u64) -> Result<Option<crate::space::LargeTurn<'_>>, LogError> {
         let core = &*self.core;
         core.space
-            .admit(&core.segments, &core.next.0, len)
+            .admit(&core.segments, &core.next, len)
             .map_err(|error| {
                 core.recorder.refused.fetch_add(1, Ordering::Relaxed);
                 if error.is_full() {

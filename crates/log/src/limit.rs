@@ -1,0 +1,63 @@
+//! How far frames may be reserved, at the price of one load and one comparison.
+//!
+//! A small frame is admitted while `next + slack <= limit`. Between that look and its reservation each of
+//! the other workers may reserve one small frame that passed the same look, and no worker can overrun twice,
+//! since its own reservation shows it how far `next` is. So `next` never passes the limit if `slack` is the
+//! number of slots times the largest small frame, whatever the interleaving and however stale the loads are.
+//!
+//! Larger frames take turns, so at most one of them can be between its look and its reservation. What it
+//! needs is kept beyond the limit.
+
+use crate::Lsn;
+use crate::herd::Reservations;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Where the reservation counter may be at most when a frame is admitted.
+#[derive(Debug)]
+pub(crate) struct Limit {
+    /// `slack` included. Only grows.
+    at: AtomicU64,
+    /// What all workers together may reserve after a look at `at`.
+    slack: u64,
+    /// The largest small frame.
+    small: u64,
+}
+
+impl Limit {
+    /// A limit for `workers` workers whose small frames have up to `small` bytes.
+    pub(crate) fn new(workers: usize, small: u64, at: Lsn) -> Self {
+        Self {
+            at: AtomicU64::new(at),
+            slack: workers as u64 * small,
+            small,
+        }
+    }
+
+    /// Whether a frame of `len` bytes needs no turn.
+    pub(crate) fn is_small(&self, len: u64) -> bool {
+        len <= self.small
+    }
+
+    /// Whether a frame may be reserved now, by the worker that asks.
+    pub(crate) fn admits(&self, next: &Reservations) -> bool {
+        // A stale value of the counter serves: see the module.
+        self.is_ahead(next.glance(), 0)
+    }
+
+    /// Whether `ahead` further bytes are admitted beyond `next`. Acquire pairs with the Release in `raise`:
+    /// whatever was prepared before the limit was raised is there.
+    pub(crate) fn is_ahead(&self, next: Lsn, ahead: u64) -> bool {
+        next + self.slack + ahead <= self.at.load(Ordering::Acquire)
+    }
+
+    /// The limit as it is; for whoever raises it. Relaxed: raises are ordered by the raiser's lock.
+    pub(crate) fn get(&self) -> Lsn {
+        self.at.load(Ordering::Relaxed)
+    }
+
+    /// Raises the limit to what is prepared; it never goes back.
+    pub(crate) fn raise(&self, to: Lsn) {
+        // Release pairs with the Acquire in `is_ahead`.
+        self.at.fetch_max(to, Ordering::Release);
+    }
+}

@@ -171,6 +171,29 @@ impl Chain {
         Ok(chain)
     }
 
+    /// Without a single good header there may still have been a log. A first open that was cut short leaves
+    /// zeros behind its header's block: nothing is appended before the header is durable.
+    pub(crate) fn refuse_frames_without_header(&self) -> Result<(), LogError> {
+        let mut chunk = vec![0; 1 << 18];
+        for stray in &self.strays {
+            let mut offset = BLOCK as u64;
+            while offset < stray.len {
+                read_or_zeros(&*stray.file, &mut chunk, offset).at("read", &stray.path)?;
+                if chunk.iter().any(|byte| *byte != 0) {
+                    return Err(LogError::Corrupt {
+                        path: stray.path.clone(),
+                        offset: 0,
+                        lsn: 0,
+                        expected: "a segment header before the segment's frames".to_owned(),
+                        found: "damage in both copies of it".to_owned(),
+                    });
+                }
+                offset += chunk.len() as u64;
+            }
+        }
+        Ok(())
+    }
+
     /// Splits the files into epochs, drops what a later epoch took over, and refuses gaps.
     fn link(&mut self, files: Vec<SegmentFile>) -> Result<(), LogError> {
         let mut runs: Vec<Run> = Vec::new();

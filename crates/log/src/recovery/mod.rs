@@ -100,6 +100,7 @@ pub(crate) fn recover(dir: &Path, options: LogOptions) -> Result<Opened, LogErro
     let device: &dyn Device = &*device;
     let chain = Chain::load(device, dir)?;
     if chain.is_empty() {
+        chain.refuse_frames_without_header()?;
         if let Some(wanted) = options.resume_at
             && wanted > FIRST_LSN.max(options.min_lsn)
         {

@@ -5,7 +5,6 @@
 //! the command line was wrong.
 
 mod args;
-mod bench;
 mod log;
 mod output;
 
@@ -13,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Args, BenchCommand, Command};
+use args::{Args, Command};
 
 // glibc's allocator gives memory back in bursts that stall writers for a tenth of a second after a memtable
 // was freed.
@@ -45,6 +44,5 @@ fn main() -> ExitCode {
 fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.command {
         Command::Log(command) => log::run(&command),
-        Command::Bench(BenchCommand::Log(args)) => bench::log(&args),
     }
 }

@@ -33,6 +33,8 @@ pub(crate) const GATE_STOP: u8 = 2;
 
 /// A family, shared by its handles, the store and the background threads.
 pub(crate) struct FamilyState {
+    /// The id of the [`Core`] that it belongs to.
+    pub(crate) store: u64,
     pub(crate) id: u32,
     pub(crate) name: Arc<str>,
     pub(crate) options: FamilyOptions,
@@ -70,6 +72,7 @@ impl FamilyState {
         // wait, or see it cleared again (Acquire, pairs with the Release in `rotate`), and then the view
         // that the rotation published. If R > start, either view has the memtable for `start`.
         while self.rotating.load(Ordering::Acquire) {
+            reach!("waits for a rotation");
             drop(self.edit.lock());
         }
         apply(self.view.load().mem_for(start))
@@ -103,6 +106,8 @@ pub(crate) struct Health {
 
 /// See the module's page.
 pub(crate) struct Core {
+    /// Tells open stores of one process apart.
+    pub(crate) id: u64,
     pub(crate) path: PathBuf,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) options: Options,
@@ -152,7 +157,10 @@ impl Core {
         let hands = options.max_workers - 1;
         let visible = Visible::new(options.max_workers, journal.reserved());
         let system = Hand::new(&journal, &visible)?;
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
+            // Relaxed: only uniqueness counts.
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
             path,
             device: Arc::clone(&options.device),
             max_payload: options.ring_bytes / 2 - collie_log::FRAME_HEADER,
@@ -296,6 +304,7 @@ impl Core {
         // Ordered before the mark's reservation by that one's Release; see `FamilyState::with_mem`.
         family.rotating.store(true, Ordering::Relaxed);
         let mark = self.mark();
+        reach!("rotation has its LSN");
         if let Ok(at) = mark {
             family
                 .view
@@ -344,6 +353,7 @@ impl Core {
     /// A view and a boundary that fit together; see `view.rs` for the argument.
     pub(crate) fn read_at(&self, family: &FamilyState, durable: bool) -> (Arc<View>, Lsn) {
         let mut view = family.view.load_full();
+        reach!("read has its view");
         loop {
             let boundary = self.read_boundary(durable);
             let again = family.view.load();

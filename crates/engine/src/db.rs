@@ -136,6 +136,12 @@ impl Db {
         let core = self.core();
         self.check_size(batch.size_bytes())?;
         for family in batch.families() {
+            // It may have been filled for another store.
+            if family.store != core.id {
+                return Err(Error::ForeignFamily {
+                    name: family.name.to_string(),
+                });
+            }
             self.check_family(family)?;
             self.admit(family, batch.size_bytes())?;
         }

@@ -54,6 +54,7 @@ pub(crate) fn load(core: &Core, record: &FamilyRecord) -> Result<Arc<FamilyState
         tables: pinned,
     };
     Ok(Arc::new(FamilyState {
+        store: core.id,
         id: record.id,
         name: record.name.as_str().into(),
         options: record.options.clone(),

@@ -63,6 +63,18 @@
 //! | how snapshots and tables fit together | `docs/decisions/0004-views.md` |
 //! | the log | [`collie_log`] |
 
+/// A place where a test can hold a thread; nothing in other builds.
+#[cfg(test)]
+macro_rules! reach {
+    ($point:literal) => {
+        $crate::testing::reach($point)
+    };
+}
+#[cfg(not(test))]
+macro_rules! reach {
+    ($point:literal) => {};
+}
+
 mod batch;
 mod bytes;
 mod codec;
@@ -74,6 +86,8 @@ mod families;
 mod family;
 mod flush;
 mod garbage;
+#[cfg(test)]
+mod interleavings;
 mod iter;
 mod journal;
 mod lock;

@@ -65,6 +65,7 @@ impl Snapshot {
         let view_of = |family: &Arc<FamilyState>| (family.id, family.view.load_full());
         let (boundary, views) = loop {
             let views: HashMap<_, _> = families.by_name.values().map(view_of).collect();
+            reach!("snapshot has its views");
             let boundary = core.read_boundary(false);
             // As for a single read (`view.rs`): no view may have been replaced before the boundary was read.
             let same = |family: &Arc<FamilyState>| {

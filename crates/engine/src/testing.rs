@@ -1,4 +1,7 @@
-//! Random numbers for tests, from a seed that is printed.
+//! For tests: random numbers from a seed that is printed, and threads that are held at a named point.
+
+use std::cell::RefCell;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// xorshift64*: small, fast, the same everywhere.
 pub(crate) struct Rng(u64);
@@ -28,4 +31,76 @@ pub(crate) fn seeds(count: u64) -> Vec<u64> {
         return vec![seed];
     }
     (1..=number("COLLIE_RUNS").unwrap_or(count)).collect()
+}
+
+/// Where a thread is to be held: the point, where it tells that it is there, where it waits to go on.
+struct Stop {
+    point: &'static str,
+    arrived: Sender<()>,
+    go: Receiver<()>,
+}
+
+thread_local! {
+    static STOP: RefCell<Option<Stop>> = const { RefCell::new(None) };
+}
+
+/// Called by `reach!`.
+pub(crate) fn reach(point: &'static str) {
+    let stop = STOP.with(|stop| stop.borrow_mut().take_if(|stop| stop.point == point));
+    if let Some(Stop { arrived, go, .. }) = stop {
+        // A test that has ended holds nobody.
+        let _ = arrived.send(());
+        let _ = go.recv();
+    }
+}
+
+/// A thread that stops when it first reaches a point.
+pub(crate) struct Held<T> {
+    thread: std::thread::JoinHandle<T>,
+    arrived: Receiver<()>,
+    go: Sender<()>,
+}
+
+/// Runs `work` on a thread that stops at `point`.
+pub(crate) fn hold<T: Send + 'static>(
+    point: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Held<T> {
+    let (arrived, is_there) = channel();
+    let (go, may_go) = channel();
+    let thread = std::thread::spawn(move || {
+        let stop = Stop {
+            point,
+            arrived,
+            go: may_go,
+        };
+        STOP.with(|slot| *slot.borrow_mut() = Some(stop));
+        work()
+    });
+    Held {
+        thread,
+        arrived: is_there,
+        go,
+    }
+}
+
+impl<T> Held<T> {
+    /// Waits until the thread is at its point.
+    pub(crate) fn at_point(self) -> Self {
+        self.arrived
+            .recv()
+            .expect("the thread ended before it reached the point");
+        self
+    }
+
+    /// Whether the thread is at its point, or ended without passing there.
+    pub(crate) fn is_at_point_or_done(&self) -> bool {
+        self.thread.is_finished() || self.arrived.try_recv().is_ok()
+    }
+
+    /// Lets it go on, and returns what it returns.
+    pub(crate) fn finish(self) -> T {
+        drop(self.go);
+        self.thread.join().expect("the thread panicked")
+    }
 }

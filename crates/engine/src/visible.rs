@@ -58,6 +58,11 @@ impl Visible {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
     /// Lets all sleepers look again.
     pub(crate) fn wake(&self) {
         *self.generation.lock() += 1;

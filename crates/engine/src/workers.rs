@@ -32,6 +32,8 @@ pub(crate) struct Hand {
     journal: JournalWorker,
     slot: SlotId,
     staging: Vec<u8>,
+    /// Its slot is BLACK for good: a commit ended in mid-apply, and nothing may ever pass it.
+    stuck: bool,
     pub(crate) commits: u64,
     pub(crate) bytes: u64,
 }
@@ -52,6 +54,7 @@ impl Hand {
             journal: worker,
             slot,
             staging: Vec::new(),
+            stuck: false,
             commits: 0,
             bytes: 0,
         })
@@ -73,9 +76,14 @@ impl Hand {
             journal: worker,
             slot,
             staging,
+            stuck,
             commits,
             bytes,
         } = self;
+        if *stuck {
+            let cause = "an earlier commit ended before it was applied".into();
+            return Err((Error::Background { cause }, false));
+        }
         let payload = match record {
             Record::One(op) => {
                 staging.clear();
@@ -85,6 +93,8 @@ impl Hand {
             Record::Encoded(payload) => payload,
             Record::Place => &[],
         };
+        // Cleared when all went well; a panic on the way leaves it set.
+        *stuck = true;
         let mut hook = Turn {
             visible,
             slot,
@@ -92,10 +102,14 @@ impl Hand {
         };
         let span = match journal.append(worker, kind, payload, &mut hook) {
             Ok(span) => span,
-            Err(error) => return Err((error, hook.black)),
+            Err(error) => {
+                *stuck = hook.black;
+                return Err((error, hook.black));
+            }
         };
         *commits += 1;
         *bytes += payload.len() as u64;
+        reach!("appended");
         // Pairs with the Release of a rotation's reservation: if that has a smaller LSN than ours, its
         // `rotating` flag is seen from here on (see `Family::mem_for`).
         std::sync::atomic::fence(Ordering::Acquire);
@@ -105,6 +119,7 @@ impl Hand {
         };
         apply(at);
         visible.white(slot, at.end, journal);
+        *stuck = false;
         if staging.capacity() > STAGING_KEPT {
             *staging = Vec::new();
         }
@@ -126,6 +141,7 @@ impl AppendHook for Turn<'_> {
     }
 
     fn reserved(&mut self, span: Span) {
+        reach!("reserved");
         self.visible.black(self.slot, span.start);
     }
 }

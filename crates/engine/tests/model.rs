@@ -364,7 +364,7 @@ impl Model {
 #[test]
 fn all_option_sets_show_what_the_model_shows() {
     let sets = option_sets();
-    let ops = common::number("COLLIE_OPS").unwrap_or(400);
+    let ops = common::number("COLLIE_OPS").unwrap_or(200);
     for seed in common::seeds(20) {
         let dirs: Vec<_> = sets.iter().map(|_| tempfile::tempdir().unwrap()).collect();
         let mut stores: Vec<_> = sets

@@ -1,0 +1,197 @@
+//! Bounds that hold: the log's size, memory, and what happens when the device says no.
+//!
+//! The store's own files are on a simulated device; the tables, which the table library writes by itself,
+//! are in a real directory.
+
+mod common;
+
+use std::sync::Arc;
+
+use collie_db::{
+    Db, Durability, Error, FamilyOptions, FlushCause, Options, ReadOptions, Stall, WriteOptions,
+};
+use collie_sim::{Fault, FaultKind, SimDevice};
+
+fn simulated(device: &SimDevice) -> Options {
+    Options {
+        device: Arc::new(device.clone()),
+        ..common::small()
+    }
+}
+
+fn flushes(db: &Db, family: &str, cause: FlushCause) -> u64 {
+    let stats = db.stats();
+    let flushes = &stats.families[family].flushes;
+    flushes.iter().find(|(c, _)| *c == cause).map_or(0, |(_, n)| *n)
+}
+
+#[test]
+fn families_that_pin_the_oldest_log_are_flushed_when_it_grows_too_long() {
+    let dir = tempfile::tempdir().unwrap();
+    let segment = 32 << 10;
+    let limit = 4 * segment;
+    let options = Options {
+        segment_bytes: segment,
+        max_total_wal_size: Some(limit),
+        durability: Durability::Process,
+        default_family: FamilyOptions::default(),
+        ..common::small()
+    };
+    let db = common::open(dir.path(), &options);
+    let cold = db.create_family("cold", FamilyOptions::default()).unwrap();
+    let empty = db.create_family("empty", FamilyOptions::default()).unwrap();
+    cold.put("k", "v").unwrap();
+    let mut longest = 0;
+    for i in 0..4000 {
+        db.put(format!("{i:08}"), [3; 200]).unwrap();
+        if i % 100 == 0 {
+            longest = longest.max(db.stats().wal_bytes);
+        }
+    }
+    assert!(flushes(&db, "cold", FlushCause::WalSize) >= 1);
+    assert!(flushes(&db, "default", FlushCause::WalSize) >= 1);
+    assert!(db.stats().wal_size_flushes >= 2, "{:?}", db.stats());
+    // 960 KiB were written; flushing lags behind by what is written meanwhile.
+    assert!(longest < 4000 * 200, "the log grew to {longest} bytes");
+    assert_eq!(cold.get("k").unwrap().unwrap(), "v");
+    assert_eq!(empty.iter().unwrap().count(), 0);
+    db.close().unwrap();
+    let db = common::open(dir.path(), &options);
+    assert_eq!(db.iter().unwrap().count(), 4000);
+    assert_eq!(db.family("cold").unwrap().get("k").unwrap().unwrap(), "v");
+}
+
+/// No sync ends, so no flush may end; memory fills, a writer stops, and goes on when the syncs do.
+#[test]
+fn a_writer_stops_when_all_memtables_are_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(1);
+    let mut options = simulated(&device);
+    options.default_family = FamilyOptions {
+        write_buffer_bytes: 8192,
+        max_write_buffers: 3,
+        ..common::small_family()
+    };
+    options.durability = Durability::Buffered;
+    options.ring_bytes = 1 << 20;
+    let db = common::open(dir.path(), &options);
+    let gate = device.hold_syncs();
+    let count = 400;
+    let writer = {
+        let family = db.default_family();
+        std::thread::spawn(move || {
+            for i in 0..count {
+                family.put(format!("{i:08}"), [1; 100]).unwrap();
+            }
+        })
+    };
+    while db.stats().families["default"].stops == 0 {
+        assert!(!writer.is_finished(), "nothing stopped the writer");
+        std::thread::yield_now();
+    }
+    let stats = db.stats().families["default"].clone();
+    assert_eq!(stats.stall, Stall::Stopped);
+    assert_eq!(stats.sealed, 2);
+    assert_eq!(stats.tables, 0);
+    assert!(stats.active_bytes + stats.sealed_bytes < 4 * 8192, "{stats:?}");
+    gate.release();
+    writer.join().unwrap();
+    let stats = db.stats().families["default"].clone();
+    assert!(stats.stops >= 1);
+    assert_eq!(db.iter().unwrap().count(), count);
+}
+
+#[test]
+fn a_durable_read_shows_the_state_before_the_write_that_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(2);
+    let db = common::open(dir.path(), &simulated(&device));
+    let family = db.default_family();
+    db.put("k", "durable").unwrap();
+    let gate = device.hold_syncs();
+    family
+        .put_with("k", "not durable", &WriteOptions::buffered())
+        .unwrap();
+    let newest = family.get_with("k", &ReadOptions::default()).unwrap();
+    assert_eq!(newest.value.unwrap(), "not durable");
+    let durable = family.get_with("k", &ReadOptions { durable: true }).unwrap();
+    assert_eq!(durable.value.unwrap(), "durable");
+    assert!(durable.seen <= db.durable() && db.durable() < newest.seen);
+    gate.release();
+    db.wait(newest.seen, Durability::Disk).unwrap();
+    let durable = family.get_with("k", &ReadOptions { durable: true }).unwrap();
+    assert_eq!(durable.value.unwrap(), "not durable");
+}
+
+/// The log fails after a write was applied but before it was durable.
+#[test]
+fn no_table_gets_ahead_of_a_log_that_fails_and_reads_show_what_is_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(2);
+    let options = simulated(&device);
+    let db = common::open(dir.path(), &options);
+    let family = db.default_family();
+    db.put("k", "durable").unwrap();
+    device.inject(Fault::new(FaultKind::SyncFails).on("/log/"));
+    device.inject(Fault::new(FaultKind::WriteFails).on("/log/"));
+    family
+        .put_with("k", "not durable", &WriteOptions::buffered())
+        .unwrap();
+    let flushed = db.flush();
+    assert!(matches!(flushed, Err(Error::Poisoned { .. })), "{flushed:?}");
+    assert_eq!(
+        db.stats().families["default"].tables,
+        0,
+        "a table is ahead of the log"
+    );
+    assert!(matches!(db.put("k2", "v"), Err(Error::Poisoned { .. })));
+    assert_eq!(db.get("k").unwrap().unwrap(), "durable");
+    assert_eq!(db.snapshot().get(&family, "k").unwrap().unwrap(), "durable");
+    let scan: Vec<_> = db.iter().unwrap().map(Result::unwrap).collect();
+    assert_eq!(scan.len(), 1);
+    assert_eq!(scan[0].1, "durable");
+    assert!(db.stats().refusal.is_some());
+    assert!(device.fired(FaultKind::SyncFails) + device.fired(FaultKind::WriteFails) > 0);
+    drop((family, db));
+    device.heal();
+    let db = common::open(dir.path(), &options);
+    // Whether the other write is there depends on what the failed write left; either is right.
+    let value = db.get("k").unwrap().unwrap();
+    assert!(value == "durable" || value == "not durable");
+    db.put("k", "again").unwrap();
+    db.flush().unwrap();
+    assert_eq!(db.get("k").unwrap().unwrap(), "again");
+}
+
+#[test]
+fn a_full_device_refuses_writes_loses_nothing_and_recovers() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(3);
+    let options = Options {
+        segment_bytes: 64 << 10,
+        default_family: FamilyOptions::default(),
+        ..simulated(&device)
+    };
+    let db = common::open(dir.path(), &options);
+    let mut written = 0;
+    device.limit_space(Some(256 << 10));
+    let refused = loop {
+        match db.put(format!("{written:08}"), [5; 500]) {
+            Ok(_) => written += 1,
+            Err(error) => break error,
+        }
+        assert!(written < 10_000, "the device never filled");
+    };
+    assert!(matches!(refused, Error::StorageFull { .. }), "{refused:?}");
+    assert!(written > 50);
+    assert!(matches!(db.put("again", "v"), Err(Error::StorageFull { .. })));
+    assert_eq!(db.iter().unwrap().count(), written);
+    device.limit_space(None);
+    for i in 0..200 {
+        db.put(format!("{:08}", written + i), [6; 500]).unwrap();
+    }
+    db.flush().unwrap();
+    db.close().unwrap();
+    let db = common::open(dir.path(), &options);
+    assert_eq!(db.iter().unwrap().count(), written + 200);
+}

@@ -5,6 +5,7 @@
 //! the command line was wrong.
 
 mod args;
+mod bench;
 mod log;
 mod output;
 
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Args, Command};
+use args::{Args, BenchCommand, Command};
 
 // glibc's allocator gives memory back in bursts that stall writers for a tenth of a second after a memtable
 // was freed.
@@ -44,5 +45,6 @@ fn main() -> ExitCode {
 fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.command {
         Command::Log(command) => log::run(&command),
+        Command::Bench(BenchCommand::Log(args)) => bench::log(&args),
     }
 }

@@ -454,6 +454,7 @@ impl Connection {
         let worker = Rc::clone(&self.worker);
         let shared = &*worker.shared;
         let client = &self.session.client;
+        *client.last_command.lock() = self.session.last_command;
         client.request_bytes.store(self.input.len(), Ordering::Relaxed);
         client
             .request_free

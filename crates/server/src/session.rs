@@ -64,6 +64,8 @@ pub(crate) struct Session {
     /// Whether `ack` was chosen by the client, and so survives a change of the server's own.
     pub(crate) ack_chosen: bool,
     pub(crate) reply_mode: ReplyMode,
+    /// The full name of the latest command.
+    pub(crate) last_command: &'static str,
     /// The largest commit end that the current command wrote or saw.
     pub(crate) seen: Lsn,
     /// The largest commit end that this connection ever wrote or saw, for `WAITAOF`.
@@ -93,6 +95,7 @@ impl Session {
             ack: shared.settings.ack(),
             ack_chosen: false,
             reply_mode: ReplyMode::On,
+            last_command: "NULL",
             seen: 0,
             last: 0,
             scratch: Scratch {

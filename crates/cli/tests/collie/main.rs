@@ -6,5 +6,6 @@
     reason = "tests look at the real files from outside, and damage them"
 )]
 
+mod bench;
 mod common;
 mod log;

@@ -63,6 +63,7 @@ pub(super) fn setinfo(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 pub(super) fn info(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    *exec.session.client.last_command.lock() = exec.session.last_command;
     let mut line = exec.session.client.line(exec.now_ms);
     line.push(b'\n');
     exec.reply.verbatim(*b"txt", &line);
@@ -86,6 +87,8 @@ fn known_type(word: &[u8]) -> Result<bool, Failure> {
 }
 
 pub(super) fn list(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    // The others note theirs when they are done with what they read.
+    *exec.session.client.last_command.lock() = exec.session.last_command;
     let mut clients = exec.shared.clients.all();
     match (request.get(2), request.len()) {
         (None, _) => {}

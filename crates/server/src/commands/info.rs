@@ -172,8 +172,77 @@ fn proc_file(path: &str) -> String {
 }
 
 fn log(shared: &Shared, text: &mut String) {
-    let db = &shared.store.db;
-    fields!(text, "visible": db.visible(), "durable": db.durable());
+    let stats = shared.store.db.stats();
+    fields!(text,
+        "visible": stats.visible,
+        "commits": stats.commits,
+        "commit_bytes": stats.commit_bytes,
+        "wal_bytes": stats.wal_bytes,
+        "wal_size_flushes": stats.wal_size_flushes,
+        "writes_refused_because": stats.refusal.as_deref().unwrap_or("no"),
+    );
+    if let Some(log) = &stats.log {
+        fields!(text,
+            "durable": log.durable,
+            "written": log.written,
+            "boundary": log.boundary,
+            "appended": log.appended,
+            "oldest": log.oldest,
+            "frames": log.frames,
+            "frame_bytes": log.frame_bytes,
+            "bytes_written": log.bytes_written,
+            "syncs": log.syncs,
+            "refused": log.refused,
+            "segments": log.segments,
+            "spare_segments": log.spare_segments,
+            "segment_bytes": log.segment_bytes,
+            "ring_shared": u8::from(log.ring_shared),
+            "poisoned": log.poisoned.as_deref().unwrap_or("no"),
+        );
+        let stages = &log.stages;
+        for (name, summary) in [
+            ("group_frames", &log.group_frames),
+            ("reserve_ns", &stages.reserve_ns),
+            ("copy_ns", &stages.copy_ns),
+            ("room_ns", &stages.room_ns),
+            ("durable_ns", &stages.durable_ns),
+            ("write_ns", &stages.write_ns),
+            ("sync_ns", &stages.sync_ns),
+        ] {
+            let (count, mean) = (summary.count, summary.mean());
+            let (p50, p99, max) = (summary.p50, summary.p99, summary.max);
+            line(
+                text,
+                format_args!("{name}:count={count},mean={mean:.1},p50={p50},p99={p99},max={max}"),
+            );
+        }
+        // Who keeps old segments from being released, the one that pins most first.
+        let mut holders: Vec<_> = log.holders.iter().collect();
+        holders.sort_by_key(|(_, lsn)| *lsn);
+        for (i, (name, lsn)) in holders.into_iter().enumerate() {
+            line(text, format_args!("holder{i}:name={name},lsn={lsn}"));
+        }
+    }
+    for (name, family) in &stats.families {
+        let flushes: u64 = family.flushes.iter().map(|(_, count)| count).sum();
+        line(
+            text,
+            format_args!(
+                "family_{name}:active_bytes={},sealed={},flushed={},pinned_wal_bytes={},flushes={flushes},\
+                 compactions={},delays={},stops={},level0_runs={},tables={},table_bytes={}",
+                family.active_bytes,
+                family.sealed,
+                family.flushed,
+                family.pinned_wal_bytes,
+                family.compactions,
+                family.delays,
+                family.stops,
+                family.level0_runs,
+                family.tables,
+                family.table_bytes,
+            ),
+        );
+    }
 }
 
 fn keyspace(shared: &Shared, text: &mut String) {

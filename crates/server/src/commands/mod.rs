@@ -64,6 +64,7 @@ pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if !exec.session.authenticated && !command.is_open {
         return Err(text::NO_AUTH.into());
     }
+    exec.session.last_command = command.full_name;
     exec.session.refresh(&exec.shared.store);
     (command.run)(exec, request)
 }

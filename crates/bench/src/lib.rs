@@ -1,0 +1,23 @@
+//! Collie measured, side by side with other ways to do the same work.
+//!
+//! * [`LogBench`]: appends to Collie's log and to three lock-based ones (one mutex, the insertion locks of
+//!   PostgreSQL, the link buffer of MySQL 8), by threads, frame size and durability.
+//!
+//! Repeats are interleaved, so that what disturbs the machine disturbs all alike; results are medians with
+//! their spread. Latencies are those of single operations; where an operation takes about as long as reading
+//! the clock only one in so many is timed, and the result says so.
+//!
+//! Only public interfaces of the measured crates are used.
+
+mod baselines;
+mod contender;
+mod dirs;
+mod error;
+mod latency;
+mod logs;
+mod names;
+
+pub use error::BenchError;
+pub use latency::LatencySummary;
+pub use logs::{LogBench, LogKind, LogResult};
+pub use names::{level_name, ring_name};

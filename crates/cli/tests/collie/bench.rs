@@ -1,0 +1,96 @@
+//! `collie bench` through the real binary: what it prints, not how fast anything is.
+
+use crate::common::{fields, json_lines, run, stderr};
+
+#[test]
+fn bench_log_prints_one_object_per_log_and_number_of_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = run([
+        "bench",
+        "log",
+        "--threads",
+        "1,2",
+        "--size",
+        "64",
+        "--durability",
+        "buffered",
+        "--baselines",
+        "--duration",
+        "0.02",
+        "--repeat",
+        "1",
+        "--json",
+        "--db",
+        dir.path().to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let lines = json_lines(&output);
+    let seen: Vec<_> = lines
+        .iter()
+        .map(|l| (l["log"].as_str().unwrap(), l["threads"].as_u64().unwrap()))
+        .collect();
+    let logs = ["collie", "mutex", "insert-locks", "link-buffer"];
+    let expected: Vec<_> = [1, 2].iter().flat_map(|t| logs.map(|log| (log, *t))).collect();
+    assert_eq!(seen, expected);
+    for line in &lines {
+        for field in [
+            "log",
+            "threads",
+            "size",
+            "in_flight",
+            "drains",
+            "appends_per_sec",
+            "p50_us",
+            "p99_us",
+            "p999_us",
+            "max_us",
+        ] {
+            assert!(fields(line).contains(&field), "{field} in {line}");
+        }
+        assert!(line["appends_per_sec"].as_f64().unwrap() > 0.0);
+        assert_eq!(
+            (line["size"].as_u64(), line["drains"].as_bool()),
+            (Some(64), Some(true))
+        );
+    }
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        0,
+        "it cleans up behind itself"
+    );
+}
+
+#[test]
+fn bench_log_for_people_puts_the_ratio_first() {
+    let output = run([
+        "bench",
+        "log",
+        "--threads",
+        "2",
+        "--durability",
+        "process",
+        "--baselines",
+        "--duration",
+        "0.02",
+        "--repeat",
+        "1",
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("× the best lock-based one"), "{text}");
+    assert!(text.contains("link-buffer"), "{text}");
+}
+
+#[test]
+fn a_wrong_flag_is_named_and_ends_with_code_2_or_1() {
+    let output = run(["bench", "log", "--thraeds", "2"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("--threads"),
+        "it suggests the right one: {}",
+        stderr(&output)
+    );
+    let output = run(["bench", "log", "--threads", "0"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("threads"), "{}", stderr(&output));
+}

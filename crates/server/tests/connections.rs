@@ -1,0 +1,576 @@
+//! Connections: who may come, what they may send and hold, and how they end.
+
+mod support;
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use collie_db::Db;
+use collie_server::{Limits, Server, ServerConfig, ServerError};
+use support::{Client, command, config, options, start};
+
+const A_WHILE: Duration = Duration::from_millis(150);
+
+fn field(client: &mut Client, section: &str, name: &str) -> String {
+    let info = client.line(&format!("INFO {section}"));
+    let value = info
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.unwrap_or_else(|| panic!("no {name} in {info}")).to_owned()
+}
+
+#[test]
+fn it_listens_off_loopback_only_with_a_password_or_when_forced() {
+    let dir = tempfile::tempdir().unwrap();
+    let listen = SocketAddr::from(([0, 0, 0, 0], 0));
+    let open = ServerConfig { listen, ..config() };
+    let db = Db::open(dir.path(), options()).unwrap();
+    let refused = Server::bind(open.clone(), db.clone()).unwrap_err();
+    assert!(matches!(refused, ServerError::OpenToNetwork { .. }), "{refused}");
+    assert!(refused.to_string().contains("set one"), "{refused}");
+    drop(
+        Server::bind(
+            ServerConfig {
+                password: Some("secret".into()),
+                ..open.clone()
+            },
+            db.clone(),
+        )
+        .unwrap(),
+    );
+    drop(
+        Server::bind(
+            ServerConfig {
+                open_to_network: true,
+                ..open
+            },
+            db.clone(),
+        )
+        .unwrap(),
+    );
+    let taken = Server::bind(config(), db.clone()).unwrap();
+    let again = ServerConfig {
+        listen: taken.local_addr(),
+        ..config()
+    };
+    assert!(matches!(
+        Server::bind(again, db.clone()),
+        Err(ServerError::Listen { .. })
+    ));
+    let zero = ServerConfig {
+        clients_max: 0,
+        ..config()
+    };
+    assert!(matches!(
+        Server::bind(zero, db.clone()),
+        Err(ServerError::Config {
+            name: "clients_max",
+            ..
+        })
+    ));
+    drop(taken);
+    db.close().unwrap();
+}
+
+#[test]
+fn a_stranger_gets_nowhere_before_the_password() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(
+        dir.path(),
+        ServerConfig {
+            password: Some("secret".into()),
+            ..config()
+        },
+    );
+    let mut client = server.client();
+    for line in [
+        "GET a",
+        "SET a 1",
+        "PING",
+        "CLIENT ID",
+        "COMMAND",
+        "SHUTDOWN",
+        "CONFIG GET requirepass",
+    ] {
+        assert_eq!(
+            client.line(line),
+            "-NOAUTH Authentication required.\r\n",
+            "{line}"
+        );
+    }
+    assert!(client.line("NOSUCH").starts_with("-ERR unknown command"));
+    assert!(client.line("HELLO 3").starts_with("-NOAUTH HELLO must be called"));
+    let wrong = "-WRONGPASS invalid username-password pair or user is disabled.\r\n";
+    assert_eq!(client.line("AUTH wrong"), wrong);
+    assert_eq!(client.line("AUTH other secret"), wrong);
+    assert_eq!(client.line("HELLO 3 AUTH default wrong"), wrong);
+    assert_eq!(client.line("AUTH secret"), "+OK\r\n");
+    assert_eq!(client.line("SET a 1"), "+OK\r\n");
+    assert_eq!(field(&mut client, "stats", "acl_access_denied_auth"), "3");
+    assert_eq!(client.line("RESET"), "+RESET\r\n");
+    assert_eq!(
+        client.line("GET a"),
+        "-NOAUTH Authentication required.\r\n",
+        "RESET logs out"
+    );
+    assert!(
+        client
+            .line("HELLO 3 AUTH default secret SETNAME me")
+            .starts_with("%7\r\n")
+    );
+    assert_eq!(client.line("CLIENT GETNAME"), "$2\r\nme\r\n");
+    assert_eq!(client.line("GET b"), "_\r\n", "RESP3 has one null");
+    // A stranger can neither announce nor send much.
+    let mut stranger = server.client();
+    stranger.send(b"*11\r\n");
+    assert_eq!(
+        stranger.rest(),
+        "-ERR Protocol error: unauthenticated multibulk length\r\n"
+    );
+    let mut stranger = server.client();
+    stranger.send(b"*2\r\n$4\r\nAUTH\r\n$16385\r\n");
+    assert_eq!(
+        stranger.rest(),
+        "-ERR Protocol error: unauthenticated bulk length\r\n"
+    );
+    // The password can be changed, and taken away; whoever is in stays in.
+    assert_eq!(client.line("CONFIG SET requirepass other"), "+OK\r\n");
+    assert_eq!(client.line("GET b"), "_\r\n");
+    assert_eq!(server.client().line("AUTH secret"), wrong);
+    assert_eq!(server.client().line("AUTH other"), "+OK\r\n");
+    assert_eq!(client.call(&["CONFIG", "SET", "requirepass", ""]), "+OK\r\n");
+    assert_eq!(server.client().line("PING"), "+PONG\r\n");
+}
+
+#[test]
+fn there_are_as_many_clients_as_allowed_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(
+        dir.path(),
+        ServerConfig {
+            clients_max: 3,
+            ..config()
+        },
+    );
+    let mut clients: Vec<Client> = (0..3).map(|_| server.client()).collect();
+    for client in &mut clients {
+        assert_eq!(client.line("PING"), "+PONG\r\n");
+    }
+    assert_eq!(server.client().rest(), "-ERR max number of clients reached\r\n");
+    assert_eq!(field(&mut clients[0], "stats", "rejected_connections"), "1");
+    assert_eq!(clients[0].line("CONFIG SET maxclients 4"), "+OK\r\n");
+    assert_eq!(server.client().line("PING"), "+PONG\r\n");
+    // One that leaves makes room.
+    assert_eq!(clients[0].line("CONFIG SET maxclients 3"), "+OK\r\n");
+    assert_eq!(clients.pop().unwrap().line("QUIT"), "+OK\r\n");
+    for attempt in 0.. {
+        let mut client = server.client();
+        client.send(b"PING\r\n");
+        if client.reply() == b"+PONG\r\n" {
+            break;
+        }
+        assert!(attempt < 1_000, "the place stays taken");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_silent_client_is_closed_when_its_time_is_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(
+        dir.path(),
+        ServerConfig {
+            idle_timeout: Duration::from_secs(1),
+            ..config()
+        },
+    );
+    let mut silent = server.client();
+    assert_eq!(silent.line("PING"), "+PONG\r\n");
+    assert_eq!(silent.rest(), "", "closed without a word");
+    assert_eq!(field(&mut server.client(), "stats", "timed_out_clients"), "1");
+}
+
+#[test]
+fn requests_at_their_limits_are_served_and_larger_ones_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        args_max: 5,
+        bulk_len_max: 100_000,
+        request_len_max: 150_000,
+        ..Limits::default()
+    };
+    let server = start(dir.path(), ServerConfig { limits, ..config() });
+    let mut client = server.client();
+    let largest = "x".repeat(100_000);
+    assert_eq!(client.call(&["SET", "k", &largest]), "+OK\r\n");
+    assert_eq!(client.call(&["GET", "k"]).len(), 100_000 + 11);
+    assert_eq!(client.line("MSET a 1 b 2"), "+OK\r\n");
+    let refusals = [
+        (
+            command(&["MSET", "a", "1", "b", "2", "c", "3"]),
+            "invalid multibulk length",
+        ),
+        (
+            command(&["SET", "k", &(largest.clone() + "x")]),
+            "invalid bulk length",
+        ),
+        (
+            command(&["MSET", "a", &largest, "b", &largest]),
+            "too big request",
+        ),
+    ];
+    for (request, error) in refusals {
+        let mut client = server.client();
+        client.send(&request);
+        assert_eq!(client.rest(), format!("-ERR Protocol error: {error}\r\n"));
+    }
+    assert_eq!(client.line("STRLEN k"), ":100000\r\n");
+    assert_eq!(field(&mut client, "stats", "protocol_errors"), "3");
+}
+
+#[test]
+fn a_hostile_frame_ends_its_connection_after_the_replies_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    client.send(b"PING\r\n*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n*1\r\n!\r\nPING\r\n");
+    assert_eq!(
+        client.rest(),
+        "+PONG\r\n$2\r\nhi\r\n-ERR Protocol error: expected '$', got '!'\r\n"
+    );
+    // Binary rubbish of every length never keeps the server from serving others.
+    for len in 0..300_usize {
+        let mut client = server.client();
+        let rubbish: Vec<u8> = (0..len).map(|i| (i * 31 + len * 7) as u8).collect();
+        // The server may close before all is sent.
+        let _ = client.stream.write_all(&rubbish);
+    }
+    assert_eq!(server.client().line("PING"), "+PONG\r\n");
+}
+
+#[test]
+fn a_reply_beyond_the_output_limit_closes_its_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(
+        dir.path(),
+        ServerConfig {
+            output_bytes_max: 50_000,
+            ..config()
+        },
+    );
+    let mut client = server.client();
+    for i in 0..2_000 {
+        client.line(&format!("SET a-key-with-a-rather-long-name:{i} v"));
+    }
+    assert!(client.line("KEYS *:1*").len() < 50_000);
+    client.send(&command(&["KEYS", "*"]));
+    assert_eq!(
+        client.rest(),
+        "-ERR the reply is larger than client-output-buffer-limit\r\n"
+    );
+    assert_eq!(
+        field(
+            &mut server.client(),
+            "stats",
+            "client_output_buffer_limit_disconnections"
+        ),
+        "1"
+    );
+}
+
+#[test]
+fn a_client_that_does_not_read_holds_back_itself_alone() {
+    // It asks for 400 MB in one pipeline and reads nothing: what it is owed is made as it takes it.
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(
+        dir.path(),
+        ServerConfig {
+            threads: 1,
+            ..config()
+        },
+    );
+    let mut client = server.client();
+    client.call(&["SET", "big", &"x".repeat(100_000)]);
+    let mut slow = server.client();
+    slow.send(&command(&["GET", "big"]).repeat(4_000));
+    for _ in 0..200 {
+        assert_eq!(client.line("PING"), "+PONG\r\n");
+    }
+    let held: u64 = field(&mut client, "memory", "mem_clients_normal")
+        .parse()
+        .unwrap();
+    assert!(held < 8 * 1024 * 1024, "{held} bytes are held");
+    for _ in 0..4_000 {
+        assert_eq!(slow.reply().len(), 100_000 + 11);
+    }
+}
+
+#[test]
+fn all_requests_together_stay_within_their_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let limit = 8 * 1024 * 1024;
+    let server = start(
+        dir.path(),
+        ServerConfig {
+            in_flight_bytes_max: limit,
+            ..config()
+        },
+    );
+    let mut small = server.client();
+    // Ten clients send most of two megabytes and stop there.
+    let mut start = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$2000000\r\n".to_vec();
+    start.extend(vec![b'x'; 1_900_000]);
+    let mut hogs: Vec<Client> = (0..10).map(|_| server.client()).collect();
+    for hog in &mut hogs {
+        // Those that are closed meanwhile refuse the rest.
+        let _ = hog.stream.write_all(&start);
+    }
+    let mut evicted = 0;
+    for attempt in 0.. {
+        evicted = field(&mut small, "stats", "evicted_clients").parse().unwrap();
+        let held: i64 = field(&mut small, "memory", "mem_clients_normal").parse().unwrap();
+        if evicted > 0 && held <= limit as i64 {
+            break;
+        }
+        assert!(
+            attempt < 1_000,
+            "{held} bytes are held, {evicted} clients were closed"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!((1..10).contains(&evicted), "some go, not all: {evicted}");
+    assert_eq!(small.line("SET fine 1"), "+OK\r\n");
+}
+
+#[test]
+fn a_thousand_slow_clients_do_not_keep_a_good_one_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let request = command(&["SET", "k", "value"]);
+    let mut slow: Vec<Client> = (0..1_000).map(|_| server.client()).collect();
+    let mut good = server.client();
+    for byte in &request {
+        for client in &mut slow {
+            client.send(&[*byte]);
+        }
+        assert_eq!(good.line("PING"), "+PONG\r\n");
+    }
+    for client in &mut slow {
+        assert_eq!(client.reply(), b"+OK\r\n");
+    }
+}
+
+#[test]
+fn clients_are_listed_named_and_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let (mut one, mut two) = (server.client(), server.client());
+    assert_eq!(one.line("CLIENT SETNAME first"), "+OK\r\n");
+    assert_eq!(two.line("CLIENT SETINFO lib-name tester"), "+OK\r\n");
+    assert_eq!(two.line("CLIENT SETINFO lib-ver 1.0"), "+OK\r\n");
+    assert_eq!(two.line("SELECT 3"), "+OK\r\n");
+    assert_eq!(
+        two.line("CLIENT SETINFO nope x"),
+        "-ERR Unrecognized option 'nope'\r\n"
+    );
+    let list = one.line("CLIENT LIST");
+    assert_eq!(list.matches("id=").count(), 2, "{list}");
+    assert!(
+        list.contains(" name=first ") && list.contains(" lib-name=tester lib-ver=1.0"),
+        "{list}"
+    );
+    assert!(
+        list.contains(" db=3 ") && list.contains(" cmd=client|list "),
+        "{list}"
+    );
+    let id = two.line("CLIENT ID");
+    let id = id.trim_start_matches(':').trim();
+    assert!(
+        one.line(&format!("CLIENT LIST ID {id}"))
+            .contains("lib-name=tester")
+    );
+    assert_eq!(one.line(&format!("CLIENT KILL ID {id}")), ":1\r\n");
+    assert_eq!(two.rest(), "");
+    assert_eq!(
+        one.line("CLIENT KILL TYPE normal"),
+        ":0\r\n",
+        "not oneself unless asked to"
+    );
+    let own = one.stream.local_addr().unwrap().to_string();
+    assert_eq!(one.line(&format!("CLIENT KILL {own}")), "+OK\r\n");
+    assert_eq!(one.rest(), "");
+}
+
+#[test]
+fn replies_are_off_on_or_skipped_as_the_client_wishes() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    let lines = [
+        "CLIENT REPLY OFF",
+        "SET a 1",
+        "CLIENT REPLY SKIP",
+        "CLIENT REPLY ON",
+        "CLIENT REPLY SKIP",
+        "SET a 2",
+        "GET a",
+    ];
+    for line in lines {
+        client.send(&command(&line.split(' ').collect::<Vec<_>>()));
+    }
+    assert_eq!(client.reply(), b"+OK\r\n", "that of ON");
+    assert_eq!(client.reply(), b"$1\r\n2\r\n", "that of GET");
+    assert!(client.is_silent_for(A_WHILE));
+}
+
+#[test]
+fn inline_commands_and_arrays_mix() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    client.send(b"SET 'a key' \"\\x00\\n\"\r\n*2\r\n$3\r\nGET\r\n$5\r\na key\r\n\r\nSTRLEN \"a key\"\n");
+    assert_eq!(client.reply(), b"+OK\r\n");
+    assert_eq!(client.reply(), b"$2\r\n\0\n\r\n");
+    assert_eq!(client.reply(), b":2\r\n");
+}
+
+#[test]
+fn shutdown_finishes_what_was_read_and_closes_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut idle = server.client();
+    assert_eq!(idle.line("PING"), "+PONG\r\n");
+    let mut client = server.client();
+    let mut pipeline = Vec::new();
+    for i in 0..50 {
+        pipeline.extend(command(&["SET", &format!("k{i}"), "v"]));
+    }
+    pipeline.extend(command(&["SHUTDOWN", "NOSAVE"]));
+    client.send(&pipeline);
+    assert_eq!(client.rest(), "+OK\r\n".repeat(50));
+    assert_eq!(idle.rest(), "");
+    let addr = server.addr;
+    server.join().unwrap();
+    assert!(
+        std::net::TcpStream::connect(addr).is_err(),
+        "nobody listens any more"
+    );
+    // The store is closed: it can be opened again at once.
+    let server = start(dir.path(), config());
+    assert_eq!(server.client().line("DBSIZE"), ":50\r\n");
+}
+
+#[test]
+fn a_signal_ends_the_server_although_clients_wait_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let grace = Duration::from_millis(200);
+    let server = start(
+        dir.path(),
+        ServerConfig {
+            shutdown_grace: grace,
+            ..config()
+        },
+    );
+    let mut blocked = server.client();
+    blocked.send(&command(&["WAIT", "1", "0"]));
+    // Another one does not take what it asked for.
+    server.client().call(&["SET", "big", &"x".repeat(1_000_000)]);
+    let mut deaf = server.client();
+    deaf.send(&command(&["GET", "big"]).repeat(50));
+    std::thread::sleep(A_WHILE);
+    server.stop().unwrap();
+    assert_eq!(blocked.rest(), "");
+}
+
+#[test]
+fn a_client_that_waits_for_replicas_and_goes_is_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    let mut waiting = server.client();
+    waiting.send(&command(&["WAIT", "1", "0"]));
+    assert!(waiting.is_silent_for(A_WHILE));
+    drop(waiting);
+    for attempt in 0.. {
+        if field(&mut client, "clients", "connected_clients") == "1" {
+            break;
+        }
+        assert!(attempt < 1_000, "the connection is kept");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn settings_are_changed_all_or_none_and_take_effect() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    let failed = client.line("CONFIG SET timeout 100 maxclients x");
+    assert!(
+        failed.starts_with("-ERR CONFIG SET failed (possibly related to argument 'maxclients')"),
+        "{failed}"
+    );
+    assert_eq!(
+        client.line("CONFIG GET timeout"),
+        "*2\r\n$7\r\ntimeout\r\n$1\r\n0\r\n"
+    );
+    assert_eq!(
+        client.line("CONFIG SET timeout 100 proto-max-bulk-len 1mb"),
+        "+OK\r\n"
+    );
+    assert_eq!(
+        client.line("CONFIG GET timeout"),
+        "*2\r\n$7\r\ntimeout\r\n$3\r\n100\r\n"
+    );
+    client.send(b"*2\r\n$4\r\nECHO\r\n$1048577\r\n");
+    assert_eq!(client.rest(), "-ERR Protocol error: invalid bulk length\r\n");
+    let mut client = server.client();
+    assert_eq!(
+        client.line("CONFIG SET client-output-buffer-limit x"),
+        "-ERR CONFIG SET failed (possibly related to argument 'client-output-buffer-limit') - Wrong number of arguments in buffer limit configuration.\r\n"
+    );
+    assert_eq!(
+        client.call(&["CONFIG", "SET", "client-output-buffer-limit", "normal 1mb 0 0"]),
+        "+OK\r\n"
+    );
+    assert!(
+        client
+            .line("CONFIG GET client-output*")
+            .contains("normal 1048576 0 0")
+    );
+}
+
+#[test]
+fn the_log_shows_in_info() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    for i in 0..10 {
+        client.line(&format!("SET k{i} v"));
+    }
+    let number = |client: &mut Client, name: &str| -> u64 { field(client, "log", name).parse().unwrap() };
+    let [durable, written, boundary, appended] =
+        ["durable", "written", "boundary", "appended"].map(|name| number(&mut client, name));
+    assert!(durable > 1 << 32 && durable <= written && written <= boundary && boundary <= appended);
+    assert!(
+        number(&mut client, "syncs") >= 10,
+        "each of the ten was waited for on its own"
+    );
+    assert_eq!(field(&mut client, "log", "poisoned"), "no");
+    assert!(field(&mut client, "log", "group_frames").contains("mean="));
+    let all = client.line("INFO");
+    for section in [
+        "Server",
+        "Clients",
+        "Memory",
+        "Persistence",
+        "Stats",
+        "Replication",
+        "CPU",
+        "Log",
+        "Keyspace",
+    ] {
+        assert!(all.contains(&format!("# {section}\r\n")), "{section} is missing");
+    }
+}

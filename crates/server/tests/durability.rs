@@ -1,0 +1,363 @@
+//! When replies leave, and what is left after a crash: a server on a simulated device, whose syncs a test
+//! holds back or makes fail.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
+
+mod support;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use collie_db::{Db, Options, RingMode};
+use collie_server::{Ack, ServerConfig};
+use collie_sim::{Fault, FaultKind, PowerCut, SimDevice};
+use support::{Client, Random, Running, command, config, rounds, start_on};
+
+/// Long enough for a reply that does not wait to have come.
+const A_WHILE: Duration = Duration::from_millis(150);
+
+fn open(device: &SimDevice, dir: &Path) -> Db {
+    // Writes that are durable when they return would pass by the held syncs.
+    device.support_direct(false);
+    let options = Options {
+        device: Arc::new(device.clone()),
+        ring: RingMode::Private,
+        ring_bytes: 1 << 20,
+        segment_bytes: 1 << 20,
+        ..support::options()
+    };
+    Db::open(dir, options).unwrap()
+}
+
+fn start(device: &SimDevice, dir: &Path, config: ServerConfig) -> Running {
+    start_on(open(device, dir), config)
+}
+
+fn waits(client: &mut Client) -> u64 {
+    let info = client.line("INFO stats");
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("durability_waits:"));
+    line.unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_reply_never_tells_what_is_not_durable() {
+    // The device's syncs are held: whoever wrote, or read what was written, hears nothing; all others do.
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(1);
+    let server = start(&device, dir.path(), config());
+    server.client().line("SET old 1");
+    let gate = device.hold_syncs();
+    let mut tellers = Vec::new();
+    for (line, expected) in [
+        ("SET new 2", "+OK\r\n"),
+        ("GET new", "$1\r\n2\r\n"),
+        ("SETNX new 3", ":0\r\n"),
+        ("SET new 3 NX", "$-1\r\n"),
+        ("EXISTS new", ":1\r\n"),
+        ("MGET old new", "*2\r\n$1\r\n1\r\n$1\r\n2\r\n"),
+        ("STRLEN new", ":1\r\n"),
+        ("KEYS n*", "*1\r\n$3\r\nnew\r\n"),
+        ("DBSIZE", ":2\r\n"),
+        ("SELECT 0", "+OK\r\n"),
+    ] {
+        let mut client = server.client();
+        client.send(&command(&line.split(' ').collect::<Vec<_>>()));
+        if line.starts_with("SELECT") {
+            assert_eq!(client.reply(), expected.as_bytes(), "{line} tells of no data");
+        } else {
+            assert!(
+                client.is_silent_for(A_WHILE),
+                "{line} was answered before it was durable"
+            );
+            tellers.push((client, line, expected));
+        }
+    }
+    let mut client = server.client();
+    assert_eq!(
+        client.line("GET old"),
+        "$1\r\n1\r\n",
+        "what is durable is told at once"
+    );
+    assert_eq!(client.line("GET nothing"), "$-1\r\n");
+    assert_eq!(client.line("CLIENT ACK buffered"), "+OK\r\n");
+    assert_eq!(
+        client.line("GET new"),
+        "$1\r\n2\r\n",
+        "whoever asked for less is told at once"
+    );
+    gate.release();
+    for (mut client, line, expected) in tellers {
+        assert_eq!(String::from_utf8(client.reply()).unwrap(), expected, "{line}");
+    }
+}
+
+#[test]
+fn a_deletion_is_not_told_before_it_is_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(2);
+    let server = start(&device, dir.path(), config());
+    server.client().line("MSET a 1 b 2");
+    let gate = device.hold_syncs();
+    let (mut deleter, mut reader) = (server.client(), server.client());
+    deleter.send(&command(&["DEL", "a"]));
+    assert!(deleter.is_silent_for(A_WHILE));
+    reader.send(&command(&["GET", "a"]));
+    assert!(
+        reader.is_silent_for(A_WHILE),
+        "that there is nothing is news as well"
+    );
+    gate.release();
+    assert_eq!(deleter.reply(), b":1\r\n");
+    assert_eq!(reader.reply(), b"$-1\r\n");
+}
+
+#[test]
+fn a_pipeline_waits_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(3);
+    let server = start(&device, dir.path(), config());
+    let mut client = server.client();
+    let before = waits(&mut client);
+    let gate = device.hold_syncs();
+    let mut pipeline = Vec::new();
+    for i in 0..100 {
+        pipeline.extend(command(&["SET", &format!("k{i}"), "v"]));
+        pipeline.extend(command(&["INCR", "counter"]));
+    }
+    client.send(&pipeline);
+    assert!(client.is_silent_for(A_WHILE));
+    gate.release();
+    for i in 1..=100 {
+        assert_eq!(client.reply(), b"+OK\r\n");
+        assert_eq!(client.reply(), format!(":{i}\r\n").into_bytes());
+    }
+    assert_eq!(waits(&mut client) - before, 1);
+}
+
+#[test]
+fn a_waiting_connection_holds_up_nobody() {
+    // One thread: every connection shares it with those that wait for the held sync.
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(4);
+    let server = start(
+        &device,
+        dir.path(),
+        ServerConfig {
+            threads: 1,
+            ..config()
+        },
+    );
+    server.client().line("SET old 1");
+    let gate = device.hold_syncs();
+    let mut waiting: Vec<Client> = (0..20).map(|_| server.client()).collect();
+    for (i, client) in waiting.iter_mut().enumerate() {
+        client.send(&command(&["SET", &format!("k{i}"), "v"]));
+    }
+    let mut client = server.client();
+    for _ in 0..100 {
+        assert_eq!(client.line("GET old"), "$1\r\n1\r\n");
+    }
+    assert!(waiting[0].is_silent_for(A_WHILE));
+    gate.release();
+    for client in &mut waiting {
+        assert_eq!(client.reply(), b"+OK\r\n");
+    }
+}
+
+#[test]
+fn the_level_is_the_servers_or_the_connections() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(5);
+    let server = start(
+        &device,
+        dir.path(),
+        ServerConfig {
+            ack: Ack::Buffered,
+            ..config()
+        },
+    );
+    let mut client = server.client();
+    assert_eq!(client.line("CLIENT ACK"), "$8\r\nbuffered\r\n");
+    assert_eq!(
+        client.line("CLIENT ACK often"),
+        "-ERR ack must be one of disk, process, buffered\r\n"
+    );
+    let gate = device.hold_syncs();
+    assert_eq!(client.line("SET a 1"), "+OK\r\n");
+    assert_eq!(
+        client.line("WAITAOF 1 0 50"),
+        "*2\r\n:0\r\n:0\r\n",
+        "the barrier tells that it was not reached"
+    );
+    let mut strict = server.client();
+    assert_eq!(strict.line("CLIENT ACK disk"), "+OK\r\n");
+    strict.send(&command(&["GET", "a"]));
+    assert!(strict.is_silent_for(A_WHILE));
+    client.send(&command(&["WAITAOF", "1", "0", "0"]));
+    assert!(client.is_silent_for(A_WHILE));
+    gate.release();
+    assert_eq!(client.reply(), b"*2\r\n:1\r\n:0\r\n");
+    assert_eq!(strict.reply(), b"$1\r\n1\r\n");
+    assert_eq!(client.line("CONFIG SET ack disk"), "+OK\r\n");
+    assert_eq!(
+        client.line("CONFIG GET appendfsync"),
+        "*2\r\n$11\r\nappendfsync\r\n$6\r\nalways\r\n"
+    );
+    assert_eq!(
+        server.client().line("CLIENT ACK"),
+        "$4\r\ndisk\r\n",
+        "new connections take the server's level"
+    );
+    // A pipeline that turns weaker midway keeps what its first part was promised.
+    let mut turning = server.client();
+    turning.line("CLIENT ACK disk");
+    let gate = device.hold_syncs();
+    turning.send(
+        &[
+            command(&["SET", "b", "1"]),
+            command(&["CLIENT", "ACK", "buffered"]),
+        ]
+        .concat(),
+    );
+    assert!(turning.is_silent_for(A_WHILE));
+    gate.release();
+    assert_eq!(
+        (turning.reply(), turning.reply()),
+        (b"+OK\r\n".to_vec(), b"+OK\r\n".to_vec())
+    );
+}
+
+#[test]
+fn after_a_failed_sync_writes_are_refused_and_reads_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(6);
+    let db = open(&device, dir.path());
+    let server = start_on(db, config());
+    let mut client = server.client();
+    assert_eq!(client.line("SET old 1"), "+OK\r\n");
+    device.inject(Fault::new(FaultKind::SyncFails));
+    let misconf = "-MISCONF Errors writing to the AOF file: ";
+    // In one pipeline: what was durable is told, what is not becomes an error, and the framing holds.
+    client.send(
+        &[
+            command(&["GET", "old"]),
+            command(&["SET", "new", "2"]),
+            command(&["GET", "old"]),
+        ]
+        .concat(),
+    );
+    assert_eq!(client.reply(), b"$1\r\n1\r\n");
+    let refused = String::from_utf8(client.reply()).unwrap();
+    assert!(refused.starts_with(misconf), "{refused}");
+    assert_eq!(client.reply(), b"$1\r\n1\r\n");
+    let mut other = server.client();
+    for line in ["SET x 1", "INCR y", "DEL old", "FLUSHALL", "EXPIRE old 100"] {
+        let refused = other.line(line);
+        assert!(refused.starts_with(misconf), "{line}: {refused}");
+    }
+    assert_eq!(other.line("GET old"), "$1\r\n1\r\n");
+    assert_eq!(other.line("PING"), "+PONG\r\n");
+    assert!(device.fired(FaultKind::SyncFails) > 0);
+    drop((client, other));
+    assert!(
+        server.stop().is_err(),
+        "a store that is not closed cleanly is reported"
+    );
+}
+
+#[test]
+fn a_full_disk_refuses_writes_until_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(7);
+    let server = start(&device, dir.path(), config());
+    let mut client = server.client();
+    client.line("SET old 1");
+    device.limit_space(Some(0));
+    let big = "x".repeat(60_000);
+    let mut refused = None;
+    for i in 0..1_000 {
+        let reply = client.call(&["SET", &format!("k{i}"), &big]);
+        if reply != "+OK\r\n" {
+            refused = Some((i, reply));
+            break;
+        }
+    }
+    let (first, reply) = refused.unwrap();
+    assert!(
+        reply.starts_with("-MISCONF Errors writing to the AOF file: no space left"),
+        "{reply}"
+    );
+    assert_eq!(client.line("GET old"), "$1\r\n1\r\n");
+    assert_eq!(
+        client.line(&format!("EXISTS k{first}")),
+        ":0\r\n",
+        "what was refused is not there"
+    );
+    device.limit_space(None);
+    for attempt in 0.. {
+        if client.line("SET again 1") == "+OK\r\n" {
+            break;
+        }
+        assert!(attempt < 1_000, "there is room and writes are still refused");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(client.line("DBSIZE"), format!(":{}\r\n", first + 2));
+}
+
+#[test]
+fn what_was_told_is_there_after_a_power_cut() {
+    // Clients increment one counter and read it, each noting the largest value it was told. The world is
+    // caught in mid-flight and its unsynced part lost in one way after another: the counter must not lie
+    // below what anybody was told.
+    let mut random = Random::new("what_was_told_is_there_after_a_power_cut");
+    for _ in 0..rounds("COLLIE_POWER_CUTS", 2) {
+        let seed = random.below(1 << 30) as u64;
+        let dir = tempfile::tempdir().unwrap();
+        let device = SimDevice::new(seed);
+        device.delay_syncs(Duration::from_micros(200));
+        let db = open(&device, dir.path());
+        let server = start_on(db, config());
+        let told = AtomicI64::new(0);
+        let images = std::thread::scope(|scope| {
+            for i in 0..6 {
+                let mut client = server.client();
+                let told = &told;
+                scope.spawn(move || {
+                    for _ in 0..100 {
+                        let reply = client.line(if i % 3 == 0 { "GET counter" } else { "INCR counter" });
+                        let number = reply.trim_end().rsplit([':', '\n']).next().unwrap();
+                        let number: i64 = number.parse().unwrap_or(0);
+                        told.fetch_max(number, Ordering::SeqCst);
+                    }
+                });
+            }
+            (0..2)
+                .map(|_| {
+                    std::thread::sleep(Duration::from_millis(3));
+                    let floor = told.load(Ordering::SeqCst);
+                    (floor, device.snapshot())
+                })
+                .collect::<Vec<_>>()
+        });
+        server.stop().unwrap();
+        for (floor, snapshot) in images {
+            for (name, way) in PowerCut::WAYS {
+                let after = snapshot.power_cut(way, seed).device();
+                // The tables lie outside the simulated device; none was written before the cut.
+                std::fs::remove_dir_all(dir.path()).unwrap();
+                std::fs::create_dir(dir.path()).unwrap();
+                let server = start(&after, dir.path(), config());
+                let found = server.client().line("GET counter");
+                let found: i64 = found.trim_end().rsplit('\n').next().unwrap().parse().unwrap_or(0);
+                assert!(
+                    found >= floor,
+                    "told {floor}, found {found}, {name:?}, seed {seed}"
+                );
+            }
+        }
+    }
+}

@@ -107,8 +107,8 @@ struct Book {
     tick: u64,
     next_id: u64,
     commits: BTreeMap<u64, Note>,
-    /// The program gave up everything ordered below: it may be there or not.
-    released: u64,
+    /// When the program gave up everything ordered below what: that may be there or not from then on.
+    released: Vec<(u64, u64)>,
 }
 
 #[derive(Debug, Clone)]
@@ -184,7 +184,8 @@ impl Ledger {
     /// The program gave up every commit ordered below `order`: it may be there or not from now on.
     pub fn released(&self, order: u64) {
         let mut book = self.book();
-        book.released = book.released.max(order);
+        let now = book.advance();
+        book.released.push((now, order));
     }
 
     /// This moment, for [`SimDevice::tag_snapshots`](crate::SimDevice::tag_snapshots).
@@ -215,7 +216,7 @@ impl Ledger {
         };
         let there = book.check_each(found, &mut verdict);
         book.check_promises(tag, survives, &there, &mut verdict);
-        book.check_order(survives, &there, &mut verdict);
+        book.check_order(tag, survives, &there, &mut verdict);
         verdict
     }
 
@@ -226,7 +227,7 @@ impl Ledger {
         let mut book = self.book().clone();
         let now = book.advance();
         let there: BTreeSet<u64> = found.iter().filter_map(|c| c.id).collect();
-        let released = book.released;
+        let released = book.released_by(now);
         for (id, note) in &mut book.commits {
             let given_up = note.order.is_some_and(|order| order < released);
             note.dead |= !there.contains(id) && !given_up;
@@ -248,8 +249,10 @@ impl Book {
         self.tick
     }
 
-    fn gave_up(&self, note: &Note) -> bool {
-        note.order.is_some_and(|order| order < self.released)
+    /// Everything ordered below was given up by `tag`.
+    fn released_by(&self, tag: u64) -> u64 {
+        let then = self.released.iter().filter(|&&(at, _)| at <= tag);
+        then.map(|&(_, order)| order).max().unwrap_or(0)
     }
 
     /// Every commit by itself: whole, known, at its place, once. Returns the numbers of those found.
@@ -283,13 +286,15 @@ impl Book {
 
     /// The first sentence.
     fn check_promises(&self, tag: u64, survives: Survives, there: &BTreeSet<u64>, verdict: &mut Verdict) {
+        let released = self.released_by(tag);
         for (id, note) in &self.commits {
             let promised = match survives {
                 Survives::Process => note.process,
                 Survives::Power | Survives::ProcessThenPower => note.disk,
                 Survives::Damage => None,
             };
-            if note.dead || self.gave_up(note) || promised.is_none_or(|at| at > tag) {
+            let gave_up = note.order.is_some_and(|order| order < released);
+            if note.dead || gave_up || promised.is_none_or(|at| at > tag) {
                 continue;
             }
             verdict.acknowledged += 1;
@@ -301,15 +306,17 @@ impl Book {
     }
 
     /// The second sentence.
-    fn check_order(&self, survives: Survives, there: &BTreeSet<u64>, verdict: &mut Verdict) {
+    fn check_order(&self, tag: u64, survives: Survives, there: &BTreeSet<u64>, verdict: &mut Verdict) {
         let found = there.iter().filter_map(|id| self.commits.get(id));
         let (mut last_begun, mut last_order) = (0, None);
         for note in found {
             last_begun = last_begun.max(note.begun);
             last_order = last_order.max(note.order);
         }
+        let released = self.released_by(tag);
         for (id, note) in &self.commits {
-            if note.dead || self.gave_up(note) || there.contains(id) {
+            let gave_up = note.order.is_some_and(|order| order < released);
+            if note.dead || gave_up || there.contains(id) {
                 continue;
             }
             let seen = note.visible.is_some_and(|at| at < last_begun);
@@ -443,6 +450,12 @@ mod tests {
         let now = ledger.now();
         assert!(ledger.check(now, Survives::Power, &found(&[1, 2])).holds());
         assert!(ledger.check(now, Survives::Power, &found(&[0, 1])).holds());
+        let before = ledger.check(now - 1, Survives::Power, &found(&[1, 2]));
+        assert_eq!(
+            (before.lost, before.reordered),
+            (1, 1),
+            "it was not given up yet: {before}"
+        );
         let later = ledger.after(&found(&[1]));
         assert!(later.check(later.now(), Survives::Power, &found(&[1])).holds());
         assert!(!later.check(later.now(), Survives::Power, &found(&[0])).holds());

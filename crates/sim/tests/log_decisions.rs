@@ -6,9 +6,9 @@
 use std::path::Path;
 
 use collie_io::Device;
-use collie_log::{Level, Log, LogError, RingOutcome, Worker};
+use collie_log::{AppendHook, Level, Log, LogError, Lsn, RingOutcome, Span, Worker};
 use collie_sim::images::{DIR, Setup, commit, find};
-use collie_sim::{Image, Ledger, PowerCut, SimDevice, Snapshot, Survives, VOLATILE_DIR};
+use collie_sim::{Image, Ledger, PowerCut, SECTOR, SimDevice, Snapshot, Survives, VOLATILE_DIR};
 
 /// A log with two commits on disk and two more in its ring.
 fn world(shared: bool) -> (SimDevice, Ledger, Log, Worker, Setup) {
@@ -43,6 +43,41 @@ fn the_ring_of_a_dead_process_is_recovered() {
     let (ring, warnings) = recover(&image, &ledger, Survives::Process, setup);
     assert_eq!(ring, RingOutcome::Recovered { frames: 2, holes: 0 });
     assert!(warnings.is_empty(), "{warnings:?}");
+}
+
+/// Lets another worker append and be acknowledged between reservation and copy.
+struct Overtaken<'a> {
+    log: &'a Log,
+    worker: &'a mut Worker,
+    ledger: &'a Ledger,
+    device: &'a SimDevice,
+    moment: Option<Snapshot>,
+}
+
+impl AppendHook for Overtaken<'_> {
+    fn before_reserve(&mut self, _next: Lsn) {}
+
+    fn reserved(&mut self, _span: Span) {
+        commit(self.log, self.worker, self.ledger, 24, Some(Level::Process)).unwrap();
+        self.moment = Some(self.device.snapshot());
+    }
+}
+
+#[test]
+fn a_complete_frame_behind_a_hole_of_the_ring_counts() {
+    let (device, ledger, log, mut worker, setup) = world(true);
+    let mut slow = log.worker().unwrap();
+    let mut hook = Overtaken {
+        log: &log,
+        worker: &mut worker,
+        ledger: &ledger,
+        device: &device,
+        moment: None,
+    };
+    slow.append_with(1, 2, b"never completed", &mut hook).unwrap();
+    let image = hook.moment.unwrap().process_death();
+    let (ring, _) = recover(&image, &ledger, Survives::Process, setup);
+    assert_eq!(ring, RingOutcome::Recovered { frames: 3, holes: 1 });
 }
 
 #[test]
@@ -137,4 +172,25 @@ fn rot_below_a_promise_is_refused_with_its_place_and_above_it_cuts_the_log() {
             }
         }
     }
+}
+
+#[test]
+fn a_segment_header_survives_the_loss_of_one_sector_and_not_of_both() {
+    let (device, ledger, _log, _worker, setup) = world(false);
+    let segment = Path::new(DIR).join("0000000000000001.seg");
+    let rot = |image: &mut Image, at: usize| {
+        (at..at + SECTOR).for_each(|byte| assert!(image.flip_bit(&segment, byte as u64 * 8)));
+    };
+    let second = 2_048;
+    for copy in [0, second] {
+        let mut image = device.snapshot().process_death();
+        rot(&mut image, copy);
+        recover(&image, &ledger, Survives::Process, setup);
+    }
+    let mut image = device.snapshot().process_death();
+    rot(&mut image, 0);
+    rot(&mut image, second);
+    let error = Log::open(DIR, setup.options(&image.device(), false)).map(|_| ());
+    let text = error.expect_err("the segment holds frames").to_string();
+    assert!(text.contains("0000000000000001.seg"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Crashes that recovery once got wrong, each by itself.
+//! Crashes at every moment of what recovery, rotation and release do; most of them were got wrong once.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
 
@@ -27,8 +27,24 @@ impl Process {
         }
     }
 
+    /// A fresh log, every moment of which is recorded with what the ledger held.
+    fn recorded((shared, direct): (bool, bool), ledger: &Ledger) -> Self {
+        let device = SimDevice::new(1);
+        let process = Self::start(Setup::small(shared, direct), device);
+        process.device.record(Points::Changes, 400);
+        let tags = ledger.clone();
+        process.device.tag_snapshots(move || tags.now());
+        process
+    }
+
     fn commit(&mut self, ledger: &Ledger, len: usize, level: Level) {
         commit(&self.log, &mut self.worker, ledger, len, Some(level)).unwrap();
+    }
+
+    fn release(&self, ledger: &Ledger) {
+        let durable = self.log.durable();
+        ledger.released(durable);
+        self.log.hold("test", durable);
     }
 
     /// This process crashes; the next one starts with what it left.
@@ -38,60 +54,111 @@ impl Process {
         Self::start(self.setup, next)
     }
 
-    fn assert_all_there(&self, ledger: &Ledger, survives: Survives) {
-        let verdict = ledger.check(ledger.now(), survives, &find(&self.log).unwrap());
-        assert!(
-            verdict.holds() && verdict.acknowledged > 0,
-            "{:?}: {verdict}",
-            self.setup
-        );
+    fn assert_all_there(&self, ledger: &Ledger, tag: u64, survives: Survives, context: &str) {
+        let found = find(&self.log).unwrap_or_else(|e| panic!("{context}: {e}"));
+        let verdict = ledger.check(tag, survives, &found);
+        assert!(verdict.holds(), "{context}, {:?}: {verdict}", self.setup);
     }
 }
 
-fn names_lost(snapshot: &Snapshot) -> Image {
-    let way = PowerCut::WAYS.iter().find(|(name, _)| *name == "names lost");
-    snapshot.power_cut(way.unwrap().1, 1)
+fn way(name: &str) -> PowerCut {
+    PowerCut::WAYS.iter().find(|(n, _)| *n == name).unwrap().1
 }
 
-#[test]
-fn an_empty_epoch_that_comes_back_does_not_hide_the_older_ones() {
-    for (shared, direct) in SETUPS {
-        let ledger = Ledger::new();
-        let mut process = Process::start(Setup::small(shared, direct), SimDevice::new(1));
-        process.commit(&ledger, 500, Level::Disk);
-        process.commit(&ledger, 500, Level::Disk);
-        // The second epoch gets nothing; the third removes its segment, and that removal is lost.
-        process = process.crash(Snapshot::process_death);
-        process = process.crash(Snapshot::process_death);
-        process.commit(&ledger, 500, Level::Disk);
-        process = process.crash(names_lost);
-        process.assert_all_there(&ledger, Survives::Power);
+/// Crashes a moment in the ways that matter most: the process dies, and the power goes and leaves names
+/// lost, nothing but what was synced, and any of the rest.
+fn crashes(moment: &Snapshot, seeds: u64) -> Vec<(String, Image, Survives)> {
+    let at = format!("{:?}", moment.at());
+    let mut images = vec![(
+        format!("process death at {at}"),
+        moment.process_death(),
+        Survives::Process,
+    )];
+    for name in ["names lost", "lost"] {
+        images.push((
+            format!("{name} at {at}"),
+            moment.power_cut(way(name), 1),
+            Survives::Power,
+        ));
     }
+    for seed in 0..seeds {
+        let image = moment.power_cut(way("any sectors"), seed);
+        images.push((format!("any sectors ({seed}) at {at}"), image, Survives::Power));
+    }
+    images
 }
 
-#[test]
-fn a_superseded_segment_that_comes_back_is_no_part_of_the_log_after_a_release() {
-    for (shared, direct) in SETUPS {
-        let ledger = Ledger::new();
-        let mut process = Process::start(Setup::small(shared, direct), SimDevice::new(1));
-        process.commit(&ledger, 100, Level::Disk);
-        // The second epoch carries the frame over and removes the first segment, and that is lost.
-        process = process.crash(Snapshot::process_death);
-        process.commit(&ledger, 100, Level::Disk);
-        process = process.crash(names_lost);
-        process.assert_all_there(&ledger, Survives::Power);
-        // Everything is given up: the segments that masked the old one go.
-        process.commit(&ledger, 100, Level::Disk);
-        process = process.crash(Snapshot::process_death);
-        let durable = process.log.durable();
-        ledger.released(durable);
-        process.log.hold("test", durable);
-        process.commit(&ledger, 100, Level::Disk);
-        for crash in [names_lost, Snapshot::process_death] {
-            let image = crash(&process.device.snapshot());
-            let next = Process::start(process.setup, image.device());
-            next.assert_all_there(&ledger, Survives::Power);
+/// Recovers every crash of every moment and judges it.
+fn judge(moments: &[Snapshot], ledger: &Ledger, setup: Setup, seeds: u64) {
+    for moment in moments {
+        for (context, image, survives) in crashes(moment, seeds) {
+            let next = Process::start(setup, image.device());
+            next.assert_all_there(ledger, moment.tag(), survives, &context);
         }
+    }
+}
+
+#[test]
+fn epochs_that_come_back_neither_hide_nor_pass_for_the_log() {
+    for (shared, direct) in SETUPS {
+        for deaths in 1..4 {
+            let ledger = Ledger::new();
+            let mut process = Process::start(Setup::small(shared, direct), SimDevice::new(1));
+            process.commit(&ledger, 500, Level::Disk);
+            process.commit(&ledger, 500, Level::Disk);
+            for _ in 1..deaths {
+                process = process.crash(Snapshot::process_death);
+            }
+            // The last recovery removes what it supersedes, and crashes anywhere.
+            let device = process.device.snapshot().process_death().device();
+            device.record(Points::Changes, 400);
+            let last = Process::start(process.setup, device);
+            for moment in last.device.take_snapshots() {
+                for (context, image, _) in crashes(&moment, 2) {
+                    let ledger = ledger.after(&find(&last.log).unwrap());
+                    let mut next = Process::start(process.setup, image.device());
+                    next.assert_all_there(&ledger, ledger.now(), Survives::Power, &context);
+                    // What masks the superseded segments goes.
+                    next.commit(&ledger, 100, Level::Disk);
+                    next = next.crash(Snapshot::process_death);
+                    next.release(&ledger);
+                    next.commit(&ledger, 100, Level::Disk);
+                    next = next.crash(|snapshot| snapshot.power_cut(way("names lost"), 1));
+                    next.assert_all_there(&ledger, ledger.now(), Survives::Power, &context);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn reused_segments_keep_what_is_new_and_give_back_nothing_old() {
+    for modes in SETUPS {
+        let ledger = Ledger::new();
+        let mut process = Process::recorded(modes, &ledger);
+        // Frames of 512 bytes, of which a segment holds a whole number: old ones lie where new ones go.
+        for n in 0..400 {
+            process.commit(&ledger, 480, Level::Disk);
+            if n % 40 == 39 {
+                process.release(&ledger);
+            }
+        }
+        judge(&process.device.take_snapshots(), &ledger, process.setup, 1);
+    }
+}
+
+#[test]
+fn a_release_never_leaves_a_gap() {
+    for modes in SETUPS {
+        let ledger = Ledger::new();
+        let mut process = Process::recorded(modes, &ledger);
+        for _ in 0..70 {
+            process.commit(&ledger, 3_000, Level::Disk);
+        }
+        let _ = process.device.take_snapshots();
+        process.release(&ledger);
+        process.commit(&ledger, 3_000, Level::Disk);
+        judge(&process.device.take_snapshots(), &ledger, process.setup, 8);
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use collie_io::File;
-use collie_log::{Level, Lsn};
+use collie_log::{Level, Lsn, RecoveryReport};
 use parking_lot::Mutex;
 
 use crate::codec::{KIND_COMMIT, KIND_UNLOGGED, Op};
@@ -324,6 +324,12 @@ impl Db {
         let all = self.core().families.read().all();
         all.iter()
             .try_for_each(|family| compaction::compact_all(self.core(), family))
+    }
+
+    /// What opening found in the log, and what it did about it; `None` with the log off.
+    #[must_use]
+    pub fn recovery(&self) -> Option<&RecoveryReport> {
+        self.core().journal.recovery()
     }
 
     /// Figures of the store, its log and its families.

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use collie_log::{AppendHook, Level, Log, LogStats, Lsn, Span, Worker};
+use collie_log::{AppendHook, Level, Log, LogStats, Lsn, RecoveryReport, Span, Worker};
 
 use crate::Result;
 use crate::codec::VIRTUAL_FRAME;
@@ -133,6 +133,14 @@ impl Journal {
     pub(crate) fn oldest(&self) -> Option<Lsn> {
         match self {
             Self::Log(log) => Some(log.oldest()),
+            Self::Virtual(_) => None,
+        }
+    }
+
+    /// What opening the log found; `None` with the log off.
+    pub(crate) fn recovery(&self) -> Option<&RecoveryReport> {
+        match self {
+            Self::Log(log) => Some(log.recovery()),
             Self::Virtual(_) => None,
         }
     }

@@ -1,11 +1,13 @@
 //! The command line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::ensure;
 use clap::{Parser, Subcommand, ValueEnum};
 use collie_log::{Level, RingMode};
+use collie_server::Ack;
 
 /// Collie: a transactional store built around its log.
 #[derive(Debug, Parser)]
@@ -29,6 +31,33 @@ pub(crate) enum Command {
     /// Measures: the log beside lock-based ones.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Serves a store to Redis clients, until SIGTERM, SIGINT or SHUTDOWN.
+    Serve(ServeArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// The store's directory; created where it does not exist.
+    #[arg(long)]
+    pub(crate) dir: PathBuf,
+    /// Where to listen; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:6380")]
+    pub(crate) listen: SocketAddr,
+    /// When replies leave: when what they tell is at this level. Connections can choose for themselves.
+    #[arg(long, value_enum, default_value_t = Durability::Disk)]
+    pub(crate) ack: Durability,
+    /// Where the log's ring lies.
+    #[arg(long, value_enum, default_value_t = Ring::Shared)]
+    pub(crate) ring: Ring,
+    /// Threads that serve connections; 0: one per core.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) threads: usize,
+    /// Let in only clients that say the password on the first line of this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) password_file: Option<PathBuf>,
+    /// Listen off loopback even without a password.
+    #[arg(long)]
+    pub(crate) open_to_network: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -77,7 +106,7 @@ pub(crate) struct BenchArgs {
     db: Option<PathBuf>,
     /// Where the log's ring lies: in shared memory, or private to the process.
     #[arg(long, value_enum, default_value_t = Ring::Shared)]
-    ring: Ring,
+    pub(crate) ring: Ring,
     /// How often each measurement is repeated.
     #[arg(long, default_value_t = 3)]
     pub(crate) repeat: usize,
@@ -129,6 +158,14 @@ impl Durability {
             Self::Disk => Level::Disk,
         }
     }
+
+    pub(crate) fn ack(self) -> Ack {
+        match self {
+            Self::Buffered => Ack::Buffered,
+            Self::Process => Ack::Process,
+            Self::Disk => Ack::Disk,
+        }
+    }
 }
 
 /// Where a ring lies.
@@ -140,14 +177,16 @@ pub(crate) enum Ring {
     Private,
 }
 
-impl BenchArgs {
-    pub(crate) fn ring_mode(&self) -> RingMode {
-        match self.ring {
-            Ring::Shared => RingMode::default(),
-            Ring::Private => RingMode::Private,
+impl Ring {
+    pub(crate) fn mode(self) -> RingMode {
+        match self {
+            Self::Shared => RingMode::default(),
+            Self::Private => RingMode::Private,
         }
     }
+}
 
+impl BenchArgs {
     pub(crate) fn dir(&self) -> PathBuf {
         self.db.clone().unwrap_or_else(std::env::temp_dir)
     }
@@ -211,7 +250,7 @@ mod tests {
         assert_eq!((args.threads.as_slice(), args.size), (&[2, 8][..], 512));
         assert_eq!((args.durability.level(), args.in_flight), (Level::Process, 256));
         assert_eq!(args.duration().unwrap(), Duration::from_millis(500));
-        assert_eq!(args.common.ring_mode(), RingMode::Private);
+        assert_eq!(args.common.ring.mode(), RingMode::Private);
         assert!(args.baselines && args.common.json && args.common.repeat == 5);
         assert!(log_bench(&["--duration", "-1"]).duration().is_err());
     }

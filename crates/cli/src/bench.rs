@@ -22,7 +22,7 @@ pub(crate) fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
         },
         duration: args.duration()?,
         repeat: args.common.repeat,
-        ring: args.common.ring_mode(),
+        ring: args.common.ring.mode(),
         dir: args.common.dir(),
         ..LogBench::default()
     };

@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod log;
 mod output;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,13 @@ enum Outcome {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    // Warnings of the crates below, on standard error. Nobody else has set a subscriber before.
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(false)
+        .try_init();
     match run(args) {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Bad) => ExitCode::FAILURE,
@@ -44,6 +52,7 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.command {
+        Command::Serve(args) => serve::run(&args),
         Command::Log(command) => log::run(&command),
         Command::Bench(BenchCommand::Log(args)) => bench::log(&args),
     }

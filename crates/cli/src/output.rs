@@ -86,6 +86,19 @@ fn target() -> ProgressDrawTarget {
     }
 }
 
+/// A number with its digits in groups of three: 1,234,567.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// A figure to three digits: 950, 12.3 k, 4.56 M.
 pub(crate) fn count(figure: f64) -> String {
     let (scaled, unit) = match figure {
@@ -137,6 +150,10 @@ mod tests {
             [
                 "7", "999", "1.00 k", "12.3 k", "999 k", "1.00 M", "4.57 M", "2.50 G"
             ]
+        );
+        assert_eq!(
+            [7, 999, 1000, 1_234_567].map(grouped),
+            ["7", "999", "1,000", "1,234,567"]
         );
         assert_eq!([0.123, 12.34, 1234.5].map(micros), ["0.12", "12.3", "1234"]);
     }

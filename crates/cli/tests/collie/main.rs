@@ -9,3 +9,4 @@
 mod bench;
 mod common;
 mod log;
+mod serve;

@@ -1,0 +1,193 @@
+//! `collie serve` through the real binary and a socket.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, ChildStderr, ExitStatus, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common::{collie, run, stderr};
+
+/// A served store; killed when the test ends before it does.
+pub(crate) struct Served {
+    child: Child,
+    pub(crate) port: u16,
+    /// What it said before it listened.
+    pub(crate) said: Vec<String>,
+    rest: BufReader<ChildStderr>,
+}
+
+impl Served {
+    pub(crate) fn start(dir: &Path, flags: &[&str]) -> Self {
+        let mut child = collie()
+            .args(["serve", "--listen", "127.0.0.1:0", "--dir"])
+            .arg(dir)
+            .args(flags)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let rest = BufReader::new(child.stderr.take().unwrap());
+        let mut served = Self {
+            child,
+            port: 0,
+            said: Vec::new(),
+            rest,
+        };
+        while served.port == 0 {
+            let mut line = String::new();
+            let read = served.rest.read_line(&mut line).unwrap();
+            assert_ne!(read, 0, "it ended: {:?}", served.said);
+            if let Some(rest) = line.strip_prefix("listening on 127.0.0.1:") {
+                served.port = rest.split_whitespace().next().unwrap().parse().unwrap();
+            }
+            served.said.push(line);
+        }
+        served
+    }
+
+    pub(crate) fn connect(&self) -> Client {
+        Client::connect(self.port).unwrap()
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Sends a signal and waits for the end; what it said last comes with it.
+    pub(crate) fn end(mut self, signal: Signal) -> (ExitStatus, String) {
+        kill_process(self.pid(), signal).unwrap();
+        let status = self.child.wait().unwrap();
+        let mut text = String::new();
+        self.rest.read_to_string(&mut text).unwrap();
+        (status, text)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A client that knows as much of the protocol as the tests need.
+pub(crate) struct Client(BufReader<TcpStream>);
+
+impl Client {
+    pub(crate) fn connect(port: u16) -> std::io::Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    /// Sends a command and returns its reply: the first line, and a bulk string's content instead.
+    pub(crate) fn call(&mut self, words: &[&str]) -> std::io::Result<String> {
+        let mut request = format!("*{}\r\n", words.len());
+        for word in words {
+            request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+        }
+        self.0.get_mut().write_all(request.as_bytes())?;
+        let mut line = String::new();
+        if self.0.read_line(&mut line)? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        let line = line.trim_end().to_owned();
+        match line.strip_prefix('$').map(|len| len.parse::<usize>()) {
+            Some(Ok(len)) => {
+                let mut bulk = vec![0; len + 2];
+                self.0.read_exact(&mut bulk)?;
+                bulk.truncate(len);
+                Ok(String::from_utf8(bulk).unwrap())
+            }
+            _ => Ok(line),
+        }
+    }
+}
+
+#[test]
+fn a_store_is_served_ends_in_order_and_is_recovered() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    for (round, signal) in [Signal::TERM, Signal::INT, Signal::KILL, Signal::TERM]
+        .into_iter()
+        .enumerate()
+    {
+        let served = Served::start(&store, &[]);
+        let first = &served.said[0];
+        if round == 0 {
+            assert!(first.contains("a new store"), "{first}");
+        } else {
+            assert!(first.contains(&format!("epoch {}", round + 1)), "{first}");
+        }
+        let mut client = served.connect();
+        for before in 0..round {
+            let value = client.call(&["GET", &format!("round {before}")]).unwrap();
+            assert_eq!(value, format!("value {before}"));
+        }
+        let (key, value) = (format!("round {round}"), format!("value {round}"));
+        assert_eq!(client.call(&["SET", &key, &value]).unwrap(), "+OK");
+        let (status, last) = served.end(signal);
+        if signal == Signal::KILL {
+            assert!(!status.success());
+        } else {
+            assert!(status.success(), "{status}: {last}");
+            assert!(last.contains("ended in order"), "{last}");
+        }
+    }
+}
+
+#[test]
+fn a_second_server_is_told_who_holds_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = Served::start(dir.path(), &["--ack", "process"]);
+    let second = run([
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--dir",
+        dir.path().to_str().unwrap(),
+    ]);
+    assert_eq!(second.status.code(), Some(1));
+    let pid = served.pid().as_raw_nonzero();
+    assert!(
+        stderr(&second).contains(&format!("process {pid}")),
+        "{}",
+        stderr(&second)
+    );
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("letter"), "dear reader").unwrap();
+    let wrong = run(["serve", "--dir", dir.path().to_str().unwrap()]);
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(stderr(&wrong).contains("letter"), "{}", stderr(&wrong));
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        1,
+        "it is left untouched"
+    );
+
+    let store = dir.path().join("store");
+    let store = store.to_str().unwrap();
+    let open = run(["serve", "--dir", store, "--listen", "0.0.0.0:0"]);
+    assert_eq!(open.status.code(), Some(1));
+    assert!(stderr(&open).contains("password"), "{}", stderr(&open));
+}
+
+#[test]
+fn a_password_file_keeps_strangers_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("password");
+    std::fs::write(&file, "sesame\n").unwrap();
+    let store = dir.path().join("store");
+    let served = Served::start(&store, &["--password-file", file.to_str().unwrap()]);
+    let mut client = served.connect();
+    assert!(client.call(&["GET", "x"]).unwrap().starts_with("-NOAUTH"));
+    assert_eq!(client.call(&["AUTH", "sesame"]).unwrap(), "+OK");
+    assert_eq!(client.call(&["SET", "x", "1"]).unwrap(), "+OK");
+    let (status, last) = served.end(Signal::TERM);
+    assert!(status.success(), "{last}");
+}

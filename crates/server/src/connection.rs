@@ -10,10 +10,12 @@
 //! `block_in_place` does not exist on a thread of one runtime. The engine's delay is gradual and bounded, it
 //! throttles exactly those threads that write too fast, and the other threads go on: that is what is chosen.
 
+use std::future::Future;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use collie_db::{Durability, Lsn};
@@ -397,7 +399,14 @@ impl Connection {
             Durability::Process => &worker.process,
             Durability::Disk => &worker.disk,
         };
-        if self.pending == 0 || worker.shared.store.db.durable() >= self.pending {
+        let db = &worker.shared.store.db;
+        if self.pending == 0 || db.durable() >= self.pending {
+            return;
+        }
+        // What is in a shared ring already survives the process: most waits at that level end here.
+        let asked = std::pin::pin!(db.when(self.pending, self.level.durability()));
+        let mut nobody = Context::from_waker(Waker::noop());
+        if self.level == Ack::Process && matches!(asked.poll(&mut nobody), Poll::Ready(Ok(()))) {
             return;
         }
         worker.shared.counters.waits.add(1);

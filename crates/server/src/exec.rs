@@ -141,7 +141,14 @@ impl<'a> Exec<'a> {
     /// Reads a key as it was at a snapshot.
     pub(crate) fn find_at(&mut self, snapshot: &Snapshot, key: &[u8]) -> Result<Option<Found>, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
-        let read = snapshot.get_with(&self.session.keyspace.family, &self.session.scratch.key)?;
+        let read = match snapshot.get_with(&self.session.keyspace.family, &self.session.scratch.key) {
+            // The database was emptied after this command began.
+            Err(DbError::FamilyDropped { .. }) => {
+                self.session.refresh(&self.shared.store);
+                snapshot.get_with(&self.session.keyspace.family, &self.session.scratch.key)?
+            }
+            read => read?,
+        };
         self.session.note(read.seen);
         self.judge(key, read.value)
     }

@@ -47,7 +47,7 @@ pub(super) fn info(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 /// A command, or a subcommand by its full name (`client|id`).
 fn by_full_name(name: &[u8]) -> Option<&'static Command> {
     let mut parts = name.splitn(2, |&byte| byte == b'|');
-    let command = lookup(COMMANDS, parts.next().unwrap_or_default())?;
+    let command = lookup(parts.next().unwrap_or_default())?;
     match parts.next() {
         None => Some(command),
         Some(sub) => command
@@ -188,7 +188,7 @@ pub(super) fn list(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 pub(super) fn getkeys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let Some(command) = lookup(COMMANDS, request.at(2)) else {
+    let Some(command) = lookup(request.at(2)) else {
         return Err("ERR Invalid command specified".into());
     };
     let Some(keys) = &command.keys else {

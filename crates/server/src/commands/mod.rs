@@ -19,7 +19,7 @@ use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
 
 pub(crate) use keyspace::collect_keys;
-pub(crate) use table::COMMANDS;
+use table::COMMANDS;
 
 /// Longest command name that is looked up; no command's is longer.
 const NAME_LEN_MAX: usize = 16;
@@ -72,7 +72,7 @@ pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 /// Finds a request's command or subcommand and checks the number of arguments.
 pub(crate) fn find(request: Request<'_>) -> Result<&'static Command, Failure> {
     let name = request.get(0).unwrap_or_default();
-    let Some(command) = lookup(COMMANDS, name) else {
+    let Some(command) = lookup(name) else {
         return Err(unknown(request));
     };
     if command.subcommands.is_empty() {
@@ -106,21 +106,29 @@ fn checked(command: &'static Command, request: Request<'_>) -> Result<&'static C
     Ok(command)
 }
 
-/// Finds a name, in any case, in a sorted table.
-pub(crate) fn lookup(table: &'static [Command], name: &[u8]) -> Option<&'static Command> {
+/// Finds a command by its name in any case.
+pub(crate) fn lookup(name: &[u8]) -> Option<&'static Command> {
     let mut lower = [0; NAME_LEN_MAX];
     let lower = lower.get_mut(..name.len())?;
     lower.copy_from_slice(name);
     lower.make_ascii_lowercase();
-    let wanted = packed(lower);
-    let index = table
-        .binary_search_by(|command| packed(command.name.as_bytes()).cmp(&wanted))
-        .ok()?;
+    let index = NAMES.binary_search(&packed(lower)).ok()?;
     // A name that ends in zero bytes is packed like one without them.
-    table
+    COMMANDS
         .get(index)
         .filter(|command| command.name.len() == name.len())
 }
+
+/// The names of the table alone, packed, so that a search stays within a few cache lines.
+static NAMES: [u128; COMMANDS.len()] = {
+    let mut names = [0; COMMANDS.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = packed(COMMANDS[i].name.as_bytes());
+        i += 1;
+    }
+    names
+};
 
 /// A name of up to sixteen bytes as one number that sorts as the name does.
 const fn packed(name: &[u8]) -> u128 {
@@ -171,7 +179,7 @@ fn unknown(request: Request<'_>) -> Failure {
 
 /// The `HELP` of a container: its subcommands and what they do.
 fn help(exec: &mut Exec<'_>, container: &'static str) -> Outcome {
-    let Some(command) = lookup(COMMANDS, container.as_bytes()) else {
+    let Some(command) = lookup(container.as_bytes()) else {
         return Ok(Flow::Next);
     };
     let title = container.to_ascii_uppercase();
@@ -193,7 +201,7 @@ mod tests {
     #[test]
     fn names_are_found_in_any_case_and_only_whole() {
         for command in COMMANDS {
-            let found = lookup(COMMANDS, command.name.to_ascii_uppercase().as_bytes()).unwrap();
+            let found = lookup(command.name.to_ascii_uppercase().as_bytes()).unwrap();
             assert_eq!(found.name, command.name);
             assert_eq!(found.full_name, command.name);
             for sub in command.subcommands {
@@ -201,7 +209,7 @@ mod tests {
             }
         }
         for name in ["", "ge", "gett", "get\0", "averyveryverylongcommandname"] {
-            assert!(lookup(COMMANDS, name.as_bytes()).is_none(), "{name:?}");
+            assert!(lookup(name.as_bytes()).is_none(), "{name:?}");
         }
     }
 }

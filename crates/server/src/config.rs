@@ -109,7 +109,7 @@ pub struct ServerConfig {
     /// pieces as the client takes them, so that only a single huge reply comes near.
     pub output_bytes_max: usize,
     /// Bytes that all connections together may hold in requests and replies. The connection that would go
-    /// beyond is closed.
+    /// beyond is closed, unless it holds no more than 256 KiB: so the bound is this plus that for each client.
     pub in_flight_bytes_max: usize,
     /// How long a shutdown waits for clients to take their last replies.
     pub shutdown_grace: Duration,

@@ -475,6 +475,10 @@ impl Connection {
         let is_kept = holds <= ALWAYS_ALLOWED || client.no_evict.load(Ordering::Relaxed);
         if total > signed(shared.settings.in_flight_bytes_max()) && !is_kept {
             shared.counters.clients_evicted.add(1);
+            // What it held is free at once, so that not everybody goes who grows at the same time.
+            self.input = Vec::new();
+            shared.clients.hold(-signed(self.held));
+            self.held = 0;
             self.refuse("OOM requests and replies of all clients take more than maxmemory-clients");
             return false;
         }

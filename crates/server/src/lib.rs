@@ -1,7 +1,7 @@
 //! A durable key-value server that Redis clients and tools use unmodified.
 //!
 //! * Replies leave when what they tell is durable — replies to reads and to refused writes too — and a whole
-//!   pipeline waits once: see [`Ack`].
+//!   pipeline waits once.
 //! * Strings, expiry and the keyspace, as in Redis 7.0.15, down to the texts of its errors.
 //! * Sixteen databases, each a column family; emptying one, or all, is one commit.
 //! * Named limits on everything that a client can make grow; past a limit an error and a closed connection.
@@ -18,6 +18,23 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # When a reply leaves
+//!
+//! [`Ack`] says what a reply promises: `disk` (it survives a power cut), `process` (it survives the death of the
+//! process) or `buffered` (nothing). It is set for the server ([`ServerConfig::ack`], `CONFIG SET ack`) and, for
+//! one connection, by `CLIENT ACK disk|process|buffered`; `CLIENT ACK` alone tells which one is in force, and
+//! `RESET` goes back to the server's. In a pipeline that changes it midway the strictest level of the commands
+//! that are answered together holds for all of them. `WAITAOF 1 0 timeout` waits until everything that the
+//! connection wrote or read so far is on disk, whatever the level.
+//!
+//! Inside, a command writes to the engine at its weakest level, which applies the write, and notes the end of
+//! the commit; a read notes the largest end that it saw. When all that was read from the socket is executed, the
+//! connection waits for the largest of these ends, once. If the log fails meanwhile, the replies that tell of
+//! what is not durable become `MISCONF` errors, and the rest of the pipeline's replies leave as they are.
+//!
+//! The invariants that the tests check: a reply never tells what a crash of the promised kind takes back; an
+//! increment that was acknowledged is there, and counts once; no waiting connection holds up another one.
 
 mod auth;
 mod barrier;

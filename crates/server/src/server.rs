@@ -130,7 +130,7 @@ impl Server {
                 source,
             }));
         }
-        shared.store.stop();
+        shared.store.stop_counting();
         shared.store.db.clone().close()?;
         ended
     }

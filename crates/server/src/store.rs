@@ -202,17 +202,17 @@ impl Store {
         Ok(store)
     }
 
-    /// Ends what runs in the background.
-    pub(crate) fn stop(&self) {
-        // Relaxed: pairs with the load in `Keyspace::count`, a hint.
-        self.stop_counting.store(true, Ordering::Relaxed);
-    }
-
     /// Grows whenever a database gets another family; a keyspace that was fetched before is then to be
     /// fetched again. Exact for whoever holds a key lock.
     pub(crate) fn generation(&self) -> u64 {
         // Acquire pairs with the Release in `replace`.
         self.generation.load(Ordering::Acquire)
+    }
+
+    /// Has the threads that count keys end soon.
+    pub(crate) fn stop_counting(&self) {
+        // Relaxed: pairs with the load in `Keyspace::count`, a hint.
+        self.stop_counting.store(true, Ordering::Relaxed);
     }
 
     /// The database, where it was ever selected.
@@ -310,6 +310,13 @@ impl Store {
         let stored = self.db.default_family().get(meta_key(index))?;
         let bytes = stored.as_deref().and_then(|value| value.first_chunk::<8>());
         Ok(bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes)))
+    }
+}
+
+impl Drop for Store {
+    /// Ends the counting, which would keep the engine open.
+    fn drop(&mut self) {
+        self.stop_counting();
     }
 }
 

@@ -330,7 +330,8 @@ fn all_requests_together_stay_within_their_memory() {
     for attempt in 0.. {
         evicted = field(&mut small, "stats", "evicted_clients").parse().unwrap();
         let held: i64 = field(&mut small, "memory", "mem_clients_normal").parse().unwrap();
-        if evicted > 0 && held <= limit as i64 {
+        // Connections that hold no more than 256 KiB are kept in any case.
+        if evicted > 0 && held <= limit as i64 + 11 * 256 * 1024 {
             break;
         }
         assert!(

@@ -171,7 +171,7 @@ fn command(random: &mut Random) -> Vec<String> {
                 ]);
                 args.push(word);
                 if word.len() > 3 && word != "KEEPTTL" {
-                    args.push(random.pick(&["99999999999", "x", "0", "9223372036854775807"]));
+                    args.push(random.pick(&["99999999999999", "x", "0", "9223372036854775807"]));
                 } else if matches!(word, "EX" | "PX") {
                     args.push(random.pick(&["100000000", "x", "0", "-5", "9223372036854775807"]));
                 }

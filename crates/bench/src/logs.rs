@@ -76,6 +76,8 @@ pub struct LogBench {
     pub ring: RingMode,
     /// Bytes of a ring.
     pub ring_bytes: usize,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
     /// How groups are written.
     pub write_path: WritePath,
     /// Where the log files go for the time of the measurement: a new directory in here.
@@ -95,6 +97,7 @@ impl Default for LogBench {
             repeat: 3,
             ring: log.ring,
             ring_bytes: log.ring_bytes,
+            segment_bytes: log.segment_bytes,
             write_path: log.write_path,
             dir: std::env::temp_dir(),
         }
@@ -266,6 +269,7 @@ impl LogBench {
                     device,
                     ring: self.ring.clone(),
                     ring_bytes: self.ring_bytes,
+                    segment_bytes: self.segment_bytes,
                     write_path: self.write_path,
                     ..LogOptions::default()
                 };
@@ -299,14 +303,13 @@ impl LogBench {
         path: &Path,
         device: Arc<dyn Device>,
     ) -> Result<Baseline<I>, BenchError> {
-        let log = LogOptions::default();
         let options = BaselineOptions {
             device,
             ring: self.ring.clone(),
             ring_bytes: self.ring_bytes,
-            segment_bytes: log.segment_bytes,
+            segment_bytes: self.segment_bytes,
             write_path: self.write_path,
-            flush_interval: log.flush_interval,
+            flush_interval: LogOptions::default().flush_interval,
         };
         Baseline::open(path, &options)
     }
@@ -500,6 +503,7 @@ mod tests {
             repeat: 1,
             ring,
             ring_bytes: 1 << 20,
+            segment_bytes: 4 << 20,
             ..LogBench::default()
         }
     }

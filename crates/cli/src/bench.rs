@@ -1,15 +1,140 @@
 //! `collie bench`.
 
 use anyhow::bail;
-use collie_bench::{LogBench, LogKind, LogResult, level_name, ring_name};
+use collie_bench::{
+    LogBench, LogKind, LogResult, Progress, WorkloadBench, WorkloadResult, level_name, ring_name,
+};
 use collie_log::Level;
 
 use crate::Outcome;
-use crate::args::LogBenchArgs;
+use crate::args::{BenchArgs, BenchCommand, LogBenchArgs, WorkloadArgs};
 use crate::output::{self, Results};
 
+pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Outcome> {
+    match &args.log {
+        Some(BenchCommand::Log(args)) => log(args),
+        None => workloads(&args.workloads),
+    }
+}
+
+/// `collie bench WORKLOAD…`.
+fn workloads(args: &WorkloadArgs) -> anyhow::Result<Outcome> {
+    let bench = WorkloadBench {
+        workloads: args.workloads.clone(),
+        num: args.num,
+        key_size: args.key_size,
+        value_size: args.value_size,
+        threads: args.threads,
+        durability: args.durability(),
+        ring: args.ring.mode(),
+        disable_wal: args.disable_wal,
+        max_total_wal_size: args.max_total_wal_size,
+        families: args.families,
+        write_buffer_size: args.write_buffer_size,
+        cache_size: args.cache_size,
+        bloom_bits: args.bloom_bits,
+        compression: args.compression.compression(),
+        duration: args.duration()?,
+        repeat: args.repeat,
+        seed: args.seed,
+        drain: args.drain,
+        dir: args.db.clone(),
+    };
+    let bar = output::progress("bench", args.num);
+    let measured = bench.run(|progress| match progress {
+        Progress::Begin { workload, .. } => {
+            bar.reset();
+            bar.set_message(workload.name());
+        }
+        Progress::Done(done) => bar.set_position(done),
+    });
+    bar.finish_and_clear();
+    let measured = measured?;
+    let mut results = Results::new();
+    if !args.json {
+        results.line(describe_store(&bench))?;
+    }
+    for result in &measured {
+        if args.json {
+            results.json(result)?;
+        } else {
+            print_workload(&mut results, result)?;
+        }
+    }
+    results.flush()?;
+    Ok(Outcome::Good)
+}
+
+fn describe_store(bench: &WorkloadBench) -> String {
+    let durability = if bench.disable_wal {
+        "no log".to_owned()
+    } else {
+        format!(
+            "each write waits for: {}; ring {}",
+            level_name(bench.durability),
+            ring_name(&bench.ring)
+        )
+    };
+    format!(
+        "keys: {} bytes, values: {} bytes, entries: {}, threads: {}, families: {}; {durability}",
+        bench.key_size, bench.value_size, bench.num, bench.threads, bench.families,
+    )
+}
+
+/// db_bench's line, and what it does not tell.
+fn print_workload(results: &mut Results, r: &WorkloadResult) -> std::io::Result<()> {
+    let found = if r.bench == "readrandom" {
+        format!(" ({} of {} found)", r.found, r.ops)
+    } else {
+        String::new()
+    };
+    results.line(format_args!(
+        "{:<12} : {:>11.3} micros/op {:.0} ops/sec {:.3} seconds {} operations; {:>6.1} MB/s{found}",
+        r.bench, r.micros_per_op, r.ops_per_sec, r.seconds, r.ops, r.mb_per_sec
+    ))?;
+    let l = &r.latency;
+    results.line(format_args!(
+        "{:<12}   p50 {} µs, p99 {} µs, p99.9 {} µs, max {} µs (one in {} timed); {:.2} µs of processor per operation",
+        "",
+        output::micros(l.p50_us),
+        output::micros(l.p99_us),
+        output::micros(l.p999_us),
+        output::micros(l.max_us),
+        r.timed_one_in,
+        r.cpu_us_per_op,
+    ))?;
+    let mut more = Vec::new();
+    if r.repeats > 1 {
+        more.push(format!(
+            "median of {}, [{} – {}] ops/sec",
+            r.repeats,
+            output::count(r.ops_per_sec_min),
+            output::count(r.ops_per_sec_max)
+        ));
+    }
+    if let (Some(syncs), Some(writes)) = (r.syncs, r.writes_per_sync) {
+        more.push(format!("{syncs} syncs, {writes:.1} writes each"));
+    }
+    if let Some(waf) = r.waf {
+        more.push(format!("{waf:.2} bytes written to the device per byte of data"));
+    }
+    if let Some(saf) = r.saf {
+        more.push(format!("{saf:.2} bytes on disk per live byte"));
+    }
+    if r.flushes > 0 {
+        more.push(format!("{} memtables flushed", r.flushes));
+    }
+    if let Some(drain) = r.drain_seconds {
+        more.push(format!("{drain:.3} s more for flush and compaction"));
+    }
+    if !more.is_empty() {
+        results.line(format_args!("{:<12}   {}", "", more.join("; ")))?;
+    }
+    Ok(())
+}
+
 /// `collie bench log`.
-pub(crate) fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
+fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
     let bench = LogBench {
         threads: args.threads.clone(),
         size: args.size,
@@ -21,16 +146,16 @@ pub(crate) fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
             vec![LogKind::Collie]
         },
         duration: args.duration()?,
-        repeat: args.common.repeat,
-        ring: args.common.ring.mode(),
-        dir: args.common.dir(),
+        repeat: args.repeat,
+        ring: args.ring.mode(),
+        dir: args.dir(),
         ..LogBench::default()
     };
     if bench.durability == Level::Buffered && bench.in_flight > 1 {
         bail!("--in-flight: nothing is waited for at --durability buffered");
     }
     let mut results = Results::new();
-    if !args.common.json {
+    if !args.json {
         results.line(describe(&bench))?;
         results.flush()?;
     }
@@ -46,7 +171,7 @@ pub(crate) fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
             if printed.is_err() {
                 return;
             }
-            printed = if args.common.json {
+            printed = if args.json {
                 results.json(&result).and_then(|()| results.flush())
             } else {
                 of_threads.push(result);

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Args, BenchCommand, Command};
+use args::{Args, Command};
 
 // glibc's allocator gives memory back in bursts that stall writers for a tenth of a second after a memtable
 // was freed.
@@ -54,6 +54,6 @@ fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.command {
         Command::Serve(args) => serve::run(&args),
         Command::Log(command) => log::run(&command),
-        Command::Bench(BenchCommand::Log(args)) => bench::log(&args),
+        Command::Bench(args) => bench::run(&args),
     }
 }

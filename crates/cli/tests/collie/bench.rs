@@ -94,3 +94,71 @@ fn a_wrong_flag_is_named_and_ends_with_code_2_or_1() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("threads"), "{}", stderr(&output));
 }
+
+#[test]
+fn bench_prints_one_object_per_workload_with_the_documented_fields() {
+    let output = run([
+        "bench",
+        "fillseq",
+        "fillrandom",
+        "overwrite",
+        "readrandom",
+        "--num",
+        "2000",
+        "--threads",
+        "2",
+        "--durability",
+        "process",
+        "--json",
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let lines = json_lines(&output);
+    let names: Vec<_> = lines.iter().map(|line| line["bench"].as_str().unwrap()).collect();
+    assert_eq!(names, ["fillseq", "fillrandom", "overwrite", "readrandom"]);
+    for line in &lines {
+        for field in [
+            "bench",
+            "engine",
+            "threads",
+            "durability",
+            "ring",
+            "ops",
+            "seconds",
+            "ops_per_sec",
+            "mb_per_sec",
+            "p50_us",
+            "p99_us",
+            "p999_us",
+            "max_us",
+            "cpu_us_per_op",
+            "syncs",
+            "writes_per_sync",
+            "waf",
+            "saf",
+        ] {
+            assert!(fields(line).contains(&field), "{field} in {line}");
+        }
+        assert_eq!(line["ops"], 2000);
+    }
+}
+
+#[test]
+fn a_store_that_was_filled_is_read_by_a_later_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = dir.path().to_str().unwrap();
+    let fill = run(["bench", "fillseq", "--num", "500", "--sync=0", "--db", db]);
+    assert!(fill.status.success(), "{}", stderr(&fill));
+    let text = String::from_utf8(fill.stdout).unwrap();
+    assert!(
+        text.contains("micros/op") && text.contains("500 operations"),
+        "{text}"
+    );
+    let read = run(["bench", "readrandom", "--num", "500", "--db", db]);
+    assert!(read.status.success(), "{}", stderr(&read));
+    let text = String::from_utf8(read.stdout).unwrap();
+    assert!(text.contains("(500 of 500 found)"), "{text}");
+
+    let none = run(["bench", "readrandom", "--num", "500"]);
+    assert_eq!(none.status.code(), Some(1));
+    assert!(stderr(&none).contains("fill one first"), "{}", stderr(&none));
+}

@@ -1,0 +1,157 @@
+//! Keys and values, as db_bench makes them.
+
+use crate::error::BenchError;
+
+/// The largest keys and values that are made.
+const KEY_MAX: usize = 1024;
+const VALUE_MAX: usize = 1 << 20;
+
+/// Makes the keys of numbers.
+#[derive(Debug, Clone)]
+pub(crate) struct Keys {
+    buffer: Vec<u8>,
+}
+
+impl Keys {
+    pub(crate) fn new(size: usize) -> Self {
+        Self {
+            buffer: vec![b'0'; size],
+        }
+    }
+
+    /// The key of a number: the number, the most significant byte first, then zeros as digits.
+    pub(crate) fn key(&mut self, number: u64) -> &[u8] {
+        let bytes = number.to_be_bytes();
+        // A key shorter than a number keeps the number's end.
+        let skip = bytes.len().saturating_sub(self.buffer.len());
+        for (to, from) in self.buffer.iter_mut().zip(bytes.iter().skip(skip)) {
+            *to = *from;
+        }
+        &self.buffer
+    }
+}
+
+/// Makes values of which about half can be compressed away.
+#[derive(Debug, Clone)]
+pub(crate) struct Values {
+    pool: Vec<u8>,
+    size: usize,
+    at: usize,
+}
+
+/// Bytes in which random ones alternate with their repetition.
+const PIECE: usize = 100;
+
+impl Values {
+    pub(crate) fn new(size: usize, rng: &mut Rng) -> Self {
+        let len = (1 << 20) + size;
+        let mut pool = Vec::with_capacity(len + PIECE);
+        while pool.len() < len {
+            let half: Vec<u8> = (0..PIECE / 2).map(|_| b' ' + (rng.below(95) as u8)).collect();
+            pool.extend_from_slice(&half);
+            pool.extend_from_slice(&half);
+        }
+        Self { pool, size, at: 0 }
+    }
+
+    pub(crate) fn value(&mut self) -> &[u8] {
+        if self.at + self.size > self.pool.len() {
+            self.at = 0;
+        }
+        let start = self.at;
+        self.at += self.size.max(1);
+        self.pool.get(start..start + self.size).unwrap_or_default()
+    }
+}
+
+/// SplitMix64: small, and good enough to choose keys.
+#[derive(Debug, Clone)]
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    /// A sequence that follows from the seed and the number of the thread.
+    pub(crate) fn new(seed: u64, thread: usize) -> Self {
+        let mut rng = Self(seed ^ (thread as u64 + 1).wrapping_mul(0xd134_2543_de82_ef95));
+        rng.next();
+        rng
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `limit`, which is not 0.
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+    }
+}
+
+/// Refuses sizes that cannot be made.
+pub(crate) fn check(num: u64, key_size: usize, value_size: usize) -> Result<(), BenchError> {
+    let bad = |option, problem: String| Err(BenchError::Options { option, problem });
+    if !(1..=KEY_MAX).contains(&key_size) {
+        return bad("key-size", format!("{key_size} is not from 1 to {KEY_MAX}"));
+    }
+    if value_size > VALUE_MAX {
+        return bad("value-size", format!("{value_size} is above {VALUE_MAX}"));
+    }
+    let fits = key_size >= 8 || num <= 1 << (8 * key_size);
+    if num == 0 || num > 1 << 40 || !fits {
+        return bad(
+            "num",
+            format!("{num} keys are none, too many, or more than {key_size} bytes can tell apart"),
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_sort_as_their_numbers_and_have_their_size() {
+        for size in [4, 8, 16, 100] {
+            let mut keys = Keys::new(size);
+            let made: Vec<_> = [0, 1, 255, 256, 65_536, 1 << 31]
+                .map(|n| keys.key(n).to_vec())
+                .into();
+            assert!(made.iter().all(|key| key.len() == size));
+            assert!(made.is_sorted());
+        }
+        assert_eq!(Keys::new(16).key(258), b"\0\0\0\0\0\0\x01\x0200000000");
+    }
+
+    #[test]
+    fn values_have_their_size_for_ever() {
+        let mut values = Values::new(100, &mut Rng::new(1, 0));
+        assert!((0..50_000).all(|_| values.value().len() == 100));
+        assert!(Values::new(0, &mut Rng::new(1, 0)).value().is_empty());
+    }
+
+    #[test]
+    fn random_numbers_follow_from_seed_and_thread_and_stay_below_their_limit() {
+        let draw = |seed, thread| {
+            let mut rng = Rng::new(seed, thread);
+            (0..1000).map(|_| rng.below(10)).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(1, 0), draw(1, 0));
+        assert_ne!(draw(1, 0), draw(1, 1));
+        assert_ne!(draw(1, 0), draw(2, 0));
+        let drawn = draw(7, 3);
+        assert!((0..10).all(|n| drawn.contains(&n)) && drawn.iter().all(|n| *n < 10));
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_made_are_refused() {
+        assert!(check(1_000_000, 16, 100).is_ok());
+        assert!(check(257, 1, 100).is_err());
+        assert!(check(256, 1, 0).is_ok());
+        assert!(check(0, 16, 100).is_err());
+        assert!(check(1, 0, 100).is_err());
+        assert!(check(1, 16, VALUE_MAX + 1).is_err());
+    }
+}

@@ -1,0 +1,264 @@
+//! One workload, once: threads, clocks and counters.
+
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use collie_db::{Db, Family, WriteOptions};
+use collie_io::{Clock, Nanos, RealClock};
+
+use super::data::{Keys, Rng, Values};
+use super::{Workload, WorkloadBench};
+use crate::error::BenchError;
+use crate::latency::{Latencies, LatencySummary, Sampler};
+use crate::usage;
+
+/// How often progress is told.
+const TELL: Duration = Duration::from_millis(50);
+/// How long compaction must have had nothing to do to be over.
+const SETTLED: Duration = Duration::from_millis(200);
+/// Operations between two looks at the clock, where a time is given.
+const LOOK: u64 = 32;
+
+/// What one run of one workload came to.
+#[derive(Debug, Clone)]
+pub(crate) struct Measured {
+    pub(crate) ops: u64,
+    pub(crate) seconds: f64,
+    /// The sum over all threads, as db_bench counts microseconds per operation.
+    pub(crate) thread_seconds: f64,
+    pub(crate) found: u64,
+    pub(crate) latency: LatencySummary,
+    pub(crate) cpu_us_per_op: f64,
+    pub(crate) syncs: Option<u64>,
+    pub(crate) flushes: u64,
+    pub(crate) waf: Option<f64>,
+    pub(crate) saf: Option<f64>,
+    pub(crate) drain_seconds: Option<f64>,
+}
+
+/// What a thread brings back.
+struct Share {
+    thread: usize,
+    ops: u64,
+    found: u64,
+    began: Nanos,
+    ended: Nanos,
+    latencies: Latencies,
+}
+
+/// What the threads share.
+struct Run<'a> {
+    bench: &'a WorkloadBench,
+    workload: Workload,
+    families: &'a [Family],
+    start: Barrier,
+    stop: AtomicBool,
+    done: AtomicU64,
+}
+
+pub(crate) fn run(
+    bench: &WorkloadBench,
+    workload: Workload,
+    db: &Db,
+    families: &[Family],
+    progress: &mut dyn FnMut(u64),
+) -> Result<Measured, BenchError> {
+    let syncs = |db: &Db| db.stats().log.map(|log| log.syncs);
+    let run = Run {
+        bench,
+        workload,
+        families,
+        start: Barrier::new(bench.threads + 1),
+        stop: AtomicBool::new(false),
+        done: AtomicU64::new(0),
+    };
+    let syncs_before = syncs(db);
+    let flushes_before = flushes(db);
+    let device_before = usage::device_bytes();
+    let (shares, cpu) = run.on_all_threads(progress)?;
+    let drain_seconds = if bench.drain { Some(drain(db)?) } else { None };
+
+    let mut latencies = Latencies::new()?;
+    shares.iter().for_each(|share| latencies.merge(&share.latencies));
+    let ops: u64 = shares.iter().map(|share| share.ops).sum();
+    let began = shares.iter().map(|share| share.began).min().unwrap_or(0);
+    let ended = shares.iter().map(|share| share.ended).max().unwrap_or(0);
+    let written = ops as f64 * (bench.key_size + bench.value_size) as f64;
+    let device = usage::device_bytes()
+        .zip(device_before)
+        .map(|(after, before)| after - before);
+    Ok(Measured {
+        ops,
+        seconds: secs(ended - began),
+        thread_seconds: shares.iter().map(|share| secs(share.ended - share.began)).sum(),
+        found: shares.iter().map(|share| share.found).sum(),
+        latency: latencies.summary(),
+        cpu_us_per_op: cpu as f64 / 1e3 / ops.max(1) as f64,
+        syncs: syncs(db).zip(syncs_before).map(|(after, before)| after - before),
+        flushes: flushes(db) - flushes_before,
+        waf: device
+            .filter(|_| workload.writes() && ops > 0)
+            .map(|bytes| bytes as f64 / written),
+        saf: run.space_amplification(db.path(), &shares)?,
+        drain_seconds,
+    })
+}
+
+impl Run<'_> {
+    fn on_all_threads(&self, progress: &mut dyn FnMut(u64)) -> Result<(Vec<Share>, Nanos), BenchError> {
+        let cpu_before = usage::cpu_time();
+        let shares = std::thread::scope(|scope| {
+            let handles: Vec<_> = (0..self.bench.threads)
+                .map(|thread| scope.spawn(move || self.on_thread(thread)))
+                .collect();
+            self.start.wait();
+            let until = self
+                .bench
+                .duration
+                .map(|span| RealClock.monotonic() + nanos(span));
+            while handles.iter().any(|handle| !handle.is_finished()) {
+                let left = until.map(|until| until.saturating_sub(RealClock.monotonic()));
+                if left == Some(0) {
+                    // Relaxed: the threads may learn of it a little later.
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+                let nap = left.filter(|left| *left > 0).map_or(TELL, Duration::from_nanos);
+                std::thread::sleep(nap.min(TELL).min(Duration::from_millis(self.nap_ms())));
+                progress(self.done.load(Ordering::Relaxed));
+            }
+            handles
+                .into_iter()
+                .map(|handle| handle.join().unwrap_or(Err(BenchError::Panicked)))
+                .collect::<Result<Vec<_>, _>>()
+        })?;
+        Ok((shares, usage::cpu_time() - cpu_before))
+    }
+
+    /// Small runs are not to last as long as a nap.
+    fn nap_ms(&self) -> u64 {
+        if self.bench.num < 100_000 { 1 } else { 50 }
+    }
+
+    fn on_thread(&self, thread: usize) -> Result<Share, BenchError> {
+        let bench = self.bench;
+        let mut rng = bench.rng(self.workload, thread);
+        let mut values = Values::new(bench.value_size, &mut Rng::new(bench.seed, thread));
+        let mut keys = Keys::new(bench.key_size);
+        let mut sampler = Sampler::new(bench.timed_one_in());
+        let mut latencies = Latencies::new()?;
+        let options = bench.write_options();
+        let (first, limit) = bench.share_of(thread);
+        let (mut ops, mut found) = (0, 0);
+        self.start.wait();
+        let began = RealClock.monotonic();
+        while bench.duration.is_some() || ops < limit {
+            if ops.is_multiple_of(LOOK) {
+                self.done.fetch_add(LOOK, Ordering::Relaxed);
+                if self.stop.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+            let number = self.workload.number(&mut rng, first, limit, ops, bench.num);
+            let started = sampler.begin();
+            if let Some(family) = self.family_of(number) {
+                found += u64::from(self.operate(family, keys.key(number), &mut values, &options)?);
+            }
+            if let Some(started) = started {
+                latencies.add(RealClock.monotonic() - started);
+            }
+            ops += 1;
+        }
+        Ok(Share {
+            thread,
+            ops,
+            found,
+            began,
+            ended: RealClock.monotonic(),
+            latencies,
+        })
+    }
+
+    /// One operation; whether a key was found.
+    fn operate(
+        &self,
+        family: &Family,
+        key: &[u8],
+        values: &mut Values,
+        options: &WriteOptions,
+    ) -> Result<bool, BenchError> {
+        if self.workload.writes() {
+            family.put_with(key, values.value(), options)?;
+            Ok(false)
+        } else {
+            Ok(family.get(key)?.is_some())
+        }
+    }
+
+    fn family_of(&self, number: u64) -> Option<&Family> {
+        self.families.get((number % self.families.len() as u64) as usize)
+    }
+
+    /// Disk bytes ÷ live bytes. Which keys are live follows from the seed: the choices are made once more.
+    fn space_amplification(&self, path: &Path, shares: &[Share]) -> Result<Option<f64>, BenchError> {
+        if !self.workload.begins_anew() {
+            // What earlier commands left is not known.
+            return Ok(None);
+        }
+        let mut live = vec![0_u64; (self.bench.num / 64 + 1) as usize];
+        for share in shares {
+            let mut rng = self.bench.rng(self.workload, share.thread);
+            let (first, limit) = self.bench.share_of(share.thread);
+            for op in 0..share.ops {
+                let number = self.workload.number(&mut rng, first, limit, op, self.bench.num);
+                if let Some(word) = live.get_mut((number / 64) as usize) {
+                    *word |= 1 << (number % 64);
+                }
+            }
+        }
+        let keys: u64 = live.iter().map(|word| u64::from(word.count_ones())).sum();
+        let live_bytes = keys * (self.bench.key_size + self.bench.value_size) as u64;
+        Ok(Some(usage::disk_bytes(path)? as f64 / live_bytes.max(1) as f64))
+    }
+}
+
+/// Brings everything to tables and waits until compaction has nothing more to do. Returns the seconds.
+fn drain(db: &Db) -> Result<f64, BenchError> {
+    let began = RealClock.monotonic();
+    db.flush()?;
+    let compactions = || db.stats().families.values().map(|f| f.compactions).sum::<u64>();
+    let (mut seen, mut quiet_since) = (compactions(), RealClock.monotonic());
+    loop {
+        std::thread::sleep(SETTLED / 20);
+        let now = RealClock.monotonic();
+        let stats = db.stats();
+        let busy = stats
+            .families
+            .values()
+            .any(|family| family.sealed > 0 || family.level0_runs > usize::from(LEVEL0_QUIET));
+        let done = compactions();
+        if busy || done != seen {
+            (seen, quiet_since) = (done, now);
+        } else if now - quiet_since >= nanos(SETTLED) {
+            return Ok(secs(quiet_since - began));
+        }
+    }
+}
+
+/// As many level-0 runs start no compaction.
+const LEVEL0_QUIET: u8 = 3;
+
+fn flushes(db: &Db) -> u64 {
+    let stats = db.stats();
+    let counts = stats.families.values().flat_map(|family| &family.flushes);
+    counts.map(|(_, count)| count).sum()
+}
+
+fn secs(ns: Nanos) -> f64 {
+    ns as f64 / 1e9
+}
+
+fn nanos(span: Duration) -> Nanos {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX / 2)
+}

@@ -85,7 +85,7 @@ impl FromStr for Ack {
 }
 
 /// How a server is set up.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ServerConfig {
     /// Where it listens; port 0 lets the system choose one.
     pub listen: SocketAddr,
@@ -105,7 +105,7 @@ pub struct ServerConfig {
     pub tcp_keepalive_s: u32,
     /// What one request may hold.
     pub limits: Limits,
-    /// Bytes of replies that one connection may have unsent; 0 means no bound of its own. Replies are sent in
+    /// Bytes of replies that one connection may have unsent; 0 means no bound but that of all connections. Replies are sent in
     /// pieces as the client takes them, so that only a single huge reply comes near.
     pub output_bytes_max: usize,
     /// Bytes that all connections together may hold in requests and replies. The connection that would go
@@ -115,6 +115,26 @@ pub struct ServerConfig {
     pub shutdown_grace: Duration,
     /// Tells the time by which keys expire.
     pub clock: Arc<dyn Clock>,
+}
+
+impl fmt::Debug for ServerConfig {
+    /// Shows everything but the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerConfig")
+            .field("listen", &self.listen)
+            .field("threads", &self.threads)
+            .field("ack", &self.ack)
+            .field("has_password", &self.password.is_some())
+            .field("open_to_network", &self.open_to_network)
+            .field("clients_max", &self.clients_max)
+            .field("idle_timeout", &self.idle_timeout)
+            .field("tcp_keepalive_s", &self.tcp_keepalive_s)
+            .field("limits", &self.limits)
+            .field("output_bytes_max", &self.output_bytes_max)
+            .field("in_flight_bytes_max", &self.in_flight_bytes_max)
+            .field("shutdown_grace", &self.shutdown_grace)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for ServerConfig {
@@ -189,6 +209,14 @@ impl Settings {
 
     pub(crate) fn set_password(&self, password: Option<Password>) {
         *self.password.write() = password.map(Arc::new);
+    }
+
+    /// How long a reply may grow before its connection is closed.
+    pub(crate) fn reply_bytes_max(&self) -> usize {
+        match self.output_bytes_max() {
+            0 => self.in_flight_bytes_max(),
+            limit => limit.min(self.in_flight_bytes_max()),
+        }
     }
 
     /// The limits of one request as they are now.

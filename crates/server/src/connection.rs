@@ -214,8 +214,7 @@ impl Connection {
             if self.conclude(outcome, start) == Next::Close {
                 break Next::Close;
             }
-            let output_max = shared.settings.output_bytes_max();
-            if output_max != 0 && self.reply.len() > output_max {
+            if self.reply.len() > shared.settings.reply_bytes_max() {
                 shared.counters.output_limit_closed.add(1);
                 self.refuse("ERR the reply is larger than client-output-buffer-limit");
                 break Next::Close;

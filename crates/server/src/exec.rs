@@ -232,11 +232,9 @@ impl<'a> Exec<'a> {
                 prior,
                 expiry_ms,
             )?;
-            session
-                .keyspace
-                .family
-                .db()
-                .write_ref(batch, &WriteOptions::buffered())?
+            let end = family.db().write_ref(batch, &WriteOptions::buffered())?;
+            session.scratch.empty_batch();
+            end
         };
         self.applied(prior, true, expiry_ms, end);
         Ok(())
@@ -269,7 +267,7 @@ impl<'a> Exec<'a> {
             .family
             .db()
             .write_ref(batch, &WriteOptions::buffered())?;
-        batch.clear();
+        session.scratch.empty_batch();
         for (_, _, prior) in entries {
             self.applied(prior, true, None, end);
         }
@@ -310,7 +308,7 @@ impl<'a> Exec<'a> {
             .family
             .db()
             .write_ref(batch, &WriteOptions::buffered())?;
-        batch.clear();
+        session.scratch.empty_batch();
         for (_, prior) in entries.iter().filter(|(_, prior)| prior.stored.is_some()) {
             self.applied(prior, false, None, end);
         }
@@ -347,6 +345,12 @@ impl<'a> Exec<'a> {
         if let Err(error) = self.expire(key) {
             tracing::debug!(%error, "an expired key stays for now");
         }
+    }
+
+    /// Whether the reply has grown beyond what the connection may send. A command that could make it grow much
+    /// further stops there; the connection sees the same and closes.
+    pub(crate) fn reply_is_too_long(&self) -> bool {
+        self.reply.len() > self.shared.settings.reply_bytes_max()
     }
 
     /// Notes that the reply tells of everything that is visible now.

@@ -82,6 +82,17 @@ pub(crate) struct Scratch {
     pub(crate) batch: Batch,
 }
 
+impl Scratch {
+    /// Forgets the batch's entries, and its memory where that is large.
+    pub(crate) fn empty_batch(&mut self) {
+        if self.batch.size_bytes() > SCRATCH_KEPT {
+            self.batch = Batch::new();
+        } else {
+            self.batch.clear();
+        }
+    }
+}
+
 /// Scratch memory above this size is given back after a command.
 const SCRATCH_KEPT: usize = 64 * 1024;
 
@@ -156,6 +167,10 @@ impl Session {
 
     /// Gives back what a large value made the scratch memory grow to.
     pub(crate) fn trim(&mut self) {
+        // A command that failed left its batch, and with it a hold on the family.
+        if !self.scratch.batch.is_empty() {
+            self.scratch.empty_batch();
+        }
         if self.scratch.key.capacity() > SCRATCH_KEPT {
             self.scratch.key = Vec::new();
         }

@@ -269,13 +269,23 @@ fn a_reply_beyond_the_output_limit_closes_its_connection() {
         client.rest(),
         "-ERR the reply is larger than client-output-buffer-limit\r\n"
     );
+    // A reply that grows key by key stops growing there.
+    let mut client = server.client();
+    client.call(&["SET", "big", &"x".repeat(30_000)]);
+    let mut many = vec!["MGET"];
+    many.extend(std::iter::repeat_n("big", 100_000));
+    client.send(&command(&many));
+    assert_eq!(
+        client.rest(),
+        "-ERR the reply is larger than client-output-buffer-limit\r\n"
+    );
     assert_eq!(
         field(
             &mut server.client(),
             "stats",
             "client_output_buffer_limit_disconnections"
         ),
-        "1"
+        "2"
     );
 }
 
@@ -398,6 +408,9 @@ fn clients_are_listed_named_and_killed() {
         ":0\r\n",
         "not oneself unless asked to"
     );
+    let refused = one.call(&["CLIENT", "SETNAME", &"x".repeat(1025)]);
+    assert_eq!(refused, "-ERR Client names cannot be longer than 1024 bytes.\r\n");
+    assert_eq!(one.call(&["CLIENT", "SETNAME", &"x".repeat(1024)]), "+OK\r\n");
     let own = one.stream.local_addr().unwrap().to_string();
     assert_eq!(one.line(&format!("CLIENT KILL {own}")), "+OK\r\n");
     assert_eq!(one.rest(), "");

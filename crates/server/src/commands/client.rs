@@ -36,8 +36,14 @@ pub(super) fn setname(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// Refuses what would break the lines of `CLIENT LIST`.
+/// Longest name of a client or of its library, in bytes. They are kept as long as the connection.
+const LABEL_LEN_MAX: usize = 1024;
+
+/// Refuses what would break the lines of `CLIENT LIST`, or make them very long.
 pub(super) fn check_label(label: &[u8], what: &str) -> Result<(), Failure> {
+    if label.len() > LABEL_LEN_MAX {
+        return Err(format!("ERR {what} cannot be longer than {LABEL_LEN_MAX} bytes.").into());
+    }
     if label.iter().all(|byte| matches!(byte, b'!'..=b'~')) {
         return Ok(());
     }

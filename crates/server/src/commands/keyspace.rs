@@ -119,7 +119,7 @@ async fn matching(
     pattern: &[u8],
 ) -> Result<usize, Failure> {
     let now_ms = shared.now_ms();
-    let limit = shared.settings.output_bytes_max();
+    let limit = shared.settings.reply_bytes_max();
     let all = pattern == b"*";
     let mut iter = data_range(&session.keyspace, glob::literal_prefix(pattern), None)?;
     let (mut looked_at, mut count) = (0, 0);
@@ -129,7 +129,7 @@ async fn matching(
         if (all || glob::matches(pattern, name, false)) && !value::read_header(&stored)?.is_expired(now_ms) {
             names.bulk(name);
             count += 1;
-            if limit != 0 && names.len() > limit {
+            if names.len() > limit {
                 break; // The connection sees the limit passed and closes.
             }
         }

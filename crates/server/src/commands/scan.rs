@@ -16,6 +16,8 @@ use crate::value::{self, DATA};
 /// Keys that one `SCAN` looks at, whatever `COUNT` asks for: the count is a hint, and a thread has other
 /// connections to serve.
 const SCAN_KEYS_MAX: usize = 10_000;
+/// Bytes of names after which one `SCAN` ends.
+const SCAN_BYTES_MAX: usize = 1024 * 1024;
 /// How often `RANDOMKEY` tries again where it came upon an expired key, as in Redis.
 const RANDOM_TRIES: usize = 100;
 
@@ -96,10 +98,10 @@ fn page(
     let mut iter = data_range(&exec.session.keyspace, prefix, after)?;
     let (mut names, mut last) = (Vec::new(), None);
     let mut expired = Vec::new();
-    let mut looked_at = 0;
+    let (mut looked_at, mut bytes) = (0, 0);
     let more = loop {
         let Some(item) = iter.next() else { break false };
-        if looked_at == options.count {
+        if looked_at == options.count || bytes > SCAN_BYTES_MAX {
             break true;
         }
         looked_at += 1;
@@ -107,6 +109,7 @@ fn page(
         if value::read_header(&stored)?.is_expired(exec.now_ms) {
             expired.push(key.clone());
         } else if pattern.is_none_or(|pattern| glob::matches(pattern, user_key(&key), false)) {
+            bytes += key.len();
             names.push(key.clone());
         }
         last = Some(key);

@@ -113,6 +113,9 @@ pub(super) fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         let found = exec.find_at(&snapshot, key)?;
         exec.count_lookup(found.is_some());
         push_found(exec, found.as_ref().map(|found| found.payload()));
+        if exec.reply_is_too_long() {
+            break;
+        }
     }
     Ok(Flow::Next)
 }

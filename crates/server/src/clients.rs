@@ -75,6 +75,18 @@ impl Client {
         self.closing.load(Ordering::Acquire)
     }
 
+    /// Has the connection look at what has changed for it, although it may be waiting for its client.
+    pub(crate) fn poke(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Returns when it is asked to end or [poked](Client::poke).
+    pub(crate) async fn poked(&self) {
+        if !self.is_closing() {
+            self.wake.notified().await;
+        }
+    }
+
     /// Returns once it is asked to end.
     pub(crate) async fn closed(&self) {
         while !self.is_closing() {

@@ -138,10 +138,12 @@ impl Connection {
             if client.is_closing() {
                 return Ok(false);
             }
+            // A connection that is silent must not hold on to a database that was emptied meanwhile.
+            self.session.refresh(&self.worker.shared.store);
             tokio::select! {
                 biased;
                 ready = self.stream.readable() => ready?,
-                () = client.closed() => return Ok(false),
+                () = client.poked() => continue,
             }
             self.make_room();
             match self.stream.try_read_buf(&mut self.input) {
@@ -309,6 +311,9 @@ impl Connection {
         self.session.note(flushed.end());
         self.session.refresh(&shared.store);
         self.reply.ok();
+        for client in shared.clients.all() {
+            client.poke();
+        }
         // The old keys' space comes back later; the command does not wait for it.
         drop(tokio::task::spawn_blocking(move || {
             if let Err(error) = shared.store.drop_replaced(&flushed) {

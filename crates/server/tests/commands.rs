@@ -217,6 +217,53 @@ fn emptied_databases_stay_empty_and_the_others_full_over_a_restart() {
     );
 }
 
+#[test]
+fn silent_connections_do_not_keep_an_emptied_database_on_disk() {
+    // Every connection has used the database that is emptied, and says nothing more.
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut silent: Vec<Client> = (0..20).map(|_| server.client()).collect();
+    for (i, client) in silent.iter_mut().enumerate() {
+        assert_eq!(client.line(&format!("SET k{i} v EX 1000")), "+OK\r\n");
+    }
+    let directories = || {
+        let all: Vec<_> = walk(dir.path());
+        all.len()
+    };
+    let before = directories();
+    let mut client = server.client();
+    for _ in 0..3 {
+        assert_eq!(client.line("FLUSHDB"), "+OK\r\n");
+    }
+    for attempt in 0.. {
+        if directories() <= before {
+            break;
+        }
+        assert!(
+            attempt < 1_000,
+            "{} directories, {before} before: {:?}",
+            directories(),
+            walk(dir.path())
+        );
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(silent[7].line("GET k7"), "$-1\r\n");
+}
+
+/// All directories below one.
+fn walk(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    // What is removed while this looks is not there.
+    for entry in collie_io::Device::list(&collie_io::RealDevice::new(), dir).unwrap_or_default() {
+        if entry.is_dir {
+            let path = dir.join(entry.name);
+            found.extend(walk(&path));
+            found.push(path);
+        }
+    }
+    found
+}
+
 /// Scans to the end with options; every name as often as it came.
 fn scan(client: &mut Client, options: &str, mut between: impl FnMut(usize)) -> Vec<Vec<u8>> {
     let (mut cursor, mut names) = ("0".to_owned(), Vec::new());

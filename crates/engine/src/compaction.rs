@@ -5,9 +5,15 @@ use std::sync::atomic::Ordering;
 
 use collie_io::IoClass;
 
-use crate::Result;
 use crate::core::{Core, FamilyState};
+use crate::tables::Tables;
+use crate::tasks::pause_after;
 use crate::view::View;
+use crate::{Error, Result};
+
+/// With so many runs in level 0 one is merged before another is added: the table library counts the runs
+/// of a level in one byte.
+const LEVEL0_COUNTABLE: usize = 200;
 
 /// A compaction thread's life.
 pub(crate) fn run(core: &Core) {
@@ -21,16 +27,11 @@ pub(crate) fn run(core: &Core) {
             // There may be more to do; families take turns.
             Ok(true) => core.tasks.compact(&family),
             Ok(false) => {}
+            Err(_) if core.refusal().is_some() => {}
             Err(error) => {
-                if core.is_closed() {
-                    return; // It was told to give up.
-                }
-                // Its inputs are as they were; the next flush starts another one.
-                family
-                    .counters
-                    .compaction_failures
-                    .fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(family = %family.name, %error, "a compaction failed");
+                let failures = family.compaction_failures.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(family = %family.name, %error, "a compaction failed, it is tried again");
+                core.tasks.compact_after(&family, pause_after(failures));
             }
         }
     }
@@ -45,39 +46,78 @@ pub(crate) fn step_back() {
 
 /// Runs the most urgent compaction; returns whether anything changed.
 fn compact_once(core: &Core, family: &FamilyState) -> Result<bool> {
-    let started = core.device.clock().monotonic();
-    let changed = family.tables.compact()?;
-    if changed {
-        finish(core, family, started);
+    // A table that the manifest does not know of yet may be replayed over. Until it does, no tombstone of
+    // it may go.
+    if family.in_tables.load(Ordering::SeqCst) > family.flushed.load(Ordering::SeqCst) {
+        return Ok(false);
     }
-    Ok(changed)
+    compact(core, family, |tables| tables.compact())
 }
 
 /// Merges everything, on the caller's thread.
 pub(crate) fn compact_all(core: &Core, family: &FamilyState) -> Result<()> {
-    let started = core.device.clock().monotonic();
-    family.tables.compact_all()?;
-    finish(core, family, started);
+    compact(core, family, |tables| tables.compact_all()).map(drop)
+}
+
+/// Merges until another run can be counted. Recovery and callers who flush pass no gate.
+pub(crate) fn keep_level0_countable(core: &Core, family: &FamilyState) -> Result<()> {
+    while family.level0.load(Ordering::Relaxed) >= LEVEL0_COUNTABLE {
+        if !compact_once(core, family)? {
+            compact_all(core, family)?;
+        }
+    }
     Ok(())
 }
 
-fn finish(core: &Core, family: &FamilyState, started: u64) {
-    {
-        let _publish = family.publish.lock();
-        let tables = Arc::new(family.tables.pin());
-        let _edit = family.edit.lock();
-        let view = family.view.load();
-        family.view.store(Arc::new(View {
-            active: Arc::clone(&view.active),
-            sealed: view.sealed.clone(),
-            tables,
-        }));
+fn compact(core: &Core, family: &FamilyState, run: impl FnOnce(&Tables) -> Result<()>) -> Result<bool> {
+    let mut compactions = family.compacting.lock();
+    *compactions += 1;
+    let started = core.device.clock().monotonic();
+    let before = family.tables.version();
+    let done = run(&family.tables);
+    // It may have installed its version and failed after that.
+    let changed = family.tables.version() != before;
+    if changed {
+        publish(core, family);
+        let took = core.device.clock().monotonic().saturating_sub(started);
+        family.counters.compactions.fetch_add(1, Ordering::Relaxed);
+        family.counters.compaction_ns.fetch_add(took, Ordering::Relaxed);
     }
+    drop(compactions);
+    if let Err(error) = &done
+        && !core.is_closed()
+    {
+        family
+            .counters
+            .compaction_failures
+            .fetch_add(1, Ordering::Relaxed);
+        if !family.tables.is_unchanged_on_disk(&*core.device) {
+            core.fail(Error::Background {
+                cause: error.to_string(),
+            });
+        }
+    }
+    *family.compaction_error.lock() = done.as_ref().err().cloned();
+    if done.is_ok() {
+        family.compaction_failures.store(0, Ordering::Relaxed);
+    }
+    crate::stall::update(core, family);
+    core.open_gates();
+    done.map(|()| changed)
+}
+
+/// Replaces the tables in the view by their newest version.
+fn publish(core: &Core, family: &FamilyState) {
+    let _publish = family.publish.lock();
+    let tables = core.pin(&family.tables);
     family
         .level0
         .store(family.tables.level0_runs(), Ordering::Relaxed);
-    let took = core.device.clock().monotonic().saturating_sub(started);
-    family.counters.compactions.fetch_add(1, Ordering::Relaxed);
-    family.counters.compaction_ns.fetch_add(took, Ordering::Relaxed);
-    crate::stall::update(core, family);
+    let _edit = family.edit.lock();
+    let view = family.view.load();
+    family.view.store(Arc::new(View {
+        active: Arc::clone(&view.active),
+        sealed: view.sealed.clone(),
+        tables,
+    }));
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 
 use arc_swap::ArcSwap;
-use collie_io::Device;
+use collie_io::{Device, File};
 use collie_log::Lsn;
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -17,7 +17,7 @@ use crate::journal::Journal;
 use crate::manifest::Manifest;
 use crate::memtable::{At, Mem};
 use crate::stats::{Counters, FamilyCounters};
-use crate::tables::{Shared, Tables};
+use crate::tables::{Pinned, Shared, Tables};
 use crate::tasks::Tasks;
 use crate::view::{FlushCause, View};
 use crate::visible::Visible;
@@ -48,18 +48,25 @@ pub(crate) struct FamilyState {
     pub(crate) publish: Mutex<()>,
     /// Held by the one flush of this family that runs.
     pub(crate) flushing: Mutex<()>,
+    /// Held by the one compaction of this family that runs; counts them.
+    pub(crate) compacting: Mutex<u64>,
     pub(crate) gate: AtomicU8,
     /// Level-0 runs as the last flush or compaction left them.
     pub(crate) level0: AtomicUsize,
     pub(crate) flush_queued: AtomicBool,
     pub(crate) compaction_queued: AtomicBool,
     pub(crate) dropped: AtomicBool,
-    /// Commits below are in tables.
+    /// Commits below are in tables, or are about to be.
     pub(crate) in_tables: AtomicU64,
     /// The manifest says so up to here, and the log is held from here on.
     pub(crate) flushed: AtomicU64,
     /// Why the last flush failed; cleared by the next that succeeds.
     pub(crate) flush_error: Mutex<Option<Error>>,
+    /// Why the last compaction failed; cleared by the next that succeeds.
+    pub(crate) compaction_error: Mutex<Option<Error>>,
+    /// Flushes, and compactions, that failed one after the other.
+    pub(crate) flush_failures: AtomicU32,
+    pub(crate) compaction_failures: AtomicU32,
     pub(crate) counters: FamilyCounters,
 }
 
@@ -130,6 +137,14 @@ pub(crate) struct Core {
     /// The log's end at which its size is looked at again.
     pub(crate) wal_check_at: AtomicU64,
     pub(crate) snapshots: AtomicUsize,
+    /// The log is being replayed: only replay itself seals memtables, at the frame that it has come to. A
+    /// mark would be at the log's end and would count frames as flushed that replay has yet to reach.
+    pub(crate) replaying: AtomicBool,
+    /// Held for reading by calls that write to the directory on their caller's thread, and for writing by
+    /// `close`: once that has it, nothing of this store touches the directory any more.
+    pub(crate) life: RwLock<()>,
+    /// The store's lock, shared with everything that may still remove files of its own: see `Pinned`.
+    pub(crate) lock: Mutex<Option<Arc<dyn File>>>,
     pub(crate) counters: Counters,
 }
 
@@ -141,6 +156,7 @@ pub(crate) struct Start {
     pub(crate) manifest: Manifest,
     pub(crate) garbage: Sender<Garbage>,
     pub(crate) shared: Shared,
+    pub(crate) lock: Arc<dyn File>,
 }
 
 impl Core {
@@ -152,6 +168,7 @@ impl Core {
             manifest,
             garbage,
             shared,
+            lock,
         } = start;
         // One hand is the system's.
         let hands = options.max_workers - 1;
@@ -183,6 +200,9 @@ impl Core {
             gates: Condvar::new(),
             wal_check_at: AtomicU64::new(Lsn::MAX),
             snapshots: AtomicUsize::new(0),
+            replaying: AtomicBool::new(false),
+            life: RwLock::new(()),
+            lock: Mutex::new(Some(lock)),
             counters: Counters::default(),
         })
     }
@@ -225,16 +245,28 @@ impl Core {
         self.open_gates();
     }
 
+    /// Refuses writes from now on because of an error that must not be tried again: a failed sync is final,
+    /// and what a manifest names may be unknown. A full device is told apart, it refuses and passes.
+    pub(crate) fn fail_for_good(&self, error: &Error) {
+        if !matches!(error, Error::StorageFull { .. }) {
+            self.fail(Error::Background {
+                cause: error.to_string(),
+            });
+        }
+    }
+
     /// Lets stopped writers look again.
     pub(crate) fn open_gates(&self) {
         drop(self.stalls.lock());
         self.gates.notify_all();
     }
 
+    /// Why what is under way cannot end, if it cannot; closing alone is no reason.
     fn failure(&self) -> Option<Error> {
-        self.refusal()
-            .filter(|e| !matches!(e, Error::Closed))
-            .or_else(|| self.journal.poisoned())
+        if self.health.failed.load(Ordering::Relaxed) {
+            return self.health.cause.lock().clone();
+        }
+        self.journal.poisoned()
     }
 
     /// Waits until everything below `end` is in its memtables.
@@ -344,10 +376,33 @@ impl Core {
             .unwrap_or_else(|| std::sync::mpsc::channel().0)
     }
 
-    /// Ends appending: the log closes when no worker is left.
-    pub(crate) fn drop_hands(&self) {
+    /// Gives all workers back to the log, which can close then.
+    pub(crate) fn release_hands(&self) {
         self.workers.clear();
         drop(self.system.lock().take());
+    }
+
+    /// Lets go of what outlives a closed store's last handle: workers, memtables, tables, the lock. What
+    /// snapshots and iterators still pin keeps the lock until they are gone.
+    pub(crate) fn release(&self) {
+        self.release_hands();
+        for family in self.families.read().all() {
+            let _edit = family.edit.lock();
+            let view = family.view.load_full();
+            family.view.store(Arc::new(View {
+                active: Arc::new(self.new_mem(view.active.from(), &family.options)),
+                sealed: Vec::new(),
+                tables: Arc::new(Pinned::nothing()),
+            }));
+        }
+        drop(self.garbage.lock().take());
+        drop(self.lock.lock().take());
+    }
+
+    /// A version of the family's tables for a view. The caller holds `publish`, or nobody else knows the
+    /// family yet.
+    pub(crate) fn pin(&self, tables: &Tables) -> Arc<Pinned> {
+        Arc::new(tables.pin(self.lock.lock().clone()))
     }
 
     /// A view and a boundary that fit together; see `view.rs` for the argument.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-use collie_io::File;
 use collie_log::{Level, Lsn, RecoveryReport};
 use parking_lot::Mutex;
 
@@ -34,8 +33,6 @@ pub struct Db(Arc<Handle>);
 pub(crate) struct Handle {
     pub(crate) core: Arc<Core>,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Held for as long as the store is open.
-    pub(crate) lock: Mutex<Option<Arc<dyn File>>>,
     pub(crate) default_family: Arc<FamilyState>,
 }
 
@@ -98,6 +95,7 @@ impl Db {
     /// # Errors
     /// [`Error::FamilyExists`], [`Error::FamilyName`], [`Error::InvalidOption`], and as for a write.
     pub fn create_family(&self, name: &str, options: FamilyOptions) -> Result<Family> {
+        let _life = self.core().life.read();
         self.core().check_open()?;
         let state = families::create(self.core(), name, options)?;
         Ok(Family::new(self.clone(), state))
@@ -110,6 +108,7 @@ impl Db {
     /// [`Error::FamilyDropped`], [`Error::FamilyName`] for the default family, [`Error::ForeignFamily`],
     /// and the errors of writing the manifest.
     pub fn drop_family(&self, family: &Family) -> Result<()> {
+        let _life = self.core().life.read();
         self.core().check_open()?;
         if !family.db().is(self) {
             return Err(Error::ForeignFamily {
@@ -153,7 +152,7 @@ impl Db {
         let (kind, record) = frame(Record::Encoded(batch.payload()), options);
         let at = core.commit(kind, record, |at| batch.apply(at, unlogged))?;
         for family in batch.families() {
-            self.see_to_size(family)?;
+            self.see_to_size(family);
         }
         self.finish(at, options)
     }
@@ -188,7 +187,7 @@ impl Db {
             });
         })?;
         if full {
-            self.see_to_size(family)?;
+            self.see_to_size(family);
         }
         self.finish(at, options)
     }
@@ -231,17 +230,15 @@ impl Db {
     }
 
     /// Seals the family's memtable if it is full, or closes the gate where there is no room for another.
-    fn see_to_size(&self, family: &Arc<FamilyState>) -> Result<()> {
+    /// The write that filled it has succeeded whatever comes of this.
+    fn see_to_size(&self, family: &Arc<FamilyState>) {
         if family.view.load().active.bytes() < family.options.write_buffer_bytes {
-            return Ok(());
+            return;
         }
-        match flush::rotate_if_full(self.core(), family) {
-            // The write itself has succeeded; the next one tries again, or is refused with the reason.
-            Err(Error::StorageFull { .. }) | Ok(()) => {}
-            Err(error) => return Err(error),
+        if let Err(error) = flush::rotate_if_full(self.core(), family) {
+            tracing::debug!(family = %family.name, %error, "a full memtable is not sealed yet");
         }
         stall::update(self.core(), family);
-        Ok(())
     }
 
     /// Waits for what was asked.
@@ -309,10 +306,16 @@ impl Db {
     /// # Errors
     /// As [`Family::flush`].
     pub fn flush(&self) -> Result<()> {
-        self.core().check_open()?;
-        let all = self.core().families.read().all();
-        all.iter()
-            .try_for_each(|family| flush::flush_all_of(self.core(), family, FlushCause::Manual))
+        self.for_each_family(|core, family| flush::flush_all_of(core, family, FlushCause::Manual))
+    }
+
+    /// Runs what writes to the directory on this thread; closing waits for it.
+    fn for_each_family(&self, run: impl Fn(&Core, &Arc<FamilyState>) -> Result<()>) -> Result<()> {
+        let core = self.core();
+        let _life = core.life.read();
+        core.check_open()?;
+        let all = core.families.read().all();
+        all.iter().try_for_each(|family| run(core, family))
     }
 
     /// Flushes, and merges each family's tables into one level.
@@ -320,10 +323,10 @@ impl Db {
     /// # Errors
     /// As [`Family::flush`].
     pub fn compact(&self) -> Result<()> {
-        self.flush()?;
-        let all = self.core().families.read().all();
-        all.iter()
-            .try_for_each(|family| compaction::compact_all(self.core(), family))
+        self.for_each_family(|core, family| {
+            flush::flush_all_of(core, family, FlushCause::Manual)?;
+            compaction::compact_all(core, family)
+        })
     }
 
     /// What opening found in the log, and what it did about it; `None` with the log off.
@@ -399,32 +402,38 @@ impl Handle {
         }
         core.open_gates();
         core.visible.wake();
-        let flushed = flush_unlogged(core);
+        // Compactions, also on callers' threads, give up; then nobody else writes to the directory.
         core.shared.stop.store(true, Ordering::Relaxed);
+        let alone = core.life.write();
+        // Commits that were under way are complete; later ones find no worker.
+        core.workers.clear();
+        let flushed = flush_unlogged(core);
         core.tasks.stop();
         for thread in self.threads.lock().drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a background thread panicked");
             }
         }
-        core.drop_hands();
+        core.release_hands();
         let closed = core.journal.close();
-        drop(core.garbage.lock().take());
-        drop(self.lock.lock().take());
+        core.release();
+        drop(alone);
         flushed.and(closed)
     }
 }
 
-/// Brings to tables what no log holds.
+/// Brings to tables what no log holds; tries every family and tells the first failure.
 fn flush_unlogged(core: &Core) -> Result<()> {
     let families = core.families.read().all();
+    let mut first = Ok(());
     for family in families {
         let view = family.view.load_full();
         if view.mems().any(|mem| mem.has_unlogged() && !mem.is_empty()) {
-            flush::flush_all_of(core, &family, FlushCause::Close)?;
+            let flushed = flush::flush_all_of(core, &family, FlushCause::Close);
+            first = first.and(flushed);
         }
     }
-    Ok(())
+    first
 }
 
 impl Drop for Handle {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use collie_log::{Level, Lsn};
@@ -42,12 +42,20 @@ fn check_name(name: &str) -> Result<()> {
     })
 }
 
-/// Opens the tables of a family that the manifest knows, with an empty memtable.
-pub(crate) fn load(core: &Core, record: &FamilyRecord) -> Result<Arc<FamilyState>> {
+/// Opens the tables of a family, with an empty memtable. A family that the manifest knows has tables; that
+/// they are missing is damage.
+pub(crate) fn load(core: &Core, record: &FamilyRecord, known: bool) -> Result<Arc<FamilyState>> {
     let garbage = core.garbage_sender();
     let path = directory(core, record.id);
-    let tables = Tables::open(&path, &record.options, &core.shared, &*core.device, garbage)?;
-    let pinned = Arc::new(tables.pin());
+    let tables = Tables::open(
+        &path,
+        known,
+        &record.options,
+        &core.shared,
+        &*core.device,
+        garbage,
+    )?;
+    let pinned = core.pin(&tables);
     let view = View {
         active: Arc::new(core.new_mem(record.flushed, &record.options)),
         sealed: Vec::new(),
@@ -65,6 +73,7 @@ pub(crate) fn load(core: &Core, record: &FamilyRecord) -> Result<Arc<FamilyState
         rotating: AtomicBool::new(false),
         publish: Mutex::new(()),
         flushing: Mutex::new(()),
+        compacting: Mutex::new(0),
         gate: AtomicU8::new(GATE_OPEN),
         flush_queued: AtomicBool::new(false),
         compaction_queued: AtomicBool::new(false),
@@ -72,6 +81,9 @@ pub(crate) fn load(core: &Core, record: &FamilyRecord) -> Result<Arc<FamilyState
         in_tables: AtomicU64::new(record.flushed),
         flushed: AtomicU64::new(record.flushed),
         flush_error: Mutex::new(None),
+        compaction_error: Mutex::new(None),
+        flush_failures: AtomicU32::new(0),
+        compaction_failures: AtomicU32::new(0),
         counters: FamilyCounters::default(),
     }))
 }
@@ -96,7 +108,7 @@ pub(crate) fn create(core: &Core, name: &str, options: FamilyOptions) -> Result<
     core.device
         .create_dir_all(&path)
         .map_err(|e| Error::io("create", &path, e))?;
-    let family = load(core, &record)?;
+    let family = load(core, &record, false)?;
     core.journal.hold(name, birth);
     let mut next = manifest.clone();
     next.next_family = id + 1;
@@ -106,6 +118,7 @@ pub(crate) fn create(core: &Core, name: &str, options: FamilyOptions) -> Result<
         // does, the family is there, empty, after the next open.
         manifest.next_family = id + 1;
         core.journal.unhold(name);
+        core.fail_for_good(&error);
         return Err(error);
     }
     *manifest = next;
@@ -141,7 +154,9 @@ pub(crate) fn remove(core: &Core, family: &Arc<FamilyState>) -> Result<()> {
     }
     let mut next = manifest.clone();
     next.families.retain(|record| record.id != family.id);
-    next.write(&*core.device, &core.path)?;
+    // After a failure the manifest may or may not name the family: no write may rely on either.
+    next.write(&*core.device, &core.path)
+        .inspect_err(|e| core.fail_for_good(e))?;
     *manifest = next;
     family.dropped.store(true, Ordering::Relaxed);
     core.families.write().by_name.remove(&family.name);

@@ -9,7 +9,7 @@ use crate::core::FamilyState;
 use crate::iter::{Iter, bounds, prefix_bounds};
 use crate::memtable::Write;
 use crate::read::{self, Read};
-use crate::view::FlushCause;
+use crate::view::{FlushCause, View};
 use crate::{Db, Error, Lsn, ReadOptions, Result, Value, WriteOptions, compaction, flush};
 
 /// A family of keys (RocksDB: a column family; fjall: a keyspace), with options and tables of its own.
@@ -69,8 +69,7 @@ impl Family {
     /// # Errors
     /// [`Error::FamilyDropped`], [`Error::Closed`]; [`Error::Table`] where a table cannot be read.
     pub fn get_with(&self, key: impl AsRef<[u8]>, options: &ReadOptions) -> Result<Read<Option<Value>>> {
-        self.check()?;
-        let (view, boundary) = self.db.core().read_at(&self.state, options.durable);
+        let (view, boundary) = self.read_at(options.durable)?;
         read::get(&view, key.as_ref(), boundary)
     }
 
@@ -137,8 +136,7 @@ impl Family {
     /// # Errors
     /// [`Error::FamilyDropped`], [`Error::Closed`].
     pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<Iter> {
-        self.check()?;
-        let (view, boundary) = self.db.core().read_at(&self.state, false);
+        let (view, boundary) = self.read_at(false)?;
         Ok(Iter::new(&view, bounds(&range), boundary))
     }
 
@@ -147,8 +145,7 @@ impl Family {
     /// # Errors
     /// [`Error::FamilyDropped`], [`Error::Closed`].
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Iter> {
-        self.check()?;
-        let (view, boundary) = self.db.core().read_at(&self.state, false);
+        let (view, boundary) = self.read_at(false)?;
         Ok(Iter::new(&view, prefix_bounds(prefix.as_ref()), boundary))
     }
 
@@ -158,8 +155,10 @@ impl Family {
     /// [`Error::FamilyDropped`], [`Error::Closed`], [`Error::StorageFull`], [`Error::Table`],
     /// [`Error::Io`], [`Error::Poisoned`].
     pub fn flush(&self) -> Result<()> {
+        let core = self.db.core();
+        let _life = core.life.read();
         self.check()?;
-        flush::flush_all_of(self.db.core(), &self.state, FlushCause::Manual)
+        flush::flush_all_of(core, &self.state, FlushCause::Manual)
     }
 
     /// Flushes, and merges all tables into one level.
@@ -167,8 +166,18 @@ impl Family {
     /// # Errors
     /// As [`Family::flush`].
     pub fn compact(&self) -> Result<()> {
-        self.flush()?;
-        compaction::compact_all(self.db.core(), &self.state)
+        let core = self.db.core();
+        let _life = core.life.read();
+        self.check()?;
+        flush::flush_all_of(core, &self.state, FlushCause::Manual)?;
+        compaction::compact_all(core, &self.state)
+    }
+
+    fn read_at(&self, durable: bool) -> Result<(Arc<View>, Lsn)> {
+        let read = self.db.core().read_at(&self.state, durable);
+        // After the view was loaded: closing empties views, and says that it does before.
+        self.check()?;
+        Ok(read)
     }
 
     fn check(&self) -> Result<()> {

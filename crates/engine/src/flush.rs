@@ -9,7 +9,6 @@ use std::collections::VecDeque;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use collie_log::{Level, Lsn};
 use lsm_tree::{InternalValue, ValueType};
@@ -17,16 +16,13 @@ use lsm_tree::{InternalValue, ValueType};
 use crate::core::{Core, FamilyState};
 use crate::manifest::LogState;
 use crate::memtable::{Direction, Entry, Mem, Scan};
-use crate::tasks::FlushTask;
+use crate::tables::Written;
+use crate::tasks::{FlushTask, pause_after};
 use crate::view::{FlushCause, Sealed, View};
 use crate::{Error, Result};
 
 /// Keys that a flush takes from the memtable at a time.
 const CHUNK: usize = 1024;
-/// Pauses between attempts of a flush that fails, from the first to the longest.
-const RETRY_FIRST: Duration = Duration::from_millis(50);
-const RETRY_LONGEST: Duration = Duration::from_secs(2);
-
 /// A flush thread's life.
 pub(crate) fn run(core: &Core) {
     crate::compaction::step_back();
@@ -35,30 +31,23 @@ pub(crate) fn run(core: &Core) {
             FlushTask::Family(family) => {
                 // AcqRel: pairs with `Tasks::flush`; what is sealed from here on queues the family again.
                 family.flush_queued.swap(false, Ordering::AcqRel);
-                flush_until_done(core, &family);
+                flush_or_queue_again(core, &family);
             }
             FlushTask::WalSize => flush_for_wal_size(core),
         }
     }
 }
 
-/// Flushes all that is sealed, trying again where the device was full or an error may pass.
-fn flush_until_done(core: &Core, family: &Arc<FamilyState>) {
-    let mut pause = RETRY_FIRST;
-    loop {
-        match flush_sealed(core, family) {
-            Ok(()) => return,
-            Err(error) => {
-                if core.refusal().is_some() || core.journal.poisoned().is_some() {
-                    return;
-                }
-                tracing::warn!(family = %family.name, %error, "a flush failed, it is tried again");
-                if core.tasks.pause(pause) {
-                    return;
-                }
-                pause = (pause * 2).min(RETRY_LONGEST);
-            }
-        }
+/// Flushes all that is sealed. What fails is tried again later; other families are not kept waiting.
+fn flush_or_queue_again(core: &Core, family: &Arc<FamilyState>) {
+    let Err(error) = flush_sealed(core, family) else {
+        family.flush_failures.store(0, Ordering::Relaxed);
+        return;
+    };
+    if core.refusal().is_none() && core.journal.poisoned().is_none() {
+        let failures = family.flush_failures.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(family = %family.name, %error, "a flush failed, it is tried again");
+        core.tasks.flush_after(family, pause_after(failures));
     }
 }
 
@@ -70,7 +59,8 @@ pub(crate) fn flush_sealed(core: &Core, family: &Arc<FamilyState>) -> Result<()>
         && !family.is_dropped()
         && let Some(sealed) = family.view.load().sealed.first().cloned()
     {
-        flushed = flush_one(core, family, &sealed);
+        flushed = crate::compaction::keep_level0_countable(core, family)
+            .and_then(|()| flush_one(core, family, &sealed));
         if flushed.is_ok() {
             seal_what_is_full(core, family);
         }
@@ -96,42 +86,76 @@ fn flush_one(core: &Core, family: &FamilyState, sealed: &Sealed) -> Result<()> {
         // Without a log nothing else keeps new commits above what the tables will hold.
         let mut manifest = core.manifest.lock();
         manifest.floor = manifest.floor.max(sealed.until);
-        manifest.write(&*core.device, &core.path)?;
+        manifest
+            .write(&*core.device, &core.path)
+            .inspect_err(|e| core.fail_for_good(e))?;
     }
-    let entries = Newest::of(&sealed.mem);
-    let publish = if sealed.mem.is_empty() {
-        family.publish.lock()
+    let written = if sealed.mem.is_empty() {
+        None
     } else {
-        let written = family.tables.write(entries)?;
-        let publish = family.publish.lock();
-        // Must not be repeated: the tree's manifest may name the tables already.
-        family
-            .tables
-            .register(&written)
-            .inspect_err(|e| sticky(core, e))?;
-        publish
+        Some(write(core, family, sealed)?)
     };
-    let tables = Arc::new(family.tables.pin());
-    {
-        let _edit = family.edit.lock();
-        let view = family.view.load();
-        family.view.store(Arc::new(View {
-            active: Arc::clone(&view.active),
-            sealed: view.sealed.iter().skip(1).cloned().collect(),
-            tables,
-        }));
-    }
-    drop(publish);
-    family.in_tables.fetch_max(sealed.until, Ordering::Relaxed);
-    family
-        .level0
-        .store(family.tables.level0_runs(), Ordering::Relaxed);
+    reach!("tables are written");
+    install(core, family, sealed, written)?;
     let took = core.device.clock().monotonic().saturating_sub(started);
     family
         .counters
         .count_flush(sealed.cause, sealed.mem.bytes(), took);
     crate::stall::update(core, family);
     record(core, family)
+}
+
+/// Writes the memtable to tables that nobody knows yet. What a failed attempt leaves is removed, so that a
+/// full device does not stay full because of it.
+fn write(core: &Core, family: &FamilyState, sealed: &Sealed) -> Result<Written> {
+    let before = family.compacting.try_lock().map(|compactions| *compactions);
+    let first = family.tables.next_table();
+    family.tables.write(Newest::of(&sealed.mem)).inspect_err(|_| {
+        // Tables are numbered as they are begun. If no compaction has run since the first of these, all
+        // of them are this flush's.
+        if let (Some(before), Some(now)) = (before, family.compacting.try_lock())
+            && before == *now
+        {
+            family
+                .tables
+                .discard(first..family.tables.next_table(), &*core.device);
+        }
+    })
+}
+
+/// Makes the tables part of the tree and replaces the memtable by them in the view.
+fn install(core: &Core, family: &FamilyState, sealed: &Sealed, written: Option<Written>) -> Result<()> {
+    let _publish = family.publish.lock();
+    // Before the tables are known to the tree: compactions wait until the manifest knows them, too.
+    let before = family.in_tables.fetch_max(sealed.until, Ordering::SeqCst);
+    if let Some(written) = written
+        && let Err(error) = family.tables.register(&written)
+    {
+        if family.tables.is_unchanged_on_disk(&*core.device) {
+            // Nothing names them: they can go, and all of it can be tried again.
+            family.tables.discard_written(&written, &*core.device);
+            core.fail_for_good(&error);
+        } else {
+            core.fail(Error::Background {
+                cause: error.to_string(),
+            });
+        }
+        family.in_tables.store(before, Ordering::SeqCst);
+        return Err(error);
+    }
+    let tables = core.pin(&family.tables);
+    // Counted under `publish`: a count from before a compaction must not replace the one from after it.
+    family
+        .level0
+        .store(family.tables.level0_runs(), Ordering::Relaxed);
+    let _edit = family.edit.lock();
+    let view = family.view.load();
+    family.view.store(Arc::new(View {
+        active: Arc::clone(&view.active),
+        sealed: view.sealed.iter().skip(1).cloned().collect(),
+        tables,
+    }));
+    Ok(())
 }
 
 /// Says in the manifest, and then to the log, up to where the family is in its tables. Where that fails,
@@ -149,21 +173,12 @@ fn record(core: &Core, family: &FamilyState) -> Result<()> {
     manifest.floor = manifest.floor.max(until);
     manifest
         .write(&*core.device, &core.path)
-        .inspect_err(|e| sticky(core, e))?;
+        .inspect_err(|e| core.fail_for_good(e))?;
     family.flushed.fetch_max(until, Ordering::Relaxed);
     if manifest.log == LogState::On {
         core.journal.hold(&family.name, until);
     }
     Ok(())
-}
-
-/// A failed sync is final. A full device is not.
-fn sticky(core: &Core, error: &Error) {
-    if !matches!(error, Error::StorageFull { .. }) {
-        core.fail(Error::Background {
-            cause: error.to_string(),
-        });
-    }
 }
 
 /// The flush made room for another memtable.
@@ -175,6 +190,10 @@ fn seal_what_is_full(core: &Core, family: &Arc<FamilyState>) {
 
 /// Seals the active memtable where it is full and there is room for another one.
 pub(crate) fn rotate_if_full(core: &Core, family: &Arc<FamilyState>) -> Result<()> {
+    // SeqCst: set before replay queues its first flush, cleared when the last frame is in.
+    if core.replaying.load(Ordering::SeqCst) {
+        return Ok(());
+    }
     let limit = family.options.write_buffer_bytes;
     let room = family.options.max_write_buffers - 1;
     let rotated = core.rotate(family, FlushCause::Full, |view| {
@@ -223,15 +242,19 @@ fn wal_limit(core: &Core) -> u64 {
         let families = core.families.read().all();
         let buffers = families
             .iter()
-            .map(|family| family.options.write_buffer_bytes * family.options.max_write_buffers as u64);
-        (4 * buffers.sum::<u64>()).max(4 * core.options.segment_bytes)
+            .map(|family| &family.options)
+            .map(|o| o.write_buffer_bytes.saturating_mul(o.max_write_buffers as u64));
+        buffers
+            .fold(0, u64::saturating_add)
+            .saturating_mul(4)
+            .max(4 * core.options.segment_bytes)
     })
 }
 
 /// Sets the LSN at which a commit asks for the next look at the log's size.
 pub(crate) fn arm_wal_check(core: &Core) {
     if let Some(oldest) = core.journal.oldest() {
-        let limit = oldest + wal_limit(core);
+        let limit = oldest.saturating_add(wal_limit(core));
         // If nothing was released, not before another quarter of a segment.
         let soonest = core.journal.reserved() + core.options.segment_bytes / 4;
         core.wal_check_at.store(limit.max(soonest), Ordering::Relaxed);

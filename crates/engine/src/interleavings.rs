@@ -200,3 +200,27 @@ fn a_panic_in_mid_commit_refuses_writes_and_hides_what_was_half_done() {
     assert_eq!(text(family.get("before").unwrap().as_ref()), Some("1"));
     assert_eq!(db.core().snapshots.load(Ordering::Relaxed), 0);
 }
+
+/// A flush on a caller's thread went on after `close` had given the directory free.
+#[test]
+fn close_waits_for_a_flush_on_another_thread() {
+    let (dir, db) = store();
+    put(&db.default_family(), "k", "v");
+    let core = Arc::clone(db.core());
+    let flush = {
+        let db = db.clone();
+        hold("tables are written", move || db.flush()).at_point()
+    };
+    let close = std::thread::spawn(move || db.close());
+    // A waiting writer keeps new readers out.
+    while core.life.try_read().is_some() && !close.is_finished() {
+        std::thread::yield_now();
+    }
+    assert!(!close.is_finished(), "closed while a flush was under way");
+    drop(core);
+    flush.finish().unwrap();
+    close.join().unwrap().unwrap();
+    let db = Db::open(dir.path(), Options::default()).unwrap();
+    assert_eq!(db.stats().families["default"].tables, 1);
+    assert_eq!(text(db.get("k").unwrap().as_ref()), Some("v"));
+}

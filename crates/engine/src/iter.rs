@@ -18,7 +18,8 @@ const LARGEST_FETCH: usize = 1024;
 /// Keys and values in a range at one moment, in order; from the back in reverse order.
 ///
 /// It sees the commits below the boundary at which it was made and no later ones, and keeps the memtables
-/// and table files that it needs for as long as it lives. After an error it ends.
+/// and table files that it needs for as long as it lives, and with them the store's lock: a store can be
+/// opened again when the last iterator is gone. After an error it ends.
 pub struct Iter {
     /// From the newest memtable to the oldest.
     mems: Vec<MemSource>,

@@ -43,7 +43,8 @@ pub(crate) fn look(device: &dyn Device, dir: &Path) -> Result<Found> {
     }
     // A store's first step is its manifest. Whatever else is here without one is not ours to touch, and a
     // log without a manifest is a store that lost it.
-    let ours = [FILE, manifest::TEMPORARY];
+    // A file system that was just made has its own directory.
+    let ours = [FILE, manifest::TEMPORARY, "lost+found"];
     match entries.iter().find(|entry| !ours.contains(&entry.name.as_str())) {
         None => Ok(Found::Nothing),
         Some(entry) => wrong(format!("{:?} and no {}", entry.name, manifest::FILE)),

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use collie_io::Device;
+use collie_io::{Device, File};
 use collie_log::{Log, LogOptions, Lsn};
 use lsm_tree::{Cache, DescriptorTable};
 use parking_lot::Mutex;
@@ -55,13 +55,11 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
         }
     };
     let manifest = if manifest.log == LogState::On && options.disable_wal {
-        leave_log(path, &options, manifest)?
+        leave_log(path, &options, manifest, &held)?
     } else {
         manifest
     };
-    let handle = start(path, options, manifest)?;
-    *handle.lock.lock() = Some(held);
-    Ok(handle)
+    start(path, options, manifest, &held)
 }
 
 fn log_directory(path: &Path, options: &Options) -> PathBuf {
@@ -72,12 +70,12 @@ fn log_directory(path: &Path, options: &Options) -> PathBuf {
 }
 
 /// Brings everything to tables and does away with the log.
-fn leave_log(path: &Path, options: &Options, manifest: Manifest) -> Result<Manifest> {
+fn leave_log(path: &Path, options: &Options, manifest: Manifest, lock: &Arc<dyn File>) -> Result<Manifest> {
     let with_log = Options {
         disable_wal: false,
         ..options.clone()
     };
-    let handle = start(path, with_log, manifest)?;
+    let handle = start(path, with_log, manifest, lock)?;
     let all = handle.core.families.read().all();
     all.iter()
         .try_for_each(|family| flush::flush_all_of(&handle.core, family, FlushCause::Close))?;
@@ -100,7 +98,7 @@ fn remove_tree(device: &dyn Device, path: &Path) -> Result<()> {
 }
 
 /// Opens a store whose lock is held and whose manifest fits the options.
-fn start(path: &Path, options: Options, mut manifest: Manifest) -> Result<Handle> {
+fn start(path: &Path, options: Options, mut manifest: Manifest, lock: &Arc<dyn File>) -> Result<Handle> {
     let device = Arc::clone(&options.device);
     remove_orphans(&*device, path, &manifest)?;
     for record in &mut manifest.families {
@@ -130,17 +128,17 @@ fn start(path: &Path, options: Options, mut manifest: Manifest) -> Result<Handle
         manifest,
         garbage,
         shared,
+        lock: Arc::clone(lock),
     };
     let core = Arc::new(Core::new(start)?);
-    if adopt {
-        adopt_log(&core)?;
-    }
-    let threads = start_threads(&core)?;
-    match fill(&core, adopt, &log_dir) {
+    let mut threads = Vec::new();
+    let filled = if adopt { adopt_log(&core) } else { Ok(()) }
+        .and_then(|()| start_threads(&core, &mut threads))
+        .and_then(|()| fill(&core, adopt, &log_dir));
+    match filled {
         Ok(default_family) => Ok(Handle {
             core,
             threads: Mutex::new(threads),
-            lock: Mutex::new(None),
             default_family,
         }),
         Err(error) => {
@@ -150,7 +148,7 @@ fn start(path: &Path, options: Options, mut manifest: Manifest) -> Result<Handle
             for thread in threads {
                 drop(thread.join());
             }
-            core.drop_hands();
+            core.release();
             // The error that matters is the one in hand.
             drop(core.journal.close());
             Err(error)
@@ -183,11 +181,18 @@ fn open_journal(path: &Path, options: &Options, manifest: &Manifest) -> Result<J
     let dir = log_directory(path, options);
     let resume_at = match manifest.log {
         LogState::On => manifest.families.iter().map(|family| family.flushed).min(),
-        // What lies in the directory, if anything, is from before and in the tables; it is never read.
+        // What lies in the directory, if anything, is from before and in the tables; half of it may be gone.
+        LogState::Off if options.wal_dir.is_none() => {
+            remove_tree(&*options.device, &dir)?;
+            None
+        }
         LogState::Off => None,
     };
+    if resume_at.is_some() {
+        refuse_missing_log(&*options.device, &dir)?;
+    }
     let log = Log::open(
-        dir,
+        &dir,
         LogOptions {
             device: Arc::clone(&options.device),
             ring: options.ring.clone(),
@@ -200,7 +205,30 @@ fn open_journal(path: &Path, options: &Options, manifest: &Manifest) -> Result<J
             ..LogOptions::default()
         },
     )?;
+    if resume_at.is_some() && log.recovery().epoch == 1 {
+        return missing_log(&dir, "a log that was never used".into());
+    }
     Ok(Journal::Log(log))
+}
+
+/// The manifest says that commits are in the log; without its directory it would start empty.
+fn refuse_missing_log(device: &dyn Device, dir: &Path) -> Result<()> {
+    match device.list(dir) {
+        Ok(entries) if entries.is_empty() => missing_log(dir, "an empty directory".into()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => missing_log(dir, "no directory".into()),
+        Ok(_) => Ok(()),
+        Err(e) => Err(Error::io("list", dir, e)),
+    }
+}
+
+fn missing_log<T>(dir: &Path, found: String) -> Result<T> {
+    let expected = "the log that the manifest relies on (is `wal_dir` right, and mounted?)";
+    Err(Error::Corrupt {
+        path: dir.into(),
+        offset: 0,
+        expected: expected.into(),
+        found,
+    })
 }
 
 /// Turns a store without a log into one with a log: from this mark on, everything is in the log.
@@ -214,28 +242,37 @@ fn adopt_log(core: &Core) -> Result<()> {
     manifest.write(&*core.device, &core.path)
 }
 
-fn start_threads(core: &Arc<Core>) -> Result<Vec<std::thread::JoinHandle<()>>> {
-    let mut threads = Vec::new();
+fn start_threads(core: &Arc<Core>, threads: &mut Vec<std::thread::JoinHandle<()>>) -> Result<()> {
     let mut start = |name: String, run: fn(&Core)| {
         let core = Arc::clone(core);
         let thread = std::thread::Builder::new()
             .name(name.clone())
-            .spawn(move || run(&core))
+            .spawn(move || {
+                // Dropped by a panic too: nobody else would notice that a thread of these is gone.
+                let _watch = Watch(&core);
+                run(&core);
+            })
             .map_err(|e| Error::io("start the thread", name, e))?;
         threads.push(thread);
         Ok(())
     };
-    let started = (0..core.options.flush_threads)
-        .try_for_each(|n| start(format!("collie-flush-{n}"), flush::run))
-        .and_then(|()| {
-            (0..core.options.compaction_threads)
-                .try_for_each(|n| start(format!("collie-merge-{n}"), compaction::run))
-        });
-    if let Err(error) = started {
-        core.tasks.stop();
-        return Err(error);
+    (0..core.options.flush_threads).try_for_each(|n| start(format!("collie-flush-{n}"), flush::run))?;
+    (0..core.options.compaction_threads).try_for_each(|n| start(format!("collie-merge-{n}"), compaction::run))
+}
+
+/// Refuses writes when a background thread panics.
+struct Watch<'a>(&'a Core);
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or("of the background").to_owned();
+            self.0.fail(Error::Background {
+                cause: format!("the thread {name} panicked"),
+            });
+        }
     }
-    Ok(threads)
 }
 
 /// Opens the families, replays the log into them, and makes sure of the default family.
@@ -243,7 +280,7 @@ fn fill(core: &Arc<Core>, fresh_log: bool, log_dir: &Path) -> Result<Arc<FamilyS
     let records = core.manifest.lock().families.clone();
     let mut by_id = HashMap::new();
     for record in &records {
-        let family = families::load(core, record)?;
+        let family = families::load(core, record, true)?;
         by_id.insert(record.id, Arc::clone(&family));
         core.families
             .write()
@@ -258,7 +295,9 @@ fn fill(core: &Arc<Core>, fresh_log: bool, log_dir: &Path) -> Result<Arc<FamilyS
             core.journal.hold(&record.name, record.flushed);
         }
         if !fresh_log {
+            core.replaying.store(true, Ordering::SeqCst);
             replay(core, log, resume, &by_id, log_dir)?;
+            core.replaying.store(false, Ordering::SeqCst);
         }
         log.unhold(OPENING);
     }
@@ -283,6 +322,7 @@ fn replay(
     log_dir: &Path,
 ) -> Result<()> {
     let next_family = core.manifest.lock().next_family;
+    let mut roomed = Vec::new();
     for frame in log.read(from)? {
         let frame = frame?;
         if frame.kind != KIND_COMMIT {
@@ -298,7 +338,7 @@ fn replay(
             start: frame.start,
             end: frame.end,
         };
-        let mut last = None;
+        roomed.clear();
         for op in Ops::new(&frame.payload) {
             let op = op.map_err(|e| corrupt(frame.start + e.offset as u64, e.expected, e.found))?;
             let Some(family) = families.get(&op.family) else {
@@ -309,10 +349,14 @@ fn replay(
                 return Err(corrupt(frame.start, "a family that was created before", found));
             };
             if frame.start >= family.flushed.load(Ordering::Relaxed) {
-                if last.replace(op.family) != Some(op.family) {
+                if !roomed.contains(&op.family) {
+                    // Before the commit's first write to the family: all of them go to one memtable.
                     make_room(core, family, at)?;
+                    roomed.push(op.family);
                 }
-                family.view.load().active.insert(op.key, at, op.write);
+                if !family.tables.has_newer(op.key, at.start)? {
+                    family.view.load().active.insert(op.key, at, op.write);
+                }
             }
         }
     }
@@ -320,8 +364,7 @@ fn replay(
 }
 
 /// Seals the active memtable before the commit at `at` where it is full. That commit's frame stands for the
-/// rotation's own: a frame starts there, and it is durable. (Where the commit has written to the memtable
-/// already, those writes are replayed once more after the next crash, which is harmless.)
+/// rotation's own: a frame starts there, and it is durable.
 fn make_room(core: &Core, family: &Arc<FamilyState>, at: At) -> Result<()> {
     let view = family.view.load_full();
     if view.active.bytes() < family.options.write_buffer_bytes {

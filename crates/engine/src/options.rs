@@ -176,7 +176,8 @@ impl WriteOptions {
 /// How one read behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReadOptions {
-    /// Read the newest state that is durable on disk, instead of the newest state.
+    /// Read the newest state below which the log is durable on disk, instead of the newest state. Writes
+    /// that were kept out of the log have their place in that state too, and are not durable.
     pub durable: bool,
 }
 
@@ -197,6 +198,10 @@ impl Options {
                 ));
             }
         }
+        if !self.ring_bytes.is_power_of_two() || !(8 << 10..=1 << 30).contains(&self.ring_bytes) {
+            let reason = "it must be a power of two from 8 KiB to 1 GiB";
+            return Err(invalid("ring_bytes", self.ring_bytes, reason));
+        }
         if let Some(limit) = self.max_total_wal_size
             && limit < 2 * self.segment_bytes
         {
@@ -214,11 +219,28 @@ impl Options {
     }
 }
 
+/// The most that `level0_stop` may be.
+const LEVEL0_MOST: usize = 200;
+/// The most that a memtable may take, and how many there may be.
+const WRITE_BUFFER_MOST: u64 = 1 << 40;
+const WRITE_BUFFERS_MOST: usize = 1 << 10;
+
 impl FamilyOptions {
     pub(crate) fn check(&self) -> Result<()> {
         if self.max_write_buffers < 2 {
             let reason = "one memtable is written while another is flushed, so two are the least";
             return Err(invalid("max_write_buffers", self.max_write_buffers, reason));
+        }
+        if self.max_write_buffers > WRITE_BUFFERS_MOST {
+            let reason = "every read looks through all of them; the most is 1024";
+            return Err(invalid("max_write_buffers", self.max_write_buffers, reason));
+        }
+        if self.write_buffer_bytes > WRITE_BUFFER_MOST {
+            return Err(invalid(
+                "write_buffer_bytes",
+                self.write_buffer_bytes,
+                "the most is 2^40",
+            ));
         }
         if self.write_buffer_bytes < 4096 {
             return Err(invalid(
@@ -237,6 +259,10 @@ impl FamilyOptions {
         if self.level0_compaction < 2 || usize::from(self.level0_compaction) > self.level0_slowdown {
             let reason = "it must be at least 2 and at most level0_slowdown";
             return Err(invalid("level0_compaction", self.level0_compaction, reason));
+        }
+        if self.level0_stop > LEVEL0_MOST {
+            let reason = "the table library counts at most 255 runs of a level, and some come unasked";
+            return Err(invalid("level0_stop", self.level0_stop, reason));
         }
         if self.level0_stop < self.level0_slowdown {
             let reason = "it must not be below level0_slowdown";

@@ -10,7 +10,7 @@ use collie_log::Lsn;
 use crate::core::FamilyState;
 use crate::iter::{Iter, bounds, prefix_bounds};
 use crate::view::View;
-use crate::{Db, Error, Family, Result, Value};
+use crate::{Db, Error, Family, MAX_KEY_BYTES, Result, Value};
 
 /// What a read found, and the newest commit that it depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Read<T> {
 }
 
 pub(crate) fn get(view: &View, key: &[u8], below: Lsn) -> Result<Read<Option<Value>>> {
-    if key.is_empty() {
+    if key.is_empty() || key.len() > MAX_KEY_BYTES {
         return Ok(Read { value: None, seen: 0 });
     }
     if let Some(found) = view.mems().find_map(|mem| mem.get(key, below)) {
@@ -41,14 +41,18 @@ pub(crate) fn get(view: &View, key: &[u8], below: Lsn) -> Result<Read<Option<Val
 
 /// The state of all families at one moment: a prefix of the commit order.
 ///
-/// It keeps the memtables and table files that it needs for as long as it lives. Cheap to clone.
+/// It keeps the memtables and table files that it needs for as long as it lives, and with them the store's
+/// lock: a closed store can be opened again when the last snapshot and iterator are gone. One that was
+/// taken before the log was poisoned goes on showing what it showed, [`Read::seen`] tells what is durable.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct Snapshot(Arc<Inner>);
 
 struct Inner {
-    db: Db,
-    boundary: Lsn,
+    /// Dropped before the store's handle, which may be the last one and close the store.
     views: HashMap<u32, Arc<View>>,
+    boundary: Lsn,
+    db: Db,
 }
 
 impl Drop for Inner {

@@ -92,6 +92,15 @@ fn delay(core: &Core, family: &FamilyState, bytes: usize) {
     }
 }
 
+/// Why what shut the gate does not get done.
+fn lagging_error(family: &FamilyState) -> Option<Error> {
+    let level0 = family.level0.load(Ordering::Relaxed);
+    if level0 >= family.options.level0_stop {
+        return family.compaction_error.lock().clone();
+    }
+    family.flush_error.lock().clone()
+}
+
 fn stop(core: &Core, family: &FamilyState) -> Result<()> {
     let counters = &family.counters;
     counters.stops.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +119,7 @@ fn stop(core: &Core, family: &FamilyState) -> Result<()> {
             break Ok(());
         }
         // Memory is full and flushes fail: say why, instead of waiting for what may not come.
-        if let Some(error) = family.flush_error.lock().clone() {
+        if let Some(error) = lagging_error(family) {
             break Err(error);
         }
         core.gates.wait_for(&mut stalls, LOOK_AGAIN);

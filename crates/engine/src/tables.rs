@@ -13,13 +13,13 @@
 //! * Each tree has counters of its own; its sequence numbers order its versions and nothing else.
 //! * It trusts its manifest without looking at the checksum: [`verify`] looks, before it is opened.
 
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
-use collie_io::{Device, OpenMode, read_exact_at};
+use collie_io::{Device, File, OpenMode, read_exact_at};
 use collie_log::Lsn;
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Leveled, Verdict, filter::Context};
 use lsm_tree::config::{
@@ -32,7 +32,7 @@ use lsm_tree::{
 };
 
 use crate::garbage::Garbage;
-use crate::{Compression, Error, FamilyOptions, Result};
+use crate::{Compression, Error, FamilyOptions, MAX_KEY_BYTES, Result};
 
 /// The watermark that keeps no old version: all that read them hold them themselves.
 const KEEP_NONE: u64 = u64::MAX >> 1;
@@ -77,19 +77,22 @@ pub(crate) struct Tables {
     tree: Tree,
     strategy: Arc<Leveled>,
     table_bytes: u64,
+    /// The highest sequence number in any table when it was opened.
+    highest: Lsn,
     dir: Arc<TreeDir>,
 }
 
 impl Tables {
-    /// Opens or creates the tables in `path`.
+    /// Opens the tables in `path`, or creates them where they are not `known`.
     pub(crate) fn open(
         path: &Path,
+        known: bool,
         options: &FamilyOptions,
         shared: &Shared,
         device: &dyn Device,
         garbage: Sender<Garbage>,
     ) -> Result<Self> {
-        verify(path, device)?;
+        verify(path, known, device)?;
         let compression = match options.compression {
             Compression::None => CompressionType::None,
             Compression::Lz4 => CompressionType::Lz4,
@@ -124,7 +127,9 @@ impl Tables {
             dropped: AtomicBool::new(false),
             garbage,
         };
+        let highest = tree.get_highest_persisted_seqno().unwrap_or(0);
         Ok(Self {
+            highest,
             tree,
             strategy: Arc::new(strategy),
             table_bytes: options.table_bytes,
@@ -134,7 +139,7 @@ impl Tables {
 
     /// The newest version, held until the last user of the result is gone. Takes the tree's version lock:
     /// for background threads.
-    pub(crate) fn pin(&self) -> Pinned {
+    pub(crate) fn pin(&self, lock: Option<Arc<dyn File>>) -> Pinned {
         let whole = self.tree.get_version_history_lock().latest_version();
         let version = self.tree.current_version();
         let point = move |key: &[u8], below: Lsn| {
@@ -157,7 +162,8 @@ impl Tables {
         Pinned {
             point: Box::new(point),
             range: Box::new(range),
-            dir: Arc::clone(&self.dir),
+            dir: Some(Arc::clone(&self.dir)),
+            _lock: lock,
         }
     }
 
@@ -182,14 +188,37 @@ impl Tables {
             .map_err(|e| Error::table("register", &self.dir.path, e))
     }
 
-    /// Merges what the strategy finds most urgent; returns whether anything changed.
-    pub(crate) fn compact(&self) -> Result<bool> {
-        let before = self.tree.current_version().id();
+    /// The number of the next table that a flush or a compaction begins.
+    pub(crate) fn next_table(&self) -> u64 {
+        self.tree.next_table_id()
+    }
+
+    /// Removes the files of tables that were begun and are part of no version.
+    pub(crate) fn discard(&self, tables: Range<u64>, device: &dyn Device) {
+        for id in tables {
+            let path = self.dir.path.join("tables").join(id.to_string());
+            match device.remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "a useless table stays until the next open");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// As [`Tables::discard`], for tables that were written whole.
+    pub(crate) fn discard_written(&self, written: &Written, device: &dyn Device) {
+        for table in &written.0 {
+            self.discard(table.id()..table.id() + 1, device);
+        }
+    }
+
+    /// Merges what the strategy finds most urgent, if anything.
+    pub(crate) fn compact(&self) -> Result<()> {
         let strategy = Arc::clone(&self.strategy);
         self.tree
             .compact(strategy, KEEP_NONE)
-            .map_err(|e| Error::table("compact", &self.dir.path, e))?;
-        Ok(self.tree.current_version().id() != before)
+            .map_err(|e| Error::table("compact", &self.dir.path, e))
     }
 
     /// Merges everything into the last level.
@@ -197,6 +226,40 @@ impl Tables {
         self.tree
             .major_compact(self.table_bytes, KEEP_NONE)
             .map_err(|e| Error::table("compact", &self.dir.path, e))
+    }
+
+    /// The number of the version that is in force.
+    pub(crate) fn version(&self) -> u64 {
+        self.tree.current_version().id()
+    }
+
+    /// After a failure: whether the tree's manifest on disk is still that of the version in force. If not,
+    /// the next version would be written over the one that it names.
+    pub(crate) fn is_unchanged_on_disk(&self, device: &dyn Device) -> bool {
+        match read_file(device, &self.dir.path.join("current")) {
+            Ok(current) => current.get(..8) == Some(&self.version().to_le_bytes()),
+            // On a simulated device, which the tables are not on.
+            Err(Error::Io { source, .. }) => source.kind() == std::io::ErrorKind::NotFound,
+            Err(_) => false,
+        }
+    }
+
+    /// Whether a table has a write of `key` that is not older than `start`: a table that was registered
+    /// right before a crash and that the manifest does not know of. For recovery.
+    pub(crate) fn has_newer(&self, key: &[u8], start: Lsn) -> Result<bool> {
+        if self.highest < start {
+            return Ok(false);
+        }
+        let hash = Bloom::get_hash(key);
+        for table in self.tree.current_version().iter_tables() {
+            let item = table
+                .get(key, Lsn::MAX >> 1, hash)
+                .map_err(|e| Error::table("read", &self.dir.path, e))?;
+            if item.is_some_and(|item| item.key.seqno >= start) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Runs in level 0: what a read has to look through.
@@ -223,34 +286,68 @@ impl Tables {
 pub(crate) struct Written(Vec<lsm_tree::Table>);
 
 /// One version of the tables. The files that it names stay until it is dropped.
+///
+/// A table that a compaction has replaced removes its own file, by name, when the last version that names
+/// it is dropped. Another owner of the directory would use the name again, so as long as a version is
+/// pinned the store's lock is held.
 pub(crate) struct Pinned {
     point: Box<PointRead>,
     range: Box<RangeRead>,
-    dir: Arc<TreeDir>,
+    dir: Option<Arc<TreeDir>>,
+    /// Dropped last.
+    _lock: Option<Arc<dyn File>>,
 }
 
 impl Pinned {
+    /// No tables: what a closed store's views show.
+    pub(crate) fn nothing() -> Self {
+        Self {
+            point: Box::new(|_, _| Ok(None)),
+            range: Box::new(|_, _, _| Box::new(std::iter::empty())),
+            dir: None,
+            _lock: None,
+        }
+    }
+
     /// The key's entry, a tombstone included.
     pub(crate) fn get(&self, key: &[u8], below: Lsn) -> Result<Option<InternalValue>> {
-        (self.point)(key, below).map_err(|e| Error::table("read", &self.dir.path, e))
+        (self.point)(key, below).map_err(|e| Error::table("read", self.path(), e))
     }
 
+    /// Live entries between the bounds, which may be longer than any key.
     pub(crate) fn range(&self, low: Bound<Slice>, high: Bound<Slice>, below: Lsn) -> TableIter {
-        (self.range)(low, high, below)
+        (self.range)(cut(low, Bound::Excluded), cut(high, Bound::Included), below)
     }
 
-    /// For the errors of the iterator.
+    /// For errors.
     pub(crate) fn path(&self) -> &Path {
-        &self.dir.path
+        self.dir.as_ref().map_or(Path::new(""), |dir| &dir.path)
+    }
+}
+
+/// The table library refuses bounds that cannot be keys. All keys are on the same side of a longer bound
+/// as of its first bytes; those themselves, if they are a key, are before it.
+fn cut(bound: Bound<Slice>, as_bound: fn(Slice) -> Bound<Slice>) -> Bound<Slice> {
+    match bound {
+        Bound::Included(key) | Bound::Excluded(key) if key.len() > MAX_KEY_BYTES => {
+            as_bound(Slice::from(&key[..MAX_KEY_BYTES]))
+        }
+        bound => bound,
     }
 }
 
 /// Compares the tree's manifest with the checksum that `current` gives for it.
-fn verify(path: &Path, device: &dyn Device) -> Result<()> {
+fn verify(path: &Path, known: bool, device: &dyn Device) -> Result<()> {
     const CURRENT_BYTES: usize = 25;
     let current = path.join("current");
     match device.stat(&current) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return if known {
+                refuse_missing(path, &current)
+            } else {
+                Ok(())
+            };
+        }
         Err(e) => return Err(Error::io("look at", current, e)),
         Ok(_) => {}
     }
@@ -279,6 +376,20 @@ fn verify(path: &Path, device: &dyn Device) -> Result<()> {
         return corrupt(manifest, expected, format!("{found:032x}"));
     }
     Ok(())
+}
+
+/// The tables of a family that the manifest names are gone. (A device that does not have the directory
+/// either is a simulated one, which the tables are not on; there the table library looks by itself.)
+fn refuse_missing(path: &Path, current: &Path) -> Result<()> {
+    if current.exists() {
+        return Ok(());
+    }
+    Err(Error::Corrupt {
+        path: path.into(),
+        offset: 0,
+        expected: "the tables of a family that the manifest names".into(),
+        found: "none".into(),
+    })
 }
 
 fn read_file(device: &dyn Device, path: &Path) -> Result<Vec<u8>> {

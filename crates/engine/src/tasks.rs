@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use collie_io::{Clock, Nanos, RealClock};
 use parking_lot::{Condvar, Mutex};
 
 use crate::core::FamilyState;
@@ -26,66 +27,102 @@ pub(crate) struct Tasks {
 
 #[derive(Default)]
 struct State {
-    flushes: VecDeque<FlushTask>,
-    compactions: VecDeque<Arc<FamilyState>>,
+    flushes: Queue<FlushTask>,
+    compactions: Queue<Arc<FamilyState>>,
     stopping: bool,
+}
+
+/// Tasks with the time before which they are not to be tried; 0 for at once.
+struct Queue<T>(VecDeque<(Nanos, T)>);
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<T> Queue<T> {
+    /// The first task that is due, or how long to wait for the next one.
+    fn pop(&mut self) -> Result<T, Option<Duration>> {
+        let now = RealClock.monotonic();
+        if let Some(at) = self.0.iter().position(|(due, _)| *due <= now)
+            && let Some((_, task)) = self.0.remove(at)
+        {
+            return Ok(task);
+        }
+        let next = self.0.iter().map(|(due, _)| *due).min();
+        Err(next.map(|due| Duration::from_nanos(due.saturating_sub(now))))
+    }
+}
+
+fn due(pause: Duration) -> Nanos {
+    if pause.is_zero() {
+        0
+    } else {
+        RealClock.monotonic() + pause.as_nanos() as Nanos
+    }
 }
 
 impl Tasks {
     pub(crate) fn flush(&self, family: &Arc<FamilyState>) {
+        self.flush_after(family, Duration::ZERO);
+    }
+
+    /// Queues a flush that is not to be tried for a while; others go first.
+    pub(crate) fn flush_after(&self, family: &Arc<FamilyState>, pause: Duration) {
         // AcqRel: whoever clears the flag afterwards sees the memtable that this call is about.
         if !family.flush_queued.swap(true, Ordering::AcqRel) {
-            self.state
-                .lock()
-                .flushes
-                .push_back(FlushTask::Family(Arc::clone(family)));
+            let task = FlushTask::Family(Arc::clone(family));
+            self.state.lock().flushes.0.push_back((due(pause), task));
             self.changed.notify_all();
         }
     }
 
     /// The caller makes sure that it is queued once at most.
     pub(crate) fn look_at_wal_size(&self) {
-        self.state.lock().flushes.push_back(FlushTask::WalSize);
+        self.state.lock().flushes.0.push_back((0, FlushTask::WalSize));
         self.changed.notify_all();
     }
 
     pub(crate) fn compact(&self, family: &Arc<FamilyState>) {
+        self.compact_after(family, Duration::ZERO);
+    }
+
+    pub(crate) fn compact_after(&self, family: &Arc<FamilyState>, pause: Duration) {
         if !family.compaction_queued.swap(true, Ordering::AcqRel) {
-            self.state.lock().compactions.push_back(Arc::clone(family));
+            self.state
+                .lock()
+                .compactions
+                .0
+                .push_back((due(pause), Arc::clone(family)));
             self.changed.notify_all();
         }
     }
 
     /// The next task for a flush thread; `None` when the store closes.
     pub(crate) fn next_flush(&self) -> Option<FlushTask> {
-        self.next(|state| state.flushes.pop_front())
+        self.next(|state| state.flushes.pop())
     }
 
     /// The next family for a compaction thread; `None` when the store closes.
     pub(crate) fn next_compaction(&self) -> Option<Arc<FamilyState>> {
-        self.next(|state| state.compactions.pop_front())
+        self.next(|state| state.compactions.pop())
     }
 
-    fn next<T>(&self, pop: impl Fn(&mut State) -> Option<T>) -> Option<T> {
+    fn next<T>(&self, pop: impl Fn(&mut State) -> Result<T, Option<Duration>>) -> Option<T> {
         let mut state = self.state.lock();
         loop {
             if state.stopping {
                 return None;
             }
-            if let Some(task) = pop(&mut state) {
-                return Some(task);
+            match pop(&mut state) {
+                Ok(task) => return Some(task),
+                Err(None) => self.changed.wait(&mut state),
+                Err(Some(pause)) => {
+                    self.changed.wait_for(&mut state, pause);
+                }
             }
-            self.changed.wait(&mut state);
         }
-    }
-
-    /// Sleeps for `duration`, or until the store closes; returns whether it closes.
-    pub(crate) fn pause(&self, duration: Duration) -> bool {
-        let mut state = self.state.lock();
-        if !state.stopping {
-            self.changed.wait_for(&mut state, duration);
-        }
-        state.stopping
     }
 
     /// Ends the threads after what they are at.
@@ -93,9 +130,15 @@ impl Tasks {
         let mut state = self.state.lock();
         state.stopping = true;
         // Families in the queues hold parts of the store; they must not keep it alive.
-        state.flushes.clear();
-        state.compactions.clear();
+        state.flushes.0.clear();
+        state.compactions.0.clear();
         drop(state);
         self.changed.notify_all();
     }
+}
+
+/// How long to wait after so many failures in a row.
+pub(crate) fn pause_after(failures: u32) -> Duration {
+    const FIRST_MS: u64 = 50;
+    Duration::from_millis(FIRST_MS << failures.min(6))
 }

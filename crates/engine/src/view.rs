@@ -70,7 +70,8 @@ impl View {
             return &self.active;
         }
         let sealed = self.sealed.iter().rev().find(|sealed| start >= sealed.mem.from());
-        debug_assert!(sealed.is_some(), "the memtable for {start} is gone");
+        // Going on would put the commit where recovery and older readers do not look for it.
+        assert!(sealed.is_some(), "the memtable for the commit at {start} is gone");
         sealed.map_or(&self.active, |sealed| &sealed.mem)
     }
 

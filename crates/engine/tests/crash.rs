@@ -7,6 +7,10 @@
 //! `COLLIE_RUNS=200 COLLIE_STRIDE=1 cargo test -p collie-db --test crash` is the long form; `COLLIE_SEED=N` replays one run.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "tests put the table directory back between images"
+)]
 
 mod common;
 
@@ -26,6 +30,27 @@ fn options(device: &SimDevice) -> Options {
         segment_bytes: 64 << 10,
         default_family: FamilyOptions::default(),
         ..common::small()
+    }
+}
+
+/// Puts the directory of the tables, all of them empty, back in its first state.
+fn restore(pristine: &Path, path: &Path) {
+    if path.exists() {
+        std::fs::remove_dir_all(path).unwrap();
+    }
+    copy(pristine, path);
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
     }
 }
 
@@ -102,8 +127,8 @@ fn write(first: &Family, second: &Family, writer: u64, promised: &Promised, seed
 
 /// Opens the image and checks the three sentences: what was promised is there, nothing is there without
 /// what it could have seen, nothing is there in part.
-fn check(path: &Path, image: &Image, promised: [u64; 2], context: &str) {
-    std::fs::remove_dir_all(path).unwrap();
+fn check(path: &Path, pristine: &Path, image: &Image, promised: [u64; 2], context: &str) {
+    restore(pristine, path);
     let device = image.device();
     let db = Db::open(path, options(&device)).unwrap_or_else(|e| panic!("{context}: {e}"));
     let first = db.default_family();
@@ -132,7 +157,7 @@ fn check(path: &Path, image: &Image, promised: [u64; 2], context: &str) {
     let next = batch(&first, &second, 0, counts[0] + 1, counts[1]);
     db.write(next, &WriteOptions::disk()).unwrap();
     db.close().unwrap();
-    std::fs::remove_dir_all(path).unwrap();
+    restore(pristine, path);
     let db = Db::open(path, options(&device)).unwrap();
     assert_eq!(
         number(&db.default_family(), "count/0"),
@@ -150,6 +175,8 @@ fn every_crash_leaves_a_prefix_with_all_that_was_promised() {
         let db = common::open(&path, &options(&device));
         let first = db.default_family();
         let second = db.create_family("second", FamilyOptions::default()).unwrap();
+        let pristine = dir.path().join("pristine");
+        copy(&path, &pristine);
         let promised = Promised::default();
         let mut images = Vec::new();
         std::thread::scope(|scope| {
@@ -180,13 +207,20 @@ fn every_crash_leaves_a_prefix_with_all_that_was_promised() {
             let context = format!("seed {seed}, image {n} of {last}");
             check(
                 &path,
+                &pristine,
                 &snapshot.process_death(),
                 *process,
                 &format!("{context}, process death"),
             );
             for (name, cut) in PowerCut::WAYS {
                 let image = snapshot.power_cut(cut, rng.next());
-                check(&path, &image, *disk, &format!("{context}, power cut ({name})"));
+                check(
+                    &path,
+                    &pristine,
+                    &image,
+                    *disk,
+                    &format!("{context}, power cut ({name})"),
+                );
             }
         }
     }

@@ -12,7 +12,9 @@ use collie_db::{
 };
 use collie_sim::{Fault, FaultKind, SimDevice};
 
+/// Direct writes need no sync, so none of them could be held up or fail: the device has none.
 fn simulated(device: &SimDevice) -> Options {
+    device.support_direct(false);
     Options {
         device: Arc::new(device.clone()),
         ..common::small()

@@ -93,6 +93,7 @@ struct Flushing {
 
 impl Flushing {
     fn run(mut self) {
+        let _poison = PoisonOnPanic(Arc::clone(&self.core));
         let interval = self.core.options.flush_interval;
         let mut looks = 0_u32;
         loop {
@@ -104,6 +105,7 @@ impl Flushing {
             if let Some((end, level)) = self.core.waiting.farthest() {
                 // Poison and close are seen at the next turn.
                 let _ = self.core.wait(end, level);
+                self.core.wake_tasks();
                 continue;
             }
             if called && self.past_half() {
@@ -164,7 +166,8 @@ impl Flushing {
 
 /// Keeps one segment's worth of room prepared, and releases what nobody holds. It stays in the foreground
 /// I/O class: a commit that runs out of room waits for it.
-fn prepare(core: &Core) {
+fn prepare(core: &Arc<Core>) {
+    let _poison = PoisonOnPanic(Arc::clone(core));
     if let Err(error) = collie_io::set_io_class(IoClass::Foreground) {
         tracing::debug!(%error, "no I/O classes here");
     }
@@ -186,4 +189,16 @@ fn prepare(core: &Core) {
 
 fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Without its background threads a log would neither flush nor prepare: better to say so at once. (A
+/// task's waker, which is somebody else's code, runs on them.)
+struct PoisonOnPanic(Arc<Core>);
+
+impl Drop for PoisonOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.poison("a background thread of the log panicked");
+        }
+    }
 }

@@ -7,18 +7,19 @@ use std::sync::atomic::AtomicBool;
 
 use collie_io::{Clock, Nanos};
 
+use crate::Lsn;
 use crate::error::LogError;
 use crate::flusher::Flusher;
 use crate::futures::Waiting;
 use crate::gate::{Flight, Gate, stand_by};
 use crate::herd::{Herd, Reservations};
 use crate::options::{Level, LogOptions};
+use crate::recovery::{DirLock, RecoveryReport};
 use crate::ring::Ring;
 use crate::segments::Segments;
 use crate::space::Space;
 use crate::stats::{Recorder, since};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, WaitWord, lock};
-use crate::{Lsn, RecoveryReport};
 
 /// A watermark on cache lines of its own.
 #[derive(Debug)]
@@ -32,6 +33,9 @@ pub(crate) struct Counted {
     pub(crate) frames: AtomicU64,
     pub(crate) bytes: AtomicU64,
 }
+
+/// Worker slots beyond those of the log's users: the background flusher's, and the one that closes the log.
+const OWN_WORKERS: usize = 2;
 
 const RUNNING: u32 = 0;
 const CLOSED: u32 = 1;
@@ -67,6 +71,9 @@ pub(crate) struct Core {
     /// The preparer sleeps here.
     pub(crate) prepare: WaitWord,
     pub(crate) report: RecoveryReport,
+    /// Let go by a clean close, or with the last worker: as long as a frame of a poisoned log may be in the
+    /// ring, nobody may open the directory and find the ring in use.
+    pub(crate) lock: DirLock,
 }
 
 /// Who keeps the log from being released.
@@ -111,6 +118,7 @@ pub(crate) struct Opened {
     pub(crate) ring: Ring,
     pub(crate) segments: Segments,
     pub(crate) report: RecoveryReport,
+    pub(crate) lock: DirLock,
 }
 
 impl Core {
@@ -125,16 +133,18 @@ impl Core {
             ring,
             segments,
             report,
+            lock,
         } = opened;
         let total = segments.builder().total();
+        let slots = options.max_workers + OWN_WORKERS;
         let counted = || Counted {
             frames: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         };
         Self {
-            herd: Herd::new(options.max_workers, end),
-            space: Space::new(options.max_workers, options.segment_bytes, total),
-            counted: (0..options.max_workers).map(|_| counted()).collect(),
+            herd: Herd::new(slots, end),
+            space: Space::new(slots, options.segment_bytes, total),
+            counted: (0..slots).map(|_| counted()).collect(),
             ring_shared: AtomicBool::new(ring.file.is_some()),
             next: Reservations::new(end),
             written: Alone(AtomicU64::new(end)),
@@ -155,6 +165,7 @@ impl Core {
             ring,
             segments,
             report,
+            lock,
         }
     }
 
@@ -204,12 +215,13 @@ impl Core {
 
     /// Stops the log for good; the first cause is the one that everybody is told.
     pub(crate) fn poison(&self, cause: &str) {
-        if self.cause.set(cause.to_owned()).is_ok() {
-            tracing::error!(dir = %self.dir.display(), cause, "the log is poisoned");
-        }
+        let first = self.cause.set(cause.to_owned()).is_ok();
         // Release pairs with the Acquire in `check`.
         self.state.store(POISONED, Ordering::Release);
         self.wake_everybody();
+        if first {
+            tracing::error!(dir = %self.dir.display(), cause, "the log is poisoned");
+        }
     }
 
     /// No append is admitted from here on; `false` where it was stopped already.
@@ -261,6 +273,7 @@ impl Core {
         if let Some(answer) = self.reached(end, level) {
             return answer;
         }
+        self.check_appended(end)?;
         let until = if level == Level::Disk {
             Until::Durable
         } else {
@@ -272,13 +285,25 @@ impl Core {
             || self.reached(end, level),
             |flusher, flight| {
                 self.fly(flusher, flight, until);
-                if self.durable() < end {
+                if self.reached(end, level).is_none() {
                     // Somebody is in mid-copy below `end`, and runs as we stand by.
                     tries += 1;
                     stand_by(tries);
                 }
             },
         )
+    }
+
+    /// Nobody may wait for what was never appended: it would flush for ever.
+    pub(crate) fn check_appended(&self, end: Lsn) -> Result<(), LogError> {
+        let appended = self.appended();
+        if end <= appended {
+            return Ok(());
+        }
+        Err(LogError::Options {
+            option: "end",
+            problem: format!("LSN {end} is waited for, but the log ends at {appended}"),
+        })
     }
 
     /// Waits until the ring has room up to `end`.
@@ -291,7 +316,7 @@ impl Core {
                 if self.written() >= needed {
                     Some(Ok(()))
                 } else {
-                    self.cause.get().map(|_| self.check())
+                    self.poisoned().map(Err)
                 }
             },
             |flusher, flight| {
@@ -327,10 +352,13 @@ impl Core {
         let start = self.now();
         let from = flusher.written();
         while flusher.written() < target {
-            let written = flusher.write(&self.ring, &self.segments, target)?;
+            let whole = flusher.write(&self.ring, &self.segments, target)?;
+            // The mark first: whoever writes into the room that `written` makes does so after the mark tells
+            // that nothing there is needed any more. Both stand at the end of a frame, so that after a death
+            // in mid-flight the segments are good up to the mark and the ring goes on from there.
+            self.ring.publish_written(whole);
             // Release pairs with the Acquire in `written`: workers may overwrite what was read out.
-            self.written.0.store(written, Ordering::Release);
-            self.ring.publish_written(written);
+            self.written.0.store(whole, Ordering::Release);
             self.gate.made_room();
         }
         let wrote = self.now();
@@ -351,13 +379,9 @@ impl Core {
         Ok(())
     }
 
-    fn wake_tasks(&self) {
-        let mut error = None;
-        let ready = self.waiting.take(|end, level| {
-            let answer = self.reached(end, level);
-            error = error.take().or_else(|| answer.clone().and_then(Result::err));
-            answer.is_some()
-        });
+    /// Wakes the tasks that have their answer.
+    pub(crate) fn wake_tasks(&self) {
+        let ready = self.waiting.take(|end, level| self.reached(end, level).is_some());
         for waker in ready {
             waker.wake();
         }

@@ -7,7 +7,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::Lsn;
 use crate::error::{At, LogError};
-use crate::format::BLOCK;
+use crate::format::{BLOCK, FRAME_HEADER, FrameHeader};
 use crate::ring::{Block, Ring};
 use crate::segments::{Segment, Segments};
 
@@ -26,6 +26,8 @@ pub(crate) struct Flusher {
     partial: usize,
     /// Where the next byte goes.
     written: Lsn,
+    /// The end of the last frame that is written wholly.
+    whole: Lsn,
     segment: Option<Arc<Segment>>,
     /// Segments written to since their last sync.
     unsynced: Vec<Arc<Segment>>,
@@ -45,6 +47,7 @@ impl Flusher {
             staging,
             partial: partial.len(),
             written,
+            whole: written,
             segment: None,
             unsynced: Vec::new(),
             device_bytes: 0,
@@ -56,7 +59,8 @@ impl Flusher {
         self.written
     }
 
-    /// Writes `[written, to)`, at most a piece of it. `to` is at most the boundary. Returns the new written.
+    /// Writes `[written, to)`, at most a piece of it. `to` is a boundary, so a frame ends there. Returns the
+    /// end of the last frame that is written wholly.
     pub(crate) fn write(&mut self, ring: &Ring, segments: &Segments, to: Lsn) -> Result<Lsn, LogError> {
         let segment = self.segment_for(segments)?;
         let n = (to.min(segment.end) - self.written).min(PIECE as u64) as usize;
@@ -92,7 +96,32 @@ impl Flusher {
             filled % BLOCK
         };
         staging.copy_within(filled - self.partial..filled, 0);
-        Ok(self.written)
+        self.whole = if self.written == to {
+            to
+        } else {
+            self.last_whole_frame(ring)
+        };
+        Ok(self.whole)
+    }
+
+    /// Follows the frames' lengths from the last known end. They lie between it and `written`, complete, and
+    /// their place in the ring is not free yet.
+    fn last_whole_frame(&self, ring: &Ring) -> Lsn {
+        let mut whole = self.whole;
+        while whole + FRAME_HEADER as u64 <= self.written {
+            let mut header = FrameHeader::new_zeroed();
+            #[expect(unsafe_code, reason = "reads what the herd found complete")]
+            // SAFETY: [whole, written) lies below the boundary, and no worker writes there before `whole`, which
+            // is what the log's users are told, passes it.
+            unsafe {
+                ring.copy_out(whole, header.as_mut_bytes());
+            }
+            if header.end() > self.written {
+                break;
+            }
+            whole = header.end();
+        }
+        whole
     }
 
     /// Makes everything written durable. After an error nothing may be synced again, ever: the kernel has

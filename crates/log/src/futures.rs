@@ -82,6 +82,12 @@ impl Durable {
             id: None,
         }
     }
+
+    fn forget(&mut self) {
+        if let Some(id) = self.id.take() {
+            self.core.waiting.forget(id, self.end);
+        }
+    }
 }
 
 impl Future for Durable {
@@ -92,11 +98,15 @@ impl Future for Durable {
         if let Some(answer) = this.core.reached(this.end, this.level) {
             return Poll::Ready(answer);
         }
+        if let Err(error) = this.core.check_appended(this.end) {
+            return Poll::Ready(Err(error));
+        }
         this.core
             .waiting
             .register(&mut this.id, this.end, this.level, cx.waker());
         // The registry's lock orders this: either the flusher saw the task, or we see its watermark.
         if let Some(answer) = this.core.reached(this.end, this.level) {
+            this.forget();
             return Poll::Ready(answer);
         }
         this.core.kick();
@@ -106,9 +116,7 @@ impl Future for Durable {
 
 impl Drop for Durable {
     fn drop(&mut self) {
-        if let Some(id) = self.id {
-            self.core.waiting.forget(id, self.end);
-        }
+        self.forget();
     }
 }
 

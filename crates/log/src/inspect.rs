@@ -180,13 +180,14 @@ pub fn repair(device: &Arc<dyn Device>, dir: &Path) -> Result<Repair, LogError> 
     };
     let device = &**device;
     let _lock = lock_existing(device, dir)?;
+    let ring = ring_of(device, dir);
     let mut kept = Vec::new();
     // From the last one down, so that an interrupted repair leaves the same damage first.
     for path in segment_paths(device, dir)?.into_iter().rev() {
         let mut cut = path.clone().into_os_string();
         cut.push(CUT_SUFFIX);
         let cut = PathBuf::from(cut);
-        if path == *damaged && *offset > BLOCK as u64 {
+        if path == *damaged && *offset >= BLOCK as u64 {
             copy(device, &path, &cut)?;
             cut_off(device, &path, *offset)?;
             kept.push(cut);
@@ -199,8 +200,12 @@ pub fn repair(device: &Arc<dyn Device>, dir: &Path) -> Result<Repair, LogError> 
         }
         device.sync_dir(dir).at("sync", dir)?;
     }
-    if kept.iter().any(|cut| cut.file_stem() == damaged.file_name()) && *offset > BLOCK as u64 {
+    if *offset >= BLOCK as u64 {
         forget_carried(device, damaged, *lsn)?;
+    }
+    if let Some(ring) = ring {
+        // What it holds follows the damage.
+        kept.push(recovery::keep_aside(device, &ring).at("rename", &ring)?);
     }
     kept.reverse();
     Ok(Repair {
@@ -208,6 +213,13 @@ pub fn repair(device: &Arc<dyn Device>, dir: &Path) -> Result<Repair, LogError> 
         end: *lsn,
         kept,
     })
+}
+
+/// The ring of the newest epoch, where there is one. Damage may leave no chain to tell.
+fn ring_of(device: &dyn Device, dir: &Path) -> Option<PathBuf> {
+    let chain = Chain::load(device, dir).ok()?;
+    let ring = recovery::find_ring(device, dir, &chain).ok()?;
+    ring.path().map(Path::to_owned)
 }
 
 /// The lock of a directory that must exist.

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use crate::background::Background;
 use crate::core::{Core, Until};
 use crate::error::LogError;
-use crate::format::KIND_CLOSE;
 use crate::futures::Durable;
 use crate::options::{Level, LogOptions};
 use crate::reader::Reader;
 use crate::recovery::{self, RecoveryReport};
 use crate::stats::{LogStats, SAMPLE, Stages, since};
-use crate::sync::{Ordering, lock};
+use crate::sync::{Mutex, Ordering, lock};
 use crate::worker::Worker;
 use crate::{Frame, Lsn};
 
@@ -27,7 +26,8 @@ pub struct Log {
 struct Shared {
     core: Arc<Core>,
     background: Background,
-    lock: recovery::DirLock,
+    /// Has a slot of its own, so that a log can always be closed.
+    closer: Mutex<Option<Worker>>,
 }
 
 impl Log {
@@ -41,14 +41,15 @@ impl Log {
     pub fn open(dir: impl AsRef<Path>, options: LogOptions) -> Result<Self, LogError> {
         options.check()?;
         let lock = recovery::DirLock::take(&*options.device, dir.as_ref())?;
-        let opened = recovery::recover(dir.as_ref(), options)?;
+        let opened = recovery::recover(dir.as_ref(), options, lock)?;
         let core = Arc::new(Core::new(opened));
+        let closer = Mutex::new(Some(Worker::new(Arc::clone(&core))?));
         let background = Background::start(&core)?;
         Ok(Self {
             shared: Arc::new(Shared {
                 core,
                 background,
-                lock,
+                closer,
             }),
         })
     }
@@ -242,7 +243,8 @@ impl Log {
     }
 
     /// Stops appends, flushes, syncs, and marks the log as cleanly closed. Other handles and workers get
-    /// [`LogError::Closed`] from then on.
+    /// [`LogError::Closed`] from then on. A poisoned log keeps its directory locked until its last worker and
+    /// its last future are gone, too.
     ///
     /// # Errors
     /// The error of the last flush; what was acknowledged before is safe all the same.
@@ -254,25 +256,25 @@ impl Log {
 impl Shared {
     fn close(&self) -> Result<(), LogError> {
         let core = &self.core;
-        if let Ok(mut worker) = Worker::new(Arc::clone(core)) {
-            // Without a slot or on a full device there is no mark: the log is complete without it.
-            let _ = worker.append_own(KIND_CLOSE);
-        }
         // Whoever waits gets its answer before the log stops.
         let _ = core.wait(core.appended(), Level::Disk);
-        if !core.stop() {
-            self.background.join();
-            return core.poisoned().map_or(Ok(()), Err);
-        }
+        let first = core.stop();
+        core.segments.close();
         self.background.join();
+        let Some(mut closer) = lock(&self.closer).take().filter(|_| first) else {
+            return core.poisoned().map_or(Ok(()), Err);
+        };
         // A worker may have passed its check before the stop and be in mid-copy: its frame is taken along, or
         // it learns from its wait that the log is closed.
-        let flushed = core.finish();
-        if flushed.is_ok() {
+        core.finish()?;
+        // Where no room for the mark is prepared, the ring stays instead and tells the next open that it holds
+        // nothing more.
+        if closer.append_close().is_ok() {
+            core.finish()?;
             self.drop_ring();
         }
-        self.lock.release();
-        flushed
+        core.lock.release();
+        Ok(())
     }
 
     /// The ring's content is in the segments, and they say so.

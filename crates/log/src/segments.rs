@@ -81,6 +81,8 @@ pub(crate) struct Builder {
     /// The last segment, while part of it is not zeroed. The file is opened for this alone, so that a
     /// failed sync is told to the flusher too: the kernel tells it once per open file.
     unfinished: Option<(Arc<dyn File>, PathBuf, Lsn)>,
+    /// The directory is somebody else's.
+    closed: bool,
 }
 
 impl Builder {
@@ -119,6 +121,7 @@ impl Segments {
             number,
             total,
             unfinished,
+            closed: false,
         });
         Ok(Self {
             device,
@@ -134,9 +137,17 @@ impl Segments {
         lock(&self.builder)
     }
 
+    /// From here on no file is made, renamed or removed, by whomever: the directory is about to be let go.
+    pub(crate) fn close(&self) {
+        self.builder().closed = true;
+    }
+
     /// Makes room for more: zeroes a further chunk, or begins a further segment. Everything that it makes
     /// is synced, names included, before `total` tells of it.
     pub(crate) fn extend(&self, builder: &mut Builder) -> Result<(), LogError> {
+        if builder.closed {
+            return Err(LogError::Closed);
+        }
         if let Some((file, path, end)) = &builder.unfinished {
             let chunk = CHUNK.min(end - builder.total);
             let offset = BLOCK as u64 + self.template.data_bytes.get() - (end - builder.total);
@@ -257,7 +268,10 @@ impl Segments {
     pub(crate) fn release<G>(&self, mut lowest: impl FnMut() -> Option<(G, Lsn)>) -> Result<(), LogError> {
         loop {
             // Held so that no spare is renamed while an older one's removal is not yet durable.
-            let _builder = self.builder();
+            let builder = self.builder();
+            if builder.closed {
+                return Ok(());
+            }
             let Some((guard, lsn)) = lowest() else {
                 return Ok(());
             };
@@ -266,9 +280,11 @@ impl Segments {
             };
             drop(guard);
             if let Some(segment) = surplus {
-                self.device
-                    .remove_file(&segment.path)
-                    .at("remove", &segment.path)?;
+                match self.device.remove_file(&segment.path) {
+                    // Somebody removed it for us.
+                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                    removed => removed.at("remove", &segment.path)?,
+                }
                 self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
             }
         }

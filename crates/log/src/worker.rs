@@ -6,7 +6,7 @@ use collie_io::Nanos;
 
 use crate::core::{Core, Counted};
 use crate::error::LogError;
-use crate::format::{FIRST_OWN_KIND, FrameHeader, FrameStart, KIND_SEAL, MAX_STREAM, frame_len};
+use crate::format::{FIRST_OWN_KIND, FrameHeader, FrameStart, KIND_CLOSE, KIND_SEAL, MAX_STREAM, frame_len};
 use crate::herd::SlotId;
 use crate::stats::{SAMPLE, since};
 use crate::sync::Ordering;
@@ -41,6 +41,7 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// A worker of the log's user.
     pub(crate) fn new(core: Arc<Core>) -> Result<Self, LogError> {
         let slot = core.herd.register().ok_or(LogError::TooManyWorkers {
             limit: core.options.max_workers,
@@ -83,6 +84,7 @@ impl Worker {
                 problem: format!("stream {stream} and kind {kind} must be below 2^24 and {FIRST_OWN_KIND}"),
             });
         }
+        self.core.check()?;
         let span = self.place(stream, kind, payload, hook)?;
         if let Some(Counted { frames, bytes }) =
             self.slot.as_ref().and_then(|s| self.core.counted.get(s.index()))
@@ -100,7 +102,13 @@ impl Worker {
     /// A frame of the log's own.
     pub(crate) fn append_own(&mut self, kind: u8) -> Result<Span, LogError> {
         debug_assert!(kind >= KIND_SEAL);
+        self.core.check()?;
         self.place(0, kind, &[], &mut ())
+    }
+
+    /// The last frame of a log that takes no more from its users.
+    pub(crate) fn append_close(&mut self) -> Result<Span, LogError> {
+        self.place(0, KIND_CLOSE, &[], &mut ())
     }
 
     fn place<H: AppendHook>(
@@ -117,7 +125,6 @@ impl Worker {
         };
 
         // Everything that can be refused is refused before the reservation.
-        core.check()?;
         let limit = core.options.max_payload();
         if payload.len() > limit {
             return Err(LogError::TooLarge {
@@ -185,7 +192,9 @@ impl Worker {
                         needed: len,
                     };
                 }
-                core.poison(&error.to_string());
+                if !matches!(error, LogError::Closed) {
+                    core.poison(&error.to_string());
+                }
                 error
             })
     }

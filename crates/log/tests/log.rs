@@ -167,8 +167,11 @@ fn worker_slots_are_limited_and_come_back() {
         },
     )
     .unwrap();
-    // One slot is the background flusher's.
-    let (a, _b) = (log.worker().unwrap(), log.worker().unwrap());
+    let (a, _b, _c) = (
+        log.worker().unwrap(),
+        log.worker().unwrap(),
+        log.worker().unwrap(),
+    );
     assert!(matches!(log.worker(), Err(LogError::TooManyWorkers { limit: 3 })));
     drop(a);
     log.worker().unwrap();

@@ -75,6 +75,14 @@ pub(crate) struct World {
     pub(crate) rng: Rng,
 }
 
+impl NameEffect {
+    /// Whether both change one name.
+    fn names_any_of(&self, other: &Self) -> bool {
+        let in_other = |c: &NameChange| other.changes.iter().any(|o| o.dir == c.dir && o.name == c.name);
+        self.changes.iter().any(in_other)
+    }
+}
+
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
@@ -249,6 +257,8 @@ impl World {
             effect.unsynced.remove(&dir);
             if effect.unsynced.is_empty() && !effect.stuck {
                 self.make_durable(&effect);
+                // A block of names on the device has the newest: an older change of one of them is past.
+                open.retain(|older: &NameEffect| !older.names_any_of(&effect));
             } else {
                 open.push(effect);
             }

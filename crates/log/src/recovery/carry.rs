@@ -11,22 +11,21 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_io::{Device, File, OpenMode, write_all_at};
+use collie_io::{Device, File, write_all_at};
 use zerocopy::IntoBytes;
 
 use super::chain::{Chain, Run};
-use super::old_ring::{self, OldRing};
+use super::new_ring::{Home, NewRing, remove_rings};
+use super::old_ring::OldRing;
 use super::scan::{Found, Piece, Rereader, Source};
-use super::{RecoveryReport, RingOutcome};
+use super::{DirLock, RecoveryReport, RingOutcome};
 use crate::Lsn;
 use crate::core::Opened;
 use crate::error::{At, LogError};
 use crate::format::{
-    BLOCK, FRAME_HEADER, FrameHeader, FrameStart, KIND_CLOSE, KIND_FILLER, KIND_SEAL, RingHeader, Salt,
-    SegmentHeader,
+    BLOCK, FRAME_HEADER, FrameHeader, FrameStart, KIND_CLOSE, KIND_FILLER, KIND_SEAL, Salt, SegmentHeader,
 };
-use crate::options::{FIRST_LSN, LogOptions, RingMode, WritePath};
-use crate::ring::{Ring, RingFile};
+use crate::options::{FIRST_LSN, LogOptions, WritePath};
 use crate::segments::{self, Segment, Segments};
 
 /// How much of a new epoch's first segment is zeroed before the log opens; the rest follows in the
@@ -36,7 +35,12 @@ const READY: u64 = 4 << 20;
 const PIECE: usize = 1 << 20;
 
 /// A fresh log: nothing to carry.
-pub(crate) fn begin_first(dir: &Path, options: LogOptions, mut chain: Chain) -> Result<Opened, LogError> {
+pub(crate) fn begin_first(
+    dir: &Path,
+    options: LogOptions,
+    mut chain: Chain,
+    lock: DirLock,
+) -> Result<Opened, LogError> {
     options
         .device
         .random(&mut chain.log_id)
@@ -51,7 +55,7 @@ pub(crate) fn begin_first(dir: &Path, options: LogOptions, mut chain: Chain) -> 
         torn: None,
         ring: RingOutcome::None,
     };
-    carry_on(dir, options, chain, OldRing::None, found)
+    carry_on(dir, options, chain, OldRing::None, found, lock)
 }
 
 /// Goes on from what the walk found.
@@ -61,9 +65,15 @@ pub(crate) fn carry_on(
     chain: Chain,
     old: OldRing,
     found: Found,
+    lock: DirLock,
 ) -> Result<Opened, LogError> {
     let device = Arc::clone(&options.device);
     let mut warnings = losses(&found);
+    // They proved nothing, and on a full device they are in the way.
+    remove_files(&*device, dir, chain.strays.iter().map(|s| &s.path))?;
+    let mut live = old_segments(&chain, found.promise);
+    rely_on(&chain, &live)?;
+
     let mut epoch = Epoch {
         device: &*device,
         dir,
@@ -71,48 +81,48 @@ pub(crate) fn carry_on(
         log_id: chain.log_id,
         number: chain.max_number,
         epoch: chain.max_epoch,
+        unfinished: Vec::new(),
     };
-    let mut live = old_segments(&chain, found.promise);
-    sync_all(&live)?;
-
     // Tables that are ahead of the log (it ran without one for a while): the LSNs go on above them. The copy
     // then has an epoch of its own, which ends where it ends.
-    let jump = options.min_lsn.max(found.end);
-    let (ring, mut last) = if jump > found.end && !chain.is_empty() {
+    let end = options.min_lsn.max(found.end);
+    let (taken_over_at, mut found) = (found.promise, found);
+    if end > found.end && !chain.is_empty() {
         let carried = epoch.begin(&chain, &old, &found, None, found.promise)?;
-        sync_all(&carried.segments)?;
         live.extend(carried.segments);
         live.iter_mut().for_each(|s| cut(s, found.end));
-        let nothing = Found {
-            promise: found.end,
-            unpromised: VecDeque::new(),
-            torn: None,
-            ring: RingOutcome::None,
-            ..found
-        };
-        let ring = NewRing::make(&epoch, jump, &mut warnings)?;
-        let last = epoch.begin(&chain, &old, &nothing, Some((&ring, jump)), jump)?;
-        (ring, last)
+        (found.promise, found.unpromised) = (found.end, VecDeque::new());
+    }
+    let ring = NewRing::make(&epoch.home(), end, &mut warnings)?;
+    let first_lsn = if chain.is_empty() || end > found.end {
+        end
     } else {
-        let ring = NewRing::make(&epoch, found.end, &mut warnings)?;
-        let last = epoch.begin(&chain, &old, &found, Some((&ring, found.end)), found.promise)?;
-        (ring, last)
+        found.promise
+    };
+    let mut last = match epoch.begin(&chain, &old, &found, Some(&ring), first_lsn) {
+        Ok(last) => last,
+        Err(error) => {
+            // Whether the header is on the device is unknown once its write was tried: then the files stay, and
+            // the next open decides.
+            if epoch.give_up() {
+                ring.remove(&*device);
+            }
+            return Err(error);
+        }
     };
 
     // The new epoch counts. An error from here on is mended by the next open.
-    tidy(&*device, dir, &chain, found.promise, &mut warnings)?;
-    remove_rings(&*device, dir, &chain, &old, &ring, &mut warnings);
-    let end = jump;
+    tidy(&*device, dir, &chain, taken_over_at, &mut warnings)?;
+    remove_rings(&epoch.home(), &chain, &old, &found.ring, &ring, &mut warnings);
     let direct = open_direct(&options, &mut last.segments, &mut warnings);
-    let first_frame = if found.frames > 0 { found.first_frame } else { end };
     let template = last.template;
     live.extend(last.segments);
     let report = RecoveryReport {
         epoch: epoch.epoch,
-        first_frame,
+        first_frame: if found.frames > 0 { found.first_frame } else { end },
         end,
         frames: found.frames,
-        carried_bytes: found.end - found.promise,
+        carried_bytes: last.carried,
         torn: found.torn,
         ring: found.ring,
         ring_shared: ring.ring.file.is_some(),
@@ -123,8 +133,8 @@ pub(crate) fn carry_on(
         tracing::warn!(dir = %dir.display(), "{warning}");
     }
     let live = live.into_iter().map(Arc::new).collect();
-    let (epoch, device) = (epoch.epoch, Arc::clone(&device));
-    let segments = Segments::new(device, dir.to_owned(), template, live, last.ready)?;
+    let epoch = epoch.epoch;
+    let segments = Segments::new(Arc::clone(&device), dir.to_owned(), template, live, last.ready)?;
     Ok(Opened {
         dir: dir.to_owned(),
         epoch,
@@ -134,6 +144,7 @@ pub(crate) fn carry_on(
         ring: ring.ring,
         segments,
         report,
+        lock,
         options,
     })
 }
@@ -179,10 +190,19 @@ fn cut(segment: &mut Segment, end: Lsn) {
     segment.reusable = false;
 }
 
-/// A reopened file may show pages that are not on the device.
-fn sync_all(segments: &[Segment]) -> Result<(), LogError> {
-    segments
-        .iter()
+/// Makes durable what the log goes on to rely on: a reopened file may show pages that are not on the device.
+/// Nor need the newest epoch's own header be there: an open whose last sync failed has left it in the page
+/// cache, clean. Writing it again, as it is, dirties it.
+fn rely_on(chain: &Chain, live: &[Segment]) -> Result<(), LogError> {
+    if let Some(first) = chain
+        .last()
+        .filter(|run| run.is_whole())
+        .and_then(|run| run.segments.first())
+    {
+        write_all_at(&*first.file, &first.header.encode(), 0).at("write", &first.path)?;
+        first.file.sync_data().at("sync", &first.path)?;
+    }
+    live.iter()
         .try_for_each(|s| s.file.sync_data().at("sync", &s.path))
 }
 
@@ -195,6 +215,8 @@ struct Epoch<'a> {
     /// The last number and epoch seen anywhere, then those given out last.
     number: u64,
     epoch: u32,
+    /// The files made so far for the epoch under way, until the first of its headers is written.
+    unfinished: Vec<PathBuf>,
 }
 
 /// An epoch that was begun.
@@ -205,16 +227,47 @@ struct Begun {
     ready: u64,
     /// What the last block holds.
     partial: Vec<u8>,
+    /// Bytes that were copied.
+    carried: u64,
 }
 
 impl Epoch<'_> {
+    /// What a ring belongs to.
+    fn home(&self) -> Home<'_> {
+        let Self {
+            device,
+            dir,
+            options,
+            log_id,
+            epoch,
+            ..
+        } = self;
+        Home {
+            device: *device,
+            dir,
+            options,
+            log_id: *log_id,
+            epoch: epoch + 1,
+        }
+    }
+
+    /// Removes what was made of an epoch that does not come to count; `false` where it may count already.
+    fn give_up(&mut self) -> bool {
+        let unfinished = std::mem::take(&mut self.unfinished);
+        for path in &unfinished {
+            // What cannot be removed is a stray for the next open.
+            let _ = self.device.remove_file(path);
+        }
+        !unfinished.is_empty()
+    }
+
     /// Begins an epoch whose data starts at `first_lsn`, with a copy of what `found` has past its promise.
     fn begin(
         &mut self,
         chain: &Chain,
         old: &OldRing,
         found: &Found,
-        ring: Option<(&NewRing, Lsn)>,
+        ring: Option<&NewRing>,
         first_lsn: Lsn,
     ) -> Result<Begun, LogError> {
         self.epoch += 1;
@@ -237,7 +290,7 @@ impl Epoch<'_> {
     fn template(
         &self,
         found: &Found,
-        ring: Option<(&NewRing, Lsn)>,
+        ring: Option<&NewRing>,
         first_lsn: Lsn,
     ) -> Result<SegmentHeader, LogError> {
         let mut salt = [0; 4];
@@ -254,12 +307,7 @@ impl Epoch<'_> {
         header.predecessor_end = found.promise.into();
         header.carried_end = found.end.max(first_lsn).into();
         header.boot_id = self.device.boot_id().at("read the boot id for", self.dir)?;
-        if let Some((
-            NewRing {
-                incarnation, ring, ..
-            },
-            _,
-        )) = ring
+        if let Some(NewRing { incarnation, ring }) = ring
             && let Some(file) = &ring.file
         {
             header.ring = *incarnation;
@@ -393,6 +441,7 @@ impl Writer<'_, '_> {
         let path = self.epoch.dir.join(segments::file_name(self.epoch.number));
         let data = header.data_bytes.get();
         let ready = data.min(READY.max((self.buffer.len() as u64).next_multiple_of(BLOCK as u64)));
+        self.epoch.unfinished.push(path.clone());
         let file = segments::create(self.epoch.device, self.epoch.dir, &path, ready, None)?;
         self.files.push(Fresh {
             header,
@@ -412,6 +461,7 @@ impl Writer<'_, '_> {
         for Fresh { path, file, .. } in &self.files {
             file.sync_data().at("sync", path)?;
         }
+        self.epoch.unfinished.clear();
         for Fresh {
             header, path, file, ..
         } in self.files.iter().rev()
@@ -434,77 +484,8 @@ impl Writer<'_, '_> {
             template: self.template,
             ready,
             partial: self.buffer,
+            carried: end - self.template.first_lsn.get(),
         })
-    }
-}
-
-/// The ring of a new epoch. If the epoch never comes to count, the next open removes the file: its header
-/// says whose it is.
-struct NewRing {
-    incarnation: [u8; 16],
-    ring: Ring,
-}
-
-impl NewRing {
-    fn make(epoch: &Epoch<'_>, start: Lsn, warnings: &mut Vec<String>) -> Result<Self, LogError> {
-        let capacity = epoch.options.ring_bytes;
-        let mut incarnation = [0; 16];
-        epoch
-            .device
-            .random(&mut incarnation)
-            .at("get random bytes for", epoch.dir)?;
-        if let RingMode::Shared { dir } = &epoch.options.ring {
-            let path = dir.join(old_ring::file_name(epoch.log_id, incarnation));
-            match Self::share(epoch, &path, incarnation, start) {
-                Ok(ring) => return Ok(Self { incarnation, ring }),
-                Err(error) => {
-                    if error.kind() != io::ErrorKind::AlreadyExists {
-                        // Whatever of it exists is ours and useless.
-                        let _ = epoch.device.remove_file(&path);
-                    }
-                    warnings.push(format!(
-                        "no shared ring in {} ({error}): running with a private one, which costs a write call per \
-                         group at the process level",
-                        dir.display()
-                    ));
-                }
-            }
-        }
-        Ok(Self {
-            incarnation,
-            ring: Ring::private(capacity),
-        })
-    }
-
-    fn share(epoch: &Epoch<'_>, path: &Path, incarnation: [u8; 16], start: Lsn) -> io::Result<Ring> {
-        let device = epoch.device;
-        let len = BLOCK + epoch.options.ring_bytes;
-        let home = device.stat(epoch.dir)?;
-        let file = device.open(path, OpenMode::CreateNew)?;
-        if !file.try_lock()? {
-            return Err(io::Error::other("somebody locked the new ring"));
-        }
-        let mut header = RingHeader::blank();
-        header.epoch = (epoch.epoch + 1).into();
-        header.log_id = epoch.log_id;
-        header.incarnation = incarnation;
-        header.boot_id = device.boot_id()?;
-        header.dir_dev = home.dev.into();
-        header.dir_ino = home.ino.into();
-        header.capacity = (epoch.options.ring_bytes as u64).into();
-        header.start = start.into();
-        write_all_at(&*file, &header.encode(), 0)?;
-        // All of it now: a full tmpfs is an error here and a SIGBUS later.
-        file.allocate(len as u64)?;
-        let ring = Ring::shared(
-            file.map(len)?,
-            RingFile {
-                path: path.to_owned(),
-                file,
-            },
-        );
-        ring.publish_written(start);
-        Ok(ring)
     }
 }
 
@@ -526,8 +507,8 @@ fn open_direct(options: &LogOptions, segments: &mut [Segment], warnings: &mut Ve
     true
 }
 
-/// Removes what the new epoch took over, the rest of the old tail and files outside the chain, for good: if
-/// one of them came back after its successors are released, it would pass for the log.
+/// Removes what a later epoch took over, for good: if it came back after its successors are released, it would
+/// pass for the log.
 fn tidy(
     device: &dyn Device,
     dir: &Path,
@@ -535,8 +516,7 @@ fn tidy(
     promise: Lsn,
     warnings: &mut Vec<String>,
 ) -> Result<(), LogError> {
-    let strays = chain.strays.iter().map(|s| &s.path);
-    let mut litter: Vec<PathBuf> = strays.chain(&chain.superseded).cloned().collect();
+    let mut litter = chain.superseded.clone();
     for segment in chain.last().iter().flat_map(|run| run.segments.iter().rev()) {
         if segment.first_lsn() >= promise {
             litter.push(segment.path.clone());
@@ -548,61 +528,26 @@ fn tidy(
             }
         }
     }
-    for path in &litter {
-        device.remove_file(path).at("remove", path)?;
-    }
-    if litter.is_empty() {
-        Ok(())
-    } else {
-        device.sync_dir(dir).at("sync", dir)
-    }
+    remove_files(device, dir, &litter)
 }
 
-/// Removes rings that nothing needs any more. What cannot be removed takes room in memory, no more.
-fn remove_rings(
+/// Removes files of the directory, for good. One that is gone already is as good.
+fn remove_files<'a>(
     device: &dyn Device,
     dir: &Path,
-    chain: &Chain,
-    old: &OldRing,
-    new: &NewRing,
-    warnings: &mut Vec<String>,
-) {
-    let abandoned = abandoned_rings(device, dir, chain, new);
-    for path in old.path().map(Path::to_owned).into_iter().chain(abandoned) {
-        if let Err(error) = device.remove_file(&path)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            warnings.push(format!("cannot remove {}: {error}", path.display()));
+    paths: impl IntoIterator<Item = &'a PathBuf>,
+) -> Result<(), LogError> {
+    let mut any = false;
+    for path in paths {
+        any = true;
+        match device.remove_file(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            removed => removed.at("remove", path)?,
         }
     }
-}
-
-/// Rings of this very directory that no epoch names: their recovery was cut short.
-fn abandoned_rings(device: &dyn Device, dir: &Path, chain: &Chain, new: &NewRing) -> Vec<PathBuf> {
-    let Some(current) = new.ring.file.as_ref() else {
-        return Vec::new();
-    };
-    let Some(ring_dir) = current.path.parent() else {
-        return Vec::new();
-    };
-    let (Ok(entries), Ok(home)) = (device.list(ring_dir), device.stat(dir)) else {
-        return Vec::new();
-    };
-    let prefix = old_ring::name_prefix(chain.log_id);
-    let paths = entries
-        .into_iter()
-        .filter(|e| e.name.starts_with(&prefix))
-        .map(|e| ring_dir.join(e.name));
-    let is_ours = |path: &PathBuf| -> io::Result<bool> {
-        let file = device.open(path, OpenMode::ReadWrite)?;
-        let mut head = [0; BLOCK];
-        collie_io::read_exact_at(&*file, &mut head, 0)?;
-        Ok(
-            RingHeader::decode(&head).is_ok_and(|h| h.dir_dev == home.dev && h.dir_ino == home.ino)
-                && file.try_lock()?,
-        )
-    };
-    paths
-        .filter(|path| *path != current.path && is_ours(path).unwrap_or(false))
-        .collect()
+    if any {
+        device.sync_dir(dir).at("sync", dir)
+    } else {
+        Ok(())
+    }
 }

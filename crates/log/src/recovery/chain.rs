@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use collie_io::{Device, File, OpenMode};
+use zerocopy::{FromZeros, IntoBytes};
 
 use crate::Lsn;
 use crate::error::{At, LogError};
-use crate::format::{BLOCK, BadHeader, Salt, SegmentHeader, VERSION};
+use crate::format::{ALIGN, BLOCK, BadHeader, FrameHeader, Salt, SegmentHeader, VERSION};
 use crate::segments::parse_file_name;
 
 /// A segment file with a good header.
@@ -174,24 +175,21 @@ impl Chain {
     /// Without a single good header there may still have been a log. A first open that was cut short leaves
     /// zeros behind its header's block: nothing is appended before the header is durable.
     pub(crate) fn refuse_frames_without_header(&self) -> Result<(), LogError> {
-        let mut chunk = vec![0; 1 << 18];
-        for stray in &self.strays {
-            let mut offset = BLOCK as u64;
-            while offset < stray.len {
-                read_or_zeros(&*stray.file, &mut chunk, offset).at("read", &stray.path)?;
-                if chunk.iter().any(|byte| *byte != 0) {
-                    return Err(LogError::Corrupt {
-                        path: stray.path.clone(),
-                        offset: 0,
-                        lsn: 0,
-                        expected: "a segment header before the segment's frames".to_owned(),
-                        found: "damage in both copies of it".to_owned(),
-                    });
-                }
-                offset += chunk.len() as u64;
-            }
-        }
-        Ok(())
+        self.strays.iter().try_for_each(Stray::refuse_frames)
+    }
+
+    /// Nor is a file before the first good segment one that was released: those are gone, oldest first. (What an
+    /// interrupted recovery leaves has a number above what it followed.)
+    pub(crate) fn refuse_damaged_beginning(&self) -> Result<(), LogError> {
+        let first = self
+            .runs
+            .first()
+            .and_then(|run| run.segments.first())
+            .map_or(0, SegmentFile::number);
+        self.strays
+            .iter()
+            .filter(|s| s.header.is_none() && s.number < first)
+            .try_for_each(Stray::refuse_frames)
     }
 
     /// Splits the files into epochs, drops what a later epoch took over, and refuses gaps.
@@ -242,6 +240,57 @@ impl Chain {
         }
         self.runs.reverse();
         Ok(())
+    }
+}
+
+impl Stray {
+    /// Fails where frames stand behind the header's block. Anything else may: blocks of a file that was never
+    /// synced hold what was on the device before.
+    fn refuse_frames(&self) -> Result<(), LogError> {
+        let mut chunk = vec![0; 1 << 18];
+        let mut offset = BLOCK as u64;
+        while offset < self.len {
+            read_or_zeros(&*self.file, &mut chunk, offset).at("read", &self.path)?;
+            for (index, head) in chunk.chunks_exact(ALIGN as usize).enumerate() {
+                let place = offset + index as u64 * ALIGN;
+                if head != [0; ALIGN as usize] && self.has_frames_at(place)? {
+                    return Err(LogError::Corrupt {
+                        path: self.path.clone(),
+                        offset: 0,
+                        lsn: 0,
+                        expected: "a segment header before the segment's frames".to_owned(),
+                        found: "damage in both copies of it".to_owned(),
+                    });
+                }
+            }
+            offset += chunk.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Whether a frame's header stands at `place`, and where it ends another that goes on from it; behind the
+    /// file's very first frame there may be nothing. (Without a segment header there is no salt for a checksum.)
+    fn has_frames_at(&self, place: u64) -> Result<bool, LogError> {
+        let header = self.frame_header(place)?;
+        let lsn = header.lsn.get();
+        let plausible = (1 << 32..1 << 62).contains(&lsn)
+            && lsn.is_multiple_of(ALIGN)
+            && header.promised <= header.lsn
+            && header.epoch > 0
+            && header.epoch < 1 << 24
+            && place + u64::from(header.len.get()) < self.len;
+        if !plausible {
+            return Ok(false);
+        }
+        let next = self.frame_header(place + header.end() - lsn)?;
+        let goes_on = next.lsn == header.end() && next.epoch == header.epoch;
+        Ok(goes_on || place == BLOCK as u64 && next.as_bytes().iter().all(|byte| *byte == 0))
+    }
+
+    fn frame_header(&self, place: u64) -> Result<FrameHeader, LogError> {
+        let mut header = FrameHeader::new_zeroed();
+        read_or_zeros(&*self.file, header.as_mut_bytes(), place).at("read", &self.path)?;
+        Ok(header)
     }
 }
 

@@ -10,6 +10,7 @@ mod carry;
 mod chain;
 mod decide;
 mod lock;
+mod new_ring;
 mod old_ring;
 mod scan;
 
@@ -20,10 +21,11 @@ use collie_io::Device;
 use crate::Lsn;
 use crate::core::Opened;
 use crate::error::LogError;
-use crate::options::{FIRST_LSN, LogOptions};
+use crate::options::LogOptions;
 
 pub(crate) use chain::Chain;
 pub(crate) use lock::{CUT_SUFFIX, DirLock};
+pub(crate) use new_ring::keep_aside;
 pub(crate) use old_ring::open as find_ring;
 pub(crate) use scan::walk;
 
@@ -95,15 +97,13 @@ pub struct RecoveryReport {
 }
 
 /// Recovers the log in `dir` and begins a new epoch. The directory's lock is held by the caller.
-pub(crate) fn recover(dir: &Path, options: LogOptions) -> Result<Opened, LogError> {
+pub(crate) fn recover(dir: &Path, options: LogOptions, lock: DirLock) -> Result<Opened, LogError> {
     let device = std::sync::Arc::clone(&options.device);
     let device: &dyn Device = &*device;
     let chain = Chain::load(device, dir)?;
     if chain.is_empty() {
         chain.refuse_frames_without_header()?;
-        if let Some(wanted) = options.resume_at
-            && wanted > FIRST_LSN.max(options.min_lsn)
-        {
+        if let Some(wanted) = options.resume_at {
             return Err(LogError::Missing {
                 path: dir.to_owned(),
                 wanted,
@@ -111,9 +111,12 @@ pub(crate) fn recover(dir: &Path, options: LogOptions) -> Result<Opened, LogErro
                 end: 0,
             });
         }
-        return carry::begin_first(dir, options, chain);
+        return carry::begin_first(dir, options, chain, lock);
+    }
+    if options.resume_at.is_none() {
+        chain.refuse_damaged_beginning()?;
     }
     let ring = find_ring(device, dir, &chain)?;
     let found = walk(&chain, &ring, options.resume_at, &mut |_| {})?;
-    carry::carry_on(dir, options, chain, ring, found)
+    carry::carry_on(dir, options, chain, ring, found, lock)
 }

@@ -147,7 +147,12 @@ fn try_open(
         return refused("its length is not what its header says");
     }
     if !file.try_lock()? {
-        return refused("a living process holds it");
+        // The directory's lock is ours, so its owner is not a log that works: a poisoned one whose workers live
+        // on, or a child that inherited the file. It may still be needed.
+        return Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "a living process holds the ring; end it first",
+        ));
     }
     let memory = file.map(stat.len as usize)?;
     let ring = Ring::shared(
@@ -194,6 +199,17 @@ impl Left {
         (at + step as u64..self.end())
             .step_by(step)
             .find(|lsn| self.frame(*lsn).is_some())
+    }
+
+    /// Whether complete frames lead from `at` to the mark, so that the segments are not needed in between.
+    pub(crate) fn bridges(&self, mut at: Lsn) -> bool {
+        while at < self.written {
+            match self.frame(at) {
+                Some((header, _)) => at = header.end(),
+                None => return false,
+            }
+        }
+        true
     }
 
     fn read(&self, at: Lsn, out: &mut [u8]) {

@@ -1,6 +1,7 @@
 //! Walking the frames from the oldest segment to the log's end, and the look ahead at a bad one.
 
 use std::collections::VecDeque;
+use std::path::Path;
 
 use zerocopy::FromBytes;
 
@@ -79,7 +80,9 @@ struct Walk<'a> {
     at: Lsn,
     window: Window,
     found: Found,
-    /// The last frame taken closed the log: nothing was ever appended behind it.
+    /// Where the ring took over. What comes from there is not in the segments, whatever was promised.
+    ring_from: Option<Lsn>,
+    /// The last frame taken closed the log.
     closed: bool,
 }
 
@@ -101,6 +104,7 @@ impl<'a> Walk<'a> {
                 torn: None,
                 ring: ring.outcome(),
             },
+            ring_from: None,
             closed: false,
         };
         match resume_at {
@@ -138,23 +142,51 @@ impl<'a> Walk<'a> {
                 } else {
                     oldest
                 });
-                Ok(())
+                let ends_at = self.log_end_unless_frame()?;
+                if ends_at == self.at {
+                    return Ok(());
+                }
+                Err(self.missing(wanted, oldest, ends_at))
             }
-            _ => {
-                let path = self
-                    .current()?
-                    .segments
-                    .first()
-                    .map(|s| s.path.clone())
-                    .unwrap_or_default();
-                let path = path.parent().map(Into::into).unwrap_or(path);
-                Err(LogError::Missing {
-                    path,
-                    wanted,
-                    oldest,
-                    end,
-                })
+            _ => Err(self.missing(wanted, oldest, end)),
+        }
+    }
+
+    /// The current position where a frame stands there, in the segments or in the ring; else where the frames
+    /// of this run end, which is the current position if it is the log's end.
+    fn log_end_unless_frame(&mut self) -> Result<Lsn, LogError> {
+        let (run, at) = (self.current()?, self.at);
+        let in_ring = |lsn| matches!(self.ring, OldRing::Usable(left) if left.frame(lsn).is_some());
+        if self.window.frame(run, at)?.is_ok() || self.next_run().is_none() && in_ring(at) {
+            return Ok(at);
+        }
+        self.at = run.first_lsn();
+        self.find_first_frame()?;
+        let mut end = self.at;
+        while let Ok(header) = self.window.frame(run, end)? {
+            end = header.end();
+        }
+        if self.next_run().is_none()
+            && let OldRing::Usable(left) = self.ring
+        {
+            while let Some((header, _)) = left.frame(end).filter(|_| end < at) {
+                end = header.end();
             }
+        }
+        self.at = at;
+        // What follows in the next epoch is found from there.
+        let recorded_end = self.next_run().map(Run::predecessor_end);
+        Ok(if recorded_end == Some(at) { at } else { end })
+    }
+
+    fn missing(&self, wanted: Lsn, oldest: Lsn, end: Lsn) -> LogError {
+        let segment = self.chain.runs.iter().find_map(|run| run.segments.first());
+        let dir = segment.and_then(|s| s.path.parent()).unwrap_or(Path::new(""));
+        LogError::Missing {
+            path: dir.to_owned(),
+            wanted,
+            oldest,
+            end,
         }
     }
 
@@ -164,7 +196,11 @@ impl<'a> Walk<'a> {
         if run.is_whole() || self.window.frame(run, self.at)?.is_ok() {
             return Ok(());
         }
-        let limit = self.next_run().map_or(run.end(), Run::predecessor_end);
+        let limit = match (self.next_run(), self.ring) {
+            (Some(next), _) => next.predecessor_end(),
+            (None, OldRing::Usable(left)) => left.written.min(run.end()),
+            (None, _) => run.end(),
+        };
         self.at = self
             .window
             .find(run, self.at, |_| true)?
@@ -186,14 +222,15 @@ impl<'a> Walk<'a> {
             frame_crosses_end: good.zip(recorded_end).is_some_and(|(f, end)| f.end() > end),
             below_recorded_end: recorded_end.is_some_and(|end| at < end) || at < run.carried_end(),
             below_promise: false,
-            ring: self.usable_ring().is_some(),
+            ring: good.is_none() && self.usable_ring().is_some(),
         };
-        if good.is_none() && !self.closed {
+        if good.is_none() {
             evidence.below_promise = self.proven_by_later_frames(run)?;
         }
         match decide(evidence) {
             Decision::NextEpoch => {
                 self.run += 1;
+                self.closed = false;
                 self.at = self.current()?.first_lsn();
                 self.window.clear();
             }
@@ -259,7 +296,8 @@ impl<'a> Walk<'a> {
 
     /// Everything below `lsn` was durable: it need not be copied.
     fn promised(&mut self, lsn: Lsn) {
-        self.found.promise = self.found.promise.max(lsn.min(self.found.end));
+        let in_segments = self.ring_from.unwrap_or(self.found.end);
+        self.found.promise = self.found.promise.max(lsn.min(in_segments));
         while self
             .found
             .unpromised
@@ -272,7 +310,7 @@ impl<'a> Walk<'a> {
 
     fn usable_ring(&self) -> Option<&'a Left> {
         match self.ring {
-            OldRing::Usable(left) if self.next_run().is_none() && left.written <= self.at => Some(left),
+            OldRing::Usable(left) if self.next_run().is_none() && left.bridges(self.at) => Some(left),
             _ => None,
         }
     }
@@ -285,7 +323,8 @@ impl<'a> Walk<'a> {
         }
         for stray in &self.chain.strays {
             let last = run.segments.last().map_or(0, SegmentFile::number);
-            if stray.number > last && stray_proves(run, stray, at)? {
+            let follows_stray = self.chain.strays.iter().any(|s| s.number + 1 == stray.number);
+            if stray.number > last && stray_proves(run, stray, !follows_stray, at)? {
                 return Ok(true);
             }
         }
@@ -323,6 +362,7 @@ impl<'a> Walk<'a> {
     /// hole was never applied nor seen, so nothing depends on it.
     fn follow_ring(&mut self, look: &mut dyn FnMut(Seen<'_>)) {
         let Some(left) = self.usable_ring() else { return };
+        self.ring_from = Some(self.at);
         let (mut frames, mut holes) = (0, 0);
         loop {
             if let Some((header, payload)) = left.frame(self.at) {
@@ -355,7 +395,12 @@ impl<'a> Walk<'a> {
             // The segments' tail is not the log's end.
             self.found.torn = None;
         }
-        self.found.ring = RingOutcome::Recovered { frames, holes };
+        let spent = self.closed && frames == 0;
+        self.found.ring = if spent {
+            RingOutcome::Closed
+        } else {
+            RingOutcome::Recovered { frames, holes }
+        };
     }
 
     fn explain_ring(&mut self) {
@@ -490,6 +535,10 @@ impl Window {
         while here + FRAME_HEADER as u64 <= end {
             let len = WINDOW.min((end - here) as usize);
             let chunk = self.bytes(run, here, len)?;
+            if chunk.iter().all(|byte| *byte == 0) {
+                here += (len - FRAME_HEADER) as u64 / ALIGN * ALIGN + ALIGN;
+                continue;
+            }
             let candidates = places(chunk, here);
             let step = (len - FRAME_HEADER) as u64 / ALIGN * ALIGN + ALIGN;
             for lsn in candidates {
@@ -506,8 +555,10 @@ impl Window {
 /// Whether a file outside the chain shows that the log was durable at `at`: its header is damaged, or it is
 /// a later epoch's whose first header is. Carried-over frames promise nothing, so what an interrupted
 /// recovery left proves nothing.
-fn stray_proves(run: &Run, stray: &Stray, at: Lsn) -> Result<bool, LogError> {
-    if stray.header.is_none() && headerless_proves(run, stray, at)? {
+///
+/// `begins_epoch`: no other such file stands before it, so it may be its epoch's first segment.
+fn stray_proves(run: &Run, stray: &Stray, begins_epoch: bool, at: Lsn) -> Result<bool, LogError> {
+    if stray.header.is_none() && begins_epoch && headerless_proves(run, stray, at)? {
         return Ok(true);
     }
     let (epoch, salt) = match &stray.header {

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use collie_db::{Db, Options, RingMode};
+use collie_io::{Device, RealDevice};
 use collie_server::{Ack, ServerConfig};
-use collie_sim::{Fault, FaultKind, PowerCut, SimDevice};
+use collie_sim::{Fault, FaultKind, Points, PowerCut, SimDevice};
 use support::{Client, Random, Running, command, config, rounds, start_on};
 
 /// Long enough for a reply that does not wait to have come.
@@ -33,6 +34,47 @@ fn open(device: &SimDevice, dir: &Path) -> Db {
 
 fn start(device: &SimDevice, dir: &Path, config: ServerConfig) -> Running {
     start_on(open(device, dir), config)
+}
+
+/// The tables' directories as they were at some moments. They lie outside the simulated device; while none of
+/// them is written to, they go with any image of it.
+struct Tables {
+    kept: tempfile::TempDir,
+}
+
+impl Tables {
+    fn new() -> Tables {
+        Tables {
+            kept: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// Adds what is in a store's directory now.
+    fn keep(&self, dir: &Path) {
+        copy(dir, self.kept.path());
+    }
+
+    /// Makes a store's directory what was kept.
+    fn put_back(&self, dir: &Path) {
+        std::fs::remove_dir_all(dir).unwrap();
+        copy(self.kept.path(), dir);
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    if !to.exists() {
+        std::fs::create_dir(to).unwrap();
+    }
+    // What is removed at this very moment belongs to a dropped family, and was kept before.
+    for entry in RealDevice::new().list(from).unwrap_or_default() {
+        let (from, to) = (from.join(&entry.name), to.join(&entry.name));
+        if entry.is_dir {
+            copy(&from, &to);
+        } else {
+            let copied = std::fs::copy(&from, to);
+            assert!(copied.is_ok() || !from.exists(), "{from:?}: {copied:?}");
+        }
+    }
 }
 
 fn waits(client: &mut Client) -> u64 {
@@ -309,6 +351,56 @@ fn a_full_disk_refuses_writes_until_there_is_room() {
 }
 
 #[test]
+fn a_power_cut_leaves_emptied_databases_full_or_empty_and_never_both() {
+    // The world is caught at every change that FLUSHALL makes, and its unsynced part lost in one way after
+    // another. Two databases, both of which must be as before or both empty; empty if that was told.
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(11);
+    let server = start(&device, dir.path(), config());
+    let mut client = server.client();
+    client.line("MSET a 1 b 2 c 3");
+    client.line("SELECT 5");
+    client.line("MSET d 4 e 5");
+    let tables = Tables::new();
+    tables.keep(dir.path());
+    device.record(Points::Changes, 400);
+    assert_eq!(client.line("FLUSHALL"), "+OK\r\n");
+    let told = device.snapshot();
+    tables.keep(dir.path());
+    assert_eq!(client.line("SET after 1"), "+OK\r\n");
+    drop(client);
+    server.stop().unwrap();
+    let mut seen = [0, 0];
+    let snapshots = device.take_snapshots();
+    let step = (snapshots.len() / rounds("COLLIE_POWER_CUTS", 2) / 15).max(1);
+    for (i, snapshot) in snapshots.iter().step_by(step).chain([&told]).enumerate() {
+        let (name, way) = PowerCut::WAYS[i % PowerCut::WAYS.len()];
+        let after = snapshot.power_cut(way, i as u64).device();
+        tables.put_back(dir.path());
+        let server = start(&after, dir.path(), config());
+        let mut client = server.client();
+        let first = client.line("EXISTS a b c");
+        client.line("SELECT 5");
+        let is_full = (first.as_str(), client.line("EXISTS d e").as_str()) == (":3\r\n", ":2\r\n");
+        let is_empty = (first.as_str(), client.line("EXISTS d e").as_str()) == (":0\r\n", ":0\r\n");
+        assert!(is_full != is_empty, "{name}, snapshot {i}: {first:?}");
+        assert!(
+            is_empty || snapshot.op() < told.op(),
+            "{name}: it was told that all is empty"
+        );
+        assert!(
+            server.db.families().len() <= 3,
+            "left over: {:?}",
+            server.db.families()
+        );
+        seen[usize::from(is_empty)] += 1;
+        drop(client);
+        server.stop().unwrap();
+    }
+    assert!(seen[0] > 0 && seen[1] > 0, "cuts before and after: {seen:?}");
+}
+
+#[test]
 fn what_was_told_is_there_after_a_power_cut() {
     // Clients increment one counter and read it, each noting the largest value it was told. The world is
     // caught in mid-flight and its unsynced part lost in one way after another: the counter must not lie
@@ -321,6 +413,8 @@ fn what_was_told_is_there_after_a_power_cut() {
         device.delay_syncs(Duration::from_micros(200));
         let db = open(&device, dir.path());
         let server = start_on(db, config());
+        let tables = Tables::new();
+        tables.keep(dir.path());
         let told = AtomicI64::new(0);
         let images = std::thread::scope(|scope| {
             for i in 0..6 {
@@ -347,9 +441,7 @@ fn what_was_told_is_there_after_a_power_cut() {
         for (floor, snapshot) in images {
             for (name, way) in PowerCut::WAYS {
                 let after = snapshot.power_cut(way, seed).device();
-                // The tables lie outside the simulated device; none was written before the cut.
-                std::fs::remove_dir_all(dir.path()).unwrap();
-                std::fs::create_dir(dir.path()).unwrap();
+                tables.put_back(dir.path());
                 let server = start(&after, dir.path(), config());
                 let found = server.client().line("GET counter");
                 let found: i64 = found.trim_end().rsplit('\n').next().unwrap().parse().unwrap_or(0);

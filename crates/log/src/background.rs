@@ -1,7 +1,6 @@
 //! The two background threads: one flushes what nobody waits for, one prepares and releases segments.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::sync::Arc;
 use std::time::Duration;
 
 use collie_io::IoClass;
@@ -10,7 +9,7 @@ use crate::core::Core;
 use crate::error::{At, LogError};
 use crate::format::KIND_SEAL;
 use crate::options::Level;
-use crate::sync::Ordering;
+use crate::sync::{Builder, JoinHandle, Mutex, Ordering, lock};
 use crate::worker::Worker;
 
 /// How often a shared ring's file is looked at, in flush intervals.
@@ -64,7 +63,7 @@ impl Background {
 
     /// Waits for the threads' end; the log was stopped before.
     pub(crate) fn join(&self) {
-        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(&mut *lock(&self.threads));
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("a background thread of the log panicked");

@@ -37,6 +37,11 @@
 //! The algorithm is Border-Collie's (Kim et al., SIGMOD 2019), with the corrections that [`Herd`]'s module
 //! argues. The formats are drawn in `docs/format/log.md`.
 
+#![cfg_attr(
+    loom,
+    allow(dead_code, reason = "of the modules that loom builds, the models use a part")
+)]
+
 #[cfg(not(loom))]
 mod background;
 #[cfg(not(loom))]
@@ -56,6 +61,8 @@ pub mod inspect;
 mod limit;
 #[cfg(not(loom))]
 mod log;
+#[cfg(all(test, loom))]
+mod models;
 #[cfg(not(loom))]
 mod options;
 #[cfg(not(loom))]

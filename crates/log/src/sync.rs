@@ -1,4 +1,4 @@
-//! Atomics, locks and sleeping, behind one name each, so that loom and shuttle check the shipped code.
+//! Atomics, locks, threads and sleeping, behind one name each, so that loom and shuttle check the shipped code.
 //!
 //! Built with `--cfg loom` or `--cfg shuttle`, the same modules run on the model checker's types.
 
@@ -6,6 +6,7 @@
 mod real {
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
     pub(crate) use std::sync::{Mutex, MutexGuard};
+    pub(crate) use std::thread::{Builder, JoinHandle};
 
     /// Lets another thread run.
     pub(crate) fn yield_now() {
@@ -15,7 +16,11 @@ mod real {
 
 #[cfg(loom)]
 mod real {
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+    #[cfg(test)]
+    pub(crate) use crate::models::steps::AtomicU64;
+    #[cfg(not(test))]
+    pub(crate) use loom::sync::atomic::AtomicU64;
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use loom::thread::yield_now;
 }
@@ -24,7 +29,7 @@ mod real {
 mod real {
     pub(crate) use shuttle::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
-    pub(crate) use shuttle::thread::yield_now;
+    pub(crate) use shuttle::thread::{Builder, JoinHandle, yield_now};
 }
 
 pub(crate) use real::*;

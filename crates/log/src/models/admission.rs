@@ -1,0 +1,102 @@
+//! Admission: whatever the interleaving, and however stale the looks, no reservation passes the limit.
+
+use std::sync::Arc;
+
+use loom::sync::Mutex;
+use loom::thread;
+
+use super::{COMPLETE, FRAME, THREE, explore};
+use crate::herd::{Herd, Reservations, SlotId};
+use crate::limit::Limit;
+
+/// A large frame.
+const LARGE: u64 = 4 * FRAME;
+
+struct Admission {
+    herd: Herd,
+    next: Reservations,
+    limit: Limit,
+    /// The turn of large frames, for which `LARGE` bytes are kept beyond the limit.
+    large: Mutex<()>,
+}
+
+impl Admission {
+    fn new(workers: usize, limit: u64) -> Arc<Self> {
+        Arc::new(Self {
+            herd: Herd::new(workers, 0),
+            next: Reservations::new(0),
+            limit: Limit::new(workers, FRAME, limit),
+            large: Mutex::new(()),
+        })
+    }
+
+    /// Appends one frame if it is admitted. The limit may grow meanwhile: `prepared` tells how far at most.
+    fn append(&self, slot: &SlotId, len: u64, prepared: u64) -> bool {
+        let turn = (!self.limit.is_small(len)).then(|| self.large.lock().unwrap());
+        let admitted = self.limit.admits(&self.next);
+        if admitted {
+            let end = self.herd.reserve(slot, &self.next, len, |_| ()) + len;
+            assert!(end <= prepared, "reserved up to {end}, prepared up to {prepared}");
+            self.herd.white(slot, end);
+        }
+        drop(turn);
+        admitted
+    }
+}
+
+#[test]
+fn two_workers_never_pass_the_limit() {
+    explore("admission, 2 workers", COMPLETE, || {
+        let limit = 4 * FRAME;
+        let admission = Admission::new(2, limit);
+        let mine = admission.herd.register().unwrap();
+        let worker = {
+            let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+            thread::spawn(move || (0..3).filter(|_| admission.append(&slot, FRAME, limit)).count())
+        };
+        let ours = (0..3).filter(|_| admission.append(&mine, FRAME, limit)).count();
+        let theirs = worker.join().unwrap();
+        assert!(ours + theirs >= 3, "room was refused");
+    });
+}
+
+#[test]
+fn three_workers_never_pass_a_limit_that_is_raised_under_them() {
+    explore("admission, 3 workers and a raised limit", THREE, || {
+        let limit = 4 * FRAME;
+        let admission = Admission::new(3, limit);
+        let mine = admission.herd.register().unwrap();
+        let workers: Vec<_> = (0..2)
+            .map(|_| {
+                let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        admission.append(&slot, FRAME, limit + FRAME);
+                    }
+                })
+            })
+            .collect();
+        admission.append(&mine, FRAME, limit + FRAME);
+        admission.limit.raise(limit + FRAME);
+        admission.append(&mine, FRAME, limit + FRAME);
+        workers.into_iter().for_each(|w| w.join().unwrap());
+    });
+}
+
+#[test]
+fn large_frames_take_turns_and_never_pass_what_is_kept_for_one() {
+    explore("admission, 2 large frames and a small one", THREE, || {
+        let limit = 4 * FRAME;
+        let admission = Admission::new(3, limit);
+        let mine = admission.herd.register().unwrap();
+        let workers: Vec<_> = (0..2)
+            .map(|_| {
+                let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+                thread::spawn(move || admission.append(&slot, LARGE, limit + LARGE))
+            })
+            .collect();
+        admission.append(&mine, FRAME, limit + LARGE);
+        let large: Vec<_> = workers.into_iter().map(|w| w.join().unwrap()).collect();
+        assert!(large.contains(&true), "room was refused");
+    });
+}

@@ -40,6 +40,8 @@ const OWN_WORKERS: usize = 2;
 const RUNNING: u32 = 0;
 const CLOSED: u32 = 1;
 const POISONED: u32 = 2;
+/// Closed, and nothing is written any more: the directory may be another log's by now.
+const ENDED: u32 = 3;
 
 /// See the module.
 #[derive(Debug)]
@@ -200,7 +202,7 @@ impl Core {
         // Acquire pairs with the Release in `poison` and `close`.
         match self.state.load(Ordering::Acquire) {
             RUNNING => Ok(()),
-            CLOSED => Err(LogError::Closed),
+            CLOSED | ENDED => Err(LogError::Closed),
             _ => Err(self.poisoned().unwrap_or(LogError::Poisoned {
                 cause: "unknown".into(),
             })),
@@ -232,6 +234,24 @@ impl Core {
             .is_ok();
         self.wake_everybody();
         stopped
+    }
+
+    /// Ends the work on files. When this returns no flight is in the air, no segment is being prepared or
+    /// released, and none will be, whoever has a handle or a worker still.
+    pub(crate) fn end(&self) {
+        self.segments.close();
+        self.gate.alone(|| {
+            // Poison stays what it is. Release pairs with the Acquire in `check` and `has_ended`.
+            let _ = self
+                .state
+                .compare_exchange(CLOSED, ENDED, Ordering::Release, Ordering::Relaxed);
+        });
+        self.wake_everybody();
+    }
+
+    fn has_ended(&self) -> bool {
+        // Acquire pairs with the Release in `end`; leaders are ordered with it by the lead.
+        self.state.load(Ordering::Acquire) == ENDED
     }
 
     fn wake_everybody(&self) {
@@ -315,6 +335,8 @@ impl Core {
             || {
                 if self.written() >= needed {
                     Some(Ok(()))
+                } else if self.has_ended() {
+                    Some(Err(LogError::Closed))
                 } else {
                     self.poisoned().map(Err)
                 }
@@ -333,7 +355,7 @@ impl Core {
 
     /// One flight: herd, write, sync, tell. An error poisons the log.
     pub(crate) fn fly(&self, flusher: &mut Flusher, flight: &mut Flight<'_>, until: Until) {
-        if self.cause.get().is_some() {
+        if self.cause.get().is_some() || self.has_ended() {
             return;
         }
         let target = self.boundary();

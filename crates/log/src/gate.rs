@@ -15,7 +15,7 @@ use std::sync::TryLockError;
 use std::time::Duration;
 
 use crate::Lsn;
-use crate::sync::{ALL, AtomicU64, Mutex, MutexGuard, Ordering, WaitWord};
+use crate::sync::{ALL, AtomicU64, Mutex, MutexGuard, Ordering, WaitWord, lock};
 
 /// The lead, and the two groups of sleepers. `F` is what only the leader touches.
 #[derive(Debug)]
@@ -106,6 +106,12 @@ impl<F> Gate<F> {
                 None => self.room.wait(seen, None),
             }
         }
+    }
+
+    /// Does `work` while no flight is in the air.
+    pub(crate) fn alone(&self, work: impl FnOnce()) {
+        let _lead = lock(&self.lead);
+        work();
     }
 
     /// There is more room in the ring.

@@ -259,7 +259,6 @@ impl Shared {
         // Whoever waits gets its answer before the log stops.
         let _ = core.wait(core.appended(), Level::Disk);
         let first = core.stop();
-        core.segments.close();
         self.background.join();
         let Some(mut closer) = lock(&self.closer).take().filter(|_| first) else {
             return core.poisoned().map_or(Ok(()), Err);
@@ -267,10 +266,14 @@ impl Shared {
         // A worker may have passed its check before the stop and be in mid-copy: its frame is taken along, or
         // it learns from its wait that the log is closed.
         core.finish()?;
-        // Where no room for the mark is prepared, the ring stays instead and tells the next open that it holds
+        // Where there is no room for the mark, the ring stays instead and tells the next open that it holds
         // nothing more.
-        if closer.append_close().is_ok() {
-            core.finish()?;
+        let marked = closer.append_close().is_ok();
+        core.finish()?;
+        // An append that passed its check before the stop may still be under way: it must not touch the files
+        // of whoever opens the log next.
+        core.end();
+        if marked {
             self.drop_ring();
         }
         core.lock.release();

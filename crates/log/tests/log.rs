@@ -421,3 +421,29 @@ fn damage_before_a_durable_point_is_refused_with_its_place_until_repair_cuts_it(
     let log = Log::open(dir.path(), small()).unwrap();
     assert_eq!(frames(&log, FIRST_LSN).len(), 40);
 }
+
+#[test]
+fn an_old_handle_of_a_closed_log_leaves_the_next_one_its_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LogOptions {
+        threads: false,
+        ..small()
+    };
+    let old = Log::open(dir.path(), options.clone()).unwrap();
+    let mut worker = old.worker().unwrap();
+    for n in 0..1_500 {
+        worker.append(0, 1, &payload(n)).unwrap();
+    }
+    let end = old.flush(Level::Disk).unwrap();
+    old.clone().close().unwrap();
+    let new = Log::open(dir.path(), options.clone()).unwrap();
+    let expected = frames(&new, FIRST_LSN);
+    assert_eq!(expected.len(), 1_500);
+    // Nothing is below this holder: the old handle would release all segments but the last.
+    old.hold("late", end);
+    assert!(matches!(worker.append(0, 1, b"late"), Err(LogError::Closed)));
+    drop((old, worker));
+    new.close().unwrap();
+    let again = Log::open(dir.path(), options).unwrap();
+    assert_eq!(frames(&again, FIRST_LSN), expected);
+}

@@ -67,16 +67,15 @@ fn three_workers_never_pass_a_limit_that_is_raised_under_them() {
         let admission = Admission::new(3, limit);
         let mine = admission.herd.register().unwrap();
         let workers: Vec<_> = (0..2)
-            .map(|_| {
+            .map(|n| {
                 let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
                 thread::spawn(move || {
-                    for _ in 0..2 {
+                    for _ in 0..=n {
                         admission.append(&slot, FRAME, limit + FRAME);
                     }
                 })
             })
             .collect();
-        admission.append(&mine, FRAME, limit + FRAME);
         admission.limit.raise(limit + FRAME);
         admission.append(&mine, FRAME, limit + FRAME);
         workers.into_iter().for_each(|w| w.join().unwrap());

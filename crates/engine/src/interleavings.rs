@@ -224,3 +224,46 @@ fn close_waits_for_a_flush_on_another_thread() {
     assert_eq!(db.stats().families["default"].tables, 1);
     assert_eq!(text(db.get("k").unwrap().as_ref()), Some("v"));
 }
+
+/// The flush thread dies; writers would wait for it at a closed gate.
+#[test]
+fn a_flush_thread_that_panics_refuses_writes_with_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    // The only store in these tests with a thread of that number.
+    crate::testing::panic_at("collie-flush-7", "tables are written");
+    let options = Options {
+        ring: RingMode::Private,
+        flush_threads: 8,
+        default_family: FamilyOptions {
+            write_buffer_bytes: 4096,
+            max_write_buffers: 2,
+            ..FamilyOptions::default()
+        },
+        ..Options::default()
+    };
+    let db = Db::open(dir.path(), options.clone()).unwrap();
+    let family = db.default_family();
+    let refused = (0..1_000_000)
+        .find_map(|n: u32| {
+            family
+                .put_with(n.to_string(), [1; 100], &WriteOptions::buffered())
+                .err()
+        })
+        .unwrap();
+    assert!(
+        refused.to_string().contains("collie-flush-7 panicked"),
+        "{refused}"
+    );
+    assert_eq!(text(family.get("0").unwrap().as_ref()).map(str::len), Some(100));
+    drop(family);
+    db.close().unwrap();
+    let db = Db::open(
+        dir.path(),
+        Options {
+            flush_threads: 1,
+            ..options
+        },
+    )
+    .unwrap();
+    assert!(db.get("0").unwrap().is_some());
+}

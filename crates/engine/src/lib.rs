@@ -60,7 +60,7 @@
 //! | what each durability level survives | `docs/durability.md` |
 //! | the bytes of the manifest and of a commit in the log | `docs/format/engine.md` |
 //! | why the memtable is as it is, with figures | `docs/decisions/0003-memtable.md` |
-//! | how snapshots and tables fit together | `docs/decisions/0004-views.md` |
+//! | how snapshots and tables fit together | `docs/decisions/0005-views.md` |
 //! | the log | [`collie_log`] |
 
 /// A place where a test can hold a thread; nothing in other builds.

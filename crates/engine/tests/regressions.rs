@@ -364,3 +364,85 @@ fn a_family_that_cannot_flush_says_why_and_holds_up_no_other() {
     broken.put("again", "v").unwrap();
     assert_eq!(db.iter().unwrap().count(), 1000);
 }
+
+/// A write that was acknowledged while the store was being closed was not in the tables that closing wrote.
+#[test]
+fn what_was_acknowledged_while_closing_is_there() {
+    for round in 0..8 {
+        let dir = tempfile::tempdir().unwrap();
+        let logged = Options {
+            durability: collie_db::Durability::Process,
+            ..common::small()
+        };
+        let options = if round % 2 == 0 {
+            common::unlogged()
+        } else {
+            logged
+        };
+        let db = common::open(dir.path(), &options);
+        let acknowledged = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..3)
+                .map(|writer| {
+                    let family = db.default_family();
+                    scope.spawn(move || {
+                        (0..)
+                            .take_while(|n| family.put(format!("{writer}/{n}"), [1; 50]).is_ok())
+                            .count()
+                    })
+                })
+                .collect();
+            for _ in 0..200 * round {
+                std::thread::yield_now();
+            }
+            db.clone().close().unwrap();
+            writers
+                .into_iter()
+                .map(|writer| writer.join().unwrap())
+                .collect::<Vec<_>>()
+        });
+        drop(db);
+        let db = common::open(dir.path(), &options);
+        for (writer, count) in acknowledged.into_iter().enumerate() {
+            for n in 0..count {
+                assert!(
+                    db.get(format!("{writer}/{n}")).unwrap().is_some(),
+                    "{writer}/{n} of {count}, round {round}"
+                );
+            }
+        }
+    }
+}
+
+/// A block of a table rots; compactions fail on it until level 0 shuts the gate.
+#[test]
+fn writers_are_told_that_compactions_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = Options {
+        disable_wal: true,
+        cache_bytes: 0,
+        ..with_buffers(4096, 4)
+    };
+    options.default_family.level0_compaction = 4;
+    options.default_family.level0_slowdown = 4;
+    options.default_family.level0_stop = 6;
+    let db = common::open(dir.path(), &options);
+    for i in 0..100 {
+        db.put(format!("{i:03}"), [9; 100]).unwrap();
+    }
+    db.compact().unwrap();
+    db.close().unwrap();
+    let tables = dir.path().join("families/0/tables");
+    for table in std::fs::read_dir(&tables).unwrap() {
+        let path = table.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[200] ^= 0xff;
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let db = common::open(dir.path(), &options);
+    let refused = (0..100_000).find_map(|i| db.put(format!("{:03}", i % 100), [8; 100]).err());
+    assert!(
+        matches!(refused, Some(Error::Table { .. } | Error::Background { .. })),
+        "{refused:?}"
+    );
+    assert!(db.stats().families["default"].compaction_failures > 0);
+}

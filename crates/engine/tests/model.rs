@@ -366,7 +366,7 @@ fn all_option_sets_show_what_the_model_shows() {
     let sets = option_sets();
     let ops = common::number("COLLIE_OPS").unwrap_or(200);
     for seed in common::seeds(20) {
-        let dirs: Vec<_> = sets.iter().map(|_| tempfile::tempdir().unwrap()).collect();
+        let dirs: Vec<_> = sets.iter().map(|_| common::fast_dir()).collect();
         let mut stores: Vec<_> = sets
             .iter()
             .zip(&dirs)

@@ -44,9 +44,10 @@ impl Setup {
         Self {
             shared: !rng.one_in(3),
             ring_bytes: (8 << 10) << rng.below(4),
-            segment_bytes: (32 << 10) + (4 << 10) * rng.below(9),
+            // The smallest as often as all others, so that segments are filled and used again.
+            segment_bytes: (32 << 10) + (4 << 10) * rng.below(9) * rng.below(2),
             direct: rng.coin(),
-            payload_max: 1 << (6 + rng.below(6)),
+            payload_max: 1 << (6 + rng.below(7)),
         }
     }
 
@@ -119,7 +120,7 @@ impl Program {
     pub fn random(seed: u64, threaded: bool) -> Self {
         let mut rng = Rng::new(seed);
         let setup = Setup::random(&mut rng);
-        let len = 2 + rng.index(40);
+        let len = 2 + rng.index(50);
         let faulty = rng.one_in(3);
         let mut steps: Vec<Step> = Vec::new();
         for _ in 0..len {
@@ -221,11 +222,12 @@ fn threaded_step(rng: &mut Rng, setup: &Setup) -> Step {
 }
 
 fn payload_len(rng: &mut Rng, setup: &Setup) -> usize {
+    let largest = setup.ring_bytes / 2 - collie_log::FRAME_HEADER;
     // Now and then as large as it can be.
-    if rng.one_in(30) {
-        return (setup.ring_bytes / 2 - collie_log::FRAME_HEADER).min(to_usize(setup.segment_bytes / 3));
+    if rng.one_in(12) {
+        return largest.min(to_usize(setup.segment_bytes / 3));
     }
-    24 + rng.index(setup.payload_max)
+    (24 + rng.index(setup.payload_max)).min(largest)
 }
 
 fn some_level(rng: &mut Rng) -> Option<Level> {

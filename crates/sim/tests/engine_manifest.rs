@@ -1,0 +1,302 @@
+//! Crash images of a store's manifest and log: families are created, written and dropped, the device dies
+//! at every operation in turn, and the next process finds what was acknowledged.
+//!
+//! The table files belong to the table library, which opens them by itself: they stay on the real file
+//! system, below the same path, and lose nothing. The store's own files are on the simulated device.
+
+#![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
+#![expect(clippy::print_stdout, reason = "figures for whoever reads the test's output")]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_db::{Db, Error, FamilyOptions, Options};
+use collie_io::{Clock, Device, Entry, File, OpenMode, RealDevice, Stat};
+use collie_log::RingMode;
+use collie_sim::{Fault, FaultKind, PowerCut, Rng, SimDevice, Snapshot, VOLATILE_DIR};
+
+/// The simulated device for all but the table files.
+#[derive(Debug, Clone)]
+struct Hybrid {
+    sim: SimDevice,
+    real: RealDevice,
+    tables: PathBuf,
+}
+
+impl Hybrid {
+    fn side(&self, path: &Path) -> &dyn Device {
+        if path.starts_with(&self.tables) {
+            &self.real
+        } else {
+            &self.sim
+        }
+    }
+}
+
+impl Device for Hybrid {
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        self.side(path).open(path, mode)
+    }
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        self.side(path).stat(path)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        self.side(dir).list(dir)
+    }
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.side(dir).create_dir_all(dir)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.side(from).rename(from, to)
+    }
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.side(path).remove_file(path)
+    }
+    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.side(dir).remove_dir_all(dir)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.side(dir).sync_dir(dir)
+    }
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        self.sim.boot_id()
+    }
+    fn random(&self, buf: &mut [u8]) -> io::Result<()> {
+        self.sim.random(buf)
+    }
+    fn uid(&self) -> u32 {
+        self.sim.uid()
+    }
+    fn clock(&self) -> &dyn Clock {
+        self.sim.clock()
+    }
+}
+
+fn options(path: &Path, sim: &SimDevice, shared: bool) -> Options {
+    let tables = path.join("families");
+    Options {
+        device: Arc::new(Hybrid {
+            sim: sim.clone(),
+            real: RealDevice::new(),
+            tables,
+        }),
+        ring: match shared {
+            true => RingMode::Shared {
+                dir: VOLATILE_DIR.into(),
+            },
+            false => RingMode::Private,
+        },
+        ring_bytes: 64 << 10,
+        segment_bytes: 64 << 10,
+        max_workers: 4,
+        cache_bytes: 1 << 20,
+        ..Options::default()
+    }
+}
+
+/// What is known of something after a crash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Known<T> {
+    Is(T),
+    /// The call that was to change it did not come back with success.
+    OneOf(T, T),
+}
+
+impl<T: PartialEq + Clone> Known<T> {
+    fn allows(&self, found: &T) -> bool {
+        match self {
+            Self::Is(value) => value == found,
+            Self::OneOf(old, new) => old == found || new == found,
+        }
+    }
+}
+
+type Content = BTreeMap<String, Known<Option<u64>>>;
+
+/// The families, each with whether it exists, and its keys.
+#[derive(Debug, Default)]
+struct Model {
+    exists: BTreeMap<String, Known<bool>>,
+    content: BTreeMap<String, Content>,
+}
+
+const NAMES: [&str; 3] = ["orders", "items", "customers"];
+
+/// Runs random steps until one fails; the model keeps what was acknowledged and what is in doubt.
+fn work(db: &Db, model: &mut Model, rng: &mut Rng, steps: usize) -> Result<(), Error> {
+    for step in 0..steps as u64 {
+        let name = NAMES[rng.index(NAMES.len())];
+        let family = db.family(name);
+        match (rng.below(10), family) {
+            (0..7, Some(family)) => {
+                let key = format!("k{}", rng.below(4));
+                let content = model.content.entry(name.to_owned()).or_default();
+                let old = match content.get(&key) {
+                    Some(Known::Is(value)) => *value,
+                    _ => None,
+                };
+                content.insert(key.clone(), Known::OneOf(old, Some(step)));
+                family.put(&key, step.to_le_bytes())?;
+                content.insert(key, Known::Is(Some(step)));
+            }
+            (7, Some(family)) => family.flush()?,
+            (_, Some(family)) => {
+                model.exists.insert(name.to_owned(), Known::OneOf(true, false));
+                db.drop_family(&family)?;
+                model.exists.insert(name.to_owned(), Known::Is(false));
+                model.content.remove(name);
+            }
+            (_, None) => {
+                model.exists.insert(name.to_owned(), Known::OneOf(false, true));
+                model.content.remove(name);
+                db.create_family(name, FamilyOptions::default())?;
+                model.exists.insert(name.to_owned(), Known::Is(true));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Compares a store with what is known of it.
+fn judge(db: &Db, model: &Model, context: &str) {
+    for (name, known) in &model.exists {
+        let family = db.family(name);
+        assert!(
+            known.allows(&family.is_some()),
+            "{context}: family {name}: {known:?}"
+        );
+        let Some(family) = family else { continue };
+        let content = model.content.get(name).cloned().unwrap_or_default();
+        let found: BTreeMap<String, u64> = family
+            .iter()
+            .unwrap()
+            .map(|entry| {
+                let (key, value) = entry.unwrap();
+                let value = value.as_ref().try_into().map(u64::from_le_bytes).unwrap();
+                (String::from_utf8(key.to_vec()).unwrap(), value)
+            })
+            .collect();
+        for key in found.keys() {
+            assert!(content.contains_key(key), "{context}: {name}/{key} is a ghost");
+        }
+        for (key, known) in content {
+            let value = found.get(&key).copied();
+            assert!(
+                known.allows(&value),
+                "{context}: {name}/{key} is {value:?}, {known:?}"
+            );
+        }
+    }
+}
+
+/// One run that dies at device operation `n` after the store was opened; `false` where it ended before.
+fn run(seed: u64, n: u64, crash: usize) -> bool {
+    let context = format!("COLLIE_SEED={seed}, operation {n}, crash {crash}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let mut rng = Rng::new(seed);
+    let shared = rng.coin();
+    let sim = SimDevice::new(seed);
+    let mut model = Model::default();
+    let db = Db::open(&path, options(&path, &sim, shared)).unwrap_or_else(|e| panic!("{context}: {e}"));
+    sim.inject(Fault::new(FaultKind::AnyFails).after(n));
+    let result = work(&db, &mut model, &mut rng, 12);
+    let struck = sim.fired(FaultKind::AnyFails) > 0;
+    assert!(
+        struck || result.is_ok(),
+        "{context}: failed without a fault: {result:?}"
+    );
+    let snapshot = sim.snapshot();
+    sim.kill();
+    drop(db);
+    let next = crashed(&snapshot, crash, seed ^ n);
+    assert_whole(&path, &next, shared, &model, &context);
+    struck
+}
+
+fn crashed(snapshot: &Snapshot, crash: usize, seed: u64) -> SimDevice {
+    let image = match crash.checked_sub(1) {
+        None => snapshot.process_death(),
+        Some(way) => snapshot.power_cut(PowerCut::WAYS[way].1, seed),
+    };
+    image.device()
+}
+
+/// Opens a store on a healthy device, compares it with the model, and goes on with it.
+fn assert_whole(path: &Path, device: &SimDevice, shared: bool, model: &Model, context: &str) {
+    let open = || Db::open(path, options(path, device, shared)).unwrap_or_else(|e| panic!("{context}: {e}"));
+    let db = open();
+    judge(&db, model, context);
+    // The store is whole: every family can be made and written, and all of it is found again.
+    for name in NAMES {
+        let family = match db.family(name) {
+            Some(family) => family,
+            None => db.create_family(name, FamilyOptions::default()).unwrap(),
+        };
+        family.put("last", 77_u64.to_le_bytes()).unwrap();
+    }
+    db.close().unwrap();
+    let db = open();
+    for name in NAMES {
+        let value = db.family(name).unwrap().get("last").unwrap().unwrap();
+        assert_eq!(value.as_ref(), 77_u64.to_le_bytes(), "{context}: {name}");
+    }
+}
+
+/// A store with content is left by a crash, and the next opening dies at device operation `n`; `false` where
+/// it ended before.
+fn open_and_die(seed: u64, n: u64, crash: usize) -> bool {
+    let context = format!("COLLIE_SEED={seed}, opening dies at operation {n}, crash {crash}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let mut rng = Rng::new(seed);
+    let shared = rng.coin();
+    let sim = SimDevice::new(seed);
+    let mut model = Model::default();
+    if seed > 0 {
+        let db = Db::open(&path, options(&path, &sim, shared)).unwrap();
+        work(&db, &mut model, &mut rng, 12).unwrap();
+        drop(db);
+    }
+    let left = sim.snapshot().process_death().device();
+    left.inject(Fault::new(FaultKind::AnyFails).after(n));
+    let opened = Db::open(&path, options(&path, &left, shared));
+    let struck = left.fired(FaultKind::AnyFails) > 0;
+    assert!(struck || opened.is_ok(), "{context}: failed without a fault");
+    let snapshot = left.snapshot();
+    left.kill();
+    drop(opened);
+    let next = crashed(&snapshot, crash, seed ^ n);
+    assert_whole(&path, &next, shared, &model, &context);
+    struck
+}
+
+fn seeds(default: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    let seed: Option<u64> = std::env::var("COLLIE_SEED").ok().and_then(|s| s.parse().ok());
+    seed.map_or(default, |seed| seed..seed + 1)
+}
+
+/// All operations in turn, and all crashes in turn.
+fn every_operation(seeds: std::ops::Range<u64>, run: fn(u64, u64, usize) -> bool) {
+    let mut runs = 0;
+    for seed in seeds {
+        let ways = PowerCut::WAYS.len() as u64 + 1;
+        runs += (0..)
+            .take_while(|&n| run(seed, n, usize::try_from((seed + n) % ways).unwrap()))
+            .count();
+    }
+    println!("figures: {runs} stores died");
+    assert!(runs > 50, "{runs} runs");
+}
+
+#[test]
+fn opening_a_store_dies_anywhere_and_loses_nothing() {
+    every_operation(seeds(0..3), open_and_die);
+}
+
+#[test]
+fn families_and_commits_are_as_acknowledged_wherever_the_device_dies() {
+    every_operation(seeds(0..3), run);
+}

@@ -75,14 +75,6 @@ pub(crate) struct World {
     pub(crate) rng: Rng,
 }
 
-impl NameEffect {
-    /// Whether both change one name.
-    fn names_any_of(&self, other: &Self) -> bool {
-        let in_other = |c: &NameChange| other.changes.iter().any(|o| o.dir == c.dir && o.name == c.name);
-        self.changes.iter().any(in_other)
-    }
-}
-
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
@@ -257,8 +249,7 @@ impl World {
             effect.unsynced.remove(&dir);
             if effect.unsynced.is_empty() && !effect.stuck {
                 self.make_durable(&effect);
-                // A block of names on the device has the newest: an older change of one of them is past.
-                open.retain(|older: &NameEffect| !older.names_any_of(&effect));
+                outdate(&mut open, &effect);
             } else {
                 open.push(effect);
             }
@@ -275,6 +266,7 @@ impl World {
                 open.push(effect);
             } else if kept() {
                 self.make_durable(&effect);
+                outdate(&mut open, &effect);
             } else {
                 effect.stuck = true;
                 open.push(effect);
@@ -351,6 +343,15 @@ impl World {
         }
         self.inodes.retain(|ino, _| live.contains(ino));
     }
+}
+
+/// Earlier changes that are still open can no longer touch the names that a later one has settled.
+fn outdate(open: &mut Vec<NameEffect>, settled: &NameEffect) {
+    let is_settled = |c: &NameChange| settled.changes.iter().any(|s| s.dir == c.dir && s.name == c.name);
+    for effect in open.iter_mut() {
+        effect.changes.retain(|change| !is_settled(change));
+    }
+    open.retain(|effect| !effect.changes.is_empty());
 }
 
 /// The user that all simulated files belong to.

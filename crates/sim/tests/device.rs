@@ -229,6 +229,22 @@ fn after_a_failed_directory_sync_a_name_may_be_lost_for_good() {
 }
 
 #[test]
+fn a_name_that_was_settled_later_is_not_taken_back_by_an_open_change() {
+    for seed in 0..50 {
+        let device = SimDevice::new(seed);
+        create(&device, "/f");
+        device.inject(Fault::new(FaultKind::SyncFails).once());
+        device.sync_dir(Path::new("/")).unwrap_err();
+        device.remove_file(Path::new("/f")).unwrap();
+        synced_file(&device, "/f", b"second");
+        for (_, cut) in PowerCut::WAYS {
+            let after = device.snapshot().power_cut(cut, seed).device();
+            assert_eq!(content(&after, "/f").unwrap(), b"second");
+        }
+    }
+}
+
+#[test]
 fn errors_and_short_transfers_strike_as_they_are_told() {
     let device = SimDevice::new(1);
     let file = synced_file(&device, "/f", &[1; 8_192]);

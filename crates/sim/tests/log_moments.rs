@@ -165,6 +165,19 @@ fn a_release_never_leaves_a_gap() {
     }
 }
 
+#[test]
+fn a_process_that_dies_in_the_middle_of_a_flight_loses_nothing_of_its_ring() {
+    for modes in SETUPS {
+        let ledger = Ledger::new();
+        let mut process = Process::recorded(modes, &ledger);
+        // Flights that straddle segments, with more in the ring than they take.
+        for n in 0..60 {
+            process.commit(&ledger, 700 + 37 * n, Level::Process);
+        }
+        judge(&process.device.take_snapshots(), &ledger, process.setup, 1);
+    }
+}
+
 /// Opens the log and returns what it holds, and the moments of the recovery.
 fn recover(setup: Setup, device: &SimDevice) -> (Vec<Commit>, Vec<Snapshot>) {
     device.record(Points::Changes, 1_000);

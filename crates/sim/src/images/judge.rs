@@ -384,7 +384,7 @@ impl Case<'_> {
         let worker = log.worker();
         let committed = worker.and_then(|mut worker| {
             (0..=rng.below(3)).try_for_each(|_| {
-                let len = 24 + rng.index(self.setup.payload_max);
+                let len = self.setup.payload_len(rng);
                 commit(&log, &mut worker, &ledger, len, Some(Level::Disk))
             })
         });

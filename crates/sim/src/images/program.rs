@@ -51,6 +51,16 @@ impl Setup {
         }
     }
 
+    /// A random length of a payload that the log takes.
+    pub(crate) fn payload_len(&self, rng: &mut Rng) -> usize {
+        let largest = self.ring_bytes / 2 - collie_log::FRAME_HEADER;
+        // Now and then as large as it can be.
+        if rng.one_in(12) {
+            return largest.min(to_usize(self.segment_bytes / 3));
+        }
+        (24 + rng.index(self.payload_max)).min(largest)
+    }
+
     /// Options for a log on `device`.
     #[must_use]
     pub fn options(&self, device: &SimDevice, threads: bool) -> LogOptions {
@@ -176,7 +186,7 @@ impl Program {
 fn lone_step(rng: &mut Rng, setup: &Setup, faulty: bool) -> Step {
     match rng.below(20) {
         0..2 if faulty => some_fault(rng),
-        0..12 => Step::Append(payload_len(rng, setup), some_level(rng)),
+        0..12 => Step::Append(setup.payload_len(rng), some_level(rng)),
         12 | 13 => Step::Flush(if rng.coin() { Level::Disk } else { Level::Process }),
         14 => Step::Hole,
         15 => Step::Release,
@@ -188,7 +198,7 @@ fn lone_step(rng: &mut Rng, setup: &Setup, faulty: bool) -> Step {
         17 if faulty => some_fault(rng),
         18 if faulty => Step::Full(rng.below(100_000)),
         19 if faulty => Step::Room,
-        _ => Step::Append(payload_len(rng, setup), Some(Level::Disk)),
+        _ => Step::Append(setup.payload_len(rng), Some(Level::Disk)),
     }
 }
 
@@ -217,17 +227,8 @@ fn threaded_step(rng: &mut Rng, setup: &Setup) -> Step {
     match rng.below(10) {
         0 => Step::Flush(Level::Disk),
         1 => Step::Release,
-        _ => Step::Append(payload_len(rng, setup), some_level(rng)),
+        _ => Step::Append(setup.payload_len(rng), some_level(rng)),
     }
-}
-
-fn payload_len(rng: &mut Rng, setup: &Setup) -> usize {
-    let largest = setup.ring_bytes / 2 - collie_log::FRAME_HEADER;
-    // Now and then as large as it can be.
-    if rng.one_in(12) {
-        return largest.min(to_usize(setup.segment_bytes / 3));
-    }
-    (24 + rng.index(setup.payload_max)).min(largest)
 }
 
 fn some_level(rng: &mut Rng) -> Option<Level> {

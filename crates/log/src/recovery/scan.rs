@@ -587,8 +587,18 @@ fn stray_proves(run: &Run, stray: &Stray, begins_epoch: bool, at: Lsn) -> Result
 
 /// A segment whose header is destroyed, of an epoch whose salt went with it. An epoch's first segment begins
 /// with a frame, so its frames can be followed by their lengths from there: LSN and epoch must agree at
-/// each step, which no payload can arrange.
+/// each step, which no payload can arrange. Garbage in blocks that were never synced must not pass either:
+/// the first frame lies within reach of what is known.
 fn headerless_proves(run: &Run, stray: &Stray, at: Lsn) -> Result<bool, LogError> {
+    const EPOCHS_AHEAD: u32 = 1 << 16;
+    const BYTES_AHEAD: u64 = 1 << 40;
+    let within_reach = |header: &FrameHeader| {
+        let (lsn, promised) = (header.lsn.get(), header.promised.get());
+        header.epoch.get().wrapping_sub(run.epoch()) < EPOCHS_AHEAD
+            && lsn.wrapping_sub(run.first_lsn()) < BYTES_AHEAD
+            && lsn.is_multiple_of(ALIGN)
+            && promised.is_multiple_of(ALIGN)
+    };
     let mut head = [0; FRAME_HEADER];
     let mut place = BLOCK as u64;
     let mut first: Option<FrameHeader> = None;
@@ -600,7 +610,8 @@ fn headerless_proves(run: &Run, stray: &Stray, at: Lsn) -> Result<bool, LogError
         let begin = first.get_or_insert(header);
         let expected = begin.lsn.get().wrapping_add(place - BLOCK as u64);
         let epoch = header.epoch.get();
-        if header.lsn != expected || header.epoch != begin.epoch || epoch <= run.epoch() || header.lsn == 0 {
+        let follows = header.lsn == expected && header.epoch == begin.epoch;
+        if !follows || !within_reach(&header) || epoch <= run.epoch() || header.lsn == 0 {
             break;
         }
         if promises(&header, run, at) {

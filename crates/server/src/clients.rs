@@ -133,7 +133,7 @@ impl Client {
 pub(crate) struct Clients {
     last_id: AtomicU64,
     open: Mutex<BTreeMap<u64, Arc<Client>>>,
-    /// Bytes that all connections hold in requests and replies.
+    /// Bytes that connections hold in requests and replies beyond what each may.
     in_flight: AtomicI64,
 }
 
@@ -166,7 +166,7 @@ impl Clients {
         self.in_flight.fetch_add(change, Ordering::Relaxed) + change
     }
 
-    /// Bytes that all connections hold.
+    /// Bytes that connections hold beyond what each may.
     pub(crate) fn held(&self) -> i64 {
         self.in_flight.load(Ordering::Relaxed)
     }

@@ -39,7 +39,8 @@ const REPLY_BATCH: usize = 1024 * 1024;
 const READ_MIN: usize = 16 * 1024;
 /// A large request's buffer grows by at most so many bytes ahead of what arrived.
 const READ_MAX: usize = 4 * 1024 * 1024;
-/// A connection that holds no more than this is never closed for lack of memory.
+/// Bytes that every connection may hold. What one holds beyond is counted, and when all together hold too much
+/// of that, the one that would add to it is closed.
 const ALWAYS_ALLOWED: usize = 256 * 1024;
 /// After a client was told to go its bytes are read and dropped for so long, and so many of them, so that the
 /// system does not reset the connection before the client has read why.
@@ -61,7 +62,7 @@ pub(crate) struct Connection {
     /// The largest end in `marks`, and the strictest level that they are to reach.
     pending: Lsn,
     level: Ack,
-    /// Bytes that are accounted for in the sum over all connections.
+    /// Bytes beyond `ALWAYS_ALLOWED` that are in the sum over all connections.
     held: usize,
 }
 
@@ -221,7 +222,7 @@ impl Connection {
                 self.refuse("ERR the reply is larger than client-output-buffer-limit");
                 break Next::Close;
             }
-            if self.reply.len() >= REPLY_BATCH && self.deliver().await.is_err() {
+            if self.reply.len() >= REPLY_BATCH && (!self.within_limits() || self.deliver().await.is_err()) {
                 break Next::Close;
             }
         };
@@ -473,10 +474,8 @@ impl Connection {
             .request_free
             .store(self.input.capacity() - self.input.len(), Ordering::Relaxed);
         client.reply_bytes.store(self.reply.capacity(), Ordering::Relaxed);
-        let holds = self.input.capacity() + self.reply.capacity();
-        let total = shared.clients.hold(signed(holds) - signed(self.held));
-        self.held = holds;
-        let is_kept = holds <= ALWAYS_ALLOWED || client.no_evict.load(Ordering::Relaxed);
+        let total = self.account();
+        let is_kept = self.held == 0 || self.session.client.no_evict.load(Ordering::Relaxed);
         if total > signed(shared.settings.in_flight_bytes_max()) && !is_kept {
             shared.counters.clients_evicted.add(1);
             // What it held is free at once, so that not everybody goes who grows at the same time.
@@ -487,6 +486,19 @@ impl Connection {
             return false;
         }
         true
+    }
+
+    /// Brings the sum over all connections up to date; gives it. Only what is beyond `ALWAYS_ALLOWED` counts,
+    /// so that ordinary connections leave the sum alone.
+    fn account(&mut self) -> i64 {
+        let holds = (self.input.capacity() + self.reply.capacity()).saturating_sub(ALWAYS_ALLOWED);
+        let clients = &self.worker.shared.clients;
+        if holds == self.held {
+            return clients.held();
+        }
+        let total = clients.hold(signed(holds) - signed(self.held));
+        self.held = holds;
+        total
     }
 
     /// Replaces all replies by one error.
@@ -503,6 +515,7 @@ impl Connection {
         if self.input.is_empty() {
             self.worker.give_buffer(std::mem::take(&mut self.input));
         }
+        self.account();
     }
 
     /// Ends the sending side, then reads and drops what still comes for a while.

@@ -23,6 +23,8 @@ use crate::worker::Handle;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 511;
+/// Open files that are not connections: the engine's tables and segments, and what the program has of its own.
+const OWN_DESCRIPTORS: u64 = 1024;
 /// How often connections are looked at for having been idle too long.
 const IDLE_CHECK: Duration = Duration::from_secs(1);
 /// How long nothing is accepted after the system refused to give a connection, as it does when there are no
@@ -46,6 +48,7 @@ impl Server {
     /// the databases cannot be opened.
     pub fn bind(config: ServerConfig, db: Db) -> Result<Server, ServerError> {
         check(&config)?;
+        allow_descriptors(config.clients_max);
         let addr = config.listen;
         let listener = listen(addr).map_err(|source| ServerError::Listen { addr, source })?;
         let listen = listener
@@ -185,6 +188,31 @@ fn check(config: &ServerConfig) -> Result<(), ServerError> {
         });
     }
     Ok(())
+}
+
+/// Raises the limit of open files so far that all clients find room beside the engine's files; says so where
+/// the system does not let it.
+fn allow_descriptors(clients: usize) {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let wanted = clients as u64 + OWN_DESCRIPTORS;
+    let mut limit = getrlimit(Resource::Nofile);
+    let Some(current) = limit.current.filter(|current| *current < wanted) else {
+        return;
+    };
+    let raised = limit
+        .maximum
+        .map_or(wanted, |maximum| maximum.min(wanted))
+        .max(current);
+    limit.current = Some(raised);
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, current, wanted, "the limit of open files stays below what all clients need");
+    } else if raised < wanted {
+        tracing::warn!(
+            raised,
+            wanted,
+            "the limit of open files is below what all clients need"
+        );
+    }
 }
 
 fn listen(addr: SocketAddr) -> io::Result<StdListener> {

@@ -310,7 +310,10 @@ fn a_client_that_does_not_read_holds_back_itself_alone() {
     let held: u64 = field(&mut client, "memory", "mem_clients_normal")
         .parse()
         .unwrap();
-    assert!(held < 8 * 1024 * 1024, "{held} bytes are held");
+    assert!(
+        (500_000..8 * 1024 * 1024).contains(&held),
+        "{held} bytes are held"
+    );
     for _ in 0..4_000 {
         assert_eq!(slow.reply().len(), 100_000 + 11);
     }
@@ -340,8 +343,7 @@ fn all_requests_together_stay_within_their_memory() {
     for attempt in 0.. {
         evicted = field(&mut small, "stats", "evicted_clients").parse().unwrap();
         let held: i64 = field(&mut small, "memory", "mem_clients_normal").parse().unwrap();
-        // Connections that hold no more than 256 KiB are kept in any case.
-        if evicted > 0 && held <= limit as i64 + 11 * 256 * 1024 {
+        if evicted > 0 && held <= limit as i64 {
             break;
         }
         assert!(

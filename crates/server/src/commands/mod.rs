@@ -4,6 +4,7 @@ mod client;
 mod command;
 mod config;
 mod connection;
+mod containers;
 mod expire;
 mod info;
 mod keyspace;

@@ -31,7 +31,7 @@ impl Process {
     fn recorded((shared, direct): (bool, bool), ledger: &Ledger) -> Self {
         let device = SimDevice::new(1);
         let process = Self::start(Setup::small(shared, direct), device);
-        process.device.record(Points::Changes, 400);
+        process.device.record(Points::Changes, 150);
         let tags = ledger.clone();
         process.device.tag_snapshots(move || tags.now());
         process
@@ -123,6 +123,9 @@ fn epochs_that_come_back_neither_hide_nor_pass_for_the_log() {
                     // What masks the superseded segments goes, and what is left begins after they end.
                     next.commit(&ledger, 100, Level::Disk);
                     next.commit(&ledger, 100, Level::Disk);
+                    let dark = next.device.snapshot().power_cut(way("lost"), 1);
+                    let dark = Process::start(process.setup, dark.device());
+                    dark.assert_all_there(&ledger, ledger.now(), Survives::Power, &context);
                     next = next.crash(Snapshot::process_death);
                     next.release(&ledger);
                     next.commit(&ledger, 100, Level::Disk);

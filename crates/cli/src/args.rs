@@ -35,6 +35,57 @@ pub(crate) enum Command {
     Bench(Box<BenchArgs>),
     /// Serves a store to Redis clients, until SIGTERM, SIGINT or SHUTDOWN.
     Serve(ServeArgs),
+    /// Crash tests: nothing that was acknowledged may be lost.
+    #[command(subcommand)]
+    Torture(TortureCommand),
+    /// The process that `torture kill` kills.
+    #[command(name = WRITER, hide = true)]
+    Writer {
+        /// The store's directory.
+        dir: PathBuf,
+    },
+}
+
+/// The hidden command that `torture kill` and the tour start as a process of its own.
+pub(crate) const WRITER: &str = "torture-writer";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TortureCommand {
+    /// Kills a process that writes, some of the time while it recovers, and looks for what it had
+    /// acknowledged.
+    Kill(TortureArgs),
+    /// Cuts the power of a simulated device under the log at all kinds of moments, and recovers.
+    Images(ImagesArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct TortureArgs {
+    /// How many kills.
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) rounds: u64,
+    /// When to kill follows from it; by default a new one, which is printed.
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The store goes into a directory `store` in here, and stays; by default a temporary one is used, and
+    /// kept only if something was found.
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ImagesArgs {
+    /// How many crash images, about.
+    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) rounds: u64,
+    /// Everything follows from it; by default a new one, which is printed.
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -9,6 +9,7 @@ mod bench;
 mod log;
 mod output;
 mod serve;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -53,6 +54,8 @@ fn main() -> ExitCode {
 fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.command {
         Command::Serve(args) => serve::run(&args),
+        Command::Torture(command) => torture::run(&command),
+        Command::Writer { dir } => torture::writer::run(&dir).map(|()| Outcome::Good),
         Command::Log(command) => log::run(&command),
         Command::Bench(args) => bench::run(&args),
     }

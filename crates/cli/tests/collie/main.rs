@@ -10,3 +10,4 @@ mod bench;
 mod common;
 mod log;
 mod serve;
+mod torture;

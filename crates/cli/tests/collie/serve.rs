@@ -54,6 +54,13 @@ impl Served {
         Pid::from_child(&self.child)
     }
 
+    /// Kills it and serves the same store again.
+    pub(crate) fn restart(self, dir: &Path) -> Self {
+        let (status, _) = self.end(Signal::KILL);
+        assert_eq!(status.code(), None, "it ended by itself");
+        Self::start(dir, &[])
+    }
+
     /// Sends a signal and waits for the end; what it said last comes with it.
     pub(crate) fn end(mut self, signal: Signal) -> (ExitStatus, String) {
         kill_process(self.pid(), signal).unwrap();

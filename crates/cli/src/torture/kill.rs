@@ -1,0 +1,153 @@
+//! `collie torture kill`: a writer is killed again and again, some of the time while it recovers from the
+//! kill before, and what was acknowledged must be there.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use collie_db::Db;
+use collie_io::{Clock, RealClock};
+use collie_sim::Rng;
+
+use super::child::{Heard, Writer};
+use super::history::{self, Counts, Findings, THREADS};
+use super::messages::Message;
+
+/// One kill in so many is left unchecked, so that the next writer recovers what this one left.
+const UNCHECKED_ONE_IN: u64 = 4;
+/// Of ten kills, how many hit a writer that is about to open the store.
+const IN_RECOVERY_OF_TEN: u64 = 3;
+/// How long a writer writes before it is killed.
+const LIFE_MS: std::ops::Range<u64> = 2..120;
+
+/// What became of all rounds.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Report {
+    pub(crate) rounds: u64,
+    /// Kills that came before the writer had opened the store.
+    pub(crate) in_recovery: u64,
+    /// Times that the whole store was looked at.
+    pub(crate) checks: u64,
+    /// Commits that were acknowledged.
+    pub(crate) acknowledged: u64,
+    /// Commits that are there at the end, or were before they were removed on purpose.
+    pub(crate) recovered: u64,
+    pub(crate) lost: u64,
+    pub(crate) partial: u64,
+    pub(crate) reordered: u64,
+    pub(crate) words: Vec<String>,
+}
+
+impl Report {
+    pub(crate) fn holds(&self) -> bool {
+        self.lost == 0 && self.partial == 0 && self.reordered == 0
+    }
+}
+
+/// A store and the ledger of what was acknowledged in it.
+pub(crate) struct Kills {
+    dir: PathBuf,
+    rng: Rng,
+    /// How many commits of each thread were acknowledged, the highest number ever.
+    acknowledged: Counts,
+    /// How many commits of each thread the last look found.
+    there: Counts,
+    /// How long the last recovery took that was not killed, in µs.
+    opening_us: u64,
+    pub(crate) report: Report,
+}
+
+impl Kills {
+    /// Kills for a store in `dir`, which may be empty.
+    pub(crate) fn new(dir: &Path, seed: u64) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            rng: Rng::new(seed),
+            acknowledged: [0; THREADS],
+            there: [0; THREADS],
+            opening_us: 5_000,
+            report: Report::default(),
+        }
+    }
+
+    /// So many kills, and a look at the store after most of them and after the last. Ends early where a
+    /// sentence is violated. `done` is told after each.
+    pub(crate) fn run(&mut self, rounds: u64, mut done: impl FnMut(&Report)) -> anyhow::Result<()> {
+        let mut in_recovery = false;
+        for round in 0..rounds {
+            self.round(in_recovery)
+                .with_context(|| format!("round {round} of the store in {}", self.dir.display()))?;
+            // The first round has nothing to recover from; a round in recovery needs what a kill has left.
+            in_recovery = self.rng.below(10) < IN_RECOVERY_OF_TEN;
+            let unchecked = in_recovery || self.rng.one_in(UNCHECKED_ONE_IN);
+            if !unchecked || round + 1 == rounds {
+                self.check()?;
+            }
+            done(&self.report);
+            if !self.report.holds() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One writer's life, and its end.
+    fn round(&mut self, in_recovery: bool) -> anyhow::Result<()> {
+        let writer = Writer::start(&self.dir)?;
+        writer.wait_for(Message::Opening)?;
+        let opening = RealClock.monotonic();
+        if in_recovery {
+            let span = self.rng.below(self.opening_us.max(1));
+            std::thread::sleep(Duration::from_micros(span));
+        } else {
+            writer.wait_for(Message::Open)?;
+            self.opening_us = (RealClock.monotonic() - opening) / 1000;
+            let life = LIFE_MS.start + self.rng.below(LIFE_MS.end - LIFE_MS.start);
+            std::thread::sleep(Duration::from_millis(life));
+        }
+        let heard = writer.kill()?;
+        self.note(&heard);
+        Ok(())
+    }
+
+    /// Enters in the ledger what a writer has said.
+    pub(crate) fn note(&mut self, heard: &Heard) {
+        self.report.rounds += 1;
+        match heard.found {
+            None => self.report.in_recovery += 1,
+            Some(counts) => {
+                // It goes on from what it found: what is lost must be counted now.
+                let mut findings = Findings {
+                    counts,
+                    ..Findings::default()
+                };
+                findings.compare(&self.acknowledged);
+                self.count(findings);
+            }
+        }
+        for (ledger, &heard) in self.acknowledged.iter_mut().zip(&heard.acknowledged) {
+            *ledger = (*ledger).max(heard);
+        }
+        self.report.acknowledged = self.acknowledged.iter().sum();
+    }
+
+    /// Opens the store here and looks at everything in it.
+    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
+        let db = Db::open(&self.dir, history::options())
+            .with_context(|| format!("the store in {} does not open after a kill", self.dir.display()))?;
+        let findings = history::check(&db, &self.acknowledged)?;
+        db.close()?;
+        self.report.checks += 1;
+        self.count(findings);
+        Ok(())
+    }
+
+    fn count(&mut self, findings: Findings) {
+        self.there = findings.counts;
+        self.report.recovered = self.there.iter().sum();
+        self.report.lost += findings.lost;
+        self.report.partial += findings.partial;
+        self.report.reordered += findings.reordered;
+        self.report.words.extend(findings.words);
+    }
+}

@@ -12,18 +12,35 @@ use collie_db::Compression;
 use collie_log::{Level, RingMode};
 use collie_server::Ack;
 
-/// Collie: a transactional store built around its log.
+/// Collie: a transactional store built around its log. Without a command: a tour of about forty seconds in a
+/// temporary directory, which ends by serving.
 #[derive(Debug, Parser)]
 #[command(
     name = "collie",
     version,
     max_term_width = 110,
-    disable_help_subcommand = true
+    disable_help_subcommand = true,
+    args_conflicts_with_subcommands = true
 )]
 pub(crate) struct Args {
     /// What to do.
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) tour: TourArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct TourArgs {
+    /// End the tour instead of serving.
+    #[arg(long, conflicts_with = "serve")]
+    pub(crate) no_serve: bool,
+    /// Serve at the end of the tour even where standard output is no terminal.
+    #[arg(long)]
+    pub(crate) serve: bool,
+    /// A tour of a few seconds, whose figures say little.
+    #[arg(long)]
+    pub(crate) short: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -369,7 +386,7 @@ mod tests {
 
     fn log_bench(words: &[&str]) -> LogBenchArgs {
         let words = ["collie", "bench", "log"].iter().chain(words);
-        match Args::try_parse_from(words).unwrap().command {
+        match Args::try_parse_from(words).unwrap().command.unwrap() {
             Command::Bench(args) => {
                 let Some(BenchCommand::Log(args)) = args.log else {
                     panic!("{args:?}")
@@ -382,7 +399,7 @@ mod tests {
 
     fn workloads(words: &[&str]) -> WorkloadArgs {
         let words = ["collie", "bench"].iter().chain(words);
-        match Args::try_parse_from(words).unwrap().command {
+        match Args::try_parse_from(words).unwrap().command.unwrap() {
             Command::Bench(args) if args.log.is_none() => args.workloads,
             other => panic!("{other:?}"),
         }
@@ -470,6 +487,14 @@ mod tests {
     #[test]
     fn the_command_line_contradicts_itself_nowhere() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn without_a_command_there_is_a_tour_and_its_flags_go_with_nothing_else() {
+        let args = Args::try_parse_from(["collie", "--no-serve", "--short"]).unwrap();
+        assert!(args.command.is_none() && args.tour.no_serve && args.tour.short);
+        assert!(Args::try_parse_from(["collie", "--no-serve", "--serve"]).is_err());
+        assert!(Args::try_parse_from(["collie", "--short", "log", "verify", "x"]).is_err());
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod log;
 mod output;
 mod serve;
 mod torture;
+mod tour;
 
 use std::process::ExitCode;
 
@@ -52,7 +53,10 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> anyhow::Result<Outcome> {
-    match args.command {
+    let Some(command) = args.command else {
+        return tour::run(&args.tour);
+    };
+    match command {
         Command::Serve(args) => serve::run(&args),
         Command::Torture(command) => torture::run(&command),
         Command::Writer { dir } => torture::writer::run(&dir).map(|()| Outcome::Good),

@@ -78,7 +78,17 @@ pub(crate) fn spinner(what: &'static str) -> ProgressBar {
     bar
 }
 
-fn target() -> ProgressDrawTarget {
+/// A line on standard error that is renewed, where that is a terminal; otherwise nothing is shown.
+pub(crate) fn live() -> ProgressBar {
+    let line = ProgressBar::with_draw_target(None, target());
+    if let Ok(style) = ProgressStyle::with_template("{msg}") {
+        line.set_style(style);
+    }
+    line
+}
+
+/// Standard error where it is a terminal, otherwise nowhere.
+pub(crate) fn target() -> ProgressDrawTarget {
     if io::stderr().is_terminal() {
         ProgressDrawTarget::stderr_with_hz(10)
     } else {

@@ -3,6 +3,8 @@
 use std::io::BufReader;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -21,6 +23,7 @@ pub(crate) struct Writer {
     child: Child,
     stages: Receiver<Message>,
     listener: Option<JoinHandle<anyhow::Result<Heard>>>,
+    acknowledged: Arc<AtomicU64>,
 }
 
 /// All that a writer said in its life.
@@ -45,14 +48,16 @@ impl Writer {
             .with_context(|| format!("cannot start {}", program.display()))?;
         let pipe = child.stdout.take();
         let (tell, stages) = mpsc::channel();
+        let acknowledged = Arc::new(AtomicU64::new(0));
         let mut writer = Self {
             child,
             stages,
             listener: None,
+            acknowledged: Arc::clone(&acknowledged),
         };
         let pipe = pipe.context("the writer has no pipe")?;
         writer.listener = Some(std::thread::spawn(move || {
-            listen(&mut BufReader::with_capacity(1 << 16, pipe), &tell)
+            listen(&mut BufReader::with_capacity(1 << 16, pipe), &tell, &acknowledged)
         }));
         Ok(writer)
     }
@@ -71,6 +76,16 @@ impl Writer {
                 }
             }
         }
+    }
+
+    /// Acknowledgements heard so far.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        // Relaxed: a figure to watch.
+        self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Kills it with SIGKILL and returns all that it said before.
@@ -97,7 +112,11 @@ impl Drop for Writer {
     }
 }
 
-fn listen(pipe: &mut BufReader<impl std::io::Read>, tell: &mpsc::Sender<Message>) -> anyhow::Result<Heard> {
+fn listen(
+    pipe: &mut BufReader<impl std::io::Read>,
+    tell: &mpsc::Sender<Message>,
+    acknowledged: &AtomicU64,
+) -> anyhow::Result<Heard> {
     let mut heard = Heard::default();
     let mut found = [0; THREADS];
     while let Some(message) = Message::read(pipe)? {
@@ -107,6 +126,7 @@ fn listen(pipe: &mut BufReader<impl std::io::Read>, tell: &mpsc::Sender<Message>
             Message::Open => heard.found = Some(found),
             Message::Acknowledged { thread, count } => {
                 *slot(&mut heard.acknowledged, thread)? = count;
+                acknowledged.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
         }

@@ -15,8 +15,8 @@ use super::messages::Message;
 
 /// One kill in so many is left unchecked, so that the next writer recovers what this one left.
 const UNCHECKED_ONE_IN: u64 = 4;
-/// Of ten kills, how many hit a writer that is about to open the store.
-const IN_RECOVERY_OF_TEN: u64 = 3;
+/// Of ten kills, how many are aimed at a writer that is opening the store; one in four of them comes too late.
+const IN_RECOVERY_OF_TEN: u64 = 4;
 /// How long a writer writes before it is killed.
 const LIFE_MS: std::ops::Range<u64> = 2..120;
 
@@ -97,7 +97,7 @@ impl Kills {
         writer.wait_for(Message::Opening)?;
         let opening = RealClock.monotonic();
         if in_recovery {
-            let span = self.rng.below(self.opening_us.max(1));
+            let span = self.rng.below(self.opening_us * 3 / 4 + 1);
             std::thread::sleep(Duration::from_micros(span));
         } else {
             writer.wait_for(Message::Open)?;

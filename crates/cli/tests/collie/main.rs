@@ -11,3 +11,4 @@ mod common;
 mod log;
 mod serve;
 mod torture;
+mod tour;

@@ -1,0 +1,307 @@
+//! `collie` without a command: what Collie is for, shown in about forty seconds in a temporary directory.
+
+use std::io::{IsTerminal, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use collie_bench::{LogBench, LogKind};
+use collie_db::Options;
+use collie_io::{Clock, RealClock};
+use collie_server::ServerConfig;
+use collie_sim::images::{self, ImagesConfig};
+use indicatif::{MultiProgress, ProgressBar};
+
+use crate::args::TourArgs;
+use crate::output::{self, Results, count, grouped};
+use crate::torture::child::Writer;
+use crate::torture::kill::Kills;
+use crate::torture::messages::Message;
+use crate::{Outcome, serve};
+
+/// Threads that append in the race.
+const THREADS: usize = 16;
+/// How often each log is measured.
+const REPEATS: usize = 3;
+/// The longest bar.
+const BAR: usize = 36;
+/// How often what is shown is renewed.
+const FRAME: Duration = Duration::from_millis(100);
+/// Where the tour serves, if nobody else does.
+const PORT: u16 = 6380;
+/// Crash images between two looks at the clock.
+const IMAGES: u64 = 40;
+
+/// How long the parts take.
+struct Pace {
+    measurement: Duration,
+    writing: Duration,
+    cutting: Duration,
+}
+
+impl Pace {
+    const FULL: Self = Self {
+        measurement: Duration::from_millis(1_000),
+        writing: Duration::from_millis(3_000),
+        cutting: Duration::from_millis(8_000),
+    };
+    const SHORT: Self = Self {
+        measurement: Duration::from_millis(20),
+        writing: Duration::from_millis(200),
+        cutting: Duration::from_millis(200),
+    };
+}
+
+pub(crate) fn run(args: &TourArgs) -> anyhow::Result<Outcome> {
+    let pace = if args.short { Pace::SHORT } else { Pace::FULL };
+    let dir = tempfile::Builder::new().prefix("collie-tour-").tempdir()?;
+    let mut results = Results::new();
+    say(
+        &mut results,
+        &format!(
+            "Collie {}: a transactional store built around its log. Everything here happens in {} and goes with it.",
+            env!("CARGO_PKG_VERSION"),
+            dir.path().display()
+        ),
+    )?;
+    race(&mut results, dir.path(), &pace)?;
+    let survived = kill(&mut results, dir.path(), &pace)?;
+    let recovered = cut_power(&mut results, &pace)?;
+    let outcome = if survived && recovered {
+        Outcome::Good
+    } else {
+        Outcome::Bad
+    };
+    let serves = !args.no_serve && (args.serve || std::io::stdout().is_terminal());
+    if outcome == Outcome::Good && serves {
+        served(&mut results, dir.path())?;
+    } else {
+        say(
+            &mut results,
+            "\nTo serve a store of your own: collie serve --dir DIR",
+        )?;
+    }
+    dir.close()?;
+    Ok(outcome)
+}
+
+fn say(results: &mut Results, text: &str) -> std::io::Result<()> {
+    results.line(text)?;
+    results.flush()
+}
+
+/// Shows what `text` says on a line that is renewed until `done`.
+fn watch(done: impl Fn() -> bool, mut text: impl FnMut() -> String) {
+    let line = output::live();
+    while !done() {
+        line.set_message(text());
+        std::thread::sleep(FRAME);
+    }
+    line.finish_and_clear();
+}
+
+/// Collie's log beside three that take locks.
+fn race(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
+    say(
+        results,
+        &format!(
+            "\n1 · The log. {THREADS} threads append 100 bytes at a time, each waits until its own are on the device.\n    \
+             The same frames, ring, write calls and group commit; they differ in how a frame gets its place.\n"
+        ),
+    )?;
+    let bench = LogBench {
+        duration: pace.measurement,
+        segment_bytes: 16 << 20,
+        dir: dir.to_owned(),
+        ..LogBench::default()
+    };
+    let mut rates: Vec<Vec<f64>> = vec![Vec::new(); bench.logs.len()];
+    let board = MultiProgress::with_draw_target(output::target());
+    let lines: Vec<ProgressBar> = bench.logs.iter().map(|_| board.add(output::live())).collect();
+    for _ in 0..REPEATS {
+        for (which, &log) in bench.logs.iter().enumerate() {
+            let rate = measure(&bench, log, lines.get(which), best(&rates))?;
+            if let Some(of_log) = rates.get_mut(which) {
+                of_log.push(rate);
+            }
+            for ((line, log), of_log) in lines.iter().zip(&bench.logs).zip(&rates) {
+                line.set_message(bar(log.name(), median(of_log), best(&rates)));
+            }
+        }
+    }
+    board.clear()?;
+    let rates: Vec<f64> = rates.iter().map(|of_log| median(of_log)).collect();
+    let longest = rates.iter().copied().fold(0.0, f64::max);
+    for (log, &rate) in bench.logs.iter().zip(&rates) {
+        results.line(bar(log.name(), rate, longest))?;
+    }
+    let others = rates.iter().zip(&bench.logs).skip(1);
+    if let (Some(collie), Some((other, log))) = (rates.first(), others.max_by(|a, b| a.0.total_cmp(b.0))) {
+        results.line(format_args!(
+            "\n    Collie's makes {:.2} × as many appends per second as the best of the others ({}).",
+            collie / other,
+            log.name()
+        ))?;
+    }
+    results.flush()?;
+    Ok(())
+}
+
+/// One measurement, with its progress on the log's own line.
+fn measure(bench: &LogBench, log: LogKind, line: Option<&ProgressBar>, longest: f64) -> anyhow::Result<f64> {
+    let appended = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| bench.run_one(log, THREADS, &appended));
+        let (mut before, mut at) = (0, RealClock.monotonic());
+        while !running.is_finished() {
+            std::thread::sleep(FRAME.min(bench.duration));
+            // Relaxed: a figure to watch.
+            let (now, done) = (RealClock.monotonic(), appended.load(Ordering::Relaxed));
+            let rate = (done - before) as f64 * 1e9 / (now - at).max(1) as f64;
+            (before, at) = (done, now);
+            if let Some(line) = line {
+                line.set_message(format!("{} ◂", bar(log.name(), rate, longest.max(rate))));
+            }
+        }
+        match running.join() {
+            Ok(result) => Ok(result?.appends_per_sec),
+            Err(_) => anyhow::bail!("a measuring thread panicked"),
+        }
+    })
+}
+
+fn median(rates: &[f64]) -> f64 {
+    let mut rates = rates.to_vec();
+    rates.sort_by(f64::total_cmp);
+    rates
+        .get(rates.len().saturating_sub(1) / 2)
+        .copied()
+        .unwrap_or(0.0)
+}
+
+fn best(rates: &[Vec<f64>]) -> f64 {
+    rates.iter().map(|of_log| median(of_log)).fold(0.0, f64::max)
+}
+
+fn bar(name: &str, rate: f64, longest: f64) -> String {
+    let length = if longest > 0.0 {
+        (rate / longest * BAR as f64).round() as usize
+    } else {
+        0
+    };
+    format!(
+        "    {name:<13} {:>8}/s  {}",
+        count(rate),
+        "█".repeat(length.min(BAR))
+    )
+}
+
+/// A process is killed while it writes.
+fn kill(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<bool> {
+    say(
+        results,
+        "\n2 · A crash. Another process commits to a store from five threads, two that wait for the device, two that\n    \
+         wait for nothing but shared memory, one that waits for nothing; then it is killed in mid-write.\n",
+    )?;
+    let store = dir.join("killed");
+    let writer = Writer::start(&store)?;
+    writer.wait_for(Message::Open)?;
+    let until = RealClock.monotonic() + u64::try_from(pace.writing.as_nanos()).unwrap_or(0);
+    let pid = writer.pid();
+    watch(
+        || RealClock.monotonic() >= until,
+        || {
+            format!(
+                "    process {pid} writes: {} acknowledged",
+                grouped(writer.acknowledged())
+            )
+        },
+    );
+    let heard = writer.kill()?;
+    results.line(format_args!(
+        "    SIGKILL to process {pid}. The store opens again:"
+    ))?;
+    let mut kills = Kills::new(&store, 0);
+    kills.note(&heard);
+    let opening = RealClock.monotonic();
+    kills.check()?;
+    let ms = (RealClock.monotonic() - opening) / 1_000_000;
+    let report = &kills.report;
+    results.line(format_args!(
+        "    acknowledged {} · recovered {} · lost {}   (recovered and checked in {ms} ms)",
+        grouped(report.acknowledged),
+        grouped(report.recovered),
+        report.lost,
+    ))?;
+    report
+        .words
+        .iter()
+        .try_for_each(|line| results.line(format_args!("    {line}")))?;
+    results.flush()?;
+    Ok(report.holds())
+}
+
+/// A simulated device loses power under the log.
+fn cut_power(results: &mut Results, pace: &Pace) -> anyhow::Result<bool> {
+    say(
+        results,
+        "\n3 · A power cut. A simulated device keeps what was synced and any part of the rest: torn, reordered, turned\n    \
+         to garbage. The log recovers each such image; some recoveries are cut short and begin again.\n",
+    )?;
+    let until = RealClock.monotonic() + u64::try_from(pace.cutting.as_nanos()).unwrap_or(0);
+    let line = output::live();
+    let mut seed_bytes = [0; 4];
+    collie_io::Device::random(&collie_io::RealDevice::new(), &mut seed_bytes)?;
+    let first_seed = u64::from(u32::from_le_bytes(seed_bytes));
+    let (mut rounds, mut acknowledged, mut lost, mut failed) = (0, 0, 0, 0);
+    for seed in first_seed.. {
+        let config = ImagesConfig {
+            images: IMAGES,
+            seed,
+            ..ImagesConfig::default()
+        };
+        let report = images::run(&config, |_| {});
+        rounds += report.rounds;
+        acknowledged += report.acknowledged;
+        lost += report.lost;
+        failed += report.failed;
+        line.set_message(format!("    {} crash images", grouped(rounds)));
+        for failure in &report.failures {
+            results.line(failure)?;
+        }
+        if failed > 0 || RealClock.monotonic() >= until {
+            break;
+        }
+    }
+    line.finish_and_clear();
+    results.line(format_args!(
+        "    {} crash images recovered · of {} acknowledgements that covered the cut, lost {lost}   (seed {first_seed})",
+        grouped(rounds),
+        grouped(acknowledged),
+    ))?;
+    results.flush()?;
+    Ok(failed == 0)
+}
+
+fn served(results: &mut Results, dir: &Path) -> anyhow::Result<()> {
+    let free = TcpListener::bind(("127.0.0.1", PORT)).is_ok();
+    let config = ServerConfig {
+        listen: SocketAddr::from(([127, 0, 0, 1], if free { PORT } else { 0 })),
+        ..ServerConfig::default()
+    };
+    say(
+        results,
+        "\n4 · The server. Redis clients speak to it; a reply leaves when what it tells is on the device.\n",
+    )?;
+    serve::serve(&dir.join("served"), Options::default(), config, |addr| {
+        let port = addr.port();
+        let text = format!(
+            "\n    In another terminal:\n\n        redis-cli -p {port} set greeting hello\n        redis-cli -p {port} get greeting\n\n    \
+             Ctrl-C ends it here."
+        );
+        // Somebody who closed standard output does not read this.
+        let _ = writeln!(std::io::stdout(), "{text}");
+    })?;
+    Ok(())
+}

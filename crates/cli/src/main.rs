@@ -34,13 +34,7 @@ enum Outcome {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    // Warnings of the crates below, on standard error. Nobody else has set a subscriber before.
-    let _ = tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .with_ansi(false)
-        .try_init();
+    output::show_diagnostics();
     match run(args) {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Bad) => ExitCode::FAILURE,

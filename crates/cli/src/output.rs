@@ -1,6 +1,7 @@
 //! What is printed where: results to standard output, everything else to standard error.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -44,6 +45,45 @@ pub(crate) fn note(text: impl std::fmt::Display) {
 /// Tells why the command failed, causes included.
 pub(crate) fn complain(error: &anyhow::Error) {
     note(format_args!("error: {error:#}"));
+}
+
+/// Has warnings and errors that the crates below log written to standard error.
+pub(crate) fn show_diagnostics() {
+    // Nobody else sets a subscriber.
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_writer(|| Diagnostics)
+        .with_target(false)
+        .with_ansi(false)
+        .try_init();
+}
+
+/// Whether diagnostics are expected, and say nothing to anybody.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Does `work`, whose logs fail as they are meant to, without diagnostics.
+pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    // Relaxed, here and below: nothing else is ordered by it.
+    QUIET.store(true, Ordering::Relaxed);
+    let done = work();
+    QUIET.store(false, Ordering::Relaxed);
+    done
+}
+
+/// Where diagnostics go.
+struct Diagnostics;
+
+impl Write for Diagnostics {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if QUIET.load(Ordering::Relaxed) {
+            return Ok(bytes.len());
+        }
+        io::stderr().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
 }
 
 /// Whether somebody closed the pipe that results went to, as `head` does.

@@ -261,7 +261,7 @@ fn cut_power(results: &mut Results, pace: &Pace) -> anyhow::Result<bool> {
             seed,
             ..ImagesConfig::default()
         };
-        let report = images::run(&config, |_| {});
+        let report = output::quietly(|| images::run(&config, |_| {}));
         rounds += report.rounds;
         acknowledged += report.acknowledged;
         lost += report.lost;

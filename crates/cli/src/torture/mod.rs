@@ -133,7 +133,8 @@ fn images(rounds: u64, seed: u64, json: bool) -> anyhow::Result<Outcome> {
         seed,
         ..ImagesConfig::default()
     };
-    let report = collie_sim::images::run(&config, |report| bar.set_position(report.rounds));
+    let report =
+        output::quietly(|| collie_sim::images::run(&config, |report| bar.set_position(report.rounds)));
     bar.finish_and_clear();
     let mut results = Results::new();
     if json {

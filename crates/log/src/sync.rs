@@ -17,10 +17,10 @@ mod real {
 #[cfg(loom)]
 mod real {
     #[cfg(test)]
-    pub(crate) use crate::models::steps::AtomicU64;
+    pub(crate) use crate::models::steps::{AtomicU64, AtomicUsize};
+    pub(crate) use loom::sync::atomic::{AtomicU32, Ordering};
     #[cfg(not(test))]
-    pub(crate) use loom::sync::atomic::AtomicU64;
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize};
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use loom::thread::yield_now;
 }

@@ -6,22 +6,21 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
-use super::{Bytes, COMPLETE, FRAME, Model, THREE, TWO, explore, steps};
+use super::{Bytes, COMPLETE, FRAME, Model, THREE, TWO, explore, explore_every_order, steps};
 use crate::herd::{Herd, Reservations, SlotId};
 
 #[test]
 fn no_hole_lies_below_the_boundary_of_one_worker() {
-    explore("herd, 1 worker", COMPLETE, || {
-        let model = Model::new(1, 3);
+    explore_every_order("herd, 1 worker", COMPLETE, || {
+        let model = Model::new(1, 2);
         let slot = model.register();
         let worker = {
             let model = Arc::clone(&model);
-            thread::spawn(move || model.append_some(3, &slot))
+            thread::spawn(move || model.append_some(2, &slot))
         };
-        let first = model.check();
-        assert!(model.check() >= first, "the boundary went back");
+        model.check();
         worker.join().unwrap();
-        assert_eq!(model.check(), 3 * FRAME);
+        assert_eq!(model.check(), 2 * FRAME);
     });
 }
 
@@ -44,17 +43,17 @@ fn no_hole_lies_below_the_boundary_of_two_workers() {
 
 #[test]
 fn no_hole_lies_below_the_boundary_of_two_workers_and_a_herder() {
-    explore("herd, 2 workers and a herder", THREE, || {
-        let model = Model::new(2, 4);
+    explore_every_order("herd, 2 workers and a herder", THREE, || {
+        let model = Model::new(2, 2);
         let workers: Vec<_> = (0..2)
-            .map(|n| {
+            .map(|_| {
                 let (model, slot) = (Arc::clone(&model), model.register());
-                thread::spawn(move || model.append_some(n + 1, &slot))
+                thread::spawn(move || model.append_some(1, &slot))
             })
             .collect();
         model.check();
         workers.into_iter().for_each(|w| w.join().unwrap());
-        assert_eq!(model.check(), 3 * FRAME);
+        assert_eq!(model.check(), 2 * FRAME);
     });
 }
 
@@ -78,13 +77,13 @@ fn no_hole_lies_below_the_boundary_of_three_workers() {
 
 #[test]
 fn a_late_registrant_hides_no_hole() {
-    explore("herd, late registrant", THREE, || {
-        let model = Model::new(2, 3);
+    explore_every_order("herd, late registrant", THREE, || {
+        let model = Model::new(2, 2);
         let early = model.register();
         let workers = [
             {
                 let model = Arc::clone(&model);
-                thread::spawn(move || model.append_some(2, &early))
+                thread::spawn(move || model.append_some(1, &early))
             },
             {
                 let model = Arc::clone(&model);
@@ -93,29 +92,27 @@ fn a_late_registrant_hides_no_hole() {
         ];
         model.check();
         workers.into_iter().for_each(|w| w.join().unwrap());
-        assert_eq!(model.check(), 3 * FRAME);
+        assert_eq!(model.check(), 2 * FRAME);
     });
 }
 
 #[test]
 fn a_slot_that_changes_hands_keeps_its_frames_visible() {
-    explore("herd, slot freed and reused", THREE, || {
-        let model = Model::new(2, 3);
+    explore_every_order("herd, slot freed and reused", TWO, || {
+        let model = Model::new(2, 2);
         let passers: Vec<_> = (0..2)
-            .map(|n| {
+            .map(|_| {
                 let model = Arc::clone(&model);
                 thread::spawn(move || {
-                    for _ in 0..=n {
-                        let slot = model.register();
-                        model.append(&slot);
-                        model.herd.unregister(slot);
-                    }
+                    let slot = model.register();
+                    model.append(&slot);
+                    model.herd.unregister(slot);
                 })
             })
             .collect();
         model.check();
         passers.into_iter().for_each(|p| p.join().unwrap());
-        assert_eq!(model.check(), 3 * FRAME);
+        assert_eq!(model.check(), 2 * FRAME);
     });
 }
 
@@ -159,7 +156,7 @@ impl Tiny {
         while start > self.written.load(Ordering::Acquire) {
             self.flush();
             looks += 1;
-            assert!(looks < 100, "a full ring waits for a boundary that is pinned");
+            assert!(looks < 30, "a full ring waits for a boundary that is pinned");
             thread::yield_now();
         }
         self.ring.write(start);
@@ -213,8 +210,8 @@ fn a_ring_of_one_frame_is_overwritten_only_once_it_is_read_out() {
 
 /// The steps of an append on shared words: a look at the counter, BLACK, the reservation, BLACK, WHITE.
 const STEPS_OF_AN_APPEND: u64 = 5;
-/// The steps of a herd beyond one per slot: the cutoff, and the boundary.
-const STEPS_OF_A_HERD: u64 = 2;
+/// The steps of a herd beyond one per slot: the cutoff, the number of slots, and the boundary.
+const STEPS_OF_A_HERD: u64 = 3;
 
 #[test]
 fn an_append_takes_five_steps_whatever_its_peers_do() {

@@ -29,6 +29,13 @@ const TWO: Option<usize> = Some(2);
 /// Every modelled frame has this many bytes.
 const FRAME: u64 = 8;
 
+/// As [`explore`], with every order of the core's steps: for what loom's own choice of orders leaves out.
+fn explore_every_order(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    steps::try_every_order(true);
+    explore(name, preemptions, model);
+    steps::try_every_order(false);
+}
+
 /// Runs a model through its schedules and prints how many there were.
 fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let schedules = Arc::new(AtomicUsize::new(0));

@@ -94,13 +94,13 @@ fn print_workload(results: &mut Results, r: &WorkloadResult) -> std::io::Result<
     ))?;
     let l = &r.latency;
     results.line(format_args!(
-        "{:<12}   p50 {} µs, p99 {} µs, p99.9 {} µs, max {} µs (one in {} timed); {:.2} µs of processor per operation",
+        "{:<12}   p50 {} µs, p99 {} µs, p99.9 {} µs, max {} µs ({} timed); {:.2} µs of processor per operation",
         "",
         output::micros(l.p50_us),
         output::micros(l.p99_us),
         output::micros(l.p999_us),
         output::micros(l.max_us),
-        r.timed_one_in,
+        if r.timed_one_in == 1 { "all".to_owned() } else { format!("one in {}", r.timed_one_in) },
         r.cpu_us_per_op,
     ))?;
     let mut more = Vec::new();

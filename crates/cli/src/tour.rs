@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use collie_bench::{LogBench, LogKind};
-use collie_db::Options;
+use collie_db::{Options, RingMode};
 use collie_io::{Clock, RealClock};
 use collie_server::ServerConfig;
 use collie_sim::images::{self, ImagesConfig};
@@ -42,8 +42,8 @@ struct Pace {
 
 impl Pace {
     const FULL: Self = Self {
-        measurement: Duration::from_millis(1_000),
-        writing: Duration::from_millis(3_000),
+        measurement: Duration::from_millis(1_300),
+        writing: Duration::from_millis(4_000),
         cutting: Duration::from_millis(8_000),
     };
     const SHORT: Self = Self {
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &TourArgs) -> anyhow::Result<Outcome> {
     say(
         &mut results,
         &format!(
-            "Collie {}: a transactional store built around its log. Everything here happens in {} and goes with it.",
+            "Collie {}: a transactional store built around its log.\nAll files of this tour are in {} and go with it.",
             env!("CARGO_PKG_VERSION"),
             dir.path().display()
         ),
@@ -106,13 +106,16 @@ fn race(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
     say(
         results,
         &format!(
-            "\n1 · The log. {THREADS} threads append 100 bytes at a time, each waits until its own are on the device.\n    \
-             The same frames, ring, write calls and group commit; they differ in how a frame gets its place.\n"
+            "\n1 · The log. {THREADS} threads append 100 bytes at a time; each waits until its own\n    \
+             are on the device. All logs write the same frames by the same calls, in groups;\n    \
+             they differ in how a frame gets its place.\n"
         ),
     )?;
     let bench = LogBench {
         duration: pace.measurement,
         segment_bytes: 16 << 20,
+        // A tour that is interrupted leaves no shared memory behind. What waits for the device does not care.
+        ring: RingMode::Private,
         dir: dir.to_owned(),
         ..LogBench::default()
     };
@@ -201,8 +204,8 @@ fn bar(name: &str, rate: f64, longest: f64) -> String {
 fn kill(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<bool> {
     say(
         results,
-        "\n2 · A crash. Another process commits to a store from five threads, two that wait for the device, two that\n    \
-         wait for nothing but shared memory, one that waits for nothing; then it is killed in mid-write.\n",
+        "\n2 · A crash. Another process commits to a store from five threads: two wait for the\n    \
+         device, two for shared memory only, one for nothing. It is killed in mid-write.\n",
     )?;
     let store = dir.join("killed");
     let writer = Writer::start(&store)?;
@@ -229,7 +232,7 @@ fn kill(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<bool> 
     let ms = (RealClock.monotonic() - opening) / 1_000_000;
     let report = &kills.report;
     results.line(format_args!(
-        "    acknowledged {} · recovered {} · lost {}   (recovered and checked in {ms} ms)",
+        "    acknowledged {} · recovered {} · lost {}\n    (opened and checked in {ms} ms; what was not acknowledged yet may be there too)",
         grouped(report.acknowledged),
         grouped(report.recovered),
         report.lost,
@@ -246,8 +249,9 @@ fn kill(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<bool> 
 fn cut_power(results: &mut Results, pace: &Pace) -> anyhow::Result<bool> {
     say(
         results,
-        "\n3 · A power cut. A simulated device keeps what was synced and any part of the rest: torn, reordered, turned\n    \
-         to garbage. The log recovers each such image; some recoveries are cut short and begin again.\n",
+        "\n3 · A power cut. A simulated device keeps what was synced and any part of the rest:\n    \
+         torn, reordered, turned to garbage. The log recovers each such image; some of the\n    \
+         recoveries are cut short and begin again.\n",
     )?;
     let until = RealClock.monotonic() + u64::try_from(pace.cutting.as_nanos()).unwrap_or(0);
     let line = output::live();
@@ -276,7 +280,7 @@ fn cut_power(results: &mut Results, pace: &Pace) -> anyhow::Result<bool> {
     }
     line.finish_and_clear();
     results.line(format_args!(
-        "    {} crash images recovered · of {} acknowledgements that covered the cut, lost {lost}   (seed {first_seed})",
+        "    {} images recovered · acknowledged {} · lost {lost}   (seed {first_seed})",
         grouped(rounds),
         grouped(acknowledged),
     ))?;
@@ -292,7 +296,7 @@ fn served(results: &mut Results, dir: &Path) -> anyhow::Result<()> {
     };
     say(
         results,
-        "\n4 · The server. Redis clients speak to it; a reply leaves when what it tells is on the device.\n",
+        "\n4 · The server, for Redis clients. A reply leaves when what it tells is on the device.\n",
     )?;
     serve::serve(&dir.join("served"), Options::default(), config, |addr| {
         let port = addr.port();

@@ -17,7 +17,7 @@ fn the_tour_shows_every_part_and_loses_nothing() {
             "acknowledged ",
             " · lost 0",
             "3 · ",
-            ", lost 0",
+            " images recovered · acknowledged ",
         ] {
             assert!(text.contains(part), "{part:?} in {text}");
         }

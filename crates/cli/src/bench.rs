@@ -189,9 +189,9 @@ fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
 
 fn describe(bench: &LogBench) -> String {
     format!(
-        "appends of {} bytes, each waits for: {}{}; ring {}, drains to files in {}; groups are written past the \
-         page cache where the file system can, by whoever waits first, for everybody; {} repeats of {:?}, \
-         interleaved; medians, [slowest – fastest]",
+        "appends of {} bytes, each waits for: {}{}; ring {}, drains to files in {}\n\
+         groups are written past the page cache where the file system can, by whoever waits first, for everybody\n\
+         {} × {:?} each, interleaved; medians, [slowest – fastest]",
         bench.size,
         level_name(bench.durability),
         if bench.in_flight > 1 {

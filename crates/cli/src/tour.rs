@@ -142,7 +142,7 @@ fn race(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
     let others = rates.iter().zip(&bench.logs).skip(1);
     if let (Some(collie), Some((other, log))) = (rates.first(), others.max_by(|a, b| a.0.total_cmp(b.0))) {
         results.line(format_args!(
-            "\n    Collie's makes {:.2} × as many appends per second as the best of the others ({}).",
+            "\n    Collie's makes {:.2} × the appends of the best of the others ({}).",
             collie / other,
             log.name()
         ))?;

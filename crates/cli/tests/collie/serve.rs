@@ -162,6 +162,8 @@ fn a_second_server_is_told_who_holds_the_store() {
         "{}",
         stderr(&second)
     );
+    let (status, last) = served.end(Signal::TERM);
+    assert!(status.success(), "{last}");
 }
 
 #[test]

@@ -405,9 +405,10 @@ impl Core {
         Arc::new(tables.pin(self.lock.lock().clone()))
     }
 
-    /// A view and a boundary that fit together; see `view.rs` for the argument.
-    pub(crate) fn read_at(&self, family: &FamilyState, durable: bool) -> (Arc<View>, Lsn) {
-        let mut view = family.view.load_full();
+    /// A view and a boundary that fit together; see `view.rs` for the argument. The view is borrowed from
+    /// the family, so that readers share no reference count.
+    pub(crate) fn read_at(&self, family: &FamilyState, durable: bool) -> (arc_swap::Guard<Arc<View>>, Lsn) {
+        let mut view = family.view.load();
         reach!("read has its view");
         loop {
             let boundary = self.read_boundary(durable);
@@ -415,7 +416,7 @@ impl Core {
             if Arc::ptr_eq(&view, &again) {
                 return (view, boundary);
             }
-            view = arc_swap::Guard::into_inner(again);
+            view = again;
         }
     }
 }

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use collie_log::{Level, Lsn, RecoveryReport};
 use parking_lot::Mutex;
 
+use crate::batch::check_key;
 use crate::codec::{KIND_COMMIT, KIND_UNLOGGED, Op};
 use crate::core::{Core, FamilyState, GATE_OPEN};
 use crate::iter::Iter;
@@ -17,7 +18,7 @@ use crate::view::FlushCause;
 use crate::workers::Record;
 use crate::{
     Batch, Durability, Error, Family, FamilyOptions, Options, Result, Snapshot, Stats, Value, WriteOptions,
-    compaction, families, flush, open, stall, stats,
+    compaction, families, flush, open, read, stall, stats,
 };
 
 /// The name of the family that every store has.
@@ -163,6 +164,7 @@ impl Db {
         op: Op<'_>,
         options: &WriteOptions,
     ) -> Result<Lsn> {
+        check_key(op.key)?;
         let value = if let Write::Put(value) = op.write {
             value.len()
         } else {
@@ -346,7 +348,10 @@ impl Db {
     /// # Errors
     /// As [`Family::get_with`].
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.default_family().get(key)
+        let (view, boundary) = self.core().read_at(&self.0.default_family, false);
+        // After the view was loaded: closing empties views, and says that it does before.
+        self.core().check_open()?;
+        Ok(read::get(&view, key.as_ref(), boundary)?.value)
     }
 
     /// [`Family::put`] on the default family.
@@ -354,7 +359,7 @@ impl Db {
     /// # Errors
     /// As [`Family::put_with`].
     pub fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Lsn> {
-        self.default_family().put(key, value)
+        self.write_default(key.as_ref(), Write::Put(value.as_ref()))
     }
 
     /// [`Family::delete`] on the default family.
@@ -362,7 +367,20 @@ impl Db {
     /// # Errors
     /// As [`Family::put_with`].
     pub fn delete(&self, key: impl AsRef<[u8]>) -> Result<Lsn> {
-        self.default_family().delete(key)
+        self.write_default(key.as_ref(), Write::Delete)
+    }
+
+    fn write_default(&self, key: &[u8], write: Write<'_>) -> Result<Lsn> {
+        let family = &self.0.default_family;
+        self.write_one(
+            family,
+            Op {
+                family: family.id,
+                key,
+                write,
+            },
+            &self.default_write(),
+        )
     }
 
     /// [`Family::iter`] on the default family.

@@ -3,7 +3,6 @@
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-use crate::batch::check_key;
 use crate::codec::Op;
 use crate::core::FamilyState;
 use crate::iter::{Iter, bounds, prefix_bounds};
@@ -114,7 +113,6 @@ impl Family {
     }
 
     fn write(&self, key: &[u8], write: Write<'_>, options: &WriteOptions) -> Result<Lsn> {
-        check_key(key)?;
         let op = Op {
             family: self.state.id,
             key,
@@ -173,7 +171,7 @@ impl Family {
         compaction::compact_all(core, &self.state)
     }
 
-    fn read_at(&self, durable: bool) -> Result<(Arc<View>, Lsn)> {
+    fn read_at(&self, durable: bool) -> Result<(arc_swap::Guard<Arc<View>>, Lsn)> {
         let read = self.db.core().read_at(&self.state, durable);
         // After the view was loaded: closing empties views, and says that it does before.
         self.check()?;

@@ -119,10 +119,10 @@ fn a_later_commit_is_not_visible_before_an_earlier_one() {
     for point in ["reserved", "appended"] {
         let (_dir, db) = store();
         let family = db.default_family();
-        let before = db.visible();
         let early = {
             let family = family.clone();
-            hold(point, move || put(&family, "early", "1")).at_point()
+            let write = WriteOptions::buffered();
+            hold(point, move || family.put_with("early", "1", &write).unwrap()).at_point()
         };
         let late = {
             let family = family.clone();
@@ -130,10 +130,11 @@ fn a_later_commit_is_not_visible_before_an_earlier_one() {
         };
         until_waiting(&db, || late.is_finished());
         assert!(!late.is_finished(), "held at {point}: the later write returned");
-        assert_eq!(db.visible(), before);
+        // (The log may have put a frame of its own before the held one.)
+        let visible = db.visible();
         assert_eq!(family.get("late").unwrap(), None);
         assert_eq!(db.snapshot().get(&family, "late").unwrap(), None);
-        early.finish();
+        assert!(visible < early.finish());
         late.join().unwrap();
         assert_eq!(family.iter().unwrap().count(), 2);
     }
@@ -147,7 +148,8 @@ fn a_read_finds_all_commits_below_its_boundary_in_its_view() {
     let read = {
         let family = family.clone();
         hold("read has its view", move || {
-            family.db().core().read_at(family.state(), false)
+            let (view, boundary) = family.db().core().read_at(family.state(), false);
+            (arc_swap::Guard::into_inner(view), boundary)
         })
         .at_point()
     };
@@ -225,45 +227,29 @@ fn close_waits_for_a_flush_on_another_thread() {
     assert_eq!(text(db.get("k").unwrap().as_ref()), Some("v"));
 }
 
-/// The flush thread dies; writers would wait for it at a closed gate.
+/// Writers would wait at a closed gate for what a dead thread does not do.
 #[test]
-fn a_flush_thread_that_panics_refuses_writes_with_its_name() {
-    let dir = tempfile::tempdir().unwrap();
-    // The only store in these tests with a thread of that number.
-    crate::testing::panic_at("collie-flush-7", "tables are written");
-    let options = Options {
-        ring: RingMode::Private,
-        flush_threads: 8,
-        default_family: FamilyOptions {
-            write_buffer_bytes: 4096,
-            max_write_buffers: 2,
-            ..FamilyOptions::default()
-        },
-        ..Options::default()
-    };
-    let db = Db::open(dir.path(), options.clone()).unwrap();
+fn a_background_thread_that_panics_refuses_writes_with_its_name() {
+    let (dir, db) = store();
     let family = db.default_family();
-    let refused = (0..1_000_000)
-        .find_map(|n: u32| {
-            family
-                .put_with(n.to_string(), [1; 100], &WriteOptions::buffered())
-                .err()
+    put(&family, "k", "v");
+    let core = Arc::clone(db.core());
+    let thread = std::thread::Builder::new().name("collie-flush-7".into());
+    let died = thread
+        .spawn(move || {
+            let _watch = crate::open::Watch(&core);
+            panic!("for the test");
         })
         .unwrap();
+    assert!(died.join().is_err());
+    let refused = family.put_with("k", "w", &WriteOptions::buffered()).unwrap_err();
     assert!(
         refused.to_string().contains("collie-flush-7 panicked"),
         "{refused}"
     );
-    assert_eq!(text(family.get("0").unwrap().as_ref()).map(str::len), Some(100));
+    assert_eq!(text(family.get("k").unwrap().as_ref()), Some("v"));
     drop(family);
     db.close().unwrap();
-    let db = Db::open(
-        dir.path(),
-        Options {
-            flush_threads: 1,
-            ..options
-        },
-    )
-    .unwrap();
-    assert!(db.get("0").unwrap().is_some());
+    let db = Db::open(dir.path(), Options::default()).unwrap();
+    assert_eq!(text(db.get("k").unwrap().as_ref()), Some("v"));
 }

@@ -4,12 +4,12 @@
 //! * Writes are durable on return by default ([`Durability::Disk`]); [`WriteOptions`] weakens that per
 //!   write, down to leaving the log out.
 //! * A [`Batch`] commits to any number of families at once; nobody ever sees a part of it.
-//! * A [`Snapshot`] is a prefix of the commit order. It costs nothing to take, reads take no lock on the
+//! * A [`Snapshot`] is a prefix of the commit order. It is cheap to take, reads take no lock on the
 //!   tables, and neither flush nor compaction takes anything from it.
 //! * Every read tells the newest commit that it depends on ([`Read::seen`]), so that whoever promises
 //!   durability for what was *read* can wait for that commit and for no other.
 //! * After a failed write or sync of the log nothing more is accepted, and reads show what is durable;
-//!   reopening recovers exactly that ([`Error::Poisoned`]).
+//!   reopening recovers at least that ([`Error::Poisoned`]).
 //!
 //! ```
 //! use collie_db::{Batch, Db, FamilyOptions, Options, WriteOptions};

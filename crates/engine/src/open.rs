@@ -261,7 +261,7 @@ fn start_threads(core: &Arc<Core>, threads: &mut Vec<std::thread::JoinHandle<()>
 }
 
 /// Refuses writes when a background thread panics.
-struct Watch<'a>(&'a Core);
+pub(crate) struct Watch<'a>(pub(crate) &'a Core);
 
 impl Drop for Watch<'_> {
     fn drop(&mut self) {

@@ -44,22 +44,8 @@ thread_local! {
     static STOP: RefCell<Option<Stop>> = const { RefCell::new(None) };
 }
 
-/// Threads whose name starts with the first panic at the second.
-static PANIC_AT: parking_lot::Mutex<Vec<(String, &'static str)>> = parking_lot::Mutex::new(Vec::new());
-
-/// Makes background threads of this name panic when they reach the point.
-pub(crate) fn panic_at(thread: &str, point: &'static str) {
-    PANIC_AT.lock().push((thread.into(), point));
-}
-
 /// Called by `reach!`.
 pub(crate) fn reach(point: &'static str) {
-    let name = std::thread::current().name().unwrap_or_default().to_owned();
-    let dies = PANIC_AT
-        .lock()
-        .iter()
-        .any(|(thread, at)| *at == point && *thread == name);
-    assert!(!dies, "a panic at {point:?}, for the test");
     let stop = STOP.with(|stop| stop.borrow_mut().take_if(|stop| stop.point == point));
     if let Some(Stop { arrived, go, .. }) = stop {
         // A test that has ended holds nobody.

@@ -505,6 +505,24 @@ mod tests {
     }
 
     #[test]
+    fn a_second_write_at_the_same_lsn_replaces_the_first() {
+        // Enough keys that the repeated ones are at starts, in the middle and at ends of leaves.
+        let mut shard = Shard::default();
+        for _ in 0..2 {
+            for i in 0..500_u32 {
+                shard.insert(&i.to_be_bytes(), at(8), Write::Put(b"first"));
+                shard.insert(&i.to_be_bytes(), at(8), Write::Put(&i.to_le_bytes()));
+            }
+        }
+        let entries: usize = shard.leaves.iter().map(|leaf| leaf.places.len()).sum();
+        assert_eq!(entries, 500);
+        for i in 0..500_u32 {
+            let found = shard.get(&i.to_be_bytes(), 9).unwrap();
+            assert_eq!(found.value.unwrap(), &i.to_le_bytes());
+        }
+    }
+
+    #[test]
     fn long_values_are_kept_outside_and_come_back_whole() {
         let mut shard = Shard::default();
         let long = vec![7; INLINE_VALUE + 1];

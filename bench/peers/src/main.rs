@@ -53,6 +53,8 @@ enum Bench {
     Log,
     /// Durable single puts, 16-byte keys, 100-byte values: collie, fjall.
     Puts,
+    /// Opening an empty store, fresh and again: collie, fjall.
+    Open,
     /// fillseq and fillrandom without waiting for the device: collie, fjall.
     Fill,
 }
@@ -81,6 +83,7 @@ fn main() -> Result<()> {
     match args.bench {
         Bench::Log => compare(&args, "log", &logs::PEERS, timed),
         Bench::Puts => compare(&args, "puts", &stores::DURABLE, timed),
+        Bench::Open => open_empty(&args),
         Bench::Fill => {
             compare(&args, "fillseq", &stores::FILL, |args, make, threads| {
                 counted(args, make, threads, false)
@@ -90,6 +93,31 @@ fn main() -> Result<()> {
             })
         }
     }
+}
+
+/// How long an empty store takes to open, created and found.
+fn open_empty(args: &Args) -> Result<()> {
+    for peer in &stores::DURABLE {
+        let (mut fresh, mut again) = (Vec::new(), Vec::new());
+        for _ in 0..args.repeat {
+            let dir = args.dir.join(peer.name);
+            let _ = std::fs::remove_dir_all(&dir);
+            std::fs::create_dir_all(&dir)?;
+            for times in [&mut fresh, &mut again] {
+                let start = Instant::now();
+                let maker = (peer.open)(&dir)?;
+                times.push(start.elapsed().as_secs_f64() * 1e3);
+                drop(maker);
+            }
+            let _ = std::fs::remove_dir_all(&dir);
+        }
+        let median = |times: &mut Vec<f64>| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        println!("open       {:<16} fresh {:.1} ms, again {:.1} ms", peer.name, median(&mut fresh), median(&mut again));
+    }
+    Ok(())
 }
 
 /// All peers in turn, again and again, then the medians.

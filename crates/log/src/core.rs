@@ -430,7 +430,7 @@ impl Core {
 
     /// How many bytes are kept prepared: what can come while a chunk is zeroed and synced.
     fn ahead(&self) -> u64 {
-        self.options.segment_bytes.min(self.ring.capacity())
+        self.options.segment_bytes.min(self.ring.capacity() / 2)
     }
 
     /// Prepares segments until [`Core::ahead`] bytes are ready beyond what is reserved. Errors other than a

@@ -30,7 +30,7 @@ use crate::segments::{self, Segment, Segments};
 
 /// How much of a new epoch's first segment is zeroed before the log opens; the rest follows in the
 /// background.
-const READY: u64 = 4 << 20;
+const READY: u64 = 2 << 20;
 /// How much is copied with one write.
 const PIECE: usize = 1 << 20;
 

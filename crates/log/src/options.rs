@@ -55,7 +55,8 @@ pub enum WritePath {
     /// Write to the page cache, then `fdatasync`.
     FdataSync,
     /// Write past the page cache, durable on return (`O_DIRECT | O_DSYNC`), where the file system can;
-    /// else as [`WritePath::FdataSync`], with a warning in the report.
+    /// else as [`WritePath::FdataSync`], with a warning in the report. With a private ring, too, as
+    /// [`WritePath::FdataSync`]: there [`Level::Process`] means a write call, which must not wait for the device.
     #[default]
     Direct,
 }

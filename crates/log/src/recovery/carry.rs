@@ -114,7 +114,9 @@ pub(crate) fn carry_on(
     // The new epoch counts. An error from here on is mended by the next open.
     tidy(&*device, dir, &chain, taken_over_at, &mut warnings)?;
     remove_rings(&epoch.home(), &chain, &old, &found.ring, &ring, &mut warnings);
-    let direct = open_direct(&options, &mut last.segments, &mut warnings);
+    // With a private ring `Process` means a write call, which must not wait for the device.
+    let shared = ring.ring.file.is_some();
+    let direct = shared && open_direct(&options, &mut last.segments, &mut warnings);
     let template = last.template;
     live.extend(last.segments);
     let report = RecoveryReport {

@@ -5,6 +5,10 @@
 //! When the flight is over one call wakes all who were on board, and one of the next group, who takes the
 //! lead for that group. Nobody hops to another thread unless it has to, and no timer is involved.
 //!
+//! With many committers the scheduler's work, to send a thread to sleep and to wake it, is most of what a
+//! commit costs. So a waiter gives up its time slice a few times before it sleeps: who is about to append
+//! does so meanwhile, and comes along.
+//!
 //! A flight's word and its target are one atomic, so nobody pairs the target of one flight with the word
 //! of another. The lead is freed, then **both** words are bumped, then sleepers are woken: a waiter reads
 //! both words before it tries the lead, so if it found the lead taken and then missed the wake-up, the word
@@ -27,6 +31,10 @@ pub(crate) struct Gate<F> {
     /// Sleepers for room in the ring rather than for durability.
     room: WaitWord,
 }
+
+/// How often a waiter gives up its time slice before it sleeps. Bounded, so that an idle processor is not
+/// kept busy for the time of a sync; docs/experiments.md has the figures.
+const YIELDS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 4 };
 
 /// Set while a leader may announce its flight.
 pub(crate) struct Flight<'a> {
@@ -65,6 +73,8 @@ impl<F> Gate<F> {
         mut done: impl FnMut() -> Option<R>,
         mut fly: impl FnMut(&mut F, &mut Flight<'_>),
     ) -> R {
+        let mut yields = 0;
+        // The word of the flight that this thread was on board of when it fell asleep.
         let mut slept_on = None;
         loop {
             let seen = [self.words[0].read(), self.words[1].read()];
@@ -77,6 +87,11 @@ impl<F> Gate<F> {
                 slept_on = None;
                 continue;
             }
+            if yields < YIELDS {
+                yields += 1;
+                crate::sync::yield_now();
+                continue;
+            }
             // Acquire pairs with the Release in `announce`.
             let flight = self.flight.load(Ordering::Acquire);
             let on_board = flight & !1 >= end;
@@ -86,7 +101,7 @@ impl<F> Gate<F> {
                 1 - word_of(flight)
             };
             self.words[word].wait(seen[word], None);
-            slept_on = Some(word);
+            slept_on = on_board.then_some(word);
         }
     }
 
@@ -162,6 +177,10 @@ impl<F> Gate<F> {
     }
 
     /// A thread that was woken to lead the next flight, and need not, wakes another in its place.
+    ///
+    /// That can only be one that boarded a flight when it had landed already (it had only written, and the
+    /// thread waits for the sync): it sleeps among the next group. Who fell asleep as one of the next group
+    /// is served by a later flight, whose landing wakes that whole group anyway.
     fn pass_on(&self, slept_on: Option<usize>) {
         if let Some(word) = slept_on {
             // Relaxed: a flight announced since then wakes its group by itself; an extra wake is harmless.

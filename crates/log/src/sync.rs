@@ -4,7 +4,7 @@
 
 #[cfg(not(any(loom, shuttle)))]
 mod real {
-    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use std::sync::{Mutex, MutexGuard};
     pub(crate) use std::thread::{Builder, JoinHandle};
 
@@ -18,7 +18,7 @@ mod real {
 mod real {
     #[cfg(test)]
     pub(crate) use crate::models::steps::{AtomicU64, AtomicUsize};
-    pub(crate) use loom::sync::atomic::{AtomicU32, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicU32, Ordering, fence};
     #[cfg(not(test))]
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize};
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
@@ -27,7 +27,7 @@ mod real {
 
 #[cfg(shuttle)]
 mod real {
-    pub(crate) use shuttle::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use shuttle::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use shuttle::thread::{Builder, JoinHandle, yield_now};
 }
@@ -46,9 +46,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The sleeper reads the word *before* it looks at the condition that it waits for, and sleeps only while
 /// the word still has that value; whoever makes the condition true bumps the word and then wakes. So a
 /// change between look and sleep is never missed.
+///
+/// Sleepers are counted, so that waking nobody costs no system call. The sleeper counts itself, then looks
+/// at the word; the waker bumps the word, then looks at the count; a SeqCst fence on either side lies
+/// between. So one of the two sees what the other has done.
 #[derive(Debug)]
 pub(crate) struct WaitWord {
     word: AtomicU32,
+    sleepers: AtomicU32,
     #[cfg(any(loom, shuttle))]
     queue: (Mutex<()>, Condvar),
 }
@@ -57,6 +62,7 @@ impl WaitWord {
     pub(crate) fn new() -> Self {
         Self {
             word: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
             #[cfg(any(loom, shuttle))]
             queue: (Mutex::new(()), Condvar::new()),
         }
@@ -72,12 +78,30 @@ impl WaitWord {
     pub(crate) fn bump(&self) {
         self.word.fetch_add(1, Ordering::Release);
     }
+
+    /// Sleeps while the word has the value `seen`, at most `timeout`. May return early.
+    pub(crate) fn wait(&self, seen: u32, timeout: Option<Duration>) {
+        // Relaxed: the fence orders it before the look at the word.
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst); // Pairs with the one in `wake`.
+        self.sleep(seen, timeout);
+        // Relaxed: counting too many costs a call, no more.
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Wakes up to `count` sleepers. The word was bumped before, unless the condition is as it was.
+    pub(crate) fn wake(&self, count: u32) {
+        fence(Ordering::SeqCst); // Pairs with the one in `wait`.
+        // Relaxed: the fence orders it after the bump.
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            self.rouse(count);
+        }
+    }
 }
 
 #[cfg(not(any(loom, shuttle)))]
 impl WaitWord {
-    /// Sleeps while the word has the value `seen`, at most `timeout`. May return early.
-    pub(crate) fn wait(&self, seen: u32, timeout: Option<Duration>) {
+    fn sleep(&self, seen: u32, timeout: Option<Duration>) {
         let timeout = timeout.and_then(|t| rustix::thread::futex::Timespec::try_from(t).ok());
         // Woken, changed before the sleep, interrupted, timed out: in each case the caller looks again.
         let _ = rustix::thread::futex::wait(
@@ -88,8 +112,7 @@ impl WaitWord {
         );
     }
 
-    /// Wakes up to `count` sleepers.
-    pub(crate) fn wake(&self, count: u32) {
+    fn rouse(&self, count: u32) {
         // The call fails for a bad address only, and this one is ours.
         let _ = rustix::thread::futex::wake(&self.word, rustix::thread::futex::Flags::PRIVATE, count);
     }
@@ -97,16 +120,15 @@ impl WaitWord {
 
 #[cfg(any(loom, shuttle))]
 impl WaitWord {
-    /// As above, without time: a model's sleeper is woken or the model has found a lost wake-up.
-    pub(crate) fn wait(&self, seen: u32, _timeout: Option<Duration>) {
+    /// Without time: a model's sleeper is woken or the model has found a lost wake-up.
+    fn sleep(&self, seen: u32, _timeout: Option<Duration>) {
         let guard = lock(&self.queue.0);
         if self.word.load(Ordering::Acquire) == seen {
             drop(self.queue.1.wait(guard));
         }
     }
 
-    /// Wakes up to `count` sleepers.
-    pub(crate) fn wake(&self, count: u32) {
+    fn rouse(&self, count: u32) {
         let _guard = lock(&self.queue.0);
         if count == 1 {
             self.queue.1.notify_one()

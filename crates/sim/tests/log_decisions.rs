@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
-use collie_io::Device;
-use collie_log::{AppendHook, Level, Log, LogError, Lsn, RingOutcome, Span, Worker};
+use collie_io::{Device, OpenMode, write_all_at};
+use collie_log::{AppendHook, Level, Log, LogError, LogOptions, Lsn, RingOutcome, Span, Worker};
 use collie_sim::images::{DIR, Setup, commit, find};
 use collie_sim::{Image, Ledger, PowerCut, SECTOR, SimDevice, Snapshot, Survives, VOLATILE_DIR};
 
@@ -193,4 +193,66 @@ fn a_segment_header_survives_the_loss_of_one_sector_and_not_of_both() {
     let error = Log::open(DIR, setup.options(&image.device(), false)).map(|_| ());
     let text = error.expect_err("the segment holds frames").to_string();
     assert!(text.contains("0000000000000001.seg"), "{text}");
+}
+
+/// Above tables that were written without a log an epoch begins far from the one before.
+#[test]
+fn a_lost_header_is_noticed_however_far_above_the_rest_its_epoch_begins() {
+    for ahead in [0, 1 << 33, 1 << 45] {
+        let (device, ledger, log, mut worker, setup) = world(false);
+        commit(&log, &mut worker, &ledger, 300, Some(Level::Disk)).unwrap();
+        let before = device.snapshot().process_death().device();
+        let options = LogOptions {
+            min_lsn: log.appended() + ahead,
+            ..setup.options(&before, false)
+        };
+        let next = Log::open(DIR, options).unwrap();
+        commit(
+            &next,
+            &mut next.worker().unwrap(),
+            &ledger,
+            300,
+            Some(Level::Disk),
+        )
+        .unwrap();
+        let mut image = before.snapshot().process_death();
+        let files = before.list(Path::new(DIR)).unwrap();
+        let segments = files.iter().filter(|file| file.name.ends_with(".seg"));
+        let newest = Path::new(DIR).join(&segments.max().unwrap().name);
+        for copy in [0, 2_048] {
+            assert!(image.flip_bit(&newest, copy * 8 + 3));
+        }
+        match Log::open(DIR, setup.options(&image.device(), false)) {
+            Err(LogError::Corrupt { .. }) => {}
+            other => panic!("{ahead} ahead: {:?}", other.map(|log| log.recovery().clone())),
+        }
+    }
+}
+
+/// A power cut in the first write to a segment that is being made leaves anything in its blocks.
+#[test]
+fn garbage_in_a_segment_that_was_being_made_is_no_promise() {
+    let (device, ledger, _log, _worker, setup) = world(false);
+    let snapshot = device.snapshot();
+    let mut last = 0x2545_f491_4f6c_dd1d_u64;
+    for _ in 0..64 {
+        let mut garbage = [0; 3 * 4_096];
+        for word in garbage.as_chunks_mut::<8>().0 {
+            last ^= last << 13;
+            last ^= last >> 7;
+            last ^= last << 17;
+            *word = last.to_le_bytes();
+        }
+        let next = snapshot.process_death().device();
+        let made = Path::new(DIR).join("0000000000000002.seg");
+        let file = next.open(&made, OpenMode::CreateNew).unwrap();
+        write_all_at(&*file, &garbage, 0).unwrap();
+        drop(file);
+        recover(
+            &next.snapshot().process_death(),
+            &ledger,
+            Survives::Process,
+            setup,
+        );
+    }
 }

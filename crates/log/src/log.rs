@@ -275,6 +275,8 @@ impl Shared {
         core.end();
         if marked {
             self.drop_ring();
+        } else {
+            self.leave_spent_ring();
         }
         core.lock.release();
         Ok(())
@@ -287,6 +289,16 @@ impl Shared {
         {
             // It is recognised as spent and removed by the next open.
             tracing::warn!(path = %ring.path.display(), %error, "cannot remove the ring");
+        }
+    }
+
+    /// The ring's content is in the segments, and they cannot say so. The file itself stays locked as long as
+    /// an old handle or worker has it, so another one says it.
+    fn leave_spent_ring(&self) {
+        if let Some(ring) = &self.core.ring.file
+            && let Err(error) = recovery::leave_spent(&*self.core.options.device, ring, self.core.written())
+        {
+            tracing::warn!(path = %ring.path.display(), %error, "the ring is in use until the last handle and worker of this log are gone");
         }
     }
 }

@@ -6,9 +6,13 @@
 )]
 #![expect(clippy::unwrap_used, reason = "a failure in a test is a panic")]
 
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use collie_io::{Clock, Device, Entry, File, OpenMode, RealDevice, Stat};
 use collie_log::{FIRST_LSN, Frame, Level, Log, LogError, LogOptions, RingMode, RingOutcome, WritePath};
 
 fn small() -> LogOptions {
@@ -446,4 +450,93 @@ fn an_old_handle_of_a_closed_log_leaves_the_next_one_its_files() {
     new.close().unwrap();
     let again = Log::open(dir.path(), options).unwrap();
     assert_eq!(frames(&again, FIRST_LSN), expected);
+}
+
+/// The real device, until it is full: then no file is made in `dir`.
+#[derive(Debug, Default)]
+struct Failing {
+    real: RealDevice,
+    dir: PathBuf,
+    full: AtomicBool,
+}
+
+impl Device for Failing {
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        if self.full.load(Ordering::Relaxed) && path.starts_with(&self.dir) && !path.exists() {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.real.open(path, mode)
+    }
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        self.real.stat(path)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        self.real.list(dir)
+    }
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.real.create_dir_all(dir)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.real.rename(from, to)
+    }
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.real.remove_file(path)
+    }
+    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.real.remove_dir_all(dir)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.real.sync_dir(dir)
+    }
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        self.real.boot_id()
+    }
+    fn random(&self, buf: &mut [u8]) -> io::Result<()> {
+        self.real.random(buf)
+    }
+    fn uid(&self) -> u32 {
+        self.real.uid()
+    }
+    fn clock(&self) -> &dyn Clock {
+        self.real.clock()
+    }
+}
+
+#[test]
+fn a_log_that_closed_on_a_full_device_opens_again_beside_its_old_handles() {
+    let dir = tempfile::tempdir().unwrap();
+    let rings = tempfile::tempdir_in("/dev/shm").unwrap();
+    let device = Arc::new(Failing {
+        dir: dir.path().to_owned(),
+        ..Failing::default()
+    });
+    let options = LogOptions {
+        device: Arc::clone(&device) as Arc<dyn Device>,
+        ring: RingMode::Shared {
+            dir: rings.path().to_owned(),
+        },
+        ..small()
+    };
+    let old = Log::open(dir.path(), options.clone()).unwrap();
+    let mut worker = old.worker().unwrap();
+    device.full.store(true, Ordering::Relaxed);
+    let mut frames_before = 0;
+    for len in [1_000, 0] {
+        while let Ok(span) = worker.append(0, 0, &vec![1; len]) {
+            old.wait(span.end, Level::Process).unwrap();
+            frames_before += 1;
+        }
+    }
+    assert!(old.stats().refused > 0 && old.poisoned().is_none());
+    old.clone().close().unwrap();
+    let ring_files = || std::fs::read_dir(rings.path()).unwrap().count();
+    assert_eq!(ring_files(), 1, "the ring stands in for the mark");
+    device.full.store(false, Ordering::Relaxed);
+    let new = Log::open(dir.path(), options).unwrap();
+    assert_eq!(new.recovery().warnings, [""; 0]);
+    assert_eq!(frames(&new, FIRST_LSN).len(), frames_before);
+    assert!(matches!(worker.append(0, 0, b"late"), Err(LogError::Closed)));
+    drop((old, worker));
+    new.close().unwrap();
+    assert_eq!(ring_files(), 0);
 }

@@ -2,9 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
 
-use collie_log::{Level, Log, LogError, Worker};
+use std::path::Path;
+
+use collie_io::Device;
+use collie_log::{Level, Log, LogError, RingOutcome, Worker};
 use collie_sim::images::{DIR, Setup, commit, find};
-use collie_sim::{FaultKind, Ledger, PowerCut, SimDevice, Survives};
+use collie_sim::{FaultKind, Ledger, PowerCut, SimDevice, Survives, VOLATILE_DIR};
 
 fn open(device: &SimDevice, setup: Setup) -> (Log, Worker) {
     let log = Log::open(DIR, setup.options(device, false)).unwrap();
@@ -83,6 +86,37 @@ fn releasing_makes_room_on_a_full_disk() {
         &device.snapshot().process_death().device(),
         setup,
     );
+}
+
+/// There is no room to say in the segments that the log was closed, and its ring stays locked for as long as
+/// an old handle has it.
+#[test]
+fn a_log_that_closed_on_a_full_disk_opens_again_beside_its_old_handles() {
+    for direct in [true, false] {
+        let setup = Setup::small(true, direct);
+        let (device, ledger) = (SimDevice::new(1), Ledger::new());
+        let (log, mut worker) = open(&device, setup);
+        device.limit_space(Some(40_000));
+        for len in [1_500, 24] {
+            while commit(&log, &mut worker, &ledger, len, Some(Level::Process)).is_ok() {}
+        }
+        let old = log.clone();
+        log.close().unwrap();
+        let rings = || device.list(Path::new(VOLATILE_DIR)).unwrap().len();
+        assert_eq!(rings(), 1, "the ring stands in for the mark");
+        device.limit_space(None);
+        let (new, mut next) = open(&device, setup);
+        assert_eq!(new.recovery().warnings, [""; 0]);
+        assert_eq!(rings(), 1);
+        let expected = RingOutcome::Recovered { frames: 0, holes: 0 };
+        assert_eq!(new.recovery().ring, expected);
+        assert!(matches!(worker.append(0, 0, &[0; 24]), Err(LogError::Closed)));
+        commit(&new, &mut next, &ledger, 24, Some(Level::Process)).unwrap();
+        drop((old, worker));
+        new.flush(Level::Disk).unwrap();
+        let verdict = ledger.check(ledger.now(), Survives::Process, &find(&new).unwrap());
+        assert!(verdict.holds(), "{verdict}");
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ use crate::options::LogOptions;
 
 pub(crate) use chain::Chain;
 pub(crate) use lock::{CUT_SUFFIX, DirLock};
-pub(crate) use new_ring::keep_aside;
+pub(crate) use new_ring::{keep_aside, leave_spent};
 pub(crate) use old_ring::open as find_ring;
 pub(crate) use scan::walk;
 

@@ -3,14 +3,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use collie_io::{Device, OpenMode, write_all_at};
+use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 
 use super::RingOutcome;
 use super::chain::Chain;
 use super::old_ring::{self, OldRing};
 use crate::Lsn;
 use crate::error::{At, LogError};
-use crate::format::{BLOCK, RingHeader};
+use crate::format::{BLOCK, RING_WRITTEN, RingHeader};
 use crate::options::{LogOptions, RingMode};
 use crate::ring::{Ring, RingFile};
 
@@ -100,6 +100,29 @@ impl NewRing {
     }
 }
 
+/// Puts the smallest ring in the place of `ring`'s file. It tells the next open what that one told, that the
+/// segments hold everything below `written`; and an append that is still under way copies into the old file,
+/// where no log looks.
+pub(crate) fn leave_spent(device: &dyn Device, ring: &RingFile, written: Lsn) -> io::Result<()> {
+    let mut head = [0; BLOCK];
+    read_exact_at(&*ring.file, &mut head, 0)?;
+    let damaged = |bad| io::Error::other(format!("the ring's header is no header: {bad:?}"));
+    let mut header = RingHeader::decode(&head).map_err(damaged)?;
+    header.capacity = (BLOCK as u64).into();
+    // If the process dies before the renaming, the next open finds it abandoned.
+    let path = ring.path.with_extension("spent.ring");
+    let file = device.open(&path, OpenMode::CreateNew)?;
+    let replaced = write_all_at(&*file, &header.encode(), 0)
+        .and_then(|()| write_all_at(&*file, &written.to_le_bytes(), RING_WRITTEN as u64))
+        .and_then(|()| file.allocate(2 * BLOCK as u64))
+        .and_then(|()| device.rename(&path, &ring.path));
+    if replaced.is_err() {
+        // Likewise.
+        let _ = device.remove_file(&path);
+    }
+    replaced
+}
+
 /// What a ring that was not used is renamed to: its name, and this.
 pub(crate) const KEPT_SUFFIX: &str = ".kept";
 
@@ -181,7 +204,7 @@ fn is_ours(home: &Home<'_>, path: &Path) -> io::Result<bool> {
     let dir = home.device.stat(home.dir)?;
     let file = home.device.open(path, OpenMode::ReadWrite)?;
     let mut head = [0; BLOCK];
-    collie_io::read_exact_at(&*file, &mut head, 0)?;
+    read_exact_at(&*file, &mut head, 0)?;
     let of_dir = RingHeader::decode(&head).is_ok_and(|h| h.dir_dev == dir.dev && h.dir_ino == dir.ino);
     Ok(of_dir && file.try_lock()?)
 }

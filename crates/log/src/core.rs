@@ -226,6 +226,11 @@ impl Core {
         }
     }
 
+    /// Poisons the log with this cause unless it is disarmed: for work that a panic must not leave half done.
+    pub(crate) fn armed(&self, cause: &'static str) -> Armed<'_> {
+        Armed { core: self, cause }
+    }
+
     /// No append is admitted from here on; `false` where it was stopped already.
     pub(crate) fn stop(&self) -> bool {
         let stopped = self
@@ -360,7 +365,11 @@ impl Core {
         }
         let target = self.boundary();
         flight.announce(target);
-        if let Err(error) = self.write_and_sync(flusher, target, until) {
+        // Who leads next must not sync again what this leader may have failed to sync.
+        let armed = self.armed("a thread failed in the middle of a flush");
+        let flown = self.write_and_sync(flusher, target, until);
+        armed.disarm();
+        if let Err(error) = flown {
             self.poison(&error.to_string());
         }
         self.wake_tasks();
@@ -460,5 +469,23 @@ impl Core {
             Some((holders, lowest))
         });
         self.poison_unless_full(result)
+    }
+}
+
+/// See [`Core::armed`].
+pub(crate) struct Armed<'a> {
+    core: &'a Core,
+    cause: &'static str,
+}
+
+impl Armed<'_> {
+    pub(crate) fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Armed<'_> {
+    fn drop(&mut self) {
+        self.core.poison(self.cause);
     }
 }

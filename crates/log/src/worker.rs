@@ -144,7 +144,8 @@ impl Worker {
         let start = core
             .herd
             .reserve(slot, &core.next, len, |next| hook.before_reserve(next));
-        let armed = Armed(core);
+        // A panic before the copy is complete leaves a hole that no frame may be acknowledged behind.
+        let armed = core.armed("a worker failed between reserving a frame and completing it");
         let span = Span {
             start,
             end: start + len,
@@ -225,22 +226,5 @@ impl Drop for Worker {
         {
             self.core.herd.unregister(slot);
         }
-    }
-}
-
-/// Poisons the log unless the append between reservation and copy comes to its end: a panic there leaves a
-/// hole that no frame may be acknowledged behind.
-struct Armed<'a>(&'a Core);
-
-impl Armed<'_> {
-    fn disarm(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Armed<'_> {
-    fn drop(&mut self) {
-        self.0
-            .poison("a worker failed between reserving a frame and completing it");
     }
 }

@@ -452,12 +452,23 @@ fn an_old_handle_of_a_closed_log_leaves_the_next_one_its_files() {
     assert_eq!(frames(&again, FIRST_LSN), expected);
 }
 
-/// The real device, until it is full: then no file is made in `dir`.
+/// The real device: once it is full no file is made in `dir`, and once its clock is broken that panics.
 #[derive(Debug, Default)]
 struct Failing {
     real: RealDevice,
     dir: PathBuf,
     full: AtomicBool,
+    broken: AtomicBool,
+}
+
+impl Clock for Failing {
+    fn monotonic(&self) -> u64 {
+        assert!(!self.broken.load(Ordering::Relaxed), "on purpose");
+        self.real.clock().monotonic()
+    }
+    fn wall_ms(&self) -> u64 {
+        self.real.clock().wall_ms()
+    }
 }
 
 impl Device for Failing {
@@ -498,7 +509,7 @@ impl Device for Failing {
         self.real.uid()
     }
     fn clock(&self) -> &dyn Clock {
-        self.real.clock()
+        self
     }
 }
 
@@ -539,4 +550,27 @@ fn a_log_that_closed_on_a_full_device_opens_again_beside_its_old_handles() {
     drop((old, worker));
     new.close().unwrap();
     assert_eq!(ring_files(), 0);
+}
+
+#[test]
+fn a_panic_in_the_middle_of_a_flush_poisons_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = Arc::new(Failing::default());
+    let options = LogOptions {
+        device: Arc::clone(&device) as Arc<dyn Device>,
+        threads: false,
+        ..small()
+    };
+    let log = Log::open(dir.path(), options).unwrap();
+    let span = log.worker().unwrap().append(0, 0, b"x").unwrap();
+    device.broken.store(true, Ordering::Relaxed);
+    let leader = log.clone();
+    let panicked = std::thread::spawn(move || leader.wait(span.end, Level::Disk));
+    assert!(panicked.join().is_err());
+    device.broken.store(false, Ordering::Relaxed);
+    let error = log.wait(span.end, Level::Disk).unwrap_err();
+    assert!(
+        matches!(&error, LogError::Poisoned { cause } if cause.contains("in the middle of a flush")),
+        "{error}"
+    );
 }

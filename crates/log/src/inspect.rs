@@ -87,7 +87,8 @@ pub struct Inspection {
 /// the directory's lock, so that no process writes meanwhile.
 ///
 /// # Errors
-/// As [`Log::open`](crate::Log::open); [`LogError::Corrupt`] says where the first damage is.
+/// As [`Log::open`](crate::Log::open); [`LogError::Corrupt`] says where the first damage is. Where there is no
+/// log it is [`LogError::Missing`], and [`LogError::Io`] where there is no directory.
 pub fn inspect(
     device: &Arc<dyn Device>,
     dir: &Path,

@@ -35,9 +35,9 @@ impl Log {
     /// left there, and begins a new epoch. Takes the directory's lock until the log is closed.
     ///
     /// # Errors
-    /// [`LogError::Locked`], [`LogError::WrongDirectory`], [`LogError::Version`] and [`LogError::Corrupt`]
-    /// leave the directory as it was; so does [`LogError::Missing`]. [`LogError::Io`] may come at any point;
-    /// opening again starts over and comes to the same end.
+    /// [`LogError::Options`], [`LogError::Locked`], [`LogError::WrongDirectory`], [`LogError::Version`] and
+    /// [`LogError::Corrupt`] leave the directory as it was; so does [`LogError::Missing`]. [`LogError::Io`] may
+    /// come at any point; opening again starts over and comes to the same end.
     pub fn open(dir: impl AsRef<Path>, options: LogOptions) -> Result<Self, LogError> {
         options.check()?;
         let lock = recovery::DirLock::take(&*options.device, dir.as_ref())?;
@@ -76,7 +76,8 @@ impl Log {
     /// caller may lead the flush of its whole group.
     ///
     /// # Errors
-    /// [`LogError::Poisoned`] or [`LogError::Closed`] where it never will be.
+    /// [`LogError::Poisoned`] or [`LogError::Closed`] where it never will be; [`LogError::Options`] where
+    /// nothing was appended up to `end`.
     pub fn wait(&self, end: Lsn, level: Level) -> Result<(), LogError> {
         let core = self.core();
         // Ends are multiples of 8: these bits choose one wait in SAMPLE, evenly enough.
@@ -90,7 +91,7 @@ impl Log {
     }
 
     /// As [`Log::wait`], to be awaited on any executor. Never flushes by itself: the background flusher
-    /// does.
+    /// does. It resolves to the errors of [`Log::wait`].
     pub fn when(&self, end: Lsn, level: Level) -> Durable {
         Durable::new(Arc::clone(&self.shared.core), end, level)
     }
@@ -98,7 +99,7 @@ impl Log {
     /// Brings everything that was appended before the call to `level`; returns its end.
     ///
     /// # Errors
-    /// As [`Log::wait`].
+    /// [`LogError::Poisoned`] or [`LogError::Closed`] where it never will be.
     pub fn flush(&self, level: Level) -> Result<Lsn, LogError> {
         let end = self.appended();
         let level = if level == Level::Buffered {
@@ -143,7 +144,8 @@ impl Log {
     /// [`RecoveryReport::first_frame`], or any frame's end.
     ///
     /// # Errors
-    /// [`LogError::Missing`] where that part was released.
+    /// [`LogError::Missing`] where that part was released, or is not durable yet. The reader itself gives
+    /// [`LogError::Io`] and [`LogError::Corrupt`].
     pub fn read(&self, from: Lsn) -> Result<Reader, LogError> {
         let core = &self.shared.core;
         let end = core.durable();
@@ -247,7 +249,8 @@ impl Log {
     /// its last future are gone, too.
     ///
     /// # Errors
-    /// The error of the last flush; what was acknowledged before is safe all the same.
+    /// [`LogError::Poisoned`] with the first cause, where the log stopped earlier or in the last flush; what was
+    /// acknowledged before is safe all the same.
     pub fn close(self) -> Result<(), LogError> {
         self.shared.close()
     }

@@ -169,7 +169,8 @@ fn corrupt(segment: &Segment, lsn: Lsn, expected: &str, found: &str) -> LogError
 impl Iterator for Reader {
     type Item = Result<Frame, LogError>;
 
-    /// The next frame. After an error there is none.
+    /// The next frame, [`LogError::Io`], or [`LogError::Corrupt`] where there is another thing than what was
+    /// written. After an error there is none.
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {
             return None;

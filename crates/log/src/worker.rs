@@ -60,9 +60,10 @@ impl Worker {
     /// Wait-free while the ring has room; a full ring is waited for, and flushed by the waiter itself.
     ///
     /// # Errors
-    /// [`LogError::TooLarge`], [`LogError::StorageFull`] (try again later), [`LogError::Poisoned`],
-    /// [`LogError::Closed`]: nothing was appended. If the log is poisoned while the append waits for room,
-    /// the frame is lost with it.
+    /// [`LogError::Options`] (`stream` or `kind`), [`LogError::TooLarge`], [`LogError::StorageFull`] (try again
+    /// later), [`LogError::Poisoned`], [`LogError::Closed`]: nothing was appended. [`LogError::Io`]: likewise,
+    /// and the failure, in securing space for the frame, has poisoned the log. If the log is poisoned while
+    /// the append waits for room, the frame is lost with it.
     pub fn append(&mut self, stream: u32, kind: u8, payload: &[u8]) -> Result<Span, LogError> {
         self.append_with(stream, kind, payload, &mut ())
     }

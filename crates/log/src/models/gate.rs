@@ -72,17 +72,26 @@ impl Store {
 
     /// Waits for `end` on the device; `false` where the log was poisoned before.
     fn wait(&self, end: Lsn) -> bool {
-        let durable = || self.durable.load(Ordering::Acquire) >= end;
+        self.wait_until(end, Until::Durable)
+    }
+
+    /// Waits for `end`, written or durable, as the levels of a log with a private ring do.
+    fn wait_until(&self, end: Lsn, until: Until) -> bool {
+        let mark = match until {
+            Until::Written => &self.written,
+            Until::Durable => &self.durable,
+        };
+        let there = || mark.load(Ordering::Acquire) >= end;
         let answer = self.gate.wait(
             end,
-            || match (durable(), self.poisoned.load(Ordering::Acquire)) {
+            || match (there(), self.poisoned.load(Ordering::Acquire)) {
                 (true, _) => Some(true),
                 (_, true) => Some(false),
                 _ => None,
             },
             |written, flight| {
-                self.fly(written, flight, Until::Durable);
-                if !durable() {
+                self.fly(written, flight, until);
+                if !there() {
                     stand_by(0);
                 }
             },
@@ -169,6 +178,52 @@ fn who_came_on_board_of_a_flight_that_only_wrote_is_woken_all_the_same() {
         let waiters = ends.map(|end| run(&store, move |store| store.wait(end)));
         assert!(store.wait(2 * FRAME));
         join(waiters);
+    });
+}
+
+/// A waiter for `Process` and two for `Disk` commit a frame each, over a private ring.
+fn commit_at_two_levels(load: Lsn) {
+    let store = Store::new(3, load, false);
+    let others = [Until::Written, Until::Durable]
+        .map(|until| run(&store, move |store| store.wait_until(store.append(), until)));
+    assert!(store.commit());
+    join(others);
+}
+
+#[test]
+fn waiters_of_two_levels_are_all_served() {
+    explore("gate, waiters of two levels", TWO, || {
+        commit_at_two_levels(Lsn::MAX / 2);
+    });
+}
+
+#[test]
+fn waiters_of_two_levels_are_all_served_by_flights_of_one_frame() {
+    explore(
+        "gate, waiters of two levels, one frame per flight",
+        Some(1),
+        || {
+            commit_at_two_levels(FRAME);
+        },
+    );
+}
+
+#[test]
+fn a_flight_that_only_wrote_and_one_that_fails_leave_nobody_asleep() {
+    explore("gate, waiters of two levels and poison", TWO, || {
+        let store = Store::new(2, Lsn::MAX / 2, false);
+        let ends = [store.append(), store.append()];
+        // Each is told either way.
+        let waiter = run(&store, move |store| {
+            store.wait(ends[0]);
+            true
+        });
+        let writer = run(&store, move |store| {
+            store.wait_until(ends[1], Until::Written);
+            true
+        });
+        store.poison();
+        join([waiter, writer]);
     });
 }
 

@@ -42,6 +42,10 @@ pub(crate) fn serve(
     listening: impl FnOnce(SocketAddr),
 ) -> anyhow::Result<Outcome> {
     let ack = config.ack;
+    let config = ServerConfig {
+        ring_bytes: options.ring_bytes,
+        ..config
+    };
     let db = Db::open(dir, options).with_context(|| format!("cannot open the store in {}", dir.display()))?;
     note(format_args!(
         "collie {} · {} · {}",

@@ -103,8 +103,11 @@ pub struct ServerConfig {
     pub idle_timeout: Duration,
     /// Seconds of silence after which the system probes whether a peer still is there; 0 turns that off.
     pub tcp_keepalive_s: u32,
-    /// What one request may hold.
+    /// What one request may hold. One argument is at most what the log takes as a value, whatever is said here.
     pub limits: Limits,
+    /// The size of the ring that the store was opened with ([`Options::ring_bytes`](collie_db::Options)): a
+    /// value has to fit into half of it, with room for its key and for the key's entry in the expiry index.
+    pub ring_bytes: usize,
     /// Bytes of replies that one connection may have unsent; 0 means no bound but that of all connections. Replies are sent in
     /// pieces as the client takes them, so that only a single huge reply comes near.
     pub output_bytes_max: usize,
@@ -130,6 +133,7 @@ impl fmt::Debug for ServerConfig {
             .field("idle_timeout", &self.idle_timeout)
             .field("tcp_keepalive_s", &self.tcp_keepalive_s)
             .field("limits", &self.limits)
+            .field("ring_bytes", &self.ring_bytes)
             .field("output_bytes_max", &self.output_bytes_max)
             .field("in_flight_bytes_max", &self.in_flight_bytes_max)
             .field("shutdown_grace", &self.shutdown_grace)
@@ -149,12 +153,23 @@ impl Default for ServerConfig {
             idle_timeout: Duration::ZERO,
             tcp_keepalive_s: 300,
             limits: Limits::default(),
+            ring_bytes: collie_db::Options::default().ring_bytes,
             output_bytes_max: 1024 * 1024 * 1024,
             in_flight_bytes_max: 2 * 1024 * 1024 * 1024,
             shutdown_grace: Duration::from_secs(10),
             clock: Arc::new(RealClock),
         }
     }
+}
+
+/// Room that a commit keeps for what comes with a value: its key, and the entries of the expiry index that
+/// come and go with it, each of which holds the key again.
+const BESIDE_VALUE: usize = 256 * 1024;
+
+/// The longest value that surely fits into a commit, whatever its key and its expiry.
+fn value_len_max(ring_bytes: usize) -> usize {
+    let half = ring_bytes / 2;
+    half - BESIDE_VALUE.min(half / 2)
 }
 
 /// What `CONFIG SET` may change. Every field is read on its own; no order between them is promised, so all
@@ -169,22 +184,26 @@ pub(crate) struct Settings {
     request_len_max: AtomicUsize,
     output_bytes_max: AtomicUsize,
     in_flight_bytes_max: AtomicUsize,
+    /// What `bulk_len_max` may be at most.
+    value_len_max: usize,
     fixed: Limits,
     password: RwLock<Option<Arc<Password>>>,
 }
 
 impl Settings {
     pub(crate) fn new(config: &ServerConfig) -> Settings {
+        let value_len_max = value_len_max(config.ring_bytes);
         let idle_s = config.idle_timeout.as_secs() + u64::from(config.idle_timeout.subsec_nanos() > 0);
         Settings {
             ack: AtomicU8::new(config.ack as u8),
             clients_max: AtomicUsize::new(config.clients_max),
             idle_timeout_s: AtomicU64::new(idle_s),
             tcp_keepalive_s: AtomicU64::new(config.tcp_keepalive_s.into()),
-            bulk_len_max: AtomicUsize::new(config.limits.bulk_len_max),
+            bulk_len_max: AtomicUsize::new(config.limits.bulk_len_max.min(value_len_max)),
             request_len_max: AtomicUsize::new(config.limits.request_len_max),
             output_bytes_max: AtomicUsize::new(config.output_bytes_max),
             in_flight_bytes_max: AtomicUsize::new(config.in_flight_bytes_max),
+            value_len_max,
             fixed: config.limits,
             password: RwLock::new(
                 config
@@ -209,6 +228,11 @@ impl Settings {
 
     pub(crate) fn set_password(&self, password: Option<Password>) {
         *self.password.write() = password.map(Arc::new);
+    }
+
+    /// The longest value that the log takes.
+    pub(crate) fn value_len_max(&self) -> usize {
+        self.value_len_max
     }
 
     /// How long a reply may grow before its connection is closed.

@@ -42,10 +42,12 @@ const READ_MAX: usize = 4 * 1024 * 1024;
 /// Bytes that every connection may hold. What one holds beyond is counted, and when all together hold too much
 /// of that, the one that would add to it is closed.
 const ALWAYS_ALLOWED: usize = 256 * 1024;
-/// After a client was told to go its bytes are read and dropped for so long, and so many of them, so that the
-/// system does not reset the connection before the client has read why.
-const LINGER: Duration = Duration::from_secs(1);
-const LINGER_BYTES: usize = 1024 * 1024;
+/// After a client was told to go its bytes are read and dropped, so that the system does not reset the
+/// connection before the client has read why: until it has been silent for this long, or has sent so much, or so
+/// much time has passed. A value that is somewhat too long is heard to its end.
+const LINGER_SILENCE: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 64 * 1024 * 1024;
+const LINGER: Duration = Duration::from_secs(10);
 /// How often a connection that waits for something looks whether its client is still there.
 const GONE_CHECK: Duration = Duration::from_millis(100);
 
@@ -529,9 +531,16 @@ impl Connection {
         }
         let drained = async {
             let mut dropped = 0;
-            let mut scratch = [0; 4096];
-            while dropped < LINGER_BYTES && self.stream.readable().await.is_ok() {
-                match self.stream.try_read(&mut scratch) {
+            while dropped < LINGER_BYTES
+                && matches!(
+                    tokio::time::timeout(LINGER_SILENCE, self.stream.readable()).await,
+                    Ok(Ok(()))
+                )
+            {
+                let mut scratch = self.worker.take_buffer();
+                let read = self.stream.try_read_buf(&mut scratch);
+                self.worker.give_buffer(scratch);
+                match read {
                     Ok(0) => break,
                     Ok(n) => dropped += n,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

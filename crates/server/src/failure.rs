@@ -56,6 +56,9 @@ pub(crate) fn engine_line(error: &DbError) -> String {
             not_durable(error)
         }
         DbError::Closed => "ERR the server is shutting down".to_owned(),
+        DbError::BatchTooLarge { size, limit } => {
+            format!("ERR the command would commit {size} bytes at once, the limit is {limit}: split it")
+        }
         other => format!("ERR {other}"),
     }
 }

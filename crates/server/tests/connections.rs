@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use collie_db::Db;
 use collie_server::{Limits, Server, ServerConfig, ServerError};
-use support::{Client, command, config, options, start};
+use support::{Client, command, config, options, start, start_on};
 
 const A_WHILE: Duration = Duration::from_millis(150);
 
@@ -227,6 +227,76 @@ fn requests_at_their_limits_are_served_and_larger_ones_refused() {
     }
     assert_eq!(client.line("STRLEN k"), ":100000\r\n");
     assert_eq!(field(&mut client, "stats", "protocol_errors"), "3");
+}
+
+#[test]
+fn a_value_as_long_as_is_advertised_is_stored_and_one_byte_more_is_refused_with_a_reason() {
+    // With the longest key, an expiry that comes and one that goes: what is most to commit beside a value. One
+    // ring is the default, the other so small that the room for keys is bounded by it.
+    for ring_bytes in [32 << 20, 256 << 10] {
+        let dir = tempfile::tempdir().unwrap();
+        let options = collie_db::Options {
+            ring_bytes,
+            ..options()
+        };
+        let db = collie_db::Db::open(dir.path(), options).unwrap();
+        let server = start_on(
+            db,
+            ServerConfig {
+                ring_bytes,
+                ..config()
+            },
+        );
+        let mut client = server.client();
+        let advertised = client.line("CONFIG GET proto-max-bulk-len");
+        let limit: usize = advertised.lines().last().unwrap().parse().unwrap();
+        assert!(
+            limit >= ring_bytes / 4 && limit < ring_bytes / 2,
+            "{advertised:?}"
+        );
+        let key = if ring_bytes > 1 << 20 {
+            "k".repeat(65_526)
+        } else {
+            "k".repeat(1_000)
+        };
+        let value = "v".repeat(limit);
+        let almost = &value[..limit - 1];
+        assert_eq!(client.call(&["SET", &key, almost]), "+OK\r\n");
+        assert_eq!(client.call(&["SET", &key, &value, "EX", "1000"]), "+OK\r\n");
+        assert_eq!(client.call(&["EXPIRE", &key, "2000"]), ":1\r\n");
+        assert_eq!(client.call(&["STRLEN", &key]), format!(":{limit}\r\n"));
+        assert_eq!(
+            client.call(&["GETEX", &key, "EX", "3000"]).len(),
+            limit + 3 + limit.to_string().len() + 2
+        );
+        assert_eq!(client.call(&["PERSIST", &key]), ":1\r\n");
+        // What grows up to the limit fits, beyond it the command fails and the connection goes on.
+        let too_long = "-ERR string exceeds maximum allowed size (proto-max-bulk-len)\r\n";
+        assert_eq!(client.call(&["APPEND", &key, "x"]), too_long);
+        assert_eq!(client.call(&["SET", &key, almost]), "+OK\r\n");
+        assert_eq!(client.call(&["APPEND", &key, "x"]), format!(":{limit}\r\n"));
+        assert_eq!(client.call(&["APPEND", &key, "x"]), too_long);
+        // Each of them fits, all of them do not.
+        let refused = client.call(&["MSET", "a", &value, "b", &value, "c", &value]);
+        assert!(
+            refused.starts_with("-ERR the command would commit ") && refused.ends_with(": split it\r\n"),
+            "{refused:?}"
+        );
+        assert_eq!(client.line("EXISTS a b c"), ":0\r\n");
+        let raised = client.line(&format!(
+            "CONFIG SET proto-max-bulk-len {}",
+            (limit + 1).max(1 << 20)
+        ));
+        assert!(
+            raised.contains(&format!("argument must be at most {limit},")),
+            "{raised:?}"
+        );
+        assert_eq!(client.line("PING"), "+PONG\r\n");
+        // A client that writes all of it before it reads is told why, too.
+        client.send(&command(&["SET", &key, &(value + "v")]));
+        assert_eq!(client.rest(), "-ERR Protocol error: invalid bulk length\r\n");
+        assert_eq!(server.client().call(&["STRLEN", &key]), format!(":{limit}\r\n"));
+    }
 }
 
 #[test]

@@ -24,7 +24,7 @@ struct Parameter {
     set: Option<Setter>,
 }
 
-type Setter = fn(&[u8]) -> Result<Change, Text>;
+type Setter = fn(&Shared, &[u8]) -> Result<Change, Text>;
 type Change = Box<dyn FnOnce(&Shared, &mut Session)>;
 
 fn number(shared_value: impl Into<u64>) -> Text {
@@ -66,7 +66,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter {
         name: "client-query-buffer-limit",
         get: |s| number(s.settings.request_len_max() as u64),
-        set: Some(|value| {
+        set: Some(|_, value| {
             let bytes = memory_between(value, 1024 * 1024, i64::MAX)?;
             Ok(Box::new(move |shared, _| {
                 shared.settings.set_request_len_max(to_usize(bytes))
@@ -91,7 +91,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter {
         name: "maxclients",
         get: |s| number(s.settings.clients_max() as u64),
-        set: Some(|value| {
+        set: Some(|_, value| {
             let clients = integer_between(value, 1, u32::MAX.into())?;
             Ok(Box::new(move |shared, _| {
                 shared.settings.set_clients_max(to_usize(clients))
@@ -106,7 +106,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter {
         name: "maxmemory-clients",
         get: |s| number(s.settings.in_flight_bytes_max() as u64),
-        set: Some(|value| {
+        set: Some(|_, value| {
             let bytes = memory_between(value, 1024 * 1024, i64::MAX)?;
             Ok(Box::new(move |shared, _| {
                 shared.settings.set_in_flight_bytes_max(to_usize(bytes))
@@ -126,12 +126,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter {
         name: "proto-max-bulk-len",
         get: |s| number(s.settings.bulk_len_max() as u64),
-        set: Some(|value| {
-            let bytes = memory_between(value, 1024 * 1024, i64::MAX)?;
-            Ok(Box::new(move |shared, _| {
-                shared.settings.set_bulk_len_max(to_usize(bytes))
-            }))
-        }),
+        set: Some(set_bulk_len),
     },
     Parameter {
         name: "requirepass",
@@ -146,7 +141,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter {
         name: "tcp-keepalive",
         get: |s| number(s.settings.tcp_keepalive_s()),
-        set: Some(|value| {
+        set: Some(|_, value| {
             let seconds = integer_between(value, 0, i32::MAX.into())?.unsigned_abs();
             Ok(Box::new(move |shared, _| {
                 shared.settings.set_tcp_keepalive_s(seconds)
@@ -156,7 +151,7 @@ const PARAMETERS: &[Parameter] = &[
     Parameter {
         name: "timeout",
         get: |s| number(s.settings.idle_timeout_s()),
-        set: Some(|value| {
+        set: Some(|_, value| {
             let seconds = integer_between(value, 0, i32::MAX.into())?.unsigned_abs();
             Ok(Box::new(move |shared, _| {
                 shared.settings.set_idle_timeout_s(seconds)
@@ -223,7 +218,19 @@ fn memory_between(value: &[u8], min: i64, max: i64) -> Result<i64, Text> {
     Ok(bytes)
 }
 
-fn set_ack(value: &[u8]) -> Result<Change, Text> {
+/// Redis takes any length here. What the log cannot take as one commit must not be promised.
+fn set_bulk_len(shared: &Shared, value: &[u8]) -> Result<Change, Text> {
+    let bytes = to_usize(memory_between(value, 1024 * 1024, i64::MAX)?);
+    let most = shared.settings.value_len_max();
+    if bytes > most {
+        return Err(
+            format!("argument must be at most {most}, half of the log's ring less room for keys").into(),
+        );
+    }
+    Ok(Box::new(move |shared, _| shared.settings.set_bulk_len_max(bytes)))
+}
+
+fn set_ack(_: &Shared, value: &[u8]) -> Result<Change, Text> {
     let ack = std::str::from_utf8(value)
         .ok()
         .and_then(|word| Ack::from_str(word).ok());
@@ -236,7 +243,7 @@ fn set_ack(value: &[u8]) -> Result<Change, Text> {
     }))
 }
 
-fn set_requirepass(value: &[u8]) -> Result<Change, Text> {
+fn set_requirepass(_: &Shared, value: &[u8]) -> Result<Change, Text> {
     if value.len() > PASSWORD_LEN_MAX {
         return Err(format!("argument must be at most {PASSWORD_LEN_MAX} bytes long").into());
     }
@@ -246,7 +253,7 @@ fn set_requirepass(value: &[u8]) -> Result<Change, Text> {
 
 /// Groups of class, hard limit, soft limit and seconds. Ordinary clients have a hard limit; their soft limit,
 /// and the other classes, which do not exist here, are read and left alone.
-fn set_output_limit(value: &[u8]) -> Result<Change, Text> {
+fn set_output_limit(_: &Shared, value: &[u8]) -> Result<Change, Text> {
     let words: Vec<&[u8]> = value
         .split(|&byte| byte == b' ')
         .filter(|word| !word.is_empty())
@@ -328,7 +335,7 @@ pub(super) fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
             return Err(failed("duplicate parameter").into());
         }
         seen.push(parameter.name);
-        changes.push(set(value).map_err(|why| failed(&why))?);
+        changes.push(set(exec.shared, value).map_err(|why| failed(&why))?);
     }
     for change in changes {
         change(exec.shared, exec.session);

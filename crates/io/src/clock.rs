@@ -11,6 +11,10 @@ pub trait Clock: fmt::Debug + Send + Sync {
     fn monotonic(&self) -> Nanos;
     /// Milliseconds since the Unix epoch; may be stepped by an administrator.
     fn wall_ms(&self) -> u64;
+    /// Microseconds since the Unix epoch. A clock that counts no finer than milliseconds tells the start of one.
+    fn wall_us(&self) -> u64 {
+        self.wall_ms().saturating_mul(1_000)
+    }
 }
 
 /// The machine's clocks.
@@ -24,7 +28,11 @@ impl Clock for RealClock {
     }
 
     fn wall_ms(&self) -> u64 {
+        self.wall_us() / 1_000
+    }
+
+    fn wall_us(&self) -> u64 {
         let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-        u64::try_from(t.tv_sec).unwrap_or(0) * 1_000 + t.tv_nsec.unsigned_abs() / 1_000_000
+        u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000 + t.tv_nsec.unsigned_abs() / 1_000
     }
 }

@@ -456,3 +456,18 @@ fn counts_stay_exact_under_random_changes_by_many() {
         client.line("INFO keyspace")
     );
 }
+
+#[test]
+fn the_time_counts_microseconds() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    // That all of them fall on the start of a millisecond by chance happens once in 10^60 times.
+    let odd = (0..20).any(|_| {
+        let reply = client.line("TIME");
+        let micros: u64 = reply.lines().last().unwrap().parse().unwrap();
+        assert!(micros < 1_000_000, "{reply:?}");
+        !micros.is_multiple_of(1_000)
+    });
+    assert!(odd);
+}

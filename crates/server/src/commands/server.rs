@@ -7,13 +7,12 @@ use crate::exec::{Exec, Flow, Outcome, Pause};
 use crate::failure::text;
 
 pub(super) fn time(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    // The engine's clock tells wall time in milliseconds; the microseconds are the start of that one.
-    let now_ms = exec.shared.now_ms();
+    let now_us = exec.shared.clock.wall_us();
     exec.reply.array(2);
     exec.reply
-        .bulk_integer(i64::try_from(now_ms / 1000).unwrap_or(i64::MAX));
+        .bulk_integer(i64::try_from(now_us / 1_000_000).unwrap_or(i64::MAX));
     exec.reply
-        .bulk_integer(i64::try_from(now_ms % 1000 * 1000).unwrap_or(0));
+        .bulk_integer(i64::try_from(now_us % 1_000_000).unwrap_or(0));
     Ok(Flow::Next)
 }
 

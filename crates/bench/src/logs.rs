@@ -116,7 +116,8 @@ pub struct LogResult {
     pub size: usize,
     /// Appends that a thread had under way.
     pub in_flight: usize,
-    /// Whether the ring drained to files; without that an insertion costs nothing but itself.
+    /// Whether the ring drained to files while each repeat was measured. Where it did not, which happens when
+    /// little is appended and nobody waits for it, an insertion costs nothing but itself.
     pub drains: bool,
     /// What each append waited for.
     pub durability: &'static str,
@@ -144,6 +145,8 @@ pub struct LogResult {
 struct Measured {
     per_sec: f64,
     latency: LatencySummary,
+    /// Whether files grew meanwhile.
+    drained: bool,
 }
 
 impl LogBench {
@@ -237,7 +240,7 @@ impl LogBench {
             threads,
             size: self.size,
             in_flight: self.in_flight,
-            drains: true,
+            drains: runs.iter().all(|run| run.drained),
             durability: level_name(self.durability),
             ring: ring_name(&self.ring),
             write_path: match self.write_path {
@@ -322,13 +325,14 @@ impl LogBench {
         appended: &AtomicU64,
     ) -> Result<Measured, BenchError> {
         let phase = Phase::default();
-        let (seconds, outcomes) = std::thread::scope(|scope| {
+        let (seconds, drained, outcomes) = std::thread::scope(|scope| {
             let handles: Vec<_> = (0..threads)
                 .map(|_| scope.spawn(|| self.append_on(&log, &phase, appended)))
                 .collect();
             let clock = RealClock;
             tidy_for(&log, WARM_UP);
             let begin = clock.monotonic();
+            let written = log.reached(Level::Process);
             phase.set(Phase::MEASURE);
             tidy_for(&log, duration);
             // On a busy machine nobody may have run yet.
@@ -337,11 +341,12 @@ impl LogBench {
             }
             phase.set(Phase::STOP);
             let seconds = (clock.monotonic() - begin) as f64 / 1e9;
+            let drained = log.reached(Level::Process) > written;
             let outcomes: Vec<_> = handles
                 .into_iter()
                 .map(|handle| handle.join().unwrap_or(Err(BenchError::Panicked)))
                 .collect();
-            (seconds, outcomes)
+            (seconds, drained, outcomes)
         });
         let mut latencies = Latencies::new()?;
         let mut appends = 0;
@@ -354,6 +359,7 @@ impl LogBench {
         Ok(Measured {
             per_sec: appends as f64 / seconds,
             latency: latencies.summary(),
+            drained,
         })
     }
 

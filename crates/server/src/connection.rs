@@ -4,11 +4,8 @@
 //! long is a [`Pause`], which lets the thread's other connections run. Nothing here waits for a sync on the
 //! thread: the connection's task waits in the [barrier](crate::barrier).
 //!
-//! *When the engine pushes back.* A write may block inside the engine while memtables wait to be flushed. It
-//! then holds up its thread, and so the other connections of that thread. A blocking task for each write would
-//! avoid that and costs two switches between threads for every command, more than the command; tokio's
-//! `block_in_place` does not exist on a thread of one runtime. The engine's delay is gradual and bounded, it
-//! throttles exactly those threads that write too fast, and the other threads go on: that is what is chosen.
+//! *When the engine pushes back* it blocks the writer. Writes that it may hold up are made
+//! [aside](crate::pressure), on a thread of the runtime's that may block, while the connection's task waits.
 
 use std::future::Future;
 use std::io;
@@ -29,6 +26,7 @@ use crate::commands;
 use crate::config::Ack;
 use crate::exec::{Exec, Flow, Outcome, Pause};
 use crate::failure::{Failure, not_durable, text};
+use crate::pressure::LARGE;
 use crate::session::{ReplyMode, Session, Shared};
 use crate::worker::Worker;
 
@@ -128,10 +126,10 @@ impl Connection {
             self.rest();
         }
         self.shared().clients.hold(-signed(self.held));
-        self.shared().clients.leave(&self.session.client);
         if told {
             self.linger().await;
         }
+        self.shared().clients.leave(&self.session.client);
     }
 
     /// Waits for bytes and takes them; `false` at the end of the stream, or when the connection is to end.
@@ -184,6 +182,7 @@ impl Connection {
         self.parser.set_limits(shared.settings.limits());
         let mut done = 0;
         let mut commands = 0;
+        let mut is_near = self.is_pressure_near();
         let next = loop {
             let rest = self.input.get(done..).unwrap_or_default();
             let request = match self.parser.parse(rest, self.session.authenticated) {
@@ -206,13 +205,20 @@ impl Connection {
             commands += 1;
             let start = self.reply.len();
             self.session.seen = 0;
-            let mut exec = Exec {
-                shared,
-                session: &mut self.session,
-                reply: &mut self.reply,
-                now_ms,
+            let len = request.consumed();
+            let mut outcome = if (is_near || len >= LARGE) && commands::may_write(request) {
+                let outcome = self.run_aside(done - len, now_ms).await;
+                is_near = self.is_pressure_near();
+                outcome
+            } else {
+                let mut exec = Exec {
+                    shared,
+                    session: &mut self.session,
+                    reply: &mut self.reply,
+                    now_ms,
+                };
+                commands::run(&mut exec, request)
             };
-            let mut outcome = commands::run(&mut exec, request);
             if let Ok(Flow::Pause(pause)) = outcome {
                 outcome = self.pause(pause, start).await;
             }
@@ -229,8 +235,70 @@ impl Connection {
             }
         };
         shared.counters.commands.add(commands);
-        self.input.drain(..done);
+        // After a panic nothing is left of it.
+        self.input.drain(..done.min(self.input.len()));
         if self.within_limits() { next } else { Next::Close }
+    }
+
+    /// Whether the engine may hold up what this connection writes. Asked before what was read is executed: a
+    /// buffer of small requests is little beside the room that is left.
+    fn is_pressure_near(&self) -> bool {
+        let shared = self.shared();
+        if shared.pressure.is_look_due(shared.counters.bytes_in.get()) {
+            let shared = Arc::clone(&self.worker.shared);
+            drop(tokio::task::spawn_blocking(move || {
+                shared.pressure.look(&shared.store.db)
+            }));
+        }
+        shared.pressure.is_near(&shared.store.db, self.session.ack)
+    }
+
+    /// Runs the request that starts at `from` on a thread that may block. What the command works on goes there
+    /// and comes back.
+    async fn run_aside(&mut self, from: usize, now_ms: u64) -> Outcome {
+        let shared = Arc::clone(&self.worker.shared);
+        let (client, keyspace) = (
+            Arc::clone(&self.session.client),
+            Arc::clone(&self.session.keyspace),
+        );
+        let mut session = std::mem::replace(&mut self.session, Session::new(&shared, client, keyspace));
+        let mut reply = std::mem::take(&mut self.reply);
+        let input = std::mem::take(&mut self.input);
+        let limits = shared.settings.limits();
+        let mut parser = std::mem::replace(&mut self.parser, RequestParser::new(limits));
+        let work = move || {
+            let rest = input.get(from..).unwrap_or_default();
+            // It was found there a moment ago, and is found again.
+            let outcome = match parser.parse(rest, session.authenticated) {
+                Ok(Some(request)) => {
+                    let mut exec = Exec {
+                        shared: &shared,
+                        session: &mut session,
+                        reply: &mut reply,
+                        now_ms,
+                    };
+                    let run = || commands::run(&mut exec, request);
+                    shared.pressure.aside(&shared.store.db, request.consumed(), run)
+                }
+                Ok(None) | Err(_) => Ok(Flow::Close),
+            };
+            (session, reply, input, parser, outcome)
+        };
+        match blocking(work).await {
+            Ok((session, reply, input, parser, outcome)) => {
+                self.session = session;
+                self.reply = reply;
+                self.input = input;
+                self.parser = parser;
+                outcome
+            }
+            // It panicked, and took the replies before with it.
+            Err(failure) => {
+                self.marks.clear();
+                self.reply.error(failure.line());
+                Ok(Flow::Close)
+            }
+        }
     }
 
     /// Encodes a failure, and notes what the reply tells of.
@@ -286,6 +354,10 @@ impl Connection {
                 self.reply.integer(keyspace.size().0);
             }
             Pause::Flush(databases) => self.flush(databases).await?,
+            Pause::Info(sections) => {
+                let text = blocking(move || commands::describe(&shared, &sections)).await?;
+                self.reply.verbatim(*b"txt", text.as_bytes());
+            }
             Pause::Local {
                 wanted,
                 replicas,

@@ -47,6 +47,8 @@ pub(crate) enum Pause {
     Size(Arc<Keyspace>),
     /// `FLUSHDB` and `FLUSHALL`.
     Flush(Vec<u8>),
+    /// `INFO` of these sections. The engine's figures wait for writers that it holds up.
+    Info(Vec<String>),
     /// `WAITAOF`: whether its own log counts, and milliseconds to wait, 0 meaning for ever.
     Local {
         wanted: bool,
@@ -340,8 +342,12 @@ impl<'a> Exec<'a> {
     }
 
     /// Removes an expired key that a command came upon. A failure is no failure of the command: it answers that
-    /// the key is gone either way, and the sweeper comes again.
+    /// the key is gone either way, and the sweeper comes again. It is left to the sweeper as well while writes
+    /// are held up, for whoever only reads must not be.
     pub(crate) fn expire_in_passing(&mut self, key: &[u8]) {
+        if self.shared.pressure.is_high(&self.shared.store.db) {
+            return;
+        }
         if let Err(error) = self.expire(key) {
             tracing::debug!(%error, "an expired key stays for now");
         }

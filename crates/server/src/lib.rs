@@ -48,6 +48,7 @@ mod exec;
 mod failure;
 mod glob;
 mod locks;
+mod pressure;
 mod server;
 mod session;
 mod stats;

@@ -15,6 +15,7 @@ use crate::clients::{Client, Clients};
 use crate::config::{ServerConfig, Settings};
 use crate::connection;
 use crate::error::ServerError;
+use crate::pressure::Pressure;
 use crate::session::{Session, Shared};
 use crate::stats::Counters;
 use crate::store::Store;
@@ -70,6 +71,7 @@ impl Server {
             settings: Settings::new(&config),
             clients: Clients::default(),
             counters: Counters::default(),
+            pressure: Pressure::new(config.ring_bytes),
             clock: config.clock,
             started_ms,
             listen,

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::clients::{Client, Clients};
 use crate::config::{Ack, Settings};
+use crate::pressure::Pressure;
 use crate::stats::Counters;
 use crate::store::{Keyspace, Store};
 
@@ -19,6 +20,7 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     pub(crate) counters: Counters,
+    pub(crate) pressure: Pressure,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) started_ms: u64,
     pub(crate) listen: std::net::SocketAddr,

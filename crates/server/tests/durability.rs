@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use collie_db::{Db, Options, RingMode};
+use collie_db::{Db, FamilyOptions, Options, RingMode};
 use collie_io::{Device, RealDevice};
 use collie_server::{Ack, ServerConfig};
 use collie_sim::{Fault, FaultKind, Points, PowerCut, SimDevice};
@@ -178,6 +178,94 @@ fn a_pipeline_waits_once() {
         assert_eq!(client.reply(), format!(":{i}\r\n").into_bytes());
     }
     assert_eq!(waits(&mut client) - before, 1);
+}
+
+/// Forty clients write more than there is room for while the device holds every sync, and all share
+/// their only thread with those who read.
+fn readers_go_on_while_writers_are_held_up(options: Options, value_len: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(11);
+    device.support_direct(false);
+    let ring_bytes = options.ring_bytes;
+    let options = Options {
+        device: Arc::new(device.clone()),
+        ring: RingMode::Private,
+        segment_bytes: 16 << 20,
+        ..options
+    };
+    let server = start_on(
+        Db::open(dir.path(), options).unwrap(),
+        ServerConfig {
+            threads: 1,
+            ring_bytes,
+            ..config()
+        },
+    );
+    let value = "v".repeat(value_len);
+    // The log has met frames of this size, and so keeps room for them.
+    assert_eq!(
+        server.client().call(&["MSET", "old", "1", "large", &value]),
+        "+OK\r\n"
+    );
+    let gate = device.hold_syncs();
+    let mut writers: Vec<Client> = (0..40).map(|_| server.client()).collect();
+    let mut reader = server.client();
+    for (number, writer) in writers.iter_mut().enumerate() {
+        writer.send(&command(&["SET", &format!("k{number}"), &value]));
+        assert_eq!(reader.line("GET old"), "$1\r\n1\r\n");
+    }
+    // By now all that could be read of them was read, and whoever had to wait does.
+    std::thread::sleep(A_WHILE);
+    for (line, expected) in [
+        ("GET old", "$1\r\n1\r\n"),
+        ("GET nothing", "$-1\r\n"),
+        ("PING", "+PONG\r\n"),
+    ] {
+        assert_eq!(reader.line(line), expected);
+    }
+    // The engine's figures come when its writers go on; whoever asks for them waits alone.
+    let mut asking = server.client();
+    asking.line("CLIENT ACK buffered");
+    asking.send(&command(&["INFO"]));
+    assert_eq!(reader.line("GET old"), "$1\r\n1\r\n");
+    for writer in &mut writers {
+        assert!(
+            writer.is_silent_for(Duration::from_millis(1)),
+            "nothing is durable"
+        );
+    }
+    gate.release();
+    for mut writer in writers {
+        assert_eq!(writer.reply(), b"+OK\r\n");
+    }
+    assert_eq!(asking.reply()[0], b'$');
+}
+
+#[test]
+fn readers_go_on_while_writers_wait_for_room_in_the_ring() {
+    // Small writes, which are made where they arrive while all is well, and large ones, which never are.
+    for value_len in [60_000, 200_000] {
+        let options = Options {
+            ring_bytes: 1 << 20,
+            ..support::options()
+        };
+        readers_go_on_while_writers_are_held_up(options, value_len);
+    }
+}
+
+#[test]
+fn readers_go_on_while_writers_wait_for_memtables_to_be_flushed() {
+    // A memtable is flushed when the log is durable past it, which the held syncs prevent.
+    let family = FamilyOptions {
+        write_buffer_bytes: 512 << 10,
+        ..FamilyOptions::default()
+    };
+    let options = Options {
+        ring_bytes: 16 << 20,
+        family_options: vec![("db0.0".to_owned(), family)],
+        ..support::options()
+    };
+    readers_go_on_while_writers_are_held_up(options, 60_000);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use collie_io::{Device, OpenMode, RealDevice};
 use collie_protocol::Request;
 
 use super::connection::REDIS_VERSION;
-use crate::exec::{Exec, Flow, Outcome};
+use crate::exec::{Exec, Flow, Outcome, Pause};
 use crate::session::Shared;
 
 type Section = (&'static str, &'static str, fn(&Shared, &mut String));
@@ -33,6 +33,11 @@ pub(super) fn info(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         .skip(1)
         .map(|name| String::from_utf8_lossy(name).to_ascii_lowercase())
         .collect();
+    Ok(Flow::Pause(Pause::Info(asked)))
+}
+
+/// What `INFO` says of the sections, named in lower case.
+pub(crate) fn describe(shared: &Shared, asked: &[String]) -> String {
     let all = asked.is_empty()
         || asked
             .iter()
@@ -44,11 +49,10 @@ pub(super) fn info(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
                 text.push_str("\r\n");
             }
             line(&mut text, format_args!("# {heading}"));
-            fill(exec.shared, &mut text);
+            fill(shared, &mut text);
         }
     }
-    exec.reply.verbatim(*b"txt", text.as_bytes());
-    Ok(Flow::Next)
+    text
 }
 
 fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
@@ -74,7 +78,7 @@ fn server(shared: &Shared, text: &mut String) {
         "process_id": std::process::id(),
         "run_id": shared.run_id,
         "tcp_port": shared.listen.port(),
-        "server_time_usec": shared.now_ms() * 1000,
+        "server_time_usec": shared.clock.wall_us(),
         "uptime_in_seconds": uptime_s,
         "uptime_in_days": uptime_s / 86_400,
         "io_threads_active": shared.threads,

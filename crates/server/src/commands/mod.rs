@@ -19,6 +19,7 @@ use collie_protocol::Request;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
 
+pub(crate) use info::describe;
 pub(crate) use keyspace::collect_keys;
 use table::COMMANDS;
 
@@ -68,6 +69,11 @@ pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     exec.session.last_command = command.full_name;
     exec.session.refresh(&exec.shared.store);
     (command.run)(exec, request)
+}
+
+/// Whether a request names a command that may write.
+pub(crate) fn may_write(request: Request<'_>) -> bool {
+    lookup(request.get(0).unwrap_or_default()).is_some_and(|command| command.flags.contains(&"write"))
 }
 
 /// Finds a request's command or subcommand and checks the number of arguments.

@@ -60,6 +60,9 @@ pub(crate) enum Command {
     Writer {
         /// The store's directory.
         dir: PathBuf,
+        /// Where the ring's file goes, if not where it does by default.
+        #[arg(long)]
+        rings: Option<PathBuf>,
     },
 }
 

@@ -9,6 +9,7 @@ use collie_log::Level;
 use crate::Outcome;
 use crate::args::{BenchArgs, BenchCommand, LogBenchArgs, WorkloadArgs};
 use crate::output::{self, Results};
+use crate::temporary::{Temporary, shared_in};
 
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Outcome> {
     match &args.log {
@@ -19,6 +20,10 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Outcome> {
 
 /// `collie bench WORKLOAD…`.
 fn workloads(args: &WorkloadArgs) -> anyhow::Result<Outcome> {
+    let temporary = match args.db {
+        Some(_) => None,
+        None => Some(Temporary::new("collie-bench-", &std::env::temp_dir())?),
+    };
     let bench = WorkloadBench {
         workloads: args.workloads.clone(),
         num: args.num,
@@ -26,7 +31,7 @@ fn workloads(args: &WorkloadArgs) -> anyhow::Result<Outcome> {
         value_size: args.value_size,
         threads: args.threads,
         durability: args.durability(),
-        ring: args.ring.mode(),
+        ring: shared_in(temporary.as_ref().and_then(Temporary::rings), args.ring.mode()),
         disable_wal: args.disable_wal,
         max_total_wal_size: args.max_total_wal_size,
         families: args.families,
@@ -39,6 +44,9 @@ fn workloads(args: &WorkloadArgs) -> anyhow::Result<Outcome> {
         seed: args.seed,
         drain: args.drain,
         dir: args.db.clone(),
+        temporary_in: temporary
+            .as_ref()
+            .map_or_else(std::env::temp_dir, |t| t.path().to_owned()),
     };
     let bar = output::progress("bench", args.num);
     let measured = bench.run(|progress| match progress {
@@ -135,6 +143,7 @@ fn print_workload(results: &mut Results, r: &WorkloadResult) -> std::io::Result<
 
 /// `collie bench log`.
 fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
+    let temporary = Temporary::new("collie-bench-", &args.dir())?;
     let bench = LogBench {
         threads: args.threads.clone(),
         size: args.size,
@@ -147,8 +156,8 @@ fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
         },
         duration: args.duration()?,
         repeat: args.repeat,
-        ring: args.ring.mode(),
-        dir: args.dir(),
+        ring: temporary.ring(args.ring.mode()),
+        dir: temporary.path().to_owned(),
         ..LogBench::default()
     };
     if bench.durability == Level::Buffered && bench.in_flight > 1 {

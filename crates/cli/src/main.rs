@@ -9,6 +9,7 @@ mod bench;
 mod log;
 mod output;
 mod serve;
+mod temporary;
 mod torture;
 mod tour;
 
@@ -53,7 +54,9 @@ fn run(args: Args) -> anyhow::Result<Outcome> {
     match command {
         Command::Serve(args) => serve::run(&args),
         Command::Torture(command) => torture::run(&command),
-        Command::Writer { dir } => torture::writer::run(&dir).map(|()| Outcome::Good),
+        Command::Writer { dir, rings } => {
+            torture::writer::run(&dir, rings.as_deref()).map(|()| Outcome::Good)
+        }
         Command::Log(command) => log::run(&command),
         Command::Bench(args) => bench::run(&args),
     }

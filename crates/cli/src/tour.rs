@@ -15,6 +15,7 @@ use indicatif::{MultiProgress, ProgressBar};
 
 use crate::args::TourArgs;
 use crate::output::{self, Results, count, grouped};
+use crate::temporary::{self, Temporary};
 use crate::torture::child::Writer;
 use crate::torture::kill::Kills;
 use crate::torture::messages::Message;
@@ -55,18 +56,19 @@ impl Pace {
 
 pub(crate) fn run(args: &TourArgs) -> anyhow::Result<Outcome> {
     let pace = if args.short { Pace::SHORT } else { Pace::FULL };
-    let dir = tempfile::Builder::new().prefix("collie-tour-").tempdir()?;
+    let temporary = Temporary::new("collie-tour-", &std::env::temp_dir())?;
+    let dir = temporary.path();
     let mut results = Results::new();
     say(
         &mut results,
         &format!(
             "Collie {}: a transactional store built around its log.\nAll files of this tour are in {} and go with it.",
             env!("CARGO_PKG_VERSION"),
-            dir.path().display()
+            dir.display()
         ),
     )?;
-    race(&mut results, dir.path(), &pace)?;
-    let survived = kill(&mut results, dir.path(), &pace)?;
+    race(&mut results, dir, &pace)?;
+    let survived = kill(&mut results, &temporary, &pace)?;
     let recovered = cut_power(&mut results, &pace)?;
     let outcome = if survived && recovered {
         Outcome::Good
@@ -75,14 +77,14 @@ pub(crate) fn run(args: &TourArgs) -> anyhow::Result<Outcome> {
     };
     let serves = !args.no_serve && (args.serve || std::io::stdout().is_terminal());
     if outcome == Outcome::Good && serves {
-        served(&mut results, dir.path())?;
+        served(&mut results, &temporary)?;
     } else {
         say(
             &mut results,
             "\nTo serve a store of your own: collie serve --dir DIR",
         )?;
     }
-    dir.close()?;
+    temporary.close()?;
     Ok(outcome)
 }
 
@@ -114,7 +116,7 @@ fn race(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
     let bench = LogBench {
         duration: pace.measurement,
         segment_bytes: 16 << 20,
-        // A tour that is interrupted leaves no shared memory behind. What waits for the device does not care.
+        // What waits for the device does not care where the ring lies.
         ring: RingMode::Private,
         dir: dir.to_owned(),
         ..LogBench::default()
@@ -201,14 +203,14 @@ fn bar(name: &str, rate: f64, longest: f64) -> String {
 }
 
 /// A process is killed while it writes.
-fn kill(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<bool> {
+fn kill(results: &mut Results, temporary: &Temporary, pace: &Pace) -> anyhow::Result<bool> {
     say(
         results,
         "\n2 · A crash. Another process commits to a store from five threads: two wait for the\n    \
          device, two for shared memory only, one for nothing. It is killed in mid-write.\n",
     )?;
-    let store = dir.join("killed");
-    let writer = Writer::start(&store)?;
+    let store = temporary.path().join("killed");
+    let writer = Writer::start(&store, temporary.rings())?;
     writer.wait_for(Message::Open)?;
     let until = RealClock.monotonic() + u64::try_from(pace.writing.as_nanos()).unwrap_or(0);
     let pid = writer.pid();
@@ -225,7 +227,7 @@ fn kill(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<bool> 
     results.line(format_args!(
         "    SIGKILL to process {pid}. The store opens again:"
     ))?;
-    let mut kills = Kills::new(&store, 0);
+    let mut kills = Kills::new(&store, temporary.rings(), 0);
     kills.note(&heard);
     let opening = RealClock.monotonic();
     kills.check()?;
@@ -288,7 +290,7 @@ fn cut_power(results: &mut Results, pace: &Pace) -> anyhow::Result<bool> {
     Ok(failed == 0)
 }
 
-fn served(results: &mut Results, dir: &Path) -> anyhow::Result<()> {
+fn served(results: &mut Results, temporary: &Temporary) -> anyhow::Result<()> {
     let free = TcpListener::bind(("127.0.0.1", PORT)).is_ok();
     let config = ServerConfig {
         listen: SocketAddr::from(([127, 0, 0, 1], if free { PORT } else { 0 })),
@@ -298,7 +300,12 @@ fn served(results: &mut Results, dir: &Path) -> anyhow::Result<()> {
         results,
         "\n4 · The server, for Redis clients. A reply leaves when what it tells is on the device.\n",
     )?;
-    serve::serve(&dir.join("served"), Options::default(), config, |addr| {
+    let options = Options {
+        ring: temporary.ring(RingMode::default()),
+        ..Options::default()
+    };
+    temporary::leave_signals_alone();
+    serve::serve(&temporary.path().join("served"), options, config, |addr| {
         let port = addr.port();
         let text = format!(
             "\n    In another terminal:\n\n        redis-cli -p {port} set greeting hello\n        redis-cli -p {port} get greeting\n\n    \

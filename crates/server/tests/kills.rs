@@ -14,11 +14,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use collie_db::Db;
+use collie_db::{Db, Options, RingMode};
 use collie_server::{Ack, Server, ServerConfig, termination};
 use support::{Client, command, config, options, rounds};
 
 const CHILD_DIR: &str = "COLLIE_TEST_CHILD_DIR";
+const CHILD_RINGS: &str = "COLLIE_TEST_CHILD_RINGS";
 const CHILD_ACK: &str = "COLLIE_TEST_CHILD_ACK";
 
 /// Not a test of its own: the process that is killed.
@@ -26,7 +27,13 @@ const CHILD_ACK: &str = "COLLIE_TEST_CHILD_ACK";
 fn child_server() {
     let Ok(dir) = std::env::var(CHILD_DIR) else { return };
     let ack: Ack = std::env::var(CHILD_ACK).unwrap().parse().unwrap();
-    let db = Db::open(dir, options()).unwrap();
+    let options = Options {
+        ring: RingMode::Shared {
+            dir: std::env::var_os(CHILD_RINGS).unwrap().into(),
+        },
+        ..options()
+    };
+    let db = Db::open(dir, options).unwrap();
     let server = Server::bind(ServerConfig { ack, ..config() }, db).unwrap();
     println!("\nlistening {}", server.local_addr());
     server.run(termination()).unwrap();
@@ -39,10 +46,11 @@ struct Process {
 }
 
 impl Process {
-    fn start(dir: &Path, ack: &str) -> Process {
+    fn start(dir: &Path, rings: &Path, ack: &str) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child_server", "--nocapture"])
             .env(CHILD_DIR, dir)
+            .env(CHILD_RINGS, rings)
             .env(CHILD_ACK, ack)
             .stdout(Stdio::piped())
             .spawn()
@@ -96,9 +104,11 @@ fn increment(addr: SocketAddr, sent: &AtomicI64, acknowledged: &AtomicI64) {
 
 fn acknowledged_increments_survive_kills(ack: &str) {
     let dir = tempfile::tempdir().unwrap();
+    // What the killed leave in shared memory goes with this.
+    let rings = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut floor = 0;
     for round in 0..rounds("COLLIE_KILLS", 4) {
-        let server = Process::start(dir.path(), ack);
+        let server = Process::start(dir.path(), rings.path(), ack);
         let before = counter(server.addr);
         assert!(before >= floor, "{before} increments are left of {floor}");
         let (sent, acknowledged) = (AtomicI64::new(0), AtomicI64::new(0));
@@ -122,7 +132,7 @@ fn acknowledged_increments_survive_kills(ack: &str) {
             acknowledged > 100,
             "only {acknowledged} increments in half a minute"
         );
-        let server = Process::start(dir.path(), ack);
+        let server = Process::start(dir.path(), rings.path(), ack);
         let after = counter(server.addr);
         let done = after - before;
         assert!(
@@ -131,7 +141,7 @@ fn acknowledged_increments_survive_kills(ack: &str) {
         );
         floor = after;
     }
-    let server = Process::start(dir.path(), ack);
+    let server = Process::start(dir.path(), rings.path(), ack);
     assert_eq!(counter(server.addr), floor);
     assert_eq!(Client::connect(server.addr).line("DBSIZE"), ":1\r\n");
 }

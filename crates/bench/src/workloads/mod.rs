@@ -146,6 +146,8 @@ pub struct WorkloadBench {
     pub drain: bool,
     /// Where the store goes, and stays; without it a temporary directory.
     pub dir: Option<PathBuf>,
+    /// Where a temporary directory is made.
+    pub temporary_in: PathBuf,
 }
 
 impl Default for WorkloadBench {
@@ -171,6 +173,7 @@ impl Default for WorkloadBench {
             seed: 1,
             drain: false,
             dir: None,
+            temporary_in: std::env::temp_dir(),
         }
     }
 }
@@ -283,7 +286,7 @@ impl WorkloadBench {
         self.check()?;
         let fresh = match self.dir {
             Some(_) => None,
-            None => Some(dirs::fresh(&std::env::temp_dir())?),
+            None => Some(dirs::fresh(&self.temporary_in)?),
         };
         let parent = self.dir.as_deref().or(fresh.as_ref().map(dirs::Fresh::path));
         let path = parent.unwrap_or(Path::new(".")).join(STORE);

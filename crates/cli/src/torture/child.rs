@@ -1,5 +1,6 @@
 //! The parent's side of a writer.
 
+use std::ffi::OsStr;
 use std::io::BufReader;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -36,12 +37,17 @@ pub(crate) struct Heard {
 }
 
 impl Writer {
-    /// Starts a writer on the store in `dir`.
-    pub(crate) fn start(dir: &Path) -> anyhow::Result<Self> {
+    /// Starts a writer on the store in `dir`, its ring in `rings`.
+    pub(crate) fn start(dir: &Path, rings: Option<&Path>) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut child = Command::new(&program)
             .arg(WRITER)
             .arg(dir)
+            .args(
+                rings
+                    .into_iter()
+                    .flat_map(|rings| [OsStr::new("--rings"), rings.as_os_str()]),
+            )
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

@@ -5,10 +5,14 @@
 //! store stays small however long the test runs. Its value tells which commits of all threads it has read,
 //! so that a later check can see whether one is there without what came before it.
 
+use std::path::Path;
+
 use anyhow::Context;
 use collie_db::{Batch, Db, Family, FamilyOptions, Options, Snapshot};
 use collie_log::Level;
 use collie_sim::Rng;
+
+use crate::temporary::shared_in;
 
 /// Threads of a writer, each at a level of its own. What `Buffered` commits promise nothing, but others see
 /// them.
@@ -55,6 +59,15 @@ pub(crate) fn options() -> Options {
         family_options: vec![(SECOND.to_owned(), family.clone())],
         default_family: family,
         ..Options::default()
+    }
+}
+
+/// As [`options`], with the ring's file in `rings`.
+pub(crate) fn options_with(rings: Option<&Path>) -> Options {
+    let options = options();
+    Options {
+        ring: shared_in(rings, options.ring),
+        ..options
     }
 }
 

@@ -47,6 +47,8 @@ impl Report {
 /// A store and the ledger of what was acknowledged in it.
 pub(crate) struct Kills {
     dir: PathBuf,
+    /// Where the ring's file goes, if not where it does by default.
+    rings: Option<PathBuf>,
     rng: Rng,
     /// How many commits of each thread were acknowledged, the highest number ever.
     acknowledged: Counts,
@@ -58,10 +60,11 @@ pub(crate) struct Kills {
 }
 
 impl Kills {
-    /// Kills for a store in `dir`, which may be empty.
-    pub(crate) fn new(dir: &Path, seed: u64) -> Self {
+    /// Kills for a store in `dir`, which may be empty, with its ring in `rings`.
+    pub(crate) fn new(dir: &Path, rings: Option<&Path>, seed: u64) -> Self {
         Self {
             dir: dir.to_owned(),
+            rings: rings.map(Path::to_owned),
             rng: Rng::new(seed),
             acknowledged: [0; THREADS],
             there: [0; THREADS],
@@ -93,7 +96,7 @@ impl Kills {
 
     /// One writer's life, and its end.
     fn round(&mut self, in_recovery: bool) -> anyhow::Result<()> {
-        let writer = Writer::start(&self.dir)?;
+        let writer = Writer::start(&self.dir, self.rings.as_deref())?;
         writer.wait_for(Message::Opening)?;
         let opening = RealClock.monotonic();
         if in_recovery {
@@ -133,7 +136,7 @@ impl Kills {
 
     /// Opens the store here and looks at everything in it.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
-        let db = Db::open(&self.dir, history::options())
+        let db = Db::open(&self.dir, history::options_with(self.rings.as_deref()))
             .with_context(|| format!("the store in {} does not open after a kill", self.dir.display()))?;
         let findings = history::check(&db, &self.acknowledged)?;
         db.close()?;

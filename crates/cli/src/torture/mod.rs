@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::args::TortureCommand;
 use crate::output::{self, Results, grouped, note};
+use crate::temporary::Temporary;
 
 use kill::{Kills, Report};
 
@@ -60,12 +61,13 @@ struct KillMore {
 fn kills(rounds: u64, seed: u64, json: bool, dir: Option<&PathBuf>) -> anyhow::Result<Outcome> {
     let temporary = match dir {
         Some(_) => None,
-        None => Some(tempfile::Builder::new().prefix("collie-torture-").tempdir()?),
+        None => Some(Temporary::new("collie-torture-", &std::env::temp_dir())?),
     };
     let parent = dir.map(PathBuf::as_path).or(temporary.as_ref().map(|t| t.path()));
     let store = parent.unwrap_or(std::path::Path::new(".")).join("store");
     let bar = output::progress("kill", rounds);
-    let mut kills = Kills::new(&store, seed);
+    let rings = temporary.as_ref().and_then(Temporary::rings);
+    let mut kills = Kills::new(&store, rings, seed);
     let ran = kills.run(rounds, |report| {
         bar.set_position(report.rounds);
         bar.set_message(format!("{} acknowledged", grouped(report.acknowledged)));

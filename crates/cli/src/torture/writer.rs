@@ -11,12 +11,12 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use super::history::{self, LEVELS, Tables};
 use super::messages::Message;
 
-/// Opens the store in `dir` and writes until it is killed, or until nobody reads what it says.
-pub(crate) fn run(dir: &Path) -> anyhow::Result<()> {
+/// Opens the store in `dir`, its ring in `rings`, and writes until it is killed, or until nobody reads what it says.
+pub(crate) fn run(dir: &Path, rings: Option<&Path>) -> anyhow::Result<()> {
     // Not to write for ever where the parent dies first.
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot tie the writer to its parent")?;
     say(Message::Opening)?;
-    let db = Db::open(dir, history::options())?;
+    let db = Db::open(dir, history::options_with(rings))?;
     let tables = Tables::open(&db)?;
     let counts = tables.counts()?;
     for (thread, &count) in counts.iter().enumerate() {

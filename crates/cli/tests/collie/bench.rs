@@ -1,6 +1,8 @@
 //! `collie bench` through the real binary: what it prints, not how fast anything is.
 
-use crate::common::{fields, json_lines, run, stderr};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common::{collie, fields, json_lines, rings_of, run, stderr};
 
 #[test]
 fn bench_log_prints_one_object_per_log_and_number_of_threads() {
@@ -161,4 +163,49 @@ fn a_store_that_was_filled_is_read_by_a_later_command() {
     let none = run(["bench", "readrandom", "--num", "500"]);
     assert_eq!(none.status.code(), Some(1));
     assert!(stderr(&none).contains("fill one first"), "{}", stderr(&none));
+}
+
+#[test]
+fn what_a_signal_interrupts_leaves_nothing_behind() {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        for words in [
+            &["bench", "fillrandom", "--num", "1000000000"][..],
+            &["bench", "log", "--threads", "2", "--duration", "600"],
+            &["torture", "kill", "--rounds", "1000000"],
+        ] {
+            let temporary = tempfile::tempdir().unwrap();
+            let mut child = collie()
+                .args(words)
+                .env("TMPDIR", temporary.path())
+                .stdout(std::process::Stdio::null())
+                .stderr(std::process::Stdio::null())
+                .spawn()
+                .unwrap();
+            let files = || std::fs::read_dir(temporary.path()).unwrap().count();
+            // The one that kills has its rings in other processes.
+            let mut rings = Vec::new();
+            while files() == 0 || (rings.is_empty() && words[0] == "bench") {
+                assert_eq!(child.try_wait().unwrap(), None, "{words:?}");
+                rings = rings_of(&child);
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            let dirs = rings_beside(&rings);
+            kill_process(Pid::from_child(&child), signal).unwrap();
+            assert_eq!(child.wait().unwrap().code(), Some(code), "{words:?}");
+            assert_eq!(files(), 0, "{words:?}");
+            assert!(dirs.iter().all(|dir| !dir.exists()), "{dirs:?}");
+        }
+    }
+}
+
+/// The directories that the rings lie in, which are the command's own.
+fn rings_beside(rings: &[std::path::PathBuf]) -> Vec<std::path::PathBuf> {
+    let dirs: Vec<_> = rings
+        .iter()
+        .map(|ring| ring.parent().unwrap().to_owned())
+        .collect();
+    for dir in &dirs {
+        assert_ne!(dir, std::path::Path::new("/dev/shm"), "{rings:?}");
+    }
+    dirs
 }

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStderr, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{collie, run, stderr};
+use crate::common::{collie, rings_of, run, stderr};
 
 /// A served store; killed when the test ends before it does.
 pub(crate) struct Served {
@@ -73,8 +73,16 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
+        // Nobody will open its store again: what it has in shared memory would stay.
+        let rings = match self.child.try_wait() {
+            Ok(None) => rings_of(&self.child),
+            _ => Vec::new(),
+        };
         let _ = self.child.kill();
         let _ = self.child.wait();
+        for ring in rings {
+            let _ = std::fs::remove_file(ring);
+        }
     }
 }
 

@@ -410,6 +410,7 @@ fn fixed_commands_and_broken_ones_are_answered_as_redis_answers_them() {
         "CONFIG SET proto-max-bulk-len x",
         "CONFIG SET proto-max-bulk-len 5",
         "CONFIG SET timeout",
+        "CONFIG SET timeout 5 maxclients",
         "CONFIG SET client-output-buffer-limit x",
         "CONFIG SET client-output-buffer-limit foo\t1\t2\t3",
         "CONFIG GET databases",
@@ -500,6 +501,25 @@ fn hostile_frames_get_the_error_of_redis_and_a_closed_connection() {
         let [ours, theirs] = &mut answers;
         assert_eq!(ours, theirs, "{:?}", &frame[..frame.len().min(60)]);
         assert!(ours.contains("-ERR Protocol error"), "{ours:?}");
+    }
+}
+
+#[test]
+fn lines_of_http_end_their_connection_without_a_word() {
+    let Some(redis) = redis() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    for request in [
+        "POST / HTTP/1.1\r\nSET k stolen\r\n",
+        "Host: example.com\r\nSET k stolen\r\n",
+        "*2\r\n$5\r\nhost:\r\n$1\r\nx\r\n",
+    ] {
+        for addr in [server.addr, redis.addr] {
+            let mut client = Client::connect(addr);
+            client.send(request.as_bytes());
+            assert_eq!(client.rest(), "", "{request:?}");
+            assert_eq!(Client::connect(addr).line("EXISTS k"), ":0\r\n", "{request:?}");
+        }
     }
 }
 

@@ -311,7 +311,7 @@ pub(super) fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 pub(super) fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if !request.len().is_multiple_of(2) {
-        return Err(crate::failure::text::arity("config|set").into());
+        return Err(crate::failure::text::SYNTAX.into());
     }
     let mut changes = Vec::new();
     let mut seen: Vec<&str> = Vec::new();

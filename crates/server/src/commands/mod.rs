@@ -62,13 +62,30 @@ struct Keys {
 
 /// Runs one request that has at least one argument.
 pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let command = find(request)?;
+    let command = match find(request) {
+        Ok(command) => command,
+        Err(_) if is_http(request) => {
+            tracing::warn!(
+                client = exec.session.client.id,
+                "a browser may have been made to talk to this server: its connection is closed"
+            );
+            return Ok(Flow::Close);
+        }
+        Err(failure) => return Err(failure),
+    };
     if !exec.session.authenticated && !command.is_open {
         return Err(text::NO_AUTH.into());
     }
     exec.session.last_command = command.full_name;
     exec.session.refresh(&exec.shared.store);
     (command.run)(exec, request)
+}
+
+/// Whether a request is a line of HTTP: what a page sends from a browser must not get to the lines that it
+/// hopes are taken for commands. Redis closes at the same two words.
+fn is_http(request: Request<'_>) -> bool {
+    let name = request.get(0).unwrap_or_default();
+    name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
 }
 
 /// Whether a request names a command that may write.

@@ -114,9 +114,9 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) dir: PathBuf,
     /// Where to listen; port 0 takes a free one.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:6380")]
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:6380", value_parser = address)]
     pub(crate) listen: SocketAddr,
-    /// When replies leave: when what they tell is at this level. Connections can choose for themselves.
+    /// What a reply waits for, of all that it tells. Connections can choose for themselves.
     #[arg(long, value_enum, default_value_t = Durability::Disk)]
     pub(crate) ack: Durability,
     /// Where the log's ring lies.
@@ -372,6 +372,11 @@ impl LogBenchArgs {
     pub(crate) fn duration(&self) -> anyhow::Result<Duration> {
         seconds("--duration", self.duration)
     }
+}
+
+fn address(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse()
+        .map_err(|_| "expected an IP address and a port, as in 127.0.0.1:6380 or [::1]:6380")
 }
 
 fn seconds(flag: &str, seconds: f64) -> anyhow::Result<Duration> {

@@ -242,9 +242,10 @@ fn summary(found: &Inspection) -> String {
     use fmt::Write;
     let epochs = found.segments.last().map_or(0, |s| s.epoch);
     let mut text = format!(
-        "{} frames in {} segments, LSN {} to {}, epoch {epochs}, durable for certain below {}",
+        "{} frames in {} segment{}, LSN {} to {}, epoch {epochs}, durable for certain below {}",
         found.frames,
         found.segments.len(),
+        if found.segments.len() == 1 { "" } else { "s" },
         found.first_frame,
         found.end,
         found.promise,

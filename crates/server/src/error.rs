@@ -11,9 +11,7 @@ use crate::store::OpenError;
 #[non_exhaustive]
 pub enum ServerError {
     /// The address cannot be listened on.
-    #[error(
-        "cannot listen on {addr}: {source}; is another server there, or is the address not this machine's?"
-    )]
+    #[error("cannot listen on {addr}; is another server there, or is the address not this machine's?")]
     Listen {
         /// The address that was asked for.
         addr: SocketAddr,
@@ -43,7 +41,7 @@ pub enum ServerError {
     #[error("the engine: {0}")]
     Engine(#[from] collie_db::Error),
     /// A thread or its event loop cannot be started, or ended by a panic.
-    #[error("{what}: {source}")]
+    #[error("{what} failed")]
     Thread {
         /// Which thread.
         what: &'static str,

@@ -102,7 +102,7 @@ pub(crate) fn check(num: u64, key_size: usize, value_size: usize) -> Result<(), 
     if num == 0 || num > 1 << 40 || !fits {
         return bad(
             "num",
-            format!("{num} keys are none, too many, or more than {key_size} bytes can tell apart"),
+            format!("{num} is not from 1 to 2^40, or more than keys of {key_size} bytes can tell apart"),
         );
     }
     Ok(())

@@ -206,7 +206,15 @@ fn verify(device: &Arc<dyn Device>, dir: &Path, json: bool) -> anyhow::Result<Ou
             results.flush()?;
             Ok(Outcome::Good)
         }
-        Err(error @ LogError::Corrupt { .. }) if json => {
+        Err(error @ LogError::Corrupt { .. }) if !json => {
+            output::complain(&error.into());
+            output::note(format_args!(
+                "`collie log repair {}` cuts the log there, if nothing can be restored",
+                dir.display()
+            ));
+            Ok(Outcome::Bad)
+        }
+        Err(error @ LogError::Corrupt { .. }) => {
             results.json(&VerifyLine {
                 ok: false,
                 dir: dir.to_string_lossy(),

@@ -54,9 +54,6 @@ pub(crate) fn serve(
         db.recovery()
             .map_or_else(|| "the log is off".to_owned(), recovered)
     ));
-    for warning in db.recovery().into_iter().flat_map(|report| &report.warnings) {
-        note(format_args!("warning: {warning}"));
-    }
     let server = match Server::bind(config, db.clone()) {
         Ok(server) => server,
         Err(error) => {

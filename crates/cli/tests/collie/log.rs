@@ -133,6 +133,11 @@ fn damage_is_told_with_its_place_and_repair_cuts_there_and_keeps_the_rest_aside(
 
     let output = run(args("verify", dir.path(), &[]));
     assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("collie log repair"),
+        "{}",
+        stderr(&output)
+    );
     let text = stderr(&output);
     assert!(
         text.contains("corruption") && text.contains(segment.to_str().unwrap()),

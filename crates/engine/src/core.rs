@@ -136,6 +136,8 @@ pub(crate) struct Core {
     pub(crate) gates: Condvar,
     /// The log's end at which its size is looked at again.
     pub(crate) wal_check_at: AtomicU64,
+    /// The log was full for a commit, and nobody has looked yet whether something can be let go.
+    pub(crate) log_full: AtomicBool,
     pub(crate) snapshots: AtomicUsize,
     /// The log is being replayed: only replay itself seals memtables, at the frame that it has come to. A
     /// mark would be at the log's end and would count frames as flushed that replay has yet to reach.
@@ -199,6 +201,7 @@ impl Core {
             stalls: Mutex::new(()),
             gates: Condvar::new(),
             wal_check_at: AtomicU64::new(Lsn::MAX),
+            log_full: AtomicBool::new(false),
             snapshots: AtomicUsize::new(0),
             replaying: AtomicBool::new(false),
             life: RwLock::new(()),
@@ -287,9 +290,13 @@ impl Core {
 
     /// Takes a place in the order for something that is no commit.
     pub(crate) fn mark(&self) -> Result<At> {
+        self.mark_as(Record::Place)
+    }
+
+    fn mark_as(&self, record: Record<'_>) -> Result<At> {
         let mut system = self.system.lock();
         let hand = system.as_mut().ok_or(Error::Closed)?;
-        let mark = hand.commit(&self.journal, &self.visible, KIND_MARK, Record::Place, |_| ());
+        let mark = hand.commit(&self.journal, &self.visible, KIND_MARK, record, |_| ());
         self.settle(mark)
     }
 
@@ -306,6 +313,9 @@ impl Core {
         let unfinished = Unfinished(self);
         let committed = hand.commit(&self.journal, &self.visible, kind, record, apply);
         std::mem::forget(unfinished);
+        if let Err((Error::StorageFull { .. }, _)) = &committed {
+            crate::flush::make_room_in_log(self);
+        }
         self.settle(committed)
     }
 
@@ -335,7 +345,7 @@ impl Core {
         }
         // Ordered before the mark's reservation by that one's Release; see `FamilyState::with_mem`.
         family.rotating.store(true, Ordering::Relaxed);
-        let mark = self.mark();
+        let mark = self.mark_as(Record::Mark);
         reach!("rotation has its LSN");
         if let Ok(at) = mark {
             family

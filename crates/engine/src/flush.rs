@@ -212,28 +212,45 @@ pub(crate) fn flush_all_of(core: &Core, family: &Arc<FamilyState>, cause: FlushC
     flush_sealed(core, family)
 }
 
-/// Flushes the families that pin the oldest segment, until the log is within its limit.
+/// Where the log has grown past its limit, or its device is full, flushes the families that pin the oldest
+/// segment.
 fn flush_for_wal_size(core: &Core) {
-    let limit = wal_limit(core);
+    // AcqRel pairs with `make_room_in_log`: a commit that is refused from here on asks again.
+    let full = core.log_full.swap(false, Ordering::AcqRel);
     let families = core.families.read().all();
-    if let Some(oldest) = core.journal.oldest()
-        && core.journal.reserved().saturating_sub(oldest) > limit
-    {
-        let pins = |family: &&Arc<FamilyState>| {
-            family.flushed.load(Ordering::Relaxed) < oldest + core.options.segment_bytes
-        };
-        core.counters.wal_size_flushes.fetch_add(1, Ordering::Relaxed);
-        for family in families.iter().filter(pins) {
-            let sealed = core.rotate(family, FlushCause::WalSize, |view| view.sealed.is_empty());
-            match sealed.and_then(|_| flush_sealed(core, family)) {
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::warn!(family = %family.name, %error, "the log stays longer than its limit");
+    if let (Some(oldest), Some(end)) = (core.journal.oldest(), core.journal.oldest_end()) {
+        let reserved = core.journal.reserved();
+        // While the log ends in its oldest segment no flush lets that go.
+        let too_long = reserved - oldest > wal_limit(core);
+        if too_long || (full && reserved >= end) {
+            core.counters.wal_size_flushes.fetch_add(1, Ordering::Relaxed);
+            for family in &families {
+                if family.flushed.load(Ordering::Relaxed) < end {
+                    flush_what_pins(core, family);
                 }
             }
         }
     }
     arm_wal_check(core);
+}
+
+fn flush_what_pins(core: &Core, family: &Arc<FamilyState>) {
+    match core.rotate(family, FlushCause::WalSize, |view| view.sealed.is_empty()) {
+        // A flush that failed a moment ago waits for its time.
+        Ok(_) if family.flush_queued.load(Ordering::Acquire) => {}
+        Ok(_) => flush_or_queue_again(core, family),
+        Err(error) => {
+            tracing::warn!(family = %family.name, %error, "the family still pins the oldest part of the log");
+        }
+    }
+}
+
+/// A commit was refused because the log's device is full: lets go of the oldest part, so that writes go on.
+pub(crate) fn make_room_in_log(core: &Core) {
+    // AcqRel pairs with `flush_for_wal_size`. Whoever sets the flag queues the task, so it is queued once.
+    if !core.log_full.swap(true, Ordering::AcqRel) {
+        core.tasks.look_at_wal_size();
+    }
 }
 
 /// The limit on live log, in bytes.

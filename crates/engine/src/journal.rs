@@ -64,6 +64,19 @@ impl Journal {
         }
     }
 
+    /// Reserves a place for a rotation, for which the log keeps room. `hook` is told as by the log.
+    pub(crate) fn append_mark(
+        &self,
+        worker: &mut JournalWorker,
+        kind: u8,
+        hook: &mut impl AppendHook,
+    ) -> Result<Span> {
+        match (self, worker) {
+            (Self::Log(_), JournalWorker::Log(worker)) => Ok(worker.append_mark(STREAM, kind, hook)?),
+            (_, worker) => self.append(worker, kind, &[], hook),
+        }
+    }
+
     /// The reservation counter: the visible herd's cutoff.
     pub(crate) fn reserved(&self) -> Lsn {
         match self {
@@ -133,6 +146,14 @@ impl Journal {
     pub(crate) fn oldest(&self) -> Option<Lsn> {
         match self {
             Self::Log(log) => Some(log.oldest()),
+            Self::Virtual(_) => None,
+        }
+    }
+
+    /// Where the oldest part that can be let go of ends.
+    pub(crate) fn oldest_end(&self) -> Option<Lsn> {
+        match self {
+            Self::Log(log) => Some(log.oldest_end()),
             Self::Virtual(_) => None,
         }
     }

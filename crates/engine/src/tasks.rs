@@ -78,7 +78,7 @@ impl Tasks {
         }
     }
 
-    /// The caller makes sure that it is queued once at most.
+    /// Each caller makes sure that it has queued it once at most.
     pub(crate) fn look_at_wal_size(&self) {
         self.state.lock().flushes.0.push_back((0, FlushTask::WalSize));
         self.changed.notify_all();

@@ -25,6 +25,8 @@ pub(crate) enum Record<'a> {
     Encoded(&'a [u8]),
     /// Nothing: a place in the order.
     Place,
+    /// As `Place`, where the log may be full: what the place is for makes room.
+    Mark,
 }
 
 /// One worker of the log with its slot in the visible herd.
@@ -91,7 +93,7 @@ impl Hand {
                 &**staging
             }
             Record::Encoded(payload) => payload,
-            Record::Place => &[],
+            Record::Place | Record::Mark => &[],
         };
         // Cleared when all went well; a panic on the way leaves it set.
         *stuck = true;
@@ -100,7 +102,11 @@ impl Hand {
             slot,
             black: false,
         };
-        let span = match journal.append(worker, kind, payload, &mut hook) {
+        let appended = match record {
+            Record::Mark => journal.append_mark(worker, kind, &mut hook),
+            _ => journal.append(worker, kind, payload, &mut hook),
+        };
+        let span = match appended {
             Ok(span) => span,
             Err(error) => {
                 *stuck = hook.black;

@@ -7,10 +7,24 @@
 //!
 //! Larger frames take turns, so at most one of them can be between its look and its reservation. What it
 //! needs is kept beyond the limit.
+//!
+//! Commits are admitted while `next + slack + kept <= limit`, marks without `kept`. The argument does not ask
+//! which of the two a worker was admitted by, so `next` never passes the limit; and by the same argument commits
+//! alone never pass `limit - kept`. What `kept` has beyond another `slack` is therefore there for marks,
+//! however full the device is.
 
 use crate::Lsn;
 use crate::herd::Reservations;
 use crate::sync::{AtomicU64, Ordering};
+
+/// Who asks for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// Whoever brings data.
+    Commit,
+    /// Whoever may make room by it: see [`Worker::append_mark`](crate::Worker::append_mark).
+    Mark,
+}
 
 /// Where the reservation counter may be at most when a frame is admitted.
 #[derive(Debug)]
@@ -21,15 +35,19 @@ pub(crate) struct Limit {
     slack: u64,
     /// The largest small frame.
     small: u64,
+    /// What commits leave to marks.
+    kept: u64,
 }
 
 impl Limit {
-    /// A limit for `workers` workers whose small frames have up to `small` bytes.
-    pub(crate) fn new(workers: usize, small: u64, at: Lsn) -> Self {
+    /// A limit for `workers` workers whose small frames have up to `small` bytes. `frames` of these for each of
+    /// them are left to marks.
+    pub(crate) fn new(workers: usize, small: u64, frames: u64, at: Lsn) -> Self {
         Self {
             at: AtomicU64::new(at),
             slack: workers as u64 * small,
             small,
+            kept: workers as u64 * small * frames,
         }
     }
 
@@ -39,15 +57,23 @@ impl Limit {
     }
 
     /// Whether a frame may be reserved now, by the worker that asks.
-    pub(crate) fn admits(&self, next: &Reservations) -> bool {
+    pub(crate) fn admits(&self, next: &Reservations, room: Room) -> bool {
         // A stale value of the counter serves: see the module.
-        self.is_ahead(next.glance(), 0)
+        let next = next.glance();
+        match room {
+            Room::Commit => self.is_ahead(next, 0),
+            Room::Mark => self.has_room(next),
+        }
     }
 
-    /// Whether `ahead` further bytes are admitted beyond `next`. Acquire pairs with the Release in `raise`:
-    /// whatever was prepared before the limit was raised is there.
+    /// Whether commits of `ahead` further bytes are admitted beyond `next`.
     pub(crate) fn is_ahead(&self, next: Lsn, ahead: u64) -> bool {
-        next + self.slack + ahead <= self.at.load(Ordering::Acquire)
+        self.has_room(next + self.kept + ahead)
+    }
+
+    /// Acquire pairs with the Release in `raise`: whatever was prepared before the limit was raised is there.
+    fn has_room(&self, next: Lsn) -> bool {
+        next + self.slack <= self.at.load(Ordering::Acquire)
     }
 
     /// The limit as it is; for whoever raises it. Relaxed: raises are ordered by the raiser's lock.
@@ -57,7 +83,7 @@ impl Limit {
 
     /// Raises the limit to what is prepared; it never goes back.
     pub(crate) fn raise(&self, to: Lsn) {
-        // Release pairs with the Acquire in `is_ahead`.
+        // Release pairs with the Acquire in `has_room`.
         self.at.fetch_max(to, Ordering::Release);
     }
 }

@@ -140,6 +140,12 @@ impl Log {
         self.core().segments.oldest()
     }
 
+    /// The end of the oldest segment, beyond which all holders must be for it to be released.
+    #[must_use]
+    pub fn oldest_end(&self) -> Lsn {
+        self.core().segments.oldest_end()
+    }
+
     /// The durable frames from `from` on, up to what is durable now. `from` is the start of a frame, or
     /// [`RecoveryReport::first_frame`], or any frame's end.
     ///

@@ -143,11 +143,23 @@ impl Segments {
     }
 
     /// Makes room for more: zeroes a further chunk, or begins a further segment. Everything that it makes
-    /// is synced, names included, before `total` tells of it.
+    /// is synced, names included, before `total` tells of it. On a full device spares make way.
     pub(crate) fn extend(&self, builder: &mut Builder) -> Result<(), LogError> {
         if builder.closed {
             return Err(LogError::Closed);
         }
+        loop {
+            match self.try_extend(builder) {
+                Err(error) if error.is_full() => {
+                    let oldest = lock(&self.table).spare.pop_front();
+                    self.remove(&*oldest.ok_or(error)?)?;
+                }
+                extended => return extended,
+            }
+        }
+    }
+
+    fn try_extend(&self, builder: &mut Builder) -> Result<(), LogError> {
         if let Some((file, path, end)) = &builder.unfinished {
             let chunk = CHUNK.min(end - builder.total);
             let offset = BLOCK as u64 + self.template.data_bytes.get() - (end - builder.total);
@@ -250,6 +262,11 @@ impl Segments {
         lock(&self.table).live.front().map_or(0, |s| s.first_lsn)
     }
 
+    /// The end of the oldest segment, below which nothing may be held for it to be released.
+    pub(crate) fn oldest_end(&self) -> Lsn {
+        lock(&self.table).live.front().map_or(0, |s| s.end)
+    }
+
     /// How many segments are live and spare, and the bytes that they take.
     pub(crate) fn size(&self) -> (usize, usize, u64) {
         let table = lock(&self.table);
@@ -280,14 +297,19 @@ impl Segments {
             };
             drop(guard);
             if let Some(segment) = surplus {
-                match self.device.remove_file(&segment.path) {
-                    // Somebody removed it for us.
-                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                    removed => removed.at("remove", &segment.path)?,
-                }
-                self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
+                self.remove(&segment)?;
             }
         }
+    }
+
+    /// Removes a segment's file for good. The builder's lock is held.
+    fn remove(&self, segment: &Segment) -> Result<(), LogError> {
+        match self.device.remove_file(&segment.path) {
+            // Somebody removed it for us.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            removed => removed.at("remove", &segment.path)?,
+        }
+        self.device.sync_dir(&self.dir).at("sync", &self.dir)
     }
 
     /// Takes the first segment out of the table if it ends at or below `lsn`, and keeps it as a spare where

@@ -2,13 +2,19 @@
 //!
 //! Small frames are admitted by a look at the [`Limit`]. Larger ones take turns; `reserve` bytes beyond the
 //! limit are kept for the one whose turn it is: as many as the largest frame so far had.
+//!
+//! What commits leave of the prepared space is for marks, by which a full log can become an emptier one.
 
 use crate::Lsn;
 use crate::error::LogError;
 use crate::herd::Reservations;
-use crate::limit::Limit;
+use crate::limit::{Limit, Room};
 use crate::segments::{Builder, Segments};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
+
+/// Small frames per worker that are left to marks: one for what commits may overrun their look by, so that the
+/// other is there whatever happens.
+const FOR_MARKS: u64 = 2;
 
 #[derive(Debug)]
 pub(crate) struct Space {
@@ -27,7 +33,7 @@ impl Space {
     pub(crate) fn new(max_workers: usize, segment_bytes: u64, total: Lsn) -> Self {
         let small = (segment_bytes / 8 / max_workers as u64).clamp(64, 4096);
         Self {
-            limit: Limit::new(max_workers, small, total),
+            limit: Limit::new(max_workers, small, FOR_MARKS, total),
             large: Mutex::new(()),
             reserve: AtomicU64::new(0),
         }
@@ -65,14 +71,15 @@ impl Space {
         segments: &Segments,
         next: &Reservations,
         len: u64,
+        room: Room,
     ) -> Result<Option<LargeTurn<'a>>, LogError> {
         let turn = (!self.limit.is_small(len)).then(|| lock(&self.large));
         if turn.is_some() && len > self.reserve.load(Ordering::Relaxed) {
             // In steps, so that slowly growing frames do not prepare space each time.
             self.raise_reserve(segments, len.next_power_of_two())?;
         }
-        while !self.limit.admits(next) {
-            self.extend_unless(segments, || self.limit.admits(next))?;
+        while !self.limit.admits(next, room) {
+            self.extend_unless(segments, || self.limit.admits(next, room))?;
         }
         Ok(turn)
     }

@@ -8,6 +8,7 @@ use crate::core::{Core, Counted};
 use crate::error::LogError;
 use crate::format::{FIRST_OWN_KIND, FrameHeader, FrameStart, KIND_CLOSE, KIND_SEAL, MAX_STREAM, frame_len};
 use crate::herd::SlotId;
+use crate::limit::Room;
 use crate::stats::{SAMPLE, since};
 use crate::sync::Ordering;
 use crate::{Lsn, Span};
@@ -79,6 +80,32 @@ impl Worker {
         payload: &[u8],
         hook: &mut H,
     ) -> Result<Span, LogError> {
+        self.append_users(stream, kind, payload, hook, Room::Commit)
+    }
+
+    /// As [`Worker::append_with`], for a frame without payload that may help to make room, such as the mark up to
+    /// which something is about to be saved elsewhere. It has room where other appends are refused: a part of
+    /// the prepared space is kept for marks, some thousands of them by default.
+    ///
+    /// # Errors
+    /// As [`Worker::append`].
+    pub fn append_mark<H: AppendHook>(
+        &mut self,
+        stream: u32,
+        kind: u8,
+        hook: &mut H,
+    ) -> Result<Span, LogError> {
+        self.append_users(stream, kind, &[], hook, Room::Mark)
+    }
+
+    fn append_users<H: AppendHook>(
+        &mut self,
+        stream: u32,
+        kind: u8,
+        payload: &[u8],
+        hook: &mut H,
+        room: Room,
+    ) -> Result<Span, LogError> {
         if stream > MAX_STREAM || kind >= FIRST_OWN_KIND {
             return Err(LogError::Options {
                 option: if stream > MAX_STREAM { "stream" } else { "kind" },
@@ -86,7 +113,7 @@ impl Worker {
             });
         }
         self.core.check()?;
-        let span = self.place(stream, kind, payload, hook)?;
+        let span = self.place(stream, kind, payload, hook, room)?;
         if let Some(Counted { frames, bytes }) =
             self.slot.as_ref().and_then(|s| self.core.counted.get(s.index()))
         {
@@ -104,12 +131,12 @@ impl Worker {
     pub(crate) fn append_own(&mut self, kind: u8) -> Result<Span, LogError> {
         debug_assert!(kind >= KIND_SEAL);
         self.core.check()?;
-        self.place(0, kind, &[], &mut ())
+        self.place(0, kind, &[], &mut (), Room::Commit)
     }
 
     /// The last frame of a log that takes no more from its users.
     pub(crate) fn append_close(&mut self) -> Result<Span, LogError> {
-        self.place(0, KIND_CLOSE, &[], &mut ())
+        self.place(0, KIND_CLOSE, &[], &mut (), Room::Commit)
     }
 
     fn place<H: AppendHook>(
@@ -118,6 +145,7 @@ impl Worker {
         kind: u8,
         payload: &[u8],
         hook: &mut H,
+        room: Room,
     ) -> Result<Span, LogError> {
         let started = self.sampled();
         let core = &*self.core;
@@ -134,7 +162,7 @@ impl Worker {
             });
         }
         let len = frame_len(payload.len());
-        let turn = self.admit(len)?;
+        let turn = self.admit(len, room)?;
         let frame = FrameStart {
             payload_crc: core.salt.crc(payload),
             len: payload.len() as u32,
@@ -182,10 +210,10 @@ impl Worker {
         Ok(span)
     }
 
-    fn admit(&self, len: u64) -> Result<Option<crate::space::LargeTurn<'_>>, LogError> {
+    fn admit(&self, len: u64, room: Room) -> Result<Option<crate::space::LargeTurn<'_>>, LogError> {
         let core = &*self.core;
         core.space
-            .admit(&core.segments, &core.next, len)
+            .admit(&core.segments, &core.next, len, room)
             .map_err(|error| {
                 core.recorder.refused.fetch_add(1, Ordering::Relaxed);
                 if error.is_full() {

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use collie_io::Device;
-use collie_log::{Level, Log, LogError, RingOutcome, Worker};
+use collie_log::{Level, Log, LogError, LogOptions, RingOutcome, Worker};
 use collie_sim::images::{DIR, Setup, commit, find};
 use collie_sim::{FaultKind, Ledger, PowerCut, SimDevice, Survives, VOLATILE_DIR};
 
@@ -116,6 +116,31 @@ fn a_log_that_closed_on_a_full_disk_opens_again_beside_its_old_handles() {
         new.flush(Level::Disk).unwrap();
         let verdict = ledger.check(ledger.now(), Survives::Process, &find(&new).unwrap());
         assert!(verdict.holds(), "{verdict}");
+    }
+}
+
+/// A released segment would be used for the next one, but the full device has no room for the rest of this one.
+#[test]
+fn releasing_makes_room_for_the_rest_of_a_segment() {
+    let device = SimDevice::new(1);
+    let options = LogOptions {
+        ring_bytes: 1 << 20,
+        segment_bytes: 12 << 20,
+        ..Setup::small(false, false).options(&device, false)
+    };
+    let log = Log::open(DIR, options).unwrap();
+    let mut worker = log.worker().unwrap();
+    device.limit_space(Some(16 << 20));
+    let payload = vec![7; 200_000];
+    while let Ok(frame) = worker.append(0, 1, &payload) {
+        log.wait(frame.end, Level::Disk).unwrap();
+    }
+    assert!(log.stats().segments > 1);
+    log.hold("reader", log.durable());
+    for _ in 0..100 {
+        let frame = worker.append(0, 1, &payload).unwrap();
+        log.wait(frame.end, Level::Disk).unwrap();
+        log.hold("reader", frame.end);
     }
 }
 

@@ -7,7 +7,7 @@ use loom::thread;
 
 use super::{COMPLETE, FRAME, THREE, explore};
 use crate::herd::{Herd, Reservations, SlotId};
-use crate::limit::Limit;
+use crate::limit::{Limit, Room};
 
 /// A large frame.
 const LARGE: u64 = 4 * FRAME;
@@ -22,18 +22,27 @@ struct Admission {
 
 impl Admission {
     fn new(workers: usize, limit: u64) -> Arc<Self> {
+        Self::with_marks(workers, 0, limit)
+    }
+
+    /// `frames` per worker are left to marks.
+    fn with_marks(workers: usize, frames: u64, limit: u64) -> Arc<Self> {
         Arc::new(Self {
             herd: Herd::new(workers, 0),
             next: Reservations::new(0),
-            limit: Limit::new(workers, FRAME, limit),
+            limit: Limit::new(workers, FRAME, frames, limit),
             large: Mutex::new(()),
         })
     }
 
     /// Appends one frame if it is admitted. The limit may grow meanwhile: `prepared` tells how far at most.
     fn append(&self, slot: &SlotId, len: u64, prepared: u64) -> bool {
+        self.append_in(Room::Commit, slot, len, prepared)
+    }
+
+    fn append_in(&self, room: Room, slot: &SlotId, len: u64, prepared: u64) -> bool {
         let turn = (!self.limit.is_small(len)).then(|| self.large.lock().unwrap());
-        let admitted = self.limit.admits(&self.next);
+        let admitted = self.limit.admits(&self.next, room);
         if admitted {
             let end = self.herd.reserve(slot, &self.next, len, |_| ()) + len;
             assert!(end <= prepared, "reserved up to {end}, prepared up to {prepared}");
@@ -97,5 +106,29 @@ fn large_frames_take_turns_and_never_pass_what_is_kept_for_one() {
         admission.append(&mine, FRAME, limit + LARGE);
         let large: Vec<_> = workers.into_iter().map(|w| w.join().unwrap()).collect();
         assert!(large.contains(&true), "room was refused");
+    });
+}
+
+/// Commits leave two frames per worker; however far they overrun their looks, one per worker is left.
+#[test]
+fn marks_have_room_where_commits_have_none_and_never_pass_the_limit() {
+    explore("admission, commits and marks", COMPLETE, || {
+        let limit = 7 * FRAME;
+        let admission = Admission::with_marks(2, 2, limit);
+        let mine = admission.herd.register().unwrap();
+        let worker = {
+            let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+            thread::spawn(move || {
+                let commits = (0..3).filter(|_| admission.append(&slot, FRAME, limit)).count();
+                commits + usize::from(admission.append_in(Room::Mark, &slot, FRAME, limit))
+            })
+        };
+        let ours = (0..3).filter(|_| admission.append(&mine, FRAME, limit)).count();
+        assert!(
+            admission.append_in(Room::Mark, &mine, FRAME, limit),
+            "a mark was refused"
+        );
+        let all = ours + worker.join().unwrap();
+        assert!(all >= 3, "room was refused");
     });
 }

@@ -42,8 +42,8 @@ impl Db {
     ///
     /// # Errors
     /// [`Error::Locked`], [`Error::WrongDirectory`], [`Error::NotFound`], [`Error::Version`],
-    /// [`Error::Corrupt`], [`Error::InvalidOption`]: the directory is as it was. [`Error::Io`],
-    /// [`Error::Table`], [`Error::Log`], [`Error::StorageFull`]: opening again starts over.
+    /// [`Error::Corrupt`], [`Error::OtherLog`], [`Error::InvalidOption`]: what was there is as it was.
+    /// [`Error::Io`], [`Error::Table`], [`Error::Log`], [`Error::StorageFull`]: opening again starts over.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         open::open(path.as_ref(), options).map(|handle| Self(Arc::new(handle)))
     }

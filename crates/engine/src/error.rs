@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use collie_log::LogError;
+use collie_log::{LogError, LogId};
 
 /// The result of most calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -87,6 +87,21 @@ pub enum Error {
         found: u32,
         /// The version that this program reads.
         supported: u32,
+    },
+    /// The log's directory holds the log of another store. It was left untouched.
+    #[error(
+        "the store in {path} has the log {expected}, but {log} holds the log {found} of another store; give each \
+         store a `wal_dir` of its own"
+    )]
+    OtherLog {
+        /// The store's directory.
+        path: PathBuf,
+        /// The log's directory.
+        log: PathBuf,
+        /// The id of the store's log.
+        expected: LogId,
+        /// The id of the log that is there.
+        found: LogId,
     },
     /// Stored bytes are not what was written.
     #[error(

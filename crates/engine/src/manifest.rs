@@ -18,7 +18,7 @@ pub(crate) const TEMPORARY: &str = "MANIFEST.tmp";
 
 const MAGIC: [u8; 8] = *b"COLLIEDB";
 /// The format that this program writes and reads.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// magic (8), version (4), payload length (4), CRC-32C of version, length and payload (4).
 const HEADER: usize = 20;
 /// More than a store with ten thousand families needs; keeps a rotten length from asking for memory.
@@ -48,6 +48,9 @@ pub(crate) struct FamilyRecord {
 pub(crate) struct Manifest {
     /// Ids are never used again, so that an old frame is never taken for another family's.
     pub(crate) next_family: u32,
+    /// Drawn when the store is born, before it has a log: whatever cuts off its first open, and whenever it is
+    /// run without a log, its own log is told from others.
+    pub(crate) log_id: [u8; 16],
     pub(crate) log: LogState,
     /// No table holds an entry at or above this LSN.
     pub(crate) floor: Lsn,
@@ -56,9 +59,10 @@ pub(crate) struct Manifest {
 
 impl Manifest {
     /// Of a store that was just born.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(log_id: [u8; 16]) -> Self {
         Self {
             next_family: 0,
+            log_id,
             log: LogState::Off,
             floor: collie_log::FIRST_LSN,
             families: Vec::new(),
@@ -188,6 +192,7 @@ mod tests {
         };
         Manifest {
             next_family: 9,
+            log_id: [0xa5; 16],
             log: LogState::On,
             floor: (1 << 32) + 800,
             families: vec![record(0, "default"), record(7, "orders")],
@@ -199,7 +204,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let device = collie_io::RealDevice::new();
         assert_eq!(Manifest::read(&device, dir.path()).unwrap(), None);
-        for manifest in [Manifest::new(), example()] {
+        for manifest in [Manifest::new([1; 16]), example()] {
             manifest.write(&device, dir.path()).unwrap();
             assert_eq!(Manifest::read(&device, dir.path()).unwrap(), Some(manifest));
         }

@@ -6,6 +6,7 @@
 //! | none, directory not empty | either | refused, nothing touched |
 //! | log off | off | tables only |
 //! | log off | on | a log that starts above all tables; frames from before are not read |
+//! | any | on, but the log's directory holds another store's | refused, nothing touched there |
 //! | log on | on | the log is replayed from the lowest `flushed` of all families |
 //! | log on | off | opened with the log, everything brought to tables, then the log goes |
 
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use collie_io::{Device, File};
-use collie_log::{Log, LogOptions, Lsn};
+use collie_log::{Log, LogError, LogId, LogOptions, Lsn};
 use lsm_tree::{Cache, DescriptorTable};
 use parking_lot::Mutex;
 
@@ -49,7 +50,11 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
     let manifest = match Manifest::read(&*device, path)? {
         Some(manifest) => manifest,
         None => {
-            let manifest = Manifest::new();
+            let mut log_id = [0; 16];
+            device
+                .random(&mut log_id)
+                .map_err(|e| Error::io("get random bytes for", path, e))?;
+            let manifest = Manifest::new(log_id);
             manifest.write(&*device, path)?;
             manifest
         }
@@ -191,7 +196,7 @@ fn open_journal(path: &Path, options: &Options, manifest: &Manifest) -> Result<J
     if resume_at.is_some() {
         refuse_missing_log(&*options.device, &dir)?;
     }
-    let log = Log::open(
+    let opened = Log::open(
         &dir,
         LogOptions {
             device: Arc::clone(&options.device),
@@ -202,9 +207,23 @@ fn open_journal(path: &Path, options: &Options, manifest: &Manifest) -> Result<J
             max_workers: options.max_workers + 1,
             min_lsn: manifest.floor,
             resume_at,
+            log_id: Some(LogId(manifest.log_id)),
             ..LogOptions::default()
         },
-    )?;
+    );
+    let log = opened.map_err(|error| match error {
+        LogError::OtherLog {
+            path: log,
+            expected,
+            found,
+        } => Error::OtherLog {
+            path: path.into(),
+            log,
+            expected,
+            found,
+        },
+        other => other.into(),
+    })?;
     if resume_at.is_some() && log.recovery().epoch == 1 {
         return missing_log(&dir, "a log that was never used".into());
     }

@@ -22,7 +22,7 @@ pub struct Options {
     pub device: Arc<dyn Device>,
     /// No log at all: a crash loses what was not flushed to tables. Default: false.
     pub disable_wal: bool,
-    /// The log's directory; by default `log` inside the store.
+    /// The log's directory; by default `log` inside the store. No two stores can share one.
     pub wal_dir: Option<PathBuf>,
     /// What `put` and `delete` without options wait for. Default: [`Durability::Disk`].
     pub durability: Durability,

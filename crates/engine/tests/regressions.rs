@@ -446,3 +446,96 @@ fn writers_are_told_that_compactions_fail() {
     );
     assert!(db.stats().families["default"].compaction_failures > 0);
 }
+
+/// With the log's directory of its own that is named.
+fn with_log_in(log: &Path) -> Options {
+    Options {
+        wal_dir: Some(log.into()),
+        ..large()
+    }
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+/// A store that was given another one's `wal_dir` replayed that one's commits into its own families.
+#[test]
+fn the_log_of_another_store_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let [one, two, three, log_one, log_two] =
+        ["one", "two", "three", "log one", "log two"].map(|name| dir.path().join(name));
+    for (store, log, key) in [(&one, &log_one, "a"), (&two, &log_two, "b")] {
+        let db = common::open(store, &with_log_in(log));
+        db.put(key, "v").unwrap();
+        db.close().unwrap();
+    }
+    let copy = dir.path().join("copy");
+    copy_dir(&log_one, &copy);
+    // Given to a store that has a log elsewhere, as a copy, and to one that is just being born.
+    for (store, log) in [
+        (&two, &log_one),
+        (&two, &copy),
+        (&three, &log_one),
+        (&three, &copy),
+    ] {
+        let refused = Db::open(store, with_log_in(log)).unwrap_err();
+        let Error::OtherLog { expected, found, .. } = &refused else {
+            panic!("{refused}");
+        };
+        let text = refused.to_string();
+        for part in [
+            store.display().to_string(),
+            log.display().to_string(),
+            expected.to_string(),
+            found.to_string(),
+        ] {
+            assert!(text.contains(&part), "{text}: no {part}");
+        }
+    }
+    for (store, log, key) in [(&one, &log_one, "a"), (&two, &log_two, "b"), (&one, &copy, "a")] {
+        let db = common::open(store, &with_log_in(log));
+        let keys: Vec<_> = db.iter().unwrap().map(|entry| entry.unwrap().0).collect();
+        assert_eq!(keys, [key]);
+        db.close().unwrap();
+    }
+    assert!(common::open(&three, &large()).iter().unwrap().next().is_none());
+}
+
+/// An open that died between the creation of the log and the manifest that tells of it: the next one finds a
+/// log in `wal_dir`, and it is its own.
+#[test]
+fn a_log_that_the_manifest_does_not_tell_of_yet_is_known_as_the_stores_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, log) = (dir.path().join("store"), dir.path().join("log"));
+    let without = Options {
+        disable_wal: true,
+        ..large()
+    };
+    common::open(&store, &without).put("a", "1").unwrap();
+    let manifest = std::fs::read(store.join("MANIFEST")).unwrap();
+    let id = {
+        let db = common::open(&store, &with_log_in(&log));
+        db.recovery().unwrap().log_id
+    };
+    std::fs::write(store.join("MANIFEST"), manifest).unwrap();
+    let db = common::open(&store, &with_log_in(&log));
+    assert_eq!(db.recovery().unwrap().log_id, id);
+    db.put("b", "2").unwrap();
+    db.close().unwrap();
+    // Left, and taken up again.
+    common::open(
+        &store,
+        &Options {
+            wal_dir: Some(log.clone()),
+            ..without
+        },
+    );
+    let db = common::open(&store, &with_log_in(&log));
+    assert_eq!(db.recovery().unwrap().log_id, id);
+    assert_eq!(db.iter().unwrap().count(), 2);
+}

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::Lsn;
+use crate::{LogId, Lsn};
 
 /// An error of the log. Cheap to clone: a poisoned log hands its first cause to everybody.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -96,6 +96,16 @@ pub enum LogError {
         oldest: Lsn,
         /// The end of what is there.
         end: Lsn,
+    },
+    /// The directory holds another log than the one that is wanted. It was left untouched.
+    #[error("{} holds the log {found}, but {expected} is wanted; nothing was changed", path.display())]
+    OtherLog {
+        /// The directory.
+        path: PathBuf,
+        /// The log that is wanted, [`LogOptions::log_id`](crate::LogOptions::log_id).
+        expected: LogId,
+        /// The log that is there.
+        found: LogId,
     },
     /// All worker slots are taken.
     #[error("all {limit} worker slots are taken; drop a worker or raise `max_workers`")]

@@ -88,7 +88,7 @@ pub use {
     format::FRAME_HEADER,
     futures::Durable,
     log::Log,
-    options::{FIRST_LSN, Level, LogOptions, RingMode, WritePath},
+    options::{FIRST_LSN, Level, LogId, LogOptions, RingMode, WritePath},
     reader::Reader,
     recovery::{RecoveryReport, RingOutcome, TornTail},
     stats::{LogStats, SAMPLE, Stages, Summary},

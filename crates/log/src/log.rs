@@ -36,8 +36,9 @@ impl Log {
     ///
     /// # Errors
     /// [`LogError::Options`], [`LogError::Locked`], [`LogError::WrongDirectory`], [`LogError::Version`] and
-    /// [`LogError::Corrupt`] leave the directory as it was; so does [`LogError::Missing`]. [`LogError::Io`] may
-    /// come at any point; opening again starts over and comes to the same end.
+    /// [`LogError::Corrupt`] leave the directory as it was; so do [`LogError::Missing`] and
+    /// [`LogError::OtherLog`]. [`LogError::Io`] may come at any point; opening again starts over and comes to the
+    /// same end.
     pub fn open(dir: impl AsRef<Path>, options: LogOptions) -> Result<Self, LogError> {
         options.check()?;
         let lock = recovery::DirLock::take(&*options.device, dir.as_ref())?;

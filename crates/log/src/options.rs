@@ -61,6 +61,22 @@ pub enum WritePath {
     Direct,
 }
 
+/// What tells logs apart: random bytes that stand in every segment of a log.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LogId(pub [u8; 16]);
+
+impl std::fmt::Display for LogId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl std::fmt::Debug for LogId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LogId({self})")
+    }
+}
+
 /// Options of [`Log::open`](crate::Log::open).
 #[derive(Debug, Clone)]
 pub struct LogOptions {
@@ -80,6 +96,9 @@ pub struct LogOptions {
     /// Where the caller will read from. A frame must start exactly there, or it must be the log's end;
     /// what lies before is not verified. `None`: from the oldest segment on.
     pub resume_at: Option<Lsn>,
+    /// Which log it is: a new one gets this id, and one that has another is refused. `None`: whichever is
+    /// there, and a random id for a new one.
+    pub log_id: Option<LogId>,
     /// How flushed groups are written.
     pub write_path: WritePath,
     /// How long appended bytes may stay in the ring before they are flushed although nobody waits; at least
@@ -101,6 +120,7 @@ impl Default for LogOptions {
             max_workers: 256,
             min_lsn: FIRST_LSN,
             resume_at: None,
+            log_id: None,
             write_path: WritePath::default(),
             flush_interval: Duration::from_millis(50),
             threads: true,

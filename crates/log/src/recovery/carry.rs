@@ -25,7 +25,7 @@ use crate::error::{At, LogError};
 use crate::format::{
     BLOCK, FRAME_HEADER, FrameHeader, FrameStart, KIND_CLOSE, KIND_FILLER, KIND_SEAL, Salt, SegmentHeader,
 };
-use crate::options::{FIRST_LSN, LogOptions, WritePath};
+use crate::options::{FIRST_LSN, LogId, LogOptions, WritePath};
 use crate::segments::{self, Segment, Segments};
 
 /// How much of a new epoch's first segment is zeroed before the log opens; the rest follows in the
@@ -41,10 +41,13 @@ pub(crate) fn begin_first(
     mut chain: Chain,
     lock: DirLock,
 ) -> Result<Opened, LogError> {
-    options
-        .device
-        .random(&mut chain.log_id)
-        .at("get random bytes for", dir)?;
+    match options.log_id {
+        Some(LogId(id)) => chain.log_id = id,
+        None => options
+            .device
+            .random(&mut chain.log_id)
+            .at("get random bytes for", dir)?,
+    }
     let start = FIRST_LSN.max(options.min_lsn);
     let found = Found {
         first_frame: start,
@@ -120,6 +123,7 @@ pub(crate) fn carry_on(
     let template = last.template;
     live.extend(last.segments);
     let report = RecoveryReport {
+        log_id: LogId(chain.log_id),
         epoch: epoch.epoch,
         first_frame: if found.frames > 0 { found.first_frame } else { end },
         end,

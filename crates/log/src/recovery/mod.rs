@@ -21,7 +21,7 @@ use collie_io::Device;
 use crate::Lsn;
 use crate::core::Opened;
 use crate::error::LogError;
-use crate::options::LogOptions;
+use crate::options::{LogId, LogOptions};
 
 pub(crate) use chain::Chain;
 pub(crate) use lock::{CUT_SUFFIX, DirLock};
@@ -74,6 +74,8 @@ pub struct TornTail {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecoveryReport {
+    /// Which log it is.
+    pub log_id: LogId,
     /// The epoch that began with this open; 1 for a fresh log.
     pub epoch: u32,
     /// Where the first whole frame in the log starts.
@@ -101,6 +103,14 @@ pub(crate) fn recover(dir: &Path, options: LogOptions, lock: DirLock) -> Result<
     let device = std::sync::Arc::clone(&options.device);
     let device: &dyn Device = &*device;
     let chain = Chain::load(device, dir)?;
+    let found = LogId(chain.log_id);
+    if let Some(expected) = options.log_id.filter(|id| !chain.is_empty() && *id != found) {
+        return Err(LogError::OtherLog {
+            path: dir.to_owned(),
+            expected,
+            found,
+        });
+    }
     if chain.is_empty() {
         chain.refuse_frames_without_header()?;
         if let Some(wanted) = options.resume_at {

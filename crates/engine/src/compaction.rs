@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use collie_io::IoClass;
 
 use crate::core::{Core, FamilyState};
-use crate::tables::Tables;
+use crate::tables::{Tables, Writing};
 use crate::tasks::pause_after;
 use crate::view::View;
 use crate::{Error, Result};
@@ -70,8 +70,9 @@ pub(crate) fn keep_level0_countable(core: &Core, family: &FamilyState) -> Result
 }
 
 fn compact(core: &Core, family: &FamilyState, run: impl FnOnce(&Tables) -> Result<()>) -> Result<bool> {
-    let mut compactions = family.compacting.lock();
-    *compactions += 1;
+    let one = family.compacting.lock();
+    let writing = family.tables.writing(&*core.device);
+    reach!("compaction begins");
     let started = core.device.clock().monotonic();
     let before = family.tables.version();
     let done = run(&family.tables);
@@ -83,20 +84,11 @@ fn compact(core: &Core, family: &FamilyState, run: impl FnOnce(&Tables) -> Resul
         family.counters.compactions.fetch_add(1, Ordering::Relaxed);
         family.counters.compaction_ns.fetch_add(took, Ordering::Relaxed);
     }
-    drop(compactions);
-    if let Err(error) = &done
-        && !core.is_closed()
-    {
-        family
-            .counters
-            .compaction_failures
-            .fetch_add(1, Ordering::Relaxed);
-        if !family.tables.is_unchanged_on_disk(&*core.device) {
-            core.fail(Error::Background {
-                cause: error.to_string(),
-            });
-        }
+    if let Err(error) = &done {
+        settle(core, family, error, &writing);
     }
+    drop(writing);
+    drop(one);
     *family.compaction_error.lock() = done.as_ref().err().cloned();
     if done.is_ok() {
         family.compaction_failures.store(0, Ordering::Relaxed);
@@ -104,6 +96,30 @@ fn compact(core: &Core, family: &FamilyState, run: impl FnOnce(&Tables) -> Resul
     crate::stall::update(core, family);
     core.open_gates();
     done.map(|()| changed)
+}
+
+/// A compaction failed: tells whether it may be tried again.
+fn settle(core: &Core, family: &FamilyState, error: &Error, writing: &Writing<'_>) {
+    let unchanged = {
+        // Not while a flush is between the tree's manifest and its version in memory.
+        let _publish = family.publish.lock();
+        family.tables.is_unchanged_on_disk(&*core.device)
+    };
+    if unchanged {
+        writing.failed();
+    } else {
+        writing.failed_in_doubt();
+        core.fail(Error::Background {
+            cause: error.to_string(),
+        });
+    }
+    // Closing ends compactions.
+    if !core.is_closed() {
+        family
+            .counters
+            .compaction_failures
+            .fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Replaces the tables in the view by their newest version.

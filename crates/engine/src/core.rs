@@ -48,8 +48,8 @@ pub(crate) struct FamilyState {
     pub(crate) publish: Mutex<()>,
     /// Held by the one flush of this family that runs.
     pub(crate) flushing: Mutex<()>,
-    /// Held by the one compaction of this family that runs; counts them.
-    pub(crate) compacting: Mutex<u64>,
+    /// Held by the one compaction of this family that runs.
+    pub(crate) compacting: Mutex<()>,
     pub(crate) gate: AtomicU8,
     /// Level-0 runs as the last flush or compaction left them.
     pub(crate) level0: AtomicUsize,

@@ -73,7 +73,7 @@ pub(crate) fn load(core: &Core, record: &FamilyRecord, known: bool) -> Result<Ar
         rotating: AtomicBool::new(false),
         publish: Mutex::new(()),
         flushing: Mutex::new(()),
-        compacting: Mutex::new(0),
+        compacting: Mutex::new(()),
         gate: AtomicU8::new(GATE_OPEN),
         flush_queued: AtomicBool::new(false),
         compaction_queued: AtomicBool::new(false),

@@ -16,7 +16,7 @@ use lsm_tree::{InternalValue, ValueType};
 use crate::core::{Core, FamilyState};
 use crate::manifest::LogState;
 use crate::memtable::{Direction, Entry, Mem, Scan};
-use crate::tables::Written;
+use crate::tables::{Writing, Written};
 use crate::tasks::{FlushTask, pause_after};
 use crate::view::{FlushCause, Sealed, View};
 use crate::{Error, Result};
@@ -90,13 +90,17 @@ fn flush_one(core: &Core, family: &FamilyState, sealed: &Sealed) -> Result<()> {
             .write(&*core.device, &core.path)
             .inspect_err(|e| core.fail_for_good(e))?;
     }
+    // What a failed attempt leaves is removed, so that a full device does not stay full because of it.
+    let writing = family.tables.writing(&*core.device);
     let written = if sealed.mem.is_empty() {
         None
     } else {
-        Some(write(core, family, sealed)?)
+        let written = family.tables.write(Newest::of(&sealed.mem));
+        Some(written.inspect_err(|_| writing.failed())?)
     };
     reach!("tables are written");
-    install(core, family, sealed, written)?;
+    install(core, family, sealed, written, &writing)?;
+    drop(writing);
     let took = core.device.clock().monotonic().saturating_sub(started);
     family
         .counters
@@ -105,26 +109,14 @@ fn flush_one(core: &Core, family: &FamilyState, sealed: &Sealed) -> Result<()> {
     record(core, family)
 }
 
-/// Writes the memtable to tables that nobody knows yet. What a failed attempt leaves is removed, so that a
-/// full device does not stay full because of it.
-fn write(core: &Core, family: &FamilyState, sealed: &Sealed) -> Result<Written> {
-    let before = family.compacting.try_lock().map(|compactions| *compactions);
-    let first = family.tables.next_table();
-    family.tables.write(Newest::of(&sealed.mem)).inspect_err(|_| {
-        // Tables are numbered as they are begun. If no compaction has run since the first of these, all
-        // of them are this flush's.
-        if let (Some(before), Some(now)) = (before, family.compacting.try_lock())
-            && before == *now
-        {
-            family
-                .tables
-                .discard(first..family.tables.next_table(), &*core.device);
-        }
-    })
-}
-
 /// Makes the tables part of the tree and replaces the memtable by them in the view.
-fn install(core: &Core, family: &FamilyState, sealed: &Sealed, written: Option<Written>) -> Result<()> {
+fn install(
+    core: &Core,
+    family: &FamilyState,
+    sealed: &Sealed,
+    written: Option<Written>,
+    writing: &Writing<'_>,
+) -> Result<()> {
     let _publish = family.publish.lock();
     // Before the tables are known to the tree: compactions wait until the manifest knows them, too.
     let before = family.in_tables.fetch_max(sealed.until, Ordering::SeqCst);
@@ -133,9 +125,10 @@ fn install(core: &Core, family: &FamilyState, sealed: &Sealed, written: Option<W
     {
         if family.tables.is_unchanged_on_disk(&*core.device) {
             // Nothing names them: they can go, and all of it can be tried again.
-            family.tables.discard_written(&written, &*core.device);
+            writing.failed();
             core.fail_for_good(&error);
         } else {
+            writing.failed_in_doubt();
             core.fail(Error::Background {
                 cause: error.to_string(),
             });

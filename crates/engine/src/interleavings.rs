@@ -9,7 +9,7 @@ use crate::testing::hold;
 use crate::view::FlushCause;
 use crate::{Db, Family, FamilyOptions, Options, RingMode, Value, WriteOptions};
 
-fn store() -> (tempfile::TempDir, Db) {
+pub(crate) fn store() -> (tempfile::TempDir, Db) {
     let dir = tempfile::tempdir().unwrap();
     let options = Options {
         ring: RingMode::Private,
@@ -21,7 +21,7 @@ fn store() -> (tempfile::TempDir, Db) {
     (dir, db)
 }
 
-fn put(family: &Family, key: &str, value: &str) {
+pub(crate) fn put(family: &Family, key: &str, value: &str) {
     family.put_with(key, value, &WriteOptions::buffered()).unwrap();
 }
 
@@ -34,7 +34,7 @@ fn rotate(family: &Family) {
         .unwrap();
 }
 
-fn text(value: Option<&Value>) -> Option<&str> {
+pub(crate) fn text(value: Option<&Value>) -> Option<&str> {
     value.map(|value| std::str::from_utf8(value).unwrap())
 }
 

@@ -82,6 +82,8 @@ mod compaction;
 mod core;
 mod db;
 mod error;
+#[cfg(test)]
+mod failures;
 mod families;
 mod family;
 mod flush;
@@ -90,6 +92,7 @@ mod garbage;
 mod interleavings;
 mod iter;
 mod journal;
+mod litter;
 mod lock;
 mod manifest;
 mod memtable;

@@ -13,7 +13,7 @@
 //! * Each tree has counters of its own; its sequence numbers order its versions and nothing else.
 //! * It trusts its manifest without looking at the checksum: [`verify`] looks, before it is opened.
 
-use std::ops::{Bound, Range};
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +32,7 @@ use lsm_tree::{
 };
 
 use crate::garbage::Garbage;
+use crate::litter::Litter;
 use crate::{Compression, Error, FamilyOptions, MAX_KEY_BYTES, Result};
 
 /// The watermark that keeps no old version: all that read them hold them themselves.
@@ -79,6 +80,7 @@ pub(crate) struct Tables {
     table_bytes: u64,
     /// The highest sequence number in any table when it was opened.
     highest: Lsn,
+    litter: Litter,
     dir: Arc<TreeDir>,
 }
 
@@ -133,6 +135,7 @@ impl Tables {
             tree,
             strategy: Arc::new(strategy),
             table_bytes: options.table_bytes,
+            litter: Litter::default(),
             dir: Arc::new(dir),
         })
     }
@@ -167,6 +170,12 @@ impl Tables {
         }
     }
 
+    /// To be called before tables are written, and kept until they are part of the tree or never will be.
+    pub(crate) fn writing<'a>(&'a self, device: &'a dyn Device) -> Writing<'a> {
+        self.litter.begin(self.tree.next_table_id());
+        Writing { tables: self, device }
+    }
+
     /// Writes a memtable's entries, sorted and each key once, to new tables, durable but not yet part of
     /// the tree. May be tried again after an error: it always writes new files.
     pub(crate) fn write(&self, entries: impl Iterator<Item = InternalValue>) -> Result<Written> {
@@ -185,47 +194,31 @@ impl Tables {
         }
         self.tree
             .register_tables(&written.0, None, None, &[], KEEP_NONE)
-            .map_err(|e| Error::table("register", &self.dir.path, e))
-    }
-
-    /// The number of the next table that a flush or a compaction begins.
-    pub(crate) fn next_table(&self) -> u64 {
-        self.tree.next_table_id()
-    }
-
-    /// Removes the files of tables that were begun and are part of no version.
-    pub(crate) fn discard(&self, tables: Range<u64>, device: &dyn Device) {
-        for id in tables {
-            let path = self.dir.path.join("tables").join(id.to_string());
-            match device.remove_file(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    tracing::warn!(path = %path.display(), %error, "a useless table stays until the next open");
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// As [`Tables::discard`], for tables that were written whole.
-    pub(crate) fn discard_written(&self, written: &Written, device: &dyn Device) {
-        for table in &written.0 {
-            self.discard(table.id()..table.id() + 1, device);
-        }
+            .map_err(|e| Error::table("register", &self.dir.path, e))?;
+        // Not taken from the newest version: a compaction may have replaced them by now.
+        self.litter.name(written.0.iter().map(lsm_tree::Table::id));
+        Ok(())
     }
 
     /// Merges what the strategy finds most urgent, if anything.
     pub(crate) fn compact(&self) -> Result<()> {
         let strategy = Arc::clone(&self.strategy);
-        self.tree
-            .compact(strategy, KEEP_NONE)
-            .map_err(|e| Error::table("compact", &self.dir.path, e))
+        let done = self.tree.compact(strategy, KEEP_NONE);
+        self.compacted(done)
     }
 
     /// Merges everything into the last level.
     pub(crate) fn compact_all(&self) -> Result<()> {
-        self.tree
-            .major_compact(self.table_bytes, KEEP_NONE)
-            .map_err(|e| Error::table("compact", &self.dir.path, e))
+        let done = self.tree.major_compact(self.table_bytes, KEEP_NONE);
+        self.compacted(done)
+    }
+
+    fn compacted<T>(&self, done: TableResult<T>) -> Result<()> {
+        // One compaction runs at a time, so what it made is in the newest version, if it came to that.
+        let version = self.tree.current_version();
+        self.litter.name(version.iter_tables().map(lsm_tree::Table::id));
+        done.map_err(|e| Error::table("compact", &self.dir.path, e))
+            .map(drop)
     }
 
     /// The number of the version that is in force.
@@ -279,6 +272,42 @@ impl Tables {
     pub(crate) fn remove_when_unused(&self) {
         // Relaxed: read in `drop`, which the reference count orders after this.
         self.dir.dropped.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A flush or a compaction that may begin tables; removes what failed ones have left when the last one ends.
+pub(crate) struct Writing<'a> {
+    tables: &'a Tables,
+    device: &'a dyn Device,
+}
+
+impl Writing<'_> {
+    /// It failed, and may be tried again: the tree's manifest on disk names nothing that it wrote.
+    pub(crate) fn failed(&self) {
+        self.tables.litter.failed();
+    }
+
+    /// It failed, and what the tree's manifest on disk names is not known.
+    pub(crate) fn failed_in_doubt(&self) {
+        self.tables.litter.doubt();
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let tables = self.tables;
+        let Some(nobodys) = tables.litter.end(|| tables.tree.next_table_id()) else {
+            return;
+        };
+        for number in &nobodys.numbers {
+            let path = tables.dir.path.join("tables").join(number.to_string());
+            match self.device.remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "a useless table stays until the next open");
+                }
+                _ => {}
+            }
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::core::FamilyState;
 use crate::interleavings::{put, store, text};
@@ -118,6 +119,109 @@ fn what_a_failed_compaction_left_goes_and_what_a_snapshot_needs_stays() {
     let left = block_next_table(&db);
     assert!(db.compact().is_err());
     assert!(!is_there(&left), "{} stays", left.display());
+    db.compact().unwrap();
+    assert_eq!(db.iter().unwrap().count(), 3);
+}
+
+/// A count of level 0 from before a compaction replaced the one from after it, and could shut the gate for good.
+#[test]
+fn a_flush_does_not_bring_back_the_count_of_level_0_from_before_a_compaction() {
+    let (_dir, db, family) = with_two_tables();
+    put(&db.default_family(), "c", "v");
+    let flush = {
+        let db = db.clone();
+        hold("level 0 is counted", move || db.flush()).at_point()
+    };
+    // Nobody publishes other tables while one counts. Where somebody could, a compaction does.
+    let alone = family.publish.try_lock().is_none();
+    if !alone {
+        compaction::compact_all(db.core(), &family).unwrap();
+    }
+    flush.finish().unwrap();
+    assert_eq!(family.level0.load(Ordering::Relaxed), family.tables.level0_runs());
+    compaction::compact_all(db.core(), &family).unwrap();
+    assert_eq!(family.level0.load(Ordering::Relaxed), 0);
+    assert_eq!(family.tables.level0_runs(), 0);
+}
+
+/// The tree's manifest as if a call had failed after it had replaced that on disk.
+fn let_manifest_run_ahead(db: &Db) {
+    let current = family_dir(db).join("current");
+    let mut bytes = std::fs::read(&current).unwrap();
+    bytes[0] += 1;
+    std::fs::write(&current, bytes).unwrap();
+}
+
+/// Such a compaction was tried again, over the manifest that the disk named.
+#[test]
+fn a_compaction_that_may_have_replaced_the_trees_manifest_is_final() {
+    for ahead in [false, true] {
+        let (_dir, db, family) = with_two_tables();
+        block_next_table(&db);
+        if ahead {
+            let_manifest_run_ahead(&db);
+        }
+        assert!(compaction::compact_all(db.core(), &family).is_err());
+        let after = db.put("k", "v");
+        if ahead {
+            assert!(matches!(after, Err(Error::Background { .. })), "{after:?}");
+        } else {
+            after.unwrap();
+            compaction::compact_all(db.core(), &family).unwrap();
+        }
+        assert_eq!(text(db.get("b").unwrap().as_ref()), Some("v"));
+    }
+}
+
+/// The same of a flush; while the disk names the version in memory, its tables go and it is tried again.
+#[test]
+fn a_flush_that_may_have_replaced_the_trees_manifest_is_final() {
+    for ahead in [false, true] {
+        let (_dir, db, family) = with_two_tables();
+        put(&db.default_family(), "c", "v");
+        // Where the tree's next manifest will be there is no room for it.
+        let next = family_dir(&db).join(format!("v{}", family.tables.version() + 1));
+        std::os::unix::fs::symlink("/dev/full", &next).unwrap();
+        if ahead {
+            let_manifest_run_ahead(&db);
+        }
+        let left = next_table(&db);
+        let failed = db.flush().unwrap_err();
+        assert!(matches!(failed, Error::StorageFull { .. }), "{failed}");
+        assert_eq!(is_there(&left), ahead, "whether its table is still there");
+        std::fs::remove_file(&next).unwrap();
+        let after = db.put("k", "v");
+        if ahead {
+            assert!(matches!(after, Err(Error::Background { .. })), "{after:?}");
+        } else {
+            after.unwrap();
+            db.flush().unwrap();
+        }
+        assert_eq!(text(db.get("c").unwrap().as_ref()), Some("v"));
+    }
+}
+
+/// A compaction that fails while it tidies up was taken for one that had changed nothing: reads kept the
+/// replaced tables, and the gate its old count.
+#[test]
+fn a_compaction_that_fails_after_it_installed_its_version_is_published() {
+    let (_dir, db, family) = with_two_tables();
+    assert!(family.level0.load(Ordering::Relaxed) > 0);
+    let before = Arc::clone(&family.view.load().tables);
+    // The version that it will want to remove; a directory cannot be removed that way.
+    let old = family_dir(&db).join(format!("v{}", family.tables.version()));
+    std::fs::remove_file(&old).unwrap();
+    std::fs::create_dir(&old).unwrap();
+    assert!(compaction::compact_all(db.core(), &family).is_err());
+    assert_eq!(family.tables.level0_runs(), 0);
+    assert_eq!(family.level0.load(Ordering::Relaxed), 0);
+    assert!(
+        !Arc::ptr_eq(&before, &family.view.load().tables),
+        "reads still look through the replaced tables"
+    );
+    assert_eq!(db.iter().unwrap().count(), 2);
+    std::fs::remove_dir(&old).unwrap();
+    put(&db.default_family(), "c", "v");
     db.compact().unwrap();
     assert_eq!(db.iter().unwrap().count(), 3);
 }

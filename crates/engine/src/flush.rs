@@ -138,9 +138,9 @@ fn install(
     }
     let tables = core.pin(&family.tables);
     // Counted under `publish`: a count from before a compaction must not replace the one from after it.
-    family
-        .level0
-        .store(family.tables.level0_runs(), Ordering::Relaxed);
+    let level0 = family.tables.level0_runs();
+    reach!("level 0 is counted");
+    family.level0.store(level0, Ordering::Relaxed);
     let _edit = family.edit.lock();
     let view = family.view.load();
     family.view.store(Arc::new(View {

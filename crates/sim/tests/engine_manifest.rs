@@ -302,3 +302,37 @@ fn opening_a_store_dies_anywhere_and_loses_nothing() {
 fn families_and_commits_are_as_acknowledged_wherever_the_device_dies() {
     every_operation(seeds(0..3), run);
 }
+
+/// A drop fails at each operation in turn, once. The new manifest may be in force then; writes that the family took
+/// all the same were gone with it after a crash.
+#[test]
+fn a_family_whose_drop_failed_takes_no_write_that_a_crash_could_lose() {
+    let mut died = 0;
+    for n in 0.. {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db");
+        let sim = SimDevice::new(n);
+        let db = Db::open(&path, options(&path, &sim, false)).unwrap();
+        let family = db.create_family("orders", FamilyOptions::default()).unwrap();
+        family.put("before", "v").unwrap();
+        sim.inject(Fault::new(FaultKind::AnyFails).after(n).once());
+        let dropped = db.drop_family(&family);
+        if sim.fired(FaultKind::AnyFails) == 0 {
+            dropped.unwrap();
+            break;
+        }
+        let taken = family.put("after", "v");
+        let snapshot = sim.snapshot();
+        sim.kill();
+        drop((family, db));
+        died += 1;
+        let next = crashed(&snapshot, 0, n);
+        let db = Db::open(&path, options(&path, &next, false)).unwrap();
+        let found = db.family("orders").map(|family| family.get("after").unwrap());
+        assert!(
+            dropped.is_ok() || taken.is_err() || matches!(found, Some(Some(_))),
+            "operation {n}: {dropped:?}, {taken:?}, {found:?}"
+        );
+    }
+    assert!(died > 3, "{died}");
+}

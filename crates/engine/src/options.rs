@@ -203,7 +203,7 @@ impl Options {
             return Err(invalid("ring_bytes", self.ring_bytes, reason));
         }
         if let Some(limit) = self.max_total_wal_size
-            && limit < 2 * self.segment_bytes
+            && limit < self.segment_bytes.saturating_mul(2)
         {
             let reason = format!(
                 "the log is released in whole segments of {} bytes, so a limit below two of them would \

@@ -341,17 +341,20 @@ fn mistakes_are_refused_and_change_nothing() {
         assert_eq!(db.iter().unwrap().count(), 1);
         assert_eq!(other.iter().unwrap().count(), 0);
     }
-    let too_small = Options {
-        max_total_wal_size: Some(1000),
-        ..common::small()
-    };
-    let refused = Db::open(dir.path().join("on2"), too_small);
-    assert!(matches!(
-        refused,
-        Err(Error::InvalidOption {
-            option: "max_total_wal_size",
-            ..
-        })
-    ));
+    for segment_bytes in [common::small().segment_bytes, u64::MAX] {
+        let too_small = Options {
+            segment_bytes,
+            max_total_wal_size: Some(1000),
+            ..common::small()
+        };
+        let refused = Db::open(dir.path().join("on2"), too_small);
+        assert!(matches!(
+            refused,
+            Err(Error::InvalidOption {
+                option: "max_total_wal_size",
+                ..
+            })
+        ));
+    }
     assert!(!dir.path().join("on2").exists());
 }

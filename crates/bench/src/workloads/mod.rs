@@ -509,7 +509,9 @@ mod tests {
         let [seq, random, over, read] = results.as_slice() else {
             panic!("{results:?}")
         };
-        assert!(seq.saf.unwrap() > 1.0 && seq.waf.unwrap() > 0.0);
+        assert!(seq.saf.unwrap() > 1.0);
+        // Not above 0: so little may still be in shared memory, and a file system in memory writes nothing.
+        assert!(seq.waf.unwrap() >= 0.0);
         // 1 − 1/e of the keys are there after as many random choices as there are keys, and 1 − 1/e² after
         // twice as many; the seed fixes which.
         assert!(random.saf.unwrap() > seq.saf.unwrap());

@@ -113,6 +113,8 @@ pub(crate) fn create(core: &Core, name: &str, options: FamilyOptions) -> Result<
     let mut next = manifest.clone();
     next.next_family = id + 1;
     next.families.push(record);
+    // Without a log nothing else keeps the next open's commits at or above it.
+    next.floor = next.floor.max(birth);
     if let Err(error) = next.write(&*core.device, &core.path) {
         // Whether the manifest names the family is unknown, so its id and directory are left alone; if it
         // does, the family is there, empty, after the next open.

@@ -52,7 +52,7 @@ pub(crate) struct Manifest {
     /// run without a log, its own log is told from others.
     pub(crate) log_id: [u8; 16],
     pub(crate) log: LogState,
-    /// No table holds an entry at or above this LSN.
+    /// No table holds an entry at or above this LSN, and no family's `flushed` is above it.
     pub(crate) floor: Lsn,
     pub(crate) families: Vec<FamilyRecord>,
 }

@@ -27,6 +27,30 @@ fn large() -> Options {
     with_buffers(64 << 20, 4)
 }
 
+/// Without a log, a family that was never written to began above the LSN that the next open went on from: the
+/// first commit to it found no memtable and panicked.
+#[test]
+fn a_family_without_a_log_is_written_to_after_it_was_only_created() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options {
+        disable_wal: true,
+        ..common::small()
+    };
+    let db = common::open(dir.path(), &options);
+    drop(db.create_family("second", FamilyOptions::default()).unwrap());
+    db.close().unwrap();
+    for round in 0..3_u8 {
+        let db = common::open(dir.path(), &options);
+        let second = db.family("second").unwrap();
+        if let Some(before) = round.checked_sub(1) {
+            assert_eq!(second.get("k").unwrap().as_deref(), Some(&[before][..]));
+        }
+        second.put("k", [round]).unwrap();
+        drop(second);
+        db.close().unwrap();
+    }
+}
+
 /// Replay sealed the memtable that it was filling at a mark behind the log's end, and then skipped the
 /// frames between.
 #[test]

@@ -8,6 +8,7 @@
 //! * A [`Fault`] makes a running device fail: reads, writes and syncs, short or interrupted transfers,
 //!   sectors that never arrive or arrive elsewhere, a full disk, and any operation by its number. Each
 //!   has a counter that proves that it fired.
+//! * A [`SplitDevice`] puts one directory on another device.
 //! * A [`Ledger`] notes what a program was promised and checks three sentences after a crash: what was
 //!   acknowledged is there, nothing is there without what came before it, nothing is there in part.
 //!
@@ -44,6 +45,7 @@ pub mod images;
 mod memory;
 mod oracle;
 mod rng;
+mod split;
 mod state;
 mod trace;
 mod world;
@@ -55,5 +57,6 @@ pub use fault::{Fault, FaultCounts, FaultKind};
 pub use image::{Data, Effects, Image, Keep, Points, PowerCut, Snapshot};
 pub use oracle::{Commit, Ledger, Promise, Survives, Verdict, payload, read_payload};
 pub use rng::Rng;
+pub use split::SplitDevice;
 pub use trace::{Op, OpKind};
 pub use world::VOLATILE_DIR;

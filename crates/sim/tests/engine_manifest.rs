@@ -8,80 +8,19 @@
 #![expect(clippy::print_stdout, reason = "figures for whoever reads the test's output")]
 
 use std::collections::BTreeMap;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use collie_db::{Db, Error, FamilyOptions, Options};
-use collie_io::{Clock, Device, Entry, File, OpenMode, RealDevice, Stat};
+use collie_io::RealDevice;
 use collie_log::RingMode;
-use collie_sim::{Fault, FaultKind, PowerCut, Rng, SimDevice, Snapshot, VOLATILE_DIR};
-
-/// The simulated device for all but the table files.
-#[derive(Debug, Clone)]
-struct Hybrid {
-    sim: SimDevice,
-    real: RealDevice,
-    tables: PathBuf,
-}
-
-impl Hybrid {
-    fn side(&self, path: &Path) -> &dyn Device {
-        if path.starts_with(&self.tables) {
-            &self.real
-        } else {
-            &self.sim
-        }
-    }
-}
-
-impl Device for Hybrid {
-    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        self.side(path).open(path, mode)
-    }
-    fn stat(&self, path: &Path) -> io::Result<Stat> {
-        self.side(path).stat(path)
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        self.side(dir).list(dir)
-    }
-    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
-        self.side(dir).create_dir_all(dir)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.side(from).rename(from, to)
-    }
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.side(path).remove_file(path)
-    }
-    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
-        self.side(dir).remove_dir_all(dir)
-    }
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.side(dir).sync_dir(dir)
-    }
-    fn boot_id(&self) -> io::Result<[u8; 16]> {
-        self.sim.boot_id()
-    }
-    fn random(&self, buf: &mut [u8]) -> io::Result<()> {
-        self.sim.random(buf)
-    }
-    fn uid(&self) -> u32 {
-        self.sim.uid()
-    }
-    fn clock(&self) -> &dyn Clock {
-        self.sim.clock()
-    }
-}
+use collie_sim::{Fault, FaultKind, PowerCut, Rng, SimDevice, Snapshot, SplitDevice, VOLATILE_DIR};
 
 fn options(path: &Path, sim: &SimDevice, shared: bool) -> Options {
     let tables = path.join("families");
+    let device = SplitDevice::new(tables, Arc::new(RealDevice::new()), Arc::new(sim.clone()));
     Options {
-        device: Arc::new(Hybrid {
-            sim: sim.clone(),
-            real: RealDevice::new(),
-            tables,
-        }),
+        device: Arc::new(device),
         ring: match shared {
             true => RingMode::Shared {
                 dir: VOLATILE_DIR.into(),

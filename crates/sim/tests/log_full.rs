@@ -7,80 +7,21 @@
     reason = "tests break files behind the store's back"
 )]
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use collie_db::{Db, Error, Family, FamilyOptions, Options};
-use collie_io::{Clock, Device, Entry, File, OpenMode, RealDevice, Stat};
+use collie_io::RealDevice;
 use collie_log::RingMode;
-use collie_sim::SimDevice;
+use collie_sim::{SimDevice, SplitDevice};
 
 const WAL: &str = "/wal";
 
-/// The simulated device for the log alone.
-#[derive(Debug, Clone)]
-struct TwoDevices {
-    log: SimDevice,
-    real: RealDevice,
-}
-
-impl TwoDevices {
-    fn side(&self, path: &Path) -> &dyn Device {
-        if path.starts_with(WAL) {
-            &self.log
-        } else {
-            &self.real
-        }
-    }
-}
-
-impl Device for TwoDevices {
-    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        self.side(path).open(path, mode)
-    }
-    fn stat(&self, path: &Path) -> io::Result<Stat> {
-        self.side(path).stat(path)
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        self.side(dir).list(dir)
-    }
-    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
-        self.side(dir).create_dir_all(dir)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.side(from).rename(from, to)
-    }
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.side(path).remove_file(path)
-    }
-    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
-        self.side(dir).remove_dir_all(dir)
-    }
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.side(dir).sync_dir(dir)
-    }
-    fn boot_id(&self) -> io::Result<[u8; 16]> {
-        self.real.boot_id()
-    }
-    fn random(&self, buf: &mut [u8]) -> io::Result<()> {
-        self.real.random(buf)
-    }
-    fn uid(&self) -> u32 {
-        self.real.uid()
-    }
-    fn clock(&self) -> &dyn Clock {
-        self.real.clock()
-    }
-}
-
 fn open(path: &Path, log: &SimDevice) -> Db {
+    let device = SplitDevice::new(WAL, Arc::new(log.clone()), Arc::new(RealDevice::new()));
     let options = Options {
-        device: Arc::new(TwoDevices {
-            log: log.clone(),
-            real: RealDevice::new(),
-        }),
+        device: Arc::new(device),
         wal_dir: Some(WAL.into()),
         ring: RingMode::Private,
         ring_bytes: 64 << 10,

@@ -1,0 +1,74 @@
+//! Two devices under one: what lies below one path, and all else.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Clock, Device, Entry, File, OpenMode, Stat};
+
+/// Hands each call to the device that its path is on. What has no path is asked of `elsewhere`.
+#[derive(Debug, Clone)]
+pub struct SplitDevice {
+    below: PathBuf,
+    there: Arc<dyn Device>,
+    elsewhere: Arc<dyn Device>,
+}
+
+impl SplitDevice {
+    /// `there` has what lies below the path `below`, `elsewhere` the rest.
+    #[must_use]
+    pub fn new(below: impl Into<PathBuf>, there: Arc<dyn Device>, elsewhere: Arc<dyn Device>) -> Self {
+        Self {
+            below: below.into(),
+            there,
+            elsewhere,
+        }
+    }
+
+    fn side(&self, path: &Path) -> &dyn Device {
+        if path.starts_with(&self.below) {
+            &*self.there
+        } else {
+            &*self.elsewhere
+        }
+    }
+}
+
+impl Device for SplitDevice {
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        self.side(path).open(path, mode)
+    }
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        self.side(path).stat(path)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        self.side(dir).list(dir)
+    }
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.side(dir).create_dir_all(dir)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.side(from).rename(from, to)
+    }
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.side(path).remove_file(path)
+    }
+    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.side(dir).remove_dir_all(dir)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.side(dir).sync_dir(dir)
+    }
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        self.elsewhere.boot_id()
+    }
+    fn random(&self, buf: &mut [u8]) -> io::Result<()> {
+        self.elsewhere.random(buf)
+    }
+    fn uid(&self) -> u32 {
+        self.elsewhere.uid()
+    }
+    fn clock(&self) -> &dyn Clock {
+        self.elsewhere.clock()
+    }
+}

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::core::FamilyState;
+use crate::open::start_thread;
 use crate::testing::hold;
 use crate::view::FlushCause;
 use crate::{Db, Family, FamilyOptions, Options, RingMode, Value, WriteOptions};
@@ -233,14 +234,7 @@ fn a_background_thread_that_panics_refuses_writes_with_its_name() {
     let (dir, db) = store();
     let family = db.default_family();
     put(&family, "k", "v");
-    let core = Arc::clone(db.core());
-    let thread = std::thread::Builder::new().name("collie-flush-7".into());
-    let died = thread
-        .spawn(move || {
-            let _watch = crate::open::Watch(&core);
-            panic!("for the test");
-        })
-        .unwrap();
+    let died = start_thread(db.core(), "collie-flush-7".into(), |_| panic!("for the test")).unwrap();
     assert!(died.join().is_err());
     let refused = family.put_with("k", "w", &WriteOptions::buffered()).unwrap_err();
     assert!(

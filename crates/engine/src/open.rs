@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 use collie_io::{Device, File};
 use collie_log::{Log, LogError, LogId, LogOptions, Lsn};
@@ -261,26 +262,31 @@ fn adopt_log(core: &Core) -> Result<()> {
     manifest.write(&*core.device, &core.path)
 }
 
-fn start_threads(core: &Arc<Core>, threads: &mut Vec<std::thread::JoinHandle<()>>) -> Result<()> {
-    let mut start = |name: String, run: fn(&Core)| {
-        let core = Arc::clone(core);
-        let thread = std::thread::Builder::new()
-            .name(name.clone())
-            .spawn(move || {
-                // Dropped by a panic too: nobody else would notice that a thread of these is gone.
-                let _watch = Watch(&core);
-                run(&core);
-            })
-            .map_err(|e| Error::io("start the thread", name, e))?;
-        threads.push(thread);
-        Ok(())
-    };
-    (0..core.options.flush_threads).try_for_each(|n| start(format!("collie-flush-{n}"), flush::run))?;
-    (0..core.options.compaction_threads).try_for_each(|n| start(format!("collie-merge-{n}"), compaction::run))
+fn start_threads(core: &Arc<Core>, threads: &mut Vec<JoinHandle<()>>) -> Result<()> {
+    for n in 0..core.options.flush_threads {
+        threads.push(start_thread(core, format!("collie-flush-{n}"), flush::run)?);
+    }
+    for n in 0..core.options.compaction_threads {
+        threads.push(start_thread(core, format!("collie-merge-{n}"), compaction::run)?);
+    }
+    Ok(())
+}
+
+/// A background thread; should it panic, writes are refused from then on.
+pub(crate) fn start_thread(core: &Arc<Core>, name: String, run: fn(&Core)) -> Result<JoinHandle<()>> {
+    let core = Arc::clone(core);
+    std::thread::Builder::new()
+        .name(name.clone())
+        .spawn(move || {
+            // Dropped by a panic too: nobody else would notice that a thread of these is gone.
+            let _watch = Watch(&core);
+            run(&core);
+        })
+        .map_err(|e| Error::io("start the thread", name, e))
 }
 
 /// Refuses writes when a background thread panics.
-pub(crate) struct Watch<'a>(pub(crate) &'a Core);
+struct Watch<'a>(&'a Core);
 
 impl Drop for Watch<'_> {
     fn drop(&mut self) {

@@ -64,10 +64,20 @@ pub(crate) enum Command {
         #[arg(long)]
         rings: Option<PathBuf>,
     },
+    /// What a command that a signal ended becomes.
+    #[command(name = REMOVER, hide = true)]
+    Remover {
+        /// The exit code.
+        code: u8,
+        /// What is to go.
+        places: Vec<PathBuf>,
+    },
 }
 
 /// The hidden command that `torture kill` and the tour start as a process of its own.
 pub(crate) const WRITER: &str = "torture-writer";
+/// The hidden command that removes what is temporary, see `temporary`.
+pub(crate) const REMOVER: &str = "remove-temporary";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TortureCommand {

@@ -1,23 +1,28 @@
 //! Directories that go with the command that made them, also when a signal ends it.
 //!
 //! Beside the directory for files there is one for rings in shared memory: what a process that is interrupted,
-//! or killed on purpose, leaves there goes as well. Only SIGKILL leaves both.
+//! or killed on purpose, leaves there goes as well. Only SIGKILL, or a second signal, leaves both.
 
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use anyhow::Context;
 use collie_io::{Device, RealDevice};
 use collie_log::RingMode;
 use parking_lot::Mutex;
+use rustix::process::{WaitOptions, wait};
 use tempfile::{Builder, TempDir};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How often, and how long apart, a directory is removed that somebody still writes to.
-const TRIES: u32 = 20;
-const BETWEEN_TRIES: Duration = Duration::from_millis(20);
+use crate::args::REMOVER;
+use crate::output;
+
+/// How this program's own file is called whatever became of its name.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// What is to go.
 static PLACES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -139,10 +144,14 @@ fn clean_up_on_signals() -> anyhow::Result<()> {
         if LEFT_ALONE.load(Ordering::Relaxed) {
             return;
         }
-        for place in &*PLACES.lock() {
-            remove(place);
-        }
-        // As a shell tells of a command that a signal ended.
+        let places = PLACES.lock();
+        // Other threads may be making files there at this moment: they end with the process's old image.
+        let error = Command::new(THIS_PROGRAM)
+            .arg(REMOVER)
+            .arg((128 + number).to_string())
+            .args(&*places)
+            .exec();
+        output::complain(&anyhow::Error::new(error).context("cannot remove what is temporary"));
         std::process::exit(128 + number);
     };
     std::thread::Builder::new()
@@ -152,13 +161,19 @@ fn clean_up_on_signals() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn remove(place: &Path) {
-    for _ in 0..TRIES {
-        // It fails where a thread of this process, or a child, makes or removes a file there meanwhile.
-        let _ = RealDevice::new().remove_dir_all(place);
-        if !place.exists() {
-            return;
+/// Removes what a process has left that became this one, once its children are gone: they may write there until then.
+pub(crate) fn remove_and_exit(code: u8, places: &[PathBuf]) -> ! {
+    // A writer is told by the kernel that its parent is gone, or finds that nobody listens.
+    while wait(WaitOptions::empty()).is_ok() {}
+    for place in places {
+        match RealDevice::new().remove_dir_all(place) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                let left = format!("cannot remove {}", place.display());
+                output::complain(&anyhow::Error::new(error).context(left));
+            }
+            _ => {}
         }
-        std::thread::sleep(BETWEEN_TRIES);
     }
+    // As a shell tells of a command that a signal ended.
+    std::process::exit(code.into())
 }

@@ -225,6 +225,11 @@ pub(crate) struct WorkloadArgs {
     #[arg(long, alias = "disable_wal", value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value = "0", default_missing_value = "1", value_parser = BoolishValueParser::new())]
     pub(crate) disable_wal: bool,
+    /// Flush the log only when its buffer is half full, and at the end. With --ring private and --durability
+    /// process a write then costs no call.
+    #[arg(long, alias = "manual_wal_flush", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_value = "0", default_missing_value = "1", value_parser = BoolishValueParser::new())]
+    pub(crate) manual_wal_flush: bool,
     /// Past this much live log, the families that pin it are flushed.
     #[arg(long, alias = "max_total_wal_size", value_name = "BYTES")]
     pub(crate) max_total_wal_size: Option<u64>,
@@ -439,6 +444,7 @@ mod tests {
             "--durability",
             "process",
             "--disable-wal",
+            "--manual-wal-flush",
             "--families",
             "3",
             "--write-buffer-size",
@@ -472,6 +478,7 @@ mod tests {
             "--value_size=50",
             "--sync=0",
             "--disable_wal=1",
+            "--manual_wal_flush=1",
             "--num_column_families=3",
             "--write_buffer_size=1048576",
             "--cache_size=0",

@@ -33,6 +33,7 @@ fn workloads(args: &WorkloadArgs) -> anyhow::Result<Outcome> {
         durability: args.durability(),
         ring: shared_in(temporary.as_ref().and_then(Temporary::rings), args.ring.mode()),
         disable_wal: args.disable_wal,
+        manual_wal_flush: args.manual_wal_flush,
         max_total_wal_size: args.max_total_wal_size,
         families: args.families,
         write_buffer_size: args.write_buffer_size,
@@ -78,9 +79,14 @@ fn describe_store(bench: &WorkloadBench) -> String {
         "no log".to_owned()
     } else {
         format!(
-            "each write waits for: {}; ring {}",
+            "each write waits for: {}; ring {}{}",
             level_name(bench.durability),
-            ring_name(&bench.ring)
+            ring_name(&bench.ring),
+            if bench.manual_wal_flush {
+                "; the log is flushed by hand"
+            } else {
+                ""
+            }
         )
     };
     format!(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-use collie_log::{Level, Lsn, RecoveryReport};
+use collie_log::{Level, Lsn, RecoveryReport, RingMode};
 use parking_lot::Mutex;
 
 use crate::batch::check_key;
@@ -247,12 +247,24 @@ impl Db {
     fn finish(&self, at: At, options: &WriteOptions) -> Result<Lsn> {
         let core = self.core();
         flush::check_wal_size(core, at.end);
-        if !options.disable_wal && options.durability != Durability::Buffered {
+        if !options.disable_wal && !self.is_left_to_flush_wal(options.durability) {
             // First, for it takes longest: commits that were in flight before this one are applied by then.
             core.journal.wait(at.end, options.durability)?;
         }
         core.wait_visible(at.end)?;
         Ok(at.end)
+    }
+
+    /// Whether a write at `level` leaves the log to whoever flushes it.
+    fn is_left_to_flush_wal(&self, level: Durability) -> bool {
+        let options = &self.core().options;
+        match level {
+            Durability::Buffered => true,
+            // By the option and not by the ring there is: where a shared one was asked for and could not be
+            // had, the level keeps its promise at the price of write calls.
+            Durability::Process => options.manual_wal_flush && options.ring == RingMode::Private,
+            Durability::Disk => false,
+        }
     }
 
     pub(crate) fn default_write(&self) -> WriteOptions {
@@ -296,6 +308,10 @@ impl Db {
     }
 
     /// Makes everything that was written before the call as safe as `level` says; returns its end.
+    ///
+    /// [`Durability::Disk`] is RocksDB's `FlushWAL(true)`, [`Durability::Process`] its `FlushWAL(false)`: one
+    /// write call, or with a shared ring none, since there every write is that safe already.
+    /// [`Durability::Buffered`] does nothing. With the log off there is nothing to flush.
     ///
     /// # Errors
     /// As [`Db::wait`].

@@ -111,7 +111,7 @@ mod workers;
 
 pub use batch::Batch;
 pub use bytes::{Key, Value};
-pub use collie_log::{LogId, Lsn, RecoveryReport, RingMode};
+pub use collie_log::{LogId, LogStats, Lsn, RecoveryReport, RingMode};
 pub use db::{DEFAULT_FAMILY, Db};
 pub use error::{Error, Result};
 pub use family::Family;

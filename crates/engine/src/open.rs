@@ -209,6 +209,7 @@ fn open_journal(path: &Path, options: &Options, manifest: &Manifest) -> Result<J
             min_lsn: manifest.floor,
             resume_at,
             log_id: Some(LogId(manifest.log_id)),
+            manual_flush: options.manual_wal_flush,
             ..LogOptions::default()
         },
     );

@@ -34,6 +34,13 @@ pub struct Options {
     pub segment_bytes: u64,
     /// How many threads append at the same instant; more of them wait for a turn. Default: 64.
     pub max_workers: usize,
+    /// The log is flushed by hand, by [`Db::flush_wal`](crate::Db::flush_wal), and not every 50 ms. With a
+    /// private ring a write at [`Durability::Process`] then ends with its copy in memory, without a write call:
+    /// a crash of the process loses what came after the last flush. With a shared ring it costs no call
+    /// anyway and keeps what it promises; a power cut loses what came after the last flush. Whatever the
+    /// option says, writes at [`Durability::Disk`] are synced, and so is the log up to the end of a memtable
+    /// that is flushed; half a ring of writes goes to the kernel by itself. Default: false.
+    pub manual_wal_flush: bool,
     /// Past this much live log, the families that pin its oldest part are flushed. Default: four times the
     /// sum of all families' write buffers.
     pub max_total_wal_size: Option<u64>,
@@ -64,6 +71,7 @@ impl Default for Options {
             ring_bytes: log.ring_bytes,
             segment_bytes: log.segment_bytes,
             max_workers: 64,
+            manual_wal_flush: false,
             max_total_wal_size: None,
             cache_bytes: 32 << 20,
             max_open_files: 256,
@@ -145,7 +153,8 @@ impl WriteOptions {
         }
     }
 
-    /// Returns when the write survives the death of the process.
+    /// Returns when the write survives the death of the process; with a private ring and
+    /// [`Options::manual_wal_flush`] it does from the next flush of the log on.
     #[must_use]
     pub fn process() -> Self {
         Self {

@@ -83,6 +83,13 @@ fn option_sets() -> Vec<(&'static str, Options)> {
             },
         ),
         (
+            "log flushed by hand",
+            Options {
+                manual_wal_flush: true,
+                ..base.clone()
+            },
+        ),
+        (
             "two workers, buffered",
             Options {
                 max_workers: 2,
@@ -104,6 +111,7 @@ enum Step {
     DropSnapshot,
     Flush,
     Compact,
+    FlushWal,
     Reopen,
     DropFamily,
     Get(usize, Vec<u8>),
@@ -151,7 +159,8 @@ fn step(rng: &mut Rng) -> Step {
         670..=679 => Step::Snapshot,
         680..=689 => Step::DropSnapshot,
         690..=696 => Step::Flush,
-        697..=699 => Step::Compact,
+        697..=698 => Step::Compact,
+        699 => Step::FlushWal,
         700..=704 => Step::Reopen,
         705 => Step::DropFamily,
         706..=899 => Step::Get(family, key(rng)),
@@ -243,6 +252,9 @@ impl<'a> Store<'a> {
             }
             Step::Flush => self.db().flush().unwrap(),
             Step::Compact => self.db().compact().unwrap(),
+            Step::FlushWal => {
+                self.db().flush_wal(Durability::Disk).unwrap();
+            }
             Step::Reopen => self.reopen(),
             Step::DropFamily => {
                 self.snapshots.clear();
@@ -356,7 +368,7 @@ impl Model {
                 self.snapshots.clear();
                 self.families[1].clear();
             }
-            Step::Flush | Step::Compact | Step::Get(..) | Step::Scan(..) => {}
+            Step::Flush | Step::Compact | Step::FlushWal | Step::Get(..) | Step::Scan(..) => {}
         }
     }
 }

@@ -108,7 +108,7 @@ impl Flushing {
                 continue;
             }
             if called && self.past_half() {
-                self.flush();
+                self.drain();
                 continue;
             }
             let before = self.core.now();
@@ -133,11 +133,25 @@ impl Flushing {
         let _ = self.core.wait(self.core.appended(), Level::Disk);
     }
 
+    /// Makes room in the ring. Whoever flushes by hand, and would lose the ring with the process, decides
+    /// about syncs alone.
+    fn drain(&self) {
+        let written_only = self.core.options.manual_flush && !self.core.ring_shared.load(Ordering::Relaxed);
+        if written_only {
+            // Poison and close are seen at the next turn.
+            let _ = self.core.wait(self.core.appended(), Level::Process);
+        } else {
+            self.flush();
+        }
+    }
+
     /// An interval has passed.
     fn tick(&mut self) {
         let end = self.core.appended();
         if self.core.durable() < end {
-            self.flush();
+            if !self.core.options.manual_flush {
+                self.flush();
+            }
         } else if self.sealed < end && self.seen == end {
             // Nothing came for a whole interval: promise what is there, so that damage in it can be told from
             // a torn tail. A full device may refuse; the next append will hear of that.

@@ -104,6 +104,10 @@ pub struct LogOptions {
     /// How long appended bytes may stay in the ring before they are flushed although nobody waits; at least
     /// a millisecond. Default 50 ms.
     pub flush_interval: Duration,
+    /// What nobody waits for stays in the ring until it is flushed by hand or half the ring is full:
+    /// [`LogOptions::flush_interval`] does not apply. With a private ring a full one is handed to the kernel
+    /// and not synced. Default: false.
+    pub manual_flush: bool,
     /// Whether background threads flush, seal and prepare segments. Without them everything happens on
     /// callers' threads, and only when they wait or flush: for simulations. [`Log::when`](crate::Log::when)
     /// then needs somebody else to flush.
@@ -123,6 +127,7 @@ impl Default for LogOptions {
             log_id: None,
             write_path: WritePath::default(),
             flush_interval: Duration::from_millis(50),
+            manual_flush: false,
             threads: true,
         }
     }

@@ -124,6 +124,8 @@ pub struct WorkloadBench {
     pub ring: RingMode,
     /// No log at all.
     pub disable_wal: bool,
+    /// The log is flushed by hand, that is when its buffer is half full and at the end.
+    pub manual_wal_flush: bool,
     /// Past this much live log, the families that pin it are flushed.
     pub max_total_wal_size: Option<u64>,
     /// Families that the keys are spread over.
@@ -162,6 +164,7 @@ impl Default for WorkloadBench {
             durability: Level::Disk,
             ring: store.ring,
             disable_wal: false,
+            manual_wal_flush: false,
             max_total_wal_size: None,
             families: 1,
             write_buffer_size: family.write_buffer_bytes,
@@ -410,6 +413,7 @@ impl WorkloadBench {
         Options {
             disable_wal: self.disable_wal,
             ring: self.ring.clone(),
+            manual_wal_flush: self.manual_wal_flush,
             max_total_wal_size: self.max_total_wal_size,
             cache_bytes: self.cache_size,
             durability: self.durability,

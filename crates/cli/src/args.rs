@@ -230,7 +230,7 @@ pub(crate) struct WorkloadArgs {
     #[arg(long, alias = "manual_wal_flush", value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value = "0", default_missing_value = "1", value_parser = BoolishValueParser::new())]
     pub(crate) manual_wal_flush: bool,
-    /// Past this much live log, the families that pin it are flushed.
+    /// Past this much live log, the families that pin it are flushed; 0 for four times all write buffers.
     #[arg(long, alias = "max_total_wal_size", value_name = "BYTES")]
     pub(crate) max_total_wal_size: Option<u64>,
     /// Families that the keys are spread over.

@@ -136,7 +136,12 @@ fn print_workload(results: &mut Results, r: &WorkloadResult) -> std::io::Result<
         more.push(format!("{saf:.2} bytes on disk per live byte"));
     }
     if r.flushes > 0 {
-        more.push(format!("{} memtables flushed", r.flushes));
+        let causes: Vec<_> = r
+            .flushes_by_cause
+            .iter()
+            .map(|(cause, count)| format!("{cause}: {count}"))
+            .collect();
+        more.push(format!("{} memtables flushed ({})", r.flushes, causes.join(", ")));
     }
     if let Some(drain) = r.drain_seconds {
         more.push(format!("{drain:.3} s more for flush and compaction"));

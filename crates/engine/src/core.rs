@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use crate::codec::KIND_MARK;
 use crate::garbage::Garbage;
 use crate::journal::Journal;
-use crate::manifest::Manifest;
+use crate::manifest_file::ManifestFile;
 use crate::memtable::{At, Mem};
 use crate::stats::{Counters, FamilyCounters};
 use crate::tables::{Pinned, Shared, Tables};
@@ -126,7 +126,7 @@ pub(crate) struct Core {
     /// every other hand waits for that rotation.
     system: Mutex<Option<Hand>>,
     pub(crate) families: RwLock<Families>,
-    pub(crate) manifest: Mutex<Manifest>,
+    pub(crate) manifest: Mutex<ManifestFile>,
     pub(crate) tasks: Tasks,
     pub(crate) garbage: Mutex<Option<Sender<Garbage>>>,
     pub(crate) shared: Shared,
@@ -138,6 +138,8 @@ pub(crate) struct Core {
     pub(crate) wal_check_at: AtomicU64,
     /// The log was full for a commit, and nobody has looked yet whether something can be let go.
     pub(crate) log_full: AtomicBool,
+    /// What there is to warn of about the log's limit was said.
+    pub(crate) warned: AtomicBool,
     pub(crate) snapshots: AtomicUsize,
     /// The log is being replayed: only replay itself seals memtables, at the frame that it has come to. A
     /// mark would be at the log's end and would count frames as flushed that replay has yet to reach.
@@ -155,7 +157,7 @@ pub(crate) struct Start {
     pub(crate) path: PathBuf,
     pub(crate) options: Options,
     pub(crate) journal: Journal,
-    pub(crate) manifest: Manifest,
+    pub(crate) manifest: ManifestFile,
     pub(crate) garbage: Sender<Garbage>,
     pub(crate) shared: Shared,
     pub(crate) lock: Arc<dyn File>,
@@ -202,6 +204,7 @@ impl Core {
             gates: Condvar::new(),
             wal_check_at: AtomicU64::new(Lsn::MAX),
             log_full: AtomicBool::new(false),
+            warned: AtomicBool::new(false),
             snapshots: AtomicUsize::new(0),
             replaying: AtomicBool::new(false),
             life: RwLock::new(()),
@@ -314,7 +317,7 @@ impl Core {
         let committed = hand.commit(&self.journal, &self.visible, kind, record, apply);
         std::mem::forget(unfinished);
         if let Err((Error::StorageFull { .. }, _)) = &committed {
-            crate::flush::make_room_in_log(self);
+            crate::wal_size::make_room_in_log(self);
         }
         self.settle(committed)
     }

@@ -18,7 +18,7 @@ use crate::view::FlushCause;
 use crate::workers::Record;
 use crate::{
     Batch, Durability, Error, Family, FamilyOptions, Options, Result, Snapshot, Stats, Value, WriteOptions,
-    compaction, families, flush, open, read, stall, stats,
+    compaction, families, flush, open, read, stall, stats, wal_size,
 };
 
 /// The name of the family that every store has.
@@ -246,7 +246,7 @@ impl Db {
     /// Waits for what was asked.
     fn finish(&self, at: At, options: &WriteOptions) -> Result<Lsn> {
         let core = self.core();
-        flush::check_wal_size(core, at.end);
+        wal_size::check(core, at.end);
         if !options.disable_wal && !self.is_left_to_flush_wal(options.durability) {
             // First, for it takes longest: commits that were in flight before this one are applied by then.
             core.journal.wait(at.end, options.durability)?;

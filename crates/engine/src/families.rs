@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::core::{Core, FamilyState, GATE_OPEN};
 use crate::db::DEFAULT_FAMILY;
-use crate::manifest::FamilyRecord;
+use crate::manifest::{Edit, FamilyRecord};
 use crate::stats::FamilyCounters;
 use crate::tables::Tables;
 use crate::view::View;
@@ -110,25 +110,27 @@ pub(crate) fn create(core: &Core, name: &str, options: FamilyOptions) -> Result<
         .map_err(|e| Error::io("create", &path, e))?;
     let family = load(core, &record, false)?;
     core.journal.hold(name, birth);
-    let mut next = manifest.clone();
-    next.next_family = id + 1;
-    next.families.push(record);
-    // Without a log nothing else keeps the next open's commits at or above it.
-    next.floor = next.floor.max(birth);
-    if let Err(error) = next.write(&*core.device, &core.path) {
+    let edit = Edit {
+        next_family: id + 1,
+        // Without a log nothing else keeps the next open's commits at or above it.
+        floor: birth,
+        created: Some(record),
+        ..Edit::default()
+    };
+    if let Err(error) = manifest.commit(&*core.device, &core.path, &edit) {
         // Whether the manifest names the family is unknown, so its id and directory are left alone; if it
         // does, the family is there, empty, after the next open.
-        manifest.next_family = id + 1;
+        manifest.amend(|manifest| manifest.next_family = id + 1);
         core.journal.unhold(name);
         core.fail_for_good(&error);
         return Err(error);
     }
-    *manifest = next;
     core.families
         .write()
         .by_name
         .insert(Arc::clone(&family.name), Arc::clone(&family));
-    crate::flush::arm_wal_check(core);
+    crate::wal_size::arm(core);
+    crate::wal_size::warn_of_a_short_limit(core);
     Ok(family)
 }
 
@@ -154,16 +156,20 @@ pub(crate) fn remove(core: &Core, family: &Arc<FamilyState>) -> Result<()> {
             name: family.name.to_string(),
         });
     }
-    let mut next = manifest.clone();
-    next.families.retain(|record| record.id != family.id);
+    let edit = Edit {
+        dropped: Some(family.id),
+        ..Edit::default()
+    };
     // After a failure the manifest may or may not name the family: no write may rely on either.
-    next.write(&*core.device, &core.path)
+    manifest
+        .commit(&*core.device, &core.path, &edit)
         .inspect_err(|e| core.fail_for_good(e))?;
-    *manifest = next;
     family.dropped.store(true, Ordering::Relaxed);
     core.families.write().by_name.remove(&family.name);
     core.journal.unhold(&family.name);
     family.tables.remove_when_unused();
     core.open_gates();
+    // The default limit goes down with the families.
+    crate::wal_size::arm(core);
     Ok(())
 }

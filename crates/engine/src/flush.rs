@@ -14,7 +14,7 @@ use collie_log::{Level, Lsn};
 use lsm_tree::{InternalValue, ValueType};
 
 use crate::core::{Core, FamilyState};
-use crate::manifest::LogState;
+use crate::manifest::{Edit, LogState};
 use crate::memtable::{Direction, Entry, Mem, Scan};
 use crate::tables::{Writing, Written};
 use crate::tasks::{FlushTask, pause_after};
@@ -33,17 +33,21 @@ pub(crate) fn run(core: &Core) {
                 family.flush_queued.swap(false, Ordering::AcqRel);
                 flush_or_queue_again(core, &family);
             }
-            FlushTask::WalSize => flush_for_wal_size(core),
+            FlushTask::WalSize => crate::wal_size::flush_for_wal_size(core),
         }
     }
 }
 
 /// Flushes all that is sealed. What fails is tried again later; other families are not kept waiting.
-fn flush_or_queue_again(core: &Core, family: &Arc<FamilyState>) {
-    let Err(error) = flush_sealed(core, family) else {
+pub(crate) fn flush_or_queue_again(core: &Core, family: &Arc<FamilyState>) {
+    if let Err(error) = flush_sealed(core, family) {
+        queue_again(core, family, &error);
+    } else {
         family.flush_failures.store(0, Ordering::Relaxed);
-        return;
-    };
+    }
+}
+
+fn queue_again(core: &Core, family: &Arc<FamilyState>, error: &Error) {
     if core.refusal().is_none() && core.journal.poisoned().is_none() {
         let failures = family.flush_failures.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(family = %family.name, %error, "a flush failed, it is tried again");
@@ -54,19 +58,44 @@ fn flush_or_queue_again(core: &Core, family: &Arc<FamilyState>) {
 /// Flushes all memtables that are sealed, in order.
 pub(crate) fn flush_sealed(core: &Core, family: &Arc<FamilyState>) -> Result<()> {
     let _one = family.flushing.lock();
-    let mut flushed = Ok(());
-    while flushed.is_ok()
-        && !family.is_dropped()
-        && let Some(sealed) = family.view.load().sealed.first().cloned()
-    {
-        flushed = crate::compaction::keep_level0_countable(core, family)
-            .and_then(|()| flush_one(core, family, &sealed));
-        if flushed.is_ok() {
-            seal_what_is_full(core, family);
+    // A memtable may have gone to tables without the manifest having had room for it: recorded once more.
+    let flushed = write_sealed(core, family, || record(core, [family])).and_then(|()| record(core, [family]));
+    settle(core, family, flushed)
+}
+
+/// Flushes families that have nothing or next to nothing in memory, with one change of the manifest for all.
+pub(crate) fn flush_together(core: &Core, families: &[Arc<FamilyState>]) {
+    let written = families.iter().map(|family| {
+        let _one = family.flushing.lock();
+        (family, write_sealed(core, family, || Ok(())))
+    });
+    let written: Vec<_> = written.collect();
+    let good = written.iter().filter(|(_, written)| written.is_ok());
+    let recorded = record(core, good.map(|(family, _)| *family));
+    for (family, written) in written {
+        let _one = family.flushing.lock();
+        match settle(core, family, written.and_then(|()| recorded.clone())) {
+            Ok(()) => family.flush_failures.store(0, Ordering::Relaxed),
+            Err(error) => queue_again(core, family, &error),
         }
     }
-    // A memtable may have gone to tables without the manifest having had room for it.
-    let flushed = flushed.and_then(|()| record(core, family));
+}
+
+/// Writes a family's sealed memtables to tables, with `after` each of them.
+fn write_sealed(core: &Core, family: &Arc<FamilyState>, after: impl Fn() -> Result<()>) -> Result<()> {
+    while !family.is_dropped()
+        && let Some(sealed) = family.view.load().sealed.first().cloned()
+    {
+        crate::compaction::keep_level0_countable(core, family)?;
+        flush_one(core, family, &sealed)?;
+        after()?;
+        seal_what_is_full(core, family);
+    }
+    Ok(())
+}
+
+/// Tells whoever waits for a flush what came of it.
+fn settle(core: &Core, family: &Arc<FamilyState>, flushed: Result<()>) -> Result<()> {
     if flushed.is_err() {
         family.counters.flush_failures.fetch_add(1, Ordering::Relaxed);
     }
@@ -84,10 +113,13 @@ fn flush_one(core: &Core, family: &FamilyState, sealed: &Sealed) -> Result<()> {
     let started = core.device.clock().monotonic();
     if core.journal.durable().is_none() {
         // Without a log nothing else keeps new commits above what the tables will hold.
-        let mut manifest = core.manifest.lock();
-        manifest.floor = manifest.floor.max(sealed.until);
-        manifest
-            .write(&*core.device, &core.path)
+        let edit = Edit {
+            floor: sealed.until,
+            ..Edit::default()
+        };
+        core.manifest
+            .lock()
+            .commit(&*core.device, &core.path, &edit)
             .inspect_err(|e| core.fail_for_good(e))?;
     }
     // What a failed attempt leaves is removed, so that a full device does not stay full because of it.
@@ -101,12 +133,13 @@ fn flush_one(core: &Core, family: &FamilyState, sealed: &Sealed) -> Result<()> {
     reach!("tables are written");
     install(core, family, sealed, written, &writing)?;
     drop(writing);
-    let took = core.device.clock().monotonic().saturating_sub(started);
-    family
-        .counters
-        .count_flush(sealed.cause, sealed.mem.bytes(), took);
+    if !sealed.mem.is_empty() {
+        let took = core.device.clock().monotonic().saturating_sub(started);
+        let counters = &family.counters;
+        counters.count_flush(sealed.cause, sealed.mem.bytes(), took);
+    }
     crate::stall::update(core, family);
-    record(core, family)
+    Ok(())
 }
 
 /// Makes the tables part of the tree and replaces the memtable by them in the view.
@@ -151,25 +184,34 @@ fn install(
     Ok(())
 }
 
-/// Says in the manifest, and then to the log, up to where the family is in its tables. Where that fails,
+/// Says in the manifest, and then to the log, up to where the families are in their tables. Where that fails,
 /// a restart replays once more what is in the tables already, which is harmless.
-fn record(core: &Core, family: &FamilyState) -> Result<()> {
-    let until = family.in_tables.load(Ordering::Relaxed);
-    if until <= family.flushed.load(Ordering::Relaxed) {
-        return Ok(());
+fn record<'a>(core: &Core, families: impl IntoIterator<Item = &'a Arc<FamilyState>>) -> Result<()> {
+    let mut moved = Vec::new();
+    for family in families {
+        let until = family.in_tables.load(Ordering::Relaxed);
+        if until > family.flushed.load(Ordering::Relaxed) && !family.is_dropped() {
+            moved.push((family, until));
+        }
     }
-    let mut manifest = core.manifest.lock();
-    let Some(record) = manifest.family(family.id) else {
-        return Ok(()); // It was dropped meanwhile.
+    let Some(highest) = moved.iter().map(|(_, until)| *until).max() else {
+        return Ok(());
     };
-    record.flushed = record.flushed.max(until);
-    manifest.floor = manifest.floor.max(until);
+    let edit = Edit {
+        floor: highest,
+        flushed: moved.iter().map(|(family, until)| (family.id, *until)).collect(),
+        ..Edit::default()
+    };
+    let mut manifest = core.manifest.lock();
     manifest
-        .write(&*core.device, &core.path)
+        .commit(&*core.device, &core.path, &edit)
         .inspect_err(|e| core.fail_for_good(e))?;
-    family.flushed.fetch_max(until, Ordering::Relaxed);
-    if manifest.log == LogState::On {
-        core.journal.hold(&family.name, until);
+    for (family, until) in moved {
+        family.flushed.fetch_max(until, Ordering::Relaxed);
+        // A family that was dropped meanwhile holds nothing any more; the manifest's lock orders the two.
+        if manifest.log == LogState::On && !family.is_dropped() {
+            core.journal.hold(&family.name, until);
+        }
     }
     Ok(())
 }
@@ -203,82 +245,6 @@ pub(crate) fn rotate_if_full(core: &Core, family: &Arc<FamilyState>) -> Result<(
 pub(crate) fn flush_all_of(core: &Core, family: &Arc<FamilyState>, cause: FlushCause) -> Result<()> {
     core.rotate(family, cause, |view| !view.active.is_empty())?;
     flush_sealed(core, family)
-}
-
-/// Where the log has grown past its limit, or its device is full, flushes the families that pin the oldest
-/// segment.
-fn flush_for_wal_size(core: &Core) {
-    // AcqRel pairs with `make_room_in_log`: a commit that is refused from here on asks again.
-    let full = core.log_full.swap(false, Ordering::AcqRel);
-    let families = core.families.read().all();
-    if let (Some(oldest), Some(end)) = (core.journal.oldest(), core.journal.oldest_end()) {
-        let reserved = core.journal.reserved();
-        // While the log ends in its oldest segment no flush lets that go.
-        let too_long = reserved - oldest > wal_limit(core);
-        if too_long || (full && reserved >= end) {
-            core.counters.wal_size_flushes.fetch_add(1, Ordering::Relaxed);
-            for family in &families {
-                if family.flushed.load(Ordering::Relaxed) < end {
-                    flush_what_pins(core, family);
-                }
-            }
-        }
-    }
-    arm_wal_check(core);
-}
-
-fn flush_what_pins(core: &Core, family: &Arc<FamilyState>) {
-    match core.rotate(family, FlushCause::WalSize, |view| view.sealed.is_empty()) {
-        // A flush that failed a moment ago waits for its time.
-        Ok(_) if family.flush_queued.load(Ordering::Acquire) => {}
-        Ok(_) => flush_or_queue_again(core, family),
-        Err(error) => {
-            tracing::warn!(family = %family.name, %error, "the family still pins the oldest part of the log");
-        }
-    }
-}
-
-/// A commit was refused because the log's device is full: lets go of the oldest part, so that writes go on.
-pub(crate) fn make_room_in_log(core: &Core) {
-    // AcqRel pairs with `flush_for_wal_size`. Whoever sets the flag queues the task, so it is queued once.
-    if !core.log_full.swap(true, Ordering::AcqRel) {
-        core.tasks.look_at_wal_size();
-    }
-}
-
-/// The limit on live log, in bytes.
-fn wal_limit(core: &Core) -> u64 {
-    core.options.max_total_wal_size.unwrap_or_else(|| {
-        let families = core.families.read().all();
-        let buffers = families
-            .iter()
-            .map(|family| &family.options)
-            .map(|o| o.write_buffer_bytes.saturating_mul(o.max_write_buffers as u64));
-        buffers
-            .fold(0, u64::saturating_add)
-            .saturating_mul(4)
-            .max(4 * core.options.segment_bytes)
-    })
-}
-
-/// Sets the LSN at which a commit asks for the next look at the log's size.
-pub(crate) fn arm_wal_check(core: &Core) {
-    if let Some(oldest) = core.journal.oldest() {
-        let limit = oldest.saturating_add(wal_limit(core));
-        // If nothing was released, not before another quarter of a segment.
-        let soonest = core.journal.reserved() + core.options.segment_bytes / 4;
-        core.wal_check_at.store(limit.max(soonest), Ordering::Relaxed);
-    }
-}
-
-/// A commit ended at `end`: has the log grown past its limit?
-pub(crate) fn check_wal_size(core: &Core, end: Lsn) {
-    // Relaxed: a hint; whoever swaps the value queues the look, so it is queued once.
-    if end >= core.wal_check_at.load(Ordering::Relaxed)
-        && core.wal_check_at.swap(Lsn::MAX, Ordering::Relaxed) != Lsn::MAX
-    {
-        core.tasks.look_at_wal_size();
-    }
 }
 
 /// The newest version of each key of a memtable that is no longer written, in order.

@@ -95,6 +95,7 @@ mod journal;
 mod litter;
 mod lock;
 mod manifest;
+mod manifest_file;
 mod memtable;
 mod open;
 mod options;
@@ -107,6 +108,7 @@ mod tasks;
 mod testing;
 mod view;
 mod visible;
+mod wal_size;
 mod workers;
 
 pub use batch::Batch;

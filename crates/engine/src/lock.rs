@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use collie_io::{Device, File, OpenMode, write_all_at};
 
-use crate::{Error, Result, manifest};
+use crate::{Error, Result, manifest_file};
 
 /// The lock file's name.
 pub(crate) const FILE: &str = "LOCK";
@@ -37,17 +37,17 @@ pub(crate) fn look(device: &dyn Device, dir: &Path) -> Result<Found> {
     };
     if entries
         .iter()
-        .any(|entry| entry.name == manifest::FILE && !entry.is_dir)
+        .any(|entry| entry.name == manifest_file::FILE && !entry.is_dir)
     {
         return Ok(Found::Store);
     }
     // A store's first step is its manifest. Whatever else is here without one is not ours to touch, and a
     // log without a manifest is a store that lost it.
     // A file system that was just made has its own directory.
-    let ours = [FILE, manifest::TEMPORARY, "lost+found"];
+    let ours = [FILE, manifest_file::TEMPORARY, "lost+found"];
     match entries.iter().find(|entry| !ours.contains(&entry.name.as_str())) {
         None => Ok(Found::Nothing),
-        Some(entry) => wrong(format!("{:?} and no {}", entry.name, manifest::FILE)),
+        Some(entry) => wrong(format!("{:?} and no {}", entry.name, manifest_file::FILE)),
     }
 }
 

@@ -27,10 +27,11 @@ use crate::db::{DEFAULT_FAMILY, Handle};
 use crate::journal::Journal;
 use crate::lock::Found;
 use crate::manifest::{LogState, Manifest};
+use crate::manifest_file::ManifestFile;
 use crate::memtable::At;
 use crate::tables::Shared;
 use crate::view::{FlushCause, Sealed, View};
-use crate::{Error, Options, Result, compaction, families, flush, garbage, lock};
+use crate::{Error, Options, Result, compaction, families, flush, garbage, lock, wal_size};
 
 const LOG_DIRECTORY: &str = "log";
 /// Who holds the log while the families' holds are set.
@@ -48,14 +49,14 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
             .map_err(|e| Error::io("create", path, e))?;
     }
     let held = lock::lock(&*device, path)?;
-    let manifest = match Manifest::read(&*device, path)? {
+    let manifest = match ManifestFile::read(&*device, path)? {
         Some(manifest) => manifest,
         None => {
             let mut log_id = [0; 16];
             device
                 .random(&mut log_id)
                 .map_err(|e| Error::io("get random bytes for", path, e))?;
-            let manifest = Manifest::new(log_id);
+            let mut manifest = ManifestFile::new(Manifest::new(log_id));
             manifest.write(&*device, path)?;
             manifest
         }
@@ -76,7 +77,12 @@ fn log_directory(path: &Path, options: &Options) -> PathBuf {
 }
 
 /// Brings everything to tables and does away with the log.
-fn leave_log(path: &Path, options: &Options, manifest: Manifest, lock: &Arc<dyn File>) -> Result<Manifest> {
+fn leave_log(
+    path: &Path,
+    options: &Options,
+    manifest: ManifestFile,
+    lock: &Arc<dyn File>,
+) -> Result<ManifestFile> {
     let with_log = Options {
         disable_wal: false,
         ..options.clone()
@@ -86,9 +92,11 @@ fn leave_log(path: &Path, options: &Options, manifest: Manifest, lock: &Arc<dyn 
     all.iter()
         .try_for_each(|family| flush::flush_all_of(&handle.core, family, FlushCause::Close))?;
     handle.close()?;
-    let mut manifest = handle.core.manifest.lock().clone();
-    manifest.log = LogState::Off;
-    manifest.floor = manifest.floor.max(handle.core.journal.reserved());
+    let mut manifest = handle.core.manifest.lock().detached();
+    manifest.amend(|manifest| {
+        manifest.log = LogState::Off;
+        manifest.floor = manifest.floor.max(handle.core.journal.reserved());
+    });
     manifest.write(&*options.device, path)?;
     if options.wal_dir.is_none() {
         remove_tree(&*options.device, &log_directory(path, options))?;
@@ -104,20 +112,10 @@ fn remove_tree(device: &dyn Device, path: &Path) -> Result<()> {
 }
 
 /// Opens a store whose lock is held and whose manifest fits the options.
-fn start(path: &Path, options: Options, mut manifest: Manifest, lock: &Arc<dyn File>) -> Result<Handle> {
+fn start(path: &Path, options: Options, mut manifest: ManifestFile, lock: &Arc<dyn File>) -> Result<Handle> {
     let device = Arc::clone(&options.device);
     remove_orphans(&*device, path, &manifest)?;
-    for record in &mut manifest.families {
-        let replacement = options
-            .family_options
-            .iter()
-            .find(|(name, _)| *name == record.name);
-        if let Some((_, replacement)) = replacement {
-            record.options = replacement.clone();
-        } else if record.name == DEFAULT_FAMILY {
-            record.options = options.default_family.clone();
-        }
-    }
+    manifest.amend(|manifest| use_options(manifest, &options));
     let journal = open_journal(path, &options, &manifest)?;
     let (garbage, _thread) = garbage::start(Arc::clone(&device))?;
     let shared = Shared {
@@ -158,6 +156,21 @@ fn start(path: &Path, options: Options, mut manifest: Manifest, lock: &Arc<dyn F
             // The error that matters is the one in hand.
             drop(core.journal.close());
             Err(error)
+        }
+    }
+}
+
+/// The options of this opening, where it brings some, replace those that a family was created with.
+fn use_options(manifest: &mut Manifest, options: &Options) {
+    for record in &mut manifest.families {
+        let replacement = options
+            .family_options
+            .iter()
+            .find(|(name, _)| *name == record.name);
+        if let Some((_, replacement)) = replacement {
+            record.options = replacement.clone();
+        } else if record.name == DEFAULT_FAMILY {
+            record.options = options.default_family.clone();
         }
     }
 }
@@ -256,10 +269,12 @@ fn missing_log<T>(dir: &Path, found: String) -> Result<T> {
 fn adopt_log(core: &Core) -> Result<()> {
     let mark = families::durable_mark(core)?;
     let mut manifest = core.manifest.lock();
-    for record in &mut manifest.families {
-        record.flushed = mark;
-    }
-    manifest.log = LogState::On;
+    manifest.amend(|manifest| {
+        for record in &mut manifest.families {
+            record.flushed = mark;
+        }
+        manifest.log = LogState::On;
+    });
     manifest.write(&*core.device, &core.path)
 }
 
@@ -335,7 +350,8 @@ fn fill(core: &Arc<Core>, fresh_log: bool, log_dir: &Path) -> Result<Arc<FamilyS
     for family in core.families.read().all() {
         core.tasks.compact(&family);
     }
-    flush::arm_wal_check(core);
+    wal_size::arm(core);
+    wal_size::warn_of_a_short_limit(core);
     Ok(default_family)
 }
 

@@ -41,8 +41,13 @@ pub struct Options {
     /// option says, writes at [`Durability::Disk`] are synced, and so is the log up to the end of a memtable
     /// that is flushed; half a ring of writes goes to the kernel by itself. Default: false.
     pub manual_wal_flush: bool,
-    /// Past this much live log, the families that pin its oldest part are flushed. Default: four times the
-    /// sum of all families' write buffers.
+    /// Past this much live log, in bytes, the families that pin its oldest segment are flushed, also where
+    /// there is one alone. `None` or 0: four times the sum over all families of `write_buffer_bytes` ×
+    /// `max_write_buffers`, and at least four segments; it changes as families come and go. Never more than
+    /// 256 segments, whose files are kept open. The least is two segments; what is below the families' write
+    /// buffers is taken and warned about ([`Stats::warnings`](crate::Stats::warnings)): memtables are flushed
+    /// before they are full then. [`Stats::max_total_wal_size`](crate::Stats::max_total_wal_size) tells the
+    /// limit in force.
     pub max_total_wal_size: Option<u64>,
     /// Size of the block cache that all families share. Default: 32 MiB.
     pub cache_bytes: u64,
@@ -212,6 +217,7 @@ impl Options {
             return Err(invalid("ring_bytes", self.ring_bytes, reason));
         }
         if let Some(limit) = self.max_total_wal_size
+            && limit > 0
             && limit < self.segment_bytes.saturating_mul(2)
         {
             let reason = format!(

@@ -59,6 +59,10 @@ pub struct Stats {
     pub wal_size_flushes: u64,
     /// Bytes of live log; 0 with the log off.
     pub wal_bytes: u64,
+    /// The limit on them that is in force now; see [`Options::max_total_wal_size`](crate::Options).
+    pub max_total_wal_size: u64,
+    /// What somebody should know about the options in their combination, in words.
+    pub warnings: Vec<String>,
     /// The log's own figures, holders included.
     pub log: Option<LogStats>,
     /// Why writes are refused, if they are.
@@ -152,6 +156,8 @@ pub(crate) fn collect(core: &Core) -> Stats {
             .journal
             .oldest()
             .map_or(0, |oldest| end.saturating_sub(oldest)),
+        max_total_wal_size: crate::wal_size::limit(core),
+        warnings: crate::wal_size::warnings(core),
         log: core.journal.stats(),
         refusal: core
             .refusal()

@@ -54,6 +54,20 @@ pub enum FlushCause {
     Recovery,
 }
 
+impl FlushCause {
+    /// One word for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::WalSize => "wal-size",
+            Self::Manual => "manual",
+            Self::Close => "close",
+            Self::Recovery => "recovery",
+        }
+    }
+}
+
 /// See the module's page.
 pub(crate) struct View {
     pub(crate) active: Arc<Mem>,

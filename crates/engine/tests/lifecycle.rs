@@ -137,7 +137,7 @@ fn a_manifest_of_another_version_is_refused_by_both_numbers() {
             refused,
             Err(Error::Version {
                 found: 9,
-                supported: 2,
+                supported: 3,
                 ..
             })
         ),
@@ -156,9 +156,12 @@ fn a_rotten_manifest_is_refused_with_its_place() {
     let tables = dir.path().join("families/0");
     let current = fs::read(tables.join("current")).unwrap();
     let id = u64::from_le_bytes(current[..8].try_into().unwrap());
-    for path in [ours, tables.join(format!("v{id}"))] {
+    let theirs = tables.join(format!("v{id}"));
+    let len = fs::read(&theirs).unwrap().len();
+    // Of ours the base's payload; each change behind it has another copy.
+    for (path, places) in [(ours, [20, 30, 40]), (theirs, [len / 3, len / 2, len - 1])] {
         let whole = fs::read(&path).unwrap();
-        for at in [whole.len() / 3, whole.len() / 2, whole.len() - 1] {
+        for at in places {
             let mut rotten = whole.clone();
             rotten[at] ^= 0x10;
             fs::write(&path, rotten).unwrap();

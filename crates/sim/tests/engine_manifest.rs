@@ -246,32 +246,42 @@ fn families_and_commits_are_as_acknowledged_wherever_the_device_dies() {
 /// all the same were gone with it after a crash.
 #[test]
 fn a_family_whose_drop_failed_takes_no_write_that_a_crash_could_lose() {
-    let mut died = 0;
-    for n in 0.. {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("db");
-        let sim = SimDevice::new(n);
-        let db = Db::open(&path, options(&path, &sim, false)).unwrap();
-        let family = db.create_family("orders", FamilyOptions::default()).unwrap();
-        family.put("before", "v").unwrap();
-        sim.inject(Fault::new(FaultKind::AnyFails).after(n).once());
-        let dropped = db.drop_family(&family);
-        if sim.fired(FaultKind::AnyFails) == 0 {
-            dropped.unwrap();
-            break;
-        }
-        let taken = family.put("after", "v");
-        let snapshot = sim.snapshot();
-        sim.kill();
-        drop((family, db));
-        died += 1;
-        let next = crashed(&snapshot, 0, n);
-        let db = Db::open(&path, options(&path, &next, false)).unwrap();
-        let found = db.family("orders").map(|family| family.get("after").unwrap());
-        assert!(
-            dropped.is_ok() || taken.is_err() || matches!(found, Some(Some(_))),
-            "operation {n}: {dropped:?}, {taken:?}, {found:?}"
-        );
+    // A drop appends a change to the manifest or, as the first change after an opening, replaces all of it.
+    for reopened in [false, true] {
+        let died = (0..).take_while(|&n| drop_and_die(n, reopened)).count();
+        assert!(died > if reopened { 3 } else { 1 }, "{died}");
     }
-    assert!(died > 3, "{died}");
+}
+
+/// A drop that fails at device operation `n`; `false` where it ended before.
+fn drop_and_die(n: u64, reopened: bool) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let sim = SimDevice::new(n);
+    let mut db = Db::open(&path, options(&path, &sim, false)).unwrap();
+    db.create_family("orders", FamilyOptions::default()).unwrap();
+    if reopened {
+        db.close().unwrap();
+        db = Db::open(&path, options(&path, &sim, false)).unwrap();
+    }
+    let family = db.family("orders").unwrap();
+    family.put("before", "v").unwrap();
+    sim.inject(Fault::new(FaultKind::AnyFails).after(n).once());
+    let dropped = db.drop_family(&family);
+    if sim.fired(FaultKind::AnyFails) == 0 {
+        dropped.unwrap();
+        return false;
+    }
+    let taken = family.put("after", "v");
+    let snapshot = sim.snapshot();
+    sim.kill();
+    drop((family, db));
+    let next = crashed(&snapshot, 0, n);
+    let db = Db::open(&path, options(&path, &next, false)).unwrap();
+    let found = db.family("orders").map(|family| family.get("after").unwrap());
+    assert!(
+        dropped.is_ok() || taken.is_err() || matches!(found, Some(Some(_))),
+        "operation {n}: {dropped:?}, {taken:?}, {found:?}"
+    );
+    true
 }

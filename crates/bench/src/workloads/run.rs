@@ -1,5 +1,6 @@
 //! One workload, once: threads, clocks and counters.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +33,9 @@ pub(crate) struct Measured {
     pub(crate) latency: LatencySummary,
     pub(crate) cpu_us_per_op: f64,
     pub(crate) syncs: Option<u64>,
-    pub(crate) flushes: u64,
+    /// By cause, over all families.
+    pub(crate) flushes: BTreeMap<&'static str, u64>,
+    pub(crate) max_total_wal_size: u64,
     pub(crate) waf: Option<f64>,
     pub(crate) saf: Option<f64>,
     pub(crate) drain_seconds: Option<f64>,
@@ -97,7 +100,12 @@ pub(crate) fn run(
         latency: latencies.summary(),
         cpu_us_per_op: cpu as f64 / 1e3 / ops.max(1) as f64,
         syncs: syncs(db).zip(syncs_before).map(|(after, before)| after - before),
-        flushes: flushes(db) - flushes_before,
+        flushes: since(&flushes_before, flushes(db)),
+        max_total_wal_size: if bench.disable_wal {
+            0
+        } else {
+            db.stats().max_total_wal_size
+        },
         waf: device
             .filter(|_| workload.writes() && ops > 0)
             .map(|bytes| bytes as f64 / written),
@@ -249,10 +257,26 @@ fn drain(db: &Db) -> Result<f64, BenchError> {
 /// As many level-0 runs start no compaction.
 const LEVEL0_QUIET: u8 = 3;
 
-fn flushes(db: &Db) -> u64 {
-    let stats = db.stats();
-    let counts = stats.families.values().flat_map(|family| &family.flushes);
-    counts.map(|(_, count)| count).sum()
+/// Flushes so far by cause, over all families.
+fn flushes(db: &Db) -> BTreeMap<&'static str, u64> {
+    let mut sum = BTreeMap::new();
+    for family in db.stats().families.values() {
+        for (cause, count) in &family.flushes {
+            *sum.entry(cause.name()).or_default() += count;
+        }
+    }
+    sum
+}
+
+fn since(
+    before: &BTreeMap<&'static str, u64>,
+    mut now: BTreeMap<&'static str, u64>,
+) -> BTreeMap<&'static str, u64> {
+    for (cause, count) in &mut now {
+        *count -= before.get(cause).copied().unwrap_or(0);
+    }
+    now.retain(|_, count| *count > 0);
+    now
 }
 
 fn secs(ns: Nanos) -> f64 {

@@ -30,4 +30,4 @@ mod request;
 
 pub use limits::{Limits, ProtocolError};
 pub use reply::{ReplyBuffer, Version};
-pub use request::{Request, RequestParser};
+pub use request::{KeptRequest, Request, RequestParser};

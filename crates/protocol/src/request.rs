@@ -316,9 +316,55 @@ impl<'a> Request<'a> {
         self.spans.get(i).map(|span| span.of(self.data))
     }
 
+    /// A copy that outlives the input.
+    #[must_use]
+    pub fn keep(&self) -> KeptRequest {
+        self.keep_from(0)
+    }
+
+    /// A copy of the request that its arguments from number `first` on are.
+    #[must_use]
+    pub fn keep_from(&self, first: usize) -> KeptRequest {
+        let mut data = Vec::with_capacity(self.iter().skip(first).map(<[u8]>::len).sum());
+        let mut spans = Vec::with_capacity(self.len().saturating_sub(first));
+        for arg in self.iter().skip(first) {
+            spans.push(Span::new(data.len(), arg.len()));
+            data.extend_from_slice(arg);
+        }
+        KeptRequest {
+            data: data.into_boxed_slice(),
+            spans: spans.into_boxed_slice(),
+        }
+    }
+
     /// The arguments in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
         let data = self.data;
         self.spans.iter().map(move |span| span.of(data))
+    }
+}
+
+/// A request that holds its arguments itself, to be executed later.
+#[derive(Debug, Clone)]
+pub struct KeptRequest {
+    data: Box<[u8]>,
+    spans: Box<[Span]>,
+}
+
+impl KeptRequest {
+    /// The request; it took no bytes of any input.
+    #[must_use]
+    pub fn request(&self) -> Request<'_> {
+        Request {
+            data: &self.data,
+            spans: &self.spans,
+            consumed: 0,
+        }
+    }
+
+    /// Bytes of memory that it holds.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        self.data.len() + size_of_val(&*self.spans)
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicIsize, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -21,6 +21,8 @@ pub(crate) struct Client {
     pub(crate) db: AtomicU8,
     pub(crate) resp: AtomicU8,
     pub(crate) no_evict: AtomicBool,
+    /// Commands since `MULTI`; −1 outside.
+    pub(crate) queued: AtomicIsize,
     pub(crate) last_seen_ms: AtomicU64,
     pub(crate) last_command: Mutex<&'static str>,
     pub(crate) request_bytes: AtomicUsize,
@@ -51,6 +53,7 @@ impl Client {
             db: AtomicU8::new(0),
             resp: AtomicU8::new(2),
             no_evict: AtomicBool::new(false),
+            queued: AtomicIsize::new(-1),
             last_seen_ms: AtomicU64::new(now_ms),
             last_command: Mutex::new("NULL"),
             request_bytes: AtomicUsize::new(0),
@@ -105,17 +108,19 @@ impl Client {
         let request = self.request_bytes.load(Ordering::Relaxed);
         let free = self.request_free.load(Ordering::Relaxed);
         let reply = self.reply_bytes.load(Ordering::Relaxed);
-        let flags = if self.no_evict.load(Ordering::Relaxed) {
-            "e"
-        } else {
-            "N"
+        let queued = self.queued.load(Ordering::Relaxed);
+        let flags = match (queued >= 0, self.no_evict.load(Ordering::Relaxed)) {
+            (false, false) => "N",
+            (false, true) => "e",
+            (true, false) => "x",
+            (true, true) => "xe",
         };
         let (db, resp) = (self.db.load(Ordering::Relaxed), self.resp.load(Ordering::Relaxed));
         let command = *self.last_command.lock();
         let total = request + free + reply;
         line.extend_from_slice(
             format!(
-                " age={age} idle={idle} flags={flags} db={db} sub=0 psub=0 ssub=0 multi=-1 qbuf={request} \
+                " age={age} idle={idle} flags={flags} db={db} sub=0 psub=0 ssub=0 multi={queued} qbuf={request} \
                  qbuf-free={free} argv-mem=0 multi-mem=0 rbs={reply} rbp={reply} obl={reply} oll=0 omem=0 \
                  tot-mem={total} events=r cmd={command} user=default redir=-1 resp={resp} lib-name="
             )

@@ -206,19 +206,18 @@ impl Connection {
             let start = self.reply.len();
             self.session.seen = 0;
             let len = request.consumed();
-            let mut outcome = if (is_near || len >= LARGE) && commands::may_write(request) {
-                let outcome = self.run_aside(done - len, now_ms).await;
-                is_near = self.is_pressure_near();
-                outcome
+            let mut outcome = if (is_near || len >= LARGE) && commands::may_write(&self.session, request) {
+                Ok(Flow::Aside)
             } else {
-                let mut exec = Exec {
-                    shared,
-                    session: &mut self.session,
-                    reply: &mut self.reply,
-                    now_ms,
-                };
+                let mut exec = Exec::new(shared, &mut self.session, &mut self.reply, now_ms);
                 commands::run(&mut exec, request)
             };
+            if let Ok(Flow::Aside) = outcome {
+                self.reply.truncate(start);
+                outcome = self.run_aside(done - len, now_ms).await;
+                is_near = self.is_pressure_near();
+            }
+            self.drop_replaced();
             if let Ok(Flow::Pause(pause)) = outcome {
                 outcome = self.pause(pause, start).await;
             }
@@ -271,12 +270,8 @@ impl Connection {
             // It was found there a moment ago, and is found again.
             let outcome = match parser.parse(rest, session.authenticated) {
                 Ok(Some(request)) => {
-                    let mut exec = Exec {
-                        shared: &shared,
-                        session: &mut session,
-                        reply: &mut reply,
-                        now_ms,
-                    };
+                    let mut exec = Exec::new(&shared, &mut session, &mut reply, now_ms);
+                    exec.may_block = true;
                     let run = || commands::run(&mut exec, request);
                     shared.pressure.aside(&shared.store.db, request.consumed(), run)
                 }
@@ -307,7 +302,7 @@ impl Connection {
         let start = start.min(self.reply.len());
         let next = match outcome {
             Ok(Flow::Close) => Next::Close,
-            Ok(Flow::Next | Flow::Pause(_)) => Next::Read,
+            Ok(Flow::Next | Flow::Pause(_) | Flow::Aside) => Next::Read,
             Err(failure) => {
                 self.shared().counters.commands_failed.add(1);
                 self.reply.truncate(start);
@@ -342,7 +337,7 @@ impl Connection {
         match pause {
             Pause::Select(index) => {
                 let keyspace = blocking(move || shared.store.create(index)).await??;
-                self.session.select(keyspace);
+                self.session.select(index, keyspace);
                 self.reply.ok();
             }
             Pause::Keys(pattern) => {
@@ -353,7 +348,6 @@ impl Connection {
                 self.session.note(shared.store.db.visible());
                 self.reply.integer(keyspace.size().0);
             }
-            Pause::Flush(databases) => self.flush(databases).await?,
             Pause::Info(sections) => {
                 let text = blocking(move || commands::describe(&shared, &sections)).await?;
                 self.reply.verbatim(*b"txt", text.as_bytes());
@@ -379,23 +373,19 @@ impl Connection {
         Ok(Flow::Next)
     }
 
-    async fn flush(&mut self, databases: Vec<u8>) -> Result<(), Failure> {
+    /// Drops the keyspaces that a command took out of use, and has the connections that are silent let go of them.
+    fn drop_replaced(&mut self) {
+        let Some(replaced) = self.session.replaced.take() else {
+            return;
+        };
         let shared = Arc::clone(&self.worker.shared);
-        let store = Arc::clone(&shared);
-        let flushed = blocking(move || store.store.flush(&databases)).await??;
-        self.session.note(flushed.end());
-        self.session.refresh(&shared.store);
-        self.reply.ok();
         for client in shared.clients.all() {
             client.poke();
         }
         // The old keys' space comes back later; the command does not wait for it.
         drop(tokio::task::spawn_blocking(move || {
-            if let Err(error) = shared.store.drop_replaced(&flushed) {
-                tracing::warn!(%error, "an emptied database's space comes back when the store is next opened");
-            }
+            shared.store.drop_replaced(&replaced);
         }));
-        Ok(())
     }
 
     /// What the commands before told goes out before their client is kept waiting.
@@ -565,7 +555,8 @@ impl Connection {
     /// Brings the sum over all connections up to date; gives it. Only what is beyond `ALWAYS_ALLOWED` counts,
     /// so that ordinary connections leave the sum alone.
     fn account(&mut self) -> i64 {
-        let holds = (self.input.capacity() + self.reply.capacity()).saturating_sub(ALWAYS_ALLOWED);
+        let queued = self.session.queue.as_ref().map_or(0, |queue| queue.bytes);
+        let holds = (self.input.capacity() + self.reply.capacity() + queued).saturating_sub(ALWAYS_ALLOWED);
         let clients = &self.worker.shared.clients;
         if holds == self.held {
             return clients.held();

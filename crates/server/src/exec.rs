@@ -1,19 +1,21 @@
 //! What commands are made of: reading a key, and changing it with its lock held.
 //!
 //! Every change goes through [`Exec::store`] or [`Exec::remove`], so that the key, its entry in the expiry
-//! index and the counts of the database change together. They write to the engine at its weakest level, which
-//! applies the write and returns; when the reply may leave is the connection's business.
+//! index, the counts of the database and those who watch the key change together. They write to the engine at its
+//! weakest level, which applies the write and returns; when the reply may leave is the connection's business.
+//! Inside a [transaction](crate::transaction) they write there instead, and reads look there first.
 
 use std::sync::Arc;
 
-use collie_db::{Error as DbError, ReadOptions, Snapshot, Value, WriteOptions};
+use collie_db::{Batch, Error as DbError, Lsn, ReadOptions, Snapshot, Value, WriteOptions};
 use collie_protocol::ReplyBuffer;
 use parking_lot::MutexGuard;
 
 use crate::failure::Failure;
+use crate::keyspace::Keyspace;
 use crate::locks::Held;
 use crate::session::{Session, Shared};
-use crate::store::Keyspace;
+use crate::transaction::{Database, Transaction};
 use crate::value::{self, Header};
 
 /// One command at work.
@@ -23,6 +25,10 @@ pub(crate) struct Exec<'a> {
     pub(crate) reply: &'a mut ReplyBuffer,
     /// The time, the same for the whole command.
     pub(crate) now_ms: u64,
+    /// Whether it runs on a thread that may block.
+    pub(crate) may_block: bool,
+    /// What the command is a part of, in `EXEC` and in commands that change several keys.
+    pub(crate) transaction: Option<Transaction<'a>>,
 }
 
 /// What the connection does after a command.
@@ -34,6 +40,8 @@ pub(crate) enum Flow {
     Close,
     /// Does what takes longer than a command may keep a thread, and encodes the reply then.
     Pause(Pause),
+    /// Runs the command again on a thread that may block.
+    Aside,
 }
 
 /// What takes longer than a command may keep a thread.
@@ -45,8 +53,6 @@ pub(crate) enum Pause {
     Keys(Vec<u8>),
     /// `DBSIZE` while keys are being counted.
     Size(Arc<Keyspace>),
-    /// `FLUSHDB` and `FLUSHALL`.
-    Flush(Vec<u8>),
     /// `INFO` of these sections. The engine's figures wait for writers that it holds up.
     Info(Vec<String>),
     /// `WAITAOF`: whether its own log counts, and milliseconds to wait, 0 meaning for ever.
@@ -94,65 +100,163 @@ impl Prior {
         self.live().and_then(|found| found.header.expiry_ms)
     }
 
+    /// Whether something is stored that is past its expiry.
+    pub(crate) fn is_expired(&self) -> bool {
+        self.stored.is_some() && !self.is_live
+    }
+
+    /// By how much the numbers of keys, and of keys with an expiry, change when the key is to be there or not.
+    fn difference(&self, is_there: bool, expiry_ms: Option<u64>) -> (i64, i64) {
+        let keys = i64::from(is_there) - i64::from(self.stored.is_some());
+        let expiring = i64::from(expiry_ms.is_some()) - i64::from(self.stored_expiry().is_some());
+        (keys, expiring)
+    }
+
     fn stored_expiry(&self) -> Option<u64> {
         self.stored.as_ref().and_then(|found| found.header.expiry_ms)
     }
 }
 
 impl<'a> Exec<'a> {
-    /// Takes the lock of a key. What is read and written until the guard goes is one step to all others.
-    pub(crate) fn lock(&mut self, key: &[u8]) -> MutexGuard<'a, ()> {
-        let shared = self.shared;
-        let guard = shared.store.locks.one(self.session.keyspace.index, key);
-        self.session.refresh(&shared.store);
-        guard
+    /// A command of a connection's own thread, outside of any transaction.
+    pub(crate) fn new(
+        shared: &'a Shared,
+        session: &'a mut Session,
+        reply: &'a mut ReplyBuffer,
+        now_ms: u64,
+    ) -> Exec<'a> {
+        Exec {
+            shared,
+            session,
+            reply,
+            now_ms,
+            may_block: false,
+            transaction: None,
+        }
     }
 
-    /// Takes the locks of several keys.
-    pub(crate) fn lock_several<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) -> Held<'a> {
+    /// Takes the lock of a key. What is read and written until the guard goes is one step to all others. A
+    /// transaction holds the locks of all its keys already.
+    pub(crate) fn lock(&mut self, key: &[u8]) -> Option<MutexGuard<'a, ()>> {
         let shared = self.shared;
-        let held = shared.store.locks.several(self.session.keyspace.index, keys);
+        let db = self.session.db;
+        if let Some(transaction) = &self.transaction {
+            debug_assert!(shared.store.locks.covers(transaction.held(), db, key));
+            return None;
+        }
+        let guard = shared.store.locks.one(db, key);
         self.session.refresh(&shared.store);
-        held
+        Some(guard)
+    }
+
+    /// Takes the locks of several keys, see [`lock`](Exec::lock).
+    pub(crate) fn lock_several<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) -> Option<Held<'a>> {
+        if self.transaction.is_some() {
+            return None;
+        }
+        let shared = self.shared;
+        let db = self.session.db;
+        let held = shared.store.locks.several(keys.map(|key| (db, key)));
+        self.session.refresh(&shared.store);
+        Some(held)
+    }
+
+    /// Does several changes as one commit: a part of the transaction that is under way, or one of its own, which
+    /// locks the keys.
+    pub(crate) fn step<'k, T>(
+        &mut self,
+        keys: impl Iterator<Item = (u8, &'k [u8])>,
+        work: impl FnOnce(&mut Exec<'a>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        if self.transaction.is_some() {
+            return work(self);
+        }
+        let held = self.shared.store.locks.several(keys);
+        self.begin(held, Vec::new());
+        let done = work(self);
+        self.finish(done.is_ok())?;
+        done
+    }
+
+    /// Begins a transaction under the locks that are held.
+    pub(crate) fn begin(&mut self, held: Held<'a>, spare: Vec<Arc<Keyspace>>) {
+        self.session.refresh(&self.shared.store);
+        self.transaction = Some(Transaction::new(held, spare));
+    }
+
+    /// Ends the transaction: commits it, or lets it be as if it had never begun.
+    pub(crate) fn finish(&mut self, commit: bool) -> Result<(), Failure> {
+        let Some(transaction) = self.transaction.take() else {
+            return Ok(());
+        };
+        if !commit {
+            transaction.abandon(self.shared);
+            return Ok(());
+        }
+        let replaced = transaction.commit(self.shared)?;
+        self.session.note(replaced.end);
+        self.session.refresh(&self.shared.store);
+        if !replaced.old.is_empty() {
+            self.session.replaced = Some(replaced);
+        }
+        Ok(())
+    }
+
+    /// The session's database, as the transaction sees it.
+    pub(crate) fn database(&mut self) -> Option<&mut Database> {
+        let db = self.session.db;
+        self.transaction.as_mut()?.database(self.shared, db)
+    }
+
+    /// What stands under the engine's key in the session's scratch memory. The transaction's own changes are not
+    /// known to the log yet; they count as seen when it commits.
+    fn read(&mut self, snapshot: Option<&Snapshot>) -> Result<Option<Value>, Failure> {
+        let (shared, db) = (self.shared, self.session.db);
+        let is_inside = self.transaction.is_some();
+        let family = match &mut self.transaction {
+            Some(transaction) => {
+                let Some(database) = transaction.database(shared, db) else {
+                    return Ok(None);
+                };
+                if let Some(changed) = database.changes.get(&self.session.scratch.key) {
+                    return Ok(changed.clone());
+                }
+                &database.keyspace.family
+            }
+            None => &self.session.keyspace.family,
+        };
+        let read = match snapshot {
+            Some(snapshot) if !is_inside => snapshot.get_with(family, &self.session.scratch.key)?,
+            // Inside a transaction the locks keep what is read as it is.
+            Some(_) | None => family.get_with(&self.session.scratch.key, &ReadOptions::default())?,
+        };
+        self.session.note(read.seen);
+        Ok(read.value)
+    }
+
+    fn read_anew(&mut self, snapshot: Option<&Snapshot>) -> Result<Option<Value>, Failure> {
+        match self.read(snapshot) {
+            // The database was emptied after this command began: it is read as it is now.
+            Err(Failure::Engine(DbError::FamilyDropped { .. })) => {
+                self.session.refresh(&self.shared.store);
+                self.read(snapshot)
+            }
+            read => read,
+        }
     }
 
     /// Reads a key without its lock. One that is past its expiry is removed and not found.
     pub(crate) fn find(&mut self, key: &[u8]) -> Result<Option<Found>, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
-        let options = ReadOptions::default();
-        let read = match self
-            .session
-            .keyspace
-            .family
-            .get_with(&self.session.scratch.key, &options)
-        {
-            // The database was emptied after this command began: it is read as it is now.
-            Err(DbError::FamilyDropped { .. }) => {
-                self.session.refresh(&self.shared.store);
-                self.session
-                    .keyspace
-                    .family
-                    .get_with(&self.session.scratch.key, &options)?
-            }
-            read => read?,
-        };
-        self.session.note(read.seen);
-        self.judge(key, read.value)
+        let stored = self.read_anew(None)?;
+        self.judge(key, stored)
     }
 
     /// Reads a key as it was at a snapshot.
     pub(crate) fn find_at(&mut self, snapshot: &Snapshot, key: &[u8]) -> Result<Option<Found>, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
-        let read = match snapshot.get_with(&self.session.keyspace.family, &self.session.scratch.key) {
-            // The database was emptied after this command began.
-            Err(DbError::FamilyDropped { .. }) => {
-                self.session.refresh(&self.shared.store);
-                snapshot.get_with(&self.session.keyspace.family, &self.session.scratch.key)?
-            }
-            read => read?,
-        };
-        self.session.note(read.seen);
-        self.judge(key, read.value)
+        let stored = self.read_anew(Some(snapshot))?;
+        self.judge(key, stored)
     }
 
     fn judge(&mut self, key: &[u8], stored: Option<Value>) -> Result<Option<Found>, Failure> {
@@ -181,13 +285,7 @@ impl<'a> Exec<'a> {
     /// Reads a key whose lock is held.
     pub(crate) fn prior(&mut self, key: &[u8]) -> Result<Prior, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
-        let read = self
-            .session
-            .keyspace
-            .family
-            .get_with(&self.session.scratch.key, &ReadOptions::default())?;
-        self.session.note(read.seen);
-        let Some(stored) = read.value else {
+        let Some(stored) = self.read(None)? else {
             return Ok(Prior {
                 stored: None,
                 is_live: false,
@@ -212,6 +310,9 @@ impl<'a> Exec<'a> {
         payload: &[u8],
         expiry_ms: Option<u64>,
     ) -> Result<(), Failure> {
+        if self.transaction.is_some() {
+            return self.keep(key, prior, payload, expiry_ms);
+        }
         let session = &mut *self.session;
         let family = &session.keyspace.family;
         value::data_key(&mut session.scratch.key, key);
@@ -226,52 +327,38 @@ impl<'a> Exec<'a> {
             let batch = &mut session.scratch.batch;
             batch.clear();
             batch.put(family, &session.scratch.key, &session.scratch.value)?;
-            index(
-                batch,
-                &session.keyspace,
-                &mut session.scratch.key,
-                key,
-                prior,
-                expiry_ms,
-            )?;
+            let keyspace = &session.keyspace;
+            index(batch, keyspace, &mut session.scratch.key, key, prior, expiry_ms)?;
             let end = family.db().write_ref(batch, &WriteOptions::buffered())?;
             session.scratch.empty_batch();
             end
         };
-        self.applied(prior, true, expiry_ms, end);
+        self.applied(key, prior, true, expiry_ms, end);
         Ok(())
     }
 
     /// Stores several keys in one commit, their locks held. Each key must come once.
     pub(crate) fn store_several(&mut self, entries: &[(&[u8], &[u8], Prior)]) -> Result<(), Failure> {
+        if self.transaction.is_some() {
+            return entries
+                .iter()
+                .try_for_each(|(key, payload, prior)| self.keep(key, prior, payload, None));
+        }
         let session = &mut *self.session;
         let batch = &mut session.scratch.batch;
         batch.clear();
         for (key, payload, prior) in entries {
+            let keyspace = &session.keyspace;
             value::data_key(&mut session.scratch.key, key);
             value::encode(&mut session.scratch.value, None, payload);
-            batch.put(
-                &session.keyspace.family,
-                &session.scratch.key,
-                &session.scratch.value,
-            )?;
-            index(
-                batch,
-                &session.keyspace,
-                &mut session.scratch.key,
-                key,
-                prior,
-                None,
-            )?;
+            batch.put(&keyspace.family, &session.scratch.key, &session.scratch.value)?;
+            index(batch, keyspace, &mut session.scratch.key, key, prior, None)?;
         }
-        let end = session
-            .keyspace
-            .family
-            .db()
-            .write_ref(batch, &WriteOptions::buffered())?;
+        let db = session.keyspace.family.db();
+        let end = db.write_ref(batch, &WriteOptions::buffered())?;
         session.scratch.empty_batch();
-        for (_, _, prior) in entries {
-            self.applied(prior, true, None, end);
+        for (key, _, prior) in entries {
+            self.applied(key, prior, true, None, end);
         }
         Ok(())
     }
@@ -285,48 +372,101 @@ impl<'a> Exec<'a> {
     /// Removes several keys in one commit, their locks held. Each key must come once. Gives how many were
     /// stored.
     pub(crate) fn remove_several(&mut self, entries: &[(&[u8], Prior)]) -> Result<usize, Failure> {
+        if self.transaction.is_some() {
+            return self.drop_several(entries);
+        }
         let session = &mut *self.session;
         let batch = &mut session.scratch.batch;
         batch.clear();
         let mut removed = 0;
         for (key, prior) in entries.iter().filter(|(_, prior)| prior.stored.is_some()) {
+            let keyspace = &session.keyspace;
             value::data_key(&mut session.scratch.key, key);
-            batch.delete(&session.keyspace.family, &session.scratch.key)?;
-            index(
-                batch,
-                &session.keyspace,
-                &mut session.scratch.key,
-                key,
-                prior,
-                None,
-            )?;
+            batch.delete(&keyspace.family, &session.scratch.key)?;
+            index(batch, keyspace, &mut session.scratch.key, key, prior, None)?;
             removed += 1;
         }
         if removed == 0 {
             return Ok(0);
         }
-        let end = session
-            .keyspace
-            .family
-            .db()
-            .write_ref(batch, &WriteOptions::buffered())?;
+        let db = session.keyspace.family.db();
+        let end = db.write_ref(batch, &WriteOptions::buffered())?;
         session.scratch.empty_batch();
-        for (_, prior) in entries.iter().filter(|(_, prior)| prior.stored.is_some()) {
-            self.applied(prior, false, None, end);
+        for (key, prior) in entries.iter().filter(|(_, prior)| prior.stored.is_some()) {
+            self.applied(key, prior, false, None, end);
         }
         Ok(removed)
     }
 
-    /// Brings the counts and the sweeper's hint up to date after a commit.
-    fn applied(&mut self, prior: &Prior, is_there: bool, expiry_ms: Option<u64>, end: collie_db::Lsn) {
+    /// Brings the counts, the sweeper's hint and those who watch the key up to date after a commit.
+    fn applied(&mut self, key: &[u8], prior: &Prior, is_there: bool, expiry_ms: Option<u64>, end: Lsn) {
         let keyspace = &self.session.keyspace;
-        let keys = i64::from(is_there) - i64::from(prior.stored.is_some());
-        let expiring = i64::from(expiry_ms.is_some()) - i64::from(prior.stored_expiry().is_some());
+        let (keys, expiring) = prior.difference(is_there, expiry_ms);
         keyspace.changed(keys, expiring);
         if let Some(expiry) = expiry_ms {
             keyspace.expiry_added(expiry);
         }
+        let watches = &self.shared.watches;
+        if is_there || prior.is_live {
+            watches.changed(self.session.db, key);
+        } else {
+            watches.expired(self.session.db, key);
+        }
         self.session.note(end);
+    }
+
+    /// Stores a key in the transaction.
+    fn keep(
+        &mut self,
+        key: &[u8],
+        prior: &Prior,
+        payload: &[u8],
+        expiry_ms: Option<u64>,
+    ) -> Result<(), Failure> {
+        let mut encoded = Vec::new();
+        value::encode(&mut encoded, expiry_ms, payload);
+        self.change(key, prior, Some(Value::from(encoded.as_slice())), expiry_ms)
+    }
+
+    /// Removes keys in the transaction. What is past its expiry is left to the sweeper: to the transaction it is
+    /// not there, and so it changes nothing.
+    fn drop_several(&mut self, entries: &[(&[u8], Prior)]) -> Result<usize, Failure> {
+        let live = entries.iter().filter(|(_, prior)| prior.is_live);
+        let mut removed = 0;
+        for (key, prior) in live {
+            self.change(key, prior, None, None)?;
+            removed += 1;
+        }
+        Ok(removed)
+    }
+
+    fn change(
+        &mut self,
+        key: &[u8],
+        prior: &Prior,
+        stored: Option<Value>,
+        expiry_ms: Option<u64>,
+    ) -> Result<(), Failure> {
+        let Some(database) = self.database() else {
+            return Err("ERR internal error: the database was not prepared".into());
+        };
+        let (keys, expiring) = prior.difference(stored.is_some(), expiry_ms);
+        database.count(keys, expiring, expiry_ms);
+        let mut own = Vec::with_capacity(key.len() + 1);
+        value::data_key(&mut own, key);
+        database.changes.insert(own, stored);
+        let before = prior.stored_expiry();
+        if before == expiry_ms {
+            return Ok(());
+        }
+        for (expiry, entry) in [(before, None), (expiry_ms, Some(Value::from(&b""[..])))] {
+            if let Some(expiry) = expiry {
+                let mut own = Vec::with_capacity(key.len() + 9);
+                value::expiry_key(&mut own, expiry, key);
+                database.changes.insert(own, entry);
+            }
+        }
+        Ok(())
     }
 
     /// Removes a key if it is past its expiry; says whether it was.
@@ -343,9 +483,9 @@ impl<'a> Exec<'a> {
 
     /// Removes an expired key that a command came upon. A failure is no failure of the command: it answers that
     /// the key is gone either way, and the sweeper comes again. It is left to the sweeper as well while writes
-    /// are held up, for whoever only reads must not be.
+    /// are held up, for whoever only reads must not be, and inside a transaction.
     pub(crate) fn expire_in_passing(&mut self, key: &[u8]) {
-        if self.shared.pressure.is_high(&self.shared.store.db) {
+        if self.transaction.is_some() || self.shared.pressure.is_high(&self.shared.store.db) {
             return;
         }
         if let Err(error) = self.expire(key) {
@@ -368,7 +508,7 @@ impl<'a> Exec<'a> {
 
 /// Brings the expiry index from what stood at a key to what will.
 fn index(
-    batch: &mut collie_db::Batch,
+    batch: &mut Batch,
     keyspace: &Keyspace,
     scratch: &mut Vec<u8>,
     key: &[u8],

@@ -75,6 +75,9 @@ pub(crate) mod text {
     pub(crate) const OUT_OF_RANGE_POSITIVE: &str = "ERR value is out of range, must be positive";
     pub(crate) const OVERFLOW: &str = "ERR increment or decrement would overflow";
     pub(crate) const TOO_LONG: &str = "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
+    pub(crate) const NO_SUCH_KEY: &str = "ERR no such key";
+    pub(crate) const SAME_OBJECT: &str = "ERR source and destination objects are the same";
+    pub(crate) const DB_OUT_OF_RANGE: &str = "ERR DB index is out of range";
     pub(crate) const NO_AUTH: &str = "NOAUTH Authentication required.";
     pub(crate) const WRONG_PASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";
     pub(crate) const MAX_CLIENTS: &str = "ERR max number of clients reached";

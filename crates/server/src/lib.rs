@@ -47,6 +47,7 @@ mod error;
 mod exec;
 mod failure;
 mod glob;
+mod keyspace;
 mod locks;
 mod pressure;
 mod server;
@@ -54,7 +55,9 @@ mod session;
 mod stats;
 mod store;
 mod sweep;
+mod transaction;
 mod value;
+mod watch;
 mod worker;
 
 pub use collie_protocol::Limits;

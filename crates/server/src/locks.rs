@@ -26,6 +26,15 @@ struct Padded(Mutex<()>);
 #[must_use]
 pub(crate) struct Held<'a> {
     _guards: Vec<MutexGuard<'a, ()>>,
+    /// Which ones they are, in order; `None` for all.
+    stripes: Option<Vec<usize>>,
+}
+
+impl Held<'_> {
+    /// Whether all locks are held.
+    pub(crate) fn is_all(&self) -> bool {
+        self.stripes.is_none()
+    }
 }
 
 impl KeyLocks {
@@ -45,17 +54,18 @@ impl KeyLocks {
         self.stripes[self.stripe(db, key)].0.lock()
     }
 
-    /// Takes the locks of several keys, in the order of the locks, so that no two callers wait for each
-    /// other in a ring.
-    pub(crate) fn several<'k>(&self, db: u8, keys: impl Iterator<Item = &'k [u8]>) -> Held<'_> {
-        let mut stripes: Vec<usize> = keys.map(|key| self.stripe(db, key)).collect();
+    /// Takes the locks of several keys, each with its database, in the order of the locks, so that no two
+    /// callers wait for each other in a ring.
+    pub(crate) fn several<'k>(&self, keys: impl Iterator<Item = (u8, &'k [u8])>) -> Held<'_> {
+        let mut stripes: Vec<usize> = keys.map(|(db, key)| self.stripe(db, key)).collect();
         stripes.sort_unstable();
         stripes.dedup();
         Held {
             _guards: stripes
-                .into_iter()
-                .map(|stripe| self.stripes[stripe].0.lock())
+                .iter()
+                .map(|stripe| self.stripes[*stripe].0.lock())
                 .collect(),
+            stripes: Some(stripes),
         }
     }
 
@@ -63,7 +73,16 @@ impl KeyLocks {
     pub(crate) fn all(&self) -> Held<'_> {
         Held {
             _guards: self.stripes.iter().map(|stripe| stripe.0.lock()).collect(),
+            stripes: None,
         }
+    }
+
+    /// Whether the lock of a key is among those that are held.
+    pub(crate) fn covers(&self, held: &Held<'_>, db: u8, key: &[u8]) -> bool {
+        let own = self.stripe(db, key);
+        held.stripes
+            .as_ref()
+            .is_none_or(|stripes| stripes.binary_search(&own).is_ok())
     }
 }
 
@@ -85,9 +104,9 @@ mod tests {
                     for _ in 0..2_000 {
                         let (a, b): (&[u8], &[u8]) = (b"a", b"b");
                         let _held = match thread {
-                            0 => locks.several(0, [a, b].into_iter()),
-                            1 => locks.several(0, [b, a].into_iter()),
-                            2 => locks.several(0, [a, a].into_iter()),
+                            0 => locks.several([(0, a), (0, b)].into_iter()),
+                            1 => locks.several([(0, b), (0, a)].into_iter()),
+                            2 => locks.several([(0, a), (0, a)].into_iter()),
                             _ => locks.all(),
                         };
                         // Relaxed: the locks order the accesses.

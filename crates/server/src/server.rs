@@ -68,6 +68,7 @@ impl Server {
         let started_ms = config.clock.wall_ms();
         let shared = Arc::new(Shared {
             store: Store::open(db, cursor_seed)?,
+            watches: Arc::default(),
             settings: Settings::new(&config),
             clients: Clients::default(),
             counters: Counters::default(),

@@ -4,19 +4,23 @@ use std::sync::Arc;
 
 use collie_db::{Batch, Lsn};
 use collie_io::Clock;
-use collie_protocol::{ReplyBuffer, Version};
+use collie_protocol::{KeptRequest, ReplyBuffer, Version};
 use tokio::sync::watch;
 
 use crate::clients::{Client, Clients};
+use crate::commands::Command;
 use crate::config::{Ack, Settings};
+use crate::keyspace::Keyspace;
 use crate::pressure::Pressure;
 use crate::stats::Counters;
-use crate::store::{Keyspace, Store};
+use crate::store::{Replaced, Store};
+use crate::watch::{WatchSet, Watches};
 
 /// What all connections share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Store,
+    pub(crate) watches: Arc<Watches>,
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     pub(crate) counters: Counters,
@@ -58,6 +62,8 @@ pub(crate) enum ReplyMode {
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
+    /// The selected database's number, and what it holds.
+    pub(crate) db: u8,
     pub(crate) keyspace: Arc<Keyspace>,
     /// The store's generation when `keyspace` was fetched.
     pub(crate) generation: u64,
@@ -66,6 +72,11 @@ pub(crate) struct Session {
     /// Whether `ack` was chosen by the client, and so survives a change of the server's own.
     pub(crate) ack_chosen: bool,
     pub(crate) reply_mode: ReplyMode,
+    /// The commands since `MULTI`.
+    pub(crate) queue: Option<Queue>,
+    pub(crate) watched: WatchSet,
+    /// Keyspaces that the command took out of use; dropping them is left to the connection.
+    pub(crate) replaced: Option<Replaced>,
     /// The full name of the latest command.
     pub(crate) last_command: &'static str,
     /// The largest commit end that the current command wrote or saw.
@@ -74,6 +85,16 @@ pub(crate) struct Session {
     pub(crate) last: Lsn,
     /// Reused by every command: the engine's form of a key and of a value, and a batch.
     pub(crate) scratch: Scratch,
+}
+
+/// Commands that wait for `EXEC`.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    pub(crate) commands: Vec<(&'static Command, KeptRequest)>,
+    /// Memory that they hold, in bytes.
+    pub(crate) bytes: usize,
+    /// Whether one of them was refused, so that `EXEC` refuses all.
+    pub(crate) is_broken: bool,
 }
 
 /// Memory that commands reuse.
@@ -102,12 +123,16 @@ impl Session {
     pub(crate) fn new(shared: &Shared, client: Arc<Client>, keyspace: Arc<Keyspace>) -> Session {
         Session {
             client,
+            db: 0,
             keyspace,
             generation: 0,
             authenticated: shared.settings.password().is_none(),
             ack: shared.settings.ack(),
             ack_chosen: false,
             reply_mode: ReplyMode::On,
+            queue: None,
+            watched: WatchSet::new(Arc::clone(&shared.watches)),
+            replaced: None,
             last_command: "NULL",
             seen: 0,
             last: 0,
@@ -128,7 +153,7 @@ impl Session {
     pub(crate) fn refresh(&mut self, store: &Store) {
         let generation = store.generation();
         if generation != self.generation {
-            if let Some(current) = store.keyspace(self.keyspace.index) {
+            if let Some(current) = store.keyspace(self.db) {
                 self.keyspace = current;
             }
             self.generation = generation;
@@ -136,19 +161,30 @@ impl Session {
     }
 
     /// Turns to another database.
-    pub(crate) fn select(&mut self, keyspace: Arc<Keyspace>) {
+    pub(crate) fn select(&mut self, db: u8, keyspace: Arc<Keyspace>) {
         // Relaxed: a statistic.
-        self.client
-            .db
-            .store(keyspace.index, std::sync::atomic::Ordering::Relaxed);
+        self.client.db.store(db, std::sync::atomic::Ordering::Relaxed);
+        self.db = db;
         self.keyspace = keyspace;
+    }
+
+    /// Begins to queue commands, or ends it and gives what was queued.
+    pub(crate) fn set_queue(&mut self, queue: Option<Queue>) -> Option<Queue> {
+        // Relaxed: a statistic.
+        let queued = if queue.is_some() { 0 } else { -1 };
+        self.client
+            .queued
+            .store(queued, std::sync::atomic::Ordering::Relaxed);
+        std::mem::replace(&mut self.queue, queue)
     }
 
     /// Ends the connection's choices, as `RESET` does.
     pub(crate) fn reset(&mut self, shared: &Shared, reply: &mut ReplyBuffer) {
         if let Some(first) = shared.store.keyspace(0) {
-            self.select(first);
+            self.select(0, first);
         }
+        self.set_queue(None);
+        self.watched.clear();
         self.authenticated = shared.settings.password().is_none();
         self.ack = shared.settings.ack();
         self.ack_chosen = false;

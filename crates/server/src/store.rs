@@ -1,158 +1,31 @@
-//! The sixteen databases: which family each one is, and how one is emptied.
+//! The sixteen databases: which family each one is, and how that changes.
 //!
-//! The engine's default family holds, for each database, the *generation* of its family; database 3 in
-//! generation 7 is the family `db3.7`. `FLUSHDB` never deletes keys. It
+//! The engine's default family holds, for each database, the *name* of its family: the database for which it was
+//! made and a generation, so that database 3 may be the family `db3.7`, or `db5.2` after a `SWAPDB 3 5`.
+//! `FLUSHDB` never deletes keys. It
 //!
-//! 1. creates the family of the next generation, which the engine makes durable, with no lock held;
-//! 2. takes all key locks, so that no write is under way, commits the new generation — one ordinary commit,
-//!    which for `FLUSHALL` covers all databases — and hands out the new family;
+//! 1. creates a family of a new generation, which the engine makes durable, with no lock held;
+//! 2. takes all key locks, so that no write is under way, commits the new name — in one ordinary commit, which
+//!    for `FLUSHALL` covers all databases, and for `EXEC` all that the transaction writes — and hands out the new
+//!    family;
 //! 3. waits until that commit is on disk, and only then drops the old family.
 //!
 //! A crash before the commit is durable leaves the old family current and complete, a crash after it the new
 //! one; no crash leaves a part. Since the commit has its place in the log, whatever is durable after it
-//! implies that it is durable. A family whose generation is not current is dropped when the store is opened.
+//! implies that it is durable. A family that is no database's is dropped when the store is opened.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use collie_db::{Batch, Db, Durability, Error, Family, FamilyOptions, Lsn, WriteOptions};
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 use crate::cursors::Cursors;
+use crate::keyspace::{FamilyName, Keyspace};
 use crate::locks::KeyLocks;
-use crate::value::{DATA, EXPIRY};
 
 /// Number of databases.
 pub(crate) const DATABASES: u8 = 16;
-/// Keys between two looks at whether counting shall stop.
-const COUNT_STEP: usize = 1024;
-
-/// One database in one generation.
-#[derive(Debug)]
-pub(crate) struct Keyspace {
-    /// The database's number.
-    pub(crate) index: u8,
-    generation: u64,
-    /// Where its keys lie.
-    pub(crate) family: Family,
-    /// Keys, those included that are past their expiry and not yet removed; without what was there at open
-    /// until that is counted.
-    keys: AtomicI64,
-    /// Keys with an expiry, counted likewise.
-    expiring: AtomicI64,
-    /// No entry of the expiry index lies before this time, in milliseconds since the Unix epoch. It saves the
-    /// sweeper from walking over the tombstones of what it removed.
-    pub(crate) sweep_from: AtomicU64,
-    counted: watch::Sender<Count>,
-}
-
-/// How far the count of the keys that were there at open has come.
-#[derive(Debug, Clone)]
-enum Count {
-    Running,
-    Done,
-    Failed(Arc<str>),
-}
-
-impl Keyspace {
-    fn new(index: u8, generation: u64, family: Family, count: Count) -> Keyspace {
-        Keyspace {
-            index,
-            generation,
-            family,
-            keys: AtomicI64::new(0),
-            expiring: AtomicI64::new(0),
-            sweep_from: AtomicU64::new(0),
-            counted: watch::Sender::new(count),
-        }
-    }
-
-    /// Notes that a write changed the number of keys, and of keys with an expiry. The caller holds the
-    /// key's lock.
-    pub(crate) fn changed(&self, keys: i64, expiring: i64) {
-        // Relaxed: the counters order nothing; a reader sees its own earlier writes, made on its thread or
-        // made visible to it by the reply that it waited for.
-        if keys != 0 {
-            self.keys.fetch_add(keys, Ordering::Relaxed);
-        }
-        if expiring != 0 {
-            self.expiring.fetch_add(expiring, Ordering::Relaxed);
-        }
-    }
-
-    /// Notes that an entry of the expiry index was written.
-    pub(crate) fn expiry_added(&self, expiry_ms: u64) {
-        // Relaxed: the hint only says where the sweeper looks first. It is lowered after the entry was applied,
-        // so a sweep that took the hint before and missed the entry is followed by one that finds it.
-        if expiry_ms < self.sweep_from.load(Ordering::Relaxed) {
-            self.sweep_from.fetch_min(expiry_ms, Ordering::Relaxed);
-        }
-    }
-
-    /// Keys and keys with an expiry, as far as counted.
-    pub(crate) fn size(&self) -> (i64, i64) {
-        // Relaxed: see `changed`.
-        (
-            self.keys.load(Ordering::Relaxed).max(0),
-            self.expiring.load(Ordering::Relaxed).max(0),
-        )
-    }
-
-    /// Whether [`size`](Keyspace::size) is the whole truth already.
-    pub(crate) fn is_counted(&self) -> bool {
-        matches!(*self.counted.borrow(), Count::Done)
-    }
-
-    /// Waits until the keys that were there at open are counted.
-    pub(crate) async fn counted(&self) -> Result<(), String> {
-        let mut receiver = self.counted.subscribe();
-        let state = receiver.wait_for(|count| !matches!(count, Count::Running)).await;
-        match state.as_deref() {
-            Ok(Count::Failed(cause)) => Err(format!("ERR the keys could not be counted: {cause}")),
-            // The sender lives as long as this keyspace does.
-            Ok(_) | Err(_) => Ok(()),
-        }
-    }
-
-    /// Counts what is there as of now. Called before the first write, so that what the scan finds and what
-    /// later writes report add up.
-    fn count(self: &Arc<Self>, stop: &Arc<AtomicBool>) -> Result<(), OpenError> {
-        let scans = [
-            (self.family.prefix([DATA])?, true),
-            (self.family.prefix([EXPIRY])?, false),
-        ];
-        let (keyspace, stop) = (Arc::clone(self), Arc::clone(stop));
-        let thread = std::thread::Builder::new().name(format!("collie-count-{}", self.index));
-        let counting = move || {
-            let mut result = Count::Done;
-            for (scan, is_data) in scans {
-                let mut found: i64 = 0;
-                for (i, item) in scan.enumerate() {
-                    // Relaxed: a hint to end early.
-                    if i % COUNT_STEP == 0 && stop.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    match item {
-                        Ok(_) => found += 1,
-                        Err(error) => {
-                            tracing::error!(database = keyspace.index, %error, "counting the keys failed");
-                            result = Count::Failed(error.to_string().into());
-                            break;
-                        }
-                    }
-                }
-                if is_data {
-                    keyspace.changed(found, 0)
-                } else {
-                    keyspace.changed(0, found)
-                }
-            }
-            keyspace.counted.send_replace(result);
-        };
-        thread.spawn(counting).map(drop).map_err(OpenError::Thread)
-    }
-}
 
 /// All databases of a server.
 #[derive(Debug)]
@@ -163,8 +36,9 @@ pub(crate) struct Store {
     current: Mutex<[Option<Arc<Keyspace>>; DATABASES as usize]>,
     /// Grows whenever a database gets another family. Changed with all key locks held.
     generation: AtomicU64,
-    /// Held by whoever creates, replaces or drops families. Those are threads that may block.
-    changing: Mutex<()>,
+    /// The generation of the next family. Held by whoever creates or drops families. Those are threads that
+    /// may block.
+    families: Mutex<u64>,
     stop_counting: Arc<AtomicBool>,
 }
 
@@ -177,29 +51,39 @@ impl Store {
             cursors: Mutex::new(Cursors::new(cursor_seed)),
             current: Mutex::new([const { None }; DATABASES as usize]),
             generation: AtomicU64::new(0),
-            changing: Mutex::new(()),
+            families: Mutex::new(1),
             stop_counting: Arc::new(AtomicBool::new(false)),
             db,
         };
+        let mut names = [None; DATABASES as usize];
+        for (slot, index) in names.iter_mut().zip(0..) {
+            let name = store.stored_name(index)?;
+            *slot = Some(name);
+            store.keep_above(name.generation);
+        }
         for name in store.db.families() {
-            let Some((index, generation)) = read_family_name(&name) else {
+            let (Some(name), Some(family)) = (FamilyName::parse(&name), store.db.family(&name)) else {
                 continue;
             };
-            let Some(family) = store.db.family(&name) else {
-                continue;
-            };
-            if generation != store.stored_generation(index)? {
+            store.keep_above(name.generation);
+            let Some(index) = names.iter().position(|stored| *stored == Some(name)) else {
                 store.db.drop_family(&family)?;
                 continue;
-            }
-            let keyspace = Arc::new(Keyspace::new(index, generation, family, Count::Running));
+            };
+            let keyspace = Arc::new(Keyspace::found(name, family));
             keyspace.count(&store.stop_counting)?;
-            if let Some(slot) = store.current.lock().get_mut(usize::from(index)) {
+            if let Some(slot) = store.current.lock().get_mut(index) {
                 *slot = Some(keyspace);
             }
         }
         store.create(0)?;
         Ok(store)
+    }
+
+    /// Has later families get generations above `generation`.
+    fn keep_above(&self, generation: u64) {
+        let mut next = self.families.lock();
+        *next = (*next).max(generation.saturating_add(1));
     }
 
     /// Grows whenever a database gets another family; a keyspace that was fetched before is then to be
@@ -220,70 +104,77 @@ impl Store {
         self.current.lock().get(usize::from(index)).cloned().flatten()
     }
 
-    /// All databases that were ever selected.
-    pub(crate) fn keyspaces(&self) -> Vec<Arc<Keyspace>> {
-        self.current.lock().iter().flatten().cloned().collect()
+    /// All databases that were ever selected, with their numbers.
+    pub(crate) fn keyspaces(&self) -> Vec<(u8, Arc<Keyspace>)> {
+        let current = self.current.lock();
+        let numbered = (0..).zip(current.iter());
+        numbered
+            .filter_map(|(index, keyspace)| Some((index, keyspace.clone()?)))
+            .collect()
     }
 
     /// The database; where it was never selected, its family is created. That syncs: it is for threads
     /// that may block.
     pub(crate) fn create(&self, index: u8) -> Result<Arc<Keyspace>, Error> {
-        let _changing = self.changing.lock();
+        let _changing = self.families.lock();
         if let Some(there) = self.keyspace(index) {
             return Ok(there);
         }
-        let generation = self.stored_generation(index)?;
-        let family = self.new_family(index, generation)?;
-        let keyspace = Arc::new(Keyspace::new(index, generation, family, Count::Done));
+        let name = self.stored_name(index)?;
+        let keyspace = Arc::new(Keyspace::empty(name, self.new_family(name)?));
         if let Some(slot) = self.current.lock().get_mut(usize::from(index)) {
             *slot = Some(Arc::clone(&keyspace));
         }
         Ok(keyspace)
     }
 
-    /// Empties the databases at once and gives the end of the commit that did it. It syncs: it is for
-    /// threads that may block. `drop_replaced` is to follow.
-    pub(crate) fn flush(&self, databases: &[u8]) -> Result<Flushed, Error> {
-        let changing = self.changing.lock();
-        let old: Vec<Arc<Keyspace>> = databases
-            .iter()
-            .filter_map(|&index| self.keyspace(index))
-            .collect();
-        let mut batch = Batch::new();
-        let mut new = Vec::with_capacity(old.len());
-        for keyspace in &old {
-            let (index, generation) = (keyspace.index, keyspace.generation + 1);
-            // A family of that name is what an earlier, failed attempt left.
-            if let Some(left) = self.db.family(&family_name(index, generation)) {
-                self.db.drop_family(&left)?;
+    /// Keyspaces without keys, to [replace](Store::replace) those of databases. It syncs: it is for threads that
+    /// may block. What is not used in the end is to be [discarded](Store::discard).
+    pub(crate) fn spare(&self, databases: &[u8]) -> Result<Vec<Arc<Keyspace>>, Error> {
+        let mut spare = Vec::with_capacity(databases.len());
+        for &origin in databases {
+            let mut next = self.families.lock();
+            let name = FamilyName {
+                origin,
+                generation: *next,
+            };
+            match self.new_family(name) {
+                Ok(family) => {
+                    *next += 1;
+                    spare.push(Arc::new(Keyspace::empty(name, family)));
+                }
+                Err(error) => {
+                    drop(next);
+                    self.discard(&spare);
+                    return Err(error);
+                }
             }
-            let family = self.new_family(index, generation)?;
-            new.push(Arc::new(Keyspace::new(index, generation, family, Count::Done)));
-            batch.put(
-                &self.db.default_family(),
-                meta_key(index),
-                generation.to_le_bytes(),
-            )?;
         }
-        if new.is_empty() {
-            return Ok(Flushed {
-                end: self.db.visible(),
-                old,
-            });
-        }
-        let end = self.replace(&batch, new)?;
-        drop(changing);
-        Ok(Flushed { end, old })
+        Ok(spare)
     }
 
-    fn replace(&self, batch: &Batch, new: Vec<Arc<Keyspace>>) -> Result<Lsn, Error> {
-        let _nobody_writes = self.locks.all();
+    /// Drops keyspaces that are no database's. Where that fails, the next opening of the store does it.
+    pub(crate) fn discard(&self, keyspaces: &[Arc<Keyspace>]) {
+        let _changing = self.families.lock();
+        for keyspace in keyspaces {
+            if let Err(error) = self.db.drop_family(&keyspace.family) {
+                tracing::warn!(family = %keyspace.name, %error, "its space comes back when the store is next opened");
+            }
+        }
+    }
+
+    /// Commits `batch`, to which the names of `new` are added, and hands the keyspaces out as those of their
+    /// databases. The caller holds all key locks.
+    pub(crate) fn replace(&self, batch: &mut Batch, new: &[(u8, Arc<Keyspace>)]) -> Result<Lsn, Error> {
+        let names = self.db.default_family();
+        for (index, keyspace) in new {
+            batch.put(&names, meta_key(*index), meta_value(*index, keyspace.name))?;
+        }
         let end = self.db.write_ref(batch, &WriteOptions::buffered())?;
         let mut current = self.current.lock();
-        for keyspace in new {
-            let slot = usize::from(keyspace.index);
-            if let Some(slot) = current.get_mut(slot) {
-                *slot = Some(keyspace);
+        for (index, keyspace) in new {
+            if let Some(slot) = current.get_mut(usize::from(*index)) {
+                *slot = Some(Arc::clone(keyspace));
             }
         }
         // Release pairs with the Acquire in `generation`.
@@ -291,25 +182,23 @@ impl Store {
         Ok(end)
     }
 
-    /// Waits until a flush is on disk, then drops the families that it replaced. Blocks.
-    pub(crate) fn drop_replaced(&self, flushed: &Flushed) -> Result<(), Error> {
-        self.db.wait(flushed.end, Durability::Disk)?;
-        let _changing = self.changing.lock();
-        for keyspace in &flushed.old {
-            self.db.drop_family(&keyspace.family)?;
+    /// Waits until the commit that replaced keyspaces is on disk, then drops them. Blocks.
+    pub(crate) fn drop_replaced(&self, replaced: &Replaced) {
+        match self.db.wait(replaced.end, Durability::Disk) {
+            Ok(()) => self.discard(&replaced.old),
+            Err(error) => {
+                tracing::warn!(%error, "an emptied database's space comes back when the store is next opened")
+            }
         }
-        Ok(())
     }
 
-    fn new_family(&self, index: u8, generation: u64) -> Result<Family, Error> {
-        self.db
-            .create_family(&family_name(index, generation), FamilyOptions::default())
+    fn new_family(&self, name: FamilyName) -> Result<Family, Error> {
+        self.db.create_family(&name.to_string(), FamilyOptions::default())
     }
 
-    fn stored_generation(&self, index: u8) -> Result<u64, Error> {
+    fn stored_name(&self, index: u8) -> Result<FamilyName, Error> {
         let stored = self.db.default_family().get(meta_key(index))?;
-        let bytes = stored.as_deref().and_then(|value| value.first_chunk::<8>());
-        Ok(bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes)))
+        Ok(read_meta_value(index, stored.as_deref().unwrap_or_default()))
     }
 }
 
@@ -320,18 +209,12 @@ impl Drop for Store {
     }
 }
 
-/// Databases that were emptied.
+/// Keyspaces that no database has any more.
 #[derive(Debug)]
-pub(crate) struct Flushed {
-    end: Lsn,
-    old: Vec<Arc<Keyspace>>,
-}
-
-impl Flushed {
+pub(crate) struct Replaced {
     /// The end of the commit that did it.
-    pub(crate) fn end(&self) -> Lsn {
-        self.end
-    }
+    pub(crate) end: Lsn,
+    pub(crate) old: Vec<Arc<Keyspace>>,
 }
 
 /// Why the databases cannot be opened.
@@ -343,18 +226,28 @@ pub(crate) enum OpenError {
     Thread(std::io::Error),
 }
 
-fn family_name(index: u8, generation: u64) -> String {
-    format!("db{index}.{generation}")
-}
-
-fn read_family_name(name: &str) -> Option<(u8, u64)> {
-    let (index, generation) = name.strip_prefix("db")?.split_once('.')?;
-    let found = (index.parse().ok()?, generation.parse().ok()?);
-    (found.0 < DATABASES && family_name(found.0, found.1) == name).then_some(found)
-}
-
 fn meta_key(index: u8) -> Vec<u8> {
     format!("server/database/{index}/generation").into_bytes()
+}
+
+/// The generation, and the database for which the family was made where that is another one.
+fn meta_value(index: u8, name: FamilyName) -> Vec<u8> {
+    let mut value = name.generation.to_le_bytes().to_vec();
+    if name.origin != index {
+        value.push(name.origin);
+    }
+    value
+}
+
+fn read_meta_value(index: u8, value: &[u8]) -> FamilyName {
+    let (generation, origin) = match value.split_first_chunk::<8>() {
+        Some((generation, rest)) => (u64::from_le_bytes(*generation), rest.first().copied()),
+        None => (0, None),
+    };
+    FamilyName {
+        origin: origin.unwrap_or(index),
+        generation,
+    }
 }
 
 #[cfg(test)]
@@ -362,12 +255,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn family_names_read_back_and_strange_ones_are_left_alone() {
-        assert_eq!(read_family_name(&family_name(3, 17)), Some((3, 17)));
-        for strange in [
-            "default", "db", "db3", "db3.", "db03.1", "db16.0", "db1.-1", "db1.1x",
-        ] {
-            assert_eq!(read_family_name(strange), None, "{strange}");
+    fn the_name_of_a_databases_family_reads_back() {
+        for (index, origin, generation) in [(0, 0, 0), (3, 3, 7), (3, 5, 7), (15, 0, u64::MAX)] {
+            let name = FamilyName { origin, generation };
+            assert_eq!(read_meta_value(index, &meta_value(index, name)), name);
         }
+        // A database that was never emptied has no entry.
+        let first = FamilyName {
+            origin: 4,
+            generation: 0,
+        };
+        assert_eq!(read_meta_value(4, b""), first);
+        assert_eq!(
+            meta_value(
+                3,
+                FamilyName {
+                    origin: 3,
+                    generation: 7
+                }
+            ),
+            [7, 0, 0, 0, 0, 0, 0, 0]
+        );
     }
 }

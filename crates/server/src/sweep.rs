@@ -15,8 +15,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::exec::Exec;
 use crate::failure::Failure;
+use crate::keyspace::Keyspace;
 use crate::session::{Session, Shared};
-use crate::store::Keyspace;
 use crate::value;
 
 /// Between two looks.
@@ -52,8 +52,12 @@ pub(crate) fn run(shared: &Shared, mut session: Session, stop: &Stop) {
     let mut pause = INTERVAL;
     while !stop.wait(pause) {
         pause = INTERVAL;
-        for keyspace in shared.store.keyspaces() {
-            match sweep(shared, &mut session, keyspace) {
+        // Read before the databases, so that one that is exchanged from here on is fetched again under the lock.
+        let generation = shared.store.generation();
+        for (db, keyspace) in shared.store.keyspaces() {
+            session.select(db, keyspace);
+            session.generation = generation;
+            match sweep(shared, &mut session) {
                 Ok(true) => pause = Duration::ZERO,
                 Ok(false) => {}
                 // The database was emptied, or the engine refuses writes: whoever writes is told, and here
@@ -65,7 +69,8 @@ pub(crate) fn run(shared: &Shared, mut session: Session, stop: &Stop) {
 }
 
 /// One look at one database; `true` where more is due already.
-fn sweep(shared: &Shared, session: &mut Session, keyspace: Arc<Keyspace>) -> Result<bool, Failure> {
+fn sweep(shared: &Shared, session: &mut Session) -> Result<bool, Failure> {
+    let keyspace = Arc::clone(&session.keyspace);
     let now_ms = shared.now_ms();
     // Relaxed: see `Keyspace::expiry_added`. The hint is raised before the look, so that an entry that is
     // written during the look lowers it again.
@@ -103,8 +108,6 @@ fn remove_due(
     let due = keyspace
         .family
         .range((Bound::Included(start), Bound::Excluded(end)))?;
-    session.keyspace = Arc::clone(keyspace);
-    session.generation = shared.store.generation();
     let mut reply = ReplyBuffer::new();
     for (i, entry) in due.enumerate() {
         let (entry, _) = entry?;
@@ -114,12 +117,7 @@ fn remove_due(
         if i == BATCH {
             return Ok(Some(expiry_ms));
         }
-        let mut exec = Exec {
-            shared,
-            session: &mut *session,
-            reply: &mut reply,
-            now_ms,
-        };
+        let mut exec = Exec::new(shared, session, &mut reply, now_ms);
         if !exec.expire(key)? {
             drop_stale(&mut exec, &entry, expiry_ms, key)?;
         }

@@ -63,10 +63,10 @@ fn describe(reply: &mut ReplyBuffer, command: &Command) {
     reply.integer(command.arity.into());
     reply.set(command.flags.len());
     command.flags.iter().for_each(|flag| reply.simple(flag));
-    let keys = command.keys.as_ref();
-    reply.integer(keys.map_or(0, |keys| keys.first));
-    reply.integer(keys.map_or(0, |keys| keys.last));
-    reply.integer(keys.map_or(0, |keys| keys.step));
+    let (first, last, step) = one_range(command.keys);
+    reply.integer(first);
+    reply.integer(last);
+    reply.integer(step);
     reply.set(command.categories.len());
     command
         .categories
@@ -74,18 +74,27 @@ fn describe(reply: &mut ReplyBuffer, command: &Command) {
         .for_each(|category| reply.simple(category));
     reply.set(command.tips.len());
     command.tips.iter().for_each(|tip| reply.bulk(tip.as_bytes()));
-    match keys {
-        Some(keys) => {
-            reply.set(1);
-            describe_keys(reply, keys);
-        }
-        None => reply.set(0),
-    }
+    reply.set(command.keys.len());
+    command.keys.iter().for_each(|keys| describe_keys(reply, keys));
     match command.subcommands.len() {
         0 => reply.set(0),
         count => reply.array(count),
     }
     command.subcommands.iter().for_each(|sub| describe(reply, sub));
+}
+
+/// The first key, the last one and the distance between two, all as one range, the older form.
+fn one_range(keys: &[Keys]) -> (i64, i64, i64) {
+    let (Some(first), Some(last)) = (keys.first(), keys.last()) else {
+        return (0, 0, 0);
+    };
+    // Counted from the command's name here, and from the first key in the newer form.
+    let end = if last.last < 0 {
+        last.last
+    } else {
+        last.first + last.last
+    };
+    (first.first, end, first.step)
 }
 
 fn describe_keys(reply: &mut ReplyBuffer, keys: &Keys) {
@@ -112,12 +121,7 @@ fn describe_keys(reply: &mut ReplyBuffer, keys: &Keys) {
     reply.bulk(b"spec");
     reply.map(3);
     reply.bulk(b"lastkey");
-    // Counted from the first key here, and from the command's name in the older form.
-    reply.integer(if keys.last < 0 {
-        keys.last
-    } else {
-        keys.last - keys.first
-    });
+    reply.integer(keys.last);
     reply.bulk(b"keystep");
     reply.integer(keys.step);
     reply.bulk(b"limit");
@@ -126,7 +130,7 @@ fn describe_keys(reply: &mut ReplyBuffer, keys: &Keys) {
 
 pub(super) fn docs(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let wanted: Vec<&Command> = if request.len() == 2 {
-        COMMANDS.iter().collect()
+        COMMANDS.to_vec()
     } else {
         request.iter().skip(2).filter_map(by_full_name).collect()
     };
@@ -191,24 +195,17 @@ pub(super) fn getkeys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let Some(command) = lookup(request.at(2)) else {
         return Err("ERR Invalid command specified".into());
     };
-    let Some(keys) = &command.keys else {
+    if command.keys.is_empty() {
         return Err("ERR The command has no key arguments".into());
-    };
-    let args: Vec<&[u8]> = request.iter().skip(2).collect();
-    let given = i64::try_from(args.len()).unwrap_or(i64::MAX);
+    }
+    let asked = request.keep_from(2);
+    let asked = asked.request();
+    let given = i64::try_from(asked.len()).unwrap_or(i64::MAX);
     let arity = i64::from(command.arity);
     if (arity >= 0 && given != arity) || given < -arity {
         return Err("ERR Invalid number of arguments specified for command".into());
     }
-    let last = if keys.last < 0 {
-        given + keys.last
-    } else {
-        keys.last
-    };
-    let found: Vec<&[u8]> = (keys.first..=last)
-        .step_by(usize::try_from(keys.step).unwrap_or(1))
-        .filter_map(|i| usize::try_from(i).ok().and_then(|i| args.get(i)).copied())
-        .collect();
+    let found: Vec<&[u8]> = command.keys.iter().flat_map(|keys| keys.of(asked)).collect();
     exec.reply.array(found.len());
     found.iter().for_each(|key| exec.reply.bulk(key));
     Ok(Flow::Next)

@@ -2,11 +2,10 @@
 
 use collie_protocol::{Request, Version};
 
-use super::numbers::{integer, is};
+use super::numbers::{database, integer, is};
 use crate::exec::{Exec, Flow, Outcome, Pause};
 use crate::failure::{Failure, text};
 use crate::session::ReplyMode;
-use crate::store::DATABASES;
 
 /// The version of Redis whose behaviour is followed; clients choose what they use by it.
 pub(super) const REDIS_VERSION: &str = "7.0.15";
@@ -37,13 +36,9 @@ pub(super) fn reset(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 }
 
 pub(super) fn select(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let index = integer(request.at(1))?;
-    let range = "ERR value is out of range, value must between -2147483648 and 2147483647";
-    let index = i32::try_from(index).map_err(|_| Failure::from(range))?;
-    let index = u8::try_from(index).ok().filter(|index| *index < DATABASES);
-    let index = index.ok_or("ERR DB index is out of range")?;
+    let index = database(request.at(1))?;
     match exec.shared.store.keyspace(index) {
-        Some(keyspace) => exec.session.select(keyspace),
+        Some(keyspace) => exec.session.select(index, keyspace),
         None => return Ok(Flow::Pause(Pause::Select(index))),
     }
     exec.reply.ok();

@@ -250,11 +250,10 @@ fn log(shared: &Shared, text: &mut String) {
 }
 
 fn keyspace(shared: &Shared, text: &mut String) {
-    for keyspace in shared.store.keyspaces() {
+    for (index, keyspace) in shared.store.keyspaces() {
         let (keys, expires) = keyspace.size();
         if keys > 0 {
             let counting = if keyspace.is_counted() { "" } else { ",counting=1" };
-            let index = keyspace.index;
             line(
                 text,
                 format_args!("db{index}:keys={keys},expires={expires},avg_ttl=0{counting}"),

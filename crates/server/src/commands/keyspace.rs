@@ -1,17 +1,19 @@
 //! Keys as such.
 
-use std::ops::Bound;
+use std::sync::Arc;
 
-use collie_db::{Error as DbError, Iter};
+use collie_db::{Error as DbError, Key, Value};
 use collie_protocol::{ReplyBuffer, Request};
 
+use super::names::Names;
 use super::numbers::is;
 use crate::exec::{Exec, Flow, Outcome, Pause, Prior};
 use crate::failure::{Failure, text};
 use crate::glob;
+use crate::keyspace::Keyspace;
 use crate::session::{Session, Shared};
-use crate::store::{DATABASES, Keyspace};
-use crate::value::{self, DATA};
+use crate::transaction::Transaction;
+use crate::value;
 
 /// Keys that `KEYS` looks at before it lets other connections have the thread.
 const KEYS_STEP: usize = 512;
@@ -58,6 +60,12 @@ pub(super) fn kind(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 pub(super) fn dbsize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    if let Some(database) = exec.database() {
+        let size = database.size();
+        exec.note_all();
+        exec.reply.integer(size);
+        return Ok(Flow::Next);
+    }
     if !exec.session.keyspace.is_counted() {
         return Ok(Flow::Pause(Pause::Size(exec.session.keyspace.clone())));
     }
@@ -67,26 +75,106 @@ pub(super) fn dbsize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 }
 
 pub(super) fn flushdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    flush(request, vec![exec.session.keyspace.index])
+    let databases = vec![exec.session.db];
+    flush(exec, request, &databases)
 }
 
-pub(super) fn flushall(_exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    flush(request, (0..DATABASES).collect())
+pub(super) fn flushall(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let databases = exec.shared.store.keyspaces();
+    let databases: Vec<u8> = databases.iter().map(|(index, _)| *index).collect();
+    flush(exec, request, &databases)
 }
 
 /// `ASYNC` and `SYNC` are taken, and make no difference: either way the databases are empty at once and the
 /// space comes back in the background.
-fn flush(request: Request<'_>, databases: Vec<u8>) -> Outcome {
+fn flush(exec: &mut Exec<'_>, request: Request<'_>, databases: &[u8]) -> Outcome {
     match (request.len(), request.get(1)) {
         (1, _) => {}
         (2, Some(mode)) if is(mode, "ASYNC") || is(mode, "SYNC") => {}
         _ => return Err(text::SYNTAX.into()),
     }
-    Ok(Flow::Pause(Pause::Flush(databases)))
+    if let Some(transaction) = &mut exec.transaction {
+        transaction.empty(exec.shared, databases)?;
+    } else if exec.may_block {
+        let spare = exec.shared.store.spare(databases)?;
+        rearrange(exec, spare, |transaction, shared| {
+            transaction.empty(shared, databases)
+        })?;
+    } else {
+        return Ok(Flow::Aside);
+    }
+    exec.reply.ok();
+    Ok(Flow::Next)
 }
 
-pub(super) fn keys(_exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    Ok(Flow::Pause(Pause::Keys(request.at(1).to_vec())))
+/// Empties or swaps databases in a transaction of its own.
+pub(super) fn rearrange(
+    exec: &mut Exec<'_>,
+    spare: Vec<Arc<Keyspace>>,
+    work: impl FnOnce(&mut Transaction<'_>, &Shared) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    exec.begin(exec.shared.store.locks.all(), spare);
+    let done = match &mut exec.transaction {
+        Some(transaction) => work(transaction, exec.shared),
+        None => Ok(()),
+    };
+    exec.finish(done.is_ok())?;
+    done
+}
+
+pub(super) fn keys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let pattern = request.at(1);
+    if exec.transaction.is_none() {
+        return Ok(Flow::Pause(Pause::Keys(pattern.to_vec())));
+    }
+    let limit = exec.shared.settings.reply_bytes_max();
+    let mut found = Matching::new(pattern, exec.now_ms, limit);
+    let mut names = Names::of(exec, glob::literal_prefix(pattern), None)?;
+    for item in names.by_ref() {
+        if !found.look_at(&item?)? {
+            break; // The transaction sees the limit passed and ends.
+        }
+    }
+    exec.session.note(names.seen());
+    found.tell(exec.reply);
+    Ok(Flow::Next)
+}
+
+/// The names that `KEYS` finds.
+struct Matching<'a> {
+    pattern: &'a [u8],
+    now_ms: u64,
+    limit: usize,
+    names: ReplyBuffer,
+    count: usize,
+}
+
+impl<'a> Matching<'a> {
+    fn new(pattern: &'a [u8], now_ms: u64, limit: usize) -> Matching<'a> {
+        Matching {
+            pattern,
+            now_ms,
+            limit,
+            names: ReplyBuffer::new(),
+            count: 0,
+        }
+    }
+
+    /// Takes a key where it matches; `false` where the reply becomes too long.
+    fn look_at(&mut self, (key, stored): &(Key, Value)) -> Result<bool, Failure> {
+        let name = key.get(1..).unwrap_or_default();
+        let matches = self.pattern == b"*" || glob::matches(self.pattern, name, false);
+        if matches && !value::read_header(stored)?.is_expired(self.now_ms) {
+            self.names.bulk(name);
+            self.count += 1;
+        }
+        Ok(self.names.len() <= self.limit)
+    }
+
+    fn tell(&self, reply: &mut ReplyBuffer) {
+        reply.array(self.count);
+        reply.append(&self.names);
+    }
 }
 
 /// Does `KEYS`: encodes the names that match, letting go of the thread now and then.
@@ -98,97 +186,33 @@ pub(crate) async fn collect_keys(
 ) -> Result<(), Failure> {
     loop {
         session.refresh(&shared.store);
-        let mut names = ReplyBuffer::new();
-        match matching(shared, session, &mut names, pattern).await {
+        let limit = shared.settings.reply_bytes_max();
+        let mut found = Matching::new(pattern, shared.now_ms(), limit);
+        match collect(session, &mut found).await {
             // The database was emptied meanwhile: what it holds now is looked at.
             Err(Failure::Engine(DbError::FamilyDropped { .. })) => {}
             Err(error) => return Err(error),
-            Ok(count) => {
-                reply.array(count);
-                reply.append(&names);
+            Ok(()) => {
+                found.tell(reply);
                 return Ok(());
             }
         }
     }
 }
 
-async fn matching(
-    shared: &Shared,
-    session: &mut Session,
-    names: &mut ReplyBuffer,
-    pattern: &[u8],
-) -> Result<usize, Failure> {
-    let now_ms = shared.now_ms();
-    let limit = shared.settings.reply_bytes_max();
-    let all = pattern == b"*";
-    let mut iter = data_range(&session.keyspace, glob::literal_prefix(pattern), None)?;
-    let (mut looked_at, mut count) = (0, 0);
-    for item in iter.by_ref() {
-        let (key, stored) = item?;
-        let name = key.get(1..).unwrap_or_default();
-        if (all || glob::matches(pattern, name, false)) && !value::read_header(&stored)?.is_expired(now_ms) {
-            names.bulk(name);
-            count += 1;
-            if names.len() > limit {
-                break; // The connection sees the limit passed and closes.
-            }
+async fn collect(session: &mut Session, found: &mut Matching<'_>) -> Result<(), Failure> {
+    let family = &session.keyspace.family;
+    let mut names = Names::stored(family, glob::literal_prefix(found.pattern), None)?;
+    let mut looked_at = 0;
+    for item in names.by_ref() {
+        if !found.look_at(&item?)? {
+            break; // The connection sees the limit passed and closes.
         }
         looked_at += 1;
         if looked_at % KEYS_STEP == 0 {
             tokio::task::yield_now().await;
         }
     }
-    session.note(iter.seen());
-    Ok(count)
-}
-
-/// The users' keys that start with `prefix` and come after `after`, in order.
-pub(super) fn data_range(keyspace: &Keyspace, prefix: &[u8], after: Option<&[u8]>) -> Result<Iter, DbError> {
-    let (mut from, mut scratch) = (Vec::new(), Vec::new());
-    value::data_key(&mut from, prefix);
-    let to = successor(from.clone());
-    let start = match after {
-        Some(key) => {
-            value::data_key(&mut scratch, key);
-            if scratch < from {
-                Bound::Included(from)
-            } else {
-                Bound::Excluded(scratch)
-            }
-        }
-        None => Bound::Included(from),
-    };
-    if let Bound::Excluded(last) = &start
-        && *last >= to
-    {
-        // Nothing lies there, and a range that ends before it starts is none.
-        return keyspace
-            .family
-            .range((Bound::Included(to.clone()), Bound::Excluded(to)));
-    }
-    keyspace.family.range((start, Bound::Excluded(to)))
-}
-
-/// The first key behind all keys that start with `prefix`. The tag in front of every key is below 0xff.
-pub(super) fn successor(mut prefix: Vec<u8>) -> Vec<u8> {
-    while prefix.last() == Some(&0xff) {
-        prefix.pop();
-    }
-    match prefix.last_mut() {
-        Some(last) => *last += 1,
-        None => prefix.push(DATA + 1),
-    }
-    prefix
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_successor_lies_behind_every_key_with_the_prefix_and_no_further() {
-        assert_eq!(successor(b"ka".to_vec()), b"kb");
-        assert_eq!(successor(b"ka\xff\xff".to_vec()), b"kb");
-        assert_eq!(successor(b"k".to_vec()), b"l");
-    }
+    session.note(names.seen());
+    Ok(())
 }

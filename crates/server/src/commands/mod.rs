@@ -4,10 +4,12 @@ mod client;
 mod command;
 mod config;
 mod connection;
-mod containers;
 mod expire;
 mod info;
 mod keyspace;
+mod moves;
+mod multi;
+mod names;
 mod numbers;
 mod scan;
 mod server;
@@ -18,6 +20,7 @@ use collie_protocol::Request;
 
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
+use crate::session::Session;
 
 pub(crate) use info::describe;
 pub(crate) use keyspace::collect_keys;
@@ -39,9 +42,15 @@ pub(crate) struct Command {
     flags: &'static [&'static str],
     categories: &'static [&'static str],
     tips: &'static [&'static str],
-    keys: Option<Keys>,
+    keys: &'static [Keys],
     /// Whether a client may call it before it authenticated.
     is_open: bool,
+    /// Whether it is executed after `MULTI` too, where others are queued.
+    is_immediate: bool,
+    /// Whether it works on more than the keys that it names, so that a transaction with it takes all locks.
+    is_everywhere: bool,
+    /// Whether it takes so long that a transaction with it runs on a thread that may block.
+    is_lasting: bool,
     since: &'static str,
     group: &'static str,
     summary: &'static str,
@@ -49,20 +58,154 @@ pub(crate) struct Command {
     run: fn(&mut Exec<'_>, Request<'_>) -> Outcome,
 }
 
+/// Builds the entries of the table.
+impl Command {
+    const fn new(
+        full_name: &'static str,
+        arity: i32,
+        run: fn(&mut Exec<'_>, Request<'_>) -> Outcome,
+    ) -> Command {
+        Command {
+            name: behind_container(full_name),
+            full_name,
+            arity,
+            flags: &[],
+            categories: &[],
+            tips: &[],
+            keys: &[],
+            is_open: false,
+            is_immediate: false,
+            is_everywhere: false,
+            is_lasting: false,
+            since: "",
+            group: "",
+            summary: "",
+            subcommands: &[],
+            run,
+        }
+    }
+
+    /// The version of Redis that brought it, its group there, and what it does.
+    const fn about(mut self, since: &'static str, group: &'static str, summary: &'static str) -> Command {
+        self.since = since;
+        self.group = group;
+        self.summary = summary;
+        self
+    }
+
+    const fn flags(mut self, flags: &'static [&'static str]) -> Command {
+        self.flags = flags;
+        self
+    }
+
+    const fn categories(mut self, categories: &'static [&'static str]) -> Command {
+        self.categories = categories;
+        self
+    }
+
+    const fn tips(mut self, tips: &'static [&'static str]) -> Command {
+        self.tips = tips;
+        self
+    }
+
+    const fn keys(mut self, keys: &'static [Keys]) -> Command {
+        self.keys = keys;
+        self
+    }
+
+    const fn open(mut self) -> Command {
+        self.is_open = true;
+        self
+    }
+
+    const fn immediate(mut self) -> Command {
+        self.is_immediate = true;
+        self
+    }
+
+    const fn everywhere(mut self) -> Command {
+        self.is_everywhere = true;
+        self
+    }
+
+    const fn lasting(mut self) -> Command {
+        self.is_lasting = true;
+        self
+    }
+
+    const fn subcommands(mut self, subcommands: &'static [Command]) -> Command {
+        self.subcommands = subcommands;
+        self
+    }
+
+    /// Whether it may write.
+    pub(crate) fn is_write(&self) -> bool {
+        self.flags.contains(&"write")
+    }
+}
+
+/// `id` of `client|id`.
+const fn behind_container(full_name: &'static str) -> &'static str {
+    let bytes = full_name.as_bytes();
+    let mut i = 0;
+    while i < bytes.len() {
+        if bytes[i] == b'|' {
+            return full_name.split_at(i + 1).1;
+        }
+        i += 1;
+    }
+    full_name
+}
+
 /// Where a command's keys stand.
 #[derive(Debug)]
 struct Keys {
     first: i64,
-    /// Counted from the end where negative.
+    /// Counted from the first one, or from the end where negative.
     last: i64,
     step: i64,
     flags: &'static [&'static str],
     notes: Option<&'static str>,
 }
 
-/// Runs one request that has at least one argument.
+impl Keys {
+    /// One key.
+    const fn at(first: i64, flags: &'static [&'static str]) -> Keys {
+        Keys::to(first, 0, 1, flags)
+    }
+
+    const fn to(first: i64, last: i64, step: i64, flags: &'static [&'static str]) -> Keys {
+        Keys {
+            first,
+            last,
+            step,
+            flags,
+            notes: None,
+        }
+    }
+
+    const fn notes(mut self, notes: &'static str) -> Keys {
+        self.notes = Some(notes);
+        self
+    }
+
+    /// The keys in a request.
+    fn of<'r>(&self, request: Request<'r>) -> impl Iterator<Item = &'r [u8]> + use<'r> {
+        let given = i64::try_from(request.len()).unwrap_or(i64::MAX);
+        let last = if self.last < 0 {
+            given + self.last
+        } else {
+            self.first + self.last
+        };
+        (self.first..=last)
+            .step_by(usize::try_from(self.step).unwrap_or(1))
+            .filter_map(move |i| usize::try_from(i).ok().and_then(|i| request.get(i)))
+    }
+}
+
+/// Runs one request that has at least one argument. Between `MULTI` and `EXEC` most are queued instead.
 pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let command = match find(request) {
+    let command = match find(request).and_then(|command| allowed(exec, command)) {
         Ok(command) => command,
         Err(_) if is_http(request) => {
             tracing::warn!(
@@ -71,14 +214,25 @@ pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
             );
             return Ok(Flow::Close);
         }
-        Err(failure) => return Err(failure),
+        Err(failure) => return Err(multi::refused(exec, request, failure)),
     };
+    exec.session.last_command = command.full_name;
+    exec.session.refresh(&exec.shared.store);
+    if exec.session.queue.is_some() && !command.is_immediate {
+        return multi::queue(exec, command, request);
+    }
+    (command.run)(exec, request)
+}
+
+/// Whether the client may call a command now.
+fn allowed(exec: &Exec<'_>, command: &'static Command) -> Result<&'static Command, Failure> {
     if !exec.session.authenticated && !command.is_open {
         return Err(text::NO_AUTH.into());
     }
-    exec.session.last_command = command.full_name;
-    exec.session.refresh(&exec.shared.store);
-    (command.run)(exec, request)
+    if exec.session.queue.is_some() && command.flags.contains(&"no_multi") {
+        return Err("ERR Command not allowed inside a transaction".into());
+    }
+    Ok(command)
 }
 
 /// Whether a request is a line of HTTP: what a page sends from a browser must not get to the lines that it
@@ -88,9 +242,15 @@ fn is_http(request: Request<'_>) -> bool {
     name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
 }
 
-/// Whether a request names a command that may write.
-pub(crate) fn may_write(request: Request<'_>) -> bool {
-    lookup(request.get(0).unwrap_or_default()).is_some_and(|command| command.flags.contains(&"write"))
+/// Whether what a request asks for may write.
+pub(crate) fn may_write(session: &Session, request: Request<'_>) -> bool {
+    let Some(command) = lookup(request.get(0).unwrap_or_default()) else {
+        return false;
+    };
+    match &session.queue {
+        None => command.is_write(),
+        Some(queue) => command.name == "exec" && queue.commands.iter().any(|(queued, _)| queued.is_write()),
+    }
 }
 
 /// Finds a request's command or subcommand and checks the number of arguments.
@@ -140,12 +300,13 @@ pub(crate) fn lookup(name: &[u8]) -> Option<&'static Command> {
     // A name that ends in zero bytes is packed like one without them.
     COMMANDS
         .get(index)
+        .copied()
         .filter(|command| command.name.len() == name.len())
 }
 
 /// The names of the table alone, packed, so that a search stays within a few cache lines.
-static NAMES: [u128; COMMANDS.len()] = {
-    let mut names = [0; COMMANDS.len()];
+static NAMES: [u128; table::COUNT] = {
+    let mut names = [0; table::COUNT];
     let mut i = 0;
     while i < names.len() {
         names[i] = packed(COMMANDS[i].name.as_bytes());

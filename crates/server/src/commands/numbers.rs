@@ -4,6 +4,7 @@ use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
 use crate::failure::{Failure, text};
+use crate::store::DATABASES;
 
 /// An integer argument.
 pub(super) fn integer(arg: &[u8]) -> Result<i64, Failure> {
@@ -18,6 +19,14 @@ pub(super) fn positive(arg: &[u8]) -> Result<i64, Failure> {
     } else {
         Ok(value)
     }
+}
+
+/// The number of a database.
+pub(super) fn database(arg: &[u8]) -> Result<u8, Failure> {
+    let range = "ERR value is out of range, value must between -2147483648 and 2147483647";
+    let index = i32::try_from(integer(arg)?).map_err(|_| Failure::from(range))?;
+    let index = u8::try_from(index).ok().filter(|index| *index < DATABASES);
+    index.ok_or_else(|| text::DB_OUT_OF_RANGE.into())
 }
 
 /// Milliseconds that a command may wait; 0 means for ever.

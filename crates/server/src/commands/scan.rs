@@ -6,7 +6,7 @@ use collie_db::{Error as DbError, Family, Key, Value};
 use collie_protocol::Request;
 use collie_protocol::number::parse_cursor;
 
-use super::keyspace::{data_range, successor};
+use super::names::{Names, successor};
 use super::numbers::{integer, is};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
@@ -57,7 +57,7 @@ impl<'a> ScanOptions<'a> {
 pub(super) fn scan(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let cursor = parse_cursor(request.at(1)).ok_or("ERR invalid cursor")?;
     let options = ScanOptions::read(request)?;
-    let db = exec.session.keyspace.index;
+    let db = exec.session.db;
     let after: Option<Vec<u8>> = exec
         .shared
         .store
@@ -95,7 +95,7 @@ fn page(
 ) -> Result<(Vec<Key>, Option<Key>), Failure> {
     let pattern = options.pattern;
     let prefix = pattern.map_or(&b""[..], glob::literal_prefix);
-    let mut iter = data_range(&exec.session.keyspace, prefix, after)?;
+    let mut iter = Names::of(exec, prefix, after)?;
     let (mut names, mut last) = (Vec::new(), None);
     let mut expired = Vec::new();
     let (mut looked_at, mut bytes) = (0, 0);
@@ -127,6 +127,9 @@ fn user_key(key: &[u8]) -> &[u8] {
 }
 
 pub(super) fn randomkey(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    if exec.transaction.is_some() {
+        return random_in_transaction(exec);
+    }
     for _ in 0..RANDOM_TRIES {
         let family = exec.session.keyspace.family.clone();
         let drawn = match draw(&family, &mut || exec.shared.counters.random()) {
@@ -140,6 +143,37 @@ pub(super) fn randomkey(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
             return Ok(Flow::Next);
         }
         exec.expire_in_passing(user_key(&key));
+    }
+    exec.reply.null();
+    Ok(Flow::Next)
+}
+
+/// In a transaction one of the first keys behind a stored one that is drawn, as the transaction sees them.
+fn random_in_transaction(exec: &mut Exec<'_>) -> Outcome {
+    let Some(family) = exec.database().map(|database| database.keyspace.family.clone()) else {
+        exec.reply.null();
+        return Ok(Flow::Next);
+    };
+    let drawn = draw(&family, &mut || exec.shared.counters.random())?;
+    exec.note_all();
+    let start = drawn.as_ref().map(|(key, _)| user_key(key));
+    for after in [start, None] {
+        let skip = exec.shared.counters.random() % 16;
+        let (mut found, mut passed) = (None, 0);
+        for item in Names::of(exec, b"", after)? {
+            let (key, stored) = item?;
+            if !value::read_header(&stored)?.is_expired(exec.now_ms) {
+                found = Some(key);
+                passed += 1;
+            }
+            if passed > skip {
+                break;
+            }
+        }
+        if let Some(key) = found {
+            exec.reply.bulk(user_key(&key));
+            return Ok(Flow::Next);
+        }
     }
     exec.reply.null();
     Ok(Flow::Next)

@@ -1,0 +1,154 @@
+//! Keys that go elsewhere: `RENAME`, `RENAMENX`, `COPY`, `MOVE` and `SWAPDB`.
+
+use collie_protocol::Request;
+
+use super::keyspace::rearrange;
+use super::numbers::{database, integer, is};
+use crate::exec::{Exec, Flow, Found, Outcome};
+use crate::failure::{Failure, text};
+use crate::store::DATABASES;
+
+pub(super) fn rename(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    rename_unless(exec, request, false)?;
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn renamenx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let renamed = rename_unless(exec, request, true)?;
+    exec.reply.integer(i64::from(renamed));
+    Ok(Flow::Next)
+}
+
+fn rename_unless(exec: &mut Exec<'_>, request: Request<'_>, keeps_target: bool) -> Result<bool, Failure> {
+    let (from, to) = (request.at(1), request.at(2));
+    let db = exec.session.db;
+    exec.step([(db, from), (db, to)].into_iter(), |exec| {
+        let prior = exec.prior(from)?;
+        let Some(found) = prior.live() else {
+            return Err(text::NO_SUCH_KEY.into());
+        };
+        if from == to {
+            return Ok(!keeps_target);
+        }
+        let target = exec.prior(to)?;
+        if keeps_target && target.live().is_some() {
+            return Ok(false);
+        }
+        exec.store(to, &target, found.payload(), found.header.expiry_ms)?;
+        exec.remove(from, &prior)?;
+        Ok(true)
+    })
+}
+
+pub(super) fn copy(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let own = exec.session.db;
+    let (mut target_db, mut replace) = (own, false);
+    let mut i = 3;
+    while let Some(word) = request.get(i) {
+        match request.get(i + 1) {
+            _ if is(word, "REPLACE") => replace = true,
+            Some(index) if is(word, "DB") => {
+                target_db = database(index)?;
+                i += 1;
+            }
+            _ => return Err(text::SYNTAX.into()),
+        }
+        i += 1;
+    }
+    let (from, to) = (request.at(1), request.at(2));
+    if target_db == own && from == to {
+        return Err(text::SAME_OBJECT.into());
+    }
+    if !is_there(exec, target_db)? {
+        return Ok(Flow::Aside);
+    }
+    let copied = exec.step([(own, from), (target_db, to)].into_iter(), |exec| {
+        let prior = exec.prior(from)?;
+        let Some(found) = prior.live() else {
+            return Ok(false);
+        };
+        put_into(exec, target_db, to, found, replace)
+    })?;
+    exec.reply.integer(i64::from(copied));
+    Ok(Flow::Next)
+}
+
+pub(super) fn move_key(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let (key, own) = (request.at(1), exec.session.db);
+    let target_db = database(request.at(2))?;
+    if target_db == own {
+        return Err(text::SAME_OBJECT.into());
+    }
+    if !is_there(exec, target_db)? {
+        return Ok(Flow::Aside);
+    }
+    let moved = exec.step([(own, key), (target_db, key)].into_iter(), |exec| {
+        let prior = exec.prior(key)?;
+        let Some(found) = prior.live() else {
+            return Ok(false);
+        };
+        let moved = put_into(exec, target_db, key, found, false)?;
+        if moved {
+            exec.remove(key, &prior)?;
+        }
+        Ok(moved)
+    })?;
+    exec.reply.integer(i64::from(moved));
+    Ok(Flow::Next)
+}
+
+/// Stores a key in another database of the transaction under way, unless it is there and is to be kept.
+fn put_into(exec: &mut Exec<'_>, db: u8, key: &[u8], found: &Found, replace: bool) -> Result<bool, Failure> {
+    let own = std::mem::replace(&mut exec.session.db, db);
+    let put = exec.prior(key).and_then(|target| {
+        if target.live().is_some() && !replace {
+            return Ok(false);
+        }
+        exec.store(key, &target, found.payload(), found.header.expiry_ms)?;
+        Ok(true)
+    });
+    exec.session.db = own;
+    put
+}
+
+/// Whether a database was ever selected. On a thread that may block it is from now on.
+fn is_there(exec: &Exec<'_>, db: u8) -> Result<bool, Failure> {
+    if exec.shared.store.keyspace(db).is_some() {
+        return Ok(true);
+    }
+    if exec.may_block {
+        exec.shared.store.create(db)?;
+    }
+    Ok(exec.may_block)
+}
+
+pub(super) fn swapdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let one = swapped(request.at(1), "ERR invalid first DB index")?;
+    let other = swapped(request.at(2), "ERR invalid second DB index")?;
+    let (Some(one), Some(other)) = (one, other) else {
+        return Err(text::DB_OUT_OF_RANGE.into());
+    };
+    if let Some(transaction) = &mut exec.transaction {
+        transaction.swap(exec.shared, one, other);
+    } else if one != other {
+        if !exec.may_block {
+            return Ok(Flow::Aside);
+        }
+        exec.shared.store.create(one)?;
+        exec.shared.store.create(other)?;
+        rearrange(exec, Vec::new(), |transaction, shared| {
+            transaction.swap(shared, one, other);
+            Ok(())
+        })?;
+    }
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+/// A database of `SWAPDB`; `None` for a number that is none.
+fn swapped(arg: &[u8], wrong: &'static str) -> Result<Option<u8>, Failure> {
+    let index = integer(arg).ok().and_then(|index| i32::try_from(index).ok());
+    let index = index.ok_or(Failure::from(wrong))?;
+    Ok(u8::try_from(index).ok().filter(|index| *index < DATABASES))
+}

@@ -1,0 +1,293 @@
+//! `MULTI`, `EXEC`, `DISCARD`, `WATCH` and `UNWATCH`.
+//!
+//! `EXEC` takes the locks of all keys that its commands name, and of those that the connection watches, in one go
+//! and in the order of the locks; where a command works on more than the keys that it names, all locks. Then it
+//! runs the commands in one [transaction](crate::transaction) and commits it. The locks are held until the commit
+//! is applied, not until it is durable: for that the reply waits, once, as that of any command does.
+
+use std::sync::Arc;
+
+use collie_protocol::Request;
+use collie_protocol::number::parse_i64;
+
+use super::Command;
+use super::numbers::is;
+use crate::exec::{Exec, Flow, Outcome, Pause};
+use crate::failure::Failure;
+use crate::keyspace::Keyspace;
+use crate::session::Queue;
+use crate::store::DATABASES;
+
+pub(super) fn multi(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    if exec.session.queue.is_some() {
+        return Err("ERR MULTI calls can not be nested".into());
+    }
+    exec.session.set_queue(Some(Queue::default()));
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+/// Queues a command.
+pub(super) fn queue(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
+    let limit = exec.shared.settings.request_len_max();
+    let kept = request.keep();
+    let Some(queue) = &mut exec.session.queue else {
+        return Ok(Flow::Next);
+    };
+    queue.bytes += kept.size_bytes() + size_of_val(&kept);
+    if queue.bytes > limit {
+        exec.shared.counters.request_limit_closed.add(1);
+        exec.reply
+            .error("ERR the commands since MULTI are larger than client-query-buffer-limit");
+        return Ok(Flow::Close);
+    }
+    queue.commands.push((command, kept));
+    // Relaxed: a statistic.
+    exec.session
+        .client
+        .queued
+        .store(count(queue.commands.len()), std::sync::atomic::Ordering::Relaxed);
+    exec.reply.simple("QUEUED");
+    Ok(Flow::Next)
+}
+
+fn count(len: usize) -> isize {
+    isize::try_from(len).unwrap_or(isize::MAX)
+}
+
+/// Notes that a command was refused: the `EXEC` that comes will refuse all. A refused `EXEC` does so at once.
+pub(super) fn refused(exec: &mut Exec<'_>, request: Request<'_>, failure: Failure) -> Failure {
+    let Some(queue) = &mut exec.session.queue else {
+        return failure;
+    };
+    queue.is_broken = true;
+    if !request.get(0).is_some_and(|name| is(name, "EXEC")) {
+        return failure;
+    }
+    forget(exec);
+    let line = failure.line();
+    let why = line.strip_prefix(b"ERR ").unwrap_or(&line);
+    Failure::Bytes([b"EXECABORT Transaction discarded because of: ", why].concat())
+}
+
+/// Ends the queueing and the watch.
+fn forget(exec: &mut Exec<'_>) -> Option<Queue> {
+    exec.session.watched.clear();
+    exec.session.set_queue(None)
+}
+
+pub(super) fn discard(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    if exec.session.queue.is_none() {
+        return Err("ERR DISCARD without MULTI".into());
+    }
+    forget(exec);
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn watch(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    if exec.session.queue.is_some() {
+        return Err("ERR WATCH inside MULTI is not allowed".into());
+    }
+    for key in request.iter().skip(1) {
+        let _lock = exec.lock(key);
+        let was_expired = exec.prior(key)?.is_expired();
+        let db = exec.session.db;
+        exec.session.watched.add(db, key, was_expired);
+    }
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn unwatch(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    exec.session.watched.clear();
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    let Some(queue) = &exec.session.queue else {
+        return Err("ERR EXEC without MULTI".into());
+    };
+    if queue.is_broken {
+        forget(exec);
+        return Err("EXECABORT Transaction discarded because of previous errors.".into());
+    }
+    let commands = &queue.commands;
+    let missing = missing_databases(exec, queue);
+    let uncounted = uncounted_databases(exec, queue);
+    let is_lasting = commands.iter().any(|(command, _)| command.is_lasting);
+    if (is_lasting || !missing.is_empty() || !uncounted.is_empty()) && !exec.may_block {
+        return Ok(Flow::Aside);
+    }
+    let Some(queue) = exec.session.set_queue(None) else {
+        return Ok(Flow::Next);
+    };
+    let done = prepare(exec, &queue, &missing, &uncounted).and_then(|spare| {
+        begin(exec, &queue, spare);
+        execute(exec, &queue)
+    });
+    exec.session.watched.clear();
+    exec.finish(done.is_ok())?;
+    done.map(|()| Flow::Next)
+}
+
+/// Does what blocks, while no lock is held. Gives keyspaces for databases that the commands may empty.
+fn prepare(
+    exec: &Exec<'_>,
+    queue: &Queue,
+    missing: &[u8],
+    uncounted: &[Arc<Keyspace>],
+) -> Result<Vec<Arc<Keyspace>>, Failure> {
+    for index in missing {
+        exec.shared.store.create(*index)?;
+    }
+    for keyspace in uncounted {
+        tokio::runtime::Handle::current().block_on(keyspace.counted())?;
+    }
+    Ok(exec.shared.store.spare(&emptied_databases(exec, queue))?)
+}
+
+/// Takes the locks.
+fn begin(exec: &mut Exec<'_>, queue: &Queue, spare: Vec<Arc<Keyspace>>) {
+    let locks = &exec.shared.store.locks;
+    let db = exec.session.db;
+    let held = if queue.commands.iter().any(|(command, _)| command.is_everywhere) {
+        locks.all()
+    } else {
+        let named = queue.commands.iter().flat_map(|(command, kept)| {
+            let keys = command.keys.iter();
+            keys.flat_map(|keys| keys.of(kept.request())).map(|key| (db, key))
+        });
+        let watched = exec.session.watched.keys().map(|(db, key, _)| (db, key));
+        locks.several(named.chain(watched))
+    };
+    exec.begin(held, spare);
+}
+
+/// Whether a watched key has changed, or is past its expiry and was not when the watch began.
+fn has_watched_change(exec: &mut Exec<'_>) -> Result<bool, Failure> {
+    if exec.session.watched.is_dirty() {
+        return Ok(true);
+    }
+    let watched: Vec<(u8, Vec<u8>)> = exec
+        .session
+        .watched
+        .keys()
+        .filter(|(.., was_expired)| !was_expired)
+        .map(|(db, key, _)| (db, key.to_vec()))
+        .collect();
+    let own = exec.session.db;
+    let mut has_expired = false;
+    for (db, key) in watched {
+        exec.session.db = db;
+        let prior = exec.prior(&key);
+        exec.session.db = own;
+        has_expired |= prior?.is_expired();
+    }
+    Ok(has_expired)
+}
+
+/// Runs the commands, unless a watched key has changed.
+fn execute(exec: &mut Exec<'_>, queue: &Queue) -> Result<(), Failure> {
+    if has_watched_change(exec)? {
+        exec.reply.null_array();
+        return Ok(());
+    }
+    exec.reply.array(queue.commands.len());
+    for (command, kept) in &queue.commands {
+        let start = exec.reply.len();
+        exec.session.last_command = command.full_name;
+        let outcome = (command.run)(exec, kept.request()).and_then(|flow| settled(exec, flow));
+        if let Err(failure) = outcome {
+            exec.shared.counters.commands_failed.add(1);
+            exec.reply.truncate(start);
+            exec.reply.error(failure.line());
+        }
+        if exec.reply_is_too_long() {
+            return Err("ERR the reply is larger than client-output-buffer-limit".into());
+        }
+    }
+    exec.session.last_command = "exec";
+    let commands = u64::try_from(queue.commands.len()).unwrap_or(u64::MAX);
+    exec.shared.counters.commands.add(commands);
+    Ok(())
+}
+
+/// What a command would wait for outside. Inside a transaction nothing is waited for.
+fn settled(exec: &mut Exec<'_>, flow: Flow) -> Result<(), Failure> {
+    match flow {
+        Flow::Next | Flow::Close => {}
+        Flow::Pause(Pause::Local { .. }) => {
+            let is_durable = exec.shared.store.db.durable() >= exec.session.last;
+            exec.reply.array(2);
+            exec.reply.integer(i64::from(is_durable));
+            exec.reply.integer(0);
+        }
+        Flow::Pause(Pause::Replicas { .. }) => exec.reply.integer(0),
+        Flow::Pause(Pause::Info(sections)) => {
+            let text = super::describe(exec.shared, &sections);
+            exec.reply.verbatim(*b"txt", text.as_bytes());
+        }
+        Flow::Pause(Pause::Select(_) | Pause::Keys(_) | Pause::Size(_)) | Flow::Aside => {
+            return Err("ERR internal error: the command was not prepared for a transaction".into());
+        }
+    }
+    Ok(())
+}
+
+/// Databases whose keys must be counted before the commands run.
+fn uncounted_databases(exec: &Exec<'_>, queue: &Queue) -> Vec<Arc<Keyspace>> {
+    if !queue.commands.iter().any(|(command, _)| command.name == "dbsize") {
+        return Vec::new();
+    }
+    let all = exec
+        .shared
+        .store
+        .keyspaces()
+        .into_iter()
+        .map(|(_, keyspace)| keyspace);
+    all.filter(|keyspace| !keyspace.is_counted()).collect()
+}
+
+/// Databases that the commands turn to and that were never selected.
+fn missing_databases(exec: &Exec<'_>, queue: &Queue) -> Vec<u8> {
+    let mut missing = Vec::new();
+    for (command, kept) in &queue.commands {
+        missing.extend(named_databases(command, kept.request()));
+    }
+    missing.retain(|index| exec.shared.store.keyspace(*index).is_none());
+    missing
+}
+
+/// Databases that a command turns to.
+fn named_databases(command: &Command, request: Request<'_>) -> Vec<u8> {
+    let named: &[usize] = match command.name {
+        "select" => &[1],
+        "move" => &[2],
+        "swapdb" => &[1, 2],
+        "copy" => &[4, 5],
+        _ => &[],
+    };
+    named
+        .iter()
+        .filter_map(|&i| request.get(i))
+        .filter_map(|arg| u8::try_from(parse_i64(arg)?).ok())
+        .filter(|index| *index < DATABASES)
+        .collect()
+}
+
+/// For which databases keyspaces without keys may be needed: one for each time that one may be emptied.
+fn emptied_databases(exec: &Exec<'_>, queue: &Queue) -> Vec<u8> {
+    let mut emptied = Vec::new();
+    for (command, _) in &queue.commands {
+        match command.name {
+            "flushdb" => emptied.push(exec.session.db),
+            "flushall" => emptied.extend(exec.shared.store.keyspaces().iter().map(|(index, _)| *index)),
+            _ => {}
+        }
+    }
+    // One that was emptied already is emptied again without another keyspace.
+    emptied.truncate(usize::from(DATABASES));
+    emptied
+}

@@ -1,0 +1,127 @@
+//! The users' keys of a database in their order, as a command sees them: what is stored, and in front of it what
+//! the transaction under way has changed.
+
+use std::ops::Bound;
+
+use collie_db::{Error as DbError, Family, Iter, Key, Lsn, Value};
+
+use crate::exec::Exec;
+use crate::failure::Failure;
+use crate::value::{self, DATA};
+
+type Item = Result<(Key, Value), DbError>;
+
+/// See the module's page.
+pub(super) struct Names {
+    stored: Iter,
+    next_stored: Option<Item>,
+    changed: std::iter::Peekable<std::vec::IntoIter<(Vec<u8>, Option<Value>)>>,
+}
+
+impl Names {
+    /// The keys of the session's database that start with `prefix` and come after `after`.
+    pub(super) fn of(exec: &mut Exec<'_>, prefix: &[u8], after: Option<&[u8]>) -> Result<Names, Failure> {
+        let Some(database) = exec.database() else {
+            return Ok(Names::stored(&exec.session.keyspace.family, prefix, after)?);
+        };
+        let bounds = bounds(prefix, after);
+        let changed: Vec<_> = database
+            .changes
+            .range::<Vec<u8>, _>(bounds.clone())
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        Ok(Names::new(database.keyspace.family.range(bounds)?, changed))
+    }
+
+    /// The same of a family outside of transactions.
+    pub(super) fn stored(family: &Family, prefix: &[u8], after: Option<&[u8]>) -> Result<Names, DbError> {
+        Ok(Names::new(family.range(bounds(prefix, after))?, Vec::new()))
+    }
+
+    fn new(mut stored: Iter, changed: Vec<(Vec<u8>, Option<Value>)>) -> Names {
+        Names {
+            next_stored: stored.next(),
+            stored,
+            changed: changed.into_iter().peekable(),
+        }
+    }
+
+    /// The largest end of a commit that was seen so far.
+    pub(super) fn seen(&self) -> Lsn {
+        self.stored.seen()
+    }
+
+    fn take_stored(&mut self) -> Option<Item> {
+        std::mem::replace(&mut self.next_stored, self.stored.next())
+    }
+}
+
+impl Iterator for Names {
+    type Item = Item;
+
+    fn next(&mut self) -> Option<Item> {
+        loop {
+            let Some((changed, _)) = self.changed.peek() else {
+                return self.take_stored();
+            };
+            match &self.next_stored {
+                Some(Ok((stored, _))) if **stored < **changed => return self.take_stored(),
+                Some(Err(_)) => return self.take_stored(),
+                Some(Ok((stored, _))) if **stored == **changed => drop(self.take_stored()),
+                Some(Ok(_)) | None => {}
+            }
+            if let Some((key, Some(value))) = self.changed.next() {
+                return Some(Ok((Key::from(key.as_slice()), value)));
+            }
+        }
+    }
+}
+
+/// Where the users' keys lie that start with `prefix` and come after `after`.
+fn bounds(prefix: &[u8], after: Option<&[u8]>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    let (mut from, mut scratch) = (Vec::new(), Vec::new());
+    value::data_key(&mut from, prefix);
+    let to = successor(from.clone());
+    let start = match after {
+        Some(key) => {
+            value::data_key(&mut scratch, key);
+            if scratch < from {
+                Bound::Included(from)
+            } else {
+                Bound::Excluded(scratch)
+            }
+        }
+        None => Bound::Included(from),
+    };
+    if let Bound::Excluded(last) = &start
+        && *last >= to
+    {
+        // Nothing lies there, and a range that ends before it starts is none.
+        return (Bound::Included(to.clone()), Bound::Excluded(to));
+    }
+    (start, Bound::Excluded(to))
+}
+
+/// The first key behind all keys that start with `prefix`. The tag in front of every key is below 0xff.
+pub(super) fn successor(mut prefix: Vec<u8>) -> Vec<u8> {
+    while prefix.last() == Some(&0xff) {
+        prefix.pop();
+    }
+    match prefix.last_mut() {
+        Some(last) => *last += 1,
+        None => prefix.push(DATA + 1),
+    }
+    prefix
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_successor_lies_behind_every_key_with_the_prefix_and_no_further() {
+        assert_eq!(successor(b"ka".to_vec()), b"kb");
+        assert_eq!(successor(b"ka\xff\xff".to_vec()), b"kb");
+        assert_eq!(successor(b"k".to_vec()), b"l");
+    }
+}

@@ -1,0 +1,259 @@
+//! Several changes that are made as one commit.
+//!
+//! A transaction holds the locks of all keys that it may read or change. What it changes is kept aside, in front
+//! of the databases: its own reads look there first, nobody else sees it. In the end everything is one batch, so
+//! that others, and a crash, find all of it or nothing. Databases that it empties or swaps are part of that.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use collie_db::{Batch, Value, WriteOptions};
+
+use crate::failure::Failure;
+use crate::keyspace::Keyspace;
+use crate::locks::Held;
+use crate::session::Shared;
+use crate::store::{DATABASES, Replaced};
+use crate::value::{self, DATA};
+
+/// What was written under the engine's keys; `None` was removed.
+pub(crate) type Changes = BTreeMap<Vec<u8>, Option<Value>>;
+
+/// A transaction at work.
+pub(crate) struct Transaction<'a> {
+    held: Held<'a>,
+    databases: [Option<Database>; DATABASES as usize],
+    /// Keyspaces without keys for databases that are emptied.
+    spare: Vec<Arc<Keyspace>>,
+    /// Whether a database was emptied or swapped.
+    is_rearranged: bool,
+}
+
+/// A database as the transaction sees it.
+#[derive(Debug)]
+pub(crate) struct Database {
+    pub(crate) keyspace: Arc<Keyspace>,
+    /// Whether the keyspace was a spare one.
+    is_spare: bool,
+    pub(crate) changes: Changes,
+    /// By how much the numbers of keys, and of keys with an expiry, have changed.
+    keys: i64,
+    expiring: i64,
+    /// The earliest expiry that was set.
+    expiry_first_ms: u64,
+}
+
+impl Database {
+    fn new(keyspace: Arc<Keyspace>, is_spare: bool) -> Database {
+        Database {
+            keyspace,
+            is_spare,
+            changes: Changes::new(),
+            keys: 0,
+            expiring: 0,
+            expiry_first_ms: u64::MAX,
+        }
+    }
+
+    /// Keys, the transaction's own changes included.
+    pub(crate) fn size(&self) -> i64 {
+        (self.keyspace.size().0 + self.keys).max(0)
+    }
+
+    /// Notes that the number of keys, and of keys with an expiry, changed.
+    pub(crate) fn count(&mut self, keys: i64, expiring: i64, expiry_ms: Option<u64>) {
+        self.keys += keys;
+        self.expiring += expiring;
+        self.expiry_first_ms = self.expiry_first_ms.min(expiry_ms.unwrap_or(u64::MAX));
+    }
+
+    /// The changes to the users' keys.
+    fn users_keys(&self) -> impl Iterator<Item = &[u8]> {
+        let range = (Bound::Included(vec![DATA]), Bound::Excluded(vec![DATA + 1]));
+        self.changes
+            .range(range)
+            .map(|(key, _)| key.get(1..).unwrap_or_default())
+    }
+}
+
+impl<'a> Transaction<'a> {
+    pub(crate) fn new(held: Held<'a>, spare: Vec<Arc<Keyspace>>) -> Transaction<'a> {
+        Transaction {
+            held,
+            databases: [const { None }; DATABASES as usize],
+            spare,
+            is_rearranged: false,
+        }
+    }
+
+    /// The locks that it holds.
+    pub(crate) fn held(&self) -> &Held<'a> {
+        &self.held
+    }
+
+    /// A database, where it was ever selected. No other connection can exchange it while locks are held.
+    pub(crate) fn database(&mut self, shared: &Shared, index: u8) -> Option<&mut Database> {
+        let slot = self.databases.get_mut(usize::from(index))?;
+        if slot.is_none() {
+            *slot = Some(Database::new(shared.store.keyspace(index)?, false));
+        }
+        slot.as_mut()
+    }
+
+    /// Empties databases.
+    pub(crate) fn empty(&mut self, shared: &Shared, databases: &[u8]) -> Result<(), Failure> {
+        debug_assert!(self.held.is_all());
+        for &index in databases {
+            let Some(database) = self.database(shared, index) else {
+                continue;
+            };
+            let fresh = if database.is_spare {
+                Arc::clone(&database.keyspace)
+            } else {
+                self.spare
+                    .pop()
+                    .ok_or("ERR internal error: no keyspace was prepared")?
+            };
+            if let Some(slot) = self.databases.get_mut(usize::from(index)) {
+                *slot = Some(Database::new(fresh, true));
+            }
+        }
+        self.is_rearranged = true;
+        Ok(())
+    }
+
+    /// Swaps two databases, both of which were selected before.
+    pub(crate) fn swap(&mut self, shared: &Shared, one: u8, other: u8) {
+        debug_assert!(self.held.is_all());
+        if self.database(shared, one).is_some() && self.database(shared, other).is_some() {
+            self.databases.swap(usize::from(one), usize::from(other));
+            self.is_rearranged = true;
+        }
+    }
+
+    /// Commits everything, and lets go of the locks. Gives the end of the commit, 0 where there was nothing to
+    /// commit, and the keyspaces that are no database's any more.
+    pub(crate) fn commit(self, shared: &Shared) -> Result<Replaced, Failure> {
+        let done = self.write(shared);
+        if done.is_ok() {
+            self.applied(shared);
+        }
+        let unused = self.unused(done.is_err());
+        match done {
+            Ok(mut replaced) => {
+                replaced.old.extend(unused);
+                Ok(replaced)
+            }
+            Err(failure) => {
+                shared.store.discard(&unused);
+                Err(failure)
+            }
+        }
+    }
+
+    /// Gives up, and lets go of the locks: nothing of it happens.
+    pub(crate) fn abandon(self, shared: &Shared) {
+        shared.store.discard(&self.unused(true));
+    }
+
+    /// The spare keyspaces that no database has become; of a transaction that failed all of them. Dropping them
+    /// syncs, so the locks are let go of here.
+    fn unused(self, has_failed: bool) -> Vec<Arc<Keyspace>> {
+        let mut unused = self.spare;
+        let taken = self.databases.into_iter().flatten();
+        unused.extend(
+            taken
+                .filter(|database| has_failed && database.is_spare)
+                .map(|database| database.keyspace),
+        );
+        unused
+    }
+
+    fn write(&self, shared: &Shared) -> Result<Replaced, Failure> {
+        let mut batch = Batch::new();
+        for database in self.databases.iter().flatten() {
+            let family = &database.keyspace.family;
+            for (key, value) in &database.changes {
+                match value {
+                    Some(value) => batch.put(family, key, value)?,
+                    None => batch.delete(family, key)?,
+                }
+            }
+        }
+        if self.is_rearranged {
+            return self.rearrange(shared, &mut batch);
+        }
+        let end = if batch.is_empty() {
+            0
+        } else {
+            shared.store.db.write_ref(&batch, &WriteOptions::buffered())?
+        };
+        Ok(Replaced { end, old: Vec::new() })
+    }
+
+    /// Commits a batch together with the databases that were exchanged.
+    fn rearrange(&self, shared: &Shared, batch: &mut Batch) -> Result<Replaced, Failure> {
+        let before = shared.store.keyspaces();
+        let mut new = Vec::new();
+        for (index, old) in &before {
+            if let Some(Some(database)) = self.databases.get(usize::from(*index))
+                && !Arc::ptr_eq(&database.keyspace, old)
+            {
+                new.push((*index, Arc::clone(&database.keyspace)));
+                self.mark_watchers(shared, *index, old, database)?;
+            }
+        }
+        let end = shared.store.replace(batch, &new)?;
+        let is_kept = |old: &Arc<Keyspace>| {
+            let now = shared.store.keyspaces();
+            now.iter().any(|(_, keyspace)| Arc::ptr_eq(keyspace, old))
+        };
+        let old = before.into_iter().map(|(_, keyspace)| keyspace);
+        Ok(Replaced {
+            end,
+            old: old.filter(|keyspace| !is_kept(keyspace)).collect(),
+        })
+    }
+
+    /// Has those who watch a key of a database that is exchanged know it, where the key is in the old one or in
+    /// the new one.
+    fn mark_watchers(
+        &self,
+        shared: &Shared,
+        index: u8,
+        old: &Keyspace,
+        new: &Database,
+    ) -> Result<(), Failure> {
+        let now_ms = shared.now_ms();
+        let is_there = |stored: Option<&Value>| -> Result<bool, Failure> {
+            Ok(match stored {
+                Some(stored) => !value::read_header(stored)?.is_expired(now_ms),
+                None => false,
+            })
+        };
+        let mut scratch = Vec::new();
+        shared.watches.replaced(index, |key| -> Result<bool, Failure> {
+            value::data_key(&mut scratch, key);
+            let after = match new.changes.get(&scratch) {
+                Some(changed) => changed.clone(),
+                None => new.keyspace.family.get(&scratch)?,
+            };
+            Ok(is_there(after.as_ref())? || is_there(old.family.get(&scratch)?.as_ref())?)
+        })
+    }
+
+    /// Brings counts, hints and watchers up to date after the commit.
+    fn applied(&self, shared: &Shared) {
+        for (index, database) in (0..).zip(self.databases.iter()) {
+            let Some(database) = database else { continue };
+            database.keyspace.changed(database.keys, database.expiring);
+            if database.expiry_first_ms != u64::MAX {
+                database.keyspace.expiry_added(database.expiry_first_ms);
+            }
+            for key in database.users_keys() {
+                shared.watches.changed(index, key);
+            }
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! `MULTI` and `EXEC`: one step to everybody else, one commit to the store.
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use support::{Random, config, start};
+
+/// Sends lines and gives the last one's reply.
+fn run(client: &mut support::Client, lines: &[&str]) -> String {
+    lines
+        .iter()
+        .map(|line| client.line(line))
+        .last()
+        .unwrap_or_default()
+}
+
+#[test]
+fn reads_inside_exec_see_the_writes_before_them_and_nobody_else_does_until_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let (mut one, mut other) = (server.client(), server.client());
+    run(
+        &mut one,
+        &[
+            "SET stays 1",
+            "SET goes 1 EX 1000",
+            "SELECT 3",
+            "SET there 1",
+            "SELECT 0",
+        ],
+    );
+    let lines = [
+        "MULTI",
+        "SET a 1",
+        "INCR a",
+        "GET a",
+        "DEL goes",
+        "KEYS *",
+        "DBSIZE",
+        "EXISTS goes a stays",
+        "MGET a goes",
+        "SELECT 3",
+        "GET there",
+        "FLUSHDB",
+        "GET there",
+        "SET fresh 1",
+        "KEYS *",
+        "DBSIZE",
+        "SELECT 0",
+        "SWAPDB 0 3",
+        "KEYS *",
+        "MOVE fresh 5",
+        "DBSIZE",
+        "SCAN 0",
+    ];
+    for line in &lines[1..] {
+        assert_eq!(
+            if *line == "SET a 1" {
+                one.line("MULTI")
+            } else {
+                "+OK\r\n".into()
+            },
+            "+OK\r\n"
+        );
+        assert_eq!(one.line(line), "+QUEUED\r\n", "{line}");
+    }
+    assert_eq!(other.line("KEYS *").matches('$').count(), 2);
+    let expected = "*21\r\n+OK\r\n:2\r\n$1\r\n2\r\n:1\r\n*2\r\n$1\r\na\r\n$5\r\nstays\r\n:2\r\n:2\r\n*2\r\n$1\r\n2\r\n$-1\r\n\
+                    +OK\r\n$1\r\n1\r\n+OK\r\n$-1\r\n+OK\r\n*1\r\n$5\r\nfresh\r\n:1\r\n+OK\r\n+OK\r\n*1\r\n$5\r\nfresh\r\n\
+                    :1\r\n:0\r\n*2\r\n$1\r\n0\r\n*0\r\n";
+    assert_eq!(one.line("EXEC"), expected);
+    assert_eq!(other.line("DBSIZE"), ":0\r\n");
+    assert_eq!(
+        run(&mut other, &["SELECT 3", "MGET a stays goes"]),
+        "*3\r\n$1\r\n2\r\n$1\r\n1\r\n$-1\r\n"
+    );
+    assert_eq!(run(&mut other, &["SELECT 5", "GET fresh"]), "$1\r\n1\r\n");
+    drop((one, other));
+    server.stop().unwrap();
+    // The same after a start: which family is whose is part of the commit.
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    assert_eq!(client.line("DBSIZE"), ":0\r\n");
+    assert_eq!(run(&mut client, &["SELECT 3", "DBSIZE"]), ":2\r\n");
+    assert_eq!(run(&mut client, &["SELECT 5", "DBSIZE"]), ":1\r\n");
+}
+
+#[test]
+fn a_transaction_that_the_log_cannot_take_as_one_commit_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    let large = "x".repeat(9_000_000);
+    run(
+        &mut client,
+        &["SET first before", "MULTI", "SET first after", "FLUSHALL"],
+    );
+    for key in ["a", "b"] {
+        assert_eq!(client.call(&["SET", key, &large]), "+QUEUED\r\n");
+    }
+    let refused = client.line("EXEC");
+    assert!(
+        refused.starts_with("-ERR the command would commit 180"),
+        "{refused}"
+    );
+    assert_eq!(client.line("GET first"), "$6\r\nbefore\r\n");
+    assert_eq!(client.line("DBSIZE"), ":1\r\n");
+    assert_eq!(client.line("EXEC"), "-ERR EXEC without MULTI\r\n");
+}
+
+#[test]
+fn transfers_between_accounts_are_never_seen_halfway_and_watch_loses_no_update() {
+    // Four clients move money with WATCH, and four with blind transactions; others add up all accounts, with one
+    // MGET and inside a transaction. The sum never changes.
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let accounts = ["a", "b", "c", "d", "e"];
+    let mut client = server.client();
+    for account in accounts {
+        client.line(&format!("SET {account} 100"));
+    }
+    let done = AtomicBool::new(false);
+    let sum = |reply: &str| -> i64 {
+        let numbers = reply.lines().filter(|line| !line.starts_with(['$', '*']));
+        numbers.map(|line| line.parse::<i64>().unwrap()).sum()
+    };
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..8)
+            .map(|writer| {
+                let (mut client, mut random) = (server.client(), Random::seeded(writer + 7));
+                scope.spawn(move || {
+                    let mut done = 0;
+                    while done < 200 {
+                        let (from, to) = (random.pick(&accounts), random.pick(&accounts));
+                        if writer % 2 == 0 {
+                            run(
+                                &mut client,
+                                &["MULTI", &format!("DECRBY {from} 7"), &format!("INCRBY {to} 7")],
+                            );
+                            assert!(client.line("EXEC").starts_with("*2"));
+                            done += 1;
+                            continue;
+                        }
+                        client.line(&format!("WATCH {from} {to}"));
+                        let (has, gets) = (
+                            client.line(&format!("GET {from}")),
+                            client.line(&format!("GET {to}")),
+                        );
+                        if from == to {
+                            client.line("UNWATCH");
+                            continue;
+                        }
+                        let (has, gets) = (sum(&has) - 3, sum(&gets) + 3);
+                        run(
+                            &mut client,
+                            &["MULTI", &format!("SET {from} {has}"), &format!("SET {to} {gets}")],
+                        );
+                        done += usize::from(client.line("EXEC").starts_with("*2"));
+                    }
+                })
+            })
+            .collect();
+        for reader in 0..2 {
+            let (mut client, done) = (server.client(), &done);
+            scope.spawn(move || {
+                while !done.load(Ordering::SeqCst) {
+                    let reply = if reader == 0 {
+                        client.line("MGET a b c d e")
+                    } else {
+                        run(
+                            &mut client,
+                            &["MULTI", "GET a", "GET b", "GET c", "GET d", "GET e", "EXEC"],
+                        )
+                    };
+                    assert_eq!(sum(&reply), 500, "{reply}");
+                }
+            });
+        }
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(sum(&client.line("MGET a b c d e")), 500);
+}
+
+#[test]
+fn transactions_over_all_databases_beside_flushes_and_swaps_end() {
+    // Locks in every order, and commands that take all of them: a ring of waiting would hang the test. Each
+    // transaction leaves its two keys equal wherever they end up.
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    std::thread::scope(|scope| {
+        for client in 0..6 {
+            let (mut client, mut random) = (server.client(), Random::seeded(client + 3));
+            scope.spawn(move || {
+                for i in 0..150 {
+                    let (a, b) = (random.below(3), random.below(3));
+                    match random.below(8) {
+                        0 => drop(client.line("FLUSHDB")),
+                        1 => drop(client.line(&format!("SWAPDB {a} {b}"))),
+                        2 => drop(client.line(&format!("SELECT {a}"))),
+                        3 => drop(client.line(&format!("RENAME x{a} x{b}"))),
+                        _ => {
+                            run(
+                                &mut client,
+                                &["MULTI", &format!("SET k 1{i}"), &format!("SET l 1{i}")],
+                            );
+                            client.line(&format!("COPY k m DB {b} REPLACE"));
+                            client.line(["GET k", "FLUSHDB", "KEYS *", "SWAPDB 0 1"][random.below(4)]);
+                            let reply = client.line("EXEC");
+                            assert!(reply.starts_with("*4\r\n+OK\r\n+OK\r\n"), "{reply}");
+                        }
+                    }
+                    let pair = client.line("MGET k l");
+                    let values: Vec<&str> = pair.lines().skip(1).collect();
+                    assert_eq!(values[..values.len() / 2], values[values.len() / 2..], "{pair}");
+                }
+            });
+        }
+    });
+}

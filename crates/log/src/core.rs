@@ -32,6 +32,10 @@ struct Alone(AtomicU64);
 pub(crate) struct Counted {
     pub(crate) frames: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    /// Payload bytes that the compressor was given, and that were stored of them.
+    pub(crate) unpacked: AtomicU64,
+    pub(crate) packed: AtomicU64,
+    pub(crate) compressed: AtomicU64,
 }
 
 /// Worker slots beyond those of the log's users: the background flusher's, and the one that closes the log.
@@ -142,6 +146,9 @@ impl Core {
         let counted = || Counted {
             frames: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            unpacked: AtomicU64::new(0),
+            packed: AtomicU64::new(0),
+            compressed: AtomicU64::new(0),
         };
         Self {
             herd: Herd::new(slots, end),
@@ -429,12 +436,14 @@ impl Core {
 
     /// Frames appended by all workers so far.
     pub(crate) fn frames(&self) -> u64 {
+        self.counted(|c| &c.frames)
+    }
+
+    /// The sum of what all workers counted so far.
+    pub(crate) fn counted(&self, count: impl Fn(&Counted) -> &AtomicU64) -> u64 {
         let used = self.herd.slots_in_use();
-        self.counted
-            .iter()
-            .take(used)
-            .map(|c| c.frames.load(Ordering::Relaxed))
-            .sum()
+        let counted = self.counted.iter().take(used);
+        counted.map(|c| count(c).load(Ordering::Relaxed)).sum()
     }
 
     /// How many bytes are kept prepared: what can come while a chunk is zeroed and synced.

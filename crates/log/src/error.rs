@@ -68,13 +68,13 @@ pub enum LogError {
         found: String,
     },
     /// A format that this version does not know.
-    #[error("{} has format version {found}, this version of Collie reads version {supported}", path.display())]
+    #[error("{} has format version {found}, this version of Collie reads versions up to {supported}", path.display())]
     Version {
         /// The file.
         path: PathBuf,
         /// Its version.
         found: u32,
-        /// The version that is read here.
+        /// The newest version that is read here.
         supported: u32,
     },
     /// The directory holds something that no log puts there. It was left untouched.

@@ -5,8 +5,10 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::Lsn;
 
-/// The format that this version writes, and the only one that it reads.
-pub(crate) const VERSION: u32 = 1;
+/// The format that this version writes.
+pub(crate) const VERSION: u32 = 2;
+/// The oldest format that it reads. Format 1 knows no compressed frames, and is the same otherwise.
+const OLDEST_VERSION: u32 = 1;
 /// The unit of device writes, and the size of a segment's header.
 pub(crate) const BLOCK: usize = collie_io::BLOCK;
 /// Frames start at multiples of this.
@@ -29,8 +31,8 @@ pub(crate) const KIND_FILLER: u8 = 242;
 pub(crate) struct FrameHeader {
     /// CRC-32C, seeded with the epoch's salt, of the payload and then of the rest of this header.
     pub(crate) crc: U32,
-    /// Length of the payload in bytes, before padding.
-    pub(crate) len: U32,
+    /// Length of the payload as it is stored, in bytes and before padding; the top bit is [`COMPRESSED`].
+    stored: U32,
     /// Where the frame starts; equal to its position, or it is no frame.
     pub(crate) lsn: U64,
     /// Everything below this LSN was durable when the frame was written.
@@ -44,11 +46,16 @@ pub(crate) struct FrameHeader {
 pub const FRAME_HEADER: usize = size_of::<FrameHeader>();
 const _: () = assert!(FRAME_HEADER == 32 && FRAME_HEADER.is_multiple_of(ALIGN as usize));
 
+/// Set in the length of a payload that is stored compressed: its own length in 4 bytes, then an LZ4 block.
+const COMPRESSED: u32 = 1 << 31;
+
 /// What of a frame's header is known before its place is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FrameStart {
     pub(crate) payload_crc: u32,
+    /// Of the payload as it is stored, in bytes.
     pub(crate) len: u32,
+    pub(crate) compressed: bool,
     pub(crate) stream: u32,
     pub(crate) kind: u8,
 }
@@ -58,7 +65,7 @@ impl FrameHeader {
     pub(crate) fn finish(start: FrameStart, lsn: Lsn, promised: Lsn, epoch: u32) -> Self {
         let mut header = Self {
             crc: U32::ZERO,
-            len: start.len.into(),
+            stored: (start.len | if start.compressed { COMPRESSED } else { 0 }).into(),
             lsn: lsn.into(),
             promised: promised.into(),
             epoch: epoch.into(),
@@ -78,6 +85,15 @@ impl FrameHeader {
         self.crc.get() == self.crc_over(salt.crc(payload))
     }
 
+    /// Bytes of the payload as it is stored; padding follows.
+    pub(crate) fn stored_len(&self) -> usize {
+        (self.stored.get() & !COMPRESSED) as usize
+    }
+
+    pub(crate) fn is_compressed(&self) -> bool {
+        self.stored.get() & COMPRESSED != 0
+    }
+
     pub(crate) fn stream(&self) -> u32 {
         self.stream_kind.get() & MAX_STREAM
     }
@@ -88,7 +104,7 @@ impl FrameHeader {
 
     /// Where the next frame starts.
     pub(crate) fn end(&self) -> Lsn {
-        self.lsn.get() + frame_len(self.len.get() as usize)
+        self.lsn.get() + frame_len(self.stored_len())
     }
 }
 
@@ -205,7 +221,7 @@ trait Sealed: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy
             Err(BadHeader::Blank)
         } else if magic != Self::MAGIC {
             Err(BadHeader::Damaged)
-        } else if version != VERSION {
+        } else if !(OLDEST_VERSION..=VERSION).contains(&version) {
             Err(BadHeader::Version(version))
         } else if crc != header.checksum() {
             Err(BadHeader::Damaged)
@@ -324,6 +340,7 @@ mod tests {
         let start = FrameStart {
             payload_crc: salt.crc(payload),
             len: u32::try_from(payload.len()).unwrap(),
+            compressed: false,
             stream: 7,
             kind: 9,
         };
@@ -372,9 +389,9 @@ mod tests {
         assert_eq!(SegmentHeader::decode(&both), Err(BadHeader::Damaged));
         assert_eq!(SegmentHeader::decode(&[0; BLOCK]), Err(BadHeader::Blank));
         let mut newer = block;
-        newer[8] = 2;
-        newer[BLOCK / 2 + 8] = 2;
-        assert_eq!(SegmentHeader::decode(&newer), Err(BadHeader::Version(2)));
+        newer[8] = 3;
+        newer[BLOCK / 2 + 8] = 3;
+        assert_eq!(SegmentHeader::decode(&newer), Err(BadHeader::Version(3)));
     }
 
     #[test]

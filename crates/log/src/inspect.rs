@@ -1,14 +1,16 @@
 //! Looking at a closed log, and cutting it: what `collie log dump | verify | repair` do.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 
 use crate::Lsn;
+use crate::compress;
 use crate::error::{At, LogError};
 use crate::format::{BLOCK, FIRST_OWN_KIND, KIND_CLOSE, KIND_FILLER, KIND_SEAL, SegmentHeader};
-use crate::recovery::{self, CUT_SUFFIX, Chain, DirLock, RingOutcome, TornTail};
+use crate::recovery::{self, CUT_SUFFIX, Chain, DirLock, OldRing, RingOutcome, Seen, TornTail};
 use crate::segments::parse_file_name;
 
 /// A frame as it lies in the log.
@@ -26,8 +28,10 @@ pub struct FrameView<'a> {
     pub stream: u32,
     /// Its kind; from 240 on the log's own.
     pub kind: u8,
-    /// What it carries.
+    /// What it carries, as it was appended.
     pub payload: &'a [u8],
+    /// Whether it is stored compressed.
+    pub compressed: bool,
     /// The segment that it starts in and the byte there; `None` for one that only the ring has.
     pub place: Option<(&'a Path, u64)>,
 }
@@ -105,7 +109,15 @@ pub fn inspect(
         });
     }
     let ring = recovery::find_ring(&**device, dir, &chain)?;
+    let mut damage = None;
     let found = recovery::walk(&chain, &ring, None, &mut |seen| {
+        let payload = match payload_of(&seen) {
+            Ok(payload) => payload,
+            Err(found) => {
+                damage.get_or_insert_with(|| bad_payload(&seen, &ring, found));
+                return;
+            }
+        };
         look(FrameView {
             lsn: seen.header.lsn.get(),
             end: seen.header.end(),
@@ -113,12 +125,18 @@ pub fn inspect(
             promised: seen.header.promised.get(),
             stream: seen.header.stream(),
             kind: seen.header.kind(),
-            payload: seen.payload,
+            payload: &payload,
+            compressed: seen.header.is_compressed(),
             place: seen
                 .place
                 .map(|(segment, offset)| (segment.path.as_path(), offset)),
         });
-    })?;
+    });
+    // It lies before whatever else was found.
+    if let Some(damage) = damage {
+        return Err(damage);
+    }
+    let found = found?;
     let segments = chain
         .runs
         .iter()
@@ -140,6 +158,29 @@ pub fn inspect(
         torn: found.torn,
         ring: found.ring,
     })
+}
+
+/// A frame's payload as it was appended, or why there is none.
+fn payload_of<'a>(seen: &Seen<'a>) -> Result<Cow<'a, [u8]>, String> {
+    if seen.header.is_compressed() {
+        compress::expand(seen.payload).map(Cow::Owned)
+    } else {
+        Ok(Cow::Borrowed(seen.payload))
+    }
+}
+
+fn bad_payload(seen: &Seen<'_>, ring: &OldRing, found: String) -> LogError {
+    let (path, offset) = match seen.place {
+        Some((segment, offset)) => (segment.path.clone(), offset),
+        None => (ring.path().unwrap_or(Path::new("the ring")).to_owned(), 0),
+    };
+    LogError::Corrupt {
+        path,
+        offset,
+        lsn: seen.header.lsn.get(),
+        expected: compress::EXPECTED.to_owned(),
+        found,
+    }
 }
 
 /// What a repair did.
@@ -181,10 +222,15 @@ pub fn repair(device: &Arc<dyn Device>, dir: &Path) -> Result<Repair, LogError> 
     };
     let device = &**device;
     let _lock = lock_existing(device, dir)?;
+    let segments = segment_paths(device, dir)?;
+    if !segments.contains(damaged) {
+        // A frame that only the ring has: the next open writes it to a segment, where it can be cut.
+        return Err(error);
+    }
     let ring = ring_of(device, dir);
     let mut kept = Vec::new();
     // From the last one down, so that an interrupted repair leaves the same damage first.
-    for path in segment_paths(device, dir)?.into_iter().rev() {
+    for path in segments.into_iter().rev() {
         let mut cut = path.clone().into_os_string();
         cut.push(CUT_SUFFIX);
         let cut = PathBuf::from(cut);

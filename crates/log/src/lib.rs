@@ -45,6 +45,8 @@
 #[cfg(not(loom))]
 mod background;
 #[cfg(not(loom))]
+mod compress;
+#[cfg(not(loom))]
 mod core;
 #[cfg(not(loom))]
 mod error;
@@ -88,10 +90,10 @@ pub use {
     format::FRAME_HEADER,
     futures::Durable,
     log::Log,
-    options::{FIRST_LSN, Level, LogId, LogOptions, RingMode, WritePath},
+    options::{Compression, FIRST_LSN, Level, LogId, LogOptions, RingMode, WritePath},
     reader::Reader,
     recovery::{RecoveryReport, RingOutcome, TornTail},
-    stats::{LogStats, SAMPLE, Stages, Summary},
+    stats::{Compressed, LogStats, SAMPLE, Stages, Summary},
     worker::{AppendHook, Worker},
 };
 

@@ -10,7 +10,7 @@ use crate::futures::Durable;
 use crate::options::{Level, LogOptions};
 use crate::reader::Reader;
 use crate::recovery::{self, RecoveryReport};
-use crate::stats::{LogStats, SAMPLE, Stages, since};
+use crate::stats::{Compressed, LogStats, SAMPLE, Stages, since};
 use crate::sync::{Mutex, Ordering, lock};
 use crate::worker::Worker;
 use crate::{Frame, Lsn};
@@ -228,7 +228,12 @@ impl Log {
             appended: core.appended(),
             oldest: core.segments.oldest(),
             frames: core.frames(),
-            frame_bytes: core.counted.iter().map(|c| c.bytes.load(Ordering::Relaxed)).sum(),
+            frame_bytes: core.counted(|c| &c.bytes),
+            compression: Compressed {
+                frames: core.counted(|c| &c.compressed),
+                bytes_before: core.counted(|c| &c.unpacked),
+                bytes_after: core.counted(|c| &c.packed),
+            },
             bytes_written: r.bytes_written.load(Ordering::Relaxed),
             syncs: r.syncs.load(Ordering::Relaxed),
             refused: r.refused.load(Ordering::Relaxed),

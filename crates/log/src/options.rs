@@ -48,6 +48,21 @@ impl Default for RingMode {
     }
 }
 
+/// The largest ring, in bytes.
+pub(crate) const MAX_RING_BYTES: usize = 1 << 30;
+
+/// Whether payloads are compressed, each by itself, before they are appended. What is read back is what was
+/// appended; a log may hold frames of both sorts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[non_exhaustive]
+pub enum Compression {
+    /// As they are.
+    #[default]
+    None,
+    /// As an LZ4 block, where that is smaller; payloads below 64 bytes never are tried.
+    Lz4,
+}
+
 /// How flushed groups are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -99,6 +114,8 @@ pub struct LogOptions {
     /// Which log it is: a new one gets this id, and one that has another is refused. `None`: whichever is
     /// there, and a random id for a new one.
     pub log_id: Option<LogId>,
+    /// Whether payloads are compressed. Default: not.
+    pub compression: Compression,
     /// How flushed groups are written.
     pub write_path: WritePath,
     /// How long appended bytes may stay in the ring before they are flushed although nobody waits; at least
@@ -125,6 +142,7 @@ impl Default for LogOptions {
             min_lsn: FIRST_LSN,
             resume_at: None,
             log_id: None,
+            compression: Compression::default(),
             write_path: WritePath::default(),
             flush_interval: Duration::from_millis(50),
             manual_flush: false,
@@ -136,7 +154,10 @@ impl Default for LogOptions {
 impl LogOptions {
     pub(crate) fn check(&self) -> Result<(), LogError> {
         let bad = |option, problem: String| Err(LogError::Options { option, problem });
-        if !self.ring_bytes.is_power_of_two() || self.ring_bytes < 2 * BLOCK || self.ring_bytes > 1 << 30 {
+        if !self.ring_bytes.is_power_of_two()
+            || self.ring_bytes < 2 * BLOCK
+            || self.ring_bytes > MAX_RING_BYTES
+        {
             return bad(
                 "ring_bytes",
                 format!("{} is not a power of two from 8 KiB to 1 GiB", self.ring_bytes),
@@ -182,7 +203,7 @@ impl LogOptions {
         Ok(())
     }
 
-    /// The largest payload in bytes: its frame takes at most half the ring.
+    /// The largest payload in bytes, before compression: as it is, its frame takes at most half the ring.
     #[must_use]
     pub fn max_payload(&self) -> usize {
         self.ring_bytes / 2 - FRAME_HEADER

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use collie_io::read_exact_at;
 use zerocopy::FromBytes;
 
+use crate::compress;
 use crate::core::Core;
 use crate::error::{At, LogError};
 use crate::format::{FIRST_OWN_KIND, FRAME_HEADER, FrameHeader, Salt};
@@ -81,7 +82,7 @@ impl Reader {
                     "something else",
                 ));
             };
-            let payload = self.bytes(at + FRAME_HEADER as u64, header.len.get() as usize)?;
+            let payload = self.bytes(at + FRAME_HEADER as u64, header.stored_len())?;
             if !header.matches(Salt(segment.salt), payload) {
                 return Err(corrupt(
                     &segment,
@@ -91,7 +92,12 @@ impl Reader {
                 ));
             }
             let (start, end) = (at, header.end());
-            let payload = payload.to_vec();
+            let payload = if header.is_compressed() {
+                compress::expand(payload)
+                    .map_err(|found| corrupt(&segment, at, compress::EXPECTED, &found))?
+            } else {
+                payload.to_vec()
+            };
             self.next = end;
             self.hold.advance(end);
             if header.kind() < FIRST_OWN_KIND {

@@ -170,6 +170,17 @@ pub struct Stages {
     pub sync_ns: Summary,
 }
 
+/// Payloads and compression, since the log was opened with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Compressed {
+    /// Frames that are stored compressed; the others would not have shrunk, or were too small to try.
+    pub frames: u64,
+    /// Bytes of all payloads as they were appended.
+    pub bytes_before: u64,
+    /// Bytes of the same payloads as they are stored.
+    pub bytes_after: u64,
+}
+
 /// One in so many appends is timed.
 pub const SAMPLE: u32 = 64;
 
@@ -192,6 +203,8 @@ pub struct LogStats {
     pub frames: u64,
     /// Bytes of those frames, headers and padding included.
     pub frame_bytes: u64,
+    /// What compression did; zeros without it.
+    pub compression: Compressed,
     /// Bytes written to segments, rewritten last blocks included.
     pub bytes_written: u64,
     /// Syncs, or writes that were durable on return.

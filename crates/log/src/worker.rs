@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use collie_io::Nanos;
 
+use crate::compress::{Compressor, Stored};
 use crate::core::{Core, Counted};
 use crate::error::LogError;
 use crate::format::{FIRST_OWN_KIND, FrameHeader, FrameStart, KIND_CLOSE, KIND_SEAL, MAX_STREAM, frame_len};
 use crate::herd::SlotId;
 use crate::limit::Room;
+use crate::options::Compression;
 use crate::stats::{SAMPLE, since};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 use crate::{Lsn, Span};
 use zerocopy::IntoBytes;
 
@@ -39,6 +41,8 @@ pub struct Worker {
     slot: Option<SlotId>,
     /// Counts down to the next timed append.
     sample: u32,
+    /// Where payloads are compressed, if they are.
+    compressor: Option<Box<Compressor>>,
 }
 
 impl Worker {
@@ -47,10 +51,15 @@ impl Worker {
         let slot = core.herd.register().ok_or(LogError::TooManyWorkers {
             limit: core.options.max_workers,
         })?;
+        let compressor = match core.options.compression {
+            Compression::None => None,
+            Compression::Lz4 => Some(Box::default()),
+        };
         Ok(Self {
             core,
             slot: Some(slot),
             sample: SAMPLE,
+            compressor,
         })
     }
 
@@ -113,40 +122,56 @@ impl Worker {
             });
         }
         self.core.check()?;
-        let span = self.place(stream, kind, payload, hook, room)?;
-        if let Some(Counted { frames, bytes }) =
-            self.slot.as_ref().and_then(|s| self.core.counted.get(s.index()))
-        {
-            // Relaxed, and no read-modify-write: only this worker writes these.
-            frames.store(frames.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            bytes.store(
-                bytes.load(Ordering::Relaxed) + span.end - span.start,
-                Ordering::Relaxed,
-            );
+        let limit = self.core.options.max_payload();
+        if payload.len() > limit {
+            return Err(LogError::TooLarge {
+                len: payload.len() as u64,
+                limit: limit as u64,
+            });
         }
-        Ok(span)
+        // Before the reservation, so that nobody waits behind it.
+        let mut compressor = self.compressor.take();
+        let stored = match &mut compressor {
+            Some(compressor) => compressor.store(payload),
+            None => Stored::plain(payload),
+        };
+        let placed = self.place(stream, kind, stored, hook, room);
+        if let (Ok(span), Some(counted)) = (&placed, self.counted()) {
+            counted.add(span);
+            if self.core.options.compression != Compression::None {
+                counted.add_compression(payload.len(), stored);
+            }
+        }
+        self.compressor = compressor;
+        placed
+    }
+
+    /// This worker's share of the counts.
+    fn counted(&self) -> Option<&Counted> {
+        self.slot.as_ref().and_then(|s| self.core.counted.get(s.index()))
     }
 
     /// A frame of the log's own.
     pub(crate) fn append_own(&mut self, kind: u8) -> Result<Span, LogError> {
         debug_assert!(kind >= KIND_SEAL);
         self.core.check()?;
-        self.place(0, kind, &[], &mut (), Room::Commit)
+        self.place(0, kind, Stored::plain(&[]), &mut (), Room::Commit)
     }
 
     /// The last frame of a log that takes no more from its users.
     pub(crate) fn append_close(&mut self) -> Result<Span, LogError> {
-        self.place(0, KIND_CLOSE, &[], &mut (), Room::Commit)
+        self.place(0, KIND_CLOSE, Stored::plain(&[]), &mut (), Room::Commit)
     }
 
     fn place<H: AppendHook>(
         &mut self,
         stream: u32,
         kind: u8,
-        payload: &[u8],
+        stored: Stored<'_>,
         hook: &mut H,
         room: Room,
     ) -> Result<Span, LogError> {
+        let payload = stored.bytes;
         let started = self.sampled();
         let core = &*self.core;
         let Some(slot) = &self.slot else {
@@ -154,18 +179,12 @@ impl Worker {
         };
 
         // Everything that can be refused is refused before the reservation.
-        let limit = core.options.max_payload();
-        if payload.len() > limit {
-            return Err(LogError::TooLarge {
-                len: payload.len() as u64,
-                limit: limit as u64,
-            });
-        }
         let len = frame_len(payload.len());
         let turn = self.admit(len, room)?;
         let frame = FrameStart {
             payload_crc: core.salt.crc(payload),
             len: payload.len() as u32,
+            compressed: stored.compressed,
             stream,
             kind,
         };
@@ -247,6 +266,24 @@ impl Worker {
     }
 }
 
+impl Counted {
+    fn add(&self, span: &Span) {
+        raise(&self.frames, 1);
+        raise(&self.bytes, span.end - span.start);
+    }
+
+    fn add_compression(&self, len: usize, stored: Stored<'_>) {
+        raise(&self.unpacked, len as u64);
+        raise(&self.packed, stored.bytes.len() as u64);
+        raise(&self.compressed, u64::from(stored.compressed));
+    }
+}
+
+/// Relaxed, and no read-modify-write: only the worker whose count it is writes it.
+fn raise(count: &AtomicU64, by: u64) {
+    count.store(count.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+}
+
 impl Drop for Worker {
     fn drop(&mut self) {
         // A slot that is BLACK after a failure stays BLACK, and is never handed out again.
@@ -255,5 +292,62 @@ impl Drop for Worker {
         {
             self.core.herd.unregister(slot);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::BLOCK;
+    use crate::inspect::{inspect, repair};
+    use crate::options::{FIRST_LSN, Level, LogOptions, RingMode};
+    use crate::{Log, compress};
+
+    /// What only a faulty writer can leave: the checksum is right, and there is no block behind it.
+    #[test]
+    fn a_damaged_block_under_a_right_checksum_is_corruption_with_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LogOptions {
+            ring: RingMode::Private,
+            threads: false,
+            ..LogOptions::default()
+        };
+        let log = Log::open(dir.path(), options.clone()).unwrap();
+        let mut worker = log.worker().unwrap();
+        let first = worker.append(0, 1, b"before").unwrap();
+        let damaged = Stored {
+            bytes: b"\xff\xff\xff\x7f and no block",
+            compressed: true,
+        };
+        let bad = worker.place(0, 1, damaged, &mut (), Room::Commit).unwrap();
+        worker.append(0, 1, b"after").unwrap();
+        log.flush(Level::Disk).unwrap();
+
+        let is_reported = |error: LogError| match error {
+            LogError::Corrupt {
+                path,
+                offset,
+                lsn,
+                expected,
+                ..
+            } => {
+                assert!(path.ends_with("0000000000000001.seg"), "{path:?}");
+                assert_eq!((offset, lsn), (BLOCK as u64 + bad.start - FIRST_LSN, bad.start));
+                assert_eq!(expected, compress::EXPECTED);
+            }
+            other => panic!("{other}"),
+        };
+        let mut frames = log.read(FIRST_LSN).unwrap();
+        assert_eq!(frames.next().unwrap().unwrap().payload, b"before");
+        is_reported(frames.next().unwrap().unwrap_err());
+        assert!(frames.next().is_none());
+        drop((frames, worker));
+        log.close().unwrap();
+
+        is_reported(inspect(&options.device, dir.path(), |_| {}).unwrap_err());
+        let repaired = repair(&options.device, dir.path()).unwrap();
+        assert_eq!(repaired.end, first.end);
+        let log = Log::open(dir.path(), options).unwrap();
+        assert_eq!(log.read(FIRST_LSN).unwrap().count(), 1);
     }
 }

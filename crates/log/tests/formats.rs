@@ -8,7 +8,7 @@
 
 use std::path::{Path, PathBuf};
 
-use collie_log::{Level, Log, LogOptions, RingMode};
+use collie_log::{Compression, Level, Log, LogOptions, RingMode};
 
 fn fixture(version: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/log-v{version}"))
@@ -30,11 +30,21 @@ fn payload(n: u64) -> Vec<u8> {
 }
 
 const FRAMES: u64 = 300;
+const NEWEST: u32 = 2;
 
-/// Two epochs, the first closed, the second left in mid-flight; several segments.
+/// Two epochs, both closed; several segments. The second one's frames are compressed where that makes them
+/// smaller.
 fn write(dir: &Path) {
-    for half in [0..FRAMES / 2, FRAMES / 2..FRAMES] {
-        let log = Log::open(dir, options()).unwrap();
+    let halves = [
+        (0..FRAMES / 2, Compression::None),
+        (FRAMES / 2..FRAMES, Compression::Lz4),
+    ];
+    for (half, compression) in halves {
+        let options = LogOptions {
+            compression,
+            ..options()
+        };
+        let log = Log::open(dir, options).unwrap();
         let mut worker = log.worker().unwrap();
         for n in half {
             worker.append(n as u32 % 3, (n % 5) as u8, &payload(n)).unwrap();
@@ -47,12 +57,17 @@ fn write(dir: &Path) {
 }
 
 #[test]
-fn logs_of_format_version_1_open() {
+fn logs_of_every_format_version_open() {
     if std::env::var_os("COLLIE_WRITE_FIXTURE").is_some() {
-        write(&fixture(1));
+        write(&fixture(NEWEST));
     }
+    (1..=NEWEST).for_each(opens);
+}
+
+/// With everything that was written, and goes on in the current format.
+fn opens(version: u32) {
     let dir = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(fixture(1)).unwrap() {
+    for entry in std::fs::read_dir(fixture(version)).unwrap() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
     }
@@ -68,6 +83,11 @@ fn logs_of_format_version_1_open() {
         assert_eq!((frame.stream, frame.kind), (n as u32 % 3, (n % 5) as u8));
         assert_eq!(frame.payload, payload(n));
     }
+    log.worker().unwrap().append(0, 0, b"later").unwrap();
+    log.close().unwrap();
+    let log = Log::open(dir.path(), options()).unwrap();
+    let first = log.recovery().first_frame;
+    assert_eq!(log.read(first).unwrap().count() as u64, FRAMES + 1);
 }
 
 #[test]
@@ -87,14 +107,14 @@ fn a_format_from_the_future_is_refused_with_both_versions() {
             error,
             collie_log::LogError::Version {
                 found: 7,
-                supported: 1,
+                supported: NEWEST,
                 ..
             }
         ),
         "{error}"
     );
     assert!(
-        error.to_string().contains("format version 7") && error.to_string().contains("version 1"),
+        error.to_string().contains("format version 7") && error.to_string().contains("up to 2"),
         "{error}"
     );
     assert_eq!(std::fs::read(&path).unwrap(), before, "nothing was changed");

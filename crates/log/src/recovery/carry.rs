@@ -368,7 +368,14 @@ impl Writer<'_, '_> {
             }
             Source::Hole => {
                 let payload = vec![0; (piece.end - piece.start) as usize - FRAME_HEADER];
-                self.put_frame(piece.start, 0, KIND_FILLER, &payload, salt);
+                let filler = FrameStart {
+                    payload_crc: salt.crc(&payload),
+                    len: payload.len() as u32,
+                    compressed: false,
+                    stream: 0,
+                    kind: KIND_FILLER,
+                };
+                self.put_frame(piece.start, filler, &payload);
             }
         }
         if self.buffer.len() >= PIECE {
@@ -384,18 +391,19 @@ impl Writer<'_, '_> {
         } else {
             header.kind()
         };
-        self.put_frame(lsn, header.stream(), kind, payload, salt);
-    }
-
-    /// A frame under the new epoch. It promises nothing: the epoch's header does.
-    fn put_frame(&mut self, lsn: Lsn, stream: u32, kind: u8, payload: &[u8], salt: Salt) {
-        debug_assert_eq!(lsn, self.at + self.buffer.len() as u64);
         let start = FrameStart {
             payload_crc: salt.crc(payload),
             len: payload.len() as u32,
-            stream,
+            compressed: header.is_compressed(),
+            stream: header.stream(),
             kind,
         };
+        self.put_frame(lsn, start, payload);
+    }
+
+    /// A frame under the new epoch. It promises nothing: the epoch's header does.
+    fn put_frame(&mut self, lsn: Lsn, start: FrameStart, payload: &[u8]) {
+        debug_assert_eq!(lsn, self.at + self.buffer.len() as u64);
         let header = FrameHeader::finish(start, lsn, 0, self.epoch.epoch);
         self.buffer.extend_from_slice(header.as_bytes());
         self.buffer.extend_from_slice(payload);

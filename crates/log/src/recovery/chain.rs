@@ -278,7 +278,7 @@ impl Stray {
             && header.promised <= header.lsn
             && header.epoch > 0
             && header.epoch < 1 << 24
-            && place + u64::from(header.len.get()) < self.len;
+            && place + (header.stored_len() as u64) < self.len;
         if !plausible {
             return Ok(false);
         }

@@ -26,8 +26,8 @@ use crate::options::{LogId, LogOptions};
 pub(crate) use chain::Chain;
 pub(crate) use lock::{CUT_SUFFIX, DirLock};
 pub(crate) use new_ring::{keep_aside, leave_spent};
-pub(crate) use old_ring::open as find_ring;
-pub(crate) use scan::walk;
+pub(crate) use old_ring::{OldRing, open as find_ring};
+pub(crate) use scan::{Seen, walk};
 
 /// What became of the ring of the process before.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -188,7 +188,7 @@ impl Left {
         if header.lsn != at || header.epoch != self.epoch || header.end() > self.end() {
             return None;
         }
-        let mut payload = vec![0; header.len.get() as usize];
+        let mut payload = vec![0; header.stored_len()];
         self.read(at + FRAME_HEADER as u64, &mut payload);
         header.matches(self.salt, &payload).then_some((header, payload))
     }

@@ -267,7 +267,7 @@ impl<'a> Walk<'a> {
     ) -> Result<(), LogError> {
         let payload = self
             .window
-            .bytes(run, self.at + FRAME_HEADER as u64, header.len.get() as usize)?;
+            .bytes(run, self.at + FRAME_HEADER as u64, header.stored_len())?;
         let segment = run.segments.iter().find(|s| s.header.end() > header.lsn.get());
         let place = segment.map(|s| (s, s.offset(header.lsn.get())));
         look(Seen {
@@ -513,12 +513,15 @@ impl Window {
         if header.end() - at > room {
             return bad(format!(
                 "a frame of {} bytes, more than the segments hold",
-                header.len
+                header.stored_len()
             ));
         }
-        let payload = self.bytes(run, at + FRAME_HEADER as u64, header.len.get() as usize)?;
+        let payload = self.bytes(run, at + FRAME_HEADER as u64, header.stored_len())?;
         if !header.matches(run.salt(), payload) {
-            return bad(format!("a frame of {} bytes with a wrong checksum", header.len));
+            return bad(format!(
+                "a frame of {} bytes with a wrong checksum",
+                header.stored_len()
+            ));
         }
         Ok(Ok(header))
     }
@@ -636,10 +639,10 @@ fn promises(header: &FrameHeader, run: &Run, at: Lsn) -> bool {
 
 /// Whether a header in a stray and what follows it are a frame.
 fn is_whole(header: &FrameHeader, stray: &Stray, place: u64, salt: Salt) -> Result<bool, LogError> {
-    if u64::from(header.len.get()) > stray.len.saturating_sub(place) {
+    if header.stored_len() as u64 > stray.len.saturating_sub(place) {
         return Ok(false);
     }
-    let mut payload = vec![0; header.len.get() as usize];
+    let mut payload = vec![0; header.stored_len()];
     read_or_zeros(&*stray.file, &mut payload, place + FRAME_HEADER as u64).at("read", &stray.path)?;
     Ok(header.matches(salt, &payload))
 }
@@ -683,7 +686,7 @@ impl Rereader {
             Ok(header) => {
                 let payload = self
                     .window
-                    .bytes(run, at + FRAME_HEADER as u64, header.len.get() as usize)?;
+                    .bytes(run, at + FRAME_HEADER as u64, header.stored_len())?;
                 Ok((header, payload))
             }
             Err(bad) => Err(corrupt(run, at, "the frame that was there a moment ago", &bad.0)),

@@ -54,8 +54,7 @@ impl Background {
     /// Has released segments dealt with; without threads, here and now.
     pub(crate) fn release(&self, core: &Core) {
         if self.running {
-            core.prepare.bump();
-            core.prepare.wake(1);
+            core.call_preparer();
         } else if let Err(error) = core.release() {
             tracing::warn!(%error, "cannot release segments");
         }

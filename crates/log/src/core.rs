@@ -87,8 +87,8 @@ pub(crate) struct Core {
 pub(crate) struct Holders {
     /// Those that were named by the log's user. Without any, nothing is released at all.
     pub(crate) named: BTreeMap<String, Lsn>,
-    /// Readers under way. They hold, but it is not theirs to let go.
-    pub(crate) readers: BTreeMap<u64, Lsn>,
+    /// Readers and tails under way, by their names. They hold, but it is not theirs to let go.
+    pub(crate) readers: BTreeMap<u64, (String, Lsn)>,
 }
 
 impl Holders {
@@ -98,6 +98,7 @@ impl Holders {
         Some(
             self.readers
                 .values()
+                .map(|(_, reader)| reader)
                 .min()
                 .map_or(*named, |reader| *named.min(reader)),
         )
@@ -266,6 +267,12 @@ impl Core {
         self.state.load(Ordering::Acquire) == ENDED
     }
 
+    /// Why nothing further becomes durable, once that is so. What was under way when the log was closed still does.
+    pub(crate) fn ended(&self) -> Option<LogError> {
+        self.poisoned()
+            .or_else(|| self.has_ended().then_some(LogError::Closed))
+    }
+
     fn wake_everybody(&self) {
         self.gate.wake_all();
         self.kick();
@@ -381,8 +388,7 @@ impl Core {
         }
         self.wake_tasks();
         if !self.space.is_ahead(target, self.ahead()) {
-            self.prepare.bump();
-            self.prepare.wake(1);
+            self.call_preparer();
         }
     }
 
@@ -419,7 +425,10 @@ impl Core {
 
     /// Wakes the tasks that have their answer.
     pub(crate) fn wake_tasks(&self) {
-        let ready = self.waiting.take(|end, level| self.reached(end, level).is_some());
+        let ready = self.waiting.take(
+            |end, level| self.reached(end, level).is_some(),
+            |end| self.durable() > end || self.ended().is_some(),
+        );
         for waker in ready {
             waker.wake();
         }
@@ -432,6 +441,12 @@ impl Core {
             self.kick.bump();
             self.kick.wake(1);
         }
+    }
+
+    /// Calls the preparer, which releases what nobody holds any more.
+    pub(crate) fn call_preparer(&self) {
+        self.prepare.bump();
+        self.prepare.wake(1);
     }
 
     /// Frames appended by all workers so far.

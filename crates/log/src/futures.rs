@@ -22,6 +22,8 @@ pub(crate) struct Waiting(Mutex<Registered>);
 struct Registered {
     next_id: u64,
     tasks: BTreeMap<(Lsn, u64), (Level, Waker)>,
+    /// Tails, by number: they wait for more to be durable than this, and ask nobody to flush.
+    tails: BTreeMap<u64, (Lsn, Waker)>,
 }
 
 impl Waiting {
@@ -40,6 +42,21 @@ impl Waiting {
         lock(&self.0).tasks.remove(&(end, id));
     }
 
+    /// Adds a tail that has all that was durable up to `end`, or gives a known one a new waker. As with tasks, the
+    /// caller must look once more afterwards.
+    pub(crate) fn follow(&self, id: &mut Option<u64>, end: Lsn, waker: &Waker) {
+        let mut registered = lock(&self.0);
+        let id = *id.get_or_insert_with(|| {
+            registered.next_id += 1;
+            registered.next_id
+        });
+        registered.tails.insert(id, (end, waker.clone()));
+    }
+
+    pub(crate) fn unfollow(&self, id: u64) {
+        lock(&self.0).tails.remove(&id);
+    }
+
     /// How far, and how safe, the log must get for all tasks to be served; `None` without any.
     pub(crate) fn farthest(&self) -> Option<(Lsn, Level)> {
         let registered = lock(&self.0);
@@ -48,12 +65,24 @@ impl Waiting {
         Some((*end, level))
     }
 
-    /// The wakers of all tasks that have what they wait for. The watermarks were raised before the call.
-    pub(crate) fn take(&self, mut reached: impl FnMut(Lsn, Level) -> bool) -> Vec<Waker> {
+    /// The wakers of all tasks, and of all tails, that have what they wait for. The watermarks were raised before
+    /// the call.
+    pub(crate) fn take(
+        &self,
+        mut reached: impl FnMut(Lsn, Level) -> bool,
+        mut more: impl FnMut(Lsn) -> bool,
+    ) -> Vec<Waker> {
         let mut registered = lock(&self.0);
         let mut ready = Vec::new();
         registered.tasks.retain(|(end, _), (level, waker)| {
             let done = reached(*end, *level);
+            if done {
+                ready.push(waker.clone());
+            }
+            !done
+        });
+        registered.tails.retain(|_, (end, waker)| {
+            let done = more(*end);
             if done {
                 ready.push(waker.clone());
             }

@@ -24,6 +24,15 @@
 //!
 //! let frames: Vec<_> = log.read(first.start)?.collect::<Result<_, _>>()?;
 //! assert_eq!(frames[1].payload, b"world");
+//!
+//! // Frames as they become durable: resumable, and awaited as well as waited for.
+//! let mut tail = log.tail("replica", second.start)?;
+//! assert_eq!(tail.try_next()?.map(|frame| frame.payload), Some(b"world".to_vec()));
+//! let follower = std::thread::spawn(move || tail.next()); // Blocks until there is one.
+//! let third = worker.append(0, 1, b"again")?;
+//! log.wait(third.end, Level::Disk)?;
+//! let followed = follower.join().map_err(|_| "panicked")?.transpose()?;
+//! assert_eq!(followed.map(|frame| frame.start), Some(third.start));
 //! log.close()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -81,6 +90,8 @@ mod space;
 mod stats;
 mod sync;
 #[cfg(not(loom))]
+mod tail;
+#[cfg(not(loom))]
 mod worker;
 
 pub use herd::{Herd, SlotId};
@@ -94,6 +105,7 @@ pub use {
     reader::Reader,
     recovery::{RecoveryReport, RingOutcome, TornTail},
     stats::{Compressed, LogStats, SAMPLE, Stages, Summary},
+    tail::{NextFrame, Tail},
     worker::{AppendHook, Worker},
 };
 

@@ -12,6 +12,7 @@ use crate::reader::Reader;
 use crate::recovery::{self, RecoveryReport};
 use crate::stats::{Compressed, LogStats, SAMPLE, Stages, since};
 use crate::sync::{Mutex, Ordering, lock};
+use crate::tail::Tail;
 use crate::worker::Worker;
 use crate::{Frame, Lsn};
 
@@ -154,9 +155,28 @@ impl Log {
     /// [`LogError::Missing`] where that part was released, or is not durable yet. The reader itself gives
     /// [`LogError::Io`] and [`LogError::Corrupt`].
     pub fn read(&self, from: Lsn) -> Result<Reader, LogError> {
+        self.reader(from, |id| format!("reader/{id}"))
+    }
+
+    /// The durable frames from `from` on, as [`Log::read`], and then those that become durable, as they do.
+    /// [`Log::durable`] begins with what comes from now on.
+    ///
+    /// The tail keeps what it has yet to give from being released, under the name `tail/NAME`; a slow one is
+    /// thereby seen to pin the log. What it holds goes with it. To go on later where it stopped, hold its
+    /// [`Tail::resume_at`] with [`Log::hold`] before it is dropped. After the log was closed or its process died,
+    /// take the tail up at that place right after opening, before the first call of [`Log::hold`]: an
+    /// opened log releases nothing until then.
+    ///
+    /// # Errors
+    /// As [`Log::read`].
+    pub fn tail(&self, name: &str, from: Lsn) -> Result<Tail, LogError> {
+        self.reader(from, |_| format!("tail/{name}")).map(Tail::new)
+    }
+
+    fn reader(&self, from: Lsn, name: impl FnOnce(u64) -> String) -> Result<Reader, LogError> {
         let core = &self.shared.core;
         let end = core.durable();
-        let hold = Hold::take(core, from);
+        let hold = Hold::take(core, from, name);
         // Looked at after the hold: a release that missed it has happened by now.
         let oldest = core.segments.oldest();
         if from < oldest || from > end {
@@ -198,10 +218,7 @@ impl Log {
     pub fn holders(&self) -> Vec<(String, Lsn)> {
         let holders = lock(&self.core().holders);
         let named = holders.named.iter().map(|(name, lsn)| (name.clone(), *lsn));
-        let readers = holders
-            .readers
-            .iter()
-            .map(|(id, lsn)| (format!("reader/{id}"), *lsn));
+        let readers = holders.readers.values().cloned();
         let mut holders: Vec<_> = named.chain(readers).collect();
         holders.sort_by(|a, b| (a.1, &a.0).cmp(&(b.1, &b.0)));
         holders
@@ -355,10 +372,10 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    fn take(core: &Arc<Core>, at: Lsn) -> Self {
+    fn take(core: &Arc<Core>, at: Lsn, name: impl FnOnce(u64) -> String) -> Self {
         let readers = &mut lock(&core.holders).readers;
         let id = readers.last_key_value().map_or(0, |(id, _)| id + 1);
-        readers.insert(id, at);
+        readers.insert(id, (name(id), at));
         Self {
             core: Arc::clone(core),
             id,
@@ -370,7 +387,10 @@ impl Hold {
     pub(crate) fn advance(&mut self, at: Lsn) {
         if at - self.at >= self.core.options.segment_bytes {
             self.at = at;
-            lock(&self.core.holders).readers.insert(self.id, at);
+            if let Some((_, held)) = lock(&self.core.holders).readers.get_mut(&self.id) {
+                *held = at;
+            }
+            self.core.call_preparer();
         }
     }
 }
@@ -378,6 +398,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         lock(&self.core.holders).readers.remove(&self.id);
+        self.core.call_preparer();
     }
 }
 

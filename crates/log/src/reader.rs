@@ -1,4 +1,4 @@
-//! Reading durable frames back from the segments.
+//! Reading durable frames back from the segments, also while the log is being written.
 
 use std::sync::Arc;
 
@@ -13,19 +13,19 @@ use crate::log::Hold;
 use crate::segments::Segment;
 use crate::{Frame, Lsn};
 
-/// How much is read at once, in bytes.
-const WINDOW: usize = 1 << 18;
+/// How much is read at once, in bytes; a larger frame is read whole. A reader's memory is bounded by it.
+const WINDOW: usize = 1 << 20;
 
 /// Durable frames in order, up to what was durable when the reader was made.
 ///
 /// It keeps what it has yet to read from being released, under the name `reader/…`.
 #[derive(Debug)]
 pub struct Reader {
-    _core: Arc<Core>,
+    core: Arc<Core>,
     hold: Hold,
-    segments: std::vec::IntoIter<Arc<Segment>>,
     segment: Option<Arc<Segment>>,
     next: Lsn,
+    /// Everything below is durable and may be read.
     end: Lsn,
     window: Vec<u8>,
     /// The LSN of the window's first byte.
@@ -35,11 +35,9 @@ pub struct Reader {
 
 impl Reader {
     pub(crate) fn new(core: Arc<Core>, hold: Hold, from: Lsn, end: Lsn) -> Self {
-        let segments = core.segments.from(from).into_iter();
         Self {
-            _core: core,
+            core,
             hold,
-            segments,
             segment: None,
             next: from,
             end,
@@ -55,12 +53,30 @@ impl Reader {
         self.next
     }
 
-    fn read(&mut self) -> Result<Option<Frame>, LogError> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// How far it may read.
+    pub(crate) fn end(&self) -> Lsn {
+        self.end
+    }
+
+    /// Goes on to what is durable now; `false` where that is no more than before.
+    pub(crate) fn extend(&mut self) -> bool {
+        let durable = self.core.durable();
+        let more = durable > self.end;
+        self.end = self.end.max(durable);
+        more
+    }
+
+    /// The next frame of the log's user below the end.
+    pub(crate) fn read(&mut self) -> Result<Option<Frame>, LogError> {
         loop {
             if self.next >= self.end {
                 return Ok(None);
             }
-            self.enter_segment()?;
+            self.enter_segment();
             let Some(segment) = self.segment.clone() else {
                 return Ok(None);
             };
@@ -112,17 +128,10 @@ impl Reader {
         }
     }
 
-    fn enter_segment(&mut self) -> Result<(), LogError> {
-        while self.segment.as_ref().is_none_or(|s| s.end <= self.next) {
-            match self.segments.next() {
-                Some(segment) => self.segment = Some(segment),
-                None => {
-                    self.segment = None;
-                    return Ok(());
-                }
-            }
+    fn enter_segment(&mut self) {
+        if self.segment.as_ref().is_none_or(|s| s.end <= self.next) {
+            self.segment = self.core.segments.at_or_after(self.next);
         }
-        Ok(())
     }
 
     /// `len` bytes of the frame stream from `at` on, which is at or above the window's start.
@@ -139,8 +148,7 @@ impl Reader {
         let wanted = (len.max(WINDOW) as u64).min(self.end - at).max(len as u64) as usize;
         self.window.clear();
         self.window_at = at;
-        let segments = self.segment.iter().chain(self.segments.as_slice());
-        for segment in segments {
+        for segment in self.core.segments.from(at) {
             let have = self.window.len();
             let position = at + have as u64;
             if have >= wanted || position < segment.first_lsn {

@@ -242,9 +242,14 @@ impl Segments {
 
     /// The segment that holds `lsn`.
     pub(crate) fn find(&self, lsn: Lsn) -> Option<Arc<Segment>> {
+        self.at_or_after(lsn).filter(|s| s.first_lsn <= lsn)
+    }
+
+    /// The segment that holds `lsn` or, where none does, the first one above it.
+    pub(crate) fn at_or_after(&self, lsn: Lsn) -> Option<Arc<Segment>> {
         let table = lock(&self.table);
         let at = table.live.partition_point(|s| s.end <= lsn);
-        table.live.get(at).filter(|s| s.first_lsn <= lsn).cloned()
+        table.live.get(at).cloned()
     }
 
     /// The segments with frames at or above `lsn`, in order.

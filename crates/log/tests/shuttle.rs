@@ -26,7 +26,7 @@ use shuttle::{Config, Runner, future, thread};
 
 const DIR: &str = "/log";
 /// How many tests share `COLLIE_SCHEDULES`.
-const TESTS: u64 = 8;
+const TESTS: u64 = 9;
 const RING: usize = 8 << 10;
 const SEGMENT: u64 = 32 << 10;
 
@@ -401,6 +401,56 @@ fn futures_are_woken_by_whoever_flushes() {
         }
         join(tasks);
         world.cut_power();
+    });
+}
+
+/// One tail blocks and one is awaited; whoever commits, or closes, wakes both.
+#[test]
+fn tails_see_every_frame_once_and_are_woken_by_flushes_and_by_the_close() {
+    const FRAMES: usize = 2;
+    explore("tails", || {
+        let world = World::open();
+        let from = world.log.durable();
+        let followers: Vec<_> = [true, false]
+            .map(|blocks| {
+                let mut tail = world.log.tail("follower", from).unwrap();
+                thread::spawn(move || {
+                    let mut frames = Vec::new();
+                    loop {
+                        let next = if blocks {
+                            tail.next().unwrap()
+                        } else {
+                            future::block_on(tail.next_frame())
+                        };
+                        match next {
+                            Ok(frame) => frames.push((frame.start, frame.stream)),
+                            Err(LogError::Closed) => return frames,
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                })
+            })
+            .into();
+        let committers = spawn(&world, 2, |world, stream| {
+            let mut worker = world.log.worker().unwrap();
+            for n in 0..FRAMES {
+                let span = world.append(&mut worker, stream, n, 100).unwrap();
+                if n == 0 {
+                    world.commit(span).unwrap();
+                }
+            }
+        });
+        join(committers);
+        let appended = world.expected.lock().unwrap().appended.clone();
+        world.log.clone().close().unwrap();
+        for follower in followers {
+            let seen = follower.join().unwrap();
+            let expected: Vec<_> = appended
+                .iter()
+                .map(|(start, (stream, _))| (*start, *stream))
+                .collect();
+            assert_eq!(seen, expected, "a tail missed a frame, or saw one twice");
+        }
     });
 }
 

@@ -256,3 +256,85 @@ fn garbage_in_a_segment_that_was_being_made_is_no_promise() {
         );
     }
 }
+
+/// Every frame that is on disk is damaged in turn, and the log is opened from the beginning or from any later
+/// frame: the ring of the dead process has all of them. Nothing is lost, so nobody may find anything missing
+/// afterwards, not even who reads from the beginning.
+#[test]
+fn what_the_ring_makes_good_is_good_for_whoever_reads_the_log_later() {
+    for levels in [
+        [Level::Disk, Level::Disk, Level::Process, Level::Process],
+        [Level::Disk, Level::Disk, Level::Disk, Level::Disk],
+        [Level::Process, Level::Process, Level::Process, Level::Disk],
+    ] {
+        let setup = Setup::small(true, true);
+        let (device, ledger) = (SimDevice::new(5), Ledger::new());
+        let log = Log::open(DIR, setup.options(&device, false)).unwrap();
+        let mut worker = log.worker().unwrap();
+        let mut starts = Vec::new();
+        for level in levels {
+            starts.push(log.appended());
+            commit(&log, &mut worker, &ledger, 300, Some(level)).unwrap();
+        }
+        let snapshot = device.snapshot();
+        for damaged in &starts {
+            for resume_at in std::iter::once(None).chain(starts.iter().copied().map(Some)) {
+                let mut image = snapshot.process_death();
+                let segment = Path::new(DIR).join("0000000000000001.seg");
+                let rotten = image.flip_bit(&segment, (DATA + damaged - collie_log::FIRST_LSN + 40) * 8);
+                let context = format!("{levels:?}: {rotten} at {damaged}, read from {resume_at:?}");
+                read_back(&image, &ledger, setup, resume_at, &context);
+            }
+        }
+    }
+}
+
+/// Opens an image from `resume_at` and, once that is closed, from the beginning.
+fn read_back(image: &Image, ledger: &Ledger, setup: Setup, resume_at: Option<Lsn>, context: &str) {
+    let device = image.device();
+    let options = LogOptions {
+        resume_at,
+        ..setup.options(&device, false)
+    };
+    let log = Log::open(DIR, options).unwrap_or_else(|e| panic!("{context}: {e}"));
+    log.close().unwrap();
+    let seam = std::sync::Arc::new(device.clone()) as std::sync::Arc<dyn Device>;
+    let verified = collie_log::inspect::inspect(&seam, Path::new(DIR), |_| {});
+    assert!(verified.is_ok(), "{context}: {}", verified.unwrap_err());
+    let log = Log::open(DIR, setup.options(&device, false)).unwrap_or_else(|e| panic!("{context}: {e}"));
+    let verdict = ledger.check(ledger.now(), Survives::Process, &find(&log).unwrap());
+    assert!(
+        verdict.holds() && verdict.acknowledged == 4,
+        "{context}: {verdict}"
+    );
+}
+
+#[test]
+fn damage_that_the_ring_makes_good_is_told() {
+    let (device, ledger, _log, _worker, setup) = world(true);
+    let mut image = device.snapshot().process_death();
+    let segment = Path::new(DIR).join("0000000000000001.seg");
+    assert!(image.flip_bit(&segment, (DATA + 40) * 8));
+    let (ring, warnings) = recover(&image, &ledger, Survives::Process, setup);
+    assert_eq!(ring, RingOutcome::Recovered { frames: 4, holes: 0 });
+    assert!(
+        warnings
+            .iter()
+            .any(|w| w.contains("byte 4096") && w.contains("nothing is lost")),
+        "{warnings:?}"
+    );
+}
+
+/// A ring that went on has overwritten what it had: then the damage stands.
+#[test]
+fn damage_that_the_ring_has_passed_is_refused() {
+    let (device, ledger, log, mut worker, setup) = world(true);
+    for _ in 0..setup.ring_bytes / 300 {
+        commit(&log, &mut worker, &ledger, 300, Some(Level::Disk)).unwrap();
+    }
+    let mut image = device.snapshot().process_death();
+    let segment = Path::new(DIR).join("0000000000000001.seg");
+    assert!(image.flip_bit(&segment, (DATA + 40) * 8));
+    let refused = Log::open(DIR, setup.options(&image.device(), false)).unwrap_err();
+    assert!(matches!(refused, LogError::Corrupt { .. }), "{refused}");
+}

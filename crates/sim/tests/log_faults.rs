@@ -86,7 +86,8 @@ fn a_poisoned_log_stays_locked_until_its_last_worker_is_gone() {
     }
 }
 
-/// The ring's frames promise what the repair cuts away; repaired means that it opens.
+/// The ring's frames promise what the repair cuts away; repaired means that it opens. (What is damaged is
+/// damaged in the ring, too: else that would make it good.)
 #[test]
 fn a_repaired_log_opens_although_its_ring_knew_more() {
     let setup = Setup::small(true, true);
@@ -99,6 +100,8 @@ fn a_repaired_log_opens_although_its_ring_knew_more() {
     let mut image = device.snapshot().process_death();
     let segment = Path::new(DIR).join("0000000000000001.seg");
     assert!(image.flip_bit(&segment, (4096 + 336 + 40) * 8));
+    let ring = image.files(Path::new(VOLATILE_DIR)).remove(0);
+    assert!(image.flip_bit(&ring, (4096 + 336 + 40) * 8));
     let device = image.device();
     let damage = Log::open(DIR, setup.options(&device, false)).unwrap_err();
     assert!(matches!(damage, LogError::Corrupt { .. }), "{damage}");

@@ -56,6 +56,7 @@ pub(crate) fn begin_first(
         unpromised: VecDeque::new(),
         frames: 0,
         torn: None,
+        mended: None,
         ring: RingOutcome::None,
     };
     carry_on(dir, options, chain, OldRing::None, found, lock)
@@ -163,6 +164,14 @@ fn losses(found: &Found) -> Vec<String> {
         warnings.push(format!(
             "the log was cut in {path} at byte {offset} (LSN {}), where it held {}",
             torn.lsn, torn.found
+        ));
+    }
+    if let Some(mended) = &found.mended {
+        let (path, offset) = (mended.path.display(), mended.offset);
+        warnings.push(format!(
+            "{path} is damaged at byte {offset} (LSN {}), where it holds {}; the ring had all from there on, and \
+             nothing is lost",
+            mended.lsn, mended.found
         ));
     }
     match &found.ring {

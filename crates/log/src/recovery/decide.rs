@@ -16,7 +16,8 @@ pub(crate) struct Evidence {
     pub(crate) below_recorded_end: bool,
     /// A valid later frame promises that this position was durable.
     pub(crate) below_promise: bool,
-    /// The ring of the process before is there, matches, and its segments are good up to its mark.
+    /// The ring of the process before is there, matches, and either the segments are good up to its mark or
+    /// complete frames in the ring lead there from this position.
     pub(crate) ring: bool,
 }
 
@@ -66,6 +67,8 @@ pub(crate) fn decide(e: Evidence) -> Decision {
             ..
         } => Decision::Corrupt(Proof::CrossesEnd),
         Evidence { frame: true, .. } => Decision::Take,
+        // Before any proof that something was durable: it was, and here it is.
+        Evidence { ring: true, .. } => Decision::Ring,
         Evidence {
             below_recorded_end: true,
             ..
@@ -73,7 +76,6 @@ pub(crate) fn decide(e: Evidence) -> Decision {
         Evidence {
             below_promise: true, ..
         } => Decision::Corrupt(Proof::Promise),
-        Evidence { ring: true, .. } => Decision::Ring,
         Evidence { .. } => Decision::End,
     }
 }
@@ -119,6 +121,15 @@ mod tests {
             (
                 Evidence {
                     below_recorded_end: true,
+                    below_promise: true,
+                    ring: true,
+                    ..NOTHING
+                },
+                Decision::Ring,
+            ),
+            (
+                Evidence {
+                    below_recorded_end: true,
                     ..NOTHING
                 },
                 Decision::Corrupt(Proof::RecordedEnd),
@@ -146,7 +157,8 @@ mod tests {
 
     #[test]
     fn no_evidence_of_loss_is_ever_overlooked() {
-        // All 64 inputs: the log goes on or ends at a bad frame only without any proof that it was durable.
+        // All 64 inputs: the log ends at a bad frame only without any proof that it was durable, and goes on there
+        // only in a ring that has what was.
         for bits in 0..64_u32 {
             let on = |bit: u32| bits & (1 << bit) != 0;
             let e = Evidence {
@@ -161,8 +173,10 @@ mod tests {
             match decide(e) {
                 Decision::NextEpoch => assert!(e.epoch_ends_here),
                 Decision::Take => assert!(e.frame && !e.frame_crosses_end),
-                Decision::Corrupt(_) => assert!(!e.epoch_ends_here && (proof || e.frame_crosses_end)),
-                Decision::Ring => assert!(e.ring && !e.frame && !proof),
+                Decision::Corrupt(_) => {
+                    assert!(!e.epoch_ends_here && (proof && !e.ring || e.frame_crosses_end));
+                }
+                Decision::Ring => assert!(e.ring && !e.frame),
                 Decision::End => assert!(!e.ring && !e.frame && !proof),
             }
         }

@@ -201,6 +201,26 @@ impl Left {
             .find(|lsn| self.frame(*lsn).is_some())
     }
 
+    /// The first complete frame at or above `from` and below `to` that is still there.
+    pub(crate) fn first_frame(&self, from: Lsn, to: Lsn) -> Option<Lsn> {
+        let kept = self.written.saturating_sub(self.ring.capacity()).max(from);
+        let step = crate::format::ALIGN;
+        (kept.next_multiple_of(step)..to.min(self.end()))
+            .step_by(step as usize)
+            .find(|lsn| self.frame(*lsn).is_some())
+    }
+
+    /// Whether complete frames lead from `at` to exactly `to`.
+    pub(crate) fn leads(&self, mut at: Lsn, to: Lsn) -> bool {
+        while at < to {
+            match self.frame(at) {
+                Some((header, _)) => at = header.end(),
+                None => return false,
+            }
+        }
+        at == to
+    }
+
     /// Whether complete frames lead from `at` to the mark, so that the segments are not needed in between.
     pub(crate) fn bridges(&self, mut at: Lsn) -> bool {
         while at < self.written {

@@ -55,6 +55,8 @@ pub(crate) struct Found {
     pub(crate) unpromised: VecDeque<Piece>,
     pub(crate) frames: u64,
     pub(crate) torn: Option<TornTail>,
+    /// Damage in the segments that the ring made good.
+    pub(crate) mended: Option<TornTail>,
     pub(crate) ring: RingOutcome,
 }
 
@@ -102,6 +104,7 @@ impl<'a> Walk<'a> {
                 unpromised: VecDeque::new(),
                 frames: 0,
                 torn: None,
+                mended: None,
                 ring: ring.outcome(),
             },
             ring_from: None,
@@ -144,6 +147,7 @@ impl<'a> Walk<'a> {
                 });
                 let ends_at = self.log_end_unless_frame()?;
                 if ends_at == self.at {
+                    self.at = self.mendable_from()?.unwrap_or(self.at);
                     return Ok(());
                 }
                 Err(self.missing(wanted, oldest, ends_at))
@@ -177,6 +181,30 @@ impl<'a> Walk<'a> {
         // What follows in the next epoch is found from there.
         let recorded_end = self.next_run().map(Run::predecessor_end);
         Ok(if recorded_end == Some(at) { at } else { end })
+    }
+
+    /// Where, before the current position, the segments are damaged and the ring has all from there on: then
+    /// the log is mended from there on, or nobody who begins earlier could read it any more, although nothing
+    /// is lost. Looks no further back than the ring does.
+    fn mendable_from(&mut self) -> Result<Option<Lsn>, LogError> {
+        let (run, wanted) = (self.current()?, self.at);
+        let OldRing::Usable(left) = self.ring else {
+            return Ok(None);
+        };
+        if self.next_run().is_some() {
+            return Ok(None);
+        }
+        let begin = run.first_lsn().max(run.carried_end());
+        let Some(mut at) = left.first_frame(begin, wanted) else {
+            return Ok(None);
+        };
+        while at < wanted
+            && let Ok(header) = self.window.frame(run, at)?
+        {
+            at = header.end();
+        }
+        // Not where the position is unknown to the ring: then the segments are right and it is not.
+        Ok((at < wanted && left.leads(at, wanted) && left.bridges(at)).then_some(at))
     }
 
     fn missing(&self, wanted: Lsn, oldest: Lsn, end: Lsn) -> LogError {
@@ -224,7 +252,7 @@ impl<'a> Walk<'a> {
             below_promise: false,
             ring: good.is_none() && self.usable_ring().is_some(),
         };
-        if good.is_none() {
+        if good.is_none() && !evidence.ring {
             evidence.below_promise = self.proven_by_later_frames(run)?;
         }
         match decide(evidence) {
@@ -247,11 +275,12 @@ impl<'a> Walk<'a> {
             }
             Decision::Ring => {
                 self.end_in_segments(run, frame.err());
-                self.follow_ring(look);
+                self.follow_ring(run, look);
                 return Ok(false);
             }
             Decision::End => {
-                self.end_in_segments(run, frame.err());
+                let bad = self.nothing_at_all(run, frame.err())?;
+                self.end_in_segments(run, bad);
                 self.explain_ring();
                 return Ok(false);
             }
@@ -343,25 +372,49 @@ impl<'a> Walk<'a> {
         })
     }
 
-    fn end_in_segments(&mut self, run: &Run, bad: Option<Bad>) {
-        let Some(Bad(found)) = bad.filter(|b| !b.0.is_empty()) else {
-            return;
-        };
-        if let Some(segment) = run.segments.iter().find(|s| s.header.end() > self.at) {
-            let (path, offset) = (segment.path.clone(), segment.offset(self.at));
-            self.found.torn = Some(TornTail {
-                path,
-                offset,
-                lsn: self.at,
-                found,
-            });
+    /// Where there is nothing, it still is no clean end if something follows: blocks that were written together
+    /// reach the device in any order.
+    fn nothing_at_all(&mut self, run: &Run, bad: Option<Bad>) -> Result<Option<Bad>, LogError> {
+        let at = self.at;
+        if bad.as_ref().is_none_or(|bad| !bad.0.is_empty()) {
+            return Ok(bad);
         }
+        if let Some(next) = self.window.find(run, at, |_| true)? {
+            return Ok(Some(Bad(format!("zeros, and a frame behind them at LSN {next}"))));
+        }
+        Ok(match self.ring {
+            OldRing::Usable(left) if self.next_run().is_none() && left.written > at => Some(Bad(format!(
+                "zeros, where the ring tells that all was written up to LSN {}",
+                left.written
+            ))),
+            _ => bad,
+        })
+    }
+
+    fn end_in_segments(&mut self, run: &Run, bad: Option<Bad>) {
+        if let Some(Bad(found)) = bad.filter(|b| !b.0.is_empty()) {
+            self.found.torn = self.tail(run, found);
+        }
+    }
+
+    fn tail(&self, run: &Run, found: String) -> Option<TornTail> {
+        let segment = run.segments.iter().find(|s| s.header.end() > self.at)?;
+        Some(TornTail {
+            path: segment.path.clone(),
+            offset: segment.offset(self.at),
+            lsn: self.at,
+            found,
+        })
     }
 
     /// Takes the frames that only the ring has. A complete frame behind a hole counts: what belonged in the
     /// hole was never applied nor seen, so nothing depends on it.
-    fn follow_ring(&mut self, look: &mut dyn FnMut(Seen<'_>)) {
+    fn follow_ring(&mut self, run: &Run, look: &mut dyn FnMut(Seen<'_>)) {
         let Some(left) = self.usable_ring() else { return };
+        if self.at < left.written {
+            let zeros = self.tail(run, "zeros".into());
+            self.found.mended = self.found.torn.take().or(zeros);
+        }
         self.ring_from = Some(self.at);
         let (mut frames, mut holes) = (0, 0);
         loop {

@@ -118,7 +118,9 @@ pub use db::{DEFAULT_FAMILY, Db};
 pub use error::{Error, Result};
 pub use family::Family;
 pub use iter::Iter;
-pub use options::{Compression, Durability, FamilyOptions, Options, ReadOptions, WriteOptions};
+pub use options::{
+    Compression, Durability, FamilyOptions, Options, ReadOptions, WalRecoveryMode, WriteOptions,
+};
 pub use read::{Read, Snapshot};
 pub use stats::{FamilyStats, Stall, Stats};
 pub use view::FlushCause;

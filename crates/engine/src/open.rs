@@ -223,6 +223,7 @@ fn open_journal(path: &Path, options: &Options, manifest: &Manifest) -> Result<J
             resume_at,
             log_id: Some(LogId(manifest.log_id)),
             manual_flush: options.manual_wal_flush,
+            recovery_mode: options.wal_recovery_mode,
             ..LogOptions::default()
         },
     );
@@ -328,6 +329,7 @@ fn fill(core: &Arc<Core>, fresh_log: bool, log_dir: &Path) -> Result<Arc<FamilyS
             .by_name
             .insert(Arc::clone(&family.name), family);
     }
+    refuse_tables_ahead(core, by_id.values(), log_dir)?;
     let resume = records.iter().map(|record| record.flushed).min();
     if let (Journal::Log(log), Some(resume)) = (&core.journal, resume) {
         // Until every family has its own hold, this one keeps what any of them needs.
@@ -353,6 +355,33 @@ fn fill(core: &Arc<Core>, fresh_log: bool, log_dir: &Path) -> Result<Arc<FamilyS
     wal_size::arm(core);
     wal_size::warn_of_a_short_limit(core);
     Ok(default_family)
+}
+
+/// No table is ever ahead of the log: it is registered when the log is durable that far. Where one is, the log
+/// was cut or exchanged, and new commits would be hidden by what is in the table.
+fn refuse_tables_ahead<'a>(
+    core: &Core,
+    families: impl IntoIterator<Item = &'a Arc<FamilyState>>,
+    log_dir: &Path,
+) -> Result<()> {
+    let Some(end) = core.journal.recovery().map(|report| report.end) else {
+        return Ok(());
+    };
+    for family in families {
+        let highest = family.tables.highest();
+        if highest >= end {
+            return Err(Error::Corrupt {
+                path: log_dir.into(),
+                offset: 0,
+                expected: format!(
+                    "a log that reaches beyond the tables, which hold LSN {highest} of the family {}",
+                    family.name
+                ),
+                found: format!("a log that ends at LSN {end}"),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Fills the memtables with what the log has and the tables have not.

@@ -12,6 +12,9 @@ use crate::{Error, Result};
 /// How much a write survives when the call that made it returns; see [`collie_log::Level`].
 pub use collie_log::Level as Durability;
 
+/// What opening does about damage in the log; see [`collie_log::RecoveryMode`].
+pub use collie_log::RecoveryMode as WalRecoveryMode;
+
 /// How a store is opened. All sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -41,6 +44,9 @@ pub struct Options {
     /// option says, writes at [`Durability::Disk`] are synced, and so is the log up to the end of a memtable
     /// that is flushed; half a ring of writes goes to the kernel by itself. Default: false.
     pub manual_wal_flush: bool,
+    /// What opening does about damage in the log. [`WalRecoveryMode::PointInTimeRecovery`] refuses where a
+    /// family has been flushed beyond the damage: its tables would be of a later time than the rest.
+    pub wal_recovery_mode: WalRecoveryMode,
     /// Past this much live log, in bytes, the families that pin its oldest segment are flushed, also where
     /// there is one alone. `None` or 0: four times the sum over all families of `write_buffer_bytes` ×
     /// `max_write_buffers`, and at least four segments; it changes as families come and go. Never more than
@@ -77,6 +83,7 @@ impl Default for Options {
             segment_bytes: log.segment_bytes,
             max_workers: 64,
             manual_wal_flush: false,
+            wal_recovery_mode: WalRecoveryMode::default(),
             max_total_wal_size: None,
             cache_bytes: 32 << 20,
             max_open_files: 256,

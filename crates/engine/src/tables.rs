@@ -237,6 +237,11 @@ impl Tables {
         }
     }
 
+    /// The highest LSN in any table when they were opened; 0 where there is none.
+    pub(crate) fn highest(&self) -> Lsn {
+        self.highest
+    }
+
     /// Whether a table has a write of `key` that is not older than `start`: a table that was registered
     /// right before a crash and that the manifest does not know of. For recovery.
     pub(crate) fn has_newer(&self, key: &[u8], start: Lsn) -> Result<bool> {

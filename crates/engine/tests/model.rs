@@ -12,7 +12,8 @@ use std::ops::Bound;
 use std::path::Path;
 
 use collie_db::{
-    Batch, Compression, Db, Durability, Family, FamilyOptions, Options, RingMode, Snapshot, WriteOptions,
+    Batch, Compression, Db, Durability, Family, FamilyOptions, Options, RingMode, Snapshot, WalRecoveryMode,
+    WriteOptions,
 };
 use common::Rng;
 
@@ -77,6 +78,7 @@ fn option_sets() -> Vec<(&'static str, Options)> {
             Options {
                 segment_bytes: 32 << 10,
                 max_total_wal_size: Some(64 << 10),
+                wal_recovery_mode: WalRecoveryMode::PointInTimeRecovery,
                 flush_threads: 2,
                 compaction_threads: 2,
                 ..base.clone()
@@ -86,6 +88,7 @@ fn option_sets() -> Vec<(&'static str, Options)> {
             "log flushed by hand",
             Options {
                 manual_wal_flush: true,
+                wal_recovery_mode: WalRecoveryMode::AbsoluteConsistency,
                 ..base.clone()
             },
         ),

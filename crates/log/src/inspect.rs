@@ -4,14 +4,13 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
+use collie_io::Device;
 
 use crate::Lsn;
 use crate::compress;
 use crate::error::{At, LogError};
-use crate::format::{BLOCK, FIRST_OWN_KIND, KIND_CLOSE, KIND_FILLER, KIND_SEAL, SegmentHeader};
-use crate::recovery::{self, CUT_SUFFIX, Chain, DirLock, OldRing, RingOutcome, Seen, TornTail};
-use crate::segments::parse_file_name;
+use crate::format::{FIRST_OWN_KIND, KIND_CLOSE, KIND_FILLER, KIND_SEAL};
+use crate::recovery::{self, Chain, Cut, DirLock, OldRing, RingOutcome, Seen, TornTail};
 
 /// A frame as it lies in the log.
 #[derive(Debug)]
@@ -211,114 +210,17 @@ pub fn repair(device: &Arc<dyn Device>, dir: &Path) -> Result<Repair, LogError> 
         }
         Err(error) => error,
     };
-    let LogError::Corrupt {
-        path: damaged,
-        offset,
-        lsn,
-        ..
-    } = &error
-    else {
-        return Err(error);
-    };
-    let device = &**device;
-    let _lock = lock_existing(device, dir)?;
-    let segments = segment_paths(device, dir)?;
-    if !segments.contains(damaged) {
-        // A frame that only the ring has: the next open writes it to a segment, where it can be cut.
-        return Err(error);
-    }
-    let ring = ring_of(device, dir);
-    let mut kept = Vec::new();
-    // From the last one down, so that an interrupted repair leaves the same damage first.
-    for path in segments.into_iter().rev() {
-        let mut cut = path.clone().into_os_string();
-        cut.push(CUT_SUFFIX);
-        let cut = PathBuf::from(cut);
-        if path == *damaged && *offset >= BLOCK as u64 {
-            copy(device, &path, &cut)?;
-            cut_off(device, &path, *offset)?;
-            kept.push(cut);
-        } else if path >= *damaged {
-            device.rename(&path, &cut).at("rename", &path)?;
-            kept.push(cut);
-        } else {
-            forget_carried(device, &path, *lsn)?;
-            continue;
-        }
-        device.sync_dir(dir).at("sync", dir)?;
-    }
-    if *offset >= BLOCK as u64 {
-        forget_carried(device, damaged, *lsn)?;
-    }
-    if let Some(ring) = ring {
-        // What it holds follows the damage.
-        kept.push(recovery::keep_aside(device, &ring).at("rename", &ring)?);
-    }
-    kept.reverse();
+    let _lock = lock_existing(&**device, dir)?;
+    let Cut { damage, lsn, kept } = recovery::cut(&**device, dir, error)?;
     Ok(Repair {
-        damage: Some(error.to_string()),
-        end: *lsn,
+        damage: Some(damage),
+        end: lsn,
         kept,
     })
-}
-
-/// The ring of the newest epoch, where there is one. Damage may leave no chain to tell.
-fn ring_of(device: &dyn Device, dir: &Path) -> Option<PathBuf> {
-    let chain = Chain::load(device, dir).ok()?;
-    let ring = recovery::find_ring(device, dir, &chain).ok()?;
-    ring.path().map(Path::to_owned)
 }
 
 /// The lock of a directory that must exist.
 fn lock_existing(device: &dyn Device, dir: &Path) -> Result<DirLock, LogError> {
     device.stat(dir).at("open", dir)?;
     DirLock::take(device, dir)
-}
-
-/// All segment files, by number.
-fn segment_paths(device: &dyn Device, dir: &Path) -> Result<Vec<PathBuf>, LogError> {
-    let entries = device.list(dir).at("list", dir)?;
-    let names = entries
-        .into_iter()
-        .map(|e| e.name)
-        .filter(|name| parse_file_name(name).is_some());
-    Ok(names.map(|name| dir.join(name)).collect())
-}
-
-fn copy(device: &dyn Device, from: &Path, to: &Path) -> Result<(), LogError> {
-    let source = device.open(from, OpenMode::Read).at("open", from)?;
-    let target = device.open(to, OpenMode::OpenOrCreate).at("create", to)?;
-    let len = source.stat().at("stat", from)?.len;
-    let mut buffer = vec![0; 1 << 18];
-    let mut offset = 0;
-    while offset < len {
-        let n = (buffer.len() as u64).min(len - offset) as usize;
-        let Some(part) = buffer.get_mut(..n) else { break };
-        read_exact_at(&*source, part, offset).at("read", from)?;
-        write_all_at(&*target, part, offset).at("write", to)?;
-        offset += n as u64;
-    }
-    target.sync_data().at("sync", to)
-}
-
-/// Drops what lies at `offset` and beyond; it reads as zeros from now on.
-fn cut_off(device: &dyn Device, path: &Path, offset: u64) -> Result<(), LogError> {
-    let file = device.open(path, OpenMode::ReadWrite).at("open", path)?;
-    file.set_len(offset).at("truncate", path)?;
-    file.sync_data().at("sync", path)
-}
-
-/// A header that records that the log was durable beyond `end` says so no longer.
-fn forget_carried(device: &dyn Device, path: &Path, end: Lsn) -> Result<(), LogError> {
-    let file = device.open(path, OpenMode::ReadWrite).at("open", path)?;
-    let mut block = [0; BLOCK];
-    read_exact_at(&*file, &mut block, 0).at("read", path)?;
-    match SegmentHeader::decode(&block) {
-        Ok(mut header) if header.carried_end > end => {
-            header.carried_end = end.into();
-            write_all_at(&*file, &header.encode(), 0).at("write", path)?;
-            file.sync_data().at("sync", path)
-        }
-        _ => Ok(()),
-    }
 }

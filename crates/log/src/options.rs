@@ -76,6 +76,24 @@ pub enum WritePath {
     Direct,
 }
 
+/// What an open does about damage. The names are RocksDB's; its fourth mode, which goes on behind any damage,
+/// is not offered: what it recovers is no prefix of the commit order. Frames behind damage can be had from
+/// the copies that a cut keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[non_exhaustive]
+pub enum RecoveryMode {
+    /// What stands incomplete at the log's end, and was never promised to be durable, is cut and reported.
+    /// Damage in what was durable refuses to open.
+    #[default]
+    TolerateCorruptedTailRecords,
+    /// As the first, and an incomplete end refuses to open, too; so does the loss of a ring within one boot.
+    AbsoluteConsistency,
+    /// The log is cut at its first damage, even in what was durable, and opens with what stood before.
+    /// What was cut off is kept in files beside it, which the [`RecoveryReport`](crate::RecoveryReport) names.
+    /// It does not cut below [`LogOptions::min_lsn`]: what the caller holds would be of a later time.
+    PointInTimeRecovery,
+}
+
 /// What tells logs apart: random bytes that stand in every segment of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LogId(pub [u8; 16]);
@@ -116,6 +134,8 @@ pub struct LogOptions {
     pub log_id: Option<LogId>,
     /// Whether payloads are compressed. Default: not.
     pub compression: Compression,
+    /// What is done about damage.
+    pub recovery_mode: RecoveryMode,
     /// How flushed groups are written.
     pub write_path: WritePath,
     /// How long appended bytes may stay in the ring before they are flushed although nobody waits; at least
@@ -143,6 +163,7 @@ impl Default for LogOptions {
             resume_at: None,
             log_id: None,
             compression: Compression::default(),
+            recovery_mode: RecoveryMode::default(),
             write_path: WritePath::default(),
             flush_interval: Duration::from_millis(50),
             manual_flush: false,

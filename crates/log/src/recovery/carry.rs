@@ -18,7 +18,7 @@ use super::chain::{Chain, Run};
 use super::new_ring::{Home, NewRing, remove_rings};
 use super::old_ring::OldRing;
 use super::scan::{Found, Piece, Rereader, Source};
-use super::{DirLock, RecoveryReport, RingOutcome};
+use super::{DirLock, History, RecoveryReport, RingOutcome};
 use crate::Lsn;
 use crate::core::Opened;
 use crate::error::{At, LogError};
@@ -39,6 +39,7 @@ pub(crate) fn begin_first(
     dir: &Path,
     options: LogOptions,
     mut chain: Chain,
+    history: History,
     lock: DirLock,
 ) -> Result<Opened, LogError> {
     match options.log_id {
@@ -59,7 +60,7 @@ pub(crate) fn begin_first(
         mended: None,
         ring: RingOutcome::None,
     };
-    carry_on(dir, options, chain, OldRing::None, found, lock)
+    carry_on(dir, options, chain, OldRing::None, found, history, lock)
 }
 
 /// Goes on from what the walk found.
@@ -69,10 +70,11 @@ pub(crate) fn carry_on(
     chain: Chain,
     old: OldRing,
     found: Found,
+    history: History,
     lock: DirLock,
 ) -> Result<Opened, LogError> {
     let device = Arc::clone(&options.device);
-    let mut warnings = losses(&found);
+    let mut warnings = losses(&found, &history);
     // They proved nothing, and on a full device they are in the way.
     remove_files(&*device, dir, chain.strays.iter().map(|s| &s.path))?;
     let mut live = old_segments(&chain, found.promise);
@@ -131,6 +133,8 @@ pub(crate) fn carry_on(
         frames: found.frames,
         carried_bytes: last.carried,
         torn: found.torn,
+        cut: history.cut,
+        set_aside: history.set_aside,
         ring: found.ring,
         ring_shared: ring.ring.file.is_some(),
         direct,
@@ -157,8 +161,20 @@ pub(crate) fn carry_on(
 }
 
 /// What the user must hear of.
-fn losses(found: &Found) -> Vec<String> {
+fn losses(found: &Found, history: &History) -> Vec<String> {
     let mut warnings = Vec::new();
+    if let Some(cut) = &history.cut {
+        warnings.push(format!(
+            "the log was cut at LSN {}, and what followed is lost to it: {}",
+            cut.lsn, cut.damage
+        ));
+    }
+    for path in &history.set_aside {
+        warnings.push(format!(
+            "{} holds what was cut from the log; remove it when it is not needed any more",
+            path.display()
+        ));
+    }
     if let Some(torn) = &found.torn {
         let (path, offset) = (torn.path.display(), torn.offset);
         warnings.push(format!(

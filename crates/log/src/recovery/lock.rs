@@ -6,12 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use collie_io::{Device, File, OpenMode, write_all_at};
 
+use super::cut::CUT_SUFFIX;
 use crate::error::{At, LogError};
 use crate::segments::parse_file_name;
 
 const LOCK: &str = "LOCK";
-/// What `collie log repair` keeps of a cut-off tail.
-pub(crate) const CUT_SUFFIX: &str = ".cut";
 
 /// Held while a log is open. The kernel lets go of it when the process dies.
 #[derive(Debug)]

@@ -8,6 +8,7 @@
 
 mod carry;
 mod chain;
+mod cut;
 mod decide;
 mod lock;
 mod new_ring;
@@ -18,13 +19,17 @@ use std::path::{Path, PathBuf};
 
 use collie_io::Device;
 
+use scan::Found;
+
 use crate::Lsn;
 use crate::core::Opened;
 use crate::error::LogError;
-use crate::options::{LogId, LogOptions};
+use crate::options::{LogId, LogOptions, RecoveryMode};
 
 pub(crate) use chain::Chain;
-pub(crate) use lock::{CUT_SUFFIX, DirLock};
+pub use cut::Cut;
+pub(crate) use cut::cut;
+pub(crate) use lock::DirLock;
 pub(crate) use new_ring::{keep_aside, leave_spent};
 pub(crate) use old_ring::{OldRing, open as find_ring};
 pub(crate) use scan::{Seen, walk};
@@ -88,6 +93,10 @@ pub struct RecoveryReport {
     pub carried_bytes: u64,
     /// Where the log was cut, if something incomplete stood at its end.
     pub torn: Option<TornTail>,
+    /// What this open cut from the log, [`RecoveryMode::PointInTimeRecovery`].
+    pub cut: Option<Cut>,
+    /// Files in the log's directory that hold what was cut from it, by this open or before.
+    pub set_aside: Vec<PathBuf>,
     /// What became of the earlier ring.
     pub ring: RingOutcome,
     /// Whether this epoch's ring is shared.
@@ -102,6 +111,44 @@ pub struct RecoveryReport {
 pub(crate) fn recover(dir: &Path, options: LogOptions, lock: DirLock) -> Result<Opened, LogError> {
     let device = std::sync::Arc::clone(&options.device);
     let device: &dyn Device = &*device;
+    let (left, cut) = match read(device, dir, &options) {
+        Err(damage @ LogError::Corrupt { .. })
+            if options.recovery_mode == RecoveryMode::PointInTimeRecovery =>
+        {
+            let cut = cut_to_a_point(device, dir, &options, damage)?;
+            (read(device, dir, &options)?, Some(cut))
+        }
+        other => (other?, None),
+    };
+    let history = History {
+        cut,
+        set_aside: cut::left_over(device, dir)?,
+    };
+    let Left { chain, ring, found } = left;
+    let Some(found) = found else {
+        return carry::begin_first(dir, options, chain, history, lock);
+    };
+    if options.recovery_mode == RecoveryMode::AbsoluteConsistency {
+        refuse_unclean(dir, &found)?;
+    }
+    carry::carry_on(dir, options, chain, ring, found, history, lock)
+}
+
+/// What was cut from the log, by this open and before it.
+pub(crate) struct History {
+    pub(crate) cut: Option<Cut>,
+    pub(crate) set_aside: Vec<PathBuf>,
+}
+
+/// What is there. Reading it changes nothing.
+struct Left {
+    chain: Chain,
+    ring: OldRing,
+    /// `None`: there is no log yet.
+    found: Option<Found>,
+}
+
+fn read(device: &dyn Device, dir: &Path, options: &LogOptions) -> Result<Left, LogError> {
     let chain = Chain::load(device, dir)?;
     let found = LogId(chain.log_id);
     if let Some(expected) = options.log_id.filter(|id| !chain.is_empty() && *id != found) {
@@ -121,12 +168,81 @@ pub(crate) fn recover(dir: &Path, options: LogOptions, lock: DirLock) -> Result<
                 end: 0,
             });
         }
-        return carry::begin_first(dir, options, chain, lock);
+        return Ok(Left {
+            chain,
+            ring: OldRing::None,
+            found: None,
+        });
     }
     if options.resume_at.is_none() {
         chain.refuse_damaged_beginning()?;
     }
     let ring = find_ring(device, dir, &chain)?;
     let found = walk(&chain, &ring, options.resume_at, &mut |_| {})?;
-    carry::carry_on(dir, options, chain, ring, found, lock)
+    Ok(Left {
+        chain,
+        ring,
+        found: Some(found),
+    })
+}
+
+/// Cuts the log at its first damage, unless its caller has what lies behind that in its tables: those would
+/// be of a later time than the log.
+fn cut_to_a_point(
+    device: &dyn Device,
+    dir: &Path,
+    options: &LogOptions,
+    damage: LogError,
+) -> Result<Cut, LogError> {
+    let needed = options.min_lsn.max(options.resume_at.unwrap_or(0));
+    let nothing_left = cut::would_leave_nothing(device, dir, &damage)?;
+    match damage {
+        LogError::Corrupt {
+            path,
+            offset,
+            lsn,
+            expected,
+            found,
+        } if lsn < needed || nothing_left => {
+            let why = if nothing_left {
+                "there is no point in time before the damage to go back to".to_owned()
+            } else {
+                format!("the log cannot be cut here: the tables hold what lies below LSN {needed}")
+            };
+            let expected = format!("{expected} ({why})");
+            Err(LogError::Corrupt {
+                path,
+                offset,
+                lsn,
+                expected,
+                found,
+            })
+        }
+        damage => cut(device, dir, damage),
+    }
+}
+
+/// Refuses a log whose end is not as its last process left it.
+fn refuse_unclean(dir: &Path, found: &Found) -> Result<(), LogError> {
+    if let Some(torn) = &found.torn {
+        return Err(LogError::Corrupt {
+            path: torn.path.clone(),
+            offset: torn.offset,
+            lsn: torn.lsn,
+            expected: "a whole frame or the log's end (absolute consistency was asked for)".to_owned(),
+            found: torn.found.clone(),
+        });
+    }
+    if let RingOutcome::Gone { same_boot: true } = found.ring {
+        return Err(LogError::Corrupt {
+            path: dir.to_owned(),
+            offset: 0,
+            lsn: found.end,
+            expected:
+                "the ring of the process before, which ran in this boot (absolute consistency was asked for)"
+                    .to_owned(),
+            found: "no file".to_owned(),
+        });
+    }
+    Ok(())
 }

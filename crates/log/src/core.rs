@@ -9,9 +9,9 @@ use collie_io::{Clock, Nanos};
 
 use crate::Lsn;
 use crate::error::LogError;
-use crate::flusher::Flusher;
+use crate::flusher::{Flusher, Load};
 use crate::futures::Waiting;
-use crate::gate::{Flight, Gate, stand_by};
+use crate::gate::{Gate, Pilot, Start, Takeoff};
 use crate::herd::{Herd, Reservations};
 use crate::options::{Level, LogOptions};
 use crate::recovery::{DirLock, RecoveryReport};
@@ -64,7 +64,7 @@ pub(crate) struct Core {
     pub(crate) ring_shared: AtomicBool,
     pub(crate) segments: Segments,
     pub(crate) space: Space,
-    pub(crate) gate: Gate<Flusher>,
+    pub(crate) gate: Gate<Core>,
     pub(crate) waiting: Waiting,
     state: AtomicU32,
     cause: OnceLock<String>,
@@ -318,19 +318,7 @@ impl Core {
         } else {
             Until::Written
         };
-        let mut tries = 0;
-        self.gate.wait(
-            end,
-            || self.reached(end, level),
-            |flusher, flight| {
-                self.fly(flusher, flight, until);
-                if self.reached(end, level).is_none() {
-                    // Somebody is in mid-copy below `end`, and runs as we stand by.
-                    tries += 1;
-                    stand_by(tries);
-                }
-            },
-        )
+        self.gate.wait(self, end, until, || self.reached(end, level))
     }
 
     /// Nobody may wait for what was never appended: it would flush for ever.
@@ -349,78 +337,98 @@ impl Core {
     pub(crate) fn wait_for_room(&self, end: Lsn) -> Result<(), LogError> {
         let start = self.now();
         let needed = end - self.ring.capacity();
-        let mut tries = 0;
-        let answer = self.gate.wait_for_room(
-            || {
-                if self.written() >= needed {
-                    Some(Ok(()))
-                } else if self.has_ended() {
-                    Some(Err(LogError::Closed))
-                } else {
-                    self.poisoned().map(Err)
-                }
-            },
-            |flusher, flight| {
-                self.fly(flusher, flight, Until::Written);
-                if self.written() < needed {
-                    tries += 1;
-                    stand_by(tries);
-                }
-            },
-        );
+        let answer = self.gate.wait_for_room(self, needed, Until::Written, || {
+            if self.written() >= needed {
+                Some(Ok(()))
+            } else if self.has_ended() {
+                Some(Err(LogError::Closed))
+            } else {
+                self.poisoned().map(Err)
+            }
+        });
         self.recorder.room_ns.add(since(start, self.now()));
         answer
     }
 
-    /// One flight: herd, write, sync, tell. An error poisons the log.
-    pub(crate) fn fly(&self, flusher: &mut Flusher, flight: &mut Flight<'_>, until: Until) {
-        if self.cause.get().is_some() || self.has_ended() {
-            return;
-        }
+    /// Plans a flight, or does the whole of it where it needs a sync: no two syncs of a file may be under way
+    /// at once, because the kernel tells only one of them of an error.
+    fn plan(
+        &self,
+        flusher: &mut Flusher,
+        end: Lsn,
+        until: Until,
+        takeoff: &mut Takeoff<'_>,
+    ) -> Result<Start<Load>, LogError> {
         let target = self.boundary();
-        flight.announce(target);
-        // Who leads next must not sync again what this leader may have failed to sync.
-        let armed = self.armed("a thread failed in the middle of a flush");
-        let flown = self.write_and_sync(flusher, target, until);
-        armed.disarm();
-        if let Err(error) = flown {
-            self.poison(&error.to_string());
-        }
-        self.wake_tasks();
         if !self.space.is_ahead(target, self.ahead()) {
             self.call_preparer();
         }
+        let started = flusher.started();
+        if !flusher.is_direct(&self.segments)? {
+            if target == started && (until == Until::Written || self.durable() == started) {
+                return Ok(Start::Idle);
+            }
+            takeoff.announce(target);
+            self.write_and_sync(flusher, target, until)?;
+            return Ok(Start::Over);
+        }
+        let load = flusher.take(&self.ring, &self.segments, target, end)?;
+        Ok(match load {
+            Some(load) => {
+                takeoff.announce(load.whole);
+                Start::Off(load)
+            }
+            // Somebody is in mid-copy below `end`, and runs as we stand by.
+            None if target == started && end > started => Start::Idle,
+            None => Start::Wait,
+        })
     }
 
+    /// A flight to the page cache, and its sync.
     fn write_and_sync(&self, flusher: &mut Flusher, target: Lsn, until: Until) -> Result<(), LogError> {
-        let start = self.now();
-        let from = flusher.written();
-        while flusher.written() < target {
-            let whole = flusher.write(&self.ring, &self.segments, target)?;
-            // The mark first: whoever writes into the room that `written` makes does so after the mark tells
-            // that nothing there is needed any more. Both stand at the end of a frame, so that after a death
-            // in mid-flight the segments are good up to the mark and the ring goes on from there.
-            self.ring.publish_written(whole);
-            // Release pairs with the Acquire in `written`: workers may overwrite what was read out.
-            self.written.0.store(whole, Ordering::Release);
+        while flusher.started() < target {
+            let Some(load) = flusher.take(&self.ring, &self.segments, target, Lsn::MAX)? else {
+                break;
+            };
+            self.write(&load)?;
+            self.raise_written(load.whole);
+            flusher.landed(load);
             self.gate.made_room();
         }
-        let wrote = self.now();
-        if target > from {
-            self.recorder
-                .bytes_written
-                .store(flusher.device_bytes, Ordering::Relaxed);
-            self.recorder.write_ns.add(since(start, wrote));
-        }
-        if until == Until::Durable && self.durable() < flusher.written() {
-            let durable = flusher.sync()?;
-            // Release pairs with the Acquire in `durable`.
-            self.durable.0.store(durable, Ordering::Release);
-            self.recorder.syncs.fetch_add(1, Ordering::Relaxed);
-            self.recorder.sync_ns.add(since(wrote, self.now()));
-            self.recorder.count_group(self.frames());
+        self.recorder
+            .bytes_written
+            .store(flusher.device_bytes, Ordering::Relaxed);
+        let written = self.written();
+        if until == Until::Durable && self.durable() < written {
+            let start = self.now();
+            flusher.sync()?;
+            self.recorder.sync_ns.add(since(start, self.now()));
+            self.raise_durable(written);
         }
         Ok(())
+    }
+
+    fn write(&self, load: &Load) -> Result<(), LogError> {
+        let start = self.now();
+        load.write()?;
+        self.recorder.write_ns.add(since(start, self.now()));
+        Ok(())
+    }
+
+    fn raise_written(&self, whole: Lsn) {
+        // The mark first: whoever writes into the room that `written` makes does so after the mark tells
+        // that nothing there is needed any more. Both stand at the end of a frame, so that after a death
+        // in mid-flight the segments are good up to the mark and the ring goes on from there.
+        self.ring.publish_written(whole);
+        // Release pairs with the Acquire in `written`: workers may overwrite what was read out.
+        self.written.0.store(whole, Ordering::Release);
+    }
+
+    fn raise_durable(&self, durable: Lsn) {
+        // Release pairs with the Acquire in `durable`.
+        self.durable.0.store(durable, Ordering::Release);
+        self.recorder.syncs.fetch_add(1, Ordering::Relaxed);
+        self.recorder.count_group(self.frames());
     }
 
     /// Wakes the tasks that have their answer.
@@ -493,6 +501,47 @@ impl Core {
             Some((holders, lowest))
         });
         self.poison_unless_full(result)
+    }
+}
+
+/// How the log flushes; an error poisons it.
+impl Pilot for Core {
+    type Desk = Flusher;
+    type Load = Load;
+    type Until = Until;
+
+    fn start(&self, flusher: &mut Flusher, end: Lsn, until: Until, takeoff: &mut Takeoff<'_>) -> Start<Load> {
+        if self.cause.get().is_some() || self.has_ended() {
+            return Start::Idle;
+        }
+        // Who leads next must not sync again what this leader may have failed to sync.
+        let armed = self.armed("a thread failed in the middle of a flush");
+        let planned = self.plan(flusher, end, until, takeoff);
+        armed.disarm();
+        planned.unwrap_or_else(|error| {
+            self.poison(&error.to_string());
+            Start::Idle
+        })
+    }
+
+    fn fly(&self, load: &mut Load) -> bool {
+        let armed = self.armed("a thread failed in the middle of a flush");
+        let written = self.write(load);
+        armed.disarm();
+        written.map_err(|error| self.poison(&error.to_string())).is_ok()
+    }
+
+    fn land(&self, flusher: &mut Flusher, load: Load) {
+        self.raise_written(load.whole);
+        self.raise_durable(load.whole);
+        flusher.landed(load);
+        self.recorder
+            .bytes_written
+            .store(flusher.device_bytes, Ordering::Relaxed);
+    }
+
+    fn landed(&self) {
+        self.wake_tasks();
     }
 }
 

@@ -11,23 +11,33 @@ use crate::format::{BLOCK, FRAME_HEADER, FrameHeader};
 use crate::ring::{Block, Ring};
 use crate::segments::{Segment, Segments};
 
-/// The most that one write call takes, in bytes.
+/// The most that one flight carries, in bytes.
 const PIECE: usize = 1 << 20;
+/// So many whole blocks are worth a flight of their own while others are in the air. The rest of the last block
+/// then waits for the next flight, which can start at once, because no block is in two of them.
+const WHOLE_BLOCKS: usize = if cfg!(shuttle) { 1 } else { 4 };
 
-/// Writes the ring's prefix to the segments. There is one; the gate's lead guards it.
+/// Takes the ring's prefix to the segments. There is one; the gate's lead guards it.
 ///
-/// The last, partly filled block stays here and is written again, with what follows it, by the next flush:
-/// writes are whole blocks, zero beyond what is complete, and no two of them are in flight at once. That
-/// assumes of the device that rewriting a block with the same leading bytes never damages those bytes.
+/// Writes are whole blocks, zero beyond what is complete. The last, partly filled block is kept here and written
+/// again, with what follows it, by a later flight, but not before the one that has it in the air has landed:
+/// no block is in two writes at once. That assumes of the device that rewriting a block with the same leading
+/// bytes never damages those bytes.
 #[derive(Debug)]
 pub(crate) struct Flusher {
-    staging: Vec<Block>,
-    /// Bytes at the start of `staging` that belong to the last block and are written already.
+    /// Of flights that are over.
+    buffers: Vec<Vec<Block>>,
+    /// The last block's bytes, as far as they are on their way.
+    tail: Block,
+    /// How many those are.
     partial: usize,
-    /// Where the next byte goes.
-    written: Lsn,
-    /// The end of the last frame that is written wholly.
+    /// Whether a flight in the air carries `tail`.
+    tail_in_air: bool,
+    /// Everything below is written or in the air.
+    started: Lsn,
+    /// The end of the last frame that lies wholly below that.
     whole: Lsn,
+    /// Where `started` is.
     segment: Option<Arc<Segment>>,
     /// Segments written to since their last sync.
     unsynced: Vec<Arc<Segment>>,
@@ -35,18 +45,43 @@ pub(crate) struct Flusher {
     pub(crate) device_bytes: u64,
 }
 
+/// What a flight writes.
+#[derive(Debug)]
+pub(crate) struct Load {
+    buffer: Vec<Block>,
+    /// How many of its bytes.
+    len: usize,
+    segment: Arc<Segment>,
+    offset: u64,
+    /// One past its last byte in the log.
+    end: Lsn,
+    /// The end of the last frame that is written wholly once this and all before it are.
+    pub(crate) whole: Lsn,
+}
+
+impl Load {
+    /// Writes it, durably where the segment is open for that.
+    pub(crate) fn write(&self) -> Result<(), LogError> {
+        let blocks = self.buffer.as_slice().as_bytes();
+        let (blocks, _) = blocks.split_at(self.len.min(blocks.len()));
+        let file = self.segment.direct.as_ref().unwrap_or(&self.segment.file);
+        write_all_at(&**file, blocks, self.offset).at("write", &self.segment.path)
+    }
+}
+
 impl Flusher {
     /// A flusher that goes on at `written`, whose block begins with `partial`.
     pub(crate) fn new(written: Lsn, partial: &[u8]) -> Self {
-        let mut staging = Vec::new();
-        staging.resize_with(PIECE / BLOCK + 1, Block::new_zeroed);
-        if let Some(start) = staging.as_mut_slice().as_mut_bytes().get_mut(..partial.len()) {
+        let mut tail = Block::new_zeroed();
+        if let Some(start) = tail.as_mut_bytes().get_mut(..partial.len()) {
             start.copy_from_slice(partial);
         }
         Self {
-            staging,
+            buffers: Vec::new(),
+            tail,
             partial: partial.len(),
-            written,
+            tail_in_air: false,
+            started: written,
             whole: written,
             segment: None,
             unsynced: Vec::new(),
@@ -54,69 +89,113 @@ impl Flusher {
         }
     }
 
-    /// Where the next byte goes.
-    pub(crate) fn written(&self) -> Lsn {
-        self.written
+    /// Everything below is written or in the air.
+    pub(crate) fn started(&self) -> Lsn {
+        self.started
     }
 
-    /// Writes `[written, to)`, at most a piece of it. `to` is a boundary, so a frame ends there. Returns the
-    /// end of the last frame that is written wholly.
-    pub(crate) fn write(&mut self, ring: &Ring, segments: &Segments, to: Lsn) -> Result<Lsn, LogError> {
+    /// Whether flights write past the page cache, and so need no sync.
+    pub(crate) fn is_direct(&mut self, segments: &Segments) -> Result<bool, LogError> {
+        Ok(self.segment_for(segments)?.direct.is_some())
+    }
+
+    /// Takes on board what follows, up to `to` and at most a piece of it, for somebody who waits for `end`.
+    /// `to` is a boundary, so a frame ends there. `None` if nothing can or need be taken while others are in
+    /// the air.
+    pub(crate) fn take(
+        &mut self,
+        ring: &Ring,
+        segments: &Segments,
+        to: Lsn,
+        end: Lsn,
+    ) -> Result<Option<Load>, LogError> {
         let segment = self.segment_for(segments)?;
-        let n = (to.min(segment.end) - self.written).min(PIECE as u64) as usize;
-        let filled = self.partial + n;
-        let staging = self.staging.as_mut_slice().as_mut_bytes();
-        let (data, rest) = staging.split_at_mut(filled);
-        if let Some(fresh) = data.get_mut(self.partial..) {
-            #[expect(unsafe_code, reason = "reads what the herd found complete")]
-            // SAFETY: [written, to) lies below the boundary, and no worker writes there before `written`
-            // passes it.
-            unsafe {
-                ring.copy_out(self.written, fresh);
-            }
-        }
-        let whole = filled.next_multiple_of(BLOCK);
-        rest.iter_mut().take(whole - filled).for_each(|b| *b = 0);
-        let offset = segment.offset(self.written) - self.partial as u64;
-        let (blocks, _) = staging.split_at(whole);
-        match &segment.direct {
-            Some(direct) => write_all_at(&**direct, blocks, offset).at("write", &segment.path)?,
-            None => {
-                write_all_at(&*segment.file, blocks, offset).at("write", &segment.path)?;
-                if !self.unsynced.iter().any(|s| s.number == segment.number) {
-                    self.unsynced.push(Arc::clone(&segment));
-                }
-            }
-        }
-        self.device_bytes += whole as u64;
-        self.written += n as u64;
-        self.partial = if self.written == segment.end {
-            0
-        } else {
-            filled % BLOCK
+        let most = to.min(segment.end) - self.started;
+        let Some(n) = self.how_much(most, end) else {
+            return Ok(None);
         };
-        staging.copy_within(filled - self.partial..filled, 0);
-        self.whole = if self.written == to {
+        let mut buffer = self.buffers.pop().unwrap_or_default();
+        let filled = self.partial + n;
+        buffer.resize_with(filled.div_ceil(BLOCK), Block::new_zeroed);
+        let bytes = buffer.as_mut_slice().as_mut_bytes();
+        let len = bytes.len();
+        let (data, rest) = bytes.split_at_mut(filled);
+        let (written, fresh) = data.split_at_mut(self.partial);
+        written.copy_from_slice(self.tail.as_bytes().split_at(self.partial).0);
+        #[expect(unsafe_code, reason = "reads what the herd found complete")]
+        // SAFETY: [started, to) lies below the boundary, and no worker writes there before the log's `written`
+        // passes it, which happens when this load has landed.
+        unsafe {
+            ring.copy_out(self.started, fresh);
+        }
+        rest.fill(0);
+        let offset = segment.offset(self.started) - self.partial as u64;
+        self.started += n as u64;
+        self.partial = filled % BLOCK;
+        self.tail_in_air = self.partial > 0;
+        if let Some(tail) = data.get(filled - self.partial..)
+            && let Some(kept) = self.tail.as_mut_bytes().get_mut(..tail.len())
+        {
+            kept.copy_from_slice(tail);
+        }
+        self.whole = if self.started == to {
             to
         } else {
             self.last_whole_frame(ring)
         };
-        Ok(self.whole)
+        Ok(Some(Load {
+            buffer,
+            len,
+            offset,
+            segment,
+            end: self.started,
+            whole: self.whole,
+        }))
     }
 
-    /// Follows the frames' lengths from the last known end. They lie between it and `written`, complete, and
+    /// How many of the next `most` bytes a flight takes for somebody who waits for `end`.
+    fn how_much(&self, most: u64, end: Lsn) -> Option<usize> {
+        if most == 0 || self.tail_in_air {
+            return None;
+        }
+        let n = (most as usize).min(PIECE - self.partial);
+        let blocks = (self.partial + n) / BLOCK;
+        let whole = (blocks * BLOCK).saturating_sub(self.partial);
+        if blocks >= WHOLE_BLOCKS && end <= self.started + whole as u64 {
+            Some(whole)
+        } else if end <= self.whole {
+            // It is on board of an earlier one. (Who waits for room may want the middle of a frame.)
+            None
+        } else {
+            Some(n)
+        }
+    }
+
+    /// A load is where it belongs.
+    pub(crate) fn landed(&mut self, load: Load) {
+        self.device_bytes += load.len as u64;
+        if load.end == self.started {
+            self.tail_in_air = false;
+        }
+        if load.segment.direct.is_none() && !self.unsynced.iter().any(|s| s.number == load.segment.number) {
+            self.unsynced.push(load.segment);
+        }
+        self.buffers.push(load.buffer);
+    }
+
+    /// Follows the frames' lengths from the last known end. They lie between it and `started`, complete, and
     /// their place in the ring is not free yet.
     fn last_whole_frame(&self, ring: &Ring) -> Lsn {
         let mut whole = self.whole;
-        while whole + FRAME_HEADER as u64 <= self.written {
+        while whole + FRAME_HEADER as u64 <= self.started {
             let mut header = FrameHeader::new_zeroed();
             #[expect(unsafe_code, reason = "reads what the herd found complete")]
-            // SAFETY: [whole, written) lies below the boundary, and no worker writes there before `whole`, which
+            // SAFETY: [whole, started) lies below the boundary, and no worker writes there before `whole`, which
             // is what the log's users are told, passes it.
             unsafe {
                 ring.copy_out(whole, header.as_mut_bytes());
             }
-            if header.end() > self.written {
+            if header.end() > self.started {
                 break;
             }
             whole = header.end();
@@ -126,23 +205,23 @@ impl Flusher {
 
     /// Makes everything written durable. After an error nothing may be synced again, ever: the kernel has
     /// marked the pages clean.
-    pub(crate) fn sync(&mut self) -> Result<Lsn, LogError> {
+    pub(crate) fn sync(&mut self) -> Result<(), LogError> {
         for segment in &self.unsynced {
             segment.file.sync_data().at("sync", &segment.path)?;
         }
         self.unsynced.clear();
-        Ok(self.written)
+        Ok(())
     }
 
     fn segment_for(&mut self, segments: &Segments) -> Result<Arc<Segment>, LogError> {
         if let Some(segment) = &self.segment
-            && self.written < segment.end
+            && self.started < segment.end
         {
             return Ok(Arc::clone(segment));
         }
         // Admission let no frame past what is prepared.
-        let segment = segments.find(self.written).ok_or_else(|| LogError::Poisoned {
-            cause: format!("no segment was prepared for LSN {}", self.written),
+        let segment = segments.find(self.started).ok_or_else(|| LogError::Poisoned {
+            cause: format!("no segment was prepared for LSN {}", self.started),
         })?;
         self.segment = Some(Arc::clone(&segment));
         Ok(segment)

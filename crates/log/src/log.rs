@@ -352,14 +352,7 @@ impl Core {
             (_, Some(error)) => Some(Err(error)),
             _ => None,
         };
-        let mut tries = 0;
-        self.gate.wait(end, done, |flusher, flight| {
-            self.fly(flusher, flight, Until::Durable);
-            if self.durable() < end {
-                tries += 1;
-                crate::gate::stand_by(tries);
-            }
-        })
+        self.gate.wait(self, end, Until::Durable, done)
     }
 }
 

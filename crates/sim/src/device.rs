@@ -12,7 +12,7 @@ use crate::clock::SimClock;
 use crate::fault::{Fault, FaultCounts, FaultKind, Strike};
 use crate::file::SimFile;
 use crate::image::{Points, Snapshot};
-use crate::state::{Call, State, dead};
+use crate::state::{Call, HeldWrites, State, dead};
 use crate::trace::{Op, OpKind};
 use crate::world::{UID, World, errno};
 
@@ -31,7 +31,7 @@ pub struct SimDevice {
 
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Told whenever the sync gate closes, opens or gets a visitor. Waits on `state`.
+    /// Told whenever a gate closes, opens or gets a visitor. Waits on `state`.
     gate: Condvar,
     clock: SimClock,
 }
@@ -61,6 +61,54 @@ impl SyncGate {
 impl Drop for SyncGate {
     fn drop(&mut self) {
         self.device.shared.lock().gate_closed = false;
+        self.device.shared.gate.notify_all();
+    }
+}
+
+/// Holds every write past the page cache until it is let go or the gate is dropped.
+#[derive(Debug)]
+pub struct WriteGate {
+    device: SimDevice,
+}
+
+impl WriteGate {
+    /// Waits until `n` writes have come to the gate, those that were let go included.
+    pub fn wait_for(&self, n: usize) {
+        let shared = &self.device.shared;
+        let mut state = shared.lock();
+        while state.held_writes.as_ref().is_some_and(|held| held.came < n) {
+            state = shared.gate.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// How many writes have come to the gate, those that were let go included.
+    #[must_use]
+    pub fn came(&self) -> usize {
+        let state = self.device.shared.lock();
+        state.held_writes.as_ref().map_or(0, |held| held.came)
+    }
+
+    /// Lets the write go that came as the `nth`, counted from 0, and returns when it is done.
+    pub fn let_go(&self, nth: usize) {
+        let shared = &self.device.shared;
+        let mut state = shared.lock();
+        if let Some(held) = &mut state.held_writes {
+            held.let_go.insert(nth);
+        }
+        shared.gate.notify_all();
+        while state
+            .held_writes
+            .as_ref()
+            .is_some_and(|held| !held.done.contains(&nth))
+        {
+            state = shared.gate.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for WriteGate {
+    fn drop(&mut self) {
+        self.device.shared.lock().held_writes = None;
         self.device.shared.gate.notify_all();
     }
 }
@@ -148,12 +196,13 @@ impl SimDevice {
         taken
     }
 
-    /// Makes every later call fail, and every sync that stands at the gate: the process that used this
+    /// Makes every later call fail, and every sync and write that stands at a gate: the process that used this
     /// device is dead.
     pub fn kill(&self) {
         let mut state = self.shared.lock();
         state.killed = true;
         state.gate_closed = false;
+        state.held_writes = None;
         drop(state);
         self.shared.gate.notify_all();
     }
@@ -185,6 +234,13 @@ impl SimDevice {
     pub fn hold_syncs(&self) -> SyncGate {
         self.shared.lock().gate_closed = true;
         SyncGate { device: self.clone() }
+    }
+
+    /// Holds every write past the page cache from now on; they can be let go in any order.
+    #[must_use]
+    pub fn hold_direct_writes(&self) -> WriteGate {
+        self.shared.lock().held_writes = Some(HeldWrites::default());
+        WriteGate { device: self.clone() }
     }
 
     /// The clock, which a test may move.
@@ -264,6 +320,29 @@ impl Shared {
             }
         }
         Ok((state, strike, op))
+    }
+
+    /// A direct write's way to the write gate: its number there, if there is one.
+    pub(crate) fn come_to_write_gate(&self) -> Option<usize> {
+        let mut state = self.lock();
+        let held = state.held_writes.as_mut()?;
+        let number = held.came;
+        held.came += 1;
+        self.gate.notify_all();
+        while let Some(held) = &state.held_writes
+            && !held.let_go.contains(&number)
+        {
+            state = self.gate.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        Some(number)
+    }
+
+    /// A direct write that came to the write gate is done.
+    pub(crate) fn leave_write_gate(&self, number: usize) {
+        if let Some(held) = &mut self.lock().held_writes {
+            held.done.insert(number);
+        }
+        self.gate.notify_all();
     }
 
     pub(crate) fn end_sync(&self, mut state: MutexGuard<'_, State>, op: u64, failed: bool, kind: OpKind) {

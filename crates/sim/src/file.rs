@@ -213,9 +213,19 @@ impl File for SimFile {
         } else {
             OpKind::Write
         };
+        let held = if self.is_direct() {
+            self.shared.come_to_write_gate()
+        } else {
+            None
+        };
         let call = self.call(kind, offset, buf.len());
-        self.shared
-            .operate(call, |state, strike| self.write(state, strike, buf, offset))
+        let written = self
+            .shared
+            .operate(call, |state, strike| self.write(state, strike, buf, offset));
+        if let Some(number) = held {
+            self.shared.leave_write_gate(number);
+        }
+        written
     }
 
     fn sync_data(&self) -> io::Result<()> {

@@ -36,6 +36,15 @@ pub(crate) struct State {
     pub(crate) sync_delay: Duration,
     pub(crate) gate_closed: bool,
     pub(crate) at_gate: usize,
+    pub(crate) held_writes: Option<HeldWrites>,
+}
+
+/// The direct writes that came to a closed [`WriteGate`](crate::WriteGate), by the order in which they came.
+#[derive(Debug, Default)]
+pub(crate) struct HeldWrites {
+    pub(crate) came: usize,
+    pub(crate) let_go: BTreeSet<usize>,
+    pub(crate) done: BTreeSet<usize>,
 }
 
 /// Where an observer's moment comes from: see [`SimDevice::tag_snapshots`].
@@ -103,6 +112,7 @@ impl State {
             sync_delay: Duration::ZERO,
             gate_closed: false,
             at_gate: 0,
+            held_writes: None,
         }
     }
 

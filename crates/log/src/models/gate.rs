@@ -1,13 +1,14 @@
 //! Group commit: nobody sleeps for ever, and nobody is told too early.
 
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
 
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread;
 
 use super::{Bytes, FRAME, Model, THREE, TWO, explore};
 use crate::Lsn;
-use crate::gate::{Flight, Gate, stand_by};
+use crate::gate::{Gate, Pilot, Start, Takeoff};
 
 /// How far a flight goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -16,31 +17,110 @@ enum Until {
     Durable,
 }
 
+/// How a flight goes about it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Writes and syncs with the lead in hand, as the log does where it needs a sync.
+    Alone,
+    /// Writes durably without the lead, so that several are in the air.
+    Abreast,
+    /// As `Abreast`, and fails.
+    Failing,
+    /// As `Failing`, and ends after all who sleep behind it have been told.
+    Hanging,
+}
+
 /// A log whose frames are complete once they are reserved, and its device.
 struct Store {
-    gate: Gate<Lsn>,
+    gate: Gate<Store>,
+    way: Way,
     appended: AtomicU64,
     written: AtomicU64,
     durable: AtomicU64,
     poisoned: AtomicBool,
+    flying: AtomicU64,
     device: Bytes,
     /// The most that one flight takes.
     load: Lsn,
     /// Whether somebody waits for room. Telling him is without effect elsewhere, and dear to explore.
     room_wanted: bool,
+    me: Weak<Store>,
+}
+
+impl Pilot for Store {
+    /// Everything below is written or in the air.
+    type Desk = Lsn;
+    type Load = Range<Lsn>;
+    type Until = Until;
+
+    fn start(
+        &self,
+        started: &mut Lsn,
+        end: Lsn,
+        until: Until,
+        takeoff: &mut Takeoff<'_>,
+    ) -> Start<Range<Lsn>> {
+        if self.poisoned.load(Ordering::Acquire) {
+            return Start::Idle;
+        }
+        let target = self.appended.load(Ordering::Acquire).min(*started + self.load);
+        if self.way == Way::Alone {
+            self.write_and_sync(started, target, until, takeoff)
+        } else if target > *started {
+            takeoff.announce(target);
+            Start::Off(std::mem::replace(started, target)..target)
+        } else if end > *started {
+            Start::Idle
+        } else {
+            Start::Wait
+        }
+    }
+
+    fn fly(&self, load: &mut Range<Lsn>) -> bool {
+        match self.way {
+            Way::Alone => unreachable!(),
+            Way::Abreast => {
+                self.flying.fetch_add(1, Ordering::AcqRel);
+                self.write(load.clone());
+                self.flying.fetch_sub(1, Ordering::AcqRel);
+            }
+            Way::Failing => self.poison(),
+            Way::Hanging => {
+                let me = self.me.upgrade().unwrap();
+                let end = load.end;
+                let asleep = [
+                    run(&me, move |store| !store.wait(end)),
+                    run(&me, move |store| !store.wait_for_room(end)),
+                ];
+                self.poison();
+                join(asleep);
+            }
+        }
+        self.way == Way::Abreast
+    }
+
+    fn land(&self, _started: &mut Lsn, load: Range<Lsn>) {
+        self.written.store(load.end, Ordering::Release);
+        self.durable.store(load.end, Ordering::Release);
+    }
+
+    fn landed(&self) {}
 }
 
 impl Store {
-    fn new(frames: usize, load: Lsn, room_wanted: bool) -> Arc<Self> {
-        Arc::new(Self {
+    fn new(way: Way, frames: usize, load: Lsn, room_wanted: bool) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
             gate: Gate::new(0),
+            way,
             appended: AtomicU64::new(0),
             written: AtomicU64::new(0),
             durable: AtomicU64::new(0),
             poisoned: AtomicBool::new(false),
+            flying: AtomicU64::new(0),
             device: Bytes::new(frames),
             load,
             room_wanted,
+            me: me.clone(),
         })
     }
 
@@ -48,26 +128,35 @@ impl Store {
         self.appended.fetch_add(FRAME, Ordering::AcqRel) + FRAME
     }
 
-    /// A flight, in the order of the log's own.
-    fn fly(&self, written: &mut Lsn, flight: &mut Flight<'_>, until: Until) {
-        if self.poisoned.load(Ordering::Acquire) {
-            return;
+    fn write(&self, load: Range<Lsn>) {
+        load.step_by(FRAME as usize)
+            .for_each(|lsn| self.device.write(lsn));
+    }
+
+    /// A flight with the lead in hand, in the order of the log's own.
+    fn write_and_sync(
+        &self,
+        started: &mut Lsn,
+        target: Lsn,
+        until: Until,
+        takeoff: &mut Takeoff<'_>,
+    ) -> Start<Range<Lsn>> {
+        let unsynced = self.durable.load(Ordering::Acquire) < *started;
+        if target == *started && (until == Until::Written || !unsynced) {
+            return Start::Idle;
         }
-        let target = self.appended.load(Ordering::Acquire).min(*written + self.load);
-        flight.announce(target);
-        if *written < target {
-            while *written < target {
-                self.device.write(*written);
-                *written += FRAME;
-            }
+        takeoff.announce(target);
+        if *started < target {
+            self.write(std::mem::replace(started, target)..target);
             self.written.store(target, Ordering::Release);
             if self.room_wanted {
                 self.gate.made_room();
             }
         }
         if until == Until::Durable {
-            self.durable.store(*written, Ordering::Release);
+            self.durable.store(target, Ordering::Release);
         }
+        Start::Over
     }
 
     /// Waits for `end` on the device; `false` where the log was poisoned before.
@@ -81,21 +170,7 @@ impl Store {
             Until::Written => &self.written,
             Until::Durable => &self.durable,
         };
-        let there = || mark.load(Ordering::Acquire) >= end;
-        let answer = self.gate.wait(
-            end,
-            || match (there(), self.poisoned.load(Ordering::Acquire)) {
-                (true, _) => Some(true),
-                (_, true) => Some(false),
-                _ => None,
-            },
-            |written, flight| {
-                self.fly(written, flight, until);
-                if !there() {
-                    stand_by(0);
-                }
-            },
-        );
+        let answer = self.gate.wait(self, end, until, || self.told(mark, end));
         if answer {
             self.device.check_all(0, end);
         }
@@ -104,24 +179,23 @@ impl Store {
 
     /// Waits until everything below `end` was read out of the ring, as an append to a full ring does.
     fn wait_for_room(&self, end: Lsn) -> bool {
-        let written = || self.written.load(Ordering::Acquire) >= end;
-        let answer = self.gate.wait_for_room(
-            || match (written(), self.poisoned.load(Ordering::Acquire)) {
-                (true, _) => Some(true),
-                (_, true) => Some(false),
-                _ => None,
-            },
-            |flushed, flight| {
-                self.fly(flushed, flight, Until::Written);
-                if !written() {
-                    stand_by(0);
-                }
-            },
-        );
+        let told = || self.told(&self.written, end);
+        let answer = self.gate.wait_for_room(self, end, Until::Written, told);
         if answer {
             self.device.check_all(0, end);
         }
         answer
+    }
+
+    fn told(&self, mark: &AtomicU64, end: Lsn) -> Option<bool> {
+        match (
+            mark.load(Ordering::Acquire) >= end,
+            self.poisoned.load(Ordering::Acquire),
+        ) {
+            (true, _) => Some(true),
+            (_, true) => Some(false),
+            _ => None,
+        }
     }
 
     fn commit(&self) -> bool {
@@ -145,8 +219,8 @@ fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
 }
 
 /// `waiters` threads, the caller among them, commit a frame each.
-fn commit_all(waiters: usize, load: Lsn) {
-    let store = Store::new(waiters, load, false);
+fn commit_all(way: Way, waiters: usize, load: Lsn) {
+    let store = Store::new(way, waiters, load, false);
     let others: Vec<_> = (1..waiters).map(|_| run(&store, Store::commit)).collect();
     assert!(store.commit());
     join(others);
@@ -154,25 +228,66 @@ fn commit_all(waiters: usize, load: Lsn) {
 
 #[test]
 fn two_waiters_are_both_served_and_never_early() {
-    explore("gate, 2 waiters", THREE, || commit_all(2, Lsn::MAX / 2));
+    explore("gate, 2 waiters", THREE, || {
+        commit_all(Way::Alone, 2, Lsn::MAX / 2)
+    });
 }
 
 #[test]
 fn three_waiters_are_all_served_and_never_early() {
-    explore("gate, 3 waiters", Some(1), || commit_all(3, Lsn::MAX / 2));
+    explore("gate, 3 waiters", Some(1), || {
+        commit_all(Way::Alone, 3, Lsn::MAX / 2)
+    });
 }
 
 #[test]
 fn waiters_of_the_next_group_are_served_by_the_next_flight() {
     explore("gate, 2 waiters, one frame per flight", THREE, || {
-        commit_all(2, FRAME)
+        commit_all(Way::Alone, 2, FRAME)
+    });
+}
+
+#[test]
+fn two_flights_abreast_serve_their_waiters_and_never_early() {
+    explore("gate, 2 waiters, flights abreast", THREE, || {
+        commit_all(Way::Abreast, 2, FRAME);
+    });
+}
+
+#[test]
+fn three_flights_abreast_land_in_their_order() {
+    explore("gate, 3 waiters, flights abreast", Some(1), || {
+        commit_all(Way::Abreast, 3, FRAME);
+    });
+}
+
+#[test]
+fn one_who_waits_for_the_second_of_two_flights_abreast_is_served() {
+    explore("gate, flights abreast, a waiter for both", THREE, || {
+        let store = Store::new(Way::Abreast, 2, FRAME, false);
+        let ends = [store.append(), store.append()];
+        let first = run(&store, move |store| store.wait(ends[0]));
+        assert!(store.wait(ends[1]));
+        join([first]);
+    });
+}
+
+#[test]
+fn what_is_done_alone_meets_no_flight() {
+    explore("gate, flights abreast and one alone", THREE, || {
+        let store = Store::new(Way::Abreast, 1, FRAME, false);
+        let waiter = run(&store, Store::commit);
+        store
+            .gate
+            .alone(|| assert_eq!(store.flying.load(Ordering::Acquire), 0));
+        join([waiter]);
     });
 }
 
 #[test]
 fn who_came_on_board_of_a_flight_that_only_wrote_is_woken_all_the_same() {
     explore("gate, a flight that only wrote and 2 waiters", TWO, || {
-        let store = Store::new(2, Lsn::MAX / 2, true);
+        let store = Store::new(Way::Alone, 2, Lsn::MAX / 2, true);
         let ends = [store.append(), store.append()];
         assert!(store.wait_for_room(2 * FRAME));
         let waiters = ends.map(|end| run(&store, move |store| store.wait(end)));
@@ -183,7 +298,7 @@ fn who_came_on_board_of_a_flight_that_only_wrote_is_woken_all_the_same() {
 
 /// A waiter for `Process` and two for `Disk` commit a frame each, over a private ring.
 fn commit_at_two_levels(load: Lsn) {
-    let store = Store::new(3, load, false);
+    let store = Store::new(Way::Alone, 3, load, false);
     let others = [Until::Written, Until::Durable]
         .map(|until| run(&store, move |store| store.wait_until(store.append(), until)));
     assert!(store.commit());
@@ -211,7 +326,7 @@ fn waiters_of_two_levels_are_all_served_by_flights_of_one_frame() {
 #[test]
 fn a_flight_that_only_wrote_and_one_that_fails_leave_nobody_asleep() {
     explore("gate, waiters of two levels and poison", TWO, || {
-        let store = Store::new(2, Lsn::MAX / 2, false);
+        let store = Store::new(Way::Alone, 2, Lsn::MAX / 2, false);
         let ends = [store.append(), store.append()];
         // Each is told either way.
         let waiter = run(&store, move |store| {
@@ -230,17 +345,10 @@ fn a_flight_that_only_wrote_and_one_that_fails_leave_nobody_asleep() {
 #[test]
 fn a_flight_that_fails_tells_everybody() {
     explore("gate, a flight that fails and 2 waiters", THREE, || {
-        let store = Store::new(1, Lsn::MAX / 2, false);
-        let wait = |store: &Store| {
-            let poisoned = || store.poisoned.load(Ordering::Acquire).then_some(());
-            store.gate.wait(FRAME, poisoned, |_, flight| {
-                flight.announce(FRAME);
-                store.poison();
-            });
-            true
-        };
-        let waiter = run(&store, wait);
-        wait(&store);
+        let store = Store::new(Way::Failing, 2, FRAME, false);
+        let ends = [store.append(), store.append()];
+        let waiter = run(&store, move |store| !store.wait(ends[0]));
+        assert!(!store.wait(ends[1]));
         join([waiter]);
     });
 }
@@ -248,30 +356,15 @@ fn a_flight_that_fails_tells_everybody() {
 #[test]
 fn poison_wakes_who_sleeps_behind_a_flight_that_hangs() {
     explore("gate, poison under a flight that hangs, 2 waiters", THREE, || {
-        let store = Store::new(1, Lsn::MAX / 2, true);
-        let mut waiters = None;
-        store.gate.wait(
-            FRAME,
-            || store.poisoned.load(Ordering::Acquire).then_some(()),
-            |_, flight| {
-                let asleep = [
-                    run(&store, |store| !store.wait(FRAME)),
-                    run(&store, |store| !store.wait_for_room(FRAME)),
-                ];
-                flight.announce(0);
-                store.poison();
-                // The flight ends after all who wait for it have been told.
-                waiters = Some(asleep.into_iter().for_each(|t| t.join().unwrap()));
-            },
-        );
-        assert!(waiters.is_some());
+        let store = Store::new(Way::Hanging, 1, Lsn::MAX / 2, true);
+        assert!(!store.wait(store.append()));
     });
 }
 
 #[test]
 fn who_wants_room_is_woken_by_the_flight_of_another() {
     explore("gate, a room waiter and a waiter", THREE, || {
-        let store = Store::new(1, Lsn::MAX / 2, true);
+        let store = Store::new(Way::Alone, 1, Lsn::MAX / 2, true);
         let end = store.append();
         let room = run(&store, move |store| store.wait_for_room(end));
         assert!(store.wait(end));
@@ -282,7 +375,7 @@ fn who_wants_room_is_woken_by_the_flight_of_another() {
 #[test]
 fn two_who_want_room_and_a_waiter_are_all_served() {
     explore("gate, 2 room waiters and a waiter", TWO, || {
-        let store = Store::new(2, FRAME, true);
+        let store = Store::new(Way::Alone, 2, FRAME, true);
         let ends = [store.append(), store.append()];
         let rooms = ends.map(|end| run(&store, move |store| store.wait_for_room(end)));
         assert!(store.wait(ends[0]));
@@ -290,54 +383,70 @@ fn two_who_want_room_and_a_waiter_are_all_served() {
     });
 }
 
-#[test]
-fn a_leader_that_gives_up_leaves_nobody_asleep() {
-    explore("gate, a leader that gives up and a waiter", THREE, || {
-        let store = Store::new(1, Lsn::MAX / 2, false);
-        let waiter = run(&store, Store::commit);
-        // The course of a leader that panics: nothing announced, landed by the guard, never seen again.
-        let gave_up = std::cell::Cell::new(false);
-        store.gate.wait(
-            FRAME,
-            || (gave_up.get() || store.durable.load(Ordering::Acquire) == FRAME).then_some(()),
-            |_, _| gave_up.set(true),
-        );
-        join([waiter]);
-    });
+/// A log that is herded, and its device.
+struct Herded {
+    gate: Gate<Herded>,
+    log: Arc<Model>,
+    durable: AtomicU64,
+    device: Bytes,
+}
+
+impl Pilot for Herded {
+    type Desk = Lsn;
+    type Load = Range<Lsn>;
+    type Until = ();
+
+    fn start(&self, started: &mut Lsn, end: Lsn, (): (), takeoff: &mut Takeoff<'_>) -> Start<Range<Lsn>> {
+        let target = self.log.boundary();
+        if target > *started {
+            self.log.bytes.check_all(*started, target);
+            takeoff.announce(target);
+            Start::Off(std::mem::replace(started, target)..target)
+        } else if end > *started {
+            Start::Idle
+        } else {
+            Start::Wait
+        }
+    }
+
+    fn fly(&self, load: &mut Range<Lsn>) -> bool {
+        load.clone()
+            .step_by(FRAME as usize)
+            .for_each(|lsn| self.device.write(lsn));
+        true
+    }
+
+    fn land(&self, _started: &mut Lsn, load: Range<Lsn>) {
+        self.durable.store(load.end, Ordering::Release);
+    }
+
+    fn landed(&self) {}
+}
+
+impl Herded {
+    fn commit(&self) {
+        let end = self.log.append(&self.log.register());
+        self.gate.wait(self, end, (), || {
+            (self.durable.load(Ordering::Acquire) >= end).then_some(())
+        });
+        self.device.check_all(0, end);
+    }
 }
 
 #[test]
 fn the_gate_and_the_herd_together_acknowledge_only_complete_frames() {
     explore("gate over a herd, 2 committers", THREE, || {
-        let store = Store::new(2, Lsn::MAX / 2, false);
-        let log = Model::new(2, 2);
-        let commit = |store: &Store, log: &Model| {
-            let end = log.append(&log.register());
-            let durable = || store.durable.load(Ordering::Acquire) >= end;
-            store.gate.wait(
-                end,
-                || durable().then_some(()),
-                |written, flight| {
-                    let target = log.boundary();
-                    flight.announce(target);
-                    log.bytes.check_all(*written, target);
-                    (*written..target)
-                        .step_by(FRAME as usize)
-                        .for_each(|lsn| store.device.write(lsn));
-                    *written = target;
-                    store.durable.store(target, Ordering::Release);
-                    if !durable() {
-                        stand_by(0);
-                    }
-                },
-            );
-            store.device.check_all(0, end);
-        };
+        let herded = Arc::new(Herded {
+            gate: Gate::new(0),
+            log: Model::new(2, 2),
+            durable: AtomicU64::new(0),
+            device: Bytes::new(2),
+        });
         let other = {
-            let (store, log) = (Arc::clone(&store), Arc::clone(&log));
-            thread::spawn(move || commit(&store, &log))
+            let herded = Arc::clone(&herded);
+            thread::spawn(move || herded.commit())
         };
-        commit(&store, &log);
+        herded.commit();
         join([other]);
     });
 }

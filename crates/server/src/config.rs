@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use collie_db::Durability;
@@ -162,6 +162,10 @@ impl Default for ServerConfig {
     }
 }
 
+/// From how many microseconds on a command goes to the slow log, and how many the log keeps, as in Redis.
+const SLOW_US: i64 = 10_000;
+const SLOW_LOG_LEN: usize = 128;
+
 /// Room that a commit keeps for what comes with a value: its key, and the entries of the expiry index that
 /// come and go with it, each of which holds the key again.
 const BESIDE_VALUE: usize = 256 * 1024;
@@ -184,6 +188,8 @@ pub(crate) struct Settings {
     request_len_max: AtomicUsize,
     output_bytes_max: AtomicUsize,
     in_flight_bytes_max: AtomicUsize,
+    slow_us: AtomicI64,
+    slow_log_len_max: AtomicUsize,
     /// What `bulk_len_max` may be at most.
     value_len_max: usize,
     fixed: Limits,
@@ -203,6 +209,8 @@ impl Settings {
             request_len_max: AtomicUsize::new(config.limits.request_len_max),
             output_bytes_max: AtomicUsize::new(config.output_bytes_max),
             in_flight_bytes_max: AtomicUsize::new(config.in_flight_bytes_max),
+            slow_us: AtomicI64::new(SLOW_US),
+            slow_log_len_max: AtomicUsize::new(SLOW_LOG_LEN),
             value_len_max,
             fixed: config.limits,
             password: RwLock::new(
@@ -243,6 +251,13 @@ impl Settings {
         }
     }
 
+    /// From how many nanoseconds on a command is slow; `None` where none is.
+    pub(crate) fn slow_ns(&self) -> Option<u64> {
+        u64::try_from(self.slow_us())
+            .ok()
+            .map(|us| us.saturating_mul(1000))
+    }
+
     /// The limits of one request as they are now.
     pub(crate) fn limits(&self) -> Limits {
         Limits {
@@ -276,4 +291,6 @@ numbers! {
     request_len_max, set_request_len_max: usize;
     output_bytes_max, set_output_bytes_max: usize;
     in_flight_bytes_max, set_in_flight_bytes_max: usize;
+    slow_us, set_slow_us: i64;
+    slow_log_len_max, set_slow_log_len_max: usize;
 }

@@ -180,6 +180,7 @@ impl Connection {
         let now_ms = shared.now_ms();
         self.session.client.last_seen_ms.store(now_ms, Ordering::Relaxed);
         self.parser.set_limits(shared.settings.limits());
+        self.session.clock_ns = shared.clock.monotonic();
         let mut done = 0;
         let mut commands = 0;
         let mut is_near = self.is_pressure_near();
@@ -203,6 +204,15 @@ impl Connection {
                 continue;
             }
             commands += 1;
+            if !shared.gate.is_open() {
+                let is_write = commands::may_write(&self.session, request);
+                let client = &self.session.client;
+                tokio::select! {
+                    () = shared.gate.pass(is_write) => {}
+                    () = client.closed() => break Next::Close,
+                }
+                self.session.clock_ns = shared.clock.monotonic();
+            }
             let start = self.reply.len();
             self.session.seen = 0;
             let len = request.consumed();
@@ -220,6 +230,7 @@ impl Connection {
             self.drop_replaced();
             if let Ok(Flow::Pause(pause)) = outcome {
                 outcome = self.pause(pause, start).await;
+                self.session.clock_ns = shared.clock.monotonic();
             }
             if self.conclude(outcome, start) == Next::Close {
                 break Next::Close;

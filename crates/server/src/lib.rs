@@ -2,7 +2,7 @@
 //!
 //! * Replies leave when what they tell is durable — replies to reads and to refused writes too — and a whole
 //!   pipeline waits once.
-//! * Strings, expiry and the keyspace, as in Redis 7.0.15, down to the texts of its errors.
+//! * Strings, bitmaps, expiry, the keyspace and transactions, as in Redis 7.0.15, down to the texts of its errors.
 //! * Sixteen databases, each a column family; emptying one, or all, is one commit.
 //! * Named limits on everything that a client can make grow; past a limit an error and a closed connection.
 //!
@@ -46,6 +46,7 @@ mod cursors;
 mod error;
 mod exec;
 mod failure;
+mod gate;
 mod glob;
 mod keyspace;
 mod locks;

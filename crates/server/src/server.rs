@@ -12,9 +12,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use crate::clients::{Client, Clients};
+use crate::commands::SlowLog;
 use crate::config::{ServerConfig, Settings};
 use crate::connection;
 use crate::error::ServerError;
+use crate::gate::Gate;
 use crate::pressure::Pressure;
 use crate::session::{Session, Shared};
 use crate::stats::Counters;
@@ -69,6 +71,8 @@ impl Server {
         let shared = Arc::new(Shared {
             store: Store::open(db, cursor_seed)?,
             watches: Arc::default(),
+            slow_log: SlowLog::default(),
+            gate: Gate::default(),
             settings: Settings::new(&config),
             clients: Clients::default(),
             counters: Counters::default(),

@@ -8,8 +8,9 @@ use collie_protocol::{KeptRequest, ReplyBuffer, Version};
 use tokio::sync::watch;
 
 use crate::clients::{Client, Clients};
-use crate::commands::Command;
+use crate::commands::{Command, SlowLog};
 use crate::config::{Ack, Settings};
+use crate::gate::Gate;
 use crate::keyspace::Keyspace;
 use crate::pressure::Pressure;
 use crate::stats::Counters;
@@ -21,6 +22,8 @@ use crate::watch::{WatchSet, Watches};
 pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) watches: Arc<Watches>,
+    pub(crate) slow_log: SlowLog,
+    pub(crate) gate: Gate,
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     pub(crate) counters: Counters,
@@ -77,6 +80,8 @@ pub(crate) struct Session {
     pub(crate) watched: WatchSet,
     /// Keyspaces that the command took out of use; dropping them is left to the connection.
     pub(crate) replaced: Option<Replaced>,
+    /// When the command before ended, by the monotonic clock.
+    pub(crate) clock_ns: u64,
     /// The full name of the latest command.
     pub(crate) last_command: &'static str,
     /// The largest commit end that the current command wrote or saw.
@@ -133,6 +138,7 @@ impl Session {
             queue: None,
             watched: WatchSet::new(Arc::clone(&shared.watches)),
             replaced: None,
+            clock_ns: 0,
             last_command: "NULL",
             seen: 0,
             last: 0,

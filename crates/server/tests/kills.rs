@@ -146,6 +146,98 @@ fn acknowledged_increments_survive_kills(ack: &str) {
     assert_eq!(Client::connect(server.addr).line("DBSIZE"), ":1\r\n");
 }
 
+/// Runs transactions, one at a time, until the connection breaks: each sets two keys in each of two databases to
+/// the same number, and now and then empties or swaps databases with it. Gives the last acknowledged number.
+fn transact(addr: SocketAddr, lane: usize, first: i64) -> i64 {
+    let Ok(mut stream) = TcpStream::connect(addr) else {
+        return 0;
+    };
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut reply = [0; 4096];
+    let mut acknowledged = 0;
+    for number in first.. {
+        let value = number.to_string();
+        let (here, there) = (format!("a{lane}"), format!("b{lane}"));
+        let mut request = Vec::new();
+        for args in [
+            &["SELECT", "1"][..],
+            &["MULTI"],
+            &["SET", &here, &value],
+            &["SET", &there, &value, "EX", "100000"],
+            &["SELECT", "2"],
+            &["SET", &here, &value],
+            &["SET", &there, &value],
+            &["SWAPDB", "1", "2"][..if number % 7 == 0 { 3 } else { 0 }],
+            &["EXEC"],
+        ] {
+            if !args.is_empty() {
+                request.extend_from_slice(&command(args));
+            }
+        }
+        if stream.write_all(&request).is_err() {
+            return acknowledged;
+        }
+        let mut told = Vec::new();
+        // SELECT, MULTI, five or six times QUEUED, and the reply to EXEC, whose parts all are +OK.
+        let lines = if number % 7 == 0 { 15 } else { 13 };
+        while told.iter().filter(|byte| **byte == b'\n').count() < lines {
+            match stream.read(&mut reply) {
+                Ok(n) if n > 0 => told.extend_from_slice(&reply[..n]),
+                _ => return acknowledged,
+            }
+        }
+        assert!(!told.contains(&b'-'), "{}", String::from_utf8_lossy(&told));
+        acknowledged = number;
+    }
+    acknowledged
+}
+
+#[test]
+fn transactions_are_whole_or_not_there_after_kills() {
+    const LANES: usize = 4;
+    let dir = tempfile::tempdir().unwrap();
+    let rings = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut next = 1;
+    for round in 0..rounds("COLLIE_KILLS", 4) {
+        let server = Process::start(
+            dir.path(),
+            rings.path(),
+            if round % 2 == 0 { "disk" } else { "process" },
+        );
+        let addr = server.addr;
+        let acknowledged: Vec<i64> = std::thread::scope(|scope| {
+            let lanes: Vec<_> = (0..LANES)
+                .map(|lane| scope.spawn(move || transact(addr, lane, next)))
+                .collect();
+            std::thread::sleep(Duration::from_millis(300 + 17 * (round as u64 % 5)));
+            drop(server);
+            lanes.into_iter().map(|lane| lane.join().unwrap()).collect()
+        });
+        let server = Process::start(dir.path(), rings.path(), "disk");
+        let mut client = Client::connect(server.addr);
+        for (lane, acknowledged) in acknowledged.iter().enumerate() {
+            let mut found = Vec::new();
+            for db in 1..=2 {
+                client.line(&format!("SELECT {db}"));
+                for key in ["a", "b"] {
+                    let reply = client.line(&format!("GET {key}{lane}"));
+                    let number = reply
+                        .lines()
+                        .nth(1)
+                        .map_or(0, |number| number.parse::<i64>().unwrap());
+                    found.push(number);
+                }
+            }
+            assert!(
+                found.iter().all(|number| *number == found[0]) && found[0] >= *acknowledged,
+                "lane {lane}: found {found:?}, acknowledged {acknowledged}"
+            );
+            next = next.max(found[0] + 1);
+        }
+        assert!(next > 20, "only {next} transactions in a third of a second");
+    }
+}
+
 #[test]
 fn acknowledged_increments_survive_kills_at_disk() {
     acknowledged_increments_survive_kills("disk");

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
-use super::numbers::is;
+use super::numbers::{integer, is, timeout_ms};
 use crate::clients::Client;
 use crate::config::Ack;
 use crate::exec::{Exec, Flow, Outcome};
@@ -229,6 +229,70 @@ pub(super) fn no_evict(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     exec.session.client.no_evict.store(on, Ordering::Relaxed);
     exec.reply.ok();
     Ok(Flow::Next)
+}
+
+pub(super) fn pause(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let everything = match (request.len(), request.get(3)) {
+        (3, _) => true,
+        (4, Some(mode)) if is(mode, "ALL") => true,
+        (4, Some(mode)) if is(mode, "WRITE") => false,
+        (4, _) => return Err("ERR CLIENT PAUSE mode must be WRITE or ALL".into()),
+        _ => return Err(text::SYNTAX.into()),
+    };
+    exec.shared.gate.close(timeout_ms(request.at(2))?, everything);
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn unpause(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    exec.shared.gate.open();
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+/// There are no commands that block for want of data, so nobody is to be woken.
+pub(super) fn unblock(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    match (request.len(), request.get(3)) {
+        (3, _) => {}
+        (4, Some(reason)) if is(reason, "TIMEOUT") || is(reason, "ERROR") => {}
+        (4, _) => return Err("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR".into()),
+        _ => return Err(text::SYNTAX.into()),
+    }
+    integer(request.at(2))?;
+    exec.reply.integer(0);
+    Ok(Flow::Next)
+}
+
+/// Keys are not tracked for clients that cache them. To turn it off is no mistake.
+pub(super) fn tracking(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    if is(request.at(2), "OFF") {
+        exec.reply.ok();
+        Ok(Flow::Next)
+    } else if is(request.at(2), "ON") {
+        Err("ERR CLIENT TRACKING is not supported by this server".into())
+    } else {
+        Err(text::SYNTAX.into())
+    }
+}
+
+pub(super) fn trackinginfo(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    let reply = &mut *exec.reply;
+    reply.map(3);
+    reply.bulk(b"flags");
+    reply.set(1);
+    reply.bulk(b"off");
+    reply.bulk(b"redirect");
+    reply.integer(-1);
+    reply.bulk(b"prefixes");
+    reply.array(0);
+    Ok(Flow::Next)
+}
+
+pub(super) fn caching(_exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    Err(
+        "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled"
+            .into(),
+    )
 }
 
 pub(super) fn getredir(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {

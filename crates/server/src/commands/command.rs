@@ -5,9 +5,9 @@ use collie_protocol::Request;
 use super::numbers::is;
 use super::{COMMANDS, Command, Keys, find, lookup};
 use crate::exec::{Exec, Flow, Outcome};
-use crate::failure::text;
+use crate::failure::{Failure, text};
 use crate::glob;
-use collie_protocol::ReplyBuffer;
+use collie_protocol::{KeptRequest, ReplyBuffer};
 
 pub(super) fn all(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if request.len() > 1 {
@@ -191,24 +191,65 @@ pub(super) fn list(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn getkeys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let Some(command) = lookup(request.at(2)) else {
+/// The command that a request asks about from argument 2 on, and that part of it as a request of its own.
+fn asked_about(request: Request<'_>) -> Result<(&'static Command, KeptRequest), Failure> {
+    let asked = request.keep_from(2);
+    let Ok(command) = find(asked.request()).or_else(|_| lookup(request.at(2)).ok_or(())) else {
         return Err("ERR Invalid command specified".into());
     };
     if command.keys.is_empty() {
         return Err("ERR The command has no key arguments".into());
     }
-    let asked = request.keep_from(2);
-    let asked = asked.request();
-    let given = i64::try_from(asked.len()).unwrap_or(i64::MAX);
+    let given = i64::try_from(asked.request().len()).unwrap_or(i64::MAX);
     let arity = i64::from(command.arity);
     if (arity >= 0 && given != arity) || given < -arity {
         return Err("ERR Invalid number of arguments specified for command".into());
     }
-    let found: Vec<&[u8]> = command.keys.iter().flat_map(|keys| keys.of(asked)).collect();
+    Ok((command, asked))
+}
+
+pub(super) fn getkeys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let (command, asked) = asked_about(request)?;
+    let found = command.keys.iter().flat_map(|keys| keys.of(asked.request()));
+    let found: Vec<&[u8]> = found.collect();
     exec.reply.array(found.len());
     found.iter().for_each(|key| exec.reply.bulk(key));
     Ok(Flow::Next)
+}
+
+pub(super) fn getkeysandflags(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let (command, asked) = asked_about(request)?;
+    let asked = asked.request();
+    let mut found: Vec<(&[u8], &[&str])> = Vec::new();
+    for keys in command.keys {
+        let flags = flags_in(command, keys, asked);
+        found.extend(keys.of(asked).map(|key| (key, flags)));
+    }
+    exec.reply.array(found.len());
+    for (key, flags) in found {
+        exec.reply.array(2);
+        exec.reply.bulk(key);
+        exec.reply.set(flags.len());
+        flags.iter().for_each(|flag| exec.reply.simple(flag));
+    }
+    Ok(Flow::Next)
+}
+
+/// What a command does with its keys, where that depends on its arguments.
+fn flags_in(command: &Command, keys: &Keys, asked: Request<'_>) -> &'static [&'static str] {
+    let says = |words: &[&str]| {
+        asked
+            .iter()
+            .skip(2)
+            .any(|arg| words.iter().any(|word| is(arg, word)))
+    };
+    match command.name {
+        "set" if says(&["GET"]) => &["RW", "access", "update"],
+        "set" => &["OW", "update"],
+        "bitfield" if says(&["SET", "INCRBY"]) => &["RW", "access", "update"],
+        "bitfield" => &["RO", "access"],
+        _ => keys.flags,
+    }
 }
 
 pub(super) fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {

@@ -24,6 +24,9 @@ struct Parameter {
     set: Option<Setter>,
 }
 
+/// What the slow log may be told to keep: about half a gigabyte, where every entry is as large as can be.
+const SLOW_LOG_LEN_MAX: i64 = 100_000;
+
 type Setter = fn(&Shared, &[u8]) -> Result<Change, Text>;
 type Change = Box<dyn FnOnce(&Shared, &mut Session)>;
 
@@ -89,6 +92,16 @@ const PARAMETERS: &[Parameter] = &[
         set: None,
     },
     Parameter {
+        name: "latency-monitor-threshold",
+        get: |_| "0".into(),
+        set: None,
+    },
+    Parameter {
+        name: "latency-tracking",
+        get: |_| "no".into(),
+        set: None,
+    },
+    Parameter {
         name: "maxclients",
         get: |s| number(s.settings.clients_max() as u64),
         set: Some(|_, value| {
@@ -137,6 +150,24 @@ const PARAMETERS: &[Parameter] = &[
         name: "save",
         get: |_| "".into(),
         set: None,
+    },
+    Parameter {
+        name: "slowlog-log-slower-than",
+        get: |s| s.settings.slow_us().to_string().into(),
+        set: Some(|_, value| {
+            let us = integer_between(value, -1, i64::MAX)?;
+            Ok(Box::new(move |shared, _| shared.settings.set_slow_us(us)))
+        }),
+    },
+    Parameter {
+        name: "slowlog-max-len",
+        get: |s| number(s.settings.slow_log_len_max() as u64),
+        set: Some(|_, value| {
+            let len = integer_between(value, 0, SLOW_LOG_LEN_MAX)?;
+            Ok(Box::new(move |shared, _| {
+                shared.settings.set_slow_log_len_max(to_usize(len))
+            }))
+        }),
     },
     Parameter {
         name: "tcp-keepalive",

@@ -10,6 +10,12 @@ use super::connection::REDIS_VERSION;
 use crate::exec::{Exec, Flow, Outcome, Pause};
 use crate::session::Shared;
 
+macro_rules! fields {
+    ($text:expr, $($name:literal: $value:expr),* $(,)?) => {
+        $(line($text, format_args!(concat!($name, ":{}"), $value));)*
+    };
+}
+
 type Section = (&'static str, &'static str, fn(&Shared, &mut String));
 
 /// Name, heading, and what it says. All of them are shown unless some are asked for.
@@ -21,6 +27,7 @@ const SECTIONS: &[Section] = &[
     ("stats", "Stats", stats),
     ("replication", "Replication", replication),
     ("cpu", "CPU", cpu),
+    ("cluster", "Cluster", cluster),
     ("log", "Log", log),
     ("keyspace", "Keyspace", keyspace),
 ];
@@ -61,12 +68,6 @@ fn line(text: &mut String, what: std::fmt::Arguments<'_>) {
     text.push_str("\r\n");
 }
 
-macro_rules! fields {
-    ($text:expr, $($name:literal: $value:expr),* $(,)?) => {
-        $(line($text, format_args!(concat!($name, ":{}"), $value));)*
-    };
-}
-
 fn server(shared: &Shared, text: &mut String) {
     let uptime_s = shared.now_ms().saturating_sub(shared.started_ms) / 1000;
     fields!(text,
@@ -90,7 +91,7 @@ fn clients(shared: &Shared, text: &mut String) {
         "connected_clients": shared.clients.len(),
         "cluster_connections": 0,
         "maxclients": shared.settings.clients_max(),
-        "blocked_clients": 0,
+        "blocked_clients": shared.gate.waiting(),
     );
 }
 
@@ -138,6 +139,10 @@ fn stats(shared: &Shared, text: &mut String) {
 
 fn replication(_shared: &Shared, text: &mut String) {
     fields!(text, "role": "master", "connected_slaves": 0);
+}
+
+fn cluster(_: &Shared, text: &mut String) {
+    fields!(text, "cluster_enabled": 0);
 }
 
 fn cpu(_shared: &Shared, text: &mut String) {

@@ -1,18 +1,26 @@
 //! The commands: a table, the way to them, and what each does.
 
+mod bitfields;
+mod bitmaps;
 mod client;
 mod command;
 mod config;
 mod connection;
 mod expire;
+mod floats;
 mod info;
 mod keyspace;
+mod latency;
+mod lcs;
 mod moves;
 mod multi;
 mod names;
 mod numbers;
+mod object;
+mod ranges;
 mod scan;
 mod server;
+mod slowlog;
 mod strings;
 mod table;
 
@@ -24,6 +32,7 @@ use crate::session::Session;
 
 pub(crate) use info::describe;
 pub(crate) use keyspace::collect_keys;
+pub(crate) use slowlog::SlowLog;
 use table::COMMANDS;
 
 /// Longest command name that is looked up; no command's is longer.
@@ -138,6 +147,11 @@ impl Command {
         self
     }
 
+    /// Whether the slow log has no entry of it: passwords are no entries, and of `EXEC` its commands are.
+    fn is_secret(&self) -> bool {
+        matches!(self.full_name, "auth" | "hello" | "exec" | "config|set")
+    }
+
     /// Whether it may write.
     pub(crate) fn is_write(&self) -> bool {
         self.flags.contains(&"write")
@@ -221,7 +235,26 @@ pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if exec.session.queue.is_some() && !command.is_immediate {
         return multi::queue(exec, command, request);
     }
-    (command.run)(exec, request)
+    call(exec, command, request)
+}
+
+/// Executes a command, and notes it where it takes long.
+fn call(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
+    let outcome = (command.run)(exec, request);
+    let Some(slow_ns) = exec.shared.settings.slow_ns() else {
+        return outcome;
+    };
+    // The command before ended when this one began, or nearly so.
+    let now_ns = exec.shared.clock.monotonic();
+    let took_ns = now_ns.saturating_sub(exec.session.clock_ns);
+    exec.session.clock_ns = now_ns;
+    if took_ns >= slow_ns && !matches!(outcome, Ok(Flow::Aside)) && !command.is_secret() {
+        let len_max = exec.shared.settings.slow_log_len_max();
+        let client = &exec.session.client;
+        let slow_log = &exec.shared.slow_log;
+        slow_log.note(request, client, exec.now_ms, took_ns / 1000, len_max);
+    }
+    outcome
 }
 
 /// Whether the client may call a command now.

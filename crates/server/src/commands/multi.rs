@@ -55,12 +55,12 @@ fn count(len: usize) -> isize {
     isize::try_from(len).unwrap_or(isize::MAX)
 }
 
-/// Notes that a command was refused: the `EXEC` that comes will refuse all. A refused `EXEC` does so at once.
+/// Notes that a command was refused: the `EXEC` that comes will refuse all. A refused `EXEC` does so at once, and
+/// says so even where nothing was queued.
 pub(super) fn refused(exec: &mut Exec<'_>, request: Request<'_>, failure: Failure) -> Failure {
-    let Some(queue) = &mut exec.session.queue else {
-        return failure;
-    };
-    queue.is_broken = true;
+    if let Some(queue) = &mut exec.session.queue {
+        queue.is_broken = true;
+    }
     if !request.get(0).is_some_and(|name| is(name, "EXEC")) {
         return failure;
     }
@@ -198,7 +198,7 @@ fn execute(exec: &mut Exec<'_>, queue: &Queue) -> Result<(), Failure> {
     for (command, kept) in &queue.commands {
         let start = exec.reply.len();
         exec.session.last_command = command.full_name;
-        let outcome = (command.run)(exec, kept.request()).and_then(|flow| settled(exec, flow));
+        let outcome = super::call(exec, command, kept.request()).and_then(|flow| settled(exec, flow));
         if let Err(failure) = outcome {
             exec.shared.counters.commands_failed.add(1);
             exec.reply.truncate(start);

@@ -40,6 +40,39 @@ pub(super) fn is(arg: &[u8], word: &str) -> bool {
     arg.eq_ignore_ascii_case(word.as_bytes())
 }
 
+/// A part of a string as it is asked for: first and last, included, counted from the end where negative.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unsettled {
+    pub(super) start: i64,
+    pub(super) end: i64,
+}
+
+impl Unsettled {
+    /// Reads it from argument `i` and the next one.
+    pub(super) fn read(request: Request<'_>, i: usize) -> Result<Unsettled, Failure> {
+        Ok(Unsettled {
+            start: integer(request.at(i))?,
+            end: integer(request.at(i + 1))?,
+        })
+    }
+
+    /// Whether both are counted from the end, and in the wrong order: to most commands that is an empty part,
+    /// however short the string is.
+    pub(super) fn is_backward(self) -> bool {
+        self.start < 0 && self.end < 0 && self.start > self.end
+    }
+
+    /// First and last of a string of that length; `None` where there is nothing between them.
+    pub(super) fn within(self, len: u64) -> Option<(u64, u64)> {
+        let place = |wanted: i64| match u64::try_from(wanted) {
+            Ok(from_start) => from_start,
+            Err(_) => len.saturating_sub(wanted.unsigned_abs()),
+        };
+        let (first, last) = (place(self.start), place(self.end).min(len.checked_sub(1)?));
+        (first <= last).then_some((first, last))
+    }
+}
+
 /// In which unit, and counted from when, a time was given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
@@ -66,6 +99,14 @@ impl Unit {
             ms.checked_add(i64::try_from(now_ms).ok()?)
         }
     }
+}
+
+/// An expiry that must lie ahead, in milliseconds since the Unix epoch.
+pub(super) fn expiry_of(arg: &[u8], unit: Unit, now_ms: u64, command: &str) -> Result<u64, Failure> {
+    let value = integer(arg)?;
+    let ms = (value > 0).then(|| unit.to_unix_ms(value, now_ms)).flatten();
+    ms.and_then(|ms| u64::try_from(ms).ok())
+        .ok_or_else(|| text::expire_time(command).into())
 }
 
 /// What `SET` and `GETEX` take after key and value.
@@ -133,11 +174,7 @@ impl<'a> StringOptions<'a> {
         let Some((unit, value)) = self.expiry else {
             return Ok(None);
         };
-        let value = integer(value)?;
-        let ms = (value > 0).then(|| unit.to_unix_ms(value, now_ms)).flatten();
-        let ms = ms
-            .and_then(|ms| u64::try_from(ms).ok())
-            .ok_or_else(|| text::expire_time(command))?;
+        let ms = expiry_of(value, unit, now_ms, command)?;
         Ok(Some((ms, unit.is_absolute())))
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
-use super::numbers::{StringOptions, integer};
+use super::numbers::{StringOptions, Unit, expiry_of, integer};
 use crate::exec::{Exec, Flow, Outcome, Prior};
 use crate::failure::{Failure, text};
 
@@ -44,6 +44,34 @@ pub(super) fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if options.get {
         exec.count_lookup(is_there);
     }
+    Ok(Flow::Next)
+}
+
+pub(super) fn setex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    set_with_expiry(exec, request, Unit::Seconds, "setex")
+}
+
+pub(super) fn psetex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    set_with_expiry(exec, request, Unit::Milliseconds, "psetex")
+}
+
+fn set_with_expiry(exec: &mut Exec<'_>, request: Request<'_>, unit: Unit, command: &str) -> Outcome {
+    let expiry = expiry_of(request.at(2), unit, exec.now_ms, command)?;
+    let key = request.at(1);
+    let _lock = exec.lock(key);
+    let prior = exec.prior(key)?;
+    exec.store(key, &prior, request.at(3), Some(expiry))?;
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn getset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let key = request.at(1);
+    let _lock = exec.lock(key);
+    let prior = exec.prior(key)?;
+    exec.count_lookup(prior.live().is_some());
+    exec.store(key, &prior, request.at(2), None)?;
+    push_found(exec, prior.live().map(|found| found.payload()));
     Ok(Flow::Next)
 }
 
@@ -128,8 +156,26 @@ fn push_found(exec: &mut Exec<'_>, payload: Option<&[u8]>) {
 }
 
 pub(super) fn mset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    set_several(exec, request, false, "mset")?;
+    exec.reply.ok();
+    Ok(Flow::Next)
+}
+
+pub(super) fn msetnx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let is_set = set_several(exec, request, true, "msetnx")?;
+    exec.reply.integer(i64::from(is_set));
+    Ok(Flow::Next)
+}
+
+/// Sets all keys in one commit; none of them where one is there and all are to be new.
+fn set_several(
+    exec: &mut Exec<'_>,
+    request: Request<'_>,
+    only_if_absent: bool,
+    command: &str,
+) -> Result<bool, Failure> {
     if request.len().is_multiple_of(2) {
-        return Err(text::arity("mset").into());
+        return Err(text::arity(command).into());
     }
     // Of a key that comes twice the last value counts.
     let mut values: HashMap<&[u8], &[u8]> = HashMap::with_capacity(request.len() / 2);
@@ -142,9 +188,11 @@ pub(super) fn mset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     for (key, payload) in values {
         entries.push((key, payload, exec.prior(key)?));
     }
+    if only_if_absent && entries.iter().any(|(.., prior)| prior.live().is_some()) {
+        return Ok(false);
+    }
     exec.store_several(&entries)?;
-    exec.reply.ok();
-    Ok(Flow::Next)
+    Ok(true)
 }
 
 pub(super) fn append(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {

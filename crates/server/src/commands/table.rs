@@ -3,6 +3,7 @@
 //! Arity, flags, categories, tips and key positions are those of Redis 7.0.15 — a test compares them with a real
 //! one — except for what came later (`WAITAOF`, `CLIENT SETINFO`) and for what is Collie's own (`CLIENT ACK`).
 
+mod bitmaps;
 mod connection;
 mod containers;
 mod keys;
@@ -13,6 +14,7 @@ mod transactions;
 use super::Command;
 
 const GROUPS: &[&[Command]] = &[
+    bitmaps::COMMANDS,
     connection::COMMANDS,
     keys::COMMANDS,
     server::COMMANDS,

@@ -1,6 +1,7 @@
 //! Commands about keys.
 
-use super::super::{Command, Keys, expire, keyspace, moves, scan, server};
+use super::super::{Command, Keys, command, expire, keyspace, moves, scan, server};
+use super::containers;
 
 /// In the order of their names.
 pub(super) const COMMANDS: &[Command] = &[
@@ -82,6 +83,10 @@ pub(super) const COMMANDS: &[Command] = &[
         .categories(&["@keyspace", "@write", "@fast"])
         .keys(&[Keys::at(1, &["RW", "access", "update"])])
         .everywhere(),
+    Command::new("object", -2, command::container)
+        .about("2.2.3", "generic", "What is known of how a value is kept.")
+        .categories(&["@slow"])
+        .subcommands(containers::OBJECT),
     Command::new("persist", 2, expire::persist)
         .about("2.2.0", "generic", "Takes the expiry from a key.")
         .flags(&["write", "fast"])
@@ -154,6 +159,16 @@ pub(super) const COMMANDS: &[Command] = &[
         .categories(&["@keyspace", "@write", "@fast", "@dangerous"])
         .everywhere()
         .lasting(),
+    Command::new("touch", -2, keyspace::exists)
+        .about(
+            "3.2.1",
+            "generic",
+            "How many of the keys are there; times of access are not kept.",
+        )
+        .flags(&["readonly", "fast"])
+        .categories(&["@keyspace", "@read", "@fast"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .keys(&[Keys::to(1, -1, 1, &["RO"])]),
     Command::new("ttl", 2, expire::ttl)
         .about("1.0.0", "generic", "How long a key has to live, in seconds.")
         .flags(&["readonly", "fast"])

@@ -29,10 +29,18 @@ pub(super) const COMMANDS: &[Command] = &[
             "response_policy:special",
         ])
         .lasting(),
+    Command::new("latency", -2, command::container)
+        .about("2.8.13", "server", "Events that took long: not sampled.")
+        .categories(&["@slow"])
+        .subcommands(containers::LATENCY),
     Command::new("shutdown", -1, server::shutdown)
         .about("1.0.0", "server", "Ends the server.")
         .flags(&["admin", "noscript", "loading", "stale", "no_multi", "allow_busy"])
         .categories(&["@admin", "@slow", "@dangerous"]),
+    Command::new("slowlog", -2, command::container)
+        .about("2.2.12", "server", "Commands that took long.")
+        .categories(&["@slow"])
+        .subcommands(containers::SLOWLOG),
     Command::new("time", 1, server::time)
         .about("2.6.0", "server", "The time of the server.")
         .flags(&["loading", "stale", "fast"])

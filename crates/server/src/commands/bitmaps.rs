@@ -1,0 +1,268 @@
+//! Strings as rows of bits: `SETBIT`, `GETBIT`, `BITCOUNT`, `BITPOS` and `BITOP`. Bit 0 is the highest of the first
+//! byte.
+
+use collie_protocol::Request;
+use collie_protocol::number::parse_i64;
+
+use super::numbers::{Unsettled, integer, is};
+use crate::exec::{Exec, Flow, Outcome, Prior};
+use crate::failure::{Failure, text};
+
+const NO_OFFSET: &str = "ERR bit offset is not an integer or out of range";
+const NO_BIT: &str = "ERR bit is not an integer or out of range";
+
+/// The place of a bit. `#3` is the third of fields as wide as `width`, where one is given.
+pub(super) fn bit_offset(exec: &Exec<'_>, arg: &[u8], width: Option<u32>) -> Result<u64, Failure> {
+    let wide = match (arg.strip_prefix(b"#"), width) {
+        (Some(number), Some(width)) => parse_i64(number).and_then(|n| n.checked_mul(i64::from(width))),
+        _ => parse_i64(arg),
+    };
+    let bytes_max = exec.shared.settings.bulk_len_max() as u64;
+    wide.and_then(|offset| u64::try_from(offset).ok())
+        .filter(|offset| offset >> 3 < bytes_max)
+        .ok_or_else(|| NO_OFFSET.into())
+}
+
+/// The byte that a bit lies in, and the bit alone in it.
+fn place(offset: u64) -> (usize, u8) {
+    let byte = usize::try_from(offset >> 3).unwrap_or(usize::MAX);
+    (byte, 0x80 >> (offset & 7))
+}
+
+pub(super) fn setbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let (byte, mask) = place(bit_offset(exec, request.at(2), None)?);
+    let on = match integer(request.at(3)) {
+        Ok(0) => false,
+        Ok(1) => true,
+        Ok(_) | Err(_) => return Err(NO_BIT.into()),
+    };
+    let key = request.at(1);
+    let _lock = exec.lock(key);
+    let prior = exec.prior(key)?;
+    let mut bytes = prior
+        .live()
+        .map(|found| found.payload().to_vec())
+        .unwrap_or_default();
+    let has_grown = grow(&mut bytes, byte + 1);
+    let mut was_on = false;
+    if let Some(byte) = bytes.get_mut(byte) {
+        was_on = *byte & mask != 0;
+        *byte = if on { *byte | mask } else { *byte & !mask };
+    }
+    if has_grown || was_on != on {
+        exec.store(key, &prior, &bytes, prior.live_expiry())?;
+    }
+    exec.reply.integer(i64::from(was_on));
+    Ok(Flow::Next)
+}
+
+/// Has `bytes` be at least `len` long; says whether it was shorter.
+pub(super) fn grow(bytes: &mut Vec<u8>, len: usize) -> bool {
+    let is_short = bytes.len() < len;
+    if is_short {
+        bytes.resize(len, 0);
+    }
+    is_short
+}
+
+pub(super) fn getbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let (byte, mask) = place(bit_offset(exec, request.at(2), None)?);
+    let found = exec.find(request.at(1))?;
+    exec.count_lookup(found.is_some());
+    let byte = found
+        .as_ref()
+        .and_then(|found| found.payload().get(byte).copied());
+    exec.reply
+        .integer(i64::from(byte.is_some_and(|byte| byte & mask != 0)));
+    Ok(Flow::Next)
+}
+
+/// A part of a string, first and last included, in bits from its start.
+struct Part {
+    first: u64,
+    last: u64,
+}
+
+/// Whether `BIT` is said rather than `BYTE`, or nothing.
+fn counts_bits(word: Option<&[u8]>) -> Result<bool, Failure> {
+    match word {
+        None => Ok(false),
+        Some(word) if is(word, "BYTE") => Ok(false),
+        Some(word) if is(word, "BIT") => Ok(true),
+        Some(_) => Err(text::SYNTAX.into()),
+    }
+}
+
+/// The part of `len` bytes from `start` to `end`, both in bits or both in bytes; `None` where it is empty.
+fn part(range: Unsettled, len: usize, in_bits: bool) -> Option<Part> {
+    let unit = if in_bits { 1 } else { 8 };
+    let (first, last) = range.within(len as u64 * 8 / unit)?;
+    Some(Part {
+        first: first * unit,
+        last: last * unit + unit - 1,
+    })
+}
+
+pub(super) fn bitcount(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let found = exec.find(request.at(1))?;
+    exec.count_lookup(found.is_some());
+    let Some(found) = found else {
+        exec.reply.integer(0);
+        return Ok(Flow::Next);
+    };
+    let bytes = found.payload();
+    let wanted = match request.len() {
+        2 => part(Unsettled { start: 0, end: -1 }, bytes.len(), false),
+        4 | 5 => {
+            let range = Unsettled::read(request, 2)?;
+            let in_bits = counts_bits(request.get(4))?;
+            part(range, bytes.len(), in_bits).filter(|_| !range.is_backward())
+        }
+        _ => return Err(text::SYNTAX.into()),
+    };
+    let count = wanted.map_or(0, |part| count_ones(bytes, &part));
+    exec.reply.integer(i64::try_from(count).unwrap_or(i64::MAX));
+    Ok(Flow::Next)
+}
+
+/// Bits in `byte` number `index` that lie in the part.
+fn mask_of(part: &Part, index: u64) -> u8 {
+    let mut mask = 0xff;
+    if index == part.first >> 3 {
+        mask &= 0xff >> (part.first & 7);
+    }
+    if index == part.last >> 3 {
+        mask &= 0xff << (7 - (part.last & 7));
+    }
+    mask
+}
+
+/// The bytes that a part touches, with their numbers.
+fn touched<'b>(bytes: &'b [u8], part: &Part) -> impl Iterator<Item = (u64, u8)> + use<'b> {
+    let (first, last) = (place(part.first).0, place(part.last).0);
+    let touched = bytes.get(first..=last.min(bytes.len().saturating_sub(1)));
+    (first as u64..).zip(touched.unwrap_or_default().iter().copied())
+}
+
+fn count_ones(bytes: &[u8], part: &Part) -> u64 {
+    touched(bytes, part)
+        .map(|(index, byte)| u64::from((byte & mask_of(part, index)).count_ones()))
+        .sum()
+}
+
+pub(super) fn bitpos(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let wanted = match integer(request.at(2))? {
+        0 => false,
+        1 => true,
+        _ => return Err("ERR The bit argument must be 1 or 0.".into()),
+    };
+    let found = exec.find(request.at(1))?;
+    exec.count_lookup(found.is_some());
+    let Some(found) = found else {
+        // As if zeros followed without an end.
+        exec.reply.integer(if wanted { -1 } else { 0 });
+        return Ok(Flow::Next);
+    };
+    let bytes = found.payload();
+    let has_end = request.len() > 4;
+    let searched = match request.len() {
+        3 => part(Unsettled { start: 0, end: -1 }, bytes.len(), false),
+        4..=6 => {
+            let start = integer(request.at(3))?;
+            let in_bits = counts_bits(request.get(5))?;
+            let end = request.get(4).map_or(Ok(-1), integer)?;
+            part(Unsettled { start, end }, bytes.len(), in_bits)
+        }
+        _ => return Err(text::SYNTAX.into()),
+    };
+    exec.reply.integer(match searched {
+        None => -1,
+        Some(part) => match first_bit(bytes, &part, wanted) {
+            Some(position) => i64::try_from(position).unwrap_or(i64::MAX),
+            // Zeros follow the string, unless it was said where to stop.
+            None if !wanted && !has_end => i64::try_from(part.last + 1).unwrap_or(i64::MAX),
+            None => -1,
+        },
+    });
+    Ok(Flow::Next)
+}
+
+fn first_bit(bytes: &[u8], part: &Part, wanted: bool) -> Option<u64> {
+    let mut found = touched(bytes, part).filter_map(|(index, byte)| {
+        let byte = if wanted { byte } else { !byte } & mask_of(part, index);
+        (byte != 0).then(|| index * 8 + u64::from(byte.leading_zeros()))
+    });
+    found.next()
+}
+
+/// What `BITOP` does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    And,
+    Or,
+    Xor,
+    Not,
+}
+
+impl Operation {
+    fn read(word: &[u8]) -> Result<Operation, Failure> {
+        match word {
+            _ if is(word, "AND") => Ok(Operation::And),
+            _ if is(word, "OR") => Ok(Operation::Or),
+            _ if is(word, "XOR") => Ok(Operation::Xor),
+            _ if is(word, "NOT") => Ok(Operation::Not),
+            _ => Err(text::SYNTAX.into()),
+        }
+    }
+
+    /// Works one source into what the sources before it gave. What is shorter counts as filled up with zeros.
+    fn work_in(self, result: &mut [u8], source: &[u8]) {
+        let filled = source.iter().copied().chain(std::iter::repeat(0));
+        for (byte, other) in result.iter_mut().zip(filled) {
+            match self {
+                Operation::And => *byte &= other,
+                Operation::Or => *byte |= other,
+                Operation::Xor => *byte ^= other,
+                Operation::Not => *byte = !other,
+            }
+        }
+    }
+}
+
+pub(super) fn bitop(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let operation = Operation::read(request.at(1))?;
+    if operation == Operation::Not && request.len() != 4 {
+        return Err("ERR BITOP NOT must be called with a single source key.".into());
+    }
+    let target = request.at(2);
+    let _locks = exec.lock_several(request.iter().skip(2));
+    let mut sources: Vec<Prior> = Vec::with_capacity(request.len() - 3);
+    for key in request.iter().skip(3) {
+        sources.push(exec.prior(key)?);
+    }
+    let bytes = |prior: &Prior| {
+        prior
+            .live()
+            .map(|found| found.payload().to_vec())
+            .unwrap_or_default()
+    };
+    let longest = sources
+        .iter()
+        .filter_map(Prior::live)
+        .map(|found| found.payload().len());
+    let len = longest.max().unwrap_or(0);
+    let mut result = sources.first().map(bytes).unwrap_or_default();
+    result.resize(len, 0);
+    let rest = if operation == Operation::Not { 0 } else { 1 };
+    for source in sources.iter().skip(rest) {
+        operation.work_in(&mut result, source.live().map_or(&[], |found| found.payload()));
+    }
+    let prior = exec.prior(target)?;
+    if len == 0 {
+        exec.remove(target, &prior)?;
+    } else {
+        exec.store(target, &prior, &result, None)?;
+    }
+    exec.reply.integer(i64::try_from(len).unwrap_or(i64::MAX));
+    Ok(Flow::Next)
+}

@@ -1,0 +1,49 @@
+//! Parts of strings: `GETRANGE`, `SUBSTR` and `SETRANGE`.
+
+use collie_protocol::Request;
+
+use super::numbers::{Unsettled, integer};
+use crate::exec::{Exec, Flow, Outcome};
+use crate::failure::text;
+
+pub(super) fn getrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let range = Unsettled::read(request, 2)?;
+    let found = exec.find(request.at(1))?;
+    exec.count_lookup(found.is_some());
+    let payload = found.as_ref().map_or(&[][..], |found| found.payload());
+    let settled = range
+        .within(payload.len() as u64)
+        .filter(|_| !range.is_backward());
+    let part = settled.and_then(|(first, last)| {
+        let (first, last) = (usize::try_from(first).ok()?, usize::try_from(last).ok()?);
+        payload.get(first..=last)
+    });
+    exec.reply.bulk(part.unwrap_or_default());
+    Ok(Flow::Next)
+}
+
+pub(super) fn setrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let (key, part) = (request.at(1), request.at(3));
+    let start = usize::try_from(integer(request.at(2))?).map_err(|_| "ERR offset is out of range")?;
+    let _lock = exec.lock(key);
+    let prior = exec.prior(key)?;
+    let mut bytes = prior
+        .live()
+        .map(|found| found.payload().to_vec())
+        .unwrap_or_default();
+    if !part.is_empty() {
+        let end = start.saturating_add(part.len());
+        if end > exec.shared.settings.bulk_len_max() {
+            return Err(text::TOO_LONG.into());
+        }
+        if bytes.len() < end {
+            bytes.resize(end, 0);
+        }
+        if let Some(place) = bytes.get_mut(start..end) {
+            place.copy_from_slice(part);
+        }
+        exec.store(key, &prior, &bytes, prior.live_expiry())?;
+    }
+    exec.reply.integer(i64::try_from(bytes.len()).unwrap_or(i64::MAX));
+    Ok(Flow::Next)
+}

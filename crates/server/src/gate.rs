@@ -1,0 +1,102 @@
+//! `CLIENT PAUSE`: commands that wait for a time, or until they are let go.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Where commands wait.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    /// Whether `pause` says anything, so that commands need not look where it does not.
+    is_set: AtomicBool,
+    pause: watch::Sender<Option<Pause>>,
+    /// Commands that wait; a statistic, so its accesses are Relaxed.
+    waiting: AtomicUsize,
+}
+
+/// A command that waits.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Pause {
+    until: Instant,
+    /// Whether reads wait too.
+    everything: bool,
+}
+
+/// Longest pause, in milliseconds: what is longer is as good as for ever.
+const PAUSE_MS_MAX: u64 = 100 * 365 * 24 * 3600 * 1000;
+
+impl Default for Gate {
+    fn default() -> Gate {
+        Gate {
+            is_set: AtomicBool::new(false),
+            pause: watch::Sender::new(None),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Gate {
+    /// Has commands wait. What waits longer, and what more is to wait, of this pause and one that is in force
+    /// counts, as in Redis.
+    pub(crate) fn close(&self, ms: u64, everything: bool) {
+        let until = Instant::now() + Duration::from_millis(ms.min(PAUSE_MS_MAX));
+        self.pause.send_modify(|pause| {
+            let before = pause.filter(|before| before.until > Instant::now());
+            *pause = Some(Pause {
+                until: before.map_or(until, |before| before.until.max(until)),
+                everything: everything || before.is_some_and(|before| before.everything),
+            });
+        });
+        // Release pairs with the Acquire in `is_open`.
+        self.is_set.store(true, Ordering::Release);
+    }
+
+    /// Lets all go.
+    pub(crate) fn open(&self) {
+        // Release: see `close`. A command that still finds it set finds no pause.
+        self.is_set.store(false, Ordering::Release);
+        self.pause.send_replace(None);
+    }
+
+    /// Whether there is surely nothing to wait for.
+    pub(crate) fn is_open(&self) -> bool {
+        // Acquire pairs with the Release in `close`.
+        !self.is_set.load(Ordering::Acquire)
+    }
+
+    /// How many commands wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Returns when a command may run.
+    pub(crate) async fn pass(&self, is_write: bool) {
+        let mut changes = self.pause.subscribe();
+        loop {
+            let pause = *changes.borrow_and_update();
+            let Some(pause) = pause.filter(|pause| pause.until > Instant::now()) else {
+                return;
+            };
+            if !pause.everything && !is_write {
+                return;
+            }
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            let _waiting = Waiting(&self.waiting);
+            tokio::select! {
+                () = tokio::time::sleep_until(pause.until) => {}
+                // The sender lives as long as this does.
+                _ = changes.changed() => {}
+            }
+        }
+    }
+}

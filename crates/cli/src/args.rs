@@ -45,7 +45,7 @@ pub(crate) struct TourArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Looks at a closed log, or cuts away what is damaged.
+    /// Looks at a closed log, follows one that is in use, or cuts away what is damaged.
     #[command(subcommand)]
     Log(LogCommand),
     /// Measures: workloads on a store, by db_bench's names and flags; or the log beside lock-based ones.
@@ -155,6 +155,25 @@ pub(crate) enum LogCommand {
         /// Print whole payloads, in hexadecimal.
         #[arg(long)]
         payload: bool,
+    },
+    /// Shows the frames that are durable for certain, while another process may be writing the log: takes no lock
+    /// and holds nothing back. A frame comes once a later one proves that it was durable. Where what it is to read
+    /// was released before, it fails, and never leaves anything out. SIGINT ends it.
+    Tail {
+        /// The log's directory, or the store's that holds it.
+        dir: PathBuf,
+        /// Print one JSON object per frame, with the fields of `dump`.
+        #[arg(long)]
+        json: bool,
+        /// Print whole payloads, in hexadecimal.
+        #[arg(long)]
+        payload: bool,
+        /// The LSN to begin at: a frame's `lsn` or `end`. Without it, the oldest frame.
+        #[arg(long, value_name = "LSN")]
+        from: Option<u64>,
+        /// Go on with frames to come.
+        #[arg(long)]
+        follow: bool,
     },
     /// Reads the whole log and says where it is damaged, if it is; then the exit code is 1.
     Verify {

@@ -1,4 +1,6 @@
-//! `collie log dump | verify | repair`.
+//! `collie log dump | tail | verify | repair`.
+
+mod tail;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,6 +24,21 @@ pub(crate) fn run(command: &LogCommand) -> anyhow::Result<Outcome> {
         LogCommand::Dump { dir, json, payload } => {
             let shown = if *payload { Shown::Payload } else { Shown::Preview };
             dump(&device, &log_dir(&*device, dir)?, *json, shown)
+        }
+        LogCommand::Tail {
+            dir,
+            json,
+            payload,
+            from,
+            follow,
+        } => {
+            let wanted = tail::Wanted {
+                from: *from,
+                follow: *follow,
+                json: *json,
+                shown: if *payload { Shown::Payload } else { Shown::Preview },
+            };
+            tail::tail(&device, &log_dir(&*device, dir)?, wanted)
         }
         LogCommand::Verify { dir, json } => verify(&device, &log_dir(&*device, dir)?, *json),
         LogCommand::Repair { dir, json } => mend(&device, &log_dir(&*device, dir)?, *json),
@@ -78,10 +95,7 @@ struct FrameLine<'a> {
 fn dump(device: &Arc<dyn Device>, dir: &Path, json: bool, shown: Shown) -> anyhow::Result<Outcome> {
     let mut results = Results::new();
     if !json {
-        results.line(format_args!(
-            "{:>14} {:>8} {:>5} {:>8} {:>4} {:<6} {:<28} payload",
-            "lsn", "bytes", "epoch", "stream", "kind", "", "at"
-        ))?;
+        results.line(frame_heading())?;
     }
     let mut printed: io::Result<()> = Ok(());
     let found = inspect(device, dir, |frame| {
@@ -89,7 +103,7 @@ fn dump(device: &Arc<dyn Device>, dir: &Path, json: bool, shown: Shown) -> anyho
             printed = if json {
                 results.json(&frame_line(&frame, shown))
             } else {
-                results.line(frame_text(&frame, shown))
+                results.line(frame_text(&frame_line(&frame, shown), frame.payload, shown))
             };
         }
     });
@@ -116,24 +130,26 @@ fn frame_line<'a>(frame: &FrameView<'a>, shown: Shown) -> FrameLine<'a> {
     }
 }
 
-fn frame_text(frame: &FrameView<'_>, shown: Shown) -> String {
-    let place = match frame.place {
-        Some((path, offset)) => format!("{}:{offset}", name_of(path)),
-        None => "ring".to_owned(),
+/// What stands above the lines of [`frame_text`].
+fn frame_heading() -> String {
+    format!(
+        "{:>14} {:>8} {:>5} {:>8} {:>4} {:<6} {:<28} payload",
+        "lsn", "bytes", "epoch", "stream", "kind", "", "at"
+    )
+}
+
+fn frame_text(frame: &FrameLine<'_>, payload: &[u8], shown: Shown) -> String {
+    let place = match (&frame.segment, frame.offset) {
+        (Some(segment), Some(offset)) => format!("{}:{offset}", name_of(Path::new(&**segment))),
+        _ => "ring".to_owned(),
     };
     let payload = match shown {
-        Shown::Payload => hex(frame.payload),
-        Shown::Preview => preview(frame.payload),
+        Shown::Payload => hex(payload),
+        Shown::Preview => preview(payload),
     };
     format!(
         "{:>14} {:>8} {:>5} {:>8} {:>4} {:<6} {:<28} {payload}",
-        frame.lsn,
-        frame.payload.len(),
-        frame.epoch,
-        frame.stream,
-        frame.kind,
-        frame.kind_name(),
-        place,
+        frame.lsn, frame.len, frame.epoch, frame.stream, frame.kind, frame.kind_name, place,
     )
 }
 

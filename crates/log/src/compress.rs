@@ -15,7 +15,7 @@ const LENGTH: usize = size_of::<u32>();
 /// A worker keeps its buffer for the next payload up to this many bytes; a larger one it gives back.
 const KEPT: usize = 1 << 20;
 /// What a payload may have before compression: half the largest ring, whoever wrote it.
-const MAX_PAYLOAD: usize = MAX_RING_BYTES / 2 - FRAME_HEADER;
+pub(crate) const MAX_PAYLOAD: usize = MAX_RING_BYTES / 2 - FRAME_HEADER;
 /// A byte of an LZ4 block stands for at most this many: a length that promises more is wrong, and no memory
 /// is taken for it.
 const MAX_RATIO: usize = 255;

@@ -109,7 +109,7 @@ impl FrameHeader {
 }
 
 /// Bytes that a frame with `payload` bytes takes: header, payload, zeros up to a multiple of 8.
-pub(crate) fn frame_len(payload: usize) -> u64 {
+pub(crate) const fn frame_len(payload: usize) -> u64 {
     (FRAME_HEADER as u64 + payload as u64).next_multiple_of(ALIGN)
 }
 

@@ -62,6 +62,8 @@ mod error;
 #[cfg(not(loom))]
 mod flusher;
 #[cfg(not(loom))]
+pub mod follow;
+#[cfg(not(loom))]
 mod format;
 #[cfg(not(loom))]
 mod futures;

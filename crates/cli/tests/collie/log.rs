@@ -1,9 +1,13 @@
-//! `collie log dump | verify | repair` through the real binary, on logs that are whole and logs that are not.
+//! `collie log dump | tail | verify | repair` through the real binary, on logs that are whole and logs that are not.
 
 use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 
-use crate::common::{json_lines, run, stderr};
+use serde_json::Value;
+
+use crate::common::{collie, json_lines, run, stderr};
 use collie_log::{FIRST_LSN, Level, Log, LogOptions, Span};
 
 const FRAMES: u64 = 100;
@@ -197,4 +201,86 @@ fn the_log_of_a_store_is_found_and_other_directories_are_left_alone() {
     let output = run(args("verify", Path::new("/no/such/place"), &[]));
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("/no/such/place"), "{}", stderr(&output));
+}
+
+/// Of a log in a store's place, the same objects as the dump's, but for the log's own.
+#[test]
+fn a_tail_shows_the_durable_frames_with_the_fields_of_a_dump() {
+    let store = tempfile::tempdir().unwrap();
+    let dir = store.path().join("log");
+    let spans = make(&dir);
+    let dumped = run(args("dump", store.path(), &["--json", "--payload"]));
+    let dumped: Vec<_> = json_lines(&dumped)
+        .into_iter()
+        .filter(|line| line["kind_name"] == "data")
+        .collect();
+    let tailed = run(args("tail", store.path(), &["--json", "--payload"]));
+    assert!(tailed.status.success(), "{}", stderr(&tailed));
+    assert_eq!(json_lines(&tailed), dumped);
+
+    let from = spans[70].start.to_string();
+    let tailed = run(args("tail", &dir, &["--json", "--payload", "--from", &from]));
+    assert_eq!(json_lines(&tailed), dumped[70..]);
+    assert!(stderr(&tailed).contains("--from"), "{}", stderr(&tailed));
+    let text = String::from_utf8(run(args("tail", &dir, &["--from", &from])).stdout).unwrap();
+    assert_eq!(text.lines().count(), 31, "a heading and a line each");
+
+    let between = (spans[70].start + 8).to_string();
+    let refused = run(args("tail", &dir, &["--from", &between]));
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains(&between), "{}", stderr(&refused));
+}
+
+fn follower(dir: &Path) -> Child {
+    collie()
+        .args(args("tail", dir, &["--json", "--payload", "--follow"]))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_tail_follows_a_log_in_use_until_it_is_interrupted() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path(), options()).unwrap();
+    let mut tail = follower(dir.path());
+    let lines = BufReader::new(tail.stdout.take().unwrap()).lines();
+    let mut lines = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let mut worker = log.worker().unwrap();
+    for n in 0..FRAMES {
+        let span = worker.append(1, 2, &payload(n)).unwrap();
+        log.wait(span.end, Level::Disk).unwrap();
+        // The frame's promise comes with the seal of the idle log.
+        if n % 10 == 9 {
+            for line in lines.by_ref().take(10) {
+                assert_eq!(line["stream"], 1);
+            }
+        }
+    }
+    let pid = rustix::process::Pid::from_child(&tail);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(lines.next(), None);
+    let output = tail.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains(&format!("{FRAMES} frames")),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_tail_that_nobody_reads_any_more_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    make(dir.path());
+    let mut tail = follower(dir.path());
+    let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines();
+    for _ in 0..FRAMES {
+        lines.next().unwrap().unwrap();
+    }
+    // It has nothing more to print, and finds out all the same.
+    drop(lines);
+    let output = tail.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }

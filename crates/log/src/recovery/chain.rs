@@ -335,7 +335,7 @@ fn mismatch(file: &SegmentFile, offset: u64, expected: &str, found: &str) -> Log
 }
 
 /// A segment's header; `None` where there is no good one.
-fn read_header(file: &dyn File, path: &Path) -> Result<Option<SegmentHeader>, LogError> {
+pub(crate) fn read_header(file: &dyn File, path: &Path) -> Result<Option<SegmentHeader>, LogError> {
     let mut block = [0; BLOCK];
     read_or_zeros(file, &mut block, 0).at("read", path)?;
     match SegmentHeader::decode(&block) {

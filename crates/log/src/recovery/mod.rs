@@ -26,7 +26,7 @@ use crate::core::Opened;
 use crate::error::LogError;
 use crate::options::{LogId, LogOptions, RecoveryMode};
 
-pub(crate) use chain::Chain;
+pub(crate) use chain::{Chain, read_header, read_or_zeros};
 pub use cut::Cut;
 pub(crate) use cut::cut;
 pub(crate) use lock::DirLock;

@@ -1,0 +1,142 @@
+//! `collie log tail`: durable frames, from outside the process that writes them.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use collie_io::Device;
+use collie_log::follow::{Followed, Follower};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{FrameLine, Shown, frame_heading, frame_text, hex};
+use crate::Outcome;
+use crate::output::{self, Results};
+
+/// How long to wait for more after a look in vain: twice as long each time, up to the second figure.
+const WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+
+/// What to show, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) from: Option<u64>,
+    pub(super) follow: bool,
+    pub(super) json: bool,
+    pub(super) shown: Shown,
+}
+
+pub(super) fn tail(device: &Arc<dyn Device>, dir: &Path, wanted: Wanted) -> anyhow::Result<Outcome> {
+    let stopped = watch_signals()?;
+    let mut follower = Follower::open(device, dir, wanted.from)?;
+    let mut results = Results::new();
+    if !wanted.json {
+        results.line(frame_heading())?;
+    }
+    let mut frames = 0_u64;
+    let mut wait = WAIT.0;
+    // Relaxed: nothing is ordered by it.
+    while !stopped.load(Ordering::Relaxed) {
+        let next = if wanted.follow {
+            follower.poll()
+        } else {
+            follower.poll_to_end()
+        };
+        // What was shown before an error is out before it is told.
+        if !matches!(next, Ok(Some(_))) {
+            results.flush()?;
+        }
+        match next? {
+            Some(followed) => {
+                print(&mut results, &followed, wanted)?;
+                frames += 1;
+                wait = WAIT.0;
+            }
+            None if wanted.follow => {
+                if listener_is_gone(wait)? {
+                    return Ok(Outcome::Good);
+                }
+                wait = (2 * wait).min(WAIT.1);
+            }
+            None => break,
+        }
+    }
+    results.flush()?;
+    output::note(format_args!(
+        "{frames} frames; what follows begins at --from {}",
+        follower.resume_at()
+    ));
+    Ok(Outcome::Good)
+}
+
+fn print(results: &mut Results, followed: &Followed, wanted: Wanted) -> std::io::Result<()> {
+    let line = line_of(followed, wanted.shown);
+    if wanted.json {
+        results.json(&line)
+    } else {
+        let payload = &followed.frame.payload;
+        results.line(frame_text(&line, payload, wanted.shown))
+    }
+}
+
+fn line_of(followed: &Followed, shown: Shown) -> FrameLine<'_> {
+    let frame = &followed.frame;
+    FrameLine {
+        lsn: frame.start,
+        end: frame.end,
+        epoch: followed.epoch,
+        promised: followed.promised,
+        stream: frame.stream,
+        kind: frame.kind,
+        kind_name: "data",
+        len: frame.payload.len(),
+        segment: Some(followed.segment.to_string_lossy()),
+        offset: Some(followed.offset),
+        payload: (shown == Shown::Payload).then(|| hex(&frame.payload)),
+    }
+}
+
+/// Waits a while; tells whether the pipe that results go to was closed meanwhile. Nobody else would tell a tail
+/// that has nothing to print.
+fn listener_is_gone(wait: Duration) -> anyhow::Result<bool> {
+    let stdout = rustix::stdio::stdout();
+    let mut watched = [PollFd::new(&stdout, PollFlags::empty())];
+    let wait = Timespec::try_from(wait).context("cannot wait")?;
+    match rustix::event::poll(&mut watched, Some(&wait)) {
+        // A signal's handler ran; the caller looks whether it was to stop.
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(error).context("cannot wait"),
+    }
+    let closed = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
+    Ok(watched.iter().any(|fd| fd.revents().intersects(closed)))
+}
+
+/// A flag that SIGINT and SIGTERM set, so that a tail ends where it can be taken up again.
+fn watch_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let cannot = "cannot watch for signals";
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context(cannot)?;
+    let entered = runtime.enter();
+    let mut interrupt = signal(SignalKind::interrupt()).context(cannot)?;
+    let mut terminate = signal(SignalKind::terminate()).context(cannot)?;
+    drop(entered);
+    let stopped = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&stopped);
+    let watch = move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        });
+        told.store(true, Ordering::Relaxed);
+    };
+    std::thread::Builder::new()
+        .name("collie-signals".to_owned())
+        .spawn(watch)
+        .context(cannot)?;
+    Ok(stopped)
+}

@@ -1,0 +1,403 @@
+//! Following a log from outside: another process may write it meanwhile, and is not asked.
+//!
+//! A [`Follower`] takes no lock, writes nothing and holds nothing back. It gives a frame once the files prove that
+//! it was durable: a later frame promises that, or the header of a later epoch records it. (An open log that falls
+//! idle writes such a frame within two of its flush intervals, and so does one that is closed.) What is only in the
+//! ring, or was left without a promise by a process that died, is not given; what of that survives is given once
+//! the next open has carried it over.
+//!
+//! Each frame proves itself: its checksum is seeded by its epoch and covers its LSN, so what stands in a file that
+//! was released and used again, or is being written this moment, is never taken for it. Since nothing holds the log
+//! for a follower, one that is slow may find that its place is gone: that is [`LogError::Missing`], never a gap.
+//! Whoever needs to be waited for follows from inside, with [`Log::tail`](crate::Log::tail).
+//!
+//! What was given stays so, over crashes and new epochs alike: it was durable, and recovery keeps it under its LSN.
+//! Only `repair` can cut it off again; that is noticed, and ends the follower with [`LogError::Corrupt`].
+//!
+//! Two positions move through the frames. The *scout* goes from frame to whole frame and collects promises; the
+//! *giver* follows as far as they reach. So memory is bounded by two windows, however far the promises lag.
+
+mod view;
+mod window;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::Device;
+
+use crate::error::LogError;
+use crate::format::{ALIGN, FIRST_OWN_KIND, FrameHeader};
+use crate::{Frame, Lsn, compress};
+use view::{Piece, View};
+use window::Window;
+
+/// A frame as a follower gives it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Followed {
+    /// The frame.
+    pub frame: Frame,
+    /// The epoch that wrote it, or carried it over.
+    pub epoch: u32,
+    /// Everything below was durable when it was written; 0: it promises nothing.
+    pub promised: Lsn,
+    /// The segment that it starts in.
+    pub segment: PathBuf,
+    /// The byte there.
+    pub offset: u64,
+}
+
+/// Durable frames in order, read from outside the process that writes them. See the [module](self).
+#[derive(Debug)]
+pub struct Follower {
+    view: View,
+    /// All frames below are whole.
+    scout: Lsn,
+    scouting: Window,
+    /// Where the next frame to be given starts.
+    giver: Lsn,
+    giving: Window,
+    /// Everything below was durable, as frames and headers say.
+    promise: Lsn,
+    /// How far was looked beyond the scout for a proof that it stands at damage.
+    ahead: Lsn,
+    looking: Window,
+}
+
+impl Follower {
+    /// Follows the log in `dir` from `from` on, which is the start of a frame or any frame's end; `None`: from the
+    /// oldest whole frame.
+    ///
+    /// # Errors
+    /// [`LogError::Missing`] where there is no log, or none that reaches from before `from` up to it; and those of
+    /// [`Follower::poll`].
+    pub fn open(device: &Arc<dyn Device>, dir: &Path, from: Option<Lsn>) -> Result<Self, LogError> {
+        let mut view = View::new(Arc::clone(device), dir.to_owned());
+        view.refresh()?;
+        let mut follower = Self {
+            promise: view.promise,
+            view,
+            scout: 0,
+            scouting: Window::default(),
+            giver: 0,
+            giving: Window::default(),
+            ahead: 0,
+            looking: Window::default(),
+        };
+        let start = match from {
+            Some(from) => follower.start_at(from)?,
+            None => follower.oldest_frame()?,
+        };
+        follower.go_to(start);
+        Ok(follower)
+    }
+
+    /// Where the next frame starts: hand it to [`Follower::open`] to go on from here.
+    #[must_use]
+    pub fn resume_at(&self) -> Lsn {
+        self.giver
+    }
+
+    /// The next frame that is known to be durable. `None`: there is none now; ask again in a while.
+    ///
+    /// # Errors
+    /// [`LogError::Missing`]: its place was released before it was read. [`LogError::Corrupt`]: what was durable is
+    /// damaged, or was cut off by a repair. [`LogError::OtherLog`], [`LogError::Version`]: the directory holds
+    /// another log now, or a newer version writes it. [`LogError::Io`].
+    pub fn poll(&mut self) -> Result<Option<Followed>, LogError> {
+        let mut refreshed = false;
+        loop {
+            if let Some(given) = self.give()? {
+                return Ok(Some(given));
+            }
+            if self.advance()? {
+                refreshed = false;
+                continue;
+            }
+            // Nothing at this look: it may have been written meanwhile, or in a new segment.
+            if !refreshed {
+                self.refresh()?;
+                refreshed = true;
+                continue;
+            }
+            if self.scout < self.promise {
+                return Err(self.damage(self.scout)?);
+            }
+            if !self.look_ahead()? {
+                return Ok(None);
+            }
+            refreshed = false;
+        }
+    }
+
+    /// Goes on with [`Follower::poll`] until what is there now is given or proven to be damaged: `None` is the end
+    /// of what is durable.
+    ///
+    /// # Errors
+    /// As [`Follower::poll`].
+    pub fn poll_to_end(&mut self) -> Result<Option<Followed>, LogError> {
+        loop {
+            let from = self.ahead;
+            match self.poll()? {
+                None if self.ahead > from => {}
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    fn go_to(&mut self, lsn: Lsn) {
+        (self.giver, self.scout, self.ahead) = (lsn, lsn, lsn);
+    }
+
+    /// The frame at the giver, if it is promised; frames of the log's own are passed over.
+    fn give(&mut self) -> Result<Option<Followed>, LogError> {
+        loop {
+            let Some(piece) = self.view.at_or_after(self.giver).cloned() else {
+                return Ok(None);
+            };
+            let at = self.giver.max(piece.start);
+            if at >= self.scout {
+                return Ok(None);
+            }
+            if self.giving.frame(&self.view, &piece, at)?.is_none() {
+                // What is in memory may be from before the frame was written.
+                self.giving.clear();
+            }
+            let Some((header, stored)) = self.giving.frame(&self.view, &piece, at)? else {
+                // The scout saw it a while ago.
+                return Err(self.damage(at)?);
+            };
+            let end = header.end();
+            if end > self.promise || end > self.scout {
+                return Ok(None);
+            }
+            let payload = (header.kind() < FIRST_OWN_KIND)
+                .then(|| payload_of(&header, stored))
+                .transpose()
+                .map_err(|found| corrupt(&piece, at, compress::EXPECTED, &found))?;
+            self.giver = end;
+            if let Some(payload) = payload {
+                let frame = Frame {
+                    start: at,
+                    end,
+                    stream: header.stream(),
+                    kind: header.kind(),
+                    payload,
+                };
+                return Ok(Some(Followed {
+                    frame,
+                    epoch: piece.epoch,
+                    promised: header.promised.get(),
+                    offset: piece.offset(at),
+                    segment: piece.path,
+                }));
+            }
+        }
+    }
+
+    /// Takes the scout over the next frame, or into the next epoch; `false` where neither is to be seen.
+    fn advance(&mut self) -> Result<bool, LogError> {
+        let Some(piece) = self.view.at_or_after(self.scout).cloned() else {
+            return Ok(false);
+        };
+        let at = self.scout.max(piece.start);
+        if at > self.scout {
+            // An epoch may begin above the end of the one before. Otherwise the scout's place is gone, as the next
+            // look at the directory will tell.
+            if piece.begins_epoch {
+                self.scout = at;
+            }
+            return Ok(piece.begins_epoch);
+        }
+        let Some((header, _)) = self.scouting.frame(&self.view, &piece, at)? else {
+            self.scouting.clear();
+            return Ok(false);
+        };
+        self.scout = header.end();
+        self.ahead = self.ahead.max(self.scout);
+        self.promise = self.promise.max(header.promised.get());
+        Ok(true)
+    }
+
+    /// Looks at the directory again. In a new epoch the scout starts over: what it saw of the old one and was not
+    /// promised may have been written anew.
+    fn refresh(&mut self) -> Result<(), LogError> {
+        let epoch = self.view.epoch;
+        self.view.refresh()?;
+        self.promise = self.promise.max(self.view.promise);
+        if self.view.epoch == epoch {
+            return self.check_place();
+        }
+        self.scouting.clear();
+        self.giving.clear();
+        self.looking.clear();
+        if self.view.carried_end < self.giver {
+            let piece = self.view.pieces.iter().find(|p| p.epoch == self.view.epoch);
+            return Err(LogError::Corrupt {
+                path: piece.map_or(self.view.dir().to_owned(), |p| p.path.clone()),
+                offset: 0,
+                lsn: self.giver,
+                expected: format!("an epoch that goes on at LSN {}, which was durable", self.giver),
+                found: format!("one that goes on at {}: the log was cut", self.view.carried_end),
+            });
+        }
+        self.go_to(self.giver);
+        self.check_place()
+    }
+
+    /// Fails where the giver's place is gone. Segments go oldest first.
+    fn check_place(&self) -> Result<(), LogError> {
+        match self.view.at_or_after(self.giver) {
+            Some(piece) if piece.start <= self.giver => Ok(()),
+            // An epoch may begin above the end of the one before.
+            Some(piece) if piece.begins_epoch && self.giver >= self.predecessor_end(piece) => Ok(()),
+            // The last segment is full, and the next one not made yet.
+            None if self.giver == self.view.bounds().1 && self.giver > 0 => Ok(()),
+            _ => Err(self.missing(self.giver)),
+        }
+    }
+
+    /// Where what comes before a piece ends: the piece before, else what its header records.
+    fn predecessor_end(&self, piece: &Piece) -> Lsn {
+        let before = self.view.pieces.iter().rfind(|p| p.end <= piece.start);
+        before.map_or(piece.predecessor_end, |p| p.end)
+    }
+
+    /// What is wrong where a frame was durable and is not to be seen.
+    fn damage(&mut self, at: Lsn) -> Result<LogError, LogError> {
+        // A file that is used again for other frames got its new name before: then the place is gone.
+        self.view.refresh()?;
+        self.check_place()?;
+        let place = self.view.at_or_after(at).filter(|p| p.start <= at);
+        Ok(match place {
+            Some(piece) => corrupt(piece, at, "a whole frame, which was durable", "something else"),
+            None => self.missing(at),
+        })
+    }
+
+    /// Looks a window's length further for a frame that promises that the scout's place was durable. Gives
+    /// whether it found one.
+    fn look_ahead(&mut self) -> Result<bool, LogError> {
+        let scout = self.scout;
+        let Some(piece) = self.view.at_or_after(scout).cloned() else {
+            return Ok(false);
+        };
+        let from = self.ahead.max(scout + ALIGN).max(piece.start);
+        self.looking.clear();
+        let (proof, looked) = self
+            .looking
+            .find(&self.view, &piece, from, |h| h.promised.get() > scout)?;
+        // At the end it begins again: the log may have grown meanwhile.
+        self.ahead = if looked > from { looked } else { scout };
+        let Some(proof) = proof else {
+            return Ok(false);
+        };
+        if let Some((header, _)) = self.looking.frame(&self.view, &piece, proof)? {
+            self.promise = self.promise.max(header.promised.get());
+        }
+        // What was being written at the last look is whole by now, or never will be.
+        self.scouting.clear();
+        Ok(true)
+    }
+
+    /// The first whole frame of the oldest segments. After a release the oldest one may begin in mid-frame.
+    fn oldest_frame(&mut self) -> Result<Lsn, LogError> {
+        let Some(first) = self.view.pieces.first().cloned() else {
+            return Err(self.missing(0));
+        };
+        if first.begins_epoch {
+            return Ok(first.start);
+        }
+        Ok(self.first_frame_from(&first)?.unwrap_or(first.start))
+    }
+
+    /// The first whole frame at or above a piece's start, in the same epoch.
+    fn first_frame_from(&mut self, piece: &Piece) -> Result<Option<Lsn>, LogError> {
+        let mut at = piece.start;
+        loop {
+            let (found, looked) = self.looking.find(&self.view, piece, at, |_| true)?;
+            if found.is_some() || looked == at {
+                return Ok(found);
+            }
+            at = looked;
+        }
+    }
+
+    /// `from`, if a frame starts or ends there.
+    fn start_at(&mut self, from: Lsn) -> Result<Lsn, LogError> {
+        let Some(piece) = self.view.at_or_after(from).cloned() else {
+            return Err(self.missing(from));
+        };
+        if from < piece.start {
+            return if piece.begins_epoch && from >= self.predecessor_end(&piece) {
+                Ok(from)
+            } else {
+                Err(self.missing(from))
+            };
+        }
+        if from.is_multiple_of(ALIGN) && self.looking.frame(&self.view, &piece, from)?.is_some() {
+            return Ok(from);
+        }
+        // Not the start of a frame. To tell the end of one, frames are followed from before it.
+        let before: Vec<Piece> = self
+            .view
+            .pieces
+            .iter()
+            .filter(|p| p.start <= from)
+            .cloned()
+            .collect();
+        for piece in before.iter().rev() {
+            let first = if piece.begins_epoch {
+                Some(piece.start)
+            } else {
+                self.first_frame_from(piece)?
+            };
+            if let Some(first) = first.filter(|first| *first <= from) {
+                return self.follow_up_to(piece, first, from);
+            }
+        }
+        Err(self.missing(from))
+    }
+
+    fn follow_up_to(&mut self, piece: &Piece, first: Lsn, from: Lsn) -> Result<Lsn, LogError> {
+        let mut at = first;
+        while at < from {
+            match self.looking.frame(&self.view, piece, at)? {
+                Some((header, _)) => at = header.end(),
+                None => break,
+            }
+        }
+        if at == from {
+            Ok(from)
+        } else {
+            Err(self.missing(from))
+        }
+    }
+
+    fn missing(&self, wanted: Lsn) -> LogError {
+        let oldest = self.view.bounds().0;
+        LogError::Missing {
+            path: self.view.dir().to_owned(),
+            wanted,
+            oldest,
+            end: self.scout.max(self.promise).max(oldest),
+        }
+    }
+}
+
+fn payload_of(header: &FrameHeader, stored: &[u8]) -> Result<Vec<u8>, String> {
+    if header.is_compressed() {
+        compress::expand(stored)
+    } else {
+        Ok(stored.to_vec())
+    }
+}
+
+fn corrupt(piece: &Piece, lsn: Lsn, expected: &str, found: &str) -> LogError {
+    LogError::Corrupt {
+        path: piece.path.clone(),
+        offset: piece.offset(lsn),
+        lsn,
+        expected: expected.to_owned(),
+        found: found.to_owned(),
+    }
+}

@@ -1,0 +1,254 @@
+//! A log's segments as they are seen from outside, while their owner makes, renames and removes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Device, File, OpenMode, Stat};
+
+use crate::error::{At, LogError};
+use crate::format::{BLOCK, Salt, SegmentHeader};
+use crate::recovery::read_header;
+use crate::segments::parse_file_name;
+use crate::{LogId, Lsn};
+
+/// How often the directory is listed until it shows no gap: segments are made, one after the other, while it is
+/// read.
+const LISTINGS: u32 = 4;
+
+/// A stretch of the log: what counts of one segment.
+#[derive(Debug, Clone)]
+pub(super) struct Piece {
+    pub(super) epoch: u32,
+    pub(super) salt: Salt,
+    pub(super) start: Lsn,
+    /// One past the last LSN that counts here: what fits, or where the next epoch takes over.
+    pub(super) end: Lsn,
+    /// Whether a frame begins at its first byte for certain.
+    pub(super) begins_epoch: bool,
+    pub(super) path: PathBuf,
+    pub(super) file: Arc<dyn File>,
+    /// In an epoch's first segment: where the epoch before ends.
+    pub(super) predecessor_end: Lsn,
+    first_lsn: Lsn,
+}
+
+impl Piece {
+    pub(super) fn offset(&self, lsn: Lsn) -> u64 {
+        BLOCK as u64 + (lsn - self.first_lsn)
+    }
+}
+
+/// A segment file with a good header.
+#[derive(Debug)]
+struct Known {
+    header: SegmentHeader,
+    path: PathBuf,
+    file: Arc<dyn File>,
+    /// Tells it from another file of the same name, which a repair or somebody's hand may put in its place.
+    stat: Stat,
+}
+
+/// The log as its segments' headers tell it.
+#[derive(Debug)]
+pub(super) struct View {
+    device: Arc<dyn Device>,
+    dir: PathBuf,
+    known: BTreeMap<u64, Known>,
+    /// In order, without overlaps; between two epochs there may be a gap.
+    pub(super) pieces: Vec<Piece>,
+    /// Everything below was durable when the headers were written.
+    pub(super) promise: Lsn,
+    /// The newest epoch in force.
+    pub(super) epoch: u32,
+    /// Where what that epoch's recovery found ended.
+    pub(super) carried_end: Lsn,
+    log_id: Option<[u8; 16]>,
+}
+
+impl View {
+    pub(super) fn new(device: Arc<dyn Device>, dir: PathBuf) -> Self {
+        Self {
+            device,
+            dir,
+            known: BTreeMap::new(),
+            pieces: Vec::new(),
+            promise: 0,
+            epoch: 0,
+            carried_end: 0,
+            log_id: None,
+        }
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Looks at the directory again.
+    ///
+    /// # Errors
+    /// Another log's segments, a format that is not known, or a gap that stays.
+    pub(super) fn refresh(&mut self) -> Result<(), LogError> {
+        let mut listings = 0;
+        loop {
+            listings += 1;
+            self.list()?;
+            match self.build() {
+                Err(LogError::Corrupt { .. }) if listings < LISTINGS => {}
+                built => return built,
+            }
+        }
+    }
+
+    /// Learns of new segments, and forgets those that are gone.
+    fn list(&mut self) -> Result<(), LogError> {
+        let entries = self.device.list(&self.dir).at("list", &self.dir)?;
+        let mut names: BTreeMap<u64, PathBuf> = entries
+            .into_iter()
+            .filter_map(|e| parse_file_name(&e.name).map(|number| (number, self.dir.join(e.name))))
+            .collect();
+        self.known.retain(|number, known| {
+            let same = names.contains_key(number)
+                && self
+                    .device
+                    .stat(&known.path)
+                    .is_ok_and(|stat| (stat.dev, stat.ino) == (known.stat.dev, known.stat.ino));
+            if same {
+                names.remove(number);
+            }
+            same
+        });
+        for (number, path) in names {
+            let file = match self.device.open(&path, OpenMode::Read) {
+                Ok(file) => file,
+                // Renamed or removed since the look at the directory.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(e).at("open", &path),
+            };
+            // Without a good header of this number it is one that is being made.
+            if let Some(header) = read_header(&*file, &path)?.filter(|h| h.number == number) {
+                let stat = file.stat().at("stat", &path)?;
+                let known = Known {
+                    header,
+                    path,
+                    file,
+                    stat,
+                };
+                self.known.insert(number, known);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the segments in order, by the rules that recovery has for them.
+    fn build(&mut self) -> Result<(), LogError> {
+        let mut runs: Vec<Vec<&Known>> = Vec::new();
+        for known in self.known.values() {
+            let log_id = *self.log_id.get_or_insert(known.header.log_id);
+            if known.header.log_id != log_id {
+                return Err(LogError::OtherLog {
+                    path: self.dir.clone(),
+                    expected: LogId(log_id),
+                    found: LogId(known.header.log_id),
+                });
+            }
+            match runs.last_mut() {
+                Some(run)
+                    if run
+                        .last()
+                        .is_some_and(|last| last.header.epoch == known.header.epoch) =>
+                {
+                    run.push(known);
+                }
+                _ => runs.push(vec![known]),
+            }
+        }
+        let (mut pieces, mut taken_over_at) = (Vec::new(), Lsn::MAX);
+        let (mut promise, mut newest) = (0, None);
+        let mut in_force = BTreeSet::new();
+        for (at, run) in runs.iter().enumerate().rev() {
+            let Some(head) = run.first().map(|first| &first.header) else {
+                continue;
+            };
+            // An epoch is in force once its first segment has its header; only the oldest one's may be gone.
+            if at > 0 && head.number != head.epoch_first {
+                continue;
+            }
+            check_gaps(run)?;
+            in_force.extend(run.iter().map(|known| known.header.number.get()));
+            newest.get_or_insert((head.epoch.get(), head.carried_end.get()));
+            promise = head
+                .carried_end
+                .get()
+                .max(head.predecessor_end.get())
+                .max(promise);
+            let counts = run.iter().filter(|k| k.header.first_lsn.get() < taken_over_at);
+            pieces.extend(counts.rev().map(|known| known.piece(taken_over_at)));
+            taken_over_at = taken_over_at.min(head.predecessor_end.get());
+        }
+        pieces.reverse();
+        self.pieces = pieces;
+        // What was promised once stays so, also where the segment that said it is gone.
+        self.promise = self.promise.max(promise);
+        (self.epoch, self.carried_end) = newest.unwrap_or_default();
+        // Numbers of segments that never came to count may be given out once more.
+        self.known.retain(|number, _| in_force.contains(number));
+        Ok(())
+    }
+
+    /// The piece that holds `lsn` or, where none does, the first one above it.
+    pub(super) fn at_or_after(&self, lsn: Lsn) -> Option<&Piece> {
+        let at = self.pieces.partition_point(|p| p.end <= lsn);
+        self.pieces.get(at)
+    }
+
+    /// The stretch of one epoch from `lsn` on, piece by piece.
+    pub(super) fn stretch(&self, lsn: Lsn) -> impl Iterator<Item = &Piece> {
+        let at = self.pieces.partition_point(|p| p.end <= lsn);
+        let pieces = self.pieces.get(at..).unwrap_or_default();
+        let epoch = pieces.first().map_or(0, |first| first.epoch);
+        pieces.iter().take_while(move |p| p.epoch == epoch)
+    }
+
+    /// The first LSN that is there, and one past the last that there is room for.
+    pub(super) fn bounds(&self) -> (Lsn, Lsn) {
+        let oldest = self.pieces.first().map_or(0, |p| p.start);
+        let end = self.pieces.last().map_or(0, |p| p.end);
+        (oldest, end)
+    }
+}
+
+impl Known {
+    fn piece(&self, taken_over_at: Lsn) -> Piece {
+        let header = &self.header;
+        Piece {
+            epoch: header.epoch.get(),
+            salt: Salt(header.salt.get()),
+            start: header.first_lsn.get(),
+            end: header.end().min(taken_over_at),
+            begins_epoch: header.number == header.epoch_first,
+            path: self.path.clone(),
+            file: Arc::clone(&self.file),
+            predecessor_end: header.predecessor_end.get(),
+            first_lsn: header.first_lsn.get(),
+        }
+    }
+}
+
+fn check_gaps(run: &[&Known]) -> Result<(), LogError> {
+    for pair in run.windows(2) {
+        let [a, b] = pair else { continue };
+        let number = a.header.number.get() + 1;
+        if b.header.number != number || b.header.first_lsn != a.header.end() {
+            return Err(LogError::Corrupt {
+                path: b.path.clone(),
+                offset: 0,
+                lsn: b.header.first_lsn.get(),
+                expected: format!("segment {number} with LSN {}", a.header.end()),
+                found: format!("segment {} with LSN {}", b.header.number, b.header.first_lsn),
+            });
+        }
+    }
+    Ok(())
+}

@@ -13,8 +13,9 @@ use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{ALIGN, BLOCK, FRAME_HEADER, FrameHeader, KIND_CLOSE, Salt};
 
-/// How much is read at once, in bytes.
-const WINDOW: usize = 1 << 18;
+/// How much is read at once, in bytes; a larger frame is read whole. Recovery's memory is bounded by it, and by what
+/// the ring can hold, however long the log is.
+const WINDOW: usize = 1 << 20;
 
 /// Where a piece of the log past the last promise is to be copied from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

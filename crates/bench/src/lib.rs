@@ -2,7 +2,7 @@
 //!
 //! * [`LogBench`]: appends to Collie's log and to three lock-based ones (one mutex, the insertion locks of
 //!   PostgreSQL, the link buffer of MySQL 8), by threads, frame size and durability.
-//! * [`WorkloadBench`]: fillseq, fillrandom, overwrite and readrandom on the store, as db_bench does them.
+//! * [`WorkloadBench`]: fillseq, fillrandom, overwrite and readrandom on the store, as db_bench does them, and recovery.
 //!
 //! Repeats are interleaved, so that what disturbs the machine disturbs all alike; results are medians with
 //! their spread. Latencies are those of single operations; where an operation takes about as long as reading

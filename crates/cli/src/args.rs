@@ -212,7 +212,8 @@ pub(crate) enum BenchCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct WorkloadArgs {
-    /// What to do, in this order: fillseq, fillrandom (both begin with a new store), overwrite, readrandom.
+    /// What to do, in this order: fillseq, fillrandom (both begin with a new store), overwrite, readrandom,
+    /// recovery (closes and opens).
     #[arg(required = true, value_name = "WORKLOAD", value_delimiter = ',')]
     pub(crate) workloads: Vec<Workload>,
     /// The store goes into the directory `collie-bench` in here, and stays. Without it a temporary one is used.
@@ -249,6 +250,9 @@ pub(crate) struct WorkloadArgs {
     #[arg(long, alias = "manual_wal_flush", value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_value = "0", default_missing_value = "1", value_parser = BoolishValueParser::new())]
     pub(crate) manual_wal_flush: bool,
+    /// Compression of commits in the log.
+    #[arg(long, alias = "wal_compression", value_enum, default_value_t = DataCompression::None)]
+    pub(crate) wal_compression: DataCompression,
     /// Past this much live log, the families that pin it are flushed; 0 for four times all write buffers.
     #[arg(long, alias = "max_total_wal_size", value_name = "BYTES")]
     pub(crate) max_total_wal_size: Option<u64>,
@@ -265,8 +269,8 @@ pub(crate) struct WorkloadArgs {
     #[arg(long, alias = "bloom_bits", value_name = "BITS", default_value_t = 10)]
     pub(crate) bloom_bits: u8,
     /// Compression of tables.
-    #[arg(long, alias = "compression_type", value_enum, default_value_t = TableCompression::None)]
-    pub(crate) compression: TableCompression,
+    #[arg(long, alias = "compression_type", value_enum, default_value_t = DataCompression::None)]
+    pub(crate) compression: DataCompression,
     /// Seconds that each workload takes, however many operations that are.
     #[arg(long, value_name = "S", allow_negative_numbers = true)]
     duration: Option<f64>,
@@ -284,16 +288,16 @@ pub(crate) struct WorkloadArgs {
     pub(crate) json: bool,
 }
 
-/// How tables are compressed.
+/// How tables, or commits in the log, are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TableCompression {
+pub(crate) enum DataCompression {
     /// Not at all.
     None,
     /// LZ4.
     Lz4,
 }
 
-impl TableCompression {
+impl DataCompression {
     pub(crate) fn compression(self) -> Compression {
         match self {
             Self::None => Compression::None,
@@ -464,6 +468,8 @@ mod tests {
             "process",
             "--disable-wal",
             "--manual-wal-flush",
+            "--wal-compression",
+            "lz4",
             "--families",
             "3",
             "--write-buffer-size",
@@ -498,6 +504,7 @@ mod tests {
             "--sync=0",
             "--disable_wal=1",
             "--manual_wal_flush=1",
+            "--wal_compression=lz4",
             "--num_column_families=3",
             "--write_buffer_size=1048576",
             "--cache_size=0",

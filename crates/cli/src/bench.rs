@@ -34,6 +34,7 @@ fn workloads(args: &WorkloadArgs) -> anyhow::Result<Outcome> {
         ring: shared_in(temporary.as_ref().and_then(Temporary::rings), args.ring.mode()),
         disable_wal: args.disable_wal,
         manual_wal_flush: args.manual_wal_flush,
+        wal_compression: args.wal_compression.compression(),
         max_total_wal_size: args.max_total_wal_size,
         families: args.families,
         write_buffer_size: args.write_buffer_size,
@@ -97,6 +98,12 @@ fn describe_store(bench: &WorkloadBench) -> String {
 
 /// db_bench's line, and what it does not tell.
 fn print_workload(results: &mut Results, r: &WorkloadResult) -> std::io::Result<()> {
+    if let Some(log) = r.log_mb_per_sec {
+        return results.line(format_args!(
+            "{:<12} : {:.0} commits/sec {:.3} seconds {} commits; {log:>6.1} MB/s of log",
+            r.bench, r.ops_per_sec, r.seconds, r.ops
+        ));
+    }
     let found = if r.bench == "readrandom" {
         format!(" ({} of {} found)", r.found, r.ops)
     } else {

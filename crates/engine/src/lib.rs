@@ -100,6 +100,7 @@ mod memtable;
 mod open;
 mod options;
 mod read;
+mod replay;
 mod stall;
 mod stats;
 mod tables;

@@ -17,21 +17,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use collie_io::{Device, File};
-use collie_log::{Log, LogError, LogId, LogOptions, Lsn};
+use collie_log::{Log, LogError, LogId, LogOptions};
 use lsm_tree::{Cache, DescriptorTable};
 use parking_lot::Mutex;
 
-use crate::codec::{KIND_COMMIT, Ops};
 use crate::core::{Core, FamilyState, Start};
 use crate::db::{DEFAULT_FAMILY, Handle};
 use crate::journal::Journal;
 use crate::lock::Found;
 use crate::manifest::{LogState, Manifest};
 use crate::manifest_file::ManifestFile;
-use crate::memtable::At;
 use crate::tables::Shared;
-use crate::view::{FlushCause, Sealed, View};
-use crate::{Error, Options, Result, compaction, families, flush, garbage, lock, wal_size};
+use crate::view::FlushCause;
+use crate::{
+    Compression, Error, Options, Result, compaction, families, flush, garbage, lock, replay, wal_size,
+};
 
 const LOG_DIRECTORY: &str = "log";
 /// Who holds the log while the families' holds are set.
@@ -224,6 +224,10 @@ fn open_journal(path: &Path, options: &Options, manifest: &Manifest) -> Result<J
             log_id: Some(LogId(manifest.log_id)),
             manual_flush: options.manual_wal_flush,
             recovery_mode: options.wal_recovery_mode,
+            compression: match options.wal_compression {
+                Compression::None => collie_log::Compression::None,
+                Compression::Lz4 => collie_log::Compression::Lz4,
+            },
             ..LogOptions::default()
         },
     );
@@ -339,7 +343,8 @@ fn fill(core: &Arc<Core>, fresh_log: bool, log_dir: &Path) -> Result<Arc<FamilyS
         }
         if !fresh_log {
             core.replaying.store(true, Ordering::SeqCst);
-            replay(core, log, resume, &by_id, log_dir)?;
+            let replayed = replay::replay(core, log, resume, &by_id, log_dir)?;
+            core.counters.note_replay(&replayed);
             core.replaying.store(false, Ordering::SeqCst);
         }
         log.unhold(OPENING);
@@ -381,83 +386,5 @@ fn refuse_tables_ahead<'a>(
             });
         }
     }
-    Ok(())
-}
-
-/// Fills the memtables with what the log has and the tables have not.
-fn replay(
-    core: &Core,
-    log: &Log,
-    from: Lsn,
-    families: &HashMap<u32, Arc<FamilyState>>,
-    log_dir: &Path,
-) -> Result<()> {
-    let next_family = core.manifest.lock().next_family;
-    let mut roomed = Vec::new();
-    for frame in log.read(from)? {
-        let frame = frame?;
-        if frame.kind != KIND_COMMIT {
-            continue;
-        }
-        let corrupt = |offset: u64, expected: &str, found: String| Error::Corrupt {
-            path: log_dir.into(),
-            offset,
-            expected: format!("{expected} in the commit at LSN {}", frame.start),
-            found,
-        };
-        let at = At {
-            start: frame.start,
-            end: frame.end,
-        };
-        roomed.clear();
-        for op in Ops::new(&frame.payload) {
-            let op = op.map_err(|e| corrupt(frame.start + e.offset as u64, e.expected, e.found))?;
-            let Some(family) = families.get(&op.family) else {
-                if op.family < next_family {
-                    continue; // Dropped since.
-                }
-                let found = format!("family {}", op.family);
-                return Err(corrupt(frame.start, "a family that was created before", found));
-            };
-            if frame.start >= family.flushed.load(Ordering::Relaxed) {
-                if !roomed.contains(&op.family) {
-                    // Before the commit's first write to the family: all of them go to one memtable.
-                    make_room(core, family, at)?;
-                    roomed.push(op.family);
-                }
-                if !family.tables.has_newer(op.key, at.start)? {
-                    family.view.load().active.insert(op.key, at, op.write);
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Seals the active memtable before the commit at `at` where it is full. That commit's frame stands for the
-/// rotation's own: a frame starts there, and it is durable.
-fn make_room(core: &Core, family: &Arc<FamilyState>, at: At) -> Result<()> {
-    let view = family.view.load_full();
-    if view.active.bytes() < family.options.write_buffer_bytes {
-        return Ok(());
-    }
-    if view.sealed.len() + 1 >= family.options.max_write_buffers {
-        flush::flush_sealed(core, family)?;
-    }
-    let _edit = family.edit.lock();
-    let view = family.view.load_full();
-    let mut sealed = view.sealed.clone();
-    sealed.push(Sealed {
-        mem: Arc::clone(&view.active),
-        until: at.start,
-        until_end: at.end,
-        cause: FlushCause::Recovery,
-    });
-    family.view.store(Arc::new(View {
-        active: Arc::new(core.new_mem(at.start, &family.options)),
-        sealed,
-        tables: Arc::clone(&view.tables),
-    }));
-    core.tasks.flush(family);
     Ok(())
 }

@@ -44,6 +44,9 @@ pub struct Options {
     /// option says, writes at [`Durability::Disk`] are synced, and so is the log up to the end of a memtable
     /// that is flushed; half a ring of writes goes to the kernel by itself. Default: false.
     pub manual_wal_flush: bool,
+    /// Compression of commits in the log, each by itself; what does not become smaller is stored as it is. A log
+    /// may hold both. Default: none.
+    pub wal_compression: Compression,
     /// What opening does about damage in the log. [`WalRecoveryMode::PointInTimeRecovery`] refuses where a
     /// family has been flushed beyond the damage: its tables would be of a later time than the rest.
     pub wal_recovery_mode: WalRecoveryMode,
@@ -83,6 +86,7 @@ impl Default for Options {
             segment_bytes: log.segment_bytes,
             max_workers: 64,
             manual_wal_flush: false,
+            wal_compression: Compression::None,
             wal_recovery_mode: WalRecoveryMode::default(),
             max_total_wal_size: None,
             cache_bytes: 32 << 20,
@@ -134,7 +138,7 @@ impl Default for FamilyOptions {
     }
 }
 
-/// How table blocks are compressed.
+/// How table blocks, and commits in the log, are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Compression {

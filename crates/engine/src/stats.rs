@@ -7,12 +7,24 @@ use collie_log::{LogStats, Lsn};
 use parking_lot::Mutex;
 
 use crate::core::{Core, FamilyState, GATE_SLOW, GATE_STOP};
+use crate::replay::Replayed;
 use crate::view::FlushCause;
 
 /// Counters of the store that no hot path shares.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) wal_size_flushes: AtomicU64,
+    replayed_commits: AtomicU64,
+    replayed_bytes: AtomicU64,
+    replay_ns: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn note_replay(&self, replayed: &Replayed) {
+        self.replayed_commits.store(replayed.commits, Ordering::Relaxed);
+        self.replayed_bytes.store(replayed.bytes, Ordering::Relaxed);
+        self.replay_ns.store(replayed.ns, Ordering::Relaxed);
+    }
 }
 
 /// Counters of a family, all off the path of writes that are not held up.
@@ -57,6 +69,12 @@ pub struct Stats {
     pub snapshots: usize,
     /// Times that families were flushed because the log had grown past `max_total_wal_size`.
     pub wal_size_flushes: u64,
+    /// Commits that opening replayed from the log.
+    pub replayed_commits: u64,
+    /// Bytes of log that they take.
+    pub replayed_bytes: u64,
+    /// How long that took, in nanoseconds, after the log itself was opened.
+    pub replay_ns: u64,
     /// Bytes of live log; 0 with the log off.
     pub wal_bytes: u64,
     /// The limit on them that is in force now; see [`Options::max_total_wal_size`](crate::Options).
@@ -152,6 +170,9 @@ pub(crate) fn collect(core: &Core) -> Stats {
         commit_bytes,
         snapshots: core.snapshots.load(Ordering::Relaxed),
         wal_size_flushes: core.counters.wal_size_flushes.load(Ordering::Relaxed),
+        replayed_commits: core.counters.replayed_commits.load(Ordering::Relaxed),
+        replayed_bytes: core.counters.replayed_bytes.load(Ordering::Relaxed),
+        replay_ns: core.counters.replay_ns.load(Ordering::Relaxed),
         wal_bytes: core
             .journal
             .oldest()

@@ -53,6 +53,13 @@ fn option_sets() -> Vec<(&'static str, Options)> {
             }),
         ),
         (
+            "compressed log",
+            Options {
+                wal_compression: Compression::Lz4,
+                ..base.clone()
+            },
+        ),
+        (
             "eager compaction, tiny tables",
             family(|f| {
                 f.level0_compaction = 2;

@@ -43,11 +43,20 @@ pub enum Workload {
     Overwrite,
     /// Reads random keys.
     ReadRandom,
+    /// Closes the store and opens it again, which replays what the log has and the tables have not. Operations
+    /// are the commits replayed.
+    Recovery,
 }
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::FillSeq, Self::FillRandom, Self::Overwrite, Self::ReadRandom];
+    pub const ALL: [Self; 5] = [
+        Self::FillSeq,
+        Self::FillRandom,
+        Self::Overwrite,
+        Self::ReadRandom,
+        Self::Recovery,
+    ];
 
     /// db_bench's name.
     #[must_use]
@@ -57,13 +66,14 @@ impl Workload {
             Self::FillRandom => "fillrandom",
             Self::Overwrite => "overwrite",
             Self::ReadRandom => "readrandom",
+            Self::Recovery => "recovery",
         }
     }
 
     /// Whether it writes.
     #[must_use]
     pub fn writes(self) -> bool {
-        self != Self::ReadRandom
+        !matches!(self, Self::ReadRandom | Self::Recovery)
     }
 
     /// Whether it begins with a new store.
@@ -90,7 +100,7 @@ impl fmt::Display for Workload {
 
 /// A word that names no [`Workload`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{found}' is no workload; there are fillseq, fillrandom, overwrite, readrandom, and log")]
+#[error("'{found}' is no workload; there are fillseq, fillrandom, overwrite, readrandom, recovery, and log")]
 pub struct UnknownWorkload {
     found: String,
 }
@@ -127,6 +137,8 @@ pub struct WorkloadBench {
     pub disable_wal: bool,
     /// The log is flushed by hand, that is when its buffer is half full and at the end.
     pub manual_wal_flush: bool,
+    /// Compression of commits in the log.
+    pub wal_compression: Compression,
     /// Past this much live log, the families that pin it are flushed.
     pub max_total_wal_size: Option<u64>,
     /// Families that the keys are spread over.
@@ -157,7 +169,7 @@ impl Default for WorkloadBench {
     fn default() -> Self {
         let (store, family) = (Options::default(), FamilyOptions::default());
         Self {
-            workloads: Workload::ALL.to_vec(),
+            workloads: Workload::ALL[..4].to_vec(),
             num: 1_000_000,
             key_size: 16,
             value_size: 100,
@@ -166,6 +178,7 @@ impl Default for WorkloadBench {
             ring: store.ring,
             disable_wal: false,
             manual_wal_flush: false,
+            wal_compression: Compression::None,
             max_total_wal_size: None,
             families: 1,
             write_buffer_size: family.write_buffer_bytes,
@@ -233,6 +246,8 @@ pub struct WorkloadResult {
     pub max_total_wal_size: u64,
     /// Keys found, of those that were read.
     pub found: u64,
+    /// Recovery: log replayed, in units of 2²⁰ bytes per second of the whole opening.
+    pub log_mb_per_sec: Option<f64>,
     /// Seconds from the last write until flush and compaction were over.
     pub drain_seconds: Option<f64>,
     /// Keys.
@@ -309,6 +324,15 @@ impl WorkloadBench {
                     }
                     remove(&path)?;
                 }
+                if workload == Workload::Recovery {
+                    if let Some(open) = open.take() {
+                        open.close()?;
+                    }
+                    let (store, measured) = run::recover(|| Open::at(self, &path, false))?;
+                    runs.push(measured);
+                    open = Some(store);
+                    continue;
+                }
                 let store = match open.take() {
                     Some(store) => store,
                     None => Open::at(self, &path, workload.begins_anew())?,
@@ -377,6 +401,10 @@ impl WorkloadBench {
             flushes_by_cause: flushes_by_cause(runs),
             max_total_wal_size: of(|run| run.max_total_wal_size as f64) as u64,
             found: of(|run| run.found as f64) as u64,
+            log_mb_per_sec: maybe(|run| {
+                let bytes = run.replayed_bytes? as f64;
+                Some(bytes / f64::from(1 << 20) / run.seconds.max(1e-9))
+            }),
             drain_seconds: maybe(|run| run.drain_seconds),
             num: self.num,
             key_size: self.key_size,
@@ -421,6 +449,7 @@ impl WorkloadBench {
             disable_wal: self.disable_wal,
             ring: self.ring.clone(),
             manual_wal_flush: self.manual_wal_flush,
+            wal_compression: self.wal_compression,
             max_total_wal_size: self.max_total_wal_size,
             cache_bytes: self.cache_size,
             durability: self.durability,
@@ -558,6 +587,21 @@ mod tests {
             let other = db.family(&family_name(1)).unwrap();
             assert_eq!(count(&db.default_family()) + count(&other), 3_000);
         }
+    }
+
+    #[test]
+    fn recovery_replays_what_the_tables_lack_and_leaves_the_store_open_for_the_next() {
+        let bench = WorkloadBench {
+            workloads: vec![Workload::FillSeq, Workload::Recovery, Workload::ReadRandom],
+            ..quick()
+        };
+        let results = bench.run(|_| {}).unwrap();
+        let [_, recovery, read] = &results[..] else {
+            panic!("{results:?}")
+        };
+        assert_eq!((recovery.bench, recovery.ops), ("recovery", 3_000));
+        assert!(recovery.log_mb_per_sec.unwrap() > 0.0);
+        assert_eq!((read.found, read.log_mb_per_sec), (3_000, None));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use collie_db::{Db, Family, WriteOptions};
 use collie_io::{Clock, Nanos, RealClock};
 
 use super::data::{Keys, Rng, Values};
-use super::{Workload, WorkloadBench};
+use super::{Open, Workload, WorkloadBench};
 use crate::error::BenchError;
 use crate::latency::{Latencies, LatencySummary, Sampler};
 use crate::usage;
@@ -39,6 +39,8 @@ pub(crate) struct Measured {
     pub(crate) waf: Option<f64>,
     pub(crate) saf: Option<f64>,
     pub(crate) drain_seconds: Option<f64>,
+    /// Bytes of log, for recovery.
+    pub(crate) replayed_bytes: Option<u64>,
 }
 
 /// What a thread brings back.
@@ -111,7 +113,36 @@ pub(crate) fn run(
             .map(|bytes| bytes as f64 / written),
         saf: run.space_amplification(db.path(), &shares)?,
         drain_seconds,
+        replayed_bytes: None,
     })
+}
+
+/// Opens a store; what that took, and what it replayed.
+pub(crate) fn recover(
+    open: impl FnOnce() -> Result<Open, BenchError>,
+) -> Result<(Open, Measured), BenchError> {
+    let (cpu_before, began) = (usage::cpu_time(), RealClock.monotonic());
+    let store = open()?;
+    let seconds = secs(RealClock.monotonic() - began);
+    let cpu = usage::cpu_time() - cpu_before;
+    let stats = store.db.stats();
+    let ops = stats.replayed_commits;
+    let measured = Measured {
+        ops,
+        seconds,
+        thread_seconds: seconds,
+        found: 0,
+        latency: Latencies::new()?.summary(),
+        cpu_us_per_op: cpu as f64 / 1e3 / ops.max(1) as f64,
+        syncs: None,
+        flushes: flushes(&store.db),
+        max_total_wal_size: stats.max_total_wal_size,
+        waf: None,
+        saf: None,
+        drain_seconds: None,
+        replayed_bytes: Some(stats.replayed_bytes),
+    };
+    Ok((store, measured))
 }
 
 impl Run<'_> {

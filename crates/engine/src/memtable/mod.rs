@@ -17,7 +17,7 @@ use collie_log::Lsn;
 use crate::garbage::Garbage;
 use crate::{Key, Value};
 
-pub(crate) use sharded::Sharded;
+pub(crate) use sharded::{Sharded, share_of};
 
 /// What a write does to its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -26,6 +26,15 @@ struct Counted {
     unreported: u64,
 }
 
+fn shard_of(key: &[u8]) -> usize {
+    xxhash_rust::xxh3::xxh3_64(key) as usize % SHARDS
+}
+
+/// Which of so many threads a key is for, where no two of them are to meet in a shard.
+pub(crate) fn share_of(key: &[u8], threads: usize) -> usize {
+    shard_of(key) % threads
+}
+
 /// See the module's page.
 #[derive(Debug)]
 pub(crate) struct Sharded {
@@ -45,8 +54,7 @@ impl Sharded {
     }
 
     fn shard(&self, key: &[u8]) -> &Mutex<Counted> {
-        let hash = xxhash_rust::xxh3::xxh3_64(key) as usize;
-        &self.shards[hash % self.shards.len()].shard
+        &self.shards[shard_of(key)].shard
     }
 }
 

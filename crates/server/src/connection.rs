@@ -77,6 +77,10 @@ struct Mark {
 enum Next {
     Read,
     Close,
+    /// The next command waits for the end of a pause.
+    Wait {
+        is_write: bool,
+    },
 }
 
 impl Connection {
@@ -105,8 +109,13 @@ impl Connection {
     /// Serves the connection to its end.
     pub(crate) async fn serve(mut self) {
         let mut told = false;
+        let mut next = Next::Read;
         loop {
-            match self.read().await {
+            let read = match next {
+                Next::Wait { is_write } => Ok(self.pass_gate(is_write).await),
+                Next::Read | Next::Close => self.read().await,
+            };
+            match read {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
@@ -114,7 +123,7 @@ impl Connection {
                     break;
                 }
             }
-            let next = self.execute_all().await;
+            next = self.execute_all().await;
             if let Err(error) = self.deliver().await {
                 tracing::debug!(client = self.session.client.id, %error, "writing failed");
                 break;
@@ -123,13 +132,23 @@ impl Connection {
                 told = true;
                 break;
             }
-            self.rest();
+            if next == Next::Read {
+                self.rest();
+            }
         }
         self.shared().clients.hold(-signed(self.held));
         if told {
             self.linger().await;
         }
         self.shared().clients.leave(&self.session.client);
+    }
+
+    /// Waits for the end of a pause; `false` when the connection is to end.
+    async fn pass_gate(&self, is_write: bool) -> bool {
+        tokio::select! {
+            () = self.shared().gate.pass(is_write) => true,
+            () = self.session.client.closed() => false,
+        }
     }
 
     /// Waits for bytes and takes them; `false` at the end of the stream, or when the connection is to end.
@@ -199,20 +218,18 @@ impl Connection {
                     break Next::Close;
                 }
             };
+            if !shared.gate.is_open() {
+                let is_write = commands::may_write(&self.session, request);
+                if shared.gate.holds(is_write) {
+                    // It is found again when it may run. What was answered before is sent first.
+                    break Next::Wait { is_write };
+                }
+            }
             done += request.consumed();
             if request.is_empty() {
                 continue;
             }
             commands += 1;
-            if !shared.gate.is_open() {
-                let is_write = commands::may_write(&self.session, request);
-                let client = &self.session.client;
-                tokio::select! {
-                    () = shared.gate.pass(is_write) => {}
-                    () = client.closed() => break Next::Close,
-                }
-                self.session.clock_ns = shared.clock.monotonic();
-            }
             let start = self.reply.len();
             self.session.seen = 0;
             let len = request.consumed();

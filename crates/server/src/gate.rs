@@ -32,6 +32,12 @@ struct Pause {
     everything: bool,
 }
 
+impl Pause {
+    fn holds(self, is_write: bool) -> bool {
+        (self.everything || is_write) && self.until > Instant::now()
+    }
+}
+
 /// Longest pause, in milliseconds: what is longer is as good as for ever.
 const PAUSE_MS_MAX: u64 = 100 * 365 * 24 * 3600 * 1000;
 
@@ -79,17 +85,20 @@ impl Gate {
         self.waiting.load(Ordering::Relaxed)
     }
 
+    /// Whether a command must wait now.
+    pub(crate) fn holds(&self, is_write: bool) -> bool {
+        let pause = *self.pause.borrow();
+        pause.is_some_and(|pause| pause.holds(is_write))
+    }
+
     /// Returns when a command may run.
     pub(crate) async fn pass(&self, is_write: bool) {
         let mut changes = self.pause.subscribe();
         loop {
             let pause = *changes.borrow_and_update();
-            let Some(pause) = pause.filter(|pause| pause.until > Instant::now()) else {
+            let Some(pause) = pause.filter(|pause| pause.holds(is_write)) else {
                 return;
             };
-            if !pause.everything && !is_write {
-                return;
-            }
             self.waiting.fetch_add(1, Ordering::Relaxed);
             let _waiting = Waiting(&self.waiting);
             tokio::select! {

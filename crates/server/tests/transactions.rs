@@ -87,6 +87,36 @@ fn reads_inside_exec_see_the_writes_before_them_and_nobody_else_does_until_the_e
 }
 
 #[test]
+fn a_transaction_over_keys_and_databases_is_one_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    let frames = |client: &mut support::Client| -> u64 {
+        let info = client.line("INFO log");
+        let frames = info.lines().find_map(|line| line.strip_prefix("frames:"));
+        frames.unwrap().parse().unwrap()
+    };
+    run(&mut client, &["SELECT 1", "SELECT 0", "SET old 1 EX 1000"]);
+    let before = frames(&mut client);
+    for line in [
+        "MULTI",
+        "SET a 1",
+        "SET b 2 EX 1000",
+        "DEL old",
+        "SELECT 1",
+        "MSET c 3 d 4",
+        "SWAPDB 0 1",
+    ] {
+        client.line(line);
+    }
+    assert!(client.line("EXEC").starts_with("*6\r\n+OK"));
+    assert_eq!(frames(&mut client) - before, 1);
+    // One that changes nothing commits nothing.
+    run(&mut client, &["MULTI", "GET c", "DEL nokey", "EXEC"]);
+    assert_eq!(frames(&mut client) - before, 1);
+}
+
+#[test]
 fn a_transaction_that_the_log_cannot_take_as_one_commit_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());

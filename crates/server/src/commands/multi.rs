@@ -123,12 +123,19 @@ pub(super) fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     let Some(queue) = exec.session.set_queue(None) else {
         return Ok(Flow::Next);
     };
-    let done = prepare(exec, &queue, &missing, &uncounted).and_then(|spare| {
+    let selected = exec.session.db;
+    let ran = prepare(exec, &queue, &missing, &uncounted).and_then(|spare| {
         begin(exec, &queue, spare);
         execute(exec, &queue)
     });
     exec.session.watched.clear();
-    exec.finish(done.is_ok())?;
+    let done = exec.finish(ran.is_ok()).and(ran);
+    // Nothing of a transaction that fails has happened, a SELECT neither.
+    if done.is_err()
+        && let Some(keyspace) = exec.shared.store.keyspace(selected)
+    {
+        exec.session.select(selected, keyspace);
+    }
     done.map(|()| Flow::Next)
 }
 

@@ -1,0 +1,121 @@
+//! What people who run the server use: pauses, the slow log, what `CLIENT LIST` shows of transactions, their limit.
+
+mod support;
+
+use std::time::Duration;
+
+use support::{Client, command, config, start};
+
+/// Long enough for a reply that is not held back.
+const SILENCE: Duration = Duration::from_millis(150);
+
+#[test]
+fn a_pause_holds_back_writes_or_everything_until_it_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let (mut admin, mut writer, mut reader) = (server.client(), server.client(), server.client());
+    writer.line("SET key before");
+    admin.line("CLIENT PAUSE 1000000 WRITE");
+    assert_eq!(reader.line("GET key"), "$6\r\nbefore\r\n");
+    assert_eq!(reader.line("MULTI"), "+OK\r\n");
+    assert_eq!(reader.line("GET key"), "+QUEUED\r\n");
+    assert_eq!(reader.line("EXEC"), "*1\r\n$6\r\nbefore\r\n");
+    for request in [["MULTI"].as_slice(), &["SET", "key", "after"], &["EXEC"]] {
+        writer.send(&command(request));
+    }
+    assert_eq!(
+        (writer.reply(), writer.reply()),
+        (b"+OK\r\n".to_vec(), b"+QUEUED\r\n".to_vec())
+    );
+    assert!(
+        writer.is_silent_for(SILENCE),
+        "a transaction that writes is not held back"
+    );
+    assert!(admin.line("INFO clients").contains("blocked_clients:1\r\n"));
+    assert_eq!(reader.line("GET key"), "$6\r\nbefore\r\n");
+    assert_eq!(admin.line("CLIENT UNPAUSE"), "+OK\r\n");
+    assert_eq!(writer.reply(), b"*1\r\n+OK\r\n");
+    // A pause of everything ends with its time.
+    admin.line("CLIENT PAUSE 300");
+    reader.send(&command(&["GET", "key"]));
+    assert!(reader.is_silent_for(SILENCE), "a read is not held back");
+    assert_eq!(reader.reply(), b"$5\r\nafter\r\n");
+}
+
+/// Everything in the slow log.
+fn logged(client: &mut Client) -> String {
+    client.line("SLOWLOG GET -1")
+}
+
+#[test]
+fn the_slow_log_has_what_took_long_the_commands_of_exec_too_and_no_password() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    assert_eq!(client.line("CONFIG SET slowlog-log-slower-than 0"), "+OK\r\n");
+    assert_eq!(client.line("SLOWLOG RESET"), "+OK\r\n");
+    for line in [
+        "AUTH default secret",
+        "MULTI",
+        "SET inside 1",
+        "EXEC",
+        "CONFIG SET requirepass secret",
+    ] {
+        client.line(line);
+    }
+    let args: Vec<String> = std::iter::once("DEL".to_owned())
+        .chain((0..40).map(|i| format!("{i}{}", "x".repeat(200))))
+        .collect();
+    client.call(&args);
+    let log = logged(&mut client);
+    assert!(log.contains("$6\r\ninside\r\n"), "{log}");
+    assert!(!log.contains("secret") && !log.contains("EXEC"), "{log}");
+    assert!(
+        log.contains("... (10 more arguments)") && log.contains("... (73 more bytes)"),
+        "{log}"
+    );
+    assert_eq!(client.line("CONFIG SET slowlog-max-len 2"), "+OK\r\n");
+    client.line("PING");
+    assert_eq!(client.line("SLOWLOG LEN"), ":2\r\n");
+    client.line("CONFIG SET slowlog-log-slower-than -1");
+    client.line("SLOWLOG RESET");
+    client.line("PING");
+    assert_eq!(client.line("SLOWLOG LEN"), ":0\r\n");
+}
+
+#[test]
+fn what_a_client_queues_is_shown_and_limited() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let (mut admin, mut client) = (server.client(), server.client());
+    assert_eq!(admin.line("CONFIG SET client-query-buffer-limit 1mb"), "+OK\r\n");
+    client.line("CLIENT SETNAME queueing");
+    for line in ["MULTI", "PING", "PING"] {
+        client.line(line);
+    }
+    let list = admin.line("CLIENT LIST");
+    let own = list.lines().find(|line| line.contains("name=queueing")).unwrap();
+    assert!(own.contains(" flags=x ") && own.contains(" multi=2 "), "{own}");
+    let large = "x".repeat(600_000);
+    assert_eq!(client.call(&["SET", "a", &large]), "+QUEUED\r\n");
+    let refused = client.call(&["SET", "b", &large]);
+    assert!(refused.contains("client-query-buffer-limit"), "{refused}");
+    assert_eq!(client.rest(), "");
+    assert_eq!(admin.line("EXISTS a b"), ":0\r\n");
+}
+
+#[test]
+fn a_transaction_that_fails_leaves_the_connection_in_its_database() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    let large = "x".repeat(9_000_000);
+    for line in ["SET here 0", "MULTI", "SELECT 1"] {
+        client.line(line);
+    }
+    for key in ["a", "b"] {
+        client.call(&["SET", key, &large]);
+    }
+    assert!(client.line("EXEC").starts_with("-ERR the command would commit"));
+    assert_eq!(client.line("GET here"), "$1\r\n0\r\n");
+}

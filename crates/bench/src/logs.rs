@@ -98,7 +98,8 @@ impl Default for LogBench {
             ring: log.ring,
             ring_bytes: log.ring_bytes,
             segment_bytes: log.segment_bytes,
-            write_path: log.write_path,
+            // What each open finds out for itself would make unlike runs.
+            write_path: WritePath::Direct,
             dir: std::env::temp_dir(),
         }
     }

@@ -105,7 +105,7 @@ pub use {
     log::Log,
     options::{Compression, FIRST_LSN, Level, LogId, LogOptions, RecoveryMode, RingMode, WritePath},
     reader::Reader,
-    recovery::{Cut, RecoveryReport, RingOutcome, TornTail},
+    recovery::{Cut, Probe, RecoveryReport, RingOutcome, TornTail},
     stats::{Compressed, LogStats, SAMPLE, Stages, Summary},
     tail::{NextFrame, Tail},
     worker::{AppendHook, Worker},

@@ -67,12 +67,16 @@ pub enum Compression {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WritePath {
+    /// The faster of the two on this device, found out at each open with a few writes of a block
+    /// ([`RecoveryReport::probe`](crate::RecoveryReport::probe)): [`WritePath::Direct`], unless the other takes less
+    /// than four fifths of its time. A device whose clock stands still (a simulated one) gets that, too.
+    #[default]
+    Auto,
     /// Write to the page cache, then `fdatasync`.
     FdataSync,
     /// Write past the page cache, durable on return (`O_DIRECT | O_DSYNC`), where the file system can;
     /// else as [`WritePath::FdataSync`], with a warning in the report. With a private ring, too, as
-    /// [`WritePath::FdataSync`]: there [`Level::Process`] means a write call, which must not wait for the device.
-    #[default]
+    /// [`WritePath::FdataSync`]: there [`Level::Process`] means a write call, which must not wait for the device. Up to three writes are under way at once.
     Direct,
 }
 

@@ -577,3 +577,36 @@ fn a_panic_in_the_middle_of_a_flush_poisons_the_log() {
         "{error}"
     );
 }
+
+#[test]
+fn the_way_to_write_is_found_out_at_open_and_nothing_of_the_trial_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let auto = LogOptions {
+        write_path: WritePath::Auto,
+        ..small()
+    };
+    for round in 0..3 {
+        let log = Log::open(dir.path(), auto.clone()).unwrap();
+        let report = log.recovery();
+        if let Some(probe) = report.probe {
+            assert!(probe.direct_ns > 0 && probe.fdatasync_ns > 0, "{probe:?}");
+            assert_eq!(report.direct, probe.fdatasync_ns >= probe.direct_ns / 5 * 4, "{probe:?}");
+        } else {
+            assert!(!report.direct || !report.ring_shared, "{report:?}");
+        }
+        assert_eq!(frames(&log, FIRST_LSN).len(), round * 300);
+        let mut worker = log.worker().unwrap();
+        for n in 0..300 {
+            worker.append(0, 0, &payload(n)).unwrap();
+        }
+        log.flush(Level::Disk).unwrap();
+        drop(worker);
+        log.close().unwrap();
+    }
+    let asked = LogOptions {
+        write_path: WritePath::FdataSync,
+        ..small()
+    };
+    let log = Log::open(dir.path(), asked).unwrap();
+    assert!(!log.recovery().direct && log.recovery().probe.is_none());
+}

@@ -18,6 +18,7 @@ use super::chain::{Chain, Run};
 use super::new_ring::{Home, NewRing, remove_rings};
 use super::old_ring::OldRing;
 use super::scan::{Found, Piece, Rereader, Source};
+use super::write_path::{self, Chosen, spare_block};
 use super::{DirLock, History, RecoveryReport, RingOutcome};
 use crate::Lsn;
 use crate::core::Opened;
@@ -25,7 +26,7 @@ use crate::error::{At, LogError};
 use crate::format::{
     BLOCK, FRAME_HEADER, FrameHeader, FrameStart, KIND_CLOSE, KIND_FILLER, KIND_SEAL, Salt, SegmentHeader,
 };
-use crate::options::{FIRST_LSN, LogId, LogOptions, WritePath};
+use crate::options::{FIRST_LSN, LogId, LogOptions};
 use crate::segments::{self, Segment, Segments};
 
 /// How much of a new epoch's first segment is zeroed before the log opens; the rest follows in the
@@ -122,7 +123,11 @@ pub(crate) fn carry_on(
     remove_rings(&epoch.home(), &chain, &old, &found.ring, &ring, &mut warnings);
     // With a private ring `Process` means a write call, which must not wait for the device.
     let shared = ring.ring.file.is_some();
-    let direct = shared && open_direct(&options, &mut last.segments, &mut warnings);
+    let Chosen { direct, probe } = if shared {
+        write_path::choose(&options, &mut last.segments, last.spare, &mut warnings)?
+    } else {
+        Chosen::default()
+    };
     let template = last.template;
     live.extend(last.segments);
     let report = RecoveryReport {
@@ -138,6 +143,7 @@ pub(crate) fn carry_on(
         ring: found.ring,
         ring_shared: ring.ring.file.is_some(),
         direct,
+        probe,
         warnings,
     };
     for warning in &report.warnings {
@@ -256,6 +262,8 @@ struct Begun {
     template: SegmentHeader,
     /// Zeroed bytes of the last segment's data.
     ready: u64,
+    /// The offset of a zeroed block in it that holds nothing.
+    spare: Option<u64>,
     /// What the last block holds.
     partial: Vec<u8>,
     /// Bytes that were copied.
@@ -510,9 +518,10 @@ impl Writer<'_, '_> {
         }
         // The copy may have gone beyond what was zeroed when the segment began.
         let end = self.at + self.buffer.len() as u64;
-        let ready = self.files.last().map_or(0, |f| {
-            let used = (end - f.header.first_lsn.get()).next_multiple_of(BLOCK as u64);
-            f.ready.max(used).min(f.header.data_bytes.get())
+        let (ready, used) = self.files.last().map_or((0, 0), |f| {
+            let used = end - f.header.first_lsn.get();
+            let blocks = used.next_multiple_of(BLOCK as u64);
+            (f.ready.max(blocks).min(f.header.data_bytes.get()), used)
         });
         let segments = self
             .files
@@ -522,28 +531,11 @@ impl Writer<'_, '_> {
             segments: segments.collect(),
             template: self.template,
             ready,
+            spare: spare_block(ready, used),
             partial: self.buffer,
             carried: end - self.template.first_lsn.get(),
         })
     }
-}
-
-/// Opens the new segments for direct writes where that is asked for and possible.
-fn open_direct(options: &LogOptions, segments: &mut [Segment], warnings: &mut Vec<String>) -> bool {
-    if options.write_path != WritePath::Direct {
-        return false;
-    }
-    for segment in segments {
-        match segments::open_direct(&*options.device, &segment.path) {
-            Ok(direct) => segment.direct = Some(direct),
-            Err(error) => {
-                segment.direct = None;
-                warnings.push(format!("writing through the page cache: {error}"));
-                return false;
-            }
-        }
-    }
-    true
 }
 
 /// Removes what a later epoch took over, for good: if it came back after its successors are released, it would

@@ -14,6 +14,7 @@ mod lock;
 mod new_ring;
 mod old_ring;
 mod scan;
+mod write_path;
 
 use std::path::{Path, PathBuf};
 
@@ -33,6 +34,7 @@ pub(crate) use lock::DirLock;
 pub(crate) use new_ring::{keep_aside, leave_spent};
 pub(crate) use old_ring::{OldRing, open as find_ring};
 pub(crate) use scan::{Seen, walk};
+pub use write_path::Probe;
 
 /// What became of the ring of the process before.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,6 +105,8 @@ pub struct RecoveryReport {
     pub ring_shared: bool,
     /// Whether groups are written past the page cache.
     pub direct: bool,
+    /// What was measured to choose that, [`WritePath::Auto`](crate::WritePath::Auto).
+    pub probe: Option<Probe>,
     /// What somebody should know: fallbacks, and possible losses.
     pub warnings: Vec<String>,
 }

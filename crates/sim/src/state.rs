@@ -192,13 +192,20 @@ impl State {
         }
     }
 
-    /// Takes what programs wrote through a mapping of `ino` into the file.
+    /// Takes what programs wrote through a mapping of `ino` into the file: what was there at one moment. Threads
+    /// go on writing, so the memory is looked at until nothing has changed since the last look; a later frame
+    /// would otherwise be taken without an earlier one. They cannot go on for ever, for the device is locked.
     pub(crate) fn absorb(&mut self, ino: u64) {
+        while self.absorb_once(ino) {}
+    }
+
+    /// Whether anything had changed.
+    fn absorb_once(&mut self, ino: u64) -> bool {
         let Some(memory) = self.memories.get(&ino) else {
-            return;
+            return false;
         };
         let Ok(file) = self.world.file(ino) else {
-            return;
+            return false;
         };
         let end = sectors_in(file.cached.len().min(memory.len() as u64));
         let mut changed = Vec::new();
@@ -212,15 +219,14 @@ impl State {
                 changed.push((index, bytes));
             }
         }
-        if changed.is_empty() {
-            return;
-        }
+        let any = !changed.is_empty();
         let op = self.op;
         if let Ok(file) = self.world.file_mut(ino) {
             for (index, bytes) in changed {
                 file.store(op, index, Some(sector(bytes)), Route::Straight);
             }
         }
+        any
     }
 
     pub(crate) fn next_handle(&mut self) -> u64 {

@@ -364,7 +364,7 @@ impl Core {
             self.call_preparer();
         }
         let started = flusher.started();
-        if !flusher.is_direct(&self.segments)? {
+        if !self.segments.direct() {
             if target == started && (until == Until::Written || self.durable() == started) {
                 return Ok(Start::Idle);
             }

@@ -94,11 +94,6 @@ impl Flusher {
         self.started
     }
 
-    /// Whether flights write past the page cache, and so need no sync.
-    pub(crate) fn is_direct(&mut self, segments: &Segments) -> Result<bool, LogError> {
-        Ok(self.segment_for(segments)?.direct.is_some())
-    }
-
     /// Takes on board what follows, up to `to` and at most a piece of it, for somebody who waits for `end`.
     /// `to` is a boundary, so a frame ends there. `None` if nothing can or need be taken while others are in
     /// the air.

@@ -133,6 +133,11 @@ impl Segments {
         })
     }
 
+    /// Whether they are written past the page cache, and so need no sync.
+    pub(crate) fn direct(&self) -> bool {
+        self.direct
+    }
+
     pub(crate) fn builder(&self) -> crate::sync::MutexGuard<'_, Builder> {
         lock(&self.builder)
     }

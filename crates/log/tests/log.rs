@@ -590,7 +590,11 @@ fn the_way_to_write_is_found_out_at_open_and_nothing_of_the_trial_is_left() {
         let report = log.recovery();
         if let Some(probe) = report.probe {
             assert!(probe.direct_ns > 0 && probe.fdatasync_ns > 0, "{probe:?}");
-            assert_eq!(report.direct, probe.fdatasync_ns >= probe.direct_ns / 5 * 4, "{probe:?}");
+            assert_eq!(
+                report.direct,
+                probe.fdatasync_ns >= probe.direct_ns / 5 * 4,
+                "{probe:?}"
+            );
         } else {
             assert!(!report.direct || !report.ring_shared, "{report:?}");
         }

@@ -1,7 +1,7 @@
 //! The command line.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -11,6 +11,9 @@ use collie_bench::Workload;
 use collie_db::Compression;
 use collie_log::{Level, RingMode};
 use collie_server::Ack;
+use serde::{Deserialize, Serialize};
+
+use crate::serve::{Filter, LogFormat};
 
 /// Collie: a transactional store built around its log. Without a command: a tour of about forty seconds in a
 /// temporary directory, which ends by serving.
@@ -118,29 +121,43 @@ pub(crate) struct ImagesArgs {
     pub(crate) json: bool,
 }
 
+/// What stands here goes before what a configuration file says, and that before the defaults.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
     /// The store's directory; created where it does not exist.
+    #[arg(long, required_unless_present = "config")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Read settings from this file, in TOML; packaging/collie.toml describes them all.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print the settings that would be in force, without passwords, and end.
     #[arg(long)]
-    pub(crate) dir: PathBuf,
-    /// Where to listen; port 0 takes a free one.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:6380", value_parser = address)]
-    pub(crate) listen: SocketAddr,
-    /// What a reply waits for, of all that it tells. Connections can choose for themselves.
-    #[arg(long, value_enum, default_value_t = Durability::Disk)]
-    pub(crate) ack: Durability,
-    /// Where the log's ring lies.
-    #[arg(long, value_enum, default_value_t = Ring::Shared)]
-    pub(crate) ring: Ring,
-    /// Threads that serve connections; 0: one per core.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) threads: usize,
+    pub(crate) check_config: bool,
+    /// Where to listen; port 0 takes a free one. By default 127.0.0.1:6380.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub(crate) listen: Option<SocketAddr>,
+    /// What a reply waits for, of all that it tells; by default the disk. Connections can choose for themselves.
+    #[arg(long, value_enum)]
+    pub(crate) ack: Option<Durability>,
+    /// Where the log's ring lies; by default in shared memory.
+    #[arg(long, value_enum)]
+    pub(crate) ring: Option<Ring>,
+    /// Threads that serve connections; 0, the default: one per core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1024))]
+    pub(crate) threads: Option<u16>,
     /// Let in only clients that say the password on the first line of this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) password_file: Option<PathBuf>,
     /// Listen off loopback even without a password.
     #[arg(long)]
     pub(crate) open_to_network: bool,
+    /// Say what is at least so important: error, warn, info (the default), debug or trace; some modules from
+    /// another level on, as in info,collie_log=debug.
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) log_level: Option<Filter>,
+    /// Whether diagnostics are lines for people, as by default, or JSON objects.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) log_format: Option<LogFormat>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -356,7 +373,8 @@ pub(crate) struct LogBenchArgs {
 }
 
 /// What a write waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Durability {
     /// Nothing.
     Buffered,
@@ -385,7 +403,8 @@ impl Durability {
 }
 
 /// Where a ring lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Ring {
     /// In shared memory (/dev/shm): what was written survives the process.
     Shared,
@@ -397,6 +416,16 @@ impl Ring {
     pub(crate) fn mode(self) -> RingMode {
         match self {
             Self::Shared => RingMode::default(),
+            Self::Private => RingMode::Private,
+        }
+    }
+
+    /// As [`mode`](Self::mode), with the directory of a shared one.
+    pub(crate) fn mode_in(self, dir: &Path) -> RingMode {
+        match self {
+            Self::Shared => RingMode::Shared {
+                dir: dir.to_path_buf(),
+            },
             Self::Private => RingMode::Private,
         }
     }

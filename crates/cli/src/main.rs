@@ -35,7 +35,10 @@ enum Outcome {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    output::show_diagnostics();
+    // A server is told by its configuration what it shows.
+    if !matches!(args.command, Some(Command::Serve(_))) {
+        output::show_diagnostics();
+    }
     match run(args) {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Bad) => ExitCode::FAILURE,

@@ -305,14 +305,20 @@ fn served(results: &mut Results, temporary: &Temporary) -> anyhow::Result<()> {
         ..Options::default()
     };
     temporary::leave_signals_alone();
-    serve::serve(&temporary.path().join("served"), options, config, |addr| {
-        let port = addr.port();
-        let text = format!(
-            "\n    In another terminal:\n\n        redis-cli -p {port} set greeting hello\n        redis-cli -p {port} get greeting\n\n    \
+    serve::serve(
+        &temporary.path().join("served"),
+        options,
+        config,
+        serve::LogFormat::Text,
+        |addr| {
+            let port = addr.port();
+            let text = format!(
+                "\n    In another terminal:\n\n        redis-cli -p {port} set greeting hello\n        redis-cli -p {port} get greeting\n\n    \
              Ctrl-C ends it here."
-        );
-        // Somebody who closed standard output does not read this.
-        let _ = writeln!(std::io::stdout(), "{text}");
-    })?;
+            );
+            // Somebody who closed standard output does not read this.
+            let _ = writeln!(std::io::stdout(), "{text}");
+        },
+    )?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use subtle::{Choice, ConstantTimeEq};
 
 /// Longest password, in bytes. A longer guess is wrong at once; its length is no secret.
-pub(crate) const PASSWORD_LEN_MAX: usize = 512;
+pub const PASSWORD_LEN_MAX: usize = 512;
 
 /// A password in a buffer of fixed length, so that a comparison always looks at as many bytes.
 pub(crate) struct Password {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -12,7 +13,8 @@ use collie_io::{Clock, RealClock};
 use collie_protocol::Limits;
 use parking_lot::RwLock;
 
-use crate::auth::Password;
+use crate::auth::{PASSWORD_LEN_MAX, Password};
+use crate::error::ServerError;
 
 /// When a reply may leave.
 ///
@@ -116,6 +118,15 @@ pub struct ServerConfig {
     pub in_flight_bytes_max: usize,
     /// How long a shutdown waits for clients to take their last replies.
     pub shutdown_grace: Duration,
+    /// A command that takes so many microseconds goes to the slow log (`slowlog-log-slower-than`); none does
+    /// below 0.
+    pub slow_us: i64,
+    /// Entries of the slow log (`slowlog-max-len`).
+    pub slow_log_len_max: usize,
+    /// The file that the configuration was read from, for error texts.
+    pub config_file: Option<PathBuf>,
+    /// What `CONFIG SET loglevel` changes; without it the level is fixed.
+    pub verbosity: Option<Arc<dyn Verbosity>>,
     /// Tells the time by which keys expire.
     pub clock: Arc<dyn Clock>,
 }
@@ -137,6 +148,9 @@ impl fmt::Debug for ServerConfig {
             .field("output_bytes_max", &self.output_bytes_max)
             .field("in_flight_bytes_max", &self.in_flight_bytes_max)
             .field("shutdown_grace", &self.shutdown_grace)
+            .field("slow_us", &self.slow_us)
+            .field("slow_log_len_max", &self.slow_log_len_max)
+            .field("config_file", &self.config_file)
             .finish_non_exhaustive()
     }
 }
@@ -157,14 +171,72 @@ impl Default for ServerConfig {
             output_bytes_max: 1024 * 1024 * 1024,
             in_flight_bytes_max: 2 * 1024 * 1024 * 1024,
             shutdown_grace: Duration::from_secs(10),
+            slow_us: 10_000,
+            slow_log_len_max: 128,
+            config_file: None,
+            verbosity: None,
             clock: Arc::new(RealClock),
         }
     }
 }
 
-/// From how many microseconds on a command goes to the slow log, and how many the log keeps, as in Redis.
-const SLOW_US: i64 = 10_000;
-const SLOW_LOG_LEN: usize = 128;
+/// How much the process says of its work, so that `CONFIG SET loglevel` can change it.
+pub trait Verbosity: fmt::Debug + Send + Sync {
+    /// What is said is at least so important.
+    fn level(&self) -> tracing::Level;
+
+    /// Has what is at least so important said from now on.
+    ///
+    /// # Errors
+    /// Why that is not possible, in words.
+    fn set_level(&self, level: tracing::Level) -> Result<(), String>;
+}
+
+impl ServerConfig {
+    /// The longest value that the ring takes, in bytes: what `proto-max-bulk-len` can be at most.
+    #[must_use]
+    pub fn value_len_max(&self) -> usize {
+        value_len_max(self.ring_bytes)
+    }
+
+    /// Looks for what contradicts itself or would let strangers in, without opening anything.
+    ///
+    /// # Errors
+    /// [`ServerError::OpenToNetwork`] and [`ServerError::Config`], which name what is wrong.
+    pub fn check(&self) -> Result<(), ServerError> {
+        if !self.listen.ip().is_loopback() && self.password.is_none() && !self.open_to_network {
+            return Err(ServerError::OpenToNetwork { addr: self.listen });
+        }
+        let positive = "at least 1";
+        for (name, value, expected) in [
+            ("clients_max", self.clients_max, positive),
+            ("limits.args_max", self.limits.args_max, positive),
+            ("limits.line_len_max", self.limits.line_len_max, positive),
+            ("limits.bulk_len_max", self.limits.bulk_len_max, positive),
+            ("limits.request_len_max", self.limits.request_len_max, positive),
+            ("in_flight_bytes_max", self.in_flight_bytes_max, positive),
+        ] {
+            if value == 0 {
+                return Err(ServerError::Config {
+                    name,
+                    found: value as u64,
+                    expected,
+                });
+            }
+        }
+        if let Some(password) = &self.password
+            && (password.is_empty() || password.len() > PASSWORD_LEN_MAX)
+        {
+            let found = password.len() as u64;
+            return Err(ServerError::Config {
+                name: "password (its length)",
+                found,
+                expected: "1 to 512",
+            });
+        }
+        Ok(())
+    }
+}
 
 /// Room that a commit keeps for what comes with a value: its key, and the entries of the expiry index that
 /// come and go with it, each of which holds the key again.
@@ -209,8 +281,8 @@ impl Settings {
             request_len_max: AtomicUsize::new(config.limits.request_len_max),
             output_bytes_max: AtomicUsize::new(config.output_bytes_max),
             in_flight_bytes_max: AtomicUsize::new(config.in_flight_bytes_max),
-            slow_us: AtomicI64::new(SLOW_US),
-            slow_log_len_max: AtomicUsize::new(SLOW_LOG_LEN),
+            slow_us: AtomicI64::new(config.slow_us),
+            slow_log_len_max: AtomicUsize::new(config.slow_log_len_max),
             value_len_max,
             fixed: config.limits,
             password: RwLock::new(

@@ -61,7 +61,8 @@ mod value;
 mod watch;
 mod worker;
 
+pub use auth::PASSWORD_LEN_MAX;
 pub use collie_protocol::Limits;
-pub use config::{Ack, ServerConfig, UnknownAck};
+pub use config::{Ack, ServerConfig, UnknownAck, Verbosity};
 pub use error::ServerError;
 pub use server::{Server, termination};

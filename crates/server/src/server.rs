@@ -50,7 +50,7 @@ impl Server {
     /// The configuration contradicts itself or would let strangers in, the address cannot be listened on, or
     /// the databases cannot be opened.
     pub fn bind(config: ServerConfig, db: Db) -> Result<Server, ServerError> {
-        check(&config)?;
+        config.check()?;
         allow_descriptors(config.clients_max);
         let addr = config.listen;
         let listener = listen(addr).map_err(|source| ServerError::Listen { addr, source })?;
@@ -74,6 +74,8 @@ impl Server {
             slow_log: SlowLog::default(),
             gate: Gate::default(),
             settings: Settings::new(&config),
+            verbosity: config.verbosity,
+            config_file: config.config_file,
             clients: Clients::default(),
             counters: Counters::default(),
             pressure: Pressure::new(config.ring_bytes),
@@ -161,40 +163,6 @@ pub async fn termination() {
             std::future::pending().await
         }
     }
-}
-
-fn check(config: &ServerConfig) -> Result<(), ServerError> {
-    if !config.listen.ip().is_loopback() && config.password.is_none() && !config.open_to_network {
-        return Err(ServerError::OpenToNetwork { addr: config.listen });
-    }
-    let positive = "at least 1";
-    for (name, value, expected) in [
-        ("clients_max", config.clients_max, positive),
-        ("limits.args_max", config.limits.args_max, positive),
-        ("limits.line_len_max", config.limits.line_len_max, positive),
-        ("limits.bulk_len_max", config.limits.bulk_len_max, positive),
-        ("limits.request_len_max", config.limits.request_len_max, positive),
-        ("in_flight_bytes_max", config.in_flight_bytes_max, positive),
-    ] {
-        if value == 0 {
-            return Err(ServerError::Config {
-                name,
-                found: value as u64,
-                expected,
-            });
-        }
-    }
-    if let Some(password) = &config.password
-        && (password.is_empty() || password.len() > crate::auth::PASSWORD_LEN_MAX)
-    {
-        let found = password.len() as u64;
-        return Err(ServerError::Config {
-            name: "password (its length)",
-            found,
-            expected: "1 to 512",
-        });
-    }
-    Ok(())
 }
 
 /// Raises the limit of open files so far that all clients find room beside the engine's files; says so where

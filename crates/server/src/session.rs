@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::clients::{Client, Clients};
 use crate::commands::{Command, SlowLog};
-use crate::config::{Ack, Settings};
+use crate::config::{Ack, Settings, Verbosity};
 use crate::gate::Gate;
 use crate::keyspace::Keyspace;
 use crate::pressure::Pressure;
@@ -28,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) clients: Clients,
     pub(crate) counters: Counters,
     pub(crate) pressure: Pressure,
+    pub(crate) verbosity: Option<Arc<dyn Verbosity>>,
+    pub(crate) config_file: Option<std::path::PathBuf>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) started_ms: u64,
     pub(crate) listen: std::net::SocketAddr,

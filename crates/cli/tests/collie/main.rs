@@ -9,6 +9,7 @@
 mod bench;
 mod common;
 mod log;
+mod operations;
 mod serve;
 mod torture;
 mod tour;

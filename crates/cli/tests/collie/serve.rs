@@ -98,11 +98,20 @@ impl Client {
 
     /// Sends a command and returns its reply: the first line, and a bulk string's content instead.
     pub(crate) fn call(&mut self, words: &[&str]) -> std::io::Result<String> {
+        self.send(words)?;
+        self.bulk()
+    }
+
+    fn send(&mut self, words: &[&str]) -> std::io::Result<()> {
         let mut request = format!("*{}\r\n", words.len());
         for word in words {
             request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
         }
-        self.0.get_mut().write_all(request.as_bytes())?;
+        self.0.get_mut().write_all(request.as_bytes())
+    }
+
+    /// The next reply, or the next of an array's.
+    pub(crate) fn bulk(&mut self) -> std::io::Result<String> {
         let mut line = String::new();
         if self.0.read_line(&mut line)? == 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());

@@ -102,6 +102,11 @@ const PARAMETERS: &[Parameter] = &[
         set: None,
     },
     Parameter {
+        name: "loglevel",
+        get: loglevel,
+        set: Some(set_loglevel),
+    },
+    Parameter {
         name: "maxclients",
         get: |s| number(s.settings.clients_max() as u64),
         set: Some(|_, value| {
@@ -206,6 +211,43 @@ fn requirepass(shared: &Shared) -> Text {
     password.map_or("".into(), |password| {
         String::from_utf8_lossy(password.text()).into_owned().into()
     })
+}
+
+/// Redis' names for how much is said. What Redis calls debug says everything, as our trace does; errors alone
+/// is a level that Redis has not.
+const LOG_LEVELS: &[(&str, tracing::Level)] = &[
+    ("debug", tracing::Level::TRACE),
+    ("verbose", tracing::Level::DEBUG),
+    ("notice", tracing::Level::INFO),
+    ("warning", tracing::Level::WARN),
+    ("error", tracing::Level::ERROR),
+];
+
+fn loglevel(shared: &Shared) -> Text {
+    let level = shared
+        .verbosity
+        .as_ref()
+        .map_or(tracing::Level::INFO, |verbosity| verbosity.level());
+    let known = LOG_LEVELS.iter().find(|(_, known)| *known == level);
+    known.map_or("notice", |(name, _)| *name).into()
+}
+
+fn set_loglevel(shared: &Shared, value: &[u8]) -> Result<Change, Text> {
+    if shared.verbosity.is_none() {
+        return Err("this server's diagnostics are not its own to change".into());
+    }
+    let known = LOG_LEVELS
+        .iter()
+        .find(|(name, _)| value.eq_ignore_ascii_case(name.as_bytes()));
+    let &(_, level) =
+        known.ok_or("argument(s) must be one of the following: debug, verbose, notice, warning, error")?;
+    Ok(Box::new(move |shared, _| {
+        if let Some(verbosity) = &shared.verbosity
+            && let Err(error) = verbosity.set_level(level)
+        {
+            tracing::error!(%error, "the level of diagnostics stays as it is");
+        }
+    }))
 }
 
 fn to_usize(value: i64) -> usize {
@@ -381,8 +423,16 @@ pub(super) fn resetstat(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn rewrite(_exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    Err("ERR The server is running without a config file".into())
+pub(super) fn rewrite(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    match &exec.shared.config_file {
+        None => Err("ERR The server is running without a config file".into()),
+        Some(file) => Err(format!(
+            "ERR Rewriting config file: the server does not write {}; CONFIG GET tells what is in force, for \
+             whoever edits it",
+            file.display()
+        )
+        .into()),
+    }
 }
 
 pub(super) fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {

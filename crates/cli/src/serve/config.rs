@@ -1,0 +1,540 @@
+//! The configuration of `collie serve`: defaults, over them the file, over both the command line.
+//!
+//! The file is TOML. Every setting has one name, which is that of the command line's flag or of `CONFIG SET`;
+//! what is not known is refused, so that a misspelt limit is not silently absent. `packaging/collie.toml`
+//! describes all of it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use collie_db::Options;
+use collie_io::{Device, OpenMode, RealDevice};
+use collie_server::ServerConfig;
+use serde::de::{Error as _, Unexpected};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::logging::{Filter, LogFormat};
+use super::values::{Address, Bytes, Number, Secret};
+use crate::args::{Durability, Ring, ServeArgs};
+
+/// The longest configuration file that is read, in bytes.
+const CONFIG_FILE_MAX: usize = 1 << 20;
+/// The longest password file that is read, in bytes.
+const PASSWORD_FILE_MAX: usize = 4096;
+/// Permission of everybody to read.
+const WORLD_READABLE: u32 = 0o004;
+const MIB: i64 = 1 << 20;
+
+/// All settings.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Config {
+    pub(crate) store: Store,
+    pub(crate) server: Listening,
+    pub(crate) limits: Limits,
+    pub(crate) diagnostics: Diagnostics,
+}
+
+/// `[store]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Store {
+    dir: Option<PathBuf>,
+    ring: Ring,
+    ring_dir: PathBuf,
+    #[serde(deserialize_with = "ring_bytes")]
+    ring_bytes: Bytes<8192, { 1 << 30 }>,
+    cache_bytes: Bytes<0, { i64::MAX }>,
+}
+
+/// `[server]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Listening {
+    listen: Address,
+    threads: Number<0, 1024>,
+    ack: Durability,
+    open_to_network: bool,
+    password_file: Option<PathBuf>,
+    #[serde(skip_serializing)]
+    requirepass: Option<Secret>,
+    shutdown_grace: Number<0, 3600>,
+}
+
+/// `[limits]`, by the names of `CONFIG SET`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Limits {
+    maxclients: Number<1, { u32::MAX as i64 }>,
+    timeout: Number<0, { i32::MAX as i64 }>,
+    tcp_keepalive: Number<0, { i32::MAX as i64 }>,
+    proto_max_bulk_len: Option<Bytes<1024, { i64::MAX }>>,
+    client_query_buffer_limit: Bytes<MIB, { i64::MAX }>,
+    client_output_buffer_limit: Bytes<0, { i64::MAX }>,
+    maxmemory_clients: Bytes<MIB, { i64::MAX }>,
+}
+
+/// `[diagnostics]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Diagnostics {
+    pub(crate) log_level: Filter,
+    pub(crate) log_format: LogFormat,
+    slowlog_log_slower_than: Number<-1, { i64::MAX }>,
+    slowlog_max_len: Number<0, 100_000>,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        let options = Options::default();
+        Self {
+            dir: None,
+            ring: Ring::Shared,
+            ring_dir: PathBuf::from("/dev/shm"),
+            ring_bytes: Bytes(signed(options.ring_bytes)),
+            cache_bytes: Bytes(i64::try_from(options.cache_bytes).unwrap_or(i64::MAX)),
+        }
+    }
+}
+
+impl Default for Listening {
+    fn default() -> Self {
+        let config = ServerConfig::default();
+        Self {
+            listen: Address(config.listen),
+            threads: Number(signed(config.threads)),
+            ack: Durability::Disk,
+            open_to_network: config.open_to_network,
+            password_file: None,
+            requirepass: None,
+            shutdown_grace: Number(seconds(config.shutdown_grace)),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let config = ServerConfig::default();
+        Self {
+            maxclients: Number(signed(config.clients_max)),
+            timeout: Number(seconds(config.idle_timeout)),
+            tcp_keepalive: Number(config.tcp_keepalive_s.into()),
+            proto_max_bulk_len: None,
+            client_query_buffer_limit: Bytes(signed(config.limits.request_len_max)),
+            client_output_buffer_limit: Bytes(signed(config.output_bytes_max)),
+            maxmemory_clients: Bytes(signed(config.in_flight_bytes_max)),
+        }
+    }
+}
+
+impl Default for Diagnostics {
+    fn default() -> Self {
+        let config = ServerConfig::default();
+        Self {
+            log_level: Filter::default(),
+            log_format: LogFormat::Text,
+            slowlog_log_slower_than: Number(config.slow_us),
+            slowlog_max_len: Number(signed(config.slow_log_len_max)),
+        }
+    }
+}
+
+fn signed(size: usize) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
+}
+
+fn seconds(span: Duration) -> i64 {
+    i64::try_from(span.as_secs()).unwrap_or(i64::MAX)
+}
+
+fn ring_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes<8192, { 1 << 30 }>, D::Error> {
+    let bytes = Bytes::deserialize(deserializer)?;
+    if !bytes.size().is_power_of_two() {
+        let expected = "a power of two from \"8kb\" to \"1gb\"";
+        return Err(D::Error::invalid_value(Unexpected::Signed(bytes.0), &expected));
+    }
+    Ok(bytes)
+}
+
+/// What is in force, and what somebody should know about where it came from.
+#[derive(Debug)]
+pub(crate) struct Effective {
+    pub(crate) config: Config,
+    pub(crate) dir: PathBuf,
+    password: Option<String>,
+    /// The file that it was read from.
+    file: Option<PathBuf>,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Effective {
+    /// Reads the file, where there is one, puts the command line over it, and reads the password.
+    pub(crate) fn read(args: &ServeArgs) -> anyhow::Result<Self> {
+        let mut warnings = Vec::new();
+        let mut config = match &args.config {
+            Some(path) => read_file(path, &mut warnings)?,
+            None => Config::default(),
+        };
+        config.override_by(args);
+        let server = &config.server;
+        ensure!(
+            server.password_file.is_none() || server.requirepass.is_none(),
+            "both password-file and requirepass are set, one was expected; remove one"
+        );
+        let password = match (&server.password_file, &server.requirepass) {
+            (Some(path), _) => Some(read_password(path, &mut warnings)?),
+            (None, secret) => secret.as_ref().map(|secret| secret.0.clone()),
+        };
+        let dir = config.store.dir.clone().ok_or_else(|| match &args.config {
+            Some(path) => anyhow!(
+                "{} names no store: give `dir` in its section [store], or --dir",
+                path.display()
+            ),
+            None => anyhow!("no store was named: give --dir"),
+        })?;
+        let effective = Self {
+            config,
+            dir,
+            password,
+            file: args.config.clone(),
+            warnings,
+        };
+        effective.check()?;
+        Ok(effective)
+    }
+
+    /// What no single setting can tell.
+    fn check(&self) -> anyhow::Result<()> {
+        let server = self.server();
+        let most = server.value_len_max();
+        if let Some(asked) = self.config.limits.proto_max_bulk_len {
+            ensure!(
+                asked.size() <= most,
+                "proto-max-bulk-len is {}, expected at most {most}: a value has to fit into half of the log's \
+                 ring with room for its key; raise ring-bytes, which is {}",
+                asked.size(),
+                self.config.store.ring_bytes.size()
+            );
+        }
+        server.check()?;
+        Ok(())
+    }
+
+    /// How the engine is opened.
+    pub(crate) fn options(&self) -> Options {
+        let store = &self.config.store;
+        Options {
+            ring: store.ring.mode_in(&store.ring_dir),
+            ring_bytes: store.ring_bytes.size(),
+            cache_bytes: store.cache_bytes.0.unsigned_abs(),
+            ..Options::default()
+        }
+    }
+
+    /// How the server is set up.
+    pub(crate) fn server(&self) -> ServerConfig {
+        let Config {
+            store,
+            server,
+            limits,
+            diagnostics,
+        } = &self.config;
+        let mut config = ServerConfig {
+            listen: server.listen.0,
+            threads: server.threads.count(),
+            ack: server.ack.ack(),
+            password: self.password.clone(),
+            open_to_network: server.open_to_network,
+            clients_max: limits.maxclients.count(),
+            idle_timeout: Duration::from_secs(limits.timeout.0.unsigned_abs()),
+            tcp_keepalive_s: u32::try_from(limits.tcp_keepalive.0).unwrap_or(0),
+            ring_bytes: store.ring_bytes.size(),
+            output_bytes_max: limits.client_output_buffer_limit.size(),
+            in_flight_bytes_max: limits.maxmemory_clients.size(),
+            shutdown_grace: Duration::from_secs(server.shutdown_grace.0.unsigned_abs()),
+            slow_us: diagnostics.slowlog_log_slower_than.0,
+            slow_log_len_max: diagnostics.slowlog_max_len.count(),
+            config_file: self.file.clone(),
+            ..ServerConfig::default()
+        };
+        config.limits.request_len_max = limits.client_query_buffer_limit.size();
+        config.limits.bulk_len_max = match limits.proto_max_bulk_len {
+            Some(asked) => asked.size(),
+            None => config.value_len_max(),
+        };
+        config
+    }
+
+    /// What is in force, as a file that could be given to `--config`. Passwords are left out.
+    pub(crate) fn shown(&self) -> anyhow::Result<String> {
+        let mut config = self.config.clone();
+        config.limits.proto_max_bulk_len = Some(Bytes(signed(self.server().limits.bulk_len_max)));
+        let text = toml::to_string(&config).context("the configuration cannot be shown")?;
+        let masked = if config.server.requirepass.is_some() {
+            "# requirepass is set, and not shown.\n\n"
+        } else {
+            ""
+        };
+        Ok(format!("{masked}{text}"))
+    }
+}
+
+impl Config {
+    fn override_by(&mut self, args: &ServeArgs) {
+        let Self {
+            store,
+            server,
+            diagnostics,
+            ..
+        } = self;
+        if let Some(dir) = &args.dir {
+            store.dir = Some(dir.clone());
+        }
+        if let Some(ring) = args.ring {
+            store.ring = ring;
+        }
+        if let Some(listen) = args.listen {
+            server.listen = Address(listen);
+        }
+        if let Some(ack) = args.ack {
+            server.ack = ack;
+        }
+        if let Some(threads) = args.threads {
+            server.threads = Number(threads.into());
+        }
+        if let Some(file) = &args.password_file {
+            server.password_file = Some(file.clone());
+            server.requirepass = None;
+        }
+        server.open_to_network |= args.open_to_network;
+        if let Some(filter) = &args.log_level {
+            diagnostics.log_level = filter.clone();
+        }
+        if let Some(format) = args.log_format {
+            diagnostics.log_format = format;
+        }
+    }
+}
+
+fn read_file(path: &Path, warnings: &mut Vec<String>) -> anyhow::Result<Config> {
+    let (text, mode) = read_text(path, CONFIG_FILE_MAX)
+        .with_context(|| format!("cannot read the configuration from {}", path.display()))?;
+    let config = parse(&text).map_err(|problem| anyhow!("{}, {problem}", path.display()))?;
+    if config.server.requirepass.is_some() && mode & WORLD_READABLE != 0 {
+        warnings.push(format!(
+            "{} holds a password and everybody may read it (mode {mode:04o}): chmod 0640 or stricter, or use \
+             password-file",
+            path.display()
+        ));
+    }
+    Ok(config)
+}
+
+/// Reads a configuration. The error names line, section and key, and shows no value but the wrong one.
+fn parse(text: &str) -> Result<Config, String> {
+    toml::from_str(text).map_err(|error| {
+        let message = error.message().trim_end();
+        let Some(span) = error.span() else {
+            return message.to_owned();
+        };
+        let before = text.get(..span.start).unwrap_or(text);
+        let line = before.matches('\n').count() + 1;
+        let key = |text: &str| -> String {
+            let is_key = |c: &char| c.is_ascii_alphanumeric() || "-_".contains(*c);
+            text.trim_start().chars().take_while(is_key).collect()
+        };
+        let section = before
+            .lines()
+            .rev()
+            .find_map(|line| line.trim_start().strip_prefix('['))
+            .map(key)
+            .unwrap_or_default();
+        let key = key(text.lines().nth(line - 1).unwrap_or_default());
+        match (section.as_str(), key.as_str()) {
+            ("", "") => format!("line {line}: {message}"),
+            ("", name) | (name, "") => format!("line {line}, {name}: {message}"),
+            (section, key) => format!("line {line}, {section}.{key}: {message}"),
+        }
+    })
+}
+
+/// The first line of a file that nobody else should be able to read.
+fn read_password(path: &Path, warnings: &mut Vec<String>) -> anyhow::Result<String> {
+    let (text, mode) = read_text(path, PASSWORD_FILE_MAX)
+        .with_context(|| format!("cannot read the password from {}", path.display()))?;
+    if mode & WORLD_READABLE != 0 {
+        warnings.push(format!(
+            "everybody may read the password in {} (mode {mode:04o}): chmod 0600 or 0640",
+            path.display()
+        ));
+    }
+    match text.lines().next() {
+        Some(line) if !line.is_empty() => Ok(line.to_owned()),
+        _ => bail!(
+            "{} begins with an empty line, not with a password",
+            path.display()
+        ),
+    }
+}
+
+/// A file's text and its permission bits.
+fn read_text(path: &Path, len_max: usize) -> anyhow::Result<(String, u32)> {
+    let file = RealDevice::new().open(path, OpenMode::Read)?;
+    let mut buffer = vec![0; len_max + 1];
+    let mut len = 0;
+    loop {
+        match file.read_at(buffer.get_mut(len..).unwrap_or_default(), len as u64)? {
+            0 => break,
+            n => len += n,
+        }
+    }
+    ensure!(len <= len_max, "it is longer than {len_max} bytes");
+    buffer.truncate(len);
+    let text = String::from_utf8(buffer).context("it is not UTF-8")?;
+    Ok((text, file.stat()?.mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../../../../packaging/collie.toml");
+
+    /// The example with the defaults that it shows put into force.
+    fn uncommented() -> String {
+        let shows_a_default = |line: &str| line.starts_with(|c: char| c.is_ascii_lowercase());
+        EXAMPLE
+            .lines()
+            .map(|line| match line.strip_prefix('#') {
+                Some(rest) if shows_a_default(rest) => format!("{rest}\n"),
+                _ => format!("{line}\n"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_example_shows_every_setting_with_its_default() {
+        let mut expected = Config::default();
+        expected.store.dir = Some(PathBuf::from("/var/lib/collie"));
+        assert_eq!(parse(EXAMPLE).unwrap(), expected);
+        assert_eq!(parse(&uncommented()).unwrap(), expected);
+
+        let shown: toml::Table = toml::from_str(&uncommented()).unwrap();
+        let known = toml::Table::try_from(&expected).unwrap();
+        for (section, settings) in &known {
+            let shown = shown[section].as_table().unwrap();
+            for name in settings.as_table().unwrap().keys() {
+                assert!(shown.contains_key(name), "{section}.{name} is missing");
+            }
+        }
+        // What is not set by default cannot be compared, but has to be there.
+        for name in ["password-file", "requirepass", "proto-max-bulk-len"] {
+            assert!(EXAMPLE.contains(&format!("\n# {name} = ")), "{name} is missing");
+        }
+    }
+
+    #[test]
+    fn an_error_names_line_and_key_and_what_was_expected_and_found() {
+        for (text, parts) in [
+            (
+                "[server]\nlisten = \"here\"",
+                &["line 2, server.listen", "\"here\"", "expected an IP address"][..],
+            ),
+            (
+                "\n[limits]\n\nmaxclients = 0",
+                &["line 4, limits.maxclients", "`0`", "from 1 to 4294967295"],
+            ),
+            (
+                "[limits]\nmaxclients = \"many\"",
+                &["line 2, limits.maxclients", "\"many\"", "a whole number"],
+            ),
+            (
+                "[limits]\nmaxmemory-clients = \"2 loads\"",
+                &["line 2, limits.maxmemory-clients", "2 loads", "64mb"],
+            ),
+            (
+                "[store]\nring-bytes = \"33mb\"",
+                &["line 2, store.ring-bytes", "34603008", "a power of two"],
+            ),
+            (
+                "[store]\nring = \"round\"",
+                &["line 2, store.ring", "`round`", "`shared`"],
+            ),
+            (
+                "[server]\nack = \"soon\"",
+                &["line 2, server.ack", "`soon`", "`process`"],
+            ),
+            (
+                "[diagnostics]\nlog-level = \"loud\"",
+                &["line 2, diagnostics.log-level", "\"loud\"", "error, warn"],
+            ),
+            (
+                "[server]\nlisten-on = 1",
+                &[
+                    "line 2, server.listen-on",
+                    "unknown field `listen-on`",
+                    "expected one of",
+                ],
+            ),
+            ("[sever]\n", &["line 1", "unknown field `sever`", "`server`"]),
+            (
+                "[server]\nthreads = 1\nthreads = 2",
+                &["line 3, server.threads", "duplicate key"],
+            ),
+            ("[server]\nthreads 1", &["line 2, server.threads", "expected"]),
+        ] {
+            let error = parse(text).unwrap_err();
+            for part in parts {
+                assert!(error.contains(part), "{text}: {part} is not in: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_error_and_no_print_out_shows_a_password() {
+        for text in [
+            "[server]\nrequirepass = [\"sesame\"]",
+            "[server]\nrequirepass = \"sesame",
+            "[server]\nrequirepass \"sesame\"",
+            "[server]\nrequirepass = \"sesame\" \"sesame\"",
+            "requirepass = \"sesame\"",
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(!error.contains("sesame"), "{error}");
+        }
+        let config = parse("[server]\nrequirepass = \"sesame\"").unwrap();
+        assert!(!format!("{config:?}").contains("sesame"));
+        let effective = Effective {
+            config,
+            dir: PathBuf::new(),
+            password: Some("sesame".to_owned()),
+            file: None,
+            warnings: Vec::new(),
+        };
+        assert!(!effective.shown().unwrap().contains("sesame"));
+    }
+
+    #[test]
+    fn what_is_printed_reads_back_as_itself() {
+        let text = "[store]\ndir = \"/x\"\nring-bytes = \"1mb\"\ncache-bytes = 12345\n[server]\nack = \"process\"\n\
+                    [limits]\nmaxclients = 7\n[diagnostics]\nlog-level = \"warn,collie_log=trace\"";
+        let effective = |text: &str| Effective {
+            config: parse(text).unwrap(),
+            dir: PathBuf::new(),
+            password: None,
+            file: None,
+            warnings: Vec::new(),
+        };
+        let shown = effective(text).shown().unwrap();
+        for line in [
+            "ring-bytes = \"1mb\"",
+            "cache-bytes = 12345",
+            "proto-max-bulk-len = \"256kb\"",
+            "maxclients = 7",
+        ] {
+            assert!(shown.contains(line), "{line} is not in {shown}");
+        }
+        assert_eq!(effective(&shown).shown().unwrap(), shown);
+    }
+}

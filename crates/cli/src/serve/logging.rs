@@ -1,0 +1,177 @@
+//! What the server says of its work: how much of it, and in which form. All of it goes to standard error.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use anyhow::Context;
+use collie_server::Verbosity;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tracing::Level;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::reload;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Registry, fmt as lines};
+
+use crate::output::note;
+
+/// How diagnostics look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// A JSON object per line.
+    Json,
+}
+
+/// What is said: from a level on, and from other levels on by some modules, as in `info,collie_log=debug`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Filter {
+    level: Level,
+    modules: Vec<(String, Level)>,
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        Self {
+            level: Level::INFO,
+            modules: Vec::new(),
+        }
+    }
+}
+
+impl Filter {
+    fn targets(&self) -> Targets {
+        Targets::new()
+            .with_default(self.level)
+            .with_targets(self.modules.iter().cloned())
+    }
+}
+
+impl FromStr for Filter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let level = |word: &str| {
+            let words = ["error", "warn", "info", "debug", "trace"];
+            let known = words.iter().any(|known| word.eq_ignore_ascii_case(known));
+            known.then(|| word.parse().ok()).flatten().ok_or_else(|| {
+                format!(
+                    "invalid value: \"{text}\", expected error, warn, info, debug or trace, and behind commas \
+                     module=level, as in \"info,collie_log=debug\""
+                )
+            })
+        };
+        let mut filter = Self::default();
+        for part in text.split(',').map(str::trim) {
+            match part.split_once('=') {
+                Some((module, word)) => filter
+                    .modules
+                    .push((module.trim().to_owned(), level(word.trim())?)),
+                None => filter.level = level(part)?,
+            }
+        }
+        Ok(filter)
+    }
+}
+
+impl TryFrom<String> for Filter {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Filter> for String {
+    fn from(filter: Filter) -> String {
+        filter.to_string()
+    }
+}
+
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.level.as_str().to_ascii_lowercase())?;
+        self.modules
+            .iter()
+            .try_for_each(|(module, level)| write!(f, ",{module}={}", level.as_str().to_ascii_lowercase()))
+    }
+}
+
+/// The filter in force, which can be changed while the server runs.
+#[derive(Debug)]
+struct Reloadable {
+    filter: Mutex<Filter>,
+    handle: reload::Handle<Targets, Registry>,
+}
+
+impl Verbosity for Reloadable {
+    fn level(&self) -> Level {
+        self.filter.lock().level
+    }
+
+    fn set_level(&self, level: Level) -> Result<(), String> {
+        let mut filter = self.filter.lock();
+        let wanted = Filter {
+            level,
+            ..filter.clone()
+        };
+        self.handle
+            .reload(wanted.targets())
+            .map_err(|error| error.to_string())?;
+        *filter = wanted;
+        Ok(())
+    }
+}
+
+/// Has diagnostics written from now on; what is given changes how many.
+pub(crate) fn start(filter: &Filter, format: LogFormat) -> anyhow::Result<Arc<dyn Verbosity>> {
+    let (layer, handle) = reload::Layer::new(filter.targets());
+    let registry = tracing_subscriber::registry().with(layer);
+    let lines = lines::layer().with_writer(io::stderr).with_ansi(false);
+    match format {
+        LogFormat::Text => registry.with(lines).try_init(),
+        LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
+    }
+    .context("diagnostics cannot be set up")?;
+    Ok(Arc::new(Reloadable {
+        filter: Mutex::new(filter.clone()),
+        handle,
+    }))
+}
+
+/// Tells what somebody who starts a server looks for. It is said whatever the level, and in lines for people
+/// without a time, so that it reads well in a terminal.
+pub(crate) fn announce(format: LogFormat, text: impl fmt::Display) {
+    match format {
+        LogFormat::Text => note(text),
+        LogFormat::Json => tracing::info!("{text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_reads_back_and_strange_words_are_no_levels() {
+        for text in [
+            "info",
+            "error",
+            "trace,collie_log=debug",
+            "warn,a::b=info,c=error",
+        ] {
+            assert_eq!(text.parse::<Filter>().unwrap().to_string(), text);
+        }
+        assert_eq!("collie_log=debug".parse::<Filter>().unwrap().level, Level::INFO);
+        for text in ["", "loud", "info,loud", "collie_log=", "collie_log=9", "1"] {
+            let error = text.parse::<Filter>().unwrap_err();
+            assert!(error.contains("expected error, warn"), "{error}");
+        }
+    }
+}

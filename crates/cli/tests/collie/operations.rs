@@ -1,0 +1,337 @@
+//! `collie serve` as those who operate it see it: configuration, diagnostics, the supervisor.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::common::{collie, run, stderr};
+use crate::serve::{Client, Served};
+
+/// How long a test waits for a message before it fails.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Writes a configuration that only its owner may read.
+fn config_file(dir: &Path, text: &str) -> PathBuf {
+    let path = dir.join("collie.toml");
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+/// A store that is served with a configuration file, and flags behind it.
+fn served_with(dir: &Path, text: &str, flags: &[&str]) -> Served {
+    let file = config_file(dir, text);
+    let mut all = vec!["--config", file.to_str().unwrap()];
+    all.extend(flags);
+    Served::start(&dir.join("store"), &all)
+}
+
+/// The value of one parameter.
+fn config_get(client: &mut Client, name: &str) -> String {
+    assert_eq!(client.call(&["CONFIG", "GET", name]).unwrap(), "*2", "{name}");
+    assert_eq!(client.bulk().unwrap(), name);
+    client.bulk().unwrap()
+}
+
+#[test]
+fn the_command_line_goes_before_the_file_and_the_file_before_the_defaults() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "[server]\nack = \"process\"\nthreads = 3\n[limits]\nmaxclients = 77\ntimeout = 600\n\
+                client-output-buffer-limit = \"3mb\"\nmaxmemory-clients = \"70mb\"\nproto-max-bulk-len = \"2mb\"\n\
+                client-query-buffer-limit = \"5mb\"\ntcp-keepalive = 11\n\
+                [diagnostics]\nlog-level = \"warn\"\nslowlog-log-slower-than = -1\nslowlog-max-len = 5\n";
+    let served = served_with(dir.path(), text, &["--threads", "1"]);
+    let mut client = served.connect();
+    for (name, value) in [
+        ("ack", "process"),
+        ("io-threads", "1"),
+        ("maxclients", "77"),
+        ("timeout", "600"),
+        (
+            "client-output-buffer-limit",
+            "normal 3145728 0 0 slave 0 0 0 pubsub 0 0 0",
+        ),
+        ("maxmemory-clients", "73400320"),
+        ("proto-max-bulk-len", "2097152"),
+        ("client-query-buffer-limit", "5242880"),
+        ("tcp-keepalive", "11"),
+        ("loglevel", "warning"),
+        ("slowlog-log-slower-than", "-1"),
+        ("slowlog-max-len", "5"),
+        ("databases", "16"),
+    ] {
+        assert_eq!(config_get(&mut client, name), value, "{name}");
+    }
+    let rewrite = client.call(&["CONFIG", "REWRITE"]).unwrap();
+    assert!(rewrite.contains("collie.toml"), "{rewrite}");
+    let (status, last) = served.end(Signal::TERM);
+    assert!(status.success(), "{last}");
+}
+
+#[test]
+fn a_configuration_is_checked_and_printed_without_opening_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let text = format!(
+        "[store]\ndir = \"{}\"\n[server]\nrequirepass = \"sesame\"\n[limits]\nmaxclients = 5\n",
+        store.display()
+    );
+    let file = config_file(dir.path(), &text);
+    let file = file.to_str().unwrap();
+    let check = |flags: &[&str]| run([&["serve", "--check-config", "--config", file], flags].concat());
+    let output = check(&["--ack", "process"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+    let shown = String::from_utf8(output.stdout).unwrap();
+    for part in [
+        "maxclients = 5",
+        "ack = \"process\"",
+        "listen = \"127.0.0.1:6380\"",
+        "requirepass is set",
+    ] {
+        assert!(shown.contains(part), "{part} is not in {shown}");
+    }
+    assert!(!shown.contains("sesame"), "{shown}");
+    assert!(!store.exists(), "the store was made");
+
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let output = check(&[]);
+    assert!(output.status.success());
+    assert!(
+        stderr(&output).contains("everybody may read it"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_with_file_line_and_key() {
+    let dir = tempfile::tempdir().unwrap();
+    for (text, parts) in [
+        (
+            "[server]\n\nlisten = 6380\n",
+            &["collie.toml, line 3, server.listen", "6380"][..],
+        ),
+        (
+            "[limits]\nmaxclient = 5\n",
+            &["collie.toml, line 2, limits.maxclient", "`maxclients`"],
+        ),
+        (
+            "[store]\nring-bytes = \"1mb\"\n[limits]\nproto-max-bulk-len = \"8mb\"\n",
+            &["proto-max-bulk-len is 8388608", "262144"],
+        ),
+        ("[server]\nlisten = \"0.0.0.0:0\"\n", &["no password is set"]),
+        ("[server]\npassword-file = \"/nowhere\"\n", &["/nowhere"]),
+    ] {
+        let file = config_file(dir.path(), text);
+        let store = dir.path().join("store");
+        let output = run([
+            "serve",
+            "--dir",
+            store.to_str().unwrap(),
+            "--config",
+            file.to_str().unwrap(),
+        ]);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        for part in parts {
+            assert!(
+                stderr(&output).contains(part),
+                "{part} is not in {}",
+                stderr(&output)
+            );
+        }
+        assert!(!store.exists(), "the store was made");
+    }
+    let nowhere = run(["serve", "--config", "/nowhere/collie.toml"]);
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(
+        stderr(&nowhere).contains("/nowhere/collie.toml"),
+        "{}",
+        stderr(&nowhere)
+    );
+    let no_store = run(["serve", "--config", config_file(dir.path(), "").to_str().unwrap()]);
+    assert!(
+        stderr(&no_store).contains("names no store"),
+        "{}",
+        stderr(&no_store)
+    );
+}
+
+#[test]
+fn the_start_tells_store_ring_ack_and_address_in_a_line_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = Served::start(&dir.path().join("store"), &["--ack", "process"]);
+    let [store, ring, ack, address] = &served.said[..] else {
+        panic!("{:?}", served.said)
+    };
+    assert!(store.contains("a new store"), "{store}");
+    assert!(
+        ring.contains("/dev/shm") && ring.contains("survives the process"),
+        "{ring}"
+    );
+    assert!(ack.starts_with("ack process: "), "{ack}");
+    assert_eq!(address, &format!("listening on 127.0.0.1:{}\n", served.port));
+    let (status, last) = served.end(Signal::TERM);
+    assert!(status.success(), "{last}");
+}
+
+#[test]
+fn what_is_said_changes_with_the_log_level_while_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = Served::start(&dir.path().join("store"), &["--log-level", "error"]);
+    let mut client = served.connect();
+    assert_eq!(config_get(&mut client, "loglevel"), "error");
+    let browser = |served: &Served| {
+        let mut page = served.connect();
+        // It is warned of, and its connection is closed without a word.
+        assert!(page.call(&["POST", "/"]).is_err());
+    };
+    browser(&served);
+    assert_eq!(
+        client.call(&["CONFIG", "SET", "loglevel", "notice"]).unwrap(),
+        "+OK"
+    );
+    assert_eq!(config_get(&mut client, "loglevel"), "notice");
+    browser(&served);
+    assert_eq!(
+        client.call(&["CONFIG", "SET", "loglevel", "error"]).unwrap(),
+        "+OK"
+    );
+    browser(&served);
+    let wrong = client.call(&["CONFIG", "SET", "loglevel", "loud"]).unwrap();
+    assert!(wrong.contains("debug, verbose, notice, warning"), "{wrong}");
+    let (status, last) = served.end(Signal::TERM);
+    assert!(status.success(), "{last}");
+    assert_eq!(last.matches("a browser may have").count(), 1, "{last}");
+}
+
+#[test]
+fn with_json_every_line_is_an_object_even_the_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    std::fs::create_dir(&store).unwrap();
+    std::fs::write(store.join("letter"), "dear reader").unwrap();
+    let output = run(["serve", "--log-format", "json", "--dir", store.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+        .collect();
+    let last = lines.last().unwrap();
+    assert_eq!(last["level"], "ERROR");
+    assert!(last["message"].as_str().unwrap().contains("letter"), "{last}");
+}
+
+#[test]
+fn the_supervisor_learns_when_clients_can_connect_and_when_it_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    for shutdown in [false, true] {
+        let _ = std::fs::remove_file(&path);
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut child = collie()
+            .args(["serve", "--listen", "127.0.0.1:0", "--ring", "private", "--dir"])
+            .arg(dir.path().join("store"))
+            .env("NOTIFY_SOCKET", &path)
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let receive = || {
+            let mut message = [0; 4096];
+            let len = socket.recv(&mut message).unwrap();
+            String::from_utf8(message[..len].to_vec()).unwrap()
+        };
+        let ready = receive();
+        assert!(ready.starts_with("READY=1\n"), "{ready}");
+        let port = ready
+            .split("127.0.0.1:")
+            .nth(1)
+            .unwrap()
+            .split(',')
+            .next()
+            .unwrap();
+        // Told so, one can connect at once.
+        let mut client = Client::connect(port.parse().unwrap()).unwrap();
+        assert_eq!(client.call(&["PING"]).unwrap(), "+PONG");
+        if shutdown {
+            assert!(client.call(&["SHUTDOWN"]).is_err());
+        } else {
+            rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
+        }
+        let stopping = receive();
+        assert!(stopping.starts_with("STOPPING=1\n"), "{stopping}");
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+/// The settings of a unit, section by section.
+fn unit(text: &str) -> Vec<(String, String, String)> {
+    let mut section = String::new();
+    let mut settings = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.strip_suffix(']').unwrap().to_owned();
+        } else if !line.is_empty() && !line.starts_with('#') {
+            let (name, value) = line.split_once('=').unwrap_or_else(|| panic!("{line}"));
+            settings.push((section.clone(), name.to_owned(), value.to_owned()));
+        }
+    }
+    settings
+}
+
+#[test]
+fn the_unit_is_one_that_systemd_takes_and_keeps_the_ring_alive() {
+    let text = include_str!("../../../../packaging/collie.service");
+    let settings = unit(text);
+    let value = |section: &str, name: &str| {
+        let mut found = settings
+            .iter()
+            .filter(|(s, n, _)| (&**s, &**n) == (section, name));
+        let value = found.next().map(|(_, _, value)| value.as_str());
+        assert!(found.next().is_none(), "{name} is there twice");
+        value
+    };
+    assert_eq!(value("Service", "Type"), Some("notify"));
+    assert_eq!(value("Service", "Restart"), Some("on-failure"));
+    // What would take the ring away that the next start reads.
+    for sweeper in ["DynamicUser", "RemoveIPC", "PrivateIPC"] {
+        assert!(
+            matches!(value("Service", sweeper), None | Some("no")),
+            "{sweeper}"
+        );
+    }
+    assert!(value("Service", "ReadWritePaths").is_some_and(|paths| paths.contains("/dev/shm")));
+    let files: u64 = value("Service", "LimitNOFILE").unwrap().parse().unwrap();
+    assert!(
+        files > 100_000,
+        "{files} open files are too few for 100,000 connections"
+    );
+    let start = value("Service", "ExecStart").unwrap();
+    let flags: Vec<_> = start.split_whitespace().skip(1).collect();
+    assert_eq!(flags, ["serve", "--config", "/etc/collie/collie.toml"]);
+
+    // Where systemd is there it has the last word; the binary's path is put to one that exists.
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("collie.service");
+    let here = start.replacen("/usr/bin/collie", env!("CARGO_BIN_EXE_collie"), 1);
+    std::fs::write(&copy, text.replace(start, &here)).unwrap();
+    match std::process::Command::new("systemd-analyze")
+        .arg("verify")
+        .arg(&copy)
+        .output()
+    {
+        Ok(output) => {
+            let said = stderr(&output);
+            assert!(
+                output.status.success() && !said.contains("collie.service:"),
+                "{said}"
+            );
+        }
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
+    }
+}

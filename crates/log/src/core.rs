@@ -1,6 +1,7 @@
 //! What all handles of one open log share: the counter, the watermarks, the ring, and a flight's course.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
@@ -437,8 +438,14 @@ impl Core {
             |end, level| self.reached(end, level).is_some(),
             |end| self.durable() > end || self.ended().is_some(),
         );
+        let mut panicked = None;
         for waker in ready {
-            waker.wake();
+            // Somebody else's code: one that panics must not take the wake-ups of the others along.
+            let woken = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            panicked = panicked.or(woken.err());
+        }
+        if let Some(panicked) = panicked {
+            resume_unwind(panicked);
         }
     }
 

@@ -614,3 +614,39 @@ fn the_way_to_write_is_found_out_at_open_and_nothing_of_the_trial_is_left() {
     let log = Log::open(dir.path(), asked).unwrap();
     assert!(!log.recovery().direct && log.recovery().probe.is_none());
 }
+
+#[test]
+fn a_waker_that_panics_takes_no_other_wake_up_along() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("on purpose");
+        }
+    }
+    #[derive(Default)]
+    struct Notes(AtomicBool);
+    impl std::task::Wake for Notes {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let options = LogOptions {
+        threads: false,
+        ..small()
+    };
+    let log = Log::open(dir.path(), options).unwrap();
+    let span = log.worker().unwrap().append(0, 0, b"x").unwrap();
+    let notes = Arc::new(Notes::default());
+    let wakers = [Arc::new(Panics).into(), Arc::clone(&notes).into()];
+    let mut futures = [log.when(span.end, Level::Disk), log.when(span.end, Level::Disk)];
+    for (future, waker) in futures.iter_mut().zip(&wakers) {
+        let mut context = std::task::Context::from_waker(waker);
+        assert!(std::future::Future::poll(std::pin::Pin::new(future), &mut context).is_pending());
+    }
+    let leader = log.clone();
+    let leading = std::thread::spawn(move || leader.wait(span.end, Level::Disk));
+    assert!(leading.join().is_err(), "who woke them hears of the panic");
+    assert!(notes.0.load(Ordering::Relaxed));
+    assert!(log.durable() >= span.end);
+}

@@ -216,6 +216,38 @@ fn transfers_between_accounts_are_never_seen_halfway_and_watch_loses_no_update()
 }
 
 #[test]
+fn increments_inside_transactions_of_many_are_exact() {
+    // Pipelines of transactions on two threads, all of the same two keys: without the locks some would read what
+    // another one is about to overwrite.
+    const CLIENTS: usize = 4;
+    const TRANSACTIONS: usize = 3_000;
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let mut connection = server.client();
+            scope.spawn(move || {
+                let keys = if client % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
+                let one = [["MULTI", ""], ["INCR", keys[0]], ["INCR", keys[1]], ["EXEC", ""]];
+                let one: Vec<u8> = one
+                    .iter()
+                    .flat_map(|args| support::command(if args[1].is_empty() { &args[..1] } else { args }))
+                    .collect();
+                for _ in 0..TRANSACTIONS / 50 {
+                    connection.send(&one.repeat(50));
+                    for _ in 0..50 * 4 {
+                        assert_ne!(connection.reply()[0], b'-');
+                    }
+                }
+            });
+        }
+    });
+    let sum = CLIENTS * TRANSACTIONS;
+    let expected = format!("*2\r\n${0}\r\n{sum}\r\n${0}\r\n{sum}\r\n", sum.to_string().len());
+    assert_eq!(server.client().line("MGET a b"), expected);
+}
+
+#[test]
 fn transactions_over_all_databases_beside_flushes_and_swaps_end() {
     // Locks in every order, and commands that take all of them: a ring of waiting would hang the test. Each
     // transaction leaves its two keys equal wherever they end up.

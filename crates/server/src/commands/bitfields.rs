@@ -50,6 +50,15 @@ impl Kind {
         if low > max { low - (1 << self.bits) } else { low }
     }
 
+    /// A value that is set, for what does not fit. Redis computes the room above it in 64 bits, where that of the
+    /// very lowest values wraps: it takes them for too large instead of too small, and so they saturate at the top.
+    fn as_redis_takes(self, value: i64) -> i128 {
+        let (_, max) = self.range();
+        let value = i128::from(value);
+        let room_wraps = self.bits < 64 && max - value > i128::from(i64::MAX);
+        if room_wraps { value + (1 << 64) } else { value }
+    }
+
     fn get(self, bytes: &[u8], offset: u64) -> i128 {
         let bits = (offset..offset + u64::from(self.bits)).map(|bit| {
             let byte = usize::try_from(bit >> 3).ok().and_then(|byte| bytes.get(byte));
@@ -165,7 +174,7 @@ impl Operation {
             Action::Get => return (Some(before), false),
             // What is negative is a very large number to an unsigned integer.
             Action::Set(value) if !self.kind.is_signed => i128::from(value.cast_unsigned()),
-            Action::Set(value) => i128::from(value),
+            Action::Set(value) => self.kind.as_redis_takes(value),
             Action::Add(by) => before + i128::from(by),
         };
         let Some(after) = self.overflow.fit(self.kind, wide) else {

@@ -115,8 +115,12 @@ pub(super) fn bitcount(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         2 => part(Unsettled { start: 0, end: -1 }, bytes.len(), false),
         4 | 5 => {
             let range = Unsettled::read(request, 2)?;
-            let in_bits = counts_bits(request.get(4))?;
-            part(range, bytes.len(), in_bits).filter(|_| !range.is_backward())
+            // Redis does not look at the unit of such a range.
+            if range.is_backward() {
+                None
+            } else {
+                part(range, bytes.len(), counts_bits(request.get(4))?)
+            }
         }
         _ => return Err(text::SYNTAX.into()),
     };

@@ -360,6 +360,9 @@ impl Core {
         until: Until,
         takeoff: &mut Takeoff<'_>,
     ) -> Result<Start<Load>, LogError> {
+        if flusher.must_wait() {
+            return Ok(Start::Wait);
+        }
         let target = self.boundary();
         if !self.space.is_ahead(target, self.ahead()) {
             self.call_preparer();

@@ -94,6 +94,11 @@ impl Flusher {
         self.started
     }
 
+    /// Whether nothing can be taken before a flight lands that is in the air.
+    pub(crate) fn must_wait(&self) -> bool {
+        self.tail_in_air
+    }
+
     /// Takes on board what follows, up to `to` and at most a piece of it, for somebody who waits for `end`.
     /// `to` is a boundary, so a frame ends there. `None` if nothing can or need be taken while others are in
     /// the air.
@@ -150,7 +155,7 @@ impl Flusher {
 
     /// How many of the next `most` bytes a flight takes for somebody who waits for `end`.
     fn how_much(&self, most: u64, end: Lsn) -> Option<usize> {
-        if most == 0 || self.tail_in_air {
+        if most == 0 || self.must_wait() {
             return None;
         }
         let n = (most as usize).min(PIECE - self.partial);

@@ -99,6 +99,9 @@ pub struct ServerConfig {
     pub password: Option<String>,
     /// Listens off loopback even without a password.
     pub open_to_network: bool,
+    /// Where `/metrics` and `/healthz` are answered over HTTP; nowhere by default. Who asks there says no password, so
+    /// off loopback this needs `open_to_network`.
+    pub metrics: Option<SocketAddr>,
     /// Connections at a time.
     pub clients_max: usize,
     /// A connection that sends nothing for so long is closed; zero means never.
@@ -140,6 +143,7 @@ impl fmt::Debug for ServerConfig {
             .field("ack", &self.ack)
             .field("has_password", &self.password.is_some())
             .field("open_to_network", &self.open_to_network)
+            .field("metrics", &self.metrics)
             .field("clients_max", &self.clients_max)
             .field("idle_timeout", &self.idle_timeout)
             .field("tcp_keepalive_s", &self.tcp_keepalive_s)
@@ -163,6 +167,7 @@ impl Default for ServerConfig {
             ack: Ack::Disk,
             password: None,
             open_to_network: false,
+            metrics: None,
             clients_max: 10_000,
             idle_timeout: Duration::ZERO,
             tcp_keepalive_s: 300,
@@ -206,6 +211,12 @@ impl ServerConfig {
     pub fn check(&self) -> Result<(), ServerError> {
         if !self.listen.ip().is_loopback() && self.password.is_none() && !self.open_to_network {
             return Err(ServerError::OpenToNetwork { addr: self.listen });
+        }
+        if let Some(addr) = self.metrics
+            && !addr.ip().is_loopback()
+            && !self.open_to_network
+        {
+            return Err(ServerError::MetricsOpenToNetwork { addr });
         }
         let positive = "at least 1";
         for (name, value, expected) in [

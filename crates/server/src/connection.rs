@@ -172,7 +172,13 @@ impl Connection {
                     self.shared().counters.bytes_in.add(n as u64);
                     return Ok(true);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // That a socket is readable is remembered until a read finds nothing, as this one did after the last
+                // request. A connection that is silent holds no buffer.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.input.is_empty() {
+                        self.worker.give_buffer(std::mem::take(&mut self.input));
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -262,6 +268,7 @@ impl Connection {
             }
         };
         shared.counters.commands.add(commands);
+        self.session.tally.hand_in(&shared.calls);
         // After a panic nothing is left of it.
         self.input.drain(..done.min(self.input.len()));
         if self.within_limits() { next } else { Next::Close }

@@ -27,6 +27,15 @@ pub enum ServerError {
         /// The address that was asked for.
         addr: SocketAddr,
     },
+    /// The metrics can be read from other machines, and whoever asks for them says no password.
+    #[error(
+        "the metrics at {addr} could be read from other machines without a password: use a loopback address, or \
+         state that the server shall be open to the network"
+    )]
+    MetricsOpenToNetwork {
+        /// The address that was asked for.
+        addr: SocketAddr,
+    },
     /// A limit of the configuration is zero or contradicts another one.
     #[error("{name} is {found}, expected {expected}")]
     Config {

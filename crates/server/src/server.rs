@@ -12,14 +12,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use crate::clients::{Client, Clients};
-use crate::commands::SlowLog;
+use crate::commands::{self, SlowLog};
 use crate::config::{ServerConfig, Settings};
 use crate::connection;
 use crate::error::ServerError;
 use crate::gate::Gate;
+use crate::metrics;
 use crate::pressure::Pressure;
+use crate::process;
 use crate::session::{Session, Shared};
-use crate::stats::Counters;
+use crate::stats::{CommandCounter, Counters};
 use crate::store::Store;
 use crate::sweep;
 use crate::worker::Handle;
@@ -38,6 +40,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct Server {
     listener: StdListener,
+    metrics: Option<StdListener>,
     shared: Arc<Shared>,
     grace: Duration,
 }
@@ -49,14 +52,20 @@ impl Server {
     /// # Errors
     /// The configuration contradicts itself or would let strangers in, the address cannot be listened on, or
     /// the databases cannot be opened.
-    pub fn bind(config: ServerConfig, db: Db) -> Result<Server, ServerError> {
+    pub fn bind(mut config: ServerConfig, db: Db) -> Result<Server, ServerError> {
         config.check()?;
-        allow_descriptors(config.clients_max);
+        config.clients_max = allow_clients(config.clients_max);
         let addr = config.listen;
         let listener = listen(addr).map_err(|source| ServerError::Listen { addr, source })?;
         let listen = listener
             .local_addr()
             .map_err(|source| ServerError::Listen { addr, source })?;
+        let metrics = match config.metrics {
+            None => None,
+            Some(addr) => {
+                Some(crate::server::listen(addr).map_err(|source| ServerError::Listen { addr, source })?)
+            }
+        };
         let mut seed = [0; 40];
         random(&mut seed).map_err(|source| ServerError::Thread {
             what: "random numbers",
@@ -78,6 +87,7 @@ impl Server {
             config_file: config.config_file,
             clients: Clients::default(),
             counters: Counters::default(),
+            calls: commands::names().map(|_| CommandCounter::default()).collect(),
             pressure: Pressure::new(config.ring_bytes),
             clock: config.clock,
             started_ms,
@@ -88,6 +98,7 @@ impl Server {
         });
         Ok(Server {
             listener,
+            metrics,
             shared,
             grace: config.shutdown_grace,
         })
@@ -99,6 +110,14 @@ impl Server {
         self.shared.listen
     }
 
+    /// Where it answers requests for metrics, if it does.
+    #[must_use]
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.metrics
+            .as_ref()
+            .and_then(|listener| listener.local_addr().ok())
+    }
+
     /// Serves until `shutdown` completes or a client says `SHUTDOWN`. Then it accepts nobody more, finishes the
     /// requests that were read, sends their replies, and closes the engine. Blocks the calling thread, which must
     /// not be one of a runtime.
@@ -108,6 +127,7 @@ impl Server {
     pub fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServerError> {
         let Server {
             listener,
+            metrics,
             shared,
             grace,
         } = self;
@@ -121,6 +141,12 @@ impl Server {
         }
         let stop = Arc::new(sweep::Stop::default());
         let sweeper = start_sweeper(&shared, &stop).map_err(thread_error("the expiring thread"))?;
+        let metrics = match metrics {
+            None => None,
+            Some(listener) => Some(
+                start_metrics(listener, &shared).map_err(thread_error("the thread that tells metrics"))?,
+            ),
+        };
 
         let accepted = runtime.block_on(accept(listener, &shared, &workers, shutdown));
         tracing::info!("the server ends: connections finish what they have read");
@@ -131,6 +157,12 @@ impl Server {
         for worker in workers {
             let joined = worker.join().map_err(thread_error("a serving thread"));
             ended = ended.and(joined);
+        }
+        if let Some(metrics) = metrics {
+            let joined = metrics
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("it panicked")));
+            ended = ended.and(joined.map_err(thread_error("the thread that tells metrics")));
         }
         stop.set();
         if let Some(sweeper) = sweeper
@@ -165,29 +197,34 @@ pub async fn termination() {
     }
 }
 
-/// Raises the limit of open files so far that all clients find room beside the engine's files; says so where
-/// the system does not let it.
-fn allow_descriptors(clients: usize) {
+/// Raises the limit of open files as far as the system lets it, and gives how many of `wanted` clients find room
+/// beside the engine's files.
+fn allow_clients(wanted: usize) -> usize {
     use rustix::process::{Resource, getrlimit, setrlimit};
-    let wanted = clients as u64 + OWN_DESCRIPTORS;
     let mut limit = getrlimit(Resource::Nofile);
-    let Some(current) = limit.current.filter(|current| *current < wanted) else {
-        return;
-    };
-    let raised = limit
-        .maximum
-        .map_or(wanted, |maximum| maximum.min(wanted))
-        .max(current);
-    limit.current = Some(raised);
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, current, wanted, "the limit of open files stays below what all clients need");
-    } else if raised < wanted {
+    let before = limit.current;
+    limit.current = limit.maximum;
+    if before != limit.maximum
+        && let Err(error) = setrlimit(Resource::Nofile, limit)
+    {
+        tracing::warn!(%error, ?before, "the limit of open files stays as it was");
+    }
+    let files = process::descriptors_max();
+    let possible = clients_possible(files);
+    if wanted > possible {
         tracing::warn!(
-            raised,
             wanted,
-            "the limit of open files is below what all clients need"
+            possible,
+            files,
+            "maxclients is lowered to what the limit of open files allows; raise that limit (ulimit -n, LimitNOFILE)"
         );
     }
+    wanted.min(possible)
+}
+
+/// How many clients find room where so many files may be open. Half of them are theirs at least.
+pub(crate) fn clients_possible(files: u64) -> usize {
+    usize::try_from(files - OWN_DESCRIPTORS.min(files / 2)).unwrap_or(usize::MAX)
 }
 
 fn listen(addr: SocketAddr) -> io::Result<StdListener> {
@@ -205,6 +242,15 @@ fn listen(addr: SocketAddr) -> io::Result<StdListener> {
 fn random(buffer: &mut [u8]) -> io::Result<()> {
     let device = collie_io::RealDevice::new();
     collie_io::Device::random(&device, buffer)
+}
+
+fn start_metrics(
+    listener: StdListener,
+    shared: &Arc<Shared>,
+) -> io::Result<std::thread::JoinHandle<io::Result<()>>> {
+    let shared = Arc::clone(shared);
+    let thread = std::thread::Builder::new().name("collie-metrics".to_owned());
+    thread.spawn(move || metrics::run(listener, &shared))
 }
 
 fn start_sweeper(
@@ -314,6 +360,24 @@ fn close_idle(shared: &Shared) {
         if now_ms.saturating_sub(last) > limit_s * 1000 && !client.is_closing() {
             shared.counters.clients_timed_out.add(1);
             client.close();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_and_the_stores_files_share_what_may_be_open() {
+        for (files, clients) in [
+            (600, 300),
+            (2048, 1024),
+            (20_000, 18_976),
+            (131_072, 130_048),
+            (u64::MAX, usize::MAX - 1024),
+        ] {
+            assert_eq!(clients_possible(files), clients, "{files}");
         }
     }
 }

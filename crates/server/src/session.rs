@@ -13,7 +13,7 @@ use crate::config::{Ack, Settings, Verbosity};
 use crate::gate::Gate;
 use crate::keyspace::Keyspace;
 use crate::pressure::Pressure;
-use crate::stats::Counters;
+use crate::stats::{CommandCounter, Counters, Tally};
 use crate::store::{Replaced, Store};
 use crate::watch::{WatchSet, Watches};
 
@@ -27,6 +27,8 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     pub(crate) counters: Counters,
+    /// By the number of the command in the table.
+    pub(crate) calls: Vec<CommandCounter>,
     pub(crate) pressure: Pressure,
     pub(crate) verbosity: Option<Arc<dyn Verbosity>>,
     pub(crate) config_file: Option<std::path::PathBuf>,
@@ -86,6 +88,7 @@ pub(crate) struct Session {
     pub(crate) clock_ns: u64,
     /// The full name of the latest command.
     pub(crate) last_command: &'static str,
+    pub(crate) tally: Tally,
     /// The largest commit end that the current command wrote or saw.
     pub(crate) seen: Lsn,
     /// The largest commit end that this connection ever wrote or saw, for `WAITAOF`.
@@ -142,6 +145,7 @@ impl Session {
             replaced: None,
             clock_ns: 0,
             last_command: "NULL",
+            tally: Tally::default(),
             seen: 0,
             last: 0,
             scratch: Scratch {

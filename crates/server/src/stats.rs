@@ -21,6 +21,78 @@ impl Counter {
     }
 }
 
+/// What one command cost so far. On a cache line of its own, as a [`Counter`].
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct CommandCounter {
+    calls: AtomicU64,
+    failures: AtomicU64,
+    ns: AtomicU64,
+}
+
+/// Calls of a command, those that failed, and the time that they took.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Calls {
+    pub(crate) calls: u64,
+    pub(crate) failures: u64,
+    pub(crate) ns: u64,
+}
+
+impl CommandCounter {
+    pub(crate) fn add(&self, more: Calls) {
+        self.calls.fetch_add(more.calls, Ordering::Relaxed);
+        self.ns.fetch_add(more.ns, Ordering::Relaxed);
+        if more.failures > 0 {
+            self.failures.fetch_add(more.failures, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn reset(&self) {
+        for number in [&self.calls, &self.failures, &self.ns] {
+            number.store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn get(&self) -> Calls {
+        Calls {
+            calls: self.calls.load(Ordering::Relaxed),
+            failures: self.failures.load(Ordering::Relaxed),
+            ns: self.ns.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Calls of the same command one after the other, which are counted together: the threads that serve connections
+/// share the counters, and a pipeline touches them once.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    command: usize,
+    calls: Calls,
+}
+
+impl Tally {
+    /// Notes a call of the command of that number in the table.
+    pub(crate) fn note(&mut self, command: usize, has_failed: bool, ns: u64, counters: &[CommandCounter]) {
+        if command != self.command {
+            self.hand_in(counters);
+            self.command = command;
+        }
+        self.calls.calls += 1;
+        self.calls.failures += u64::from(has_failed);
+        self.calls.ns += ns;
+    }
+
+    /// Adds what was noted to the counters.
+    pub(crate) fn hand_in(&mut self, counters: &[CommandCounter]) {
+        let calls = std::mem::take(&mut self.calls);
+        if calls.calls > 0
+            && let Some(counter) = counters.get(self.command)
+        {
+            counter.add(calls);
+        }
+    }
+}
+
 /// What a server counts. `CONFIG RESETSTAT` sets all to zero.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {

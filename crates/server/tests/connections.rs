@@ -427,11 +427,20 @@ fn all_requests_together_stay_within_their_memory() {
 }
 
 #[test]
-fn a_thousand_slow_clients_do_not_keep_a_good_one_waiting() {
+fn a_thousand_slow_clients_and_a_thousand_silent_ones_do_not_keep_a_good_one_waiting() {
+    const SLOW: usize = 1_000;
+    const SILENT: usize = 1_000;
     let dir = tempfile::tempdir().unwrap();
-    let server = start(dir.path(), config());
+    let server = start(
+        dir.path(),
+        ServerConfig {
+            clients_max: SLOW + SILENT + 1,
+            ..config()
+        },
+    );
     let request = command(&["SET", "k", "value"]);
-    let mut slow: Vec<Client> = (0..1_000).map(|_| server.client()).collect();
+    let mut slow: Vec<Client> = (0..SLOW).map(|_| server.client()).collect();
+    let mut silent: Vec<Client> = (0..SILENT).map(|_| server.client()).collect();
     let mut good = server.client();
     for byte in &request {
         for client in &mut slow {
@@ -441,6 +450,12 @@ fn a_thousand_slow_clients_do_not_keep_a_good_one_waiting() {
     }
     for client in &mut slow {
         assert_eq!(client.reply(), b"+OK\r\n");
+    }
+    // There is no room for another one, and nobody goes for it.
+    assert_eq!(server.client().rest(), "-ERR max number of clients reached\r\n");
+    assert_eq!(good.line("SET k good"), "+OK\r\n");
+    for client in &mut silent {
+        assert_eq!(client.line("GET k"), "$4\r\ngood\r\n");
     }
 }
 

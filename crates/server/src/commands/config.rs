@@ -11,7 +11,10 @@ use crate::config::Ack;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::Failure;
 use crate::glob;
+use crate::process;
+use crate::server::clients_possible;
 use crate::session::{Session, Shared};
+use crate::stats::CommandCounter;
 use crate::store::DATABASES;
 
 type Text = Cow<'static, str>;
@@ -111,6 +114,13 @@ const PARAMETERS: &[Parameter] = &[
         get: |s| number(s.settings.clients_max() as u64),
         set: Some(|_, value| {
             let clients = integer_between(value, 1, u32::MAX.into())?;
+            let possible = clients_possible(process::descriptors_max());
+            if to_usize(clients) > possible {
+                return Err(format!(
+                    "The operating system is not able to handle the specified number of clients, try with {possible}"
+                )
+                .into());
+            }
             Ok(Box::new(move |shared, _| {
                 shared.settings.set_clients_max(to_usize(clients))
             }))
@@ -419,6 +429,7 @@ pub(super) fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 pub(super) fn resetstat(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.shared.counters.reset();
+    exec.shared.calls.iter().for_each(CommandCounter::reset);
     exec.reply.ok();
     Ok(Flow::Next)
 }

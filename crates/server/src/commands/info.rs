@@ -1,13 +1,12 @@
 //! `INFO`.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
-use collie_io::{Device, OpenMode, RealDevice};
 use collie_protocol::Request;
 
 use super::connection::REDIS_VERSION;
 use crate::exec::{Exec, Flow, Outcome, Pause};
+use crate::process;
 use crate::session::Shared;
 
 macro_rules! fields {
@@ -97,7 +96,7 @@ fn clients(shared: &Shared, text: &mut String) {
 
 fn memory(shared: &Shared, text: &mut String) {
     fields!(text,
-        "used_memory_rss": resident_bytes(),
+        "used_memory_rss": process::resident_bytes(),
         "mem_clients_normal": shared.clients.held(),
         "maxmemory": 0,
         "maxmemory_policy": "noeviction",
@@ -146,38 +145,9 @@ fn cluster(_: &Shared, text: &mut String) {
 }
 
 fn cpu(_shared: &Shared, text: &mut String) {
-    // Behind the command's name in parentheses, user and system time are fields 12 and 13, in ticks.
-    let stat = proc_file("/proc/self/stat");
-    let fields = stat
-        .rsplit(')')
-        .next()
-        .unwrap_or_default()
-        .split_ascii_whitespace();
-    let mut ticks = fields.skip(11).map(|field| field.parse::<u64>().unwrap_or(0));
-    let hertz = rustix::param::clock_ticks_per_second().max(1);
-    let mut seconds = || {
-        let ticks = ticks.next().unwrap_or(0);
-        format!("{}.{:06}", ticks / hertz, ticks % hertz * 1_000_000 / hertz)
-    };
-    let (user, system) = (seconds(), seconds());
+    let (user, system) = process::cpu_seconds();
+    let (user, system) = (format!("{user:.6}"), format!("{system:.6}"));
     fields!(text, "used_cpu_sys": system, "used_cpu_user": user);
-}
-
-fn resident_bytes() -> u64 {
-    let pages = proc_file("/proc/self/statm");
-    let pages = pages
-        .split_ascii_whitespace()
-        .nth(1)
-        .and_then(|pages| pages.parse::<u64>().ok());
-    pages.unwrap_or(0) * rustix::param::page_size() as u64
-}
-
-/// What the kernel says of this process; nothing where it does not.
-fn proc_file(path: &str) -> String {
-    let mut buffer = [0; 1024];
-    let file = RealDevice::new().open(Path::new(path), OpenMode::Read);
-    let read = file.and_then(|file| file.read_at(&mut buffer, 0)).unwrap_or(0);
-    String::from_utf8_lossy(buffer.get(..read).unwrap_or_default()).into_owned()
 }
 
 fn log(shared: &Shared, text: &mut String) {

@@ -241,14 +241,20 @@ pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 /// Executes a command, and notes it where it takes long.
 fn call(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
     let outcome = (command.run)(exec, request);
-    let Some(slow_ns) = exec.shared.settings.slow_ns() else {
+    // It is run again, where it may take its time.
+    if matches!(outcome, Ok(Flow::Aside)) {
         return outcome;
-    };
+    }
     // The command before ended when this one began, or nearly so.
     let now_ns = exec.shared.clock.monotonic();
     let took_ns = now_ns.saturating_sub(exec.session.clock_ns);
     exec.session.clock_ns = now_ns;
-    if took_ns >= slow_ns && !matches!(outcome, Ok(Flow::Aside)) && !command.is_secret() {
+    if let Some(number) = number(request.get(0).unwrap_or_default()) {
+        let tally = &mut exec.session.tally;
+        tally.note(number, outcome.is_err(), took_ns, &exec.shared.calls);
+    }
+    let slow_ns = exec.shared.settings.slow_ns();
+    if slow_ns.is_some_and(|slow_ns| took_ns >= slow_ns) && !command.is_secret() {
         let len_max = exec.shared.settings.slow_log_len_max();
         let client = &exec.session.client;
         let slow_log = &exec.shared.slow_log;
@@ -323,8 +329,18 @@ fn checked(command: &'static Command, request: Request<'_>) -> Result<&'static C
     Ok(command)
 }
 
+/// The commands' names, in the order of their numbers.
+pub(crate) fn names() -> impl ExactSizeIterator<Item = &'static str> {
+    COMMANDS.iter().map(|command| command.name)
+}
+
 /// Finds a command by its name in any case.
 pub(crate) fn lookup(name: &[u8]) -> Option<&'static Command> {
+    number(name).and_then(|number| COMMANDS.get(number)).copied()
+}
+
+/// The number of the command of that name, in any case: its place in the table.
+fn number(name: &[u8]) -> Option<usize> {
     let mut lower = [0; NAME_LEN_MAX];
     let lower = lower.get_mut(..name.len())?;
     lower.copy_from_slice(name);
@@ -333,8 +349,8 @@ pub(crate) fn lookup(name: &[u8]) -> Option<&'static Command> {
     // A name that ends in zero bytes is packed like one without them.
     COMMANDS
         .get(index)
-        .copied()
-        .filter(|command| command.name.len() == name.len())
+        .is_some_and(|command| command.name.len() == name.len())
+        .then_some(index)
 }
 
 /// The names of the table alone, packed, so that a search stays within a few cache lines.

@@ -1,0 +1,271 @@
+//! `/metrics` and `/healthz`, scraped as Prometheus does.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_db::{Db, Options, RingMode};
+use collie_server::{Server, ServerConfig, ServerError};
+use collie_sim::{Fault, FaultKind, SimDevice};
+use support::{Client, Running, command, config, start_on};
+
+/// How long a test waits for an answer before it fails.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn open(device: &SimDevice, dir: &std::path::Path) -> Db {
+    // Writes that are durable when they return would pass by the held syncs.
+    device.support_direct(false);
+    let options = Options {
+        device: Arc::new(device.clone()),
+        ring: RingMode::Private,
+        ring_bytes: 1 << 20,
+        segment_bytes: 16 << 20,
+        ..support::options()
+    };
+    Db::open(dir, options).unwrap()
+}
+
+fn with_metrics() -> ServerConfig {
+    ServerConfig {
+        metrics: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        ring_bytes: 1 << 20,
+        ..config()
+    }
+}
+
+/// Sends a request as it stands and gives the whole answer.
+fn ask(addr: SocketAddr, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(addr).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn get(addr: SocketAddr, path: &str) -> (String, String) {
+    let answer = ask(addr, format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let length = format!("Content-Length: {}\r\n", body.len());
+    assert!(format!("{head}\r\n").contains(&length), "{head}");
+    (head.lines().next().unwrap().to_owned(), body.to_owned())
+}
+
+/// The samples of a page by name and labels. Fails where the page breaks a rule of the format or of its names.
+fn samples(page: &str) -> BTreeMap<String, f64> {
+    let mut found = BTreeMap::new();
+    let (mut current, mut kind) = (String::new(), String::new());
+    let mut names = BTreeSet::new();
+    for line in page.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            current = help.split(' ').next().unwrap().to_owned();
+            assert!(names.insert(current.clone()), "{current} is there twice");
+            assert!(
+                current.starts_with("collie_") || current.starts_with("process_"),
+                "{current}"
+            );
+            assert!(help.ends_with('.'), "{help}");
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, of) = rest.split_once(' ').unwrap();
+            assert_eq!(name, current);
+            assert_eq!(of == "counter", name.ends_with("_total"), "{name} is a {of}");
+            kind = of.to_owned();
+        } else {
+            let (series, value) = line.rsplit_once(' ').unwrap();
+            let name = series.split('{').next().unwrap();
+            let base = match kind.as_str() {
+                "summary" => name.trim_end_matches("_sum").trim_end_matches("_count"),
+                _ => name,
+            };
+            assert_eq!(base, current, "{line}");
+            for unit in ["_ns", "_ms", "_us", "_kb", "_mb"] {
+                assert!(!name.contains(unit), "{name} is not in a base unit");
+            }
+            let before = found.insert(series.to_owned(), value.parse().unwrap());
+            assert!(before.is_none(), "{series} is there twice");
+        }
+    }
+    found
+}
+
+#[test]
+fn the_page_counts_what_clients_did_and_its_names_are_those_of_the_document() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = served(open(&SimDevice::new(3), dir.path()));
+    let mut client = server.0.client();
+    for line in ["SET a 1", "SET b 2 PX 100000", "GET a", "GET nothing"] {
+        client.line(line);
+    }
+    assert!(client.line("INCR").starts_with("-ERR wrong number"));
+    assert!(client.line("INCRBY a x").starts_with("-ERR value is not"));
+    let (status, page) = get(server.1, "/metrics");
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    let samples = samples(&page);
+    for (series, value) in [
+        ("collie_connections", 1.0),
+        ("collie_commands_total{command=\"set\"}", 2.0),
+        ("collie_commands_total{command=\"get\"}", 2.0),
+        ("collie_command_errors_total{command=\"incrby\"}", 1.0),
+        ("collie_command_errors_total{command=\"get\"}", 0.0),
+        ("collie_request_errors_total", 2.0),
+        ("collie_keyspace_hits_total", 1.0),
+        ("collie_keyspace_misses_total", 1.0),
+        ("collie_keys{db=\"0\"}", 2.0),
+        ("collie_expiring_keys{db=\"0\"}", 1.0),
+        ("collie_writes_refused", 0.0),
+        ("collie_log_poisoned", 0.0),
+        ("collie_family_stalled{family=\"db0.0\"}", 0.0),
+    ] {
+        assert_eq!(samples.get(series), Some(&value), "{series}\n{page}");
+    }
+    for series in [
+        "collie_command_seconds_total{command=\"set\"}",
+        "collie_log_durable_lsn",
+        "collie_log_stage_seconds_count{stage=\"sync\"}",
+        "collie_log_group_frames_sum",
+        "process_resident_memory_bytes",
+        "process_open_fds",
+        "process_max_fds",
+    ] {
+        assert!(
+            samples.get(series).is_some_and(|value| *value > 0.0),
+            "{series}\n{page}"
+        );
+    }
+
+    let shown: BTreeSet<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("# HELP ")?.split(' ').next())
+        .collect();
+    let document = include_str!("../../../docs/operations.md");
+    let documented: BTreeSet<&str> = document
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split(['`', '{']).next())
+        .filter(|name| name.starts_with("collie_") || name.starts_with("process_"))
+        .collect();
+    assert_eq!(shown, documented);
+}
+
+/// A running server and where its metrics are.
+fn served(db: Db) -> (Running, SocketAddr) {
+    // The support does not hand the server out, so its metrics take a port that was free a moment ago.
+    for _ in 0..100 {
+        let free = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let config = ServerConfig {
+            metrics: Some(free),
+            ..with_metrics()
+        };
+        // Another test may have taken it: then it is tried again, before the store is given away.
+        if std::net::TcpListener::bind(free).is_ok() {
+            return (start_on(db, config), free);
+        }
+    }
+    panic!("no port stays free")
+}
+
+#[test]
+fn a_page_comes_although_writers_are_held_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(11);
+    let server = served(open(&device, dir.path()));
+    let value = "v".repeat(60_000);
+    assert_eq!(server.0.client().call(&["SET", "old", &value]), "+OK\r\n");
+    assert!(get(server.1, "/metrics").1.contains("collie_log_durable_lsn"));
+    let gate = device.hold_syncs();
+    let mut writers: Vec<Client> = (0..40).map(|_| server.0.client()).collect();
+    for (number, writer) in writers.iter_mut().enumerate() {
+        writer.send(&command(&["SET", &format!("k{number}"), &value]));
+    }
+    for _ in 0..3 {
+        let (status, page) = get(server.1, "/metrics");
+        assert_eq!(status, "HTTP/1.1 200 OK");
+        let samples = samples(&page);
+        assert!(samples["collie_connections"] >= 40.0, "{page}");
+        // The engine's part is there too, fresh or of before.
+        assert!(samples.contains_key("collie_log_durable_lsn"), "{page}");
+        assert_eq!(get(server.1, "/healthz").0, "HTTP/1.1 200 OK");
+    }
+    gate.release();
+    for mut writer in writers {
+        assert_eq!(writer.reply(), b"+OK\r\n");
+    }
+}
+
+#[test]
+fn health_fails_with_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(5);
+    let server = served(open(&device, dir.path()));
+    assert_eq!(
+        get(server.1, "/healthz"),
+        ("HTTP/1.1 200 OK".to_owned(), "ok\n".to_owned())
+    );
+    device.inject(Fault::new(FaultKind::SyncFails));
+    assert!(server.0.client().line("SET a 1").starts_with("-MISCONF"));
+    let (status, reason) = get(server.1, "/healthz");
+    assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
+    assert!(reason.starts_with("writes are refused: "), "{reason}");
+    // It does not close in order any more.
+    let _ = server.0.stop();
+}
+
+#[test]
+fn what_is_no_request_is_refused_and_a_slow_one_holds_up_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = served(open(&SimDevice::new(3), dir.path()));
+    let mut slow = TcpStream::connect(server.1).unwrap();
+    slow.write_all(b"GET /metr").unwrap();
+    for (request, status) in [
+        (&b"GET / HTTP/1.1\r\n\r\n"[..], "404"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
+        (b"GET /metrics HTTP/2\r\n\r\n", "505"),
+        (b"PING\r\n\r\n", "400"),
+        (&[b'x'; 9000], "431"),
+        (b"GET /metrics?name=x HTTP/1.0\n\n", "200"),
+    ] {
+        let answer = ask(server.1, request);
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{status}: {answer}"
+        );
+    }
+    let head = ask(server.1, b"HEAD /metrics HTTP/1.1\r\n\r\n");
+    assert!(head.ends_with("\r\n\r\n") && !head.contains("collie_"), "{head}");
+    slow.write_all(b"ics HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    slow.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("collie_connections"), "{answer}");
+}
+
+#[test]
+fn metrics_leave_the_machine_only_when_forced() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = open(&SimDevice::new(3), dir.path());
+    let strange = ServerConfig {
+        metrics: Some(SocketAddr::from(([0, 0, 0, 0], 0))),
+        password: Some("sesame".to_owned()),
+        ..config()
+    };
+    let refused = Server::bind(strange.clone(), db.clone()).unwrap_err();
+    assert!(
+        matches!(refused, ServerError::MetricsOpenToNetwork { .. }),
+        "{refused}"
+    );
+    let forced = ServerConfig {
+        open_to_network: true,
+        ..strange
+    };
+    let server = Server::bind(forced, db.clone()).unwrap();
+    assert!(server.metrics_addr().is_some());
+    drop(server);
+    db.close().unwrap();
+}

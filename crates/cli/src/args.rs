@@ -151,6 +151,9 @@ pub(crate) struct ServeArgs {
     /// Listen off loopback even without a password.
     #[arg(long)]
     pub(crate) open_to_network: bool,
+    /// Answer requests for /metrics (Prometheus) and /healthz here; nowhere by default.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub(crate) metrics: Option<SocketAddr>,
     /// Say what is at least so important: error, warn, info (the default), debug or trace; some modules from
     /// another level on, as in info,collie_log=debug.
     #[arg(long, value_name = "LEVEL")]

@@ -25,6 +25,11 @@ const PASSWORD_FILE_MAX: usize = 4096;
 /// Permission of everybody to read.
 const WORLD_READABLE: u32 = 0o004;
 const MIB: i64 = 1 << 20;
+/// The ring's size where nothing is said, and where its file system has no room for that.
+const RING_BYTES: usize = 64 << 20;
+const RING_BYTES_LOW: usize = 32 << 20;
+/// What the ring's file holds beside the ring, and some more, in bytes.
+const RING_SPARE: u64 = 1 << 20;
 
 /// All settings.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -43,8 +48,7 @@ pub(crate) struct Store {
     dir: Option<PathBuf>,
     ring: Ring,
     ring_dir: PathBuf,
-    #[serde(deserialize_with = "ring_bytes")]
-    ring_bytes: Bytes<8192, { 1 << 30 }>,
+    ring_bytes: Option<RingBytes>,
     cache_bytes: Bytes<0, { i64::MAX }>,
 }
 
@@ -56,6 +60,7 @@ pub(crate) struct Listening {
     threads: Number<0, 1024>,
     ack: Durability,
     open_to_network: bool,
+    metrics: Option<Address>,
     password_file: Option<PathBuf>,
     #[serde(skip_serializing)]
     requirepass: Option<Secret>,
@@ -92,7 +97,7 @@ impl Default for Store {
             dir: None,
             ring: Ring::Shared,
             ring_dir: PathBuf::from("/dev/shm"),
-            ring_bytes: Bytes(signed(options.ring_bytes)),
+            ring_bytes: None,
             cache_bytes: Bytes(i64::try_from(options.cache_bytes).unwrap_or(i64::MAX)),
         }
     }
@@ -106,6 +111,7 @@ impl Default for Listening {
             threads: Number(signed(config.threads)),
             ack: Durability::Disk,
             open_to_network: config.open_to_network,
+            metrics: None,
             password_file: None,
             requirepass: None,
             shutdown_grace: Number(seconds(config.shutdown_grace)),
@@ -148,13 +154,51 @@ fn seconds(span: Duration) -> i64 {
     i64::try_from(span.as_secs()).unwrap_or(i64::MAX)
 }
 
-fn ring_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes<8192, { 1 << 30 }>, D::Error> {
-    let bytes = Bytes::deserialize(deserializer)?;
-    if !bytes.size().is_power_of_two() {
-        let expected = "a power of two from \"8kb\" to \"1gb\"";
-        return Err(D::Error::invalid_value(Unexpected::Signed(bytes.0), &expected));
+/// The size of the log's ring, a power of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+struct RingBytes(Bytes<8192, { 1 << 30 }>);
+
+impl<'de> Deserialize<'de> for RingBytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bytes = Bytes::deserialize(deserializer)?;
+        if !bytes.size().is_power_of_two() {
+            let expected = "a power of two from \"8kb\" to \"1gb\"";
+            return Err(D::Error::invalid_value(Unexpected::Signed(bytes.0), &expected));
+        }
+        Ok(Self(bytes))
     }
-    Ok(bytes)
+}
+
+impl Store {
+    /// The size of the ring. By default values of 16 MiB and more fit, where the ring's file system has room
+    /// for that; a smaller ring that is shared is better than a larger one that dies with the process.
+    fn ring_size(&self, warnings: &mut Vec<String>) -> usize {
+        if let Some(asked) = self.ring_bytes {
+            return asked.0.size();
+        }
+        // Where it cannot be told the log finds out.
+        let has_room = self.ring == Ring::Private
+            || rustix::fs::statvfs(&self.ring_dir).is_ok_and(|system| {
+                system.f_bavail.saturating_mul(system.f_frsize) > RING_BYTES as u64 + RING_SPARE
+            });
+        if has_room {
+            return RING_BYTES;
+        }
+        let smaller = ServerConfig {
+            ring_bytes: RING_BYTES_LOW,
+            ..ServerConfig::default()
+        };
+        warnings.push(format!(
+            "{} has no room for a ring of {} MiB: it gets {} MiB, and no value is longer than {} bytes; make room \
+             there, or set ring-bytes",
+            self.ring_dir.display(),
+            RING_BYTES >> 20,
+            RING_BYTES_LOW >> 20,
+            smaller.value_len_max()
+        ));
+        RING_BYTES_LOW
+    }
 }
 
 /// What is in force, and what somebody should know about where it came from.
@@ -162,6 +206,7 @@ fn ring_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes<8192, 
 pub(crate) struct Effective {
     pub(crate) config: Config,
     pub(crate) dir: PathBuf,
+    ring_bytes: usize,
     password: Option<String>,
     /// The file that it was read from.
     file: Option<PathBuf>,
@@ -193,9 +238,11 @@ impl Effective {
             ),
             None => anyhow!("no store was named: give --dir"),
         })?;
+        let ring_bytes = config.store.ring_size(&mut warnings);
         let effective = Self {
             config,
             dir,
+            ring_bytes,
             password,
             file: args.config.clone(),
             warnings,
@@ -214,7 +261,7 @@ impl Effective {
                 "proto-max-bulk-len is {}, expected at most {most}: a value has to fit into half of the log's \
                  ring with room for its key; raise ring-bytes, which is {}",
                 asked.size(),
-                self.config.store.ring_bytes.size()
+                self.ring_bytes
             );
         }
         server.check()?;
@@ -226,7 +273,7 @@ impl Effective {
         let store = &self.config.store;
         Options {
             ring: store.ring.mode_in(&store.ring_dir),
-            ring_bytes: store.ring_bytes.size(),
+            ring_bytes: self.ring_bytes,
             cache_bytes: store.cache_bytes.0.unsigned_abs(),
             ..Options::default()
         }
@@ -235,10 +282,10 @@ impl Effective {
     /// How the server is set up.
     pub(crate) fn server(&self) -> ServerConfig {
         let Config {
-            store,
             server,
             limits,
             diagnostics,
+            ..
         } = &self.config;
         let mut config = ServerConfig {
             listen: server.listen.0,
@@ -246,10 +293,11 @@ impl Effective {
             ack: server.ack.ack(),
             password: self.password.clone(),
             open_to_network: server.open_to_network,
+            metrics: server.metrics.map(|address| address.0),
             clients_max: limits.maxclients.count(),
             idle_timeout: Duration::from_secs(limits.timeout.0.unsigned_abs()),
             tcp_keepalive_s: u32::try_from(limits.tcp_keepalive.0).unwrap_or(0),
-            ring_bytes: store.ring_bytes.size(),
+            ring_bytes: self.ring_bytes,
             output_bytes_max: limits.client_output_buffer_limit.size(),
             in_flight_bytes_max: limits.maxmemory_clients.size(),
             shutdown_grace: Duration::from_secs(server.shutdown_grace.0.unsigned_abs()),
@@ -269,6 +317,7 @@ impl Effective {
     /// What is in force, as a file that could be given to `--config`. Passwords are left out.
     pub(crate) fn shown(&self) -> anyhow::Result<String> {
         let mut config = self.config.clone();
+        config.store.ring_bytes = Some(RingBytes(Bytes(signed(self.ring_bytes))));
         config.limits.proto_max_bulk_len = Some(Bytes(signed(self.server().limits.bulk_len_max)));
         let text = toml::to_string(&config).context("the configuration cannot be shown")?;
         let masked = if config.server.requirepass.is_some() {
@@ -296,6 +345,9 @@ impl Config {
         }
         if let Some(listen) = args.listen {
             server.listen = Address(listen);
+        }
+        if let Some(addr) = args.metrics {
+            server.metrics = Some(Address(addr));
         }
         if let Some(ack) = args.ack {
             server.ack = ack;
@@ -429,7 +481,13 @@ mod tests {
             }
         }
         // What is not set by default cannot be compared, but has to be there.
-        for name in ["password-file", "requirepass", "proto-max-bulk-len"] {
+        for name in [
+            "ring-bytes",
+            "metrics",
+            "password-file",
+            "requirepass",
+            "proto-max-bulk-len",
+        ] {
             assert!(EXAMPLE.contains(&format!("\n# {name} = ")), "{name} is missing");
         }
     }
@@ -508,11 +566,34 @@ mod tests {
         let effective = Effective {
             config,
             dir: PathBuf::new(),
+            ring_bytes: RING_BYTES,
             password: Some("sesame".to_owned()),
             file: None,
             warnings: Vec::new(),
         };
         assert!(!effective.shown().unwrap().contains("sesame"));
+    }
+
+    #[test]
+    fn the_ring_is_as_large_as_its_file_system_has_room_for() {
+        let mut warnings = Vec::new();
+        let mut store = Store {
+            ring_dir: PathBuf::from("/proc"),
+            ..Store::default()
+        };
+        assert_eq!(store.ring_size(&mut warnings), RING_BYTES_LOW);
+        let [warning] = &warnings[..] else {
+            panic!("{warnings:?}")
+        };
+        assert!(
+            warning.contains("/proc has no room") && warning.contains("16515072"),
+            "{warning}"
+        );
+        store.ring = Ring::Private;
+        assert_eq!(store.ring_size(&mut warnings), RING_BYTES);
+        store.ring_bytes = Some(RingBytes(Bytes(8192)));
+        assert_eq!(store.ring_size(&mut warnings), 8192);
+        assert_eq!(warnings.len(), 1);
     }
 
     #[test]
@@ -522,6 +603,7 @@ mod tests {
         let effective = |text: &str| Effective {
             config: parse(text).unwrap(),
             dir: PathBuf::new(),
+            ring_bytes: 1 << 20,
             password: None,
             file: None,
             warnings: Vec::new(),

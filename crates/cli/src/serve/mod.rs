@@ -98,6 +98,9 @@ pub(crate) fn serve(
         format,
         format_args!("ack {ack}: replies leave when {}", when(ack)),
     );
+    if let Some(addr) = server.metrics_addr() {
+        announce(format, format_args!("metrics at http://{addr}/metrics"));
+    }
     let supervisor = Supervisor::from_environment();
     let ending = supervisor.clone().tell_of_the_end();
     let told = || {

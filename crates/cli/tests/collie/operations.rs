@@ -335,3 +335,148 @@ fn the_unit_is_one_that_systemd_takes_and_keeps_the_ring_alive() {
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound),
     }
 }
+
+#[test]
+fn open_files_are_raised_to_their_limit_and_clients_lowered_to_what_it_allows() {
+    let dir = tempfile::tempdir().unwrap();
+    let limited = |limit: &str| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args([
+            "-c",
+            &format!("ulimit {limit} && exec \"$0\" \"$@\""),
+            env!("CARGO_BIN_EXE_collie"),
+        ]);
+        Served::start_by(shell, &dir.path().join("store"), &[])
+    };
+    let served = limited("-n 600");
+    let mut client = served.connect();
+    assert_eq!(config_get(&mut client, "maxclients"), "300");
+    let more = client.call(&["CONFIG", "SET", "maxclients", "301"]).unwrap();
+    assert!(more.ends_with("try with 300"), "{more}");
+    assert!(
+        served.said.concat().contains("maxclients is lowered"),
+        "{:?}",
+        served.said
+    );
+    let (status, last) = served.end(Signal::TERM);
+    assert!(status.success(), "{last}");
+
+    let served = limited("-S -n 300");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", served.pid().as_raw_nonzero())).unwrap();
+    let files = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"))
+        .unwrap();
+    let words: Vec<&str> = files.split_whitespace().collect();
+    assert_eq!(words[3], words[4], "{files}");
+    let (status, last) = served.end(Signal::TERM);
+    assert!(status.success(), "{last}");
+}
+
+#[test]
+fn values_of_16_mib_and_of_the_limit_are_kept_and_one_byte_more_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let served = Served::start(&store, &[]);
+    let mut client = served.connect();
+    let limit: usize = config_get(&mut client, "proto-max-bulk-len").parse().unwrap();
+    let mib16 = 16 << 20;
+    assert!(limit >= mib16, "{limit}");
+    let value = "v".repeat(mib16);
+    let longest = "l".repeat(limit);
+    assert_eq!(client.call(&["SET", "whole", &value]).unwrap(), "+OK");
+    assert_eq!(client.call(&["SET", "grown", &value[1..]]).unwrap(), "+OK");
+    assert_eq!(
+        client.call(&["APPEND", "grown", "v"]).unwrap(),
+        format!(":{mib16}")
+    );
+    let last = (mib16 - 1).to_string();
+    assert_eq!(
+        client.call(&["SETRANGE", "stretched", &last, "v"]).unwrap(),
+        format!(":{mib16}")
+    );
+    assert_eq!(
+        client
+            .call(&["SET", "longest", &longest, "PX", "100000000"])
+            .unwrap(),
+        "+OK"
+    );
+
+    // One byte more is refused with a reason, whichever way it comes.
+    for words in [
+        &["APPEND", "longest", "l"][..],
+        &["SETRANGE", "longest", &limit.to_string(), "l"],
+    ] {
+        let refused = client.call(words).unwrap();
+        assert!(
+            refused.starts_with("-ERR string exceeds maximum allowed size"),
+            "{refused}"
+        );
+    }
+    let refused = client.call(&["SET", "longer", &format!("{longest}l")]).unwrap();
+    assert!(refused.contains("invalid bulk length"), "{refused}");
+
+    let check = |served: &Served| {
+        let mut client = served.connect();
+        for key in ["whole", "grown"] {
+            assert!(client.call(&["GET", key]).unwrap() == value, "{key}");
+        }
+        let stretched = client.call(&["GET", "stretched"]).unwrap();
+        assert!(stretched.len() == mib16 && stretched.ends_with("\0v"));
+        assert!(client.call(&["GET", "longest"]).unwrap() == longest);
+        assert_eq!(client.call(&["EXISTS", "longer"]).unwrap(), ":0");
+    };
+    check(&served);
+    let (status, said) = served.end(Signal::TERM);
+    assert!(status.success(), "{said}");
+    let served = Served::start(&store, &[]);
+    check(&served);
+    let mut client = served.connect();
+    assert_eq!(client.call(&["SET", "whole", &value]).unwrap(), "+OK");
+    let served = served.restart(&store);
+    check(&served);
+    let (status, said) = served.end(Signal::KILL);
+    assert_eq!(status.code(), None, "{said}");
+
+    // A smaller ring reads what a larger one wrote.
+    let file = config_file(dir.path(), "[store]\nring-bytes = \"1mb\"\n");
+    let served = Served::start(&store, &["--config", file.to_str().unwrap()]);
+    check(&served);
+    let (status, said) = served.end(Signal::TERM);
+    assert!(status.success(), "{said}");
+}
+
+#[test]
+fn a_silent_connection_holds_no_buffer() {
+    const CONNECTIONS: usize = 1_000;
+    // A quarter of the buffer that a connection reads into.
+    const BYTES_EACH: usize = 16 * 1024;
+    let dir = tempfile::tempdir().unwrap();
+    let served = Served::start(&dir.path().join("store"), &["--ring", "private"]);
+    let resident = || -> usize {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", served.pid().as_raw_nonzero())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+    };
+    let connect = |count: usize| -> Vec<Client> {
+        let mut clients: Vec<Client> = (0..count).map(|_| served.connect()).collect();
+        for client in &mut clients {
+            assert_eq!(client.call(&["PING"]).unwrap(), "+PONG");
+        }
+        clients
+    };
+    // The first ones make the server's threads set up what they share.
+    let few = connect(100);
+    let before = resident();
+    let many = connect(CONNECTIONS);
+    let grown = resident().saturating_sub(before);
+    assert!(
+        grown < CONNECTIONS * BYTES_EACH,
+        "{} bytes for each connection",
+        grown / CONNECTIONS
+    );
+    drop((few, many));
+    let (status, last) = served.end(Signal::TERM);
+    assert!(status.success(), "{last}");
+}

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, ChildStderr, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -20,7 +20,12 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn start(dir: &Path, flags: &[&str]) -> Self {
-        let mut child = collie()
+        Self::start_by(collie(), dir, flags)
+    }
+
+    /// Starts by a command that runs the binary with the arguments that follow.
+    pub(crate) fn start_by(mut command: Command, dir: &Path, flags: &[&str]) -> Self {
+        let mut child = command
             .args(["serve", "--listen", "127.0.0.1:0", "--dir"])
             .arg(dir)
             .args(flags)

@@ -72,6 +72,38 @@ fn the_command_line_goes_before_the_file_and_the_file_before_the_defaults() {
 }
 
 #[test]
+fn every_setting_of_config_set_can_stand_in_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = Served::start(&dir.path().join("store"), &[]);
+    let mut client = served.connect();
+    let count = client.call(&["CONFIG", "GET", "*"]).unwrap();
+    let names: Vec<String> = (0..count[1..].parse::<usize>().unwrap() / 2)
+        .map(|_| {
+            let name = client.bulk().unwrap();
+            client.bulk().unwrap();
+            name
+        })
+        .collect();
+    let example = include_str!("../../../../packaging/collie.toml");
+    let mut settable = 0;
+    for name in names {
+        // What no parameter takes tells the ones that can be set from those that cannot.
+        let refused = client.call(&["CONFIG", "SET", &name, "\0"]).unwrap();
+        if refused.contains("can't set immutable config") {
+            continue;
+        }
+        settable += 1;
+        let name = if name == "loglevel" { "log-level" } else { &name };
+        let stands = |prefix: &str| example.contains(&format!("\n{prefix}{name} = "));
+        assert!(stands("#") || stands("# "), "{name} is not in the example");
+    }
+    assert!(settable >= 12, "{settable}");
+    // It ends in order although it has a password now that nobody knows.
+    let (status, last) = served.end(Signal::TERM);
+    assert!(status.success(), "{last}");
+}
+
+#[test]
 fn a_configuration_is_checked_and_printed_without_opening_the_store() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
@@ -299,7 +331,7 @@ fn the_unit_is_one_that_systemd_takes_and_keeps_the_ring_alive() {
     assert_eq!(value("Service", "Type"), Some("notify"));
     assert_eq!(value("Service", "Restart"), Some("on-failure"));
     // What would take the ring away that the next start reads.
-    for sweeper in ["DynamicUser", "RemoveIPC", "PrivateIPC"] {
+    for sweeper in ["DynamicUser", "RemoveIPC"] {
         assert!(
             matches!(value("Service", sweeper), None | Some("no")),
             "{sweeper}"

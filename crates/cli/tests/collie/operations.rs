@@ -201,7 +201,7 @@ fn the_start_tells_store_ring_ack_and_address_in_a_line_each() {
     };
     assert!(store.contains("a new store"), "{store}");
     assert!(
-        ring.contains("/dev/shm") && ring.contains("survives the process"),
+        ring.starts_with("ring of ") && ring.contains("/dev/shm"),
         "{ring}"
     );
     assert!(ack.starts_with("ack process: "), "{ack}");
@@ -409,11 +409,26 @@ fn open_files_are_raised_to_their_limit_and_clients_lowered_to_what_it_allows() 
 fn values_of_16_mib_and_of_the_limit_are_kept_and_one_byte_more_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
-    let served = Served::start(&store, &[]);
-    let mut client = served.connect();
-    let limit: usize = config_get(&mut client, "proto-max-bulk-len").parse().unwrap();
     let mib16 = 16 << 20;
+    let mut served = Served::start(&store, &[]);
+    let advertised = |served: &Served| {
+        config_get(&mut served.connect(), "proto-max-bulk-len")
+            .parse::<usize>()
+            .unwrap()
+    };
+    // A container whose /dev/shm is too small for the default ring says so, and is asked for one of its size.
+    let file = config_file(dir.path(), "[store]\nring-bytes = \"64mb\"\n");
+    let mut flags = Vec::new();
+    if served.said.concat().contains("has no room for a ring of 64 MiB") {
+        assert!(advertised(&served) < mib16);
+        flags = vec!["--config", file.to_str().unwrap()];
+        let (status, said) = served.end(Signal::TERM);
+        assert!(status.success(), "{said}");
+        served = Served::start(&store, &flags);
+    }
+    let limit = advertised(&served);
     assert!(limit >= mib16, "{limit}");
+    let mut client = served.connect();
     let value = "v".repeat(mib16);
     let longest = "l".repeat(limit);
     assert_eq!(client.call(&["SET", "whole", &value]).unwrap(), "+OK");
@@ -461,12 +476,16 @@ fn values_of_16_mib_and_of_the_limit_are_kept_and_one_byte_more_is_refused() {
     check(&served);
     let (status, said) = served.end(Signal::TERM);
     assert!(status.success(), "{said}");
-    let served = Served::start(&store, &[]);
+    let mut served = Served::start(&store, &flags);
     check(&served);
     let mut client = served.connect();
     assert_eq!(client.call(&["SET", "whole", &value]).unwrap(), "+OK");
-    let served = served.restart(&store);
-    check(&served);
+    for _ in 0..2 {
+        let (status, said) = served.end(Signal::KILL);
+        assert_eq!(status.code(), None, "{said}");
+        served = Served::start(&store, &flags);
+        check(&served);
+    }
     let (status, said) = served.end(Signal::KILL);
     assert_eq!(status.code(), None, "{said}");
 

@@ -360,9 +360,6 @@ impl Core {
         until: Until,
         takeoff: &mut Takeoff<'_>,
     ) -> Result<Start<Load>, LogError> {
-        if flusher.must_wait() {
-            return Ok(Start::Wait);
-        }
         let target = self.boundary();
         if !self.space.is_ahead(target, self.ahead()) {
             self.call_preparer();
@@ -548,6 +545,10 @@ impl Pilot for Core {
         self.recorder
             .bytes_written
             .store(flusher.device_bytes, Ordering::Relaxed);
+    }
+
+    fn must_wait(&self, flusher: &Flusher) -> bool {
+        flusher.must_wait()
     }
 
     fn landed(&self) {

@@ -28,7 +28,7 @@ use std::sync::TryLockError;
 use std::time::Duration;
 
 use crate::Lsn;
-use crate::sync::{ALL, AtomicU64, Mutex, MutexGuard, Ordering, WaitWord, lock};
+use crate::sync::{ALL, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, WaitWord, lock};
 
 /// Places for flights: those in the air, and the next one.
 const WORDS: usize = 4;
@@ -62,6 +62,9 @@ pub(crate) trait Pilot {
 
     /// Raises the watermarks, with the lead, in the order in which flights were started.
     fn land(&self, desk: &mut Self::Desk, load: Self::Load);
+
+    /// Whether no flight can be started before one lands that is in the air.
+    fn must_wait(&self, desk: &Self::Desk) -> bool;
 
     /// Called after a landing, without the lead.
     fn landed(&self);
@@ -126,6 +129,8 @@ pub(crate) struct Gate<P: Pilot> {
     newest: AtomicU64,
     /// The number of the last flight that landed.
     landed: AtomicU64,
+    /// 1 while no flight can be started before one lands: nobody need try for the lead then.
+    full: AtomicU32,
     targets: [AtomicU64; WORDS],
     words: [WaitWord; WORDS],
     /// Sleepers for room in the ring rather than for durability.
@@ -142,6 +147,7 @@ impl<P: Pilot> Gate<P> {
             }),
             newest: AtomicU64::new(0),
             landed: AtomicU64::new(0),
+            full: AtomicU32::new(0),
             targets: std::array::from_fn(|_| AtomicU64::new(0)),
             words: std::array::from_fn(|_| WaitWord::new()),
             room: WaitWord::new(),
@@ -252,10 +258,14 @@ impl<P: Pilot> Gate<P> {
 
     /// Starts a flight and flies it, if there is one to be flown; `false` if the caller had better sleep.
     fn try_fly(&self, pilot: &P, end: Lsn, until: P::Until, idles: &mut u32) -> bool {
+        // Acquire pairs with the Release in `landed`, as that of `landed` itself does in `number_for`.
+        if self.full.load(Ordering::Acquire) != 0 {
+            return false;
+        }
         let Some(mut lead) = self.try_lead() else {
             return false;
         };
-        if lead.air.len() == IN_THE_AIR_MAX {
+        if self.is_full(pilot, &lead) {
             return false;
         }
         let number = lead.newest + 1;
@@ -285,6 +295,9 @@ impl<P: Pilot> Gate<P> {
             Start::Off(mut load) => {
                 debug_assert!(takeoff.announced);
                 lead.air.push_back(Aloft::Flying);
+                // Relaxed: who does not see it tries for the lead.
+                self.full
+                    .store(self.is_full(pilot, &lead).into(), Ordering::Relaxed);
                 drop(lead);
                 let mut flight = Flight {
                     gate: self,
@@ -298,6 +311,10 @@ impl<P: Pilot> Gate<P> {
             }
         }
         true
+    }
+
+    fn is_full(&self, pilot: &P, lead: &Lead<P::Desk, P::Load>) -> bool {
+        lead.air.len() == IN_THE_AIR_MAX || pilot.must_wait(&lead.desk)
     }
 
     fn target(&self, number: u64) -> &AtomicU64 {
@@ -323,6 +340,10 @@ impl<P: Pilot> Gate<P> {
     /// Tells everybody who waits for these flights, and one of those who wait for the next. The watermarks
     /// were raised before.
     fn landed(&self, pilot: &P, lead: MutexGuard<'_, Lead<P::Desk, P::Load>>, flights: Range<u64>) {
+        // Release pairs with the Acquire in `try_fly`. Who reads 1 and has missed this sleeps on a word that is
+        // bumped below.
+        self.full
+            .store(self.is_full(pilot, &lead).into(), Ordering::Release);
         // Release pairs with the Acquire in `number_for`.
         self.landed.store(flights.end - 1, Ordering::Release);
         let next = lead.newest + 1;

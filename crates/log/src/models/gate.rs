@@ -24,6 +24,8 @@ enum Way {
     Alone,
     /// Writes durably without the lead, so that several are in the air.
     Abreast,
+    /// As `Abreast`, but one at a time.
+    InTurn,
     /// As `Abreast`, and fails.
     Failing,
     /// As `Failing`, and ends after all who sleep behind it have been told.
@@ -79,7 +81,7 @@ impl Pilot for Store {
     fn fly(&self, load: &mut Range<Lsn>) -> bool {
         match self.way {
             Way::Alone => unreachable!(),
-            Way::Abreast => {
+            Way::Abreast | Way::InTurn => {
                 self.flying.fetch_add(1, Ordering::AcqRel);
                 self.write(load.clone());
                 self.flying.fetch_sub(1, Ordering::AcqRel);
@@ -96,12 +98,16 @@ impl Pilot for Store {
                 join(asleep);
             }
         }
-        self.way == Way::Abreast
+        matches!(self.way, Way::Abreast | Way::InTurn)
     }
 
     fn land(&self, _started: &mut Lsn, load: Range<Lsn>) {
         self.written.store(load.end, Ordering::Release);
         self.durable.store(load.end, Ordering::Release);
+    }
+
+    fn must_wait(&self, started: &Lsn) -> bool {
+        self.way == Way::InTurn && *started > self.durable.load(Ordering::Acquire)
     }
 
     fn landed(&self) {}
@@ -251,6 +257,27 @@ fn waiters_of_the_next_group_are_served_by_the_next_flight() {
 fn two_flights_abreast_serve_their_waiters_and_never_early() {
     explore("gate, 2 waiters, flights abreast", THREE, || {
         commit_all(Way::Abreast, 2, FRAME);
+    });
+}
+
+#[test]
+fn flights_that_must_wait_for_each_other_serve_all_waiters() {
+    explore("gate, 2 waiters, flights in turn", THREE, || {
+        commit_all(Way::InTurn, 2, FRAME);
+    });
+    explore("gate, 3 waiters, flights in turn", Some(1), || {
+        commit_all(Way::InTurn, 3, FRAME);
+    });
+}
+
+#[test]
+fn who_wants_room_is_served_by_flights_in_turn() {
+    explore("gate, a room waiter and a waiter, flights in turn", THREE, || {
+        let store = Store::new(Way::InTurn, 2, FRAME, true);
+        let ends = [store.append(), store.append()];
+        let room = run(&store, move |store| store.wait_for_room(ends[1]));
+        assert!(store.wait(ends[0]));
+        join([room]);
     });
 }
 
@@ -418,6 +445,10 @@ impl Pilot for Herded {
 
     fn land(&self, _started: &mut Lsn, load: Range<Lsn>) {
         self.durable.store(load.end, Ordering::Release);
+    }
+
+    fn must_wait(&self, _started: &Lsn) -> bool {
+        false
     }
 
     fn landed(&self) {}

@@ -102,7 +102,8 @@ pub trait File: fmt::Debug + Send + Sync {
     /// What the open file is.
     fn stat(&self) -> io::Result<Stat>;
     /// Takes the file's exclusive advisory lock, held until the file is closed or the process dies;
-    /// `false` where another open file holds it, in this process or in another one.
+    /// `false` where another open file holds it, in this process or in another one, and goes on to for some
+    /// moments (a child process that is being started has its parent's open files until it executes).
     fn try_lock(&self) -> io::Result<bool>;
     /// Maps the first `len` bytes, shared with everybody who maps the same file. The file must be at
     /// least that long and stay so.

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -183,6 +184,11 @@ fn to_stat(stat: &fs::Stat) -> Stat {
     }
 }
 
+/// How often a lock is tried for, and how long apart. A child process that is being started has all of its
+/// parent's open files until it executes its program, so a lock can outlive by that moment the file that took it.
+const LOCK_TRIES: u32 = 20;
+const BETWEEN_LOCK_TRIES: Duration = Duration::from_millis(5);
+
 #[derive(Debug)]
 struct RealFile {
     fd: OwnedFd,
@@ -214,11 +220,14 @@ impl File for RealFile {
     }
 
     fn try_lock(&self) -> io::Result<bool> {
-        match fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(true),
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(e) => Err(e.into()),
+        for _ in 0..LOCK_TRIES {
+            match fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(true),
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(BETWEEN_LOCK_TRIES),
+                Err(e) => return Err(e.into()),
+            }
         }
+        Ok(false)
     }
 
     fn map(&self, len: usize) -> io::Result<Mapping> {
@@ -312,6 +321,27 @@ mod tests {
         assert!(!second.try_lock().unwrap());
         drop(first);
         assert!(second.try_lock().unwrap());
+    }
+
+    #[test]
+    fn a_lock_that_a_starting_child_has_for_a_moment_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = RealDevice::new();
+        let path = dir.path().join("LOCK");
+        // As in a child: the same open file under a second descriptor, closed a moment later.
+        let first = RealFile {
+            fd: fs::open(&path, OFlags::RDWR | OFlags::CREATE, PRIVATE).unwrap(),
+        };
+        assert!(first.try_lock().unwrap());
+        let inherited = rustix::io::dup(&first.fd).unwrap();
+        drop(first);
+        let child = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(10));
+            drop(inherited);
+        });
+        let second = device.open(&path, OpenMode::OpenOrCreate).unwrap();
+        assert!(second.try_lock().unwrap());
+        child.join().unwrap();
     }
 
     #[test]

@@ -196,12 +196,12 @@ impl Core {
         self.herd.herd(|| self.appended())
     }
 
-    /// Acquire pairs with the Release in `fly`.
+    /// Acquire pairs with the Release in `raise_written`.
     pub(crate) fn written(&self) -> Lsn {
         self.written.0.load(Ordering::Acquire)
     }
 
-    /// Acquire pairs with the Release in `fly`.
+    /// Acquire pairs with the Release in `raise_durable`.
     pub(crate) fn durable(&self) -> Lsn {
         self.durable.0.load(Ordering::Acquire)
     }
@@ -444,7 +444,10 @@ impl Core {
             let woken = catch_unwind(AssertUnwindSafe(|| waker.wake()));
             panicked = panicked.or(woken.err());
         }
-        if let Some(panicked) = panicked {
+        // A second panic in one thread would end the process.
+        if let Some(panicked) = panicked
+            && !std::thread::panicking()
+        {
             resume_unwind(panicked);
         }
     }

@@ -41,7 +41,7 @@ pub(crate) struct Flusher {
     segment: Option<Arc<Segment>>,
     /// Segments written to since their last sync.
     unsynced: Vec<Arc<Segment>>,
-    /// Bytes handed to the device so far, whole blocks.
+    /// Bytes that landed so far, whole blocks.
     pub(crate) device_bytes: u64,
 }
 

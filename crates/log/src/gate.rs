@@ -18,7 +18,9 @@
 //! next one's are bumped, then sleepers are woken. A waiter reads all words before anything else. So when it
 //! falls asleep it has seen neither the landing of the flight that it is on board of, nor, where it is on board
 //! of none, a landing that came after its try for the lead; and there is one to come: either a flight
-//! was in the air when it had the lead, or somebody else had it, who starts a flight or is landing one.
+//! was in the air when it had the lead, or somebody else had it, who starts a flight, is landing one, or passes the
+//! lead on. Of the next group one is woken, so nobody may sleep there who has been served: a waiter looks
+//! once more after it has found its flight's number.
 //! (A first design bumped only the flown group's word; a waiter of the next group could then sleep on an
 //! unbumped word with no leader left to wake it.)
 
@@ -72,11 +74,11 @@ pub(crate) trait Pilot {
 
 /// What came of planning a flight.
 pub(crate) enum Start<L> {
-    /// Nothing can be done before a flight lands that is in the air.
+    /// Nothing can be done before a flight lands that is in the air, or was when the caller looked.
     Wait,
     /// There is nothing to carry yet, or no more flights; the caller looks again in a moment.
     Idle,
-    /// It is over already, with the lead in hand: the only one, and announced if it carried anything.
+    /// It is over already, with the lead in hand; it was announced, and no other was in the air.
     Over,
     /// It was announced, and is to be flown.
     Off(L),
@@ -110,6 +112,12 @@ struct Lead<D, L> {
     newest: u64,
     /// In their order; the last is the newest.
     air: VecDeque<Aloft<L>>,
+}
+
+impl<D, L> Lead<D, L> {
+    fn is_flying(&self) -> bool {
+        self.air.iter().any(|aloft| matches!(aloft, Aloft::Flying))
+    }
 }
 
 #[derive(Debug)]
@@ -178,6 +186,11 @@ impl<P: Pilot> Gate<P> {
                 continue;
             }
             let number = self.number_for(end);
+            // A flight that landed since the look above is not found any more: who was on board of it must not
+            // sleep among the next group, of which only one is woken.
+            if let Some(answer) = done() {
+                return answer;
+            }
             #[expect(clippy::indexing_slicing, reason = "a place is always below WORDS")]
             self.word(number).wait(seen[place_of(number)], None);
         }
@@ -208,7 +221,7 @@ impl<P: Pilot> Gate<P> {
         loop {
             let seen = self.room.read();
             let lead = lock(&self.lead);
-            if !lead.air.iter().any(|aloft| matches!(aloft, Aloft::Flying)) {
+            if !lead.is_flying() {
                 work();
                 self.pass_on(lead);
                 return;
@@ -280,7 +293,10 @@ impl<P: Pilot> Gate<P> {
             lead.newest = number;
         }
         match start {
-            Start::Wait => return false,
+            Start::Wait if lead.is_flying() => return false,
+            // What it would have waited for has landed since the caller looked. It may be served and not come back,
+            // as below.
+            Start::Wait => self.pass_on(lead),
             Start::Idle => {
                 // The caller may have been served meanwhile, and not come back: somebody who found the lead
                 // taken must look in its place.

@@ -69,7 +69,8 @@ pub enum Compression {
 pub enum WritePath {
     /// The faster of the two on this device, found out at each open with a few writes of a block
     /// ([`RecoveryReport::probe`](crate::RecoveryReport::probe)): [`WritePath::Direct`], unless the other takes less
-    /// than four fifths of its time. A device whose clock stands still (a simulated one) gets that, too.
+    /// than four fifths of its time. Where no zeroed block is free to try it on, that is taken untried, and so it is
+    /// on a device whose clock stands still (a simulated one).
     #[default]
     Auto,
     /// Write to the page cache, then `fdatasync`.

@@ -299,6 +299,34 @@ fn one_who_waits_for_the_second_of_two_flights_abreast_is_served() {
     });
 }
 
+/// Two waiters for one flight, and one for `end`.
+fn two_on_board_and(load: Lsn, end: impl Fn([Lsn; 2]) -> Lsn) {
+    let store = Store::new(Way::Abreast, 2, load, false);
+    let ends = [store.append(), store.append()];
+    let (first, other) = (ends[0], end(ends));
+    let others = [
+        run(&store, move |store| store.wait(first)),
+        run(&store, move |store| store.wait(other)),
+    ];
+    assert!(store.wait(first));
+    join(others);
+}
+
+/// With five preemptions, which take minutes, it also shows that who was served does not sleep among the next group.
+#[test]
+fn three_on_board_of_one_flight_are_all_served() {
+    explore("gate, 3 waiters for one flight", TWO, || {
+        two_on_board_and(Lsn::MAX / 2, |ends| ends[0]);
+    });
+}
+
+#[test]
+fn who_is_served_wakes_the_next_group_all_the_same() {
+    explore("gate, 2 waiters for one flight and one of the next", TWO, || {
+        two_on_board_and(FRAME, |ends| ends[1]);
+    });
+}
+
 #[test]
 fn what_is_done_alone_meets_no_flight() {
     explore("gate, flights abreast and one alone", THREE, || {

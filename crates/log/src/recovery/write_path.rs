@@ -1,5 +1,7 @@
 //! How the new epoch's groups are to be written: asked for, or found out.
 
+use std::io::ErrorKind;
+
 use collie_io::{Clock, Nanos, write_all_at};
 
 use crate::error::{At, LogError};
@@ -69,9 +71,8 @@ pub(super) fn choose(
         && options.write_path == WritePath::Auto
         && let (Some(last), Some(offset)) = (segments.last(), spare)
     {
-        let probe = probe(options.device.clock(), last, offset)?;
-        chosen.direct = !probe.prefers_sync();
-        chosen.probe = Some(probe);
+        chosen.probe = probe(options.device.clock(), last, offset)?;
+        chosen.direct = chosen.probe.is_some_and(|probe| !probe.prefers_sync());
     }
     if !chosen.direct {
         segments.iter_mut().for_each(|segment| segment.direct = None);
@@ -79,8 +80,9 @@ pub(super) fn choose(
     Ok(chosen)
 }
 
-/// Writes zeros over zeros, both ways.
-fn probe(clock: &dyn Clock, segment: &Segment, offset: u64) -> Result<Probe, LogError> {
+/// Writes zeros over zeros, both ways. `None` where a file can be opened for direct writes and takes none of a
+/// block, as on devices with larger ones.
+fn probe(clock: &dyn Clock, segment: &Segment, offset: u64) -> Result<Option<Probe>, LogError> {
     let block = Block::new_zeroed();
     let direct = segment.direct.as_ref().unwrap_or(&segment.file);
     let mut probe = Probe {
@@ -89,7 +91,10 @@ fn probe(clock: &dyn Clock, segment: &Segment, offset: u64) -> Result<Probe, Log
     };
     for _ in 0..TRIES {
         let start = clock.monotonic();
-        write_all_at(&**direct, block.as_bytes(), offset).at("write", &segment.path)?;
+        match write_all_at(&**direct, block.as_bytes(), offset) {
+            Err(error) if error.kind() == ErrorKind::InvalidInput => return Ok(None),
+            written => written.at("write", &segment.path)?,
+        }
         let between = clock.monotonic();
         write_all_at(&*segment.file, block.as_bytes(), offset).at("write", &segment.path)?;
         segment.file.sync_data().at("sync", &segment.path)?;
@@ -97,7 +102,7 @@ fn probe(clock: &dyn Clock, segment: &Segment, offset: u64) -> Result<Probe, Log
         probe.direct_ns = probe.direct_ns.min(between - start);
         probe.fdatasync_ns = probe.fdatasync_ns.min(end - between);
     }
-    Ok(probe)
+    Ok(Some(probe))
 }
 
 /// The offset of the last zeroed block of a segment of which `ready` bytes are zeroed and `used` are not zero, if

@@ -299,16 +299,15 @@ fn one_who_waits_for_the_second_of_two_flights_abreast_is_served() {
     });
 }
 
-/// Two waiters for one flight, and one for `end`.
-fn two_on_board_and(load: Lsn, end: impl Fn([Lsn; 2]) -> Lsn) {
-    let store = Store::new(Way::Abreast, 2, load, false);
-    let ends = [store.append(), store.append()];
-    let (first, other) = (ends[0], end(ends));
+/// Two waiters for one flight, and a third thread.
+fn two_on_board_and(third: impl FnOnce(&Store, Lsn) -> bool + 'static) {
+    let store = Store::new(Way::Abreast, 2, Lsn::MAX / 2, false);
+    let end = store.append();
     let others = [
-        run(&store, move |store| store.wait(first)),
-        run(&store, move |store| store.wait(other)),
+        run(&store, move |store| store.wait(end)),
+        run(&store, move |store| third(store, end)),
     ];
-    assert!(store.wait(first));
+    assert!(store.wait(end));
     join(others);
 }
 
@@ -316,14 +315,14 @@ fn two_on_board_and(load: Lsn, end: impl Fn([Lsn; 2]) -> Lsn) {
 #[test]
 fn three_on_board_of_one_flight_are_all_served() {
     explore("gate, 3 waiters for one flight", TWO, || {
-        two_on_board_and(Lsn::MAX / 2, |ends| ends[0]);
+        two_on_board_and(Store::wait);
     });
 }
 
 #[test]
 fn who_is_served_wakes_the_next_group_all_the_same() {
-    explore("gate, 2 waiters for one flight and one of the next", TWO, || {
-        two_on_board_and(FRAME, |ends| ends[1]);
+    explore("gate, 2 waiters for one flight and a committer", TWO, || {
+        two_on_board_and(|store, _| store.commit());
     });
 }
 

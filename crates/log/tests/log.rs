@@ -650,3 +650,40 @@ fn a_waker_that_panics_takes_no_other_wake_up_along() {
     assert!(notes.0.load(Ordering::Relaxed));
     assert!(log.durable() >= span.end);
 }
+
+#[test]
+fn what_lies_behind_a_close_is_no_torn_tail() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LogOptions {
+        ring: RingMode::Private,
+        ring_bytes: 16 << 10,
+        segment_bytes: 32 << 10,
+        max_workers: 4,
+        threads: false,
+        ..LogOptions::default()
+    };
+    let log = Log::open(dir.path(), options.clone()).unwrap();
+    let mut worker = log.worker().unwrap();
+    // Until segments are used again, and so hold what they held before.
+    for _ in 0..300 {
+        let span = worker.append(0, 0, &[7; 992]).unwrap();
+        log.wait(span.end, Level::Disk).unwrap();
+        log.hold("test", log.durable());
+    }
+    let block = |lsn: u64| (lsn - FIRST_LSN) % 4096;
+    while (log.appended() - FIRST_LSN) % (28 << 10) < 8 << 10 {
+        worker.append(0, 0, &[7; 992]).unwrap();
+    }
+    // The mark of the close ends with a block: what follows was there before.
+    let len = 8192 - 2 * collie_log::FRAME_HEADER as u64 - block(log.appended());
+    worker.append(0, 0, &vec![1; len as usize]).unwrap();
+    assert_eq!(block(log.appended()), 4096 - collie_log::FRAME_HEADER as u64);
+    drop(worker);
+    log.close().unwrap();
+    let strict = LogOptions {
+        recovery_mode: collie_log::RecoveryMode::AbsoluteConsistency,
+        ..options
+    };
+    let log = Log::open(dir.path(), strict).unwrap();
+    assert_eq!(log.recovery().torn, None);
+}

@@ -393,6 +393,11 @@ impl<'a> Walk<'a> {
     }
 
     fn end_in_segments(&mut self, run: &Run, bad: Option<Bad>) {
+        // Behind a close lies at most a part of a frame whose appender was told that the log is closed, or what
+        // the segment held before it was used again.
+        if self.closed {
+            return;
+        }
         if let Some(Bad(found)) = bad.filter(|b| !b.0.is_empty()) {
             self.found.torn = self.tail(run, found);
         }

@@ -344,15 +344,22 @@ impl Drop for Shared {
 }
 
 impl Core {
-    /// The last flight.
+    /// The last flights, until nothing is appended any more: a flight may leave behind a part of a frame that
+    /// nobody waited for when it was planned, and that must not be how the log ends.
     fn finish(&self) -> Result<(), LogError> {
-        let end = self.appended();
-        let done = || match (self.durable() >= end, self.poisoned()) {
-            (true, _) => Some(Ok(())),
-            (_, Some(error)) => Some(Err(error)),
-            _ => None,
-        };
-        self.gate.wait(self, end, Until::Durable, done)
+        loop {
+            let end = self.appended();
+            self.gate.wait(self, end, Until::Durable, || {
+                match (self.durable() >= end, self.poisoned()) {
+                    (true, _) => Some(Ok(())),
+                    (_, Some(error)) => Some(Err(error)),
+                    _ => None,
+                }
+            })?;
+            if self.appended() == end {
+                return Ok(());
+            }
+        }
     }
 }
 

@@ -158,14 +158,16 @@ impl Flusher {
         if most == 0 || self.must_wait() {
             return None;
         }
+        if end <= self.whole {
+            // It is on board of an earlier one, and would be told later if it flew again. (Who waits for room may
+            // want the middle of a frame.)
+            return None;
+        }
         let n = (most as usize).min(PIECE - self.partial);
         let blocks = (self.partial + n) / BLOCK;
         let whole = (blocks * BLOCK).saturating_sub(self.partial);
         if blocks >= WHOLE_BLOCKS && end <= self.started + whole as u64 {
             Some(whole)
-        } else if end <= self.whole {
-            // It is on board of an earlier one. (Who waits for room may want the middle of a frame.)
-            None
         } else {
             Some(n)
         }

@@ -377,3 +377,21 @@ numbers! {
     slow_us, set_slow_us: i64;
     slow_log_len_max, set_slow_log_len_max: usize;
 }
+/// A number of bytes with one of Redis' units: `k` is a thousand, `kb` is 1024, and so on; `None` where it is none, or
+/// too large.
+#[must_use]
+pub fn parse_bytes(text: &str) -> Option<i64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at_checked(digits)?;
+    let factor: i64 = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" => 1_000,
+        "kb" => 1 << 10,
+        "m" => 1_000_000,
+        "mb" => 1 << 20,
+        "g" => 1_000_000_000,
+        "gb" => 1 << 30,
+        _ => return None,
+    };
+    number.parse::<i64>().ok()?.checked_mul(factor)
+}

@@ -65,6 +65,6 @@ mod worker;
 
 pub use auth::PASSWORD_LEN_MAX;
 pub use collie_protocol::Limits;
-pub use config::{Ack, ServerConfig, UnknownAck, Verbosity};
+pub use config::{Ack, ServerConfig, UnknownAck, Verbosity, parse_bytes};
 pub use error::ServerError;
 pub use server::{Server, termination};

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use collie_server::parse_bytes;
 use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -111,28 +112,11 @@ impl Visitor<'_> for Between {
         if !self.has_units {
             return Err(E::invalid_type(Unexpected::Str(text), &self));
         }
-        match bytes(text) {
+        match parse_bytes(text) {
             Some(value) if (self.min..=self.max).contains(&value) => Ok(value),
             _ => Err(E::invalid_value(Unexpected::Str(text), &self)),
         }
     }
-}
-
-/// Bytes with a unit: `k` is a thousand, `kb` is 1024, and so on, as in Redis.
-fn bytes(text: &str) -> Option<i64> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at_checked(digits)?;
-    let factor: i64 = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" => 1_000,
-        "kb" => 1 << 10,
-        "m" => 1_000_000,
-        "mb" => 1 << 20,
-        "g" => 1_000_000_000,
-        "gb" => 1 << 30,
-        _ => return None,
-    };
-    number.parse::<i64>().ok()?.checked_mul(factor)
 }
 
 /// An IP address and a port.
@@ -175,36 +159,6 @@ impl<'de> Deserialize<'de> for Secret {
                 "invalid type: {}, expected a password in quotes",
                 other.type_str()
             ))),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_read_with_the_units_of_redis() {
-        for (text, expected) in [
-            ("0", 0),
-            ("12b", 12),
-            ("1k", 1_000),
-            ("1KB", 1024),
-            ("2mb", 2 << 20),
-            ("3g", 3_000_000_000),
-        ] {
-            assert_eq!(bytes(text), Some(expected), "{text}");
-        }
-        for text in [
-            "",
-            "kb",
-            "-1",
-            "1tb",
-            "1 kb",
-            "99999999999999999999",
-            "9999999999gb",
-        ] {
-            assert_eq!(bytes(text), None, "{text}");
         }
     }
 }

@@ -7,7 +7,7 @@ use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
 use crate::auth::{PASSWORD_LEN_MAX, Password};
-use crate::config::Ack;
+use crate::config::{Ack, parse_bytes};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::Failure;
 use crate::glob;
@@ -272,28 +272,11 @@ fn integer_between(value: &[u8], min: i64, max: i64) -> Result<i64, Text> {
     Ok(value)
 }
 
-/// A number of bytes with one of Redis' units: `k` is a thousand, `kb` is 1024, and so on.
+/// A number of bytes with one of Redis' units.
 fn memory_between(value: &[u8], min: i64, max: i64) -> Result<i64, Text> {
-    let digits = value
-        .iter()
-        .position(|byte| !byte.is_ascii_digit())
-        .unwrap_or(value.len());
-    let (number, unit) = value.split_at_checked(digits).unwrap_or((value, &[]));
-    let factor: i64 = match unit.to_ascii_lowercase().as_slice() {
-        b"" | b"b" => 1,
-        b"k" => 1_000,
-        b"kb" => 1 << 10,
-        b"m" => 1_000_000,
-        b"mb" => 1 << 20,
-        b"g" => 1_000_000_000,
-        b"gb" => 1 << 30,
-        _ => return Err("argument must be a memory value".into()),
-    };
-    let bytes = std::str::from_utf8(number)
-        .ok()
-        .and_then(|number| number.parse::<i64>().ok());
-    let bytes = bytes
-        .and_then(|bytes| bytes.checked_mul(factor))
+    let text = std::str::from_utf8(value).ok();
+    let bytes = text
+        .and_then(parse_bytes)
         .ok_or("argument must be a memory value")?;
     if !(min..=max).contains(&bytes) {
         return Err(format!("argument must be between {min} and {max} inclusive").into());

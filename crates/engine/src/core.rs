@@ -184,7 +184,12 @@ impl Core {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             path,
             device: Arc::clone(&options.device),
-            max_payload: options.ring_bytes / 2 - collie_log::FRAME_HEADER,
+            max_payload: collie_log::LogOptions {
+                ring_bytes: options.ring_bytes,
+                pad_to_block: options.pad_to_block,
+                ..collie_log::LogOptions::default()
+            }
+            .max_payload(),
             options,
             visible,
             workers: Workers::new(hands),

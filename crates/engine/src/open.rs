@@ -223,6 +223,7 @@ fn open_journal(path: &Path, options: &Options, manifest: &Manifest) -> Result<J
             resume_at,
             log_id: Some(LogId(manifest.log_id)),
             manual_flush: options.manual_wal_flush,
+            pad_to_block: options.pad_to_block,
             recovery_mode: options.wal_recovery_mode,
             compression: match options.wal_compression {
                 Compression::None => collie_log::Compression::None,

@@ -47,6 +47,11 @@ pub struct Options {
     /// Compression of commits in the log, each by itself; what does not become smaller is stored as it is. A log
     /// may hold both. Default: none.
     pub wal_compression: Compression,
+    /// No block of the log that holds acknowledged commits is ever written again; see
+    /// [`collie_log::LogOptions::pad_to_block`] for what is assumed of the device without it. It costs up to 4,096
+    /// bytes of the log per flush of it. The ring has at least 16 KiB then, and a commit is 4,096 bytes less than half
+    /// of it. Default: false.
+    pub pad_to_block: bool,
     /// What opening does about damage in the log. [`WalRecoveryMode::PointInTimeRecovery`] refuses where a
     /// family has been flushed beyond the damage: its tables would be of a later time than the rest.
     pub wal_recovery_mode: WalRecoveryMode,
@@ -87,6 +92,7 @@ impl Default for Options {
             max_workers: 64,
             manual_wal_flush: false,
             wal_compression: Compression::None,
+            pad_to_block: false,
             wal_recovery_mode: WalRecoveryMode::default(),
             max_total_wal_size: None,
             cache_bytes: 32 << 20,
@@ -225,6 +231,10 @@ impl Options {
         }
         if !self.ring_bytes.is_power_of_two() || !(8 << 10..=1 << 30).contains(&self.ring_bytes) {
             let reason = "it must be a power of two from 8 KiB to 1 GiB";
+            return Err(invalid("ring_bytes", self.ring_bytes, reason));
+        }
+        if self.pad_to_block && self.ring_bytes < 16 << 10 {
+            let reason = "it must be at least 16 KiB with pad_to_block";
             return Err(invalid("ring_bytes", self.ring_bytes, reason));
         }
         if let Some(limit) = self.max_total_wal_size

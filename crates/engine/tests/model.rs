@@ -95,6 +95,7 @@ fn option_sets() -> Vec<(&'static str, Options)> {
             "log flushed by hand",
             Options {
                 manual_wal_flush: true,
+                pad_to_block: true,
                 wal_recovery_mode: WalRecoveryMode::AbsoluteConsistency,
                 ..base.clone()
             },

@@ -151,6 +151,35 @@ fn a_log_may_be_compressed_in_one_run_and_plain_in_the_next() {
     assert_eq!(content(&db.default_family()), map);
 }
 
+/// What is written to the log while flights end with a block, and while they do not, in turn.
+#[test]
+fn a_log_may_be_padded_in_one_run_and_not_in_the_next() {
+    let dir = common::fast_dir();
+    let mut map = Map::new();
+    for (n, pad_to_block) in [true, false, true, true].into_iter().enumerate() {
+        let db = common::open(
+            dir.path(),
+            &Options {
+                pad_to_block,
+                durability: collie_db::Durability::Disk,
+                ..options()
+            },
+        );
+        assert_eq!(content(&db.default_family()), map, "before run {n}");
+        for key in 0..100 {
+            let (key, value) = (format!("key {key}"), format!("{n}").repeat(key));
+            db.put(&key, &value).unwrap();
+            map.insert(key.into_bytes(), value.into_bytes());
+        }
+        let log = db.stats().log.unwrap();
+        // One writer, so that each commit is flushed by itself.
+        assert_eq!(log.filler_bytes > 100 * 1_000, pad_to_block, "{log:?}");
+        db.close().unwrap();
+    }
+    let db = common::open(dir.path(), &options());
+    assert_eq!(content(&db.default_family()), map);
+}
+
 /// A whole frame with a sound checksum, and nonsense in it: nothing may be guessed.
 #[test]
 fn a_commit_that_cannot_be_read_is_refused_with_its_place() {

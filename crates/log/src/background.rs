@@ -151,7 +151,7 @@ impl Flushing {
             if !self.core.options.manual_flush {
                 self.flush();
             }
-        } else if self.sealed < end && self.seen == end {
+        } else if self.core.behind_filler(self.sealed) < end && self.seen == end {
             // Nothing came for a whole interval: promise what is there, so that damage in it can be told from
             // a torn tail. A full device may refuse; the next append will hear of that.
             if let Ok(span) = self.worker.append_own(KIND_SEAL) {

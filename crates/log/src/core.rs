@@ -8,19 +8,20 @@ use std::sync::atomic::AtomicBool;
 
 use collie_io::{Clock, Nanos};
 
-use crate::Lsn;
 use crate::error::LogError;
-use crate::flusher::{Flusher, Load};
+use crate::flusher::{Flusher, Load, Reach};
 use crate::futures::Waiting;
 use crate::gate::{Gate, Pilot, Start, Takeoff};
 use crate::herd::{Herd, Reservations};
 use crate::options::{Level, LogOptions};
+use crate::pad::FILLER_MAX;
 use crate::recovery::{DirLock, RecoveryReport};
 use crate::ring::Ring;
 use crate::segments::Segments;
 use crate::space::Space;
 use crate::stats::{Recorder, since};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, WaitWord, lock};
+use crate::{Lsn, Span};
 
 /// A watermark on cache lines of its own.
 #[derive(Debug)]
@@ -75,6 +76,8 @@ pub(crate) struct Core {
     /// The background flusher sleeps here; 1 in `kicked` says that it was called and has not looked yet.
     pub(crate) kick: WaitWord,
     pub(crate) kicked: AtomicU32,
+    /// Where flights pad: the filler that was placed last.
+    pub(crate) last_filler: Mutex<Option<Span>>,
     /// The preparer sleeps here.
     pub(crate) prepare: WaitWord,
     pub(crate) report: RecoveryReport,
@@ -144,7 +147,13 @@ impl Core {
             lock,
         } = opened;
         let total = segments.builder().total();
-        let slots = options.max_workers + OWN_WORKERS;
+        let workers = options.max_workers + OWN_WORKERS;
+        let slots = workers + usize::from(options.pad_to_block);
+        let herd = Herd::new(slots, end);
+        let (filler_slot, filler_max) = match options.pad_to_block {
+            true => (herd.register(), FILLER_MAX),
+            false => (None, 0),
+        };
         let counted = || Counted {
             frames: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -153,14 +162,14 @@ impl Core {
             compressed: AtomicU64::new(0),
         };
         Self {
-            herd: Herd::new(slots, end),
-            space: Space::new(slots, options.segment_bytes, total),
+            herd,
+            space: Space::new(workers, options.segment_bytes, filler_max, total),
             counted: (0..slots).map(|_| counted()).collect(),
             ring_shared: AtomicBool::new(ring.file.is_some()),
             next: Reservations::new(end),
             written: Alone(AtomicU64::new(end)),
             durable: Alone(AtomicU64::new(end)),
-            gate: Gate::new(Flusher::new(end, &partial)),
+            gate: Gate::new(Flusher::new(end, &partial, filler_slot)),
             waiting: Waiting::default(),
             state: AtomicU32::new(RUNNING),
             cause: OnceLock::new(),
@@ -168,6 +177,7 @@ impl Core {
             recorder: Recorder::new(),
             kick: WaitWord::new(),
             kicked: AtomicU32::new(0),
+            last_filler: Mutex::new(None),
             prepare: WaitWord::new(),
             options,
             dir,
@@ -360,35 +370,37 @@ impl Core {
         until: Until,
         takeoff: &mut Takeoff<'_>,
     ) -> Result<Start<Load>, LogError> {
-        let target = self.boundary();
+        let reach = self.reach(flusher, end);
+        let target = reach.to;
         if !self.space.is_ahead(target, self.ahead()) {
             self.call_preparer();
         }
         let started = flusher.started();
         if !self.segments.direct() {
-            if target == started && (until == Until::Written || self.durable() == started) {
+            if target == started && (until == Until::Written || self.durable() == self.written()) {
                 return Ok(Start::Idle);
             }
+            // Who waits for a frame of which the last block holds a part sleeps until then, and looks again.
             takeoff.announce(target);
-            self.write_and_sync(flusher, target, until)?;
+            self.write_and_sync(flusher, reach, until)?;
             return Ok(Start::Over);
         }
-        let load = flusher.take(&self.ring, &self.segments, target, end)?;
+        let load = flusher.take(&self.ring, &self.segments, reach, end)?;
         Ok(match load {
             Some(load) => {
                 takeoff.announce(load.whole);
                 Start::Off(load)
             }
-            // Somebody is in mid-copy below `end`, and runs as we stand by.
-            None if target == started && end > started => Start::Idle,
+            // Somebody is in mid-copy below `end`, or in the block that should be filled, and runs as we stand by.
+            None if target == started && !flusher.has_on_board(end) => Start::Idle,
             None => Start::Wait,
         })
     }
 
     /// A flight to the page cache, and its sync.
-    fn write_and_sync(&self, flusher: &mut Flusher, target: Lsn, until: Until) -> Result<(), LogError> {
-        while flusher.started() < target {
-            let Some(load) = flusher.take(&self.ring, &self.segments, target, Lsn::MAX)? else {
+    fn write_and_sync(&self, flusher: &mut Flusher, reach: Reach, until: Until) -> Result<(), LogError> {
+        while flusher.started() < reach.to {
+            let Some(load) = flusher.take(&self.ring, &self.segments, reach, Lsn::MAX)? else {
                 break;
             };
             self.write(&load)?;

@@ -8,6 +8,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{BLOCK, FRAME_HEADER, FrameHeader};
+use crate::herd::SlotId;
 use crate::ring::{Block, Ring};
 use crate::segments::{Segment, Segments};
 
@@ -22,7 +23,8 @@ const WHOLE_BLOCKS: usize = if cfg!(shuttle) { 1 } else { 4 };
 /// Writes are whole blocks, zero beyond what is complete. The last, partly filled block is kept here and written
 /// again, with what follows it, by a later flight, but not before the one that has it in the air has landed:
 /// no block is in two writes at once. That assumes of the device that rewriting a block with the same leading
-/// bytes never damages those bytes.
+/// bytes never damages those bytes. With [`LogOptions::pad_to_block`](crate::LogOptions::pad_to_block) flights go to a
+/// block's end, and none is written again.
 #[derive(Debug)]
 pub(crate) struct Flusher {
     /// Of flights that are over.
@@ -39,10 +41,29 @@ pub(crate) struct Flusher {
     whole: Lsn,
     /// Where `started` is.
     segment: Option<Arc<Segment>>,
+    /// Where flights pad: the slot that fillers are reserved with.
+    filler_slot: Option<SlotId>,
     /// Segments written to since their last sync.
     unsynced: Vec<Arc<Segment>>,
     /// Bytes that landed so far, whole blocks.
     pub(crate) device_bytes: u64,
+}
+
+/// How far a flight may go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reach {
+    pub(crate) to: Lsn,
+    /// A frame ends here, at or above `to`.
+    pub(crate) boundary: Lsn,
+}
+
+impl Reach {
+    pub(crate) fn up_to(boundary: Lsn) -> Self {
+        Self {
+            to: boundary,
+            boundary,
+        }
+    }
 }
 
 /// What a flight writes.
@@ -71,7 +92,9 @@ impl Load {
 
 impl Flusher {
     /// A flusher that goes on at `written`, whose block begins with `partial`.
-    pub(crate) fn new(written: Lsn, partial: &[u8]) -> Self {
+    /// `filler_slot` is there where flights pad; `partial` is empty then.
+    pub(crate) fn new(written: Lsn, partial: &[u8], filler_slot: Option<SlotId>) -> Self {
+        debug_assert!(filler_slot.is_none() || partial.is_empty());
         let mut tail = Block::new_zeroed();
         if let Some(start) = tail.as_mut_bytes().get_mut(..partial.len()) {
             start.copy_from_slice(partial);
@@ -84,6 +107,7 @@ impl Flusher {
             started: written,
             whole: written,
             segment: None,
+            filler_slot,
             unsynced: Vec::new(),
             device_bytes: 0,
         }
@@ -94,19 +118,43 @@ impl Flusher {
         self.started
     }
 
+    pub(crate) fn filler_slot(&self) -> Option<&SlotId> {
+        self.filler_slot.as_ref()
+    }
+
+    /// Where in its block the byte at `lsn` lies, which is not below `started`.
+    pub(crate) fn in_block(&self, lsn: Lsn) -> u64 {
+        (self.partial as u64 + lsn - self.started) % BLOCK as u64
+    }
+
+    /// The end of the last whole block up to `lsn`, or `started` where there is none.
+    pub(crate) fn whole_blocks(&self, lsn: Lsn) -> Lsn {
+        (lsn - self.in_block(lsn)).max(self.started)
+    }
+
+    /// Whether whole blocks up to `to` are a flight for somebody who waits for `end`, or all that one can carry.
+    pub(crate) fn is_worth_a_flight(&self, to: Lsn, end: Lsn) -> bool {
+        let blocks = (to - self.started) as usize / BLOCK;
+        blocks >= PIECE / BLOCK || blocks >= WHOLE_BLOCKS && end <= to
+    }
+
+    /// Whether a flight that was started carries all that somebody who waits for `end` waits for.
+    pub(crate) fn has_on_board(&self, end: Lsn) -> bool {
+        end <= self.whole
+    }
+
     /// Whether nothing can be taken before a flight lands that is in the air.
     pub(crate) fn must_wait(&self) -> bool {
         self.tail_in_air
     }
 
-    /// Takes on board what follows, up to `to` and at most a piece of it, for somebody who waits for `end`.
-    /// `to` is a boundary, so a frame ends there. `None` if nothing can or need be taken while others are in
-    /// the air.
+    /// Takes on board what follows, as far as a flight may go and at most a piece of it, for somebody who waits
+    /// for `end`. `None` if nothing can or need be taken while others are in the air.
     pub(crate) fn take(
         &mut self,
         ring: &Ring,
         segments: &Segments,
-        to: Lsn,
+        Reach { to, boundary }: Reach,
         end: Lsn,
     ) -> Result<Option<Load>, LogError> {
         let segment = self.segment_for(segments)?;
@@ -138,8 +186,8 @@ impl Flusher {
         {
             kept.copy_from_slice(tail);
         }
-        self.whole = if self.started == to {
-            to
+        self.whole = if self.started == boundary {
+            boundary
         } else {
             self.last_whole_frame(ring)
         };
@@ -158,7 +206,7 @@ impl Flusher {
         if most == 0 || self.must_wait() {
             return None;
         }
-        if end <= self.whole {
+        if self.has_on_board(end) {
             // It is on board of an earlier one, and would be told later if it flew again. (Who waits for room may
             // want the middle of a frame.)
             return None;

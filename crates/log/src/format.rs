@@ -22,7 +22,7 @@ pub(crate) const FIRST_OWN_KIND: u8 = 240;
 pub(crate) const KIND_SEAL: u8 = 240;
 /// The last frame of a log that was closed: everything before it is in the segments.
 pub(crate) const KIND_CLOSE: u8 = 241;
-/// Stands where a dead process had reserved and not copied.
+/// Stands where a dead process had reserved and not copied, or fills the rest of a block.
 pub(crate) const KIND_FILLER: u8 = 242;
 
 /// The head of a frame, 32 bytes.

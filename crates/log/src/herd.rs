@@ -146,6 +146,30 @@ impl Herd {
         start
     }
 
+    /// As [`Herd::reserve`], at exactly `at` or not at all: `false` where the counter is elsewhere. The slot's worker
+    /// has completed what it reserved before.
+    pub(crate) fn try_reserve_at(&self, slot: &SlotId, next: &Reservations, at: Lsn, len: u64) -> bool {
+        // The value of step 1 is that of step 3: what is reserved begins here.
+        self.black(slot, at);
+        // Release as in `reserve`. Relaxed where it fails: nothing is read of what others reserved.
+        let reserved = next
+            .0
+            .compare_exchange(at, at + len, Ordering::Release, Ordering::Relaxed)
+            .is_ok();
+        if !reserved {
+            self.white(slot, at);
+        }
+        reserved
+    }
+
+    /// Step 5 for what was reserved exactly at the boundary: it lies at `end` now, although a scan may still find a
+    /// worker BLACK with an older value, who has reserved nothing below.
+    pub(crate) fn white_at_boundary(&self, slot: &SlotId, end: Lsn) {
+        self.white(slot, end);
+        // AcqRel as in `herd`: hands on what the caller's own scan saw, and what it wrote.
+        self.boundary.fetch_max(end, Ordering::AcqRel);
+    }
+
     /// Steps 1 and 3: from `lsn` on, the slot's worker may have a hole.
     pub fn black(&self, slot: &SlotId, lsn: Lsn) {
         self.store(slot, BLACK | lsn);

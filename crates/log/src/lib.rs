@@ -79,6 +79,8 @@ mod models;
 #[cfg(not(loom))]
 mod options;
 #[cfg(not(loom))]
+mod pad;
+#[cfg(not(loom))]
 mod reader;
 #[cfg(not(loom))]
 mod recovery;

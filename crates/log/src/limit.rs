@@ -8,6 +8,10 @@
 //! Larger frames take turns, so at most one of them can be between its look and its reservation. What it
 //! needs is kept beyond the limit.
 //!
+//! Where flights pad, each frame may be followed by a filler, which is not admitted: a frame that was must reach the
+//! device, however full it is. After `next` has passed `limit - slack` at most one filler stands before the first
+//! frame that is reserved, and one behind each: `slack` has room for them.
+//!
 //! Commits are admitted while `next + slack + kept <= limit`, marks without `kept`. The argument does not ask
 //! which of the two a worker was admitted by, so `next` never passes the limit; and by the same argument commits
 //! alone never pass `limit - kept`. What `kept` has beyond another `slack` is therefore there for marks,
@@ -40,14 +44,15 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// A limit for `workers` workers whose small frames have up to `small` bytes. `frames` of these for each of
-    /// them are left to marks.
-    pub(crate) fn new(workers: usize, small: u64, frames: u64, at: Lsn) -> Self {
+    /// A limit for `workers` workers whose small frames have up to `small` bytes, and their fillers up to `filler`.
+    /// `frames` of both for each of them are left to marks.
+    pub(crate) fn new(workers: usize, [small, filler]: [u64; 2], frames: u64, at: Lsn) -> Self {
+        let once = workers as u64 * (small + filler);
         Self {
             at: AtomicU64::new(at),
-            slack: workers as u64 * small,
+            slack: once + filler,
             small,
-            kept: workers as u64 * small * frames,
+            kept: once * frames,
         }
     }
 

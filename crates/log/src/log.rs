@@ -246,6 +246,7 @@ impl Log {
             oldest: core.segments.oldest(),
             frames: core.frames(),
             frame_bytes: core.counted(|c| &c.bytes),
+            filler_bytes: r.filler_bytes.load(Ordering::Relaxed),
             compression: Compressed {
                 frames: core.counted(|c| &c.compressed),
                 bytes_before: core.counted(|c| &c.unpacked),

@@ -143,6 +143,12 @@ pub struct LogOptions {
     pub recovery_mode: RecoveryMode,
     /// How flushed groups are written.
     pub write_path: WritePath,
+    /// Every flight ends with a block of 4,096 bytes, with a filler where there is no more to write, so that no block
+    /// that holds acknowledged bytes is ever written again. Without it the last, partly filled block is, which
+    /// assumes of the device that rewriting a block never damages the leading bytes that stay the same. It costs up
+    /// to a block of the log per flight: a lone committer writes 4,096 bytes for each of its small commits. The
+    /// ring has at least 16 KiB then, and a frame takes a block less than half of it. Default: false.
+    pub pad_to_block: bool,
     /// How long appended bytes may stay in the ring before they are flushed although nobody waits; at least
     /// a millisecond. Default 50 ms.
     pub flush_interval: Duration,
@@ -170,6 +176,7 @@ impl Default for LogOptions {
             compression: Compression::default(),
             recovery_mode: RecoveryMode::default(),
             write_path: WritePath::default(),
+            pad_to_block: false,
             flush_interval: Duration::from_millis(50),
             manual_flush: false,
             threads: true,
@@ -187,6 +194,12 @@ impl LogOptions {
             return bad(
                 "ring_bytes",
                 format!("{} is not a power of two from 8 KiB to 1 GiB", self.ring_bytes),
+            );
+        }
+        if self.pad_to_block && self.ring_bytes < 4 * BLOCK {
+            return bad(
+                "ring_bytes",
+                format!("{} is below 16 KiB, with `pad_to_block`", self.ring_bytes),
             );
         }
         if !self.segment_bytes.is_multiple_of(BLOCK as u64)
@@ -229,9 +242,11 @@ impl LogOptions {
         Ok(())
     }
 
-    /// The largest payload in bytes, before compression: as it is, its frame takes at most half the ring.
+    /// The largest payload in bytes, before compression: as it is, its frame takes at most half the ring, or a block
+    /// less with [`LogOptions::pad_to_block`].
     #[must_use]
     pub fn max_payload(&self) -> usize {
-        self.ring_bytes / 2 - FRAME_HEADER
+        let block = if self.pad_to_block { BLOCK } else { 0 };
+        self.ring_bytes / 2 - block - FRAME_HEADER
     }
 }

@@ -30,10 +30,11 @@ pub(crate) struct Space {
 pub(crate) type LargeTurn<'a> = MutexGuard<'a, ()>;
 
 impl Space {
-    pub(crate) fn new(max_workers: usize, segment_bytes: u64, total: Lsn) -> Self {
+    /// `filler_max`: the most bytes that may follow a frame for the sake of its block.
+    pub(crate) fn new(max_workers: usize, segment_bytes: u64, filler_max: u64, total: Lsn) -> Self {
         let small = (segment_bytes / 8 / max_workers as u64).clamp(64, 4096);
         Self {
-            limit: Limit::new(max_workers, small, FOR_MARKS, total),
+            limit: Limit::new(max_workers, [small, filler_max], FOR_MARKS, total),
             large: Mutex::new(()),
             reserve: AtomicU64::new(0),
         }

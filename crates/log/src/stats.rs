@@ -118,6 +118,7 @@ pub(crate) struct Recorder {
     /// Frames at the last sync.
     frames_synced: AtomicU64,
     pub(crate) refused: AtomicU64,
+    pub(crate) filler_bytes: AtomicU64,
     pub(crate) write_ns: Histogram,
     pub(crate) sync_ns: Histogram,
     pub(crate) group: Histogram,
@@ -134,6 +135,7 @@ impl Recorder {
             bytes_written: AtomicU64::new(0),
             frames_synced: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            filler_bytes: AtomicU64::new(0),
             write_ns: Histogram::new(),
             sync_ns: Histogram::new(),
             group: Histogram::new(),
@@ -203,6 +205,8 @@ pub struct LogStats {
     pub frames: u64,
     /// Bytes of those frames, headers and padding included.
     pub frame_bytes: u64,
+    /// Bytes of the fillers between them, [`LogOptions::pad_to_block`](crate::LogOptions::pad_to_block).
+    pub filler_bytes: u64,
     /// What compression did; zeros without it.
     pub compression: Compressed,
     /// Bytes written to segments, rewritten last blocks included.

@@ -112,6 +112,56 @@ fn many_threads_append_without_losing_or_mixing_anything() {
 }
 
 #[test]
+fn many_threads_commit_to_a_log_that_pads_and_its_idleness_costs_nothing() {
+    for (ring, write_path) in [
+        (RingMode::default(), WritePath::Direct),
+        (RingMode::default(), WritePath::FdataSync),
+        (RingMode::Private, WritePath::FdataSync),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        // A small ring, so that appends wait for room while others have their last block filled.
+        let options = LogOptions {
+            pad_to_block: true,
+            ring_bytes: 16 << 10,
+            ring,
+            write_path,
+            ..small()
+        };
+        let limit = options.max_payload();
+        let log = Log::open(dir.path(), options.clone()).unwrap();
+        let threads: Vec<_> = (0..8_u32)
+            .map(|stream| {
+                let log = log.clone();
+                std::thread::spawn(move || {
+                    let mut worker = log.worker().unwrap();
+                    for n in 0..400_usize {
+                        let len = if n % 50 == 0 { limit } else { n * 37 % 900 };
+                        let span = worker.append(stream, 0, &vec![stream as u8; len]).unwrap();
+                        if n % 3 == 0 {
+                            log.wait(span.end, Level::Disk).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        log.flush(Level::Disk).unwrap();
+        let stats = log.stats();
+        assert!(stats.filler_bytes > 0);
+        // The seal of an idle log and its filler are one block, however long it is idle.
+        std::thread::sleep(options.flush_interval * 40);
+        let grown = log.appended() - stats.appended;
+        assert!(grown <= 3 * 4_096, "an idle log grew by {grown} bytes");
+        let expected = frames(&log, FIRST_LSN);
+        assert_eq!(expected.len(), 8 * 400);
+        log.close().unwrap();
+        let log = Log::open(dir.path(), options).unwrap();
+        assert_eq!(log.recovery().warnings, [""; 0]);
+        assert_eq!(frames(&log, FIRST_LSN), expected);
+    }
+}
+
+#[test]
 fn an_open_log_is_locked_against_a_second_one_which_learns_the_holder() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), small()).unwrap();

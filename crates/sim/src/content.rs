@@ -180,7 +180,8 @@ impl FileData {
         if self.volatile || len >= old.len() {
             return;
         }
-        for index in sectors_in(len).saturating_sub(1)..sectors_in(old.len()) {
+        // A sector that the length ends with, and not in, stays as it is.
+        for index in to_usize(len) / SECTOR..sectors_in(old.len()) {
             if old.get(index).is_some() {
                 let data = self.cached.get(index).cloned();
                 self.store(op, index, data, Route::Straight);

@@ -48,6 +48,9 @@ pub enum Data {
     /// As [`Data::AnySectors`], and some of the sectors that were being written hold garbage, whatever
     /// they held before: a device that does not even write sectors whole.
     Garbage,
+    /// As [`Data::AnyBlocks`], and some of the blocks of 4 KiB that were being written hold garbage as a whole,
+    /// whatever they held before: a device that destroys what it is about to replace.
+    GarbageBlocks,
 }
 
 /// What becomes of changes whose durability is open and that are not file data.
@@ -274,7 +277,7 @@ fn settle_data(
             Data::Lost => 0,
             Data::Kept => all,
             Data::AnySectors | Data::FreshGarbage | Data::Garbage => rng.index(all + 1),
-            Data::AnyBlocks => before(moment_of_block(pending, index, seed)),
+            Data::AnyBlocks | Data::GarbageBlocks => before(moment_of_block(pending, index, seed)),
             Data::TornSectors | Data::TornBlocks if in_last(versions) && index >= torn_at => all - 1,
             Data::TornSectors | Data::TornBlocks => all,
         };
@@ -287,6 +290,7 @@ fn settle_data(
         let garbage = match how {
             Data::FreshGarbage => fresh && rng.one_in(4),
             Data::Garbage => rng.one_in(4),
+            Data::GarbageBlocks => Rng::new(!seed ^ (index / SECTORS_IN_BLOCK) as u64).one_in(4),
             _ => false,
         };
         if garbage {

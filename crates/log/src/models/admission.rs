@@ -12,6 +12,9 @@ use crate::limit::{Limit, Room};
 /// A large frame.
 const LARGE: u64 = 4 * FRAME;
 
+/// A filler.
+const FILLER: u64 = 2 * FRAME;
+
 struct Admission {
     herd: Herd,
     next: Reservations,
@@ -27,12 +30,30 @@ impl Admission {
 
     /// `frames` per worker are left to marks.
     fn with_marks(workers: usize, frames: u64, limit: u64) -> Arc<Self> {
+        Self::with_fillers(workers, frames, 0, limit)
+    }
+
+    /// Fillers of up to `filler` bytes may stand between frames.
+    fn with_fillers(workers: usize, frames: u64, filler: u64, limit: u64) -> Arc<Self> {
         Arc::new(Self {
-            herd: Herd::new(workers, 0),
+            herd: Herd::new(workers + 1, 0),
             next: Reservations::new(0),
-            limit: Limit::new(workers, FRAME, frames, limit),
+            limit: Limit::new(workers, [FRAME, filler], frames, limit),
             large: Mutex::new(()),
         })
+    }
+
+    /// Places a filler at the boundary, if anything was appended since the one that ended at `last`; returns where the last
+    /// one ends now.
+    fn pad(&self, slot: &SlotId, last: u64, prepared: u64) -> u64 {
+        let at = self.herd.herd(|| self.next.cutoff());
+        if at == last || !self.herd.try_reserve_at(slot, &self.next, at, FILLER) {
+            return last;
+        }
+        let end = at + FILLER;
+        assert!(end <= prepared, "reserved up to {end}, prepared up to {prepared}");
+        self.herd.white_at_boundary(slot, end);
+        end
     }
 
     /// Appends one frame if it is admitted. The limit may grow meanwhile: `prepared` tells how far at most.
@@ -106,6 +127,30 @@ fn large_frames_take_turns_and_never_pass_what_is_kept_for_one() {
         admission.append(&mine, FRAME, limit + LARGE);
         let large: Vec<_> = workers.into_iter().map(|w| w.join().unwrap()).collect();
         assert!(large.contains(&true), "room was refused");
+    });
+}
+
+/// Fillers are not admitted: there is room for one behind every frame that was.
+#[test]
+fn fillers_never_pass_the_limit() {
+    explore("admission, 2 workers and fillers", COMPLETE, || {
+        let limit = 2 * (FRAME + FILLER) + FILLER;
+        let admission = Admission::with_fillers(2, 0, FILLER, limit);
+        let (mine, leader) = (
+            admission.herd.register().unwrap(),
+            admission.herd.register().unwrap(),
+        );
+        let worker = {
+            let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+            thread::spawn(move || usize::from(admission.append(&slot, FRAME, limit)))
+        };
+        let (mut last, mut ours) = (0, 0);
+        for _ in 0..2 {
+            ours += usize::from(admission.append(&mine, FRAME, limit));
+            last = admission.pad(&leader, last, limit);
+        }
+        assert!(ours + worker.join().unwrap() > 0, "room was refused");
+        admission.pad(&leader, last, limit);
     });
 }
 

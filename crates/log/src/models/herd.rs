@@ -139,6 +139,54 @@ fn concurrent_herders_agree_and_the_stored_boundary_never_goes_back() {
     });
 }
 
+#[test]
+fn a_filler_stands_at_the_boundary_or_nowhere_and_no_hole_lies_below() {
+    explore("herd, a worker, a filler and a herder", THREE, || {
+        let model = Model::new(2, 2);
+        let leader = model.register();
+        let worker = {
+            let (model, slot) = (Arc::clone(&model), model.register());
+            thread::spawn(move || model.append_some(1, &slot))
+        };
+        let herder = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || model.check())
+        };
+        let padded = model.pad(&leader);
+        if let Some(end) = padded {
+            assert!(
+                model.check() >= end,
+                "the boundary is before a filler that is complete"
+            );
+        }
+        herder.join().unwrap();
+        worker.join().unwrap();
+        let frames = 1 + u64::from(padded.is_some());
+        assert_eq!(
+            model.check(),
+            frames * FRAME,
+            "a place was reserved twice, or none"
+        );
+    });
+}
+
+#[test]
+fn a_filler_is_refused_only_where_somebody_appends() {
+    explore("herd, a worker and a leader that pads twice", COMPLETE, || {
+        let model = Model::new(2, 4);
+        let leader = model.register();
+        let worker = {
+            let (model, slot) = (Arc::clone(&model), model.register());
+            thread::spawn(move || model.append_some(2, &slot))
+        };
+        let early = usize::from(model.pad(&leader).is_some());
+        worker.join().unwrap();
+        let late = model.pad(&leader);
+        assert_eq!(late, Some((3 + early as u64) * FRAME), "nobody appends any more");
+        assert_eq!(late, Some(model.check()));
+    });
+}
+
 /// The bytes of a ring that fits one frame, and what is read out of it.
 struct Tiny {
     herd: Herd,

@@ -129,6 +129,17 @@ impl Model {
         start + FRAME
     }
 
+    /// A filler as a leader places it: exactly at the boundary, or not at all. Returns its end.
+    fn pad(&self, slot: &SlotId) -> Option<Lsn> {
+        let at = self.boundary();
+        let placed = self.herd.try_reserve_at(slot, &self.next, at, FRAME);
+        placed.then(|| {
+            self.bytes.write(at);
+            self.herd.white_at_boundary(slot, at + FRAME);
+            at + FRAME
+        })
+    }
+
     fn append_some(&self, frames: usize, slot: &SlotId) {
         for _ in 0..frames {
             self.append(slot);

@@ -72,6 +72,18 @@ macro_rules! counted {
             }
 
             #[track_caller]
+            pub(crate) fn compare_exchange(
+                &self,
+                current: $value,
+                new: $value,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$value, $value> {
+                step();
+                self.0.compare_exchange(current, new, success, failure)
+            }
+
+            #[track_caller]
             pub(crate) fn fetch_max(&self, value: $value, order: Ordering) -> $value {
                 step();
                 self.0.fetch_max(value, order)

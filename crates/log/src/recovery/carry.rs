@@ -27,6 +27,7 @@ use crate::format::{
     BLOCK, FRAME_HEADER, FrameHeader, FrameStart, KIND_CLOSE, KIND_FILLER, KIND_SEAL, Salt, SegmentHeader,
 };
 use crate::options::{FIRST_LSN, LogId, LogOptions};
+use crate::pad::filler_len;
 use crate::segments::{self, Segment, Segments};
 
 /// How much of a new epoch's first segment is zeroed before the log opens; the rest follows in the
@@ -79,7 +80,7 @@ pub(crate) fn carry_on(
     // They proved nothing, and on a full device they are in the way.
     remove_files(&*device, dir, chain.strays.iter().map(|s| &s.path))?;
     let mut live = old_segments(&chain, found.promise);
-    rely_on(&chain, &live)?;
+    rely_on(&chain, &live, found.end)?;
 
     let mut epoch = Epoch {
         device: &*device,
@@ -92,7 +93,7 @@ pub(crate) fn carry_on(
     };
     // Tables that are ahead of the log (it ran without one for a while): the LSNs go on above them. The copy
     // then has an epoch of its own, which ends where it ends.
-    let end = options.min_lsn.max(found.end);
+    let mut end = options.min_lsn.max(found.end);
     let (taken_over_at, mut found) = (found.promise, found);
     if end > found.end && !chain.is_empty() {
         let carried = epoch.begin(&chain, &old, &found, None, found.promise)?;
@@ -100,12 +101,15 @@ pub(crate) fn carry_on(
         live.iter_mut().for_each(|s| cut(s, found.end));
         (found.promise, found.unpromised) = (found.end, VecDeque::new());
     }
-    let ring = NewRing::make(&epoch.home(), end, &mut warnings)?;
     let first_lsn = if chain.is_empty() || end > found.end {
         end
     } else {
         found.promise
     };
+    if options.pad_to_block && end > first_lsn {
+        end = pad(&mut found, first_lsn);
+    }
+    let ring = NewRing::make(&epoch.home(), end, &mut warnings)?;
     let mut last = match epoch.begin(&chain, &old, &found, Some(&ring), first_lsn) {
         Ok(last) => last,
         Err(error) => {
@@ -222,18 +226,34 @@ fn old_segments(chain: &Chain, promise: Lsn) -> Vec<Segment> {
     live
 }
 
+/// Has the copy that begins at `first_lsn`, a block's beginning, end with a block: what is appended begins in another
+/// one. Returns the end.
+fn pad(found: &mut Found, first_lsn: Lsn) -> Lsn {
+    let start = found.end;
+    found.end += filler_len(start - first_lsn);
+    if found.end > start {
+        found.unpromised.push_back(Piece {
+            start,
+            end: found.end,
+            source: Source::Hole,
+        });
+    }
+    found.end
+}
+
 fn cut(segment: &mut Segment, end: Lsn) {
     segment.end = segment.end.min(end);
     segment.reusable = false;
 }
 
-/// Makes durable what the log goes on to rely on: a reopened file may show pages that are not on the device.
-/// Nor need the newest epoch's own header be there: an open whose last sync failed has left it in the page
-/// cache, clean. Writing it again, as it is, dirties it.
-fn rely_on(chain: &Chain, live: &[Segment]) -> Result<(), LogError> {
+/// Makes durable what the log, which ends at `end`, goes on to rely on: a reopened file may show pages that are not
+/// on the device. Nor need the newest epoch's own header be there: an open whose last sync failed has left it in
+/// the page cache, clean. Writing it again, as it is, dirties it. (Where more than the copy is there, somebody has
+/// appended, and nobody could before the header was durable.)
+fn rely_on(chain: &Chain, live: &[Segment], end: Lsn) -> Result<(), LogError> {
     if let Some(first) = chain
         .last()
-        .filter(|run| run.is_whole())
+        .filter(|run| run.is_whole() && end <= run.carried_end())
         .and_then(|run| run.segments.first())
     {
         write_all_at(&*first.file, &first.header.encode(), 0).at("write", &first.path)?;

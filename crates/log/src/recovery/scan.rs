@@ -11,7 +11,7 @@ use super::old_ring::{Left, OldRing};
 use super::{RingOutcome, TornTail};
 use crate::Lsn;
 use crate::error::{At, LogError};
-use crate::format::{ALIGN, BLOCK, FRAME_HEADER, FrameHeader, KIND_CLOSE, Salt};
+use crate::format::{ALIGN, BLOCK, FRAME_HEADER, FrameHeader, KIND_CLOSE, KIND_FILLER, Salt};
 
 /// How much is read at once, in bytes; a larger frame is read whole. Recovery's memory is bounded by it, and by what
 /// the ring can hold, however long the log is.
@@ -85,7 +85,7 @@ struct Walk<'a> {
     found: Found,
     /// Where the ring took over. What comes from there is not in the segments, whatever was promised.
     ring_from: Option<Lsn>,
-    /// The last frame taken closed the log.
+    /// The last frame taken that is no filler closed the log.
     closed: bool,
 }
 
@@ -305,10 +305,15 @@ impl<'a> Walk<'a> {
             payload,
             place,
         });
-        self.closed = header.kind() == KIND_CLOSE;
+        self.note_close(header.kind());
         self.accept(header, Source::Run(self.run));
         self.promised(run.carried_end().max(run.predecessor_end()));
         Ok(())
+    }
+
+    /// Whether the log was closed: nothing follows but what fills the close's block.
+    fn note_close(&mut self, kind: u8) {
+        self.closed = kind == KIND_CLOSE || self.closed && kind == KIND_FILLER;
     }
 
     fn accept(&mut self, header: FrameHeader, source: Source) {
@@ -430,7 +435,7 @@ impl<'a> Walk<'a> {
                     payload: &payload,
                     place: None,
                 });
-                self.closed = header.kind() == KIND_CLOSE;
+                self.note_close(header.kind());
                 self.accept(header, Source::Ring);
                 frames += 1;
                 continue;

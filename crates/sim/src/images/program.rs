@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::Device;
+use collie_io::{BLOCK, Device};
 use collie_log::{Level, LogOptions, RingMode, WritePath};
 
 use crate::SimDevice;
@@ -25,6 +25,8 @@ pub struct Setup {
     pub direct: bool,
     /// The largest payload appended, in bytes.
     pub payload_max: usize,
+    /// Whether flights end with a block, [`LogOptions::pad_to_block`].
+    pub pad: bool,
 }
 
 impl Setup {
@@ -37,23 +39,38 @@ impl Setup {
             segment_bytes: 32 << 10,
             direct,
             payload_max: 2_000,
+            pad: false,
+        }
+    }
+
+    /// The same with flights that end with a block, in a ring that has room for that.
+    #[must_use]
+    pub fn padded(self) -> Self {
+        Self {
+            pad: true,
+            ring_bytes: self.ring_bytes.max(16 << 10),
+            ..self
         }
     }
 
     fn random(rng: &mut Rng) -> Self {
-        Self {
+        let pad = rng.one_in(3);
+        let setup = Self {
             shared: !rng.one_in(3),
             ring_bytes: (8 << 10) << rng.below(4),
             // The smallest as often as all others, so that segments are filled and used again.
             segment_bytes: (32 << 10) + (4 << 10) * rng.below(9) * rng.below(2),
             direct: rng.coin(),
             payload_max: 1 << (6 + rng.below(7)),
-        }
+            pad,
+        };
+        if pad { setup.padded() } else { setup }
     }
 
     /// A random length of a payload that the log takes.
     pub(crate) fn payload_len(&self, rng: &mut Rng) -> usize {
-        let largest = self.ring_bytes / 2 - collie_log::FRAME_HEADER;
+        let block = if self.pad { BLOCK } else { 0 };
+        let largest = self.ring_bytes / 2 - block - collie_log::FRAME_HEADER;
         // Now and then as large as it can be.
         if rng.one_in(12) {
             return largest.min(to_usize(self.segment_bytes / 3));
@@ -80,6 +97,7 @@ impl Setup {
             } else {
                 WritePath::FdataSync
             },
+            pad_to_block: self.pad,
             flush_interval: Duration::from_millis(1),
             threads,
             ..LogOptions::default()
@@ -148,7 +166,7 @@ impl Program {
         }
     }
 
-    /// Every program of one up to `steps` of the steps that matter, on each of four set-ups.
+    /// Every program of one up to `steps` of the steps that matter, on each of eight set-ups.
     #[must_use]
     pub fn all(steps: u32) -> Vec<Self> {
         const ALPHABET: [Step; 9] = [
@@ -171,9 +189,10 @@ impl Program {
                     rest /= ALPHABET.len();
                     step
                 });
+                let setup = Setup::small(!number.is_multiple_of(3), number % 2 == 0);
                 programs.push(Self {
                     // All set-ups come up in turn, whatever the number of steps.
-                    setup: Setup::small(!number.is_multiple_of(3), number % 2 == 0),
+                    setup: if number % 5 == 4 { setup.padded() } else { setup },
                     steps: steps.collect(),
                     threads: 1,
                 });

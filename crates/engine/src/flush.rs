@@ -5,24 +5,20 @@
 //! tables, register them, replace the memtable by them in the view, say so in the manifest, and let the log
 //! go up to `R`.
 
-use std::collections::VecDeque;
-use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use collie_log::{Level, Lsn};
+use collie_log::Level;
 use lsm_tree::{InternalValue, ValueType};
 
 use crate::core::{Core, FamilyState};
 use crate::manifest::{Edit, LogState};
-use crate::memtable::{Direction, Entry, Mem, Scan};
+use crate::memtable::Entry;
 use crate::tables::{Writing, Written};
 use crate::tasks::{FlushTask, pause_after};
 use crate::view::{FlushCause, Sealed, View};
 use crate::{Error, Result};
 
-/// Keys that a flush takes from the memtable at a time.
-const CHUNK: usize = 1024;
 /// A flush thread's life.
 pub(crate) fn run(core: &Core) {
     crate::compaction::step_back();
@@ -127,7 +123,7 @@ fn flush_one(core: &Core, family: &FamilyState, sealed: &Sealed) -> Result<()> {
     let written = if sealed.mem.is_empty() {
         None
     } else {
-        let written = family.tables.write(Newest::of(&sealed.mem));
+        let written = family.tables.write(sealed.mem.newest().map(for_table));
         Some(written.inspect_err(|_| writing.failed())?)
     };
     reach!("tables are written");
@@ -247,47 +243,11 @@ pub(crate) fn flush_all_of(core: &Core, family: &Arc<FamilyState>, cause: FlushC
     flush_sealed(core, family)
 }
 
-/// The newest version of each key of a memtable that is no longer written, in order.
-struct Newest<'a> {
-    mem: &'a Mem,
-    chunk: VecDeque<Entry>,
-    exhausted: bool,
-}
-
-impl<'a> Newest<'a> {
-    fn of(mem: &'a Mem) -> Self {
-        let mut chunk = VecDeque::new();
-        let scan = Scan {
-            low: Bound::Unbounded,
-            high: Bound::Unbounded,
-            below: Lsn::MAX,
-        };
-        let exhausted = mem.scan(scan, Direction::Forward, CHUNK, &mut chunk);
-        Self {
-            mem,
-            chunk,
-            exhausted,
-        }
-    }
-}
-
-impl Iterator for Newest<'_> {
-    type Item = InternalValue;
-
-    fn next(&mut self) -> Option<InternalValue> {
-        let Entry { key, found } = self.chunk.pop_front()?;
-        if self.chunk.is_empty() && !self.exhausted {
-            let scan = Scan {
-                low: Bound::Excluded(&key),
-                high: Bound::Unbounded,
-                below: Lsn::MAX,
-            };
-            self.exhausted = self.mem.scan(scan, Direction::Forward, CHUNK, &mut self.chunk);
-        }
-        let (value, kind) = match found.value {
-            Some(value) => (value.0, ValueType::Value),
-            None => (lsm_tree::Slice::from(&[][..]), ValueType::Tombstone),
-        };
-        Some(InternalValue::from_components(key.0, value, found.at.start, kind))
-    }
+/// A memtable's entry as a table takes it.
+fn for_table(Entry { key, found }: Entry) -> InternalValue {
+    let (value, kind) = match found.value {
+        Some(value) => (value.0, ValueType::Value),
+        None => (lsm_tree::Slice::from(&[][..]), ValueType::Tombstone),
+    };
+    InternalValue::from_components(key.0, value, found.at.start, kind)
 }

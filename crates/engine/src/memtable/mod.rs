@@ -4,6 +4,7 @@
 //! written by many threads at once and read by many more. [`Mem`] is one memtable with its place in the
 //! log; [`Sharded`] is the implementation (docs/decisions/0003-memtable.md has the measurements).
 
+mod newest;
 mod shard;
 mod sharded;
 
@@ -79,6 +80,9 @@ pub(crate) trait Memtable: Send + Sync {
     /// are exhausted; if not, at least one key was appended.
     fn scan(&self, scan: Scan<'_>, direction: Direction, hint: usize, out: &mut VecDeque<Entry>) -> bool;
 
+    /// The newest version of each key, tombstones included, in order; of a memtable that is no longer written.
+    fn newest(&self) -> Box<dyn Iterator<Item = Entry> + '_>;
+
     /// Memory in use, in bytes; lags behind a little.
     fn bytes(&self) -> u64;
 
@@ -142,6 +146,11 @@ impl Mem {
         self.table
             .as_ref()
             .is_none_or(|table| table.scan(scan, direction, hint, out))
+    }
+
+    /// As [`Memtable::newest`].
+    pub(crate) fn newest(&self) -> impl Iterator<Item = Entry> + '_ {
+        self.table.iter().flat_map(|table| table.newest())
     }
 
     pub(crate) fn bytes(&self) -> u64 {

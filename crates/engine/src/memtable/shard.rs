@@ -17,7 +17,7 @@ use super::{At, Direction, Entry, Found, Scan, Write};
 use crate::{Key, Value};
 
 /// Entries of a leaf.
-const LEAF: usize = 64;
+pub(super) const LEAF: usize = 64;
 /// Size of the first chunk; each further one is twice as large, up to the largest.
 const FIRST_CHUNK: usize = 4 << 10;
 const LARGEST_CHUNK: usize = 256 << 10;
@@ -64,8 +64,8 @@ struct Stored<'a> {
 }
 
 /// A position between entries: leaf and index; the index may be the leaf's length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Cursor {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Cursor {
     leaf: usize,
     index: usize,
 }
@@ -151,19 +151,31 @@ impl Shard {
             Bound::Excluded(key) => self.seek_past(key),
         };
         let high = match scan.high {
-            Bound::Unbounded => Cursor {
-                leaf: self.leaves.len(),
-                index: 0,
-            },
+            Bound::Unbounded => self.end(),
             Bound::Included(key) => self.seek_past(key),
             Bound::Excluded(key) => self.seek(key, Lsn::MAX),
         };
         match direction {
-            Direction::Forward => self.forward(low, high, scan.below, limit, take),
+            Direction::Forward => self.forward(low, high, scan.below, limit, take).is_none(),
             Direction::Backward => self.backward(low, high, scan.below, limit, take),
         }
     }
 
+    /// Calls `take` with the newest versions of up to `limit` keys from a position on; returns the position to
+    /// go on at, if there are more. It is good as long as nothing is inserted.
+    pub(super) fn newest_from(&self, at: Cursor, limit: usize, take: impl FnMut(Entry)) -> Option<Cursor> {
+        self.forward(at, self.end(), Lsn::MAX, limit, take)
+    }
+
+    /// The position after the last entry.
+    fn end(&self) -> Cursor {
+        Cursor {
+            leaf: self.leaves.len(),
+            index: 0,
+        }
+    }
+
+    /// Returns where it stopped, before the newest version of a key, if it did.
     fn forward(
         &self,
         mut at: Cursor,
@@ -171,7 +183,7 @@ impl Shard {
         below: Lsn,
         mut limit: usize,
         mut take: impl FnMut(Entry),
-    ) -> bool {
+    ) -> Option<Cursor> {
         let mut last: Option<&[u8]> = None;
         while at < end {
             let Some(place) = self
@@ -188,18 +200,15 @@ impl Shard {
             let stored = read(&self.chunks, *place);
             if stored.start < below && last != Some(stored.key) {
                 if limit == 0 {
-                    return false;
+                    return Some(at);
                 }
                 limit -= 1;
                 last = Some(stored.key);
-                take(Entry {
-                    key: Key(Slice::from(stored.key)),
-                    found: self.found(&stored),
-                });
+                take(self.entry(&stored));
             }
             at.index += 1;
         }
-        true
+        None
     }
 
     fn backward(

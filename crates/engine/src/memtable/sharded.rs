@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use collie_log::Lsn;
 use parking_lot::Mutex;
 
-use super::shard::Shard;
+use super::newest::Newest;
+use super::shard::{Cursor, Shard};
 use super::{At, Direction, Entry, Found, Memtable, Scan, Write};
 
 /// Shards of a memtable, a power of two. More cost a scan more merging; fewer make writers meet.
-const SHARDS: usize = 16;
+pub(super) const SHARDS: usize = 16;
 
 /// A shard alone on its cache lines.
 #[derive(Debug, Default)]
@@ -55,6 +56,18 @@ impl Sharded {
 
     fn shard(&self, key: &[u8]) -> &Mutex<Counted> {
         &self.shards[shard_of(key)].shard
+    }
+
+    /// Appends to `out` the newest versions of up to `limit` keys of one shard; returns where to go on.
+    pub(super) fn fetch(
+        &self,
+        shard: usize,
+        at: Cursor,
+        limit: usize,
+        out: &mut Vec<Entry>,
+    ) -> Option<Cursor> {
+        let counted = self.shards[shard].shard.lock();
+        counted.shard.newest_from(at, limit, |entry| out.push(entry))
     }
 }
 
@@ -107,6 +120,10 @@ impl Memtable for Sharded {
         limit.is_none()
     }
 
+    fn newest(&self) -> Box<dyn Iterator<Item = Entry> + '_> {
+        Box::new(Newest::of(self))
+    }
+
     fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -137,18 +154,19 @@ mod tests {
     }
 
     fn random_key(rng: &mut Rng) -> Vec<u8> {
-        match rng.below(4) {
+        match rng.below(5) {
             0 => format!("{:016}", rng.below(300)).into_bytes(),
             1 => format!("user/{}/{}", rng.below(20), rng.below(20)).into_bytes(),
+            3 => format!("a long common beginning/{}", rng.below(300)).into_bytes(),
             2 => vec![b'a' + rng.below(3) as u8; 1 + rng.below(5) as usize],
             _ => (0..1 + rng.below(12)).map(|_| rng.below(256) as u8).collect(),
         }
     }
 
     /// Random inserts, against a map by (key, LSN): every version is found at every LSN, and scans in both
-    /// directions, in chunks of any size, show each key once with its newest version.
+    /// directions, in chunks of any size, and what a flush takes, show each key once with its newest version.
     #[test]
-    fn every_version_is_found_and_scans_show_the_newest() {
+    fn every_version_is_found_and_scans_and_flushes_show_the_newest() {
         for seed in crate::testing::seeds(20) {
             let mut rng = Rng::new(seed);
             let table = Sharded::new(1 << 20);
@@ -169,6 +187,13 @@ mod tests {
                     model.insert((key, start), Some(value));
                 }
             }
+            let merged = table.newest().map(|Entry { key, found }| {
+                let value = found.value.map(|v| v.to_vec());
+                (key.to_vec(), (found.at.start, value))
+            });
+            let merged: Vec<_> = merged.collect();
+            let newest: Vec<_> = visible(&model, u64::MAX).into_iter().collect();
+            assert_eq!(merged, newest, "seed {seed}");
             for _ in 0..40 {
                 let below = 8 * rng.below(1700);
                 check(&mut rng, &table, &visible(&model, below), below, seed);

@@ -2,17 +2,21 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use collie_io::{Device, File, OpenMode, write_all_at};
 
 use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{BLOCK, SegmentHeader};
+use crate::ring::Block;
 use crate::sync::{Mutex, lock};
+use zerocopy::{FromZeros, IntoBytes};
 
 /// How much of a new segment is zeroed at a time. What is zeroed can be appended to.
 const CHUNK: u64 = 4 << 20;
+/// How much of it one write zeroes: past the page cache, writes of frames to the same file wait for it.
+const PIECE: usize = 1 << 20;
 /// How many released segments are kept for use as new ones; further ones are removed.
 const SPARES: usize = 2;
 
@@ -79,7 +83,8 @@ pub(crate) struct Builder {
     /// The log has room up to here.
     total: Lsn,
     /// The last segment, while part of it is not zeroed. The file is opened for this alone, so that a
-    /// failed sync is told to the flusher too: the kernel tells it once per open file.
+    /// failed sync is told to the flusher too: the kernel tells it once per open file. It is written as the
+    /// frames will be: zeros that nobody reads would take the page cache, and the processor's time, for nothing.
     unfinished: Option<(Arc<dyn File>, PathBuf, Lsn)>,
     /// The directory is somebody else's.
     closed: bool,
@@ -107,9 +112,7 @@ impl Segments {
             direct = last.direct.is_some();
             total = last.end.min(last.first_lsn + ready);
             if total < last.end {
-                let file = device
-                    .open(&last.path, OpenMode::ReadWrite)
-                    .at("open", &last.path)?;
+                let file = open_for_zeros(&*device, &last.path, direct)?;
                 unfinished = Some((file, last.path.clone(), last.end));
             }
         }
@@ -168,6 +171,10 @@ impl Segments {
         if let Some((file, path, end)) = &builder.unfinished {
             let chunk = CHUNK.min(end - builder.total);
             let offset = BLOCK as u64 + self.template.data_bytes.get() - (end - builder.total);
+            if self.direct {
+                // Past the page cache, writes that make a file longer keep all others from it until they are done.
+                file.allocate(offset + chunk).at("allocate", path)?;
+            }
             zero(&**file, path, offset, chunk)?;
             file.sync_data().at("sync", path)?;
             builder.total += chunk;
@@ -231,7 +238,7 @@ impl Segments {
     ) -> Result<(), LogError> {
         let end = header.end();
         if ready < header.data_bytes.get() {
-            let zeroing = self.device.open(&path, OpenMode::ReadWrite).at("open", &path)?;
+            let zeroing = open_for_zeros(&*self.device, &path, self.direct)?;
             builder.unfinished = Some((zeroing, path.clone(), end));
         }
         let direct = self
@@ -391,12 +398,23 @@ pub(crate) fn open_direct(device: &dyn Device, path: &Path) -> Result<Arc<dyn Fi
         .at("open for direct writes", path)
 }
 
+fn open_for_zeros(device: &dyn Device, path: &Path, direct: bool) -> Result<Arc<dyn File>, LogError> {
+    if direct {
+        open_direct(device, path)
+    } else {
+        device.open(path, OpenMode::ReadWrite).at("open", path)
+    }
+}
+
 fn zero(file: &dyn File, path: &Path, mut offset: u64, mut len: u64) -> Result<(), LogError> {
-    static ZEROS: [u8; 1 << 18] = [0; 1 << 18];
+    static ZEROS: OnceLock<Vec<Block>> = OnceLock::new();
+    let zeros = ZEROS
+        .get_or_init(|| vec![Block::new_zeroed(); PIECE / BLOCK])
+        .as_bytes();
     while len > 0 {
-        let n = len.min(ZEROS.len() as u64);
-        let (zeros, _) = ZEROS.split_at(n as usize);
-        write_all_at(file, zeros, offset).at("write", path)?;
+        let n = len.min(zeros.len() as u64);
+        let (piece, _) = zeros.split_at(n as usize);
+        write_all_at(file, piece, offset).at("write", path)?;
         offset += n;
         len -= n;
     }

@@ -24,4 +24,4 @@ pub use error::BenchError;
 pub use latency::LatencySummary;
 pub use logs::{LogBench, LogKind, LogResult};
 pub use names::{level_name, ring_name};
-pub use workloads::{Progress, UnknownWorkload, Workload, WorkloadBench, WorkloadResult};
+pub use workloads::{LongWrite, Progress, UnknownWorkload, Workload, WorkloadBench, WorkloadResult};

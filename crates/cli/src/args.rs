@@ -303,6 +303,9 @@ pub(crate) struct WorkloadArgs {
     /// After writing, flush and wait until compaction is over; that time is told apart.
     #[arg(long)]
     pub(crate) drain: bool,
+    /// All the while, merge all tables again and again, as compaction does.
+    #[arg(long)]
+    pub(crate) compacting: bool,
     /// Print one JSON object per workload.
     #[arg(long)]
     pub(crate) json: bool,
@@ -519,6 +522,7 @@ mod tests {
             "--seed",
             "9",
             "--drain",
+            "--compacting",
             "--json",
             "--ring",
             "private",
@@ -546,6 +550,7 @@ mod tests {
             "--repeat=2",
             "--seed=9",
             "--drain",
+            "--compacting",
             "--json",
             "--ring=private",
             "--max_total_wal_size=7",

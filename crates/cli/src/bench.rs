@@ -45,6 +45,7 @@ fn workloads(args: &WorkloadArgs) -> anyhow::Result<Outcome> {
         repeat: args.repeat,
         seed: args.seed,
         drain: args.drain,
+        compacting: args.compacting,
         dir: args.db.clone(),
         temporary_in: temporary
             .as_ref()
@@ -125,6 +126,15 @@ fn print_workload(results: &mut Results, r: &WorkloadResult) -> std::io::Result<
         r.cpu_us_per_op,
     ))?;
     let mut more = Vec::new();
+    if let Some(long) = &r.longest {
+        more.push(format!(
+            "the longest write, {:.1} ms, was held up {:.1} ms by: {}",
+            long.ms, long.stage_ms, long.stage
+        ));
+    }
+    if let Some(merges) = r.merges {
+        more.push(format!("all tables were merged {merges} times meanwhile"));
+    }
     if r.repeats > 1 {
         more.push(format!(
             "median of {}, [{} – {}] ops/sec",

@@ -237,10 +237,14 @@ impl Db {
         if family.view.load().active.bytes() < family.options.write_buffer_bytes {
             return;
         }
+        let clock = self.core().device.clock();
+        let started = clock.monotonic();
         if let Err(error) = flush::rotate_if_full(self.core(), family) {
             tracing::debug!(family = %family.name, %error, "a full memtable is not sealed yet");
         }
         stall::update(self.core(), family);
+        let took = clock.monotonic().saturating_sub(started);
+        family.counters.seal_ns.fetch_add(took, Ordering::Relaxed);
     }
 
     /// Waits for what was asked.

@@ -41,6 +41,7 @@ pub(crate) struct FamilyCounters {
     pub(crate) delay_ns: AtomicU64,
     pub(crate) stops: AtomicU64,
     pub(crate) stop_ns: AtomicU64,
+    pub(crate) seal_ns: AtomicU64,
     /// Delay that writers owe but have not slept yet.
     pub(crate) debt_ns: AtomicU64,
 }
@@ -65,6 +66,9 @@ pub struct Stats {
     pub commits: u64,
     /// Bytes of commits as they are encoded for the log.
     pub commit_bytes: u64,
+    /// How long commits waited for earlier ones that were still being applied, in nanoseconds; all threads
+    /// together.
+    pub apply_wait_ns: u64,
     /// Snapshots that live.
     pub snapshots: usize,
     /// Times that families were flushed because the log had grown past `max_total_wal_size`.
@@ -127,6 +131,8 @@ pub struct FamilyStats {
     pub stops: u64,
     /// Time that they waited, in nanoseconds.
     pub stop_ns: u64,
+    /// Time that writes spent sealing the memtable that they had filled, in nanoseconds.
+    pub seal_ns: u64,
     /// What writes meet right now.
     pub stall: Stall,
     /// Runs in level 0.
@@ -168,6 +174,7 @@ pub(crate) fn collect(core: &Core) -> Stats {
         durable: core.journal.durable(),
         commits,
         commit_bytes,
+        apply_wait_ns: core.visible.slept_ns(),
         snapshots: core.snapshots.load(Ordering::Relaxed),
         wal_size_flushes: core.counters.wal_size_flushes.load(Ordering::Relaxed),
         replayed_commits: core.counters.replayed_commits.load(Ordering::Relaxed),
@@ -211,6 +218,7 @@ fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
         delay_ns: count(&counters.delay_ns),
         stops: count(&counters.stops),
         stop_ns: count(&counters.stop_ns),
+        seal_ns: count(&counters.seal_ns),
         stall: match family.gate.load(Ordering::Relaxed) {
             GATE_STOP => Stall::Stopped,
             GATE_SLOW => Stall::Delayed,

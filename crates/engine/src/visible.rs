@@ -4,11 +4,13 @@
 //! reserves for it and WHITE when its writes are in the memtables, so below the boundary nothing is half
 //! there: nobody sees a part of a batch, and what a boundary shows is a prefix of the commit order.
 
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 use collie_log::{Herd, Lsn, SlotId};
 use parking_lot::{Condvar, Mutex};
+
+use collie_io::{Clock, RealClock};
 
 use crate::journal::Journal;
 use crate::{Error, Result};
@@ -26,6 +28,8 @@ pub(crate) struct Visible {
     waiting: AtomicUsize,
     generation: Mutex<u64>,
     advanced: Condvar,
+    /// How long threads slept here, in nanoseconds.
+    slept_ns: AtomicU64,
 }
 
 impl Visible {
@@ -35,6 +39,7 @@ impl Visible {
             waiting: AtomicUsize::new(0),
             generation: Mutex::new(0),
             advanced: Condvar::new(),
+            slept_ns: AtomicU64::new(0),
         }
     }
 
@@ -86,9 +91,17 @@ impl Visible {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // Pairs with the fence in `white`.
         fence(Ordering::SeqCst);
+        let started = RealClock.monotonic();
         let done = self.sleep_until(end, journal, failed);
+        let slept = RealClock.monotonic().saturating_sub(started);
+        self.slept_ns.fetch_add(slept, Ordering::Relaxed);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         done
+    }
+
+    /// How long threads have slept in [`Visible::wait`], in nanoseconds.
+    pub(crate) fn slept_ns(&self) -> u64 {
+        self.slept_ns.load(Ordering::Relaxed)
     }
 
     fn sleep_until(&self, end: Lsn, journal: &Journal, failed: impl Fn() -> Option<Error>) -> Result<()> {

@@ -260,6 +260,7 @@ impl Log {
                 reserve_ns: r.reserve_ns.summary(),
                 copy_ns: r.copy_ns.summary(),
                 room_ns: r.room_ns.summary(),
+                prepare_ns: r.prepare_ns.summary(),
                 durable_ns: r.durable_ns.summary(),
                 write_ns: r.write_ns.summary(),
                 sync_ns: r.sync_ns.summary(),

@@ -66,6 +66,11 @@ impl Space {
         Ok(())
     }
 
+    /// Whether a frame of `len` bytes needs no turn, and room for it is prepared.
+    pub(crate) fn admits_at_once(&self, next: &Reservations, len: u64, room: Room) -> bool {
+        self.limit.is_small(len) && self.limit.admits(next, room)
+    }
+
     /// Secures room for a frame of `len` bytes. The answer is to be kept until the reservation is made.
     pub(crate) fn admit<'a>(
         &'a self,

@@ -125,6 +125,7 @@ pub(crate) struct Recorder {
     pub(crate) reserve_ns: Histogram,
     pub(crate) copy_ns: Histogram,
     pub(crate) room_ns: Histogram,
+    pub(crate) prepare_ns: Histogram,
     pub(crate) durable_ns: Histogram,
 }
 
@@ -142,6 +143,7 @@ impl Recorder {
             reserve_ns: Histogram::new(),
             copy_ns: Histogram::new(),
             room_ns: Histogram::new(),
+            prepare_ns: Histogram::new(),
             durable_ns: Histogram::new(),
         }
     }
@@ -164,6 +166,9 @@ pub struct Stages {
     pub copy_ns: Summary,
     /// Waiting for room in the ring; every wait.
     pub room_ns: Summary,
+    /// Waiting for space on the device, or for the turn of a large frame; every append that was not admitted at
+    /// once.
+    pub prepare_ns: Summary,
     /// From asking for durability to having it; one blocking wait in [`SAMPLE`].
     pub durable_ns: Summary,
     /// Writing a group to its segments; every group.

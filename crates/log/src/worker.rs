@@ -231,21 +231,24 @@ impl Worker {
 
     fn admit(&self, len: u64, room: Room) -> Result<Option<crate::space::LargeTurn<'_>>, LogError> {
         let core = &*self.core;
-        core.space
-            .admit(&core.segments, &core.next, len, room)
-            .map_err(|error| {
-                core.recorder.refused.fetch_add(1, Ordering::Relaxed);
-                if error.is_full() {
-                    return LogError::StorageFull {
-                        path: core.dir.clone(),
-                        needed: len,
-                    };
-                }
-                if !matches!(error, LogError::Closed) {
-                    core.poison(&error.to_string());
-                }
-                error
-            })
+        let late = (!core.space.admits_at_once(&core.next, len, room)).then(|| core.now());
+        let turn = core.space.admit(&core.segments, &core.next, len, room);
+        if let Some(start) = late {
+            core.recorder.prepare_ns.add(since(start, core.now()));
+        }
+        turn.map_err(|error| {
+            core.recorder.refused.fetch_add(1, Ordering::Relaxed);
+            if error.is_full() {
+                return LogError::StorageFull {
+                    path: core.dir.clone(),
+                    needed: len,
+                };
+            }
+            if !matches!(error, LogError::Closed) {
+                core.poison(&error.to_string());
+            }
+            error
+        })
     }
 
     /// Past half a ring the background flusher is called, so that appends need not wait for room.

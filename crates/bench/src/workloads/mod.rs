@@ -5,6 +5,7 @@
 //! before left it.
 
 mod data;
+mod longest;
 mod run;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use crate::latency::{LatencySummary, median, spread};
 use crate::names::{level_name, ring_name};
 
 use data::Rng;
+pub use longest::LongWrite;
 use run::Measured;
 
 /// The directory inside the one that was named which the store is put into: fills replace it.
@@ -159,6 +161,8 @@ pub struct WorkloadBench {
     pub seed: u64,
     /// After writing, flush and wait for compaction; the time counts apart.
     pub drain: bool,
+    /// All the while, merge all tables again and again.
+    pub compacting: bool,
     /// Where the store goes, and stays; without it a temporary directory.
     pub dir: Option<PathBuf>,
     /// Where a temporary directory is made.
@@ -189,6 +193,7 @@ impl Default for WorkloadBench {
             repeat: 1,
             seed: 1,
             drain: false,
+            compacting: false,
             dir: None,
             temporary_in: std::env::temp_dir(),
         }
@@ -226,6 +231,10 @@ pub struct WorkloadResult {
     /// Latencies of the operations that were timed.
     #[serde(flatten)]
     pub latency: LatencySummary,
+    /// The longest write of those that were timed, where it took 10 ms or more.
+    pub longest: Option<LongWrite>,
+    /// How often all tables were merged meanwhile, where that was asked for.
+    pub merges: Option<u64>,
     /// One operation in so many was timed.
     pub timed_one_in: u32,
     /// Processor time of the whole process, background threads included, in µs per operation.
@@ -387,6 +396,8 @@ impl WorkloadBench {
             mb_per_sec: ops_per_sec * bytes_per_op / f64::from(1 << 20),
             micros_per_op: of(|run| run.thread_seconds * 1e6 / run.ops.max(1) as f64),
             latency: LatencySummary::over(&latencies),
+            longest: runs.iter().map(|run| run.longest).fold(None, longest::longer),
+            merges: runs.iter().filter_map(|run| run.merges).reduce(u64::min),
             timed_one_in: self.timed_one_in(),
             cpu_us_per_op: of(|run| run.cpu_us_per_op),
             syncs: maybe(|run| run.syncs.map(|syncs| syncs as f64)).map(|syncs| syncs as u64),
@@ -422,11 +433,12 @@ impl WorkloadBench {
 
     /// A write that waits for the device takes so much longer than reading the clock that each is timed.
     fn timed_one_in(&self) -> u32 {
-        if self.durability == Level::Disk && !self.disable_wal {
-            1
-        } else {
-            16
-        }
+        if self.is_durable() { 1 } else { 16 }
+    }
+
+    /// Whether writes wait for the device.
+    fn is_durable(&self) -> bool {
+        self.durability == Level::Disk && !self.disable_wal
     }
 
     fn write_options(&self) -> WriteOptions {
@@ -602,6 +614,21 @@ mod tests {
         assert_eq!((recovery.bench, recovery.ops), ("recovery", 3_000));
         assert!(recovery.log_mb_per_sec.unwrap() > 0.0);
         assert_eq!((read.found, read.log_mb_per_sec), (3_000, None));
+    }
+
+    #[test]
+    fn tables_are_merged_all_the_while_where_that_is_asked_for() {
+        let bench = WorkloadBench {
+            workloads: vec![Workload::FillSeq, Workload::Overwrite],
+            compacting: true,
+            ..quick()
+        };
+        let results = bench.run(|_| {}).unwrap();
+        assert!(
+            results.iter().all(|result| result.merges >= Some(1)),
+            "{results:?}"
+        );
+        assert_eq!(quick().run(|_| {}).unwrap()[0].merges, None);
     }
 
     #[test]

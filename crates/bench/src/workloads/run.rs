@@ -10,6 +10,7 @@ use collie_db::{Db, Family, WriteOptions};
 use collie_io::{Clock, Nanos, RealClock};
 
 use super::data::{Keys, Rng, Values};
+use super::longest::{LongWrite, Longest, longer};
 use super::{Open, Workload, WorkloadBench};
 use crate::error::BenchError;
 use crate::latency::{Latencies, LatencySummary, Sampler};
@@ -31,6 +32,10 @@ pub(crate) struct Measured {
     pub(crate) thread_seconds: f64,
     pub(crate) found: u64,
     pub(crate) latency: LatencySummary,
+    /// Of the writes that were timed.
+    pub(crate) longest: Option<LongWrite>,
+    /// How often everything was merged meanwhile.
+    pub(crate) merges: Option<u64>,
     pub(crate) cpu_us_per_op: f64,
     pub(crate) syncs: Option<u64>,
     /// By cause, over all families.
@@ -51,12 +56,14 @@ struct Share {
     began: Nanos,
     ended: Nanos,
     latencies: Latencies,
+    longest: Option<LongWrite>,
 }
 
 /// What the threads share.
 struct Run<'a> {
     bench: &'a WorkloadBench,
     workload: Workload,
+    db: &'a Db,
     families: &'a [Family],
     start: Barrier,
     stop: AtomicBool,
@@ -74,6 +81,7 @@ pub(crate) fn run(
     let run = Run {
         bench,
         workload,
+        db,
         families,
         start: Barrier::new(bench.threads + 1),
         stop: AtomicBool::new(false),
@@ -82,7 +90,7 @@ pub(crate) fn run(
     let syncs_before = syncs(db);
     let flushes_before = flushes(db);
     let device_before = usage::device_bytes();
-    let (shares, cpu) = run.on_all_threads(progress)?;
+    let (shares, cpu, merges) = run.on_all_threads(progress)?;
     let drain_seconds = if bench.drain { Some(drain(db)?) } else { None };
 
     let mut latencies = Latencies::new()?;
@@ -100,6 +108,8 @@ pub(crate) fn run(
         thread_seconds: shares.iter().map(|share| secs(share.ended - share.began)).sum(),
         found: shares.iter().map(|share| share.found).sum(),
         latency: latencies.summary(),
+        longest: shares.iter().map(|share| share.longest).fold(None, longer),
+        merges,
         cpu_us_per_op: cpu as f64 / 1e3 / ops.max(1) as f64,
         syncs: syncs(db).zip(syncs_before).map(|(after, before)| after - before),
         flushes: since(&flushes_before, flushes(db)),
@@ -133,6 +143,8 @@ pub(crate) fn recover(
         thread_seconds: seconds,
         found: 0,
         latency: Latencies::new()?.summary(),
+        longest: None,
+        merges: None,
         cpu_us_per_op: cpu as f64 / 1e3 / ops.max(1) as f64,
         syncs: None,
         flushes: flushes(&store.db),
@@ -146,9 +158,18 @@ pub(crate) fn recover(
 }
 
 impl Run<'_> {
-    fn on_all_threads(&self, progress: &mut dyn FnMut(u64)) -> Result<(Vec<Share>, Nanos), BenchError> {
+    /// What the threads bring back, the processor time, and how often everything was merged meanwhile.
+    fn on_all_threads(
+        &self,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(Vec<Share>, Nanos, Option<u64>), BenchError> {
         let cpu_before = usage::cpu_time();
-        let shares = std::thread::scope(|scope| {
+        let over = AtomicBool::new(false);
+        let (shares, merges) = std::thread::scope(|scope| {
+            let merging = self
+                .bench
+                .compacting
+                .then(|| scope.spawn(|| merge_until(self.db, &over)));
             let handles: Vec<_> = (0..self.bench.threads)
                 .map(|thread| scope.spawn(move || self.on_thread(thread)))
                 .collect();
@@ -167,12 +188,16 @@ impl Run<'_> {
                 std::thread::sleep(nap.min(TELL).min(Duration::from_millis(self.nap_ms())));
                 progress(self.done.load(Ordering::Relaxed));
             }
-            handles
+            let shares: Vec<_> = handles
                 .into_iter()
                 .map(|handle| handle.join().unwrap_or(Err(BenchError::Panicked)))
-                .collect::<Result<Vec<_>, _>>()
-        })?;
-        Ok((shares, usage::cpu_time() - cpu_before))
+                .collect();
+            over.store(true, Ordering::Relaxed);
+            let merges = merging.map(|thread| thread.join().unwrap_or(Err(BenchError::Panicked)));
+            (shares, merges)
+        });
+        let shares = shares.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok((shares, usage::cpu_time() - cpu_before, merges.transpose()?))
     }
 
     /// Small runs are not to last as long as a nap.
@@ -187,6 +212,7 @@ impl Run<'_> {
         let mut keys = Keys::new(bench.key_size);
         let mut sampler = Sampler::new(bench.timed_one_in());
         let mut latencies = Latencies::new()?;
+        let mut longest = Longest::of(self.db, bench.is_durable());
         let options = bench.write_options();
         let (first, limit) = bench.share_of(thread);
         let (mut ops, mut found) = (0, 0);
@@ -205,7 +231,11 @@ impl Run<'_> {
                 found += u64::from(self.operate(family, keys.key(number), &mut values, &options)?);
             }
             if let Some(started) = started {
-                latencies.add(RealClock.monotonic() - started);
+                let took = RealClock.monotonic() - started;
+                latencies.add(took);
+                if self.workload.writes() {
+                    longest.see(took);
+                }
             }
             ops += 1;
         }
@@ -216,6 +246,7 @@ impl Run<'_> {
             began,
             ended: RealClock.monotonic(),
             latencies,
+            longest: longest.found(),
         })
     }
 
@@ -259,6 +290,22 @@ impl Run<'_> {
         let keys: u64 = live.iter().map(|word| u64::from(word.count_ones())).sum();
         let live_bytes = keys * (self.bench.key_size + self.bench.value_size) as u64;
         Ok(Some(usage::disk_bytes(path)? as f64 / live_bytes.max(1) as f64))
+    }
+}
+
+/// Merges all tables again and again, as a compaction does, until it is told to stop; once at least. Returns how
+/// often.
+fn merge_until(db: &Db, over: &AtomicBool) -> Result<u64, BenchError> {
+    // As the store's own threads do; where there are no I/O classes they do without, too.
+    let _ = collie_io::set_io_class(collie_io::IoClass::Background);
+    let mut merges = 0;
+    loop {
+        db.compact()?;
+        merges += 1;
+        // Relaxed: it may learn of it a little later.
+        if over.load(Ordering::Relaxed) {
+            return Ok(merges);
+        }
     }
 }
 

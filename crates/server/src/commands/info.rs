@@ -184,6 +184,7 @@ fn log(shared: &Shared, text: &mut String) {
             ("reserve_ns", &stages.reserve_ns),
             ("copy_ns", &stages.copy_ns),
             ("room_ns", &stages.room_ns),
+            ("prepare_ns", &stages.prepare_ns),
             ("durable_ns", &stages.durable_ns),
             ("write_ns", &stages.write_ns),
             ("sync_ns", &stages.sync_ns),

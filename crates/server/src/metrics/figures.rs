@@ -352,6 +352,7 @@ fn log(log: &LogStats, page: &mut Page) {
         ("reserve", &stages.reserve_ns),
         ("copy", &stages.copy_ns),
         ("room", &stages.room_ns),
+        ("prepare", &stages.prepare_ns),
         ("write", &stages.write_ns),
         ("sync", &stages.sync_ns),
         ("durable", &stages.durable_ns),

@@ -224,6 +224,8 @@ fn open_journal(path: &Path, options: &Options, manifest: &Manifest) -> Result<J
             log_id: Some(LogId(manifest.log_id)),
             manual_flush: options.manual_wal_flush,
             pad_to_block: options.pad_to_block,
+            archive_ttl: options.wal_ttl,
+            archive_bytes: options.wal_size_limit,
             recovery_mode: options.wal_recovery_mode,
             compression: match options.wal_compression {
                 Compression::None => collie_log::Compression::None,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use collie_io::{Device, RealDevice};
 use collie_log::RingMode;
@@ -52,6 +53,13 @@ pub struct Options {
     /// bytes of the log per flush of it. The ring has at least 16 KiB then, and a commit is 4,096 bytes less than half
     /// of it. Default: false.
     pub pad_to_block: bool,
+    /// Segments of the log that no family needs any more are kept for so long, by the wall clock, in the directory
+    /// `archive` inside the log's. Zero, and [`Options::wal_size_limit`] 0: there is no archive. Default: zero.
+    pub wal_ttl: Duration,
+    /// Such segments are kept as long as all of them take no more than so many bytes; the oldest go first. 0: as many
+    /// as [`Options::wal_ttl`] keeps. Without both what an earlier open archived is removed. A full device gives
+    /// the archive up before it refuses a write. Default: 0.
+    pub wal_size_limit: u64,
     /// What opening does about damage in the log. [`WalRecoveryMode::PointInTimeRecovery`] refuses where a
     /// family has been flushed beyond the damage: its tables would be of a later time than the rest.
     pub wal_recovery_mode: WalRecoveryMode,
@@ -93,6 +101,8 @@ impl Default for Options {
             manual_wal_flush: false,
             wal_compression: Compression::None,
             pad_to_block: false,
+            wal_ttl: Duration::ZERO,
+            wal_size_limit: 0,
             wal_recovery_mode: WalRecoveryMode::default(),
             max_total_wal_size: None,
             cache_bytes: 32 << 20,

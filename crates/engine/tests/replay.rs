@@ -180,6 +180,44 @@ fn a_log_may_be_padded_in_one_run_and_not_in_the_next() {
     assert_eq!(content(&db.default_family()), map);
 }
 
+/// What memtables were flushed of leaves the log for its archive, and the next open without one removes that.
+#[test]
+fn flushed_segments_are_archived_up_to_the_limit() {
+    const SEGMENT: u64 = 64 << 10;
+    let dir = common::fast_dir();
+    let archiving = Options {
+        segment_bytes: SEGMENT,
+        max_total_wal_size: Some(4 * SEGMENT),
+        wal_size_limit: 3 * SEGMENT,
+        ..options()
+    };
+    let db = common::open(dir.path(), &archiving);
+    for round in 0..20 {
+        for key in 0..200 {
+            db.put(format!("key {key}"), [round; 300]).unwrap();
+        }
+        db.flush().unwrap();
+    }
+    db.close().unwrap();
+    let archived = |db: &Db| {
+        let log = db.stats().log.unwrap();
+        (log.archived_segments, log.archived_bytes)
+    };
+    let db = common::open(dir.path(), &archiving);
+    assert_eq!(archived(&db), (3, 3 * SEGMENT));
+    db.close().unwrap();
+    let db = common::open(
+        dir.path(),
+        &Options {
+            wal_size_limit: 0,
+            ..archiving
+        },
+    );
+    assert_eq!(archived(&db), (0, 0));
+    let map = content(&db.default_family());
+    assert!(map.len() == 200 && map.values().all(|value| value == &[19; 300]));
+}
+
 /// A whole frame with a sound checksum, and nonsense in it: nothing may be guessed.
 #[test]
 fn a_commit_that_cannot_be_read_is_refused_with_its_place() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use collie_io::IoClass;
 
+use crate::archive::Archive;
 use crate::core::Core;
 use crate::error::{At, LogError};
 use crate::format::KIND_SEAL;
@@ -192,7 +193,9 @@ fn prepare(core: &Arc<Core>) {
             tracing::warn!(%error, "cannot release segments");
         }
         match core.prepare_ahead() {
-            Ok(()) => core.prepare.wait(word, None),
+            Ok(()) => core
+                .prepare
+                .wait(word, core.segments.archive().map(Archive::interval)),
             // The device is full. Somebody may make room without telling us.
             Err(_) => core.prepare.wait(word, Some(Duration::from_millis(100))),
         }

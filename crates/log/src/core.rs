@@ -522,7 +522,7 @@ impl Core {
             let lowest = holders.lowest()?.min(self.durable());
             Some((holders, lowest))
         });
-        self.poison_unless_full(result)
+        self.poison_unless_full(result.and_then(|()| self.segments.purge_archive()))
     }
 }
 

@@ -87,7 +87,8 @@ pub struct Inspection {
 }
 
 /// Reads the whole log in `dir`, verifies it, and shows each frame to `look`. Changes nothing, but takes
-/// the directory's lock, so that no process writes meanwhile.
+/// the directory's lock, so that no process writes meanwhile. A log's archive is read likewise, and without a lock:
+/// nobody writes to it. It may begin and end in mid-frame, and lose its oldest segments meanwhile.
 ///
 /// # Errors
 /// As [`Log::open`](crate::Log::open); [`LogError::Corrupt`] says where the first damage is. Where there is no
@@ -97,8 +98,13 @@ pub fn inspect(
     dir: &Path,
     mut look: impl FnMut(FrameView<'_>),
 ) -> Result<Inspection, LogError> {
-    let _lock = lock_existing(&**device, dir)?;
-    let chain = Chain::load(&**device, dir)?;
+    let archived = Chain::load_archive(&**device, dir)
+        .ok()
+        .filter(|chain| !chain.is_empty());
+    let (_lock, chain) = match archived {
+        Some(chain) => (None, chain),
+        None => (Some(lock_existing(&**device, dir)?), Chain::load(&**device, dir)?),
+    };
     if chain.is_empty() {
         return Err(LogError::Missing {
             path: dir.to_owned(),

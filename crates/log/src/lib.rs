@@ -52,6 +52,8 @@
 )]
 
 #[cfg(not(loom))]
+mod archive;
+#[cfg(not(loom))]
 mod background;
 #[cfg(not(loom))]
 mod compress;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::archive::Archive;
 use crate::background::Background;
 use crate::core::{Core, Until};
 use crate::error::LogError;
@@ -237,6 +238,7 @@ impl Log {
         let (durable, written) = (core.durable(), core.written());
         let boundary = core.boundary().max(written);
         let (segments, spare_segments, segment_bytes) = core.segments.size();
+        let (archived_segments, archived_bytes) = core.segments.archive().map_or((0, 0), Archive::size);
         let r = &core.recorder;
         LogStats {
             durable,
@@ -267,6 +269,8 @@ impl Log {
             },
             segments,
             spare_segments,
+            archived_segments,
+            archived_bytes,
             segment_bytes,
             workers: core.herd.slots_in_use(),
             ring_shared: core.ring_shared.load(Ordering::Relaxed),

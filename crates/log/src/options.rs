@@ -149,6 +149,15 @@ pub struct LogOptions {
     /// to a block of the log per flight: a lone committer writes 4,096 bytes for each of its small commits. The
     /// ring has at least 16 KiB then, and a frame takes a block less than half of it. Default: false.
     pub pad_to_block: bool,
+    /// Released segments are moved to the directory `archive` in the log's, and removed when they have been there for
+    /// so long by the wall clock. Zero: see [`LogOptions::archive_bytes`]. Recovery and readers do not look there;
+    /// [`inspect`](crate::inspect::inspect) of that directory does. Default: zero.
+    pub archive_ttl: Duration,
+    /// Released segments are moved to the archive, and the oldest removed when all take more than so many bytes. 0:
+    /// any number of bytes for [`LogOptions::archive_ttl`]; if that is zero too, there is no archive: released segments
+    /// are used again, and what an earlier open archived is removed. A full device gives up what is archived,
+    /// oldest first, before an append is refused. Default: 0.
+    pub archive_bytes: u64,
     /// How long appended bytes may stay in the ring before they are flushed although nobody waits; at least
     /// a millisecond. Default 50 ms.
     pub flush_interval: Duration,
@@ -177,6 +186,8 @@ impl Default for LogOptions {
             recovery_mode: RecoveryMode::default(),
             write_path: WritePath::default(),
             pad_to_block: false,
+            archive_ttl: Duration::ZERO,
+            archive_bytes: 0,
             flush_interval: Duration::from_millis(50),
             manual_flush: false,
             threads: true,
@@ -240,6 +251,11 @@ impl LogOptions {
             );
         }
         Ok(())
+    }
+
+    /// Whether released segments are kept in an archive.
+    pub(crate) fn archives(&self) -> bool {
+        self.archive_ttl > Duration::ZERO || self.archive_bytes > 0
     }
 
     /// The largest payload in bytes, before compression: as it is, its frame takes at most half the ring, or a block

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use collie_io::{Device, File, OpenMode, write_all_at};
 
 use crate::Lsn;
+use crate::archive::Archive;
 use crate::error::{At, LogError};
 use crate::format::{BLOCK, SegmentHeader};
 use crate::ring::Block;
@@ -69,6 +70,7 @@ pub(crate) struct Segments {
     device: Arc<dyn Device>,
     dir: PathBuf,
     direct: bool,
+    archive: Option<Archive>,
     /// The epoch's header; number and first LSN vary.
     template: SegmentHeader,
     table: Mutex<Table>,
@@ -105,6 +107,7 @@ impl Segments {
         template: SegmentHeader,
         live: VecDeque<Arc<Segment>>,
         ready: u64,
+        archive: Option<Archive>,
     ) -> Result<Self, LogError> {
         let (mut number, mut total, mut unfinished, mut direct) = (0, 0, None, false);
         if let Some(last) = live.back() {
@@ -130,6 +133,7 @@ impl Segments {
             device,
             dir,
             direct,
+            archive,
             template,
             table,
             builder,
@@ -151,19 +155,27 @@ impl Segments {
     }
 
     /// Makes room for more: zeroes a further chunk, or begins a further segment. Everything that it makes
-    /// is synced, names included, before `total` tells of it. On a full device spares make way.
+    /// is synced, names included, before `total` tells of it. On a full device spares make way, and then what is
+    /// archived.
     pub(crate) fn extend(&self, builder: &mut Builder) -> Result<(), LogError> {
         if builder.closed {
             return Err(LogError::Closed);
         }
         loop {
             match self.try_extend(builder) {
-                Err(error) if error.is_full() => {
-                    let oldest = lock(&self.table).spare.pop_front();
-                    self.remove(&*oldest.ok_or(error)?)?;
-                }
+                Err(error) if error.is_full() => self.make_room()?.then_some(()).ok_or(error)?,
                 extended => return extended,
             }
+        }
+    }
+
+    /// Removes what is not needed; `false` where there is nothing of the kind.
+    fn make_room(&self) -> Result<bool, LogError> {
+        let oldest = lock(&self.table).spare.pop_front();
+        match (oldest, &self.archive) {
+            (Some(spare), _) => self.remove(&spare).map(|()| true),
+            (None, Some(archive)) => archive.give_up_oldest(),
+            (None, None) => Ok(false),
         }
     }
 
@@ -314,9 +326,39 @@ impl Segments {
             };
             drop(guard);
             if let Some(segment) = surplus {
-                self.remove(&segment)?;
+                self.part_with(&segment)?;
             }
         }
+    }
+
+    /// Archives a released segment, or removes it, for good. The builder's lock is held.
+    fn part_with(&self, segment: &Segment) -> Result<(), LogError> {
+        let Some(archive) = &self.archive else {
+            return self.remove(segment);
+        };
+        match archive.take(segment) {
+            // It must not stay: the next one's release would leave a gap behind it.
+            Err(error) if error.is_full() => {
+                tracing::warn!(path = %segment.path.display(), %error, "no room to archive a segment; it is removed");
+                return self.remove(segment);
+            }
+            taken => taken?,
+        }
+        self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
+        archive.purge()
+    }
+
+    /// Removes what was archived for long enough.
+    pub(crate) fn purge_archive(&self) -> Result<(), LogError> {
+        let builder = self.builder();
+        match &self.archive {
+            Some(archive) if !builder.closed => archive.purge(),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn archive(&self) -> Option<&Archive> {
+        self.archive.as_ref()
     }
 
     /// Removes a segment's file for good. The builder's lock is held.
@@ -330,7 +372,7 @@ impl Segments {
     }
 
     /// Takes the first segment out of the table if it ends at or below `lsn`, and keeps it as a spare where
-    /// that is possible. Gives the file that is to be removed, if any. Spares are older than all that is live.
+    /// that is possible. Gives the file that is to be parted with, if any. Spares are older than all that is live.
     fn let_go(&self, lsn: Lsn) -> Option<Option<Arc<Segment>>> {
         let mut table = lock(&self.table);
         // The last one is the one that is written to.
@@ -338,7 +380,7 @@ impl Segments {
             return None;
         }
         let first = table.live.pop_front()?;
-        if !first.reusable {
+        if !first.reusable || self.archive.is_some() {
             return Some(Some(first));
         }
         table.spare.push_back(first);

@@ -228,8 +228,12 @@ pub struct LogStats {
     pub segments: usize,
     /// Released segments kept for use as new ones.
     pub spare_segments: usize,
-    /// Bytes of all segment files.
+    /// Bytes of all segment files, archived ones excluded.
     pub segment_bytes: u64,
+    /// Released segments in the archive.
+    pub archived_segments: usize,
+    /// The bytes that they take.
+    pub archived_bytes: u64,
     /// Worker slots handed out, ever, at most.
     pub workers: usize,
     /// Whether the ring is shared, so that what is in it survives the process.

@@ -20,6 +20,7 @@ pub struct SimClock {
 struct Inner {
     now: AtomicU64,
     step: AtomicU64,
+    behind_ms: AtomicU64,
 }
 
 impl SimClock {
@@ -32,6 +33,11 @@ impl SimClock {
     /// Moves the clock on by `nanos`.
     pub fn advance(&self, nanos: Nanos) {
         self.inner.now.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    /// Steps the wall clock back by `ms` milliseconds, as an administrator may; the other one goes on.
+    pub fn step_wall_back(&self, ms: u64) {
+        self.inner.behind_ms.fetch_add(ms, Ordering::Relaxed);
     }
 
     /// From now on every look moves the clock on by `nanos`; 0 stops it.
@@ -47,7 +53,8 @@ impl Clock for SimClock {
     }
 
     fn wall_ms(&self) -> u64 {
-        START_WALL_MS + self.inner.now.load(Ordering::Relaxed) / 1_000_000
+        let behind = self.inner.behind_ms.load(Ordering::Relaxed);
+        START_WALL_MS + self.inner.now.load(Ordering::Relaxed) / 1_000_000 - behind
     }
 }
 

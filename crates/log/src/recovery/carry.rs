@@ -21,6 +21,7 @@ use super::scan::{Found, Piece, Rereader, Source};
 use super::write_path::{self, Chosen, spare_block};
 use super::{DirLock, History, RecoveryReport, RingOutcome};
 use crate::Lsn;
+use crate::archive::Archive;
 use crate::core::Opened;
 use crate::error::{At, LogError};
 use crate::format::{
@@ -124,6 +125,7 @@ pub(crate) fn carry_on(
 
     // The new epoch counts. An error from here on is mended by the next open.
     tidy(&*device, dir, &chain, taken_over_at, &mut warnings)?;
+    let archive = Archive::open(dir, &options, &mut warnings)?;
     remove_rings(&epoch.home(), &chain, &old, &found.ring, &ring, &mut warnings);
     // With a private ring `Process` means a write call, which must not wait for the device.
     let shared = ring.ring.file.is_some();
@@ -155,7 +157,14 @@ pub(crate) fn carry_on(
     }
     let live = live.into_iter().map(Arc::new).collect();
     let epoch = epoch.epoch;
-    let segments = Segments::new(Arc::clone(&device), dir.to_owned(), template, live, last.ready)?;
+    let segments = Segments::new(
+        Arc::clone(&device),
+        dir.to_owned(),
+        template,
+        live,
+        last.ready,
+        archive,
+    )?;
     Ok(Opened {
         dir: dir.to_owned(),
         epoch,

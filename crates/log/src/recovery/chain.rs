@@ -7,6 +7,7 @@ use collie_io::{Device, File, OpenMode};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::Lsn;
+use crate::archive;
 use crate::error::{At, LogError};
 use crate::format::{ALIGN, BLOCK, BadHeader, FrameHeader, Salt, SegmentHeader, VERSION};
 use crate::segments::parse_file_name;
@@ -128,6 +129,21 @@ impl Chain {
 
     /// Reads all headers of `dir` and puts the segments in order.
     pub(crate) fn load(device: &dyn Device, dir: &Path) -> Result<Self, LogError> {
+        Self::load_named(device, dir, parse_file_name)
+    }
+
+    /// As [`Chain::load`], of an archive. No other one is made of archived segments.
+    pub(crate) fn load_archive(device: &dyn Device, dir: &Path) -> Result<Self, LogError> {
+        Self::load_named(device, dir, |name| {
+            archive::parse_name(name).map(|(number, _)| number)
+        })
+    }
+
+    fn load_named(
+        device: &dyn Device,
+        dir: &Path,
+        number_in: impl Fn(&str) -> Option<u64>,
+    ) -> Result<Self, LogError> {
         let mut chain = Self {
             runs: Vec::new(),
             strays: Vec::new(),
@@ -138,7 +154,7 @@ impl Chain {
         };
         let mut files = Vec::new();
         for entry in device.list(dir).at("list", dir)? {
-            let Some(number) = parse_file_name(&entry.name) else {
+            let Some(number) = number_in(&entry.name) else {
                 continue;
             };
             let path = dir.join(&entry.name);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use collie_io::{Device, File, OpenMode, write_all_at};
 
 use super::cut::CUT_SUFFIX;
+use crate::archive;
 use crate::error::{At, LogError};
 use crate::segments::parse_file_name;
 
@@ -60,9 +61,17 @@ fn check_directory(device: &dyn Device, dir: &Path) -> Result<(), LogError> {
         }
         Err(e) => return Err(e).at("list", dir),
     };
+    // Others have directories of that name, too.
+    let is_log = entries
+        .iter()
+        .any(|e| !e.is_dir && (e.name == LOCK || parse_file_name(&e.name).is_some()));
     let foreign = entries.iter().find(|e| {
         let ours = e.name == LOCK || e.name.ends_with(CUT_SUFFIX) || parse_file_name(&e.name).is_some();
-        e.is_dir || !ours
+        if e.is_dir {
+            e.name != archive::DIR || !is_log
+        } else {
+            !ours
+        }
     });
     match foreign {
         None => Ok(()),

@@ -320,6 +320,16 @@ fn log(log: &LogStats, page: &mut Page) {
         log.segment_bytes,
     );
     page.gauge(
+        "collie_log_archived_segments",
+        "Released segments in the archive.",
+        log.archived_segments,
+    );
+    page.gauge(
+        "collie_log_archived_bytes",
+        "Bytes of all archived segments.",
+        log.archived_bytes,
+    );
+    page.gauge(
         "collie_log_ring_shared",
         "1 where the ring survives the process.",
         u8::from(log.ring_shared),

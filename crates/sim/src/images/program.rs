@@ -27,6 +27,8 @@ pub struct Setup {
     pub payload_max: usize,
     /// Whether flights end with a block, [`LogOptions::pad_to_block`].
     pub pad: bool,
+    /// Whether the last two released segments are archived.
+    pub archive: bool,
 }
 
 impl Setup {
@@ -40,6 +42,7 @@ impl Setup {
             direct,
             payload_max: 2_000,
             pad: false,
+            archive: false,
         }
     }
 
@@ -63,6 +66,7 @@ impl Setup {
             direct: rng.coin(),
             payload_max: 1 << (6 + rng.below(7)),
             pad,
+            archive: rng.one_in(3),
         };
         if pad { setup.padded() } else { setup }
     }
@@ -98,6 +102,7 @@ impl Setup {
                 WritePath::FdataSync
             },
             pad_to_block: self.pad,
+            archive_bytes: if self.archive { 2 * self.segment_bytes } else { 0 },
             flush_interval: Duration::from_millis(1),
             threads,
             ..LogOptions::default()

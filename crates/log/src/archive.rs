@@ -1,0 +1,227 @@
+//! Released segments that are kept for a while: [`LogOptions::archive_ttl`](crate::LogOptions::archive_ttl) and
+//! [`LogOptions::archive_bytes`](crate::LogOptions::archive_bytes).
+//!
+//! They lie in a directory of their own, where recovery does not look, under names that are not those of live
+//! segments and tell when each came there. The oldest go first: when they are too old, when all together take too
+//! much, and when the device is full.
+
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_io::Device;
+
+use crate::error::{At, LogError};
+use crate::options::LogOptions;
+use crate::segments::Segment;
+use crate::sync::{Mutex, lock};
+
+/// The archive's directory, in the log's.
+pub(crate) const DIR: &str = "archive";
+/// How often segments that are too old are looked for at the least; those with a short time more often.
+const LOOK: Duration = Duration::from_secs(600);
+
+/// The name of a segment that was archived at `ms` milliseconds since 1970.
+fn name_of(number: u64, ms: u64) -> String {
+    format!("{number:016x}-{ms:012x}.seg")
+}
+
+/// The number in an archived segment's name, and the time.
+pub(crate) fn parse_name(name: &str) -> Option<(u64, u64)> {
+    let (number, ms) = name.strip_suffix(".seg")?.split_once('-')?;
+    let (number, ms) = (
+        u64::from_str_radix(number, 16).ok()?,
+        u64::from_str_radix(ms, 16).ok()?,
+    );
+    (name_of(number, ms) == name).then_some((number, ms))
+}
+
+#[derive(Debug)]
+struct Kept {
+    path: PathBuf,
+    bytes: u64,
+    /// When it was archived, in milliseconds since 1970.
+    since: u64,
+}
+
+/// The archive of an open log.
+#[derive(Debug)]
+pub(crate) struct Archive {
+    device: Arc<dyn Device>,
+    dir: PathBuf,
+    ttl: Duration,
+    bytes: u64,
+    /// Oldest first.
+    kept: Mutex<VecDeque<Kept>>,
+}
+
+impl Archive {
+    /// The archive of the log in `log_dir`, with what is there; `None` where the options ask for none. What earlier
+    /// options left is removed then, with a warning.
+    pub(crate) fn open(
+        log_dir: &Path,
+        options: &LogOptions,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<Self>, LogError> {
+        let archive = Self {
+            device: Arc::clone(&options.device),
+            dir: log_dir.join(DIR),
+            ttl: options.archive_ttl,
+            bytes: options.archive_bytes,
+            kept: Mutex::new(VecDeque::new()),
+        };
+        let exists = archive.find()?;
+        if options.archives() {
+            if !exists {
+                archive
+                    .device
+                    .create_dir_all(&archive.dir)
+                    .at("create", &archive.dir)?;
+                archive.device.sync_dir(log_dir).at("sync", log_dir)?;
+            }
+            return Ok(Some(archive));
+        }
+        let (count, _) = archive.size();
+        while archive.give_up_oldest()? {}
+        if count > 0 {
+            warnings.push(format!(
+                "{count} archived segments were removed from {}: the log is opened without an archive",
+                archive.dir.display()
+            ));
+        }
+        Ok(None)
+    }
+
+    /// Takes stock; `false` where there is no directory.
+    fn find(&self) -> Result<bool, LogError> {
+        let entries = match self.device.list(&self.dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(e) => return Err(e).at("list", &self.dir),
+        };
+        let mut found = Vec::new();
+        for entry in entries.iter().filter(|entry| !entry.is_dir) {
+            if let Some((number, since)) = parse_name(&entry.name) {
+                let path = self.dir.join(&entry.name);
+                let bytes = self.device.stat(&path).at("stat", &path)?.len;
+                found.push((number, Kept { path, bytes, since }));
+            }
+        }
+        found.sort_by_key(|(number, kept)| (*number, kept.since));
+        lock(&self.kept).extend(found.into_iter().map(|(_, kept)| kept));
+        Ok(true)
+    }
+
+    /// Moves a released segment here, for good: when this returns, it is not in the log's directory any more, whatever
+    /// happens.
+    pub(crate) fn take(&self, segment: &Segment) -> Result<(), LogError> {
+        let since = self.now();
+        let path = self.dir.join(name_of(segment.number, since));
+        let bytes = segment.file.stat().at("stat", &segment.path)?.len;
+        let rename = || self.device.rename(&segment.path, &path);
+        let renamed = match rename() {
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                if self.is_gone(&segment.path)? {
+                    return Ok(());
+                }
+                // Then somebody removed the archive.
+                self.device.create_dir_all(&self.dir).at("create", &self.dir)?;
+                lock(&self.kept).clear();
+                rename()
+            }
+            renamed => renamed,
+        };
+        renamed.at("rename", &segment.path)?;
+        // The new name first: a crash in between leaves one of the two, or both, and not none.
+        self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
+        lock(&self.kept).push_back(Kept { path, bytes, since });
+        Ok(())
+    }
+
+    /// Whether somebody removed a released segment for us.
+    fn is_gone(&self, path: &Path) -> Result<bool, LogError> {
+        match self.device.stat(path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(true),
+            stat => stat.at("stat", path).map(|_| false),
+        }
+    }
+
+    /// Removes what is too old, and the oldest of what is too much.
+    pub(crate) fn purge(&self) -> Result<(), LogError> {
+        let now = self.now();
+        for kept in lock(&self.kept).iter_mut() {
+            // A clock that was stepped back keeps nothing for longer than its time from now on.
+            kept.since = kept.since.min(now);
+        }
+        while self.oldest_is_due(now) {
+            self.give_up_oldest()?;
+        }
+        Ok(())
+    }
+
+    fn oldest_is_due(&self, now: u64) -> bool {
+        let kept = lock(&self.kept);
+        let total: u64 = kept.iter().map(|kept| kept.bytes).sum();
+        let ttl = u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX);
+        kept.front().is_some_and(|oldest| {
+            let age = now.saturating_sub(oldest.since);
+            ttl > 0 && age >= ttl || self.bytes > 0 && total > self.bytes
+        })
+    }
+
+    /// Removes the oldest segment; `false` where there is none.
+    pub(crate) fn give_up_oldest(&self) -> Result<bool, LogError> {
+        let Some(oldest) = lock(&self.kept).pop_front() else {
+            return Ok(false);
+        };
+        match self.device.remove_file(&oldest.path) {
+            // Somebody removed it for us.
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            removed => {
+                removed.at("remove", &oldest.path)?;
+                // Should a crash bring it back, the next open finds it and it is removed again.
+                self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// How long until somebody should look for what is too old.
+    pub(crate) fn interval(&self) -> Duration {
+        match self.ttl {
+            Duration::ZERO => LOOK,
+            ttl => LOOK.min(ttl / 2).max(Duration::from_millis(100)),
+        }
+    }
+
+    /// How many segments are here, and the bytes that they take.
+    pub(crate) fn size(&self) -> (usize, u64) {
+        let kept = lock(&self.kept);
+        (kept.len(), kept.iter().map(|kept| kept.bytes).sum())
+    }
+
+    fn now(&self) -> u64 {
+        self.device.clock().wall_ms()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segments::{file_name, parse_file_name};
+
+    #[test]
+    fn no_archived_name_is_a_live_one_and_none_of_these_is_an_archived_one() {
+        for (number, ms) in [(1, 0), (255, 1_700_000_000_000), (u64::MAX, u64::MAX)] {
+            let name = name_of(number, ms);
+            assert_eq!(parse_name(&name), Some((number, ms)));
+            assert_eq!(parse_file_name(&name), None);
+            assert_eq!(parse_name(&file_name(number)), None);
+        }
+        for name in ["LOCK", "1-2.seg", "0000000000000001-00000000000A.seg"] {
+            assert_eq!(parse_name(name), None, "{name}");
+        }
+    }
+}

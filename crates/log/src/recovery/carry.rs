@@ -81,7 +81,7 @@ pub(crate) fn carry_on(
     // They proved nothing, and on a full device they are in the way.
     remove_files(&*device, dir, chain.strays.iter().map(|s| &s.path))?;
     let mut live = old_segments(&chain, found.promise);
-    rely_on(&chain, &live, found.end)?;
+    rely_on(&chain, &live)?;
 
     let mut epoch = Epoch {
         device: &*device,
@@ -255,14 +255,13 @@ fn cut(segment: &mut Segment, end: Lsn) {
     segment.reusable = false;
 }
 
-/// Makes durable what the log, which ends at `end`, goes on to rely on: a reopened file may show pages that are not
-/// on the device. Nor need the newest epoch's own header be there: an open whose last sync failed has left it in
-/// the page cache, clean. Writing it again, as it is, dirties it. (Where more than the copy is there, somebody has
-/// appended, and nobody could before the header was durable.)
-fn rely_on(chain: &Chain, live: &[Segment], end: Lsn) -> Result<(), LogError> {
+/// Makes durable what the log goes on to rely on: a reopened file may show pages that are not on the device.
+/// Nor need the newest epoch's own header be there: an open whose last sync failed has left it in the page
+/// cache, clean. Writing it again, as it is, dirties it.
+fn rely_on(chain: &Chain, live: &[Segment]) -> Result<(), LogError> {
     if let Some(first) = chain
         .last()
-        .filter(|run| run.is_whole() && end <= run.carried_end())
+        .filter(|run| run.is_whole())
         .and_then(|run| run.segments.first())
     {
         write_all_at(&*first.file, &first.header.encode(), 0).at("write", &first.path)?;

@@ -389,22 +389,17 @@ impl Shard {
 
     /// As `seek`, for a key with the common prefix.
     fn lower_bound(&self, key: &[u8], start: Lsn, digest: u64) -> Cursor {
-        let before = |there: u64, place: Place| match there.cmp(&digest) {
-            Ordering::Equal => {
-                let stored = read(&self.chunks, place);
-                stored.key.cmp(key).then(start.cmp(&stored.start)) == Ordering::Less
-            }
-            order => order == Ordering::Less,
+        let before = |place: Place| {
+            let stored = read(&self.chunks, place);
+            stored.key.cmp(key).then(start.cmp(&stored.start)) == Ordering::Less
         };
         // The leaf before the first one that starts at or after the target.
-        let leaf = partition(self.firsts.len(), |i| {
-            before(self.firsts[i], self.leaves[i].places[0])
-        });
+        let leaf = lower_bound(&self.firsts, digest, |i| before(self.leaves[i].places[0]));
         let Some(number) = leaf.checked_sub(1) else {
             return Cursor { leaf: 0, index: 0 };
         };
         let leaf = &self.leaves[number];
-        let index = partition(leaf.places.len(), |i| before(leaf.digests[i], leaf.places[i]));
+        let index = lower_bound(&leaf.digests, digest, |i| before(leaf.places[i]));
         if index == leaf.places.len() && number + 1 < self.leaves.len() {
             return Cursor {
                 leaf: number + 1,
@@ -415,9 +410,15 @@ impl Shard {
     }
 }
 
-/// The number of leading indexes for which `before` holds; it must hold for a prefix of them.
-fn partition(len: usize, before: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (0, len);
+/// How many of the sorted digests lie before the target, whose digest is `digest`; `before` tells of an index with
+/// that very digest. Digests seldom tie, so they are searched first and alone: that search has no branch to
+/// mispredict.
+fn lower_bound(digests: &[u64], digest: u64, before: impl Fn(usize) -> bool) -> usize {
+    let mut low = digests.partition_point(|there| *there < digest);
+    if digests.get(low) != Some(&digest) {
+        return low;
+    }
+    let mut high = low + digests[low..].partition_point(|there| *there == digest);
     while low < high {
         let middle = low.midpoint(high);
         if before(middle) {

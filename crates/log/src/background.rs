@@ -16,6 +16,11 @@ use crate::worker::Worker;
 /// How often a shared ring's file is looked at, in flush intervals.
 const LOOK_AT_RING: u32 = 20;
 
+/// How often it gives up its time slice before it flies for tasks. Where no core is idle the threads whose tasks
+/// were served a moment ago do their work meanwhile, and what they append comes along; where one is, this costs
+/// next to nothing. docs/experiments.md has the figures.
+const YIELDS: u32 = if cfg!(shuttle) { 0 } else { 2 };
+
 /// The threads of an open log, or none.
 #[derive(Debug)]
 pub(crate) struct Background {
@@ -102,6 +107,7 @@ impl Flushing {
                 return;
             }
             if let Some((end, level)) = self.core.waiting.farthest() {
+                (0..YIELDS).for_each(|_| crate::sync::yield_now());
                 // Poison and close are seen at the next turn.
                 let _ = self.core.wait(end, level);
                 self.core.wake_tasks();

@@ -80,6 +80,8 @@ pub struct LogBench {
     pub segment_bytes: u64,
     /// How groups are written.
     pub write_path: WritePath,
+    /// How many writes Collie may have under way at once.
+    pub writes_in_flight: usize,
     /// Where the log files go for the time of the measurement: a new directory in here.
     pub dir: PathBuf,
 }
@@ -100,6 +102,7 @@ impl Default for LogBench {
             segment_bytes: log.segment_bytes,
             // What each open finds out for itself would make unlike runs.
             write_path: WritePath::Direct,
+            writes_in_flight: 1,
             dir: std::env::temp_dir(),
         }
     }
@@ -275,6 +278,7 @@ impl LogBench {
                     ring_bytes: self.ring_bytes,
                     segment_bytes: self.segment_bytes,
                     write_path: self.write_path,
+                    writes_in_flight: Some(self.writes_in_flight),
                     ..LogOptions::default()
                 };
                 self.drive(Collie::open(&path, options)?, threads, duration, appended)

@@ -357,6 +357,9 @@ pub(crate) struct LogBenchArgs {
     /// Appends that a thread has under way before it waits for the oldest.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) in_flight: usize,
+    /// Writes that the log may have under way at once, 1 to 3
+    #[arg(long, value_name = "W", default_value_t = 1)]
+    pub(crate) writes_in_flight: usize,
     /// Measure one mutex, eight insertion locks (PostgreSQL) and a link buffer (MySQL 8) as well.
     #[arg(long)]
     pub(crate) baselines: bool,

@@ -177,6 +177,7 @@ fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
         size: args.size,
         durability: args.durability.level(),
         in_flight: args.in_flight,
+        writes_in_flight: args.writes_in_flight,
         logs: if args.baselines {
             LogKind::ALL.to_vec()
         } else {
@@ -227,7 +228,7 @@ fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
 fn describe(bench: &LogBench) -> String {
     format!(
         "appends of {} bytes, each waits for: {}{}; ring {}, drains to files in {}\n\
-         groups are written past the page cache where the file system can, by whoever waits first, for everybody\n\
+         groups are written past the page cache where the file system can, by whoever waits first, for everybody; {} at once\n\
          {} × {:?} each, interleaved; medians, [slowest – fastest]",
         bench.size,
         level_name(bench.durability),
@@ -238,6 +239,10 @@ fn describe(bench: &LogBench) -> String {
         },
         ring_name(&bench.ring),
         bench.dir.display(),
+        match bench.writes_in_flight {
+            1 => "one write".to_owned(),
+            several => format!("up to {several} writes"),
+        },
         bench.repeat,
         bench.duration,
     )

@@ -154,6 +154,7 @@ impl Core {
             true => (herd.register(), FILLER_MAX),
             false => (None, 0),
         };
+        let in_flight = report.writes_in_flight;
         let counted = || Counted {
             frames: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -169,7 +170,7 @@ impl Core {
             next: Reservations::new(end),
             written: Alone(AtomicU64::new(end)),
             durable: Alone(AtomicU64::new(end)),
-            gate: Gate::new(Flusher::new(end, &partial, filler_slot)),
+            gate: Gate::new(Flusher::new(end, &partial, filler_slot, in_flight), in_flight),
             waiting: Waiting::default(),
             state: AtomicU32::new(RUNNING),
             cause: OnceLock::new(),

@@ -14,7 +14,7 @@ use crate::segments::{Segment, Segments};
 
 /// The most that one flight carries, in bytes.
 const PIECE: usize = 1 << 20;
-/// So many whole blocks are worth a flight of their own while others are in the air. The rest of the last block
+/// So many whole blocks are worth a flight of their own where others may be in the air. The rest of the last block
 /// then waits for the next flight, which can start at once, because no block is in two of them.
 const WHOLE_BLOCKS: usize = if cfg!(shuttle) { 1 } else { 4 };
 
@@ -45,6 +45,8 @@ pub(crate) struct Flusher {
     filler_slot: Option<SlotId>,
     /// Segments written to since their last sync.
     unsynced: Vec<Arc<Segment>>,
+    /// Whether another flight may start while one is in the air.
+    overlapping: bool,
     /// Bytes that landed so far, whole blocks.
     pub(crate) device_bytes: u64,
 }
@@ -91,9 +93,9 @@ impl Load {
 }
 
 impl Flusher {
-    /// A flusher that goes on at `written`, whose block begins with `partial`.
-    /// `filler_slot` is there where flights pad; `partial` is empty then.
-    pub(crate) fn new(written: Lsn, partial: &[u8], filler_slot: Option<SlotId>) -> Self {
+    /// A flusher that goes on at `written`, whose block begins with `partial`, and has up to `in_flight` flights in
+    /// the air. `filler_slot` is there where flights pad; `partial` is empty then.
+    pub(crate) fn new(written: Lsn, partial: &[u8], filler_slot: Option<SlotId>, in_flight: usize) -> Self {
         debug_assert!(filler_slot.is_none() || partial.is_empty());
         let mut tail = Block::new_zeroed();
         if let Some(start) = tail.as_mut_bytes().get_mut(..partial.len()) {
@@ -109,6 +111,7 @@ impl Flusher {
             segment: None,
             filler_slot,
             unsynced: Vec::new(),
+            overlapping: in_flight > 1,
             device_bytes: 0,
         }
     }
@@ -214,7 +217,7 @@ impl Flusher {
         let n = (most as usize).min(PIECE - self.partial);
         let blocks = (self.partial + n) / BLOCK;
         let whole = (blocks * BLOCK).saturating_sub(self.partial);
-        if blocks >= WHOLE_BLOCKS && end <= self.started + whole as u64 {
+        if self.overlapping && blocks >= WHOLE_BLOCKS && end <= self.started + whole as u64 {
             Some(whole)
         } else {
             Some(n)

@@ -32,10 +32,10 @@ use std::time::Duration;
 use crate::Lsn;
 use crate::sync::{ALL, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, WaitWord, lock};
 
+/// The most flights that any log has in the air at once.
+pub(crate) const IN_FLIGHT_MAX: usize = 3;
 /// Places for flights: those in the air, and the next one.
-const WORDS: usize = 4;
-/// The most flights in the air at once.
-const IN_THE_AIR_MAX: usize = WORDS - 1;
+const WORDS: usize = IN_FLIGHT_MAX + 1;
 
 /// How often a waiter gives up its time slice before it sleeps. Bounded, so that an idle processor is not
 /// kept busy for the time of a sync; docs/experiments.md has the figures.
@@ -143,15 +143,19 @@ pub(crate) struct Gate<P: Pilot> {
     words: [WaitWord; WORDS],
     /// Sleepers for room in the ring rather than for durability.
     room: WaitWord,
+    /// The most flights in the air at once, at most [`IN_FLIGHT_MAX`].
+    most: usize,
 }
 
 impl<P: Pilot> Gate<P> {
-    pub(crate) fn new(desk: P::Desk) -> Self {
+    pub(crate) fn new(desk: P::Desk, most: usize) -> Self {
+        debug_assert!((1..=IN_FLIGHT_MAX).contains(&most), "places are for no more");
         Self {
+            most,
             lead: Mutex::new(Lead {
                 desk,
                 newest: 0,
-                air: VecDeque::with_capacity(IN_THE_AIR_MAX),
+                air: VecDeque::with_capacity(most),
             }),
             newest: AtomicU64::new(0),
             landed: AtomicU64::new(0),
@@ -330,7 +334,7 @@ impl<P: Pilot> Gate<P> {
     }
 
     fn is_full(&self, pilot: &P, lead: &Lead<P::Desk, P::Load>) -> bool {
-        lead.air.len() == IN_THE_AIR_MAX || pilot.must_wait(&lead.desk)
+        lead.air.len() >= self.most || pilot.must_wait(&lead.desk)
     }
 
     fn target(&self, number: u64) -> &AtomicU64 {

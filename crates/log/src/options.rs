@@ -7,6 +7,7 @@ use std::time::Duration;
 use collie_io::{Device, RealDevice};
 
 use crate::format::{BLOCK, FRAME_HEADER, RING_DIR_MAX};
+use crate::gate::IN_FLIGHT_MAX;
 use crate::{LogError, Lsn};
 
 /// Where LSNs start: high enough that no small number is mistaken for one.
@@ -77,7 +78,8 @@ pub enum WritePath {
     FdataSync,
     /// Write past the page cache, durable on return (`O_DIRECT | O_DSYNC`), where the file system can;
     /// else as [`WritePath::FdataSync`], with a warning in the report. With a private ring, too, as
-    /// [`WritePath::FdataSync`]: there [`Level::Process`] means a write call, which must not wait for the device. Up to three writes are under way at once.
+    /// [`WritePath::FdataSync`]: there [`Level::Process`] means a write call, which must not wait for the device. Several
+    /// writes may be under way at once: [`LogOptions::writes_in_flight`].
     Direct,
 }
 
@@ -158,6 +160,11 @@ pub struct LogOptions {
     /// are used again, and what an earlier open archived is removed. A full device gives up what is archived,
     /// oldest first, before an append is refused. Default: 0.
     pub archive_bytes: u64,
+    /// How many writes may be under way at once, 1 to 3, where they go past the page cache; where a sync is needed it
+    /// is one at a time. `None`, the default: found out at each open, as with [`WritePath::Auto`]: three where two
+    /// writes at once take hardly longer than one, else one. With one, a flush takes everything that is there; with
+    /// several, those of 16 KiB and more leave their last, partly filled block to the next one.
+    pub writes_in_flight: Option<usize>,
     /// How long appended bytes may stay in the ring before they are flushed although nobody waits; at least
     /// a millisecond. Default 50 ms.
     pub flush_interval: Duration,
@@ -188,6 +195,7 @@ impl Default for LogOptions {
             pad_to_block: false,
             archive_ttl: Duration::ZERO,
             archive_bytes: 0,
+            writes_in_flight: None,
             flush_interval: Duration::from_millis(50),
             manual_flush: false,
             threads: true,
@@ -228,6 +236,14 @@ impl LogOptions {
             return bad(
                 "max_workers",
                 format!("{} is not from 2 to 65,536", self.max_workers),
+            );
+        }
+        if let Some(writes) = self.writes_in_flight
+            && !(1..=IN_FLIGHT_MAX).contains(&writes)
+        {
+            return bad(
+                "writes_in_flight",
+                format!("{writes} is not from 1 to {IN_FLIGHT_MAX}"),
             );
         }
         if !self.min_lsn.is_multiple_of(8) || self.min_lsn >= 1 << 62 {

@@ -645,6 +645,9 @@ fn the_way_to_write_is_found_out_at_open_and_nothing_of_the_trial_is_left() {
                 probe.fdatasync_ns >= probe.direct_ns / 5 * 4,
                 "{probe:?}"
             );
+            assert!(probe.pair_ns > 0, "{probe:?}");
+            let several = report.direct && probe.pair_ns <= probe.direct_ns / 10 * 11;
+            assert_eq!(report.writes_in_flight, if several { 3 } else { 1 }, "{probe:?}");
         } else {
             assert!(!report.direct || !report.ring_shared, "{report:?}");
         }
@@ -663,6 +666,22 @@ fn the_way_to_write_is_found_out_at_open_and_nothing_of_the_trial_is_left() {
     };
     let log = Log::open(dir.path(), asked).unwrap();
     assert!(!log.recovery().direct && log.recovery().probe.is_none());
+    drop(log);
+    let asked = LogOptions {
+        write_path: WritePath::Direct,
+        writes_in_flight: Some(2),
+        ..small()
+    };
+    let log = Log::open(dir.path(), asked).unwrap();
+    let report = log.recovery();
+    assert!(report.probe.is_none() && report.writes_in_flight == if report.direct { 2 } else { 1 });
+    drop(log);
+    let wrong = LogOptions {
+        writes_in_flight: Some(4),
+        ..small()
+    };
+    let error = Log::open(dir.path(), wrong).unwrap_err().to_string();
+    assert!(error.contains("4 is not from 1 to 3"), "{error}");
 }
 
 #[test]

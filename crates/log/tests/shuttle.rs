@@ -89,6 +89,7 @@ fn options(device: &SimDevice) -> LogOptions {
         } else {
             WritePath::FdataSync
         },
+        writes_in_flight: Some(if coin() { 3 } else { 1 }),
         flush_interval: Duration::from_secs(1),
         threads: false,
         ..LogOptions::default()

@@ -8,7 +8,7 @@ use loom::thread;
 
 use super::{Bytes, FRAME, Model, THREE, TWO, explore};
 use crate::Lsn;
-use crate::gate::{Gate, Pilot, Start, Takeoff};
+use crate::gate::{Gate, IN_FLIGHT_MAX, Pilot, Start, Takeoff};
 
 /// How far a flight goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -116,7 +116,7 @@ impl Pilot for Store {
 impl Store {
     fn new(way: Way, frames: usize, load: Lsn, room_wanted: bool) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
-            gate: Gate::new(0),
+            gate: Gate::new(0, IN_FLIGHT_MAX),
             way,
             appended: AtomicU64::new(0),
             written: AtomicU64::new(0),
@@ -495,7 +495,7 @@ impl Herded {
 fn the_gate_and_the_herd_together_acknowledge_only_complete_frames() {
     explore("gate over a herd, 2 committers", THREE, || {
         let herded = Arc::new(Herded {
-            gate: Gate::new(0),
+            gate: Gate::new(0, IN_FLIGHT_MAX),
             log: Model::new(2, 2),
             durable: AtomicU64::new(0),
             device: Bytes::new(2),

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use super::chain::{Chain, Run};
 use super::new_ring::{Home, NewRing, remove_rings};
 use super::old_ring::OldRing;
 use super::scan::{Found, Piece, Rereader, Source};
-use super::write_path::{self, Chosen, spare_block};
+use super::write_path::{self, Chosen, spare_blocks};
 use super::{DirLock, History, RecoveryReport, RingOutcome};
 use crate::Lsn;
 use crate::archive::Archive;
@@ -129,10 +130,14 @@ pub(crate) fn carry_on(
     remove_rings(&epoch.home(), &chain, &old, &found.ring, &ring, &mut warnings);
     // With a private ring `Process` means a write call, which must not wait for the device.
     let shared = ring.ring.file.is_some();
-    let Chosen { direct, probe } = if shared {
-        write_path::choose(&options, &mut last.segments, last.spare, &mut warnings)?
+    let Chosen {
+        direct,
+        in_flight,
+        probe,
+    } = if shared {
+        write_path::choose(&options, &mut last.segments, &last.spare, &mut warnings)?
     } else {
-        Chosen::default()
+        Chosen::cached()
     };
     let template = last.template;
     live.extend(last.segments);
@@ -149,6 +154,7 @@ pub(crate) fn carry_on(
         ring: found.ring,
         ring_shared: ring.ring.file.is_some(),
         direct,
+        writes_in_flight: in_flight,
         probe,
         warnings,
     };
@@ -290,8 +296,8 @@ struct Begun {
     template: SegmentHeader,
     /// Zeroed bytes of the last segment's data.
     ready: u64,
-    /// The offset of a zeroed block in it that holds nothing.
-    spare: Option<u64>,
+    /// Where in it zeroed blocks lie that hold nothing.
+    spare: Range<u64>,
     /// What the last block holds.
     partial: Vec<u8>,
     /// Bytes that were copied.
@@ -559,7 +565,7 @@ impl Writer<'_, '_> {
             segments: segments.collect(),
             template: self.template,
             ready,
-            spare: spare_block(ready, used),
+            spare: spare_blocks(ready, used),
             partial: self.buffer,
             carried: end - self.template.first_lsn.get(),
         })

@@ -105,7 +105,9 @@ pub struct RecoveryReport {
     pub ring_shared: bool,
     /// Whether groups are written past the page cache.
     pub direct: bool,
-    /// What was measured to choose that, [`WritePath::Auto`](crate::WritePath::Auto).
+    /// How many writes may be under way at once.
+    pub writes_in_flight: usize,
+    /// What was measured to choose these, [`WritePath::Auto`](crate::WritePath::Auto).
     pub probe: Option<Probe>,
     /// What somebody should know: fallbacks, and possible losses.
     pub warnings: Vec<String>,

@@ -103,6 +103,7 @@ impl Setup {
             },
             pad_to_block: self.pad,
             archive_bytes: if self.archive { 2 * self.segment_bytes } else { 0 },
+            writes_in_flight: Some(3),
             flush_interval: Duration::from_millis(1),
             threads,
             ..LogOptions::default()

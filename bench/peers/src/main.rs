@@ -3,9 +3,11 @@
 //! `cargo run --release -- log --threads 1,4,16,64` appends 100-byte records to a log, each durable before the
 //! next of its thread. `cargo run --release -- puts --threads 1,64` puts durable keys into a store.
 //! `cargo run --release -- fill --threads 1,2` fills a store without waiting for the device; each peer's
-//! level is printed, since they differ.
+//! level is printed, since they differ. `cargo run --release -- readers` puts readers beside writers, over sockets, on a
+//! slow device.
 
 mod logs;
+mod readers;
 mod stores;
 
 use std::collections::BTreeMap;
@@ -57,6 +59,9 @@ enum Bench {
     Open,
     /// fillseq and fillrandom without waiting for the device: collie, fjall.
     Fill,
+    /// Readers beside writers while each sync takes a millisecond longer: collie's server, Redis (redis-server,
+    /// redis-benchmark and a C compiler are needed).
+    Readers,
 }
 
 /// What one thread does, over and over; it is given a number that no other call gets.
@@ -84,6 +89,7 @@ fn main() -> Result<()> {
         Bench::Log => compare(&args, "log", &logs::PEERS, timed),
         Bench::Puts => compare(&args, "puts", &stores::DURABLE, timed),
         Bench::Open => open_empty(&args),
+        Bench::Readers => readers::run(args.repeat, &args.dir),
         Bench::Fill => {
             compare(&args, "fillseq", &stores::FILL, |args, make, threads| {
                 counted(args, make, threads, false)

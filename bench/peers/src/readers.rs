@@ -1,0 +1,269 @@
+//! What readers pay for writers on a slow device: 25 clients that SET and 25 that GET at the same time, replies
+//! durable, each sync longer by a millisecond. Collie's server runs in this process, on a device that waits after each
+//! sync and each write past the page cache; Redis runs with a library before its own that waits after `fdatasync`.
+//! (A tracer that injects the wait stops all threads for each call, and is none the wiser about which of them waits.)
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use collie_db::{Db, Options};
+use collie_io::{Clock, Device, Entry, File, Mapping, OpenMode, RealDevice, Stat};
+use collie_server::{Server, ServerConfig, ServerError};
+
+const DELAY: Duration = Duration::from_millis(1);
+/// Requests of the readers; the writers, who are slower, are to outlast them.
+const GETS: u32 = 40_000;
+const SETS: u32 = 60_000;
+
+const SLOW_FDATASYNC: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <unistd.h>
+int fdatasync(int fd) {
+    int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
+    int result = real(fd), error = errno;
+    usleep(1000);
+    errno = error;
+    return result;
+}
+"#;
+
+/// A device whose syncs take longer.
+#[derive(Debug)]
+struct Slow(RealDevice);
+
+#[derive(Debug)]
+struct SlowFile {
+    file: Arc<dyn File>,
+    durable_writes: bool,
+}
+
+impl Device for Slow {
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        Ok(Arc::new(SlowFile {
+            file: self.0.open(path, mode)?,
+            durable_writes: mode == OpenMode::DirectSync,
+        }))
+    }
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        self.0.stat(path)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        self.0.list(dir)
+    }
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.0.create_dir_all(dir)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.0.remove_file(path)
+    }
+    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.0.remove_dir_all(dir)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.0.sync_dir(dir)
+    }
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        self.0.boot_id()
+    }
+    fn random(&self, buf: &mut [u8]) -> io::Result<()> {
+        self.0.random(buf)
+    }
+    fn uid(&self) -> u32 {
+        self.0.uid()
+    }
+    fn clock(&self) -> &dyn Clock {
+        self.0.clock()
+    }
+}
+
+impl File for SlowFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(buf, offset)
+    }
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        let written = self.file.write_at(buf, offset)?;
+        if self.durable_writes {
+            std::thread::sleep(DELAY);
+        }
+        Ok(written)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()?;
+        std::thread::sleep(DELAY);
+        Ok(())
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.file.allocate(len)
+    }
+    fn stat(&self) -> io::Result<Stat> {
+        self.file.stat()
+    }
+    fn try_lock(&self) -> io::Result<bool> {
+        self.file.try_lock()
+    }
+    fn map(&self, len: usize) -> io::Result<Mapping> {
+        self.file.map(len)
+    }
+}
+
+enum Running {
+    Collie(JoinHandle<Result<(), ServerError>>),
+    Redis(Child),
+}
+
+/// Clients' view of a load: the median and 99th percentile in milliseconds, and requests per second.
+#[derive(Clone, Copy)]
+struct Load {
+    p50: f64,
+    p99: f64,
+    per_second: f64,
+}
+
+pub fn run(repeat: usize, dir: &Path) -> Result<()> {
+    std::fs::create_dir_all(dir)?;
+    let slow = dir.join("slow_fdatasync.so").canonicalize().or_else(|_| compile(dir))?;
+    let mut runs: [Vec<(Load, Load)>; 2] = [Vec::new(), Vec::new()];
+    for round in 0..repeat {
+        for (name, runs) in ["collie", "redis"].iter().zip(&mut runs) {
+            eprint!("\rreaders, round {} of {repeat}, {name:<8}", round + 1);
+            let home = dir.join(name);
+            let _ = std::fs::remove_dir_all(&home);
+            std::fs::create_dir_all(&home)?;
+            let (running, addr) = if *name == "collie" { collie(&home)? } else { redis(&home, &slow)? };
+            runs.push(measure(addr)?);
+            stop(running, addr)?;
+            let _ = std::fs::remove_dir_all(&home);
+        }
+    }
+    eprint!("\r{:60}\r", "");
+    println!("25 clients SET, 25 GET at the same time, each sync 1 ms longer; medians of {repeat} rounds");
+    let p99 = |runs: &[(Load, Load)]| median(runs.iter().map(|run| run.0.p99));
+    for (name, runs) in ["collie", "redis"].iter().zip(&runs) {
+        let of = |pick: fn(&(Load, Load)) -> f64| median(runs.iter().map(pick));
+        println!(
+            "{name:<7} GET p50 {:.3} ms, p99 {:.3} ms, {:.0}/s   SET p50 {:.3} ms, p99 {:.3} ms, {:.0}/s",
+            of(|r| r.0.p50),
+            of(|r| r.0.p99),
+            of(|r| r.0.per_second),
+            of(|r| r.1.p50),
+            of(|r| r.1.p99),
+            of(|r| r.1.per_second),
+        );
+    }
+    println!("readers' p99, Collie / Redis: {:.2}", p99(&runs[0]) / p99(&runs[1]));
+    Ok(())
+}
+
+fn compile(dir: &Path) -> io::Result<std::path::PathBuf> {
+    let source = dir.join("slow_fdatasync.c");
+    std::fs::write(&source, SLOW_FDATASYNC)?;
+    let library = dir.join("slow_fdatasync.so");
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).arg("-ldl").status()?;
+    if !compiled.success() {
+        return Err(io::Error::other("cc could not compile the library that slows fdatasync"));
+    }
+    library.canonicalize()
+}
+
+fn collie(home: &Path) -> Result<(Running, SocketAddr)> {
+    let options = Options {
+        create_if_missing: true,
+        device: Arc::new(Slow(RealDevice::new())),
+        ..Options::default()
+    };
+    let config = ServerConfig {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        ..ServerConfig::default()
+    };
+    let server = Server::bind(config, Db::open(home.join("store"), options)?)?;
+    let addr = server.local_addr();
+    Ok((Running::Collie(std::thread::spawn(|| server.run(std::future::pending()))), addr))
+}
+
+fn redis(home: &Path, slow: &Path) -> Result<(Running, SocketAddr)> {
+    // Somebody may take it in between; then Redis says so and ends.
+    let addr = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let server = Command::new("redis-server")
+        .args(["--port", &addr.port().to_string(), "--appendonly", "yes", "--appendfsync", "always", "--save", ""])
+        .arg("--dir")
+        .arg(home)
+        .env("LD_PRELOAD", slow)
+        .stdout(Stdio::null())
+        .spawn()
+        .context("redis-server (Debian package redis-server)")?;
+    for _ in 0..100 {
+        if TcpStream::connect(addr).is_ok() {
+            return Ok((Running::Redis(server), addr));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    bail!("redis-server does not answer at {addr}")
+}
+
+fn stop(running: Running, addr: SocketAddr) -> Result<()> {
+    let port = addr.port().to_string();
+    // The server goes without a reply.
+    let _ = Command::new("redis-cli").args(["-p", &port, "shutdown", "nosave"]).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+    match running {
+        Running::Collie(thread) => match thread.join() {
+            Ok(ended) => Ok(ended?),
+            Err(_) => bail!("the server panicked"),
+        },
+        Running::Redis(mut child) => {
+            child.wait()?;
+            Ok(())
+        }
+    }
+}
+
+fn measure(addr: SocketAddr) -> Result<(Load, Load)> {
+    let mut writers = load(addr, "set", SETS).spawn().context("redis-benchmark (Debian package redis-tools)")?;
+    std::thread::sleep(Duration::from_millis(300));
+    let readers = load(addr, "get", GETS).output()?;
+    let too_short = writers.try_wait()?.is_some();
+    let writers = writers.wait_with_output()?;
+    ensure!(!too_short, "the writers were done before the readers");
+    Ok((parse(&readers.stdout)?, parse(&writers.stdout)?))
+}
+
+fn load(addr: SocketAddr, command: &str, requests: u32) -> Command {
+    let mut load = Command::new("redis-benchmark");
+    load.args(["-p", &addr.port().to_string(), "-t", command, "-n", &requests.to_string()])
+        .args(["-c", "25", "-d", "100", "-r", "1000000", "--csv"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    load
+}
+
+/// The last line: name, requests per second, mean, least, median, 95th, 99th percentile, and longest, each in quotes.
+fn parse(csv: &[u8]) -> Result<Load> {
+    let text = String::from_utf8_lossy(csv);
+    let line = text.lines().last().unwrap_or_default();
+    let fields: Vec<f64> = line.split(',').skip(1).filter_map(|field| field.trim_matches('"').parse().ok()).collect();
+    ensure!(fields.len() == 7, "redis-benchmark said {line:?}");
+    Ok(Load {
+        p50: fields[3],
+        p99: fields[5],
+        per_second: fields[0],
+    })
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

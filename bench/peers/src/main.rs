@@ -3,8 +3,8 @@
 //! `cargo run --release -- log --threads 1,4,16,64` appends 100-byte records to a log, each durable before the
 //! next of its thread. `cargo run --release -- puts --threads 1,64` puts durable keys into a store.
 //! `cargo run --release -- fill --threads 1,2` fills a store without waiting for the device; each peer's
-//! level is printed, since they differ. `cargo run --release -- readers` puts readers beside writers, over sockets, on a
-//! slow device.
+//! level is printed, since they differ. `cargo run --release -- readers` has clients read and write in turn,
+//! over sockets, on a slow device.
 
 mod logs;
 mod readers;
@@ -59,8 +59,8 @@ enum Bench {
     Open,
     /// fillseq and fillrandom without waiting for the device: collie, fjall.
     Fill,
-    /// Readers beside writers while each sync takes a millisecond longer: collie's server, Redis (redis-server,
-    /// redis-benchmark and a C compiler are needed).
+    /// Reads among writes while each sync takes a millisecond longer: collie's server, Redis (redis-server,
+    /// redis-cli and a C compiler are needed).
     Readers,
 }
 

@@ -1,15 +1,15 @@
-//! What readers pay for writers on a slow device: 25 clients that SET and 25 that GET at the same time, replies
-//! durable, each sync longer by a millisecond. Collie's server runs in this process, on a device that waits after each
+//! What reads pay for writes on a slow device: 50 clients that SET and GET in turn, replies durable, each sync longer
+//! by a millisecond. Collie's server runs in this process, on a device that waits after each
 //! sync and each write past the page cache; Redis runs with a library before its own that waits after `fdatasync`.
 //! (A tracer that injects the wait stops all threads for each call, and is none the wiser about which of them waits.)
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use collie_db::{Db, Options};
@@ -17,9 +17,9 @@ use collie_io::{Clock, Device, Entry, File, Mapping, OpenMode, RealDevice, Stat}
 use collie_server::{Server, ServerConfig, ServerError};
 
 const DELAY: Duration = Duration::from_millis(1);
-/// Requests of the readers; the writers, who are slower, are to outlast them.
-const GETS: u32 = 40_000;
-const SETS: u32 = 60_000;
+const CLIENTS: u64 = 50;
+const WARM_UP: Duration = Duration::from_millis(500);
+const DURATION: Duration = Duration::from_secs(3);
 
 const SLOW_FDATASYNC: &str = r#"
 #define _GNU_SOURCE
@@ -150,7 +150,7 @@ pub fn run(repeat: usize, dir: &Path) -> Result<()> {
         }
     }
     eprint!("\r{:60}\r", "");
-    println!("25 clients SET, 25 GET at the same time, each sync 1 ms longer; medians of {repeat} rounds");
+    println!("{CLIENTS} clients, SET and GET in turn, each sync 1 ms longer; medians of {repeat} rounds");
     let p99 = |runs: &[(Load, Load)]| median(runs.iter().map(|run| run.0.p99));
     for (name, runs) in ["collie", "redis"].iter().zip(&runs) {
         let of = |pick: fn(&(Load, Load)) -> f64| median(runs.iter().map(pick));
@@ -164,7 +164,7 @@ pub fn run(repeat: usize, dir: &Path) -> Result<()> {
             of(|r| r.1.per_second),
         );
     }
-    println!("readers' p99, Collie / Redis: {:.2}", p99(&runs[0]) / p99(&runs[1]));
+    println!("p99 of GET, Collie / Redis: {:.3}", p99(&runs[0]) / p99(&runs[1]));
     Ok(())
 }
 
@@ -230,35 +230,76 @@ fn stop(running: Running, addr: SocketAddr) -> Result<()> {
     }
 }
 
+/// Every client sends a SET, then a GET, and waits for each reply.
 fn measure(addr: SocketAddr) -> Result<(Load, Load)> {
-    let mut writers = load(addr, "set", SETS).spawn().context("redis-benchmark (Debian package redis-tools)")?;
-    std::thread::sleep(Duration::from_millis(300));
-    let readers = load(addr, "get", GETS).output()?;
-    let too_short = writers.try_wait()?.is_some();
-    let writers = writers.wait_with_output()?;
-    ensure!(!too_short, "the writers were done before the readers");
-    Ok((parse(&readers.stdout)?, parse(&writers.stdout)?))
+    let until = Instant::now() + WARM_UP + DURATION;
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|number| std::thread::spawn(move || client(addr, number, until)))
+        .collect();
+    let (mut gets, mut sets) = (Vec::new(), Vec::new());
+    for client in clients {
+        let Ok(times) = client.join() else {
+            bail!("a client panicked");
+        };
+        let (of_gets, of_sets) = times?;
+        gets.extend(of_gets);
+        sets.extend(of_sets);
+    }
+    Ok((load(gets)?, load(sets)?))
 }
 
-fn load(addr: SocketAddr, command: &str, requests: u32) -> Command {
-    let mut load = Command::new("redis-benchmark");
-    load.args(["-p", &addr.port().to_string(), "-t", command, "-n", &requests.to_string()])
-        .args(["-c", "25", "-d", "100", "-r", "1000000", "--csv"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
-    load
+/// Microseconds of each GET and each SET, once warm.
+fn client(addr: SocketAddr, number: u64, until: Instant) -> Result<(Vec<u64>, Vec<u64>)> {
+    let mut stream = TcpStream::connect(addr)?;
+    stream.set_nodelay(true)?;
+    let (mut gets, mut sets) = (Vec::new(), Vec::new());
+    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut reply = [0; 256];
+    let value = "v".repeat(100);
+    let warm = until - DURATION;
+    for turn in 0_u64.. {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let key = format!("key:{:012}", state % 1_000_000);
+        let request = if turn % 2 == 0 {
+            format!("*3\r\n$3\r\nSET\r\n$16\r\n{key}\r\n$100\r\n{value}\r\n")
+        } else {
+            format!("*2\r\n$3\r\nGET\r\n$16\r\n{key}\r\n")
+        };
+        let start = Instant::now();
+        if start >= until {
+            break;
+        }
+        stream.write_all(request.as_bytes())?;
+        let mut len = 0;
+        loop {
+            let n = stream.read(&mut reply[len..])?;
+            ensure!(n > 0, "the server closed a connection");
+            len += n;
+            // +OK, or $-1, or $100 and the value: 108 bytes.
+            match &reply[..len] {
+                [b'+' | b'$', .., b'\r', b'\n'] if reply[0] == b'+' || reply[1] == b'-' || len == 108 => break,
+                [b'-', ..] => bail!("the server answered {}", String::from_utf8_lossy(&reply[..len])),
+                _ => {}
+            }
+        }
+        if start >= warm {
+            let times = if turn % 2 == 0 { &mut sets } else { &mut gets };
+            times.push(start.elapsed().as_micros() as u64);
+        }
+    }
+    Ok((gets, sets))
 }
 
-/// The last line: name, requests per second, mean, least, median, 95th, 99th percentile, and longest, each in quotes.
-fn parse(csv: &[u8]) -> Result<Load> {
-    let text = String::from_utf8_lossy(csv);
-    let line = text.lines().last().unwrap_or_default();
-    let fields: Vec<f64> = line.split(',').skip(1).filter_map(|field| field.trim_matches('"').parse().ok()).collect();
-    ensure!(fields.len() == 7, "redis-benchmark said {line:?}");
+fn load(mut times: Vec<u64>) -> Result<Load> {
+    ensure!(!times.is_empty(), "no request was answered in time");
+    times.sort_unstable();
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize] as f64 / 1e3;
     Ok(Load {
-        p50: fields[3],
-        p99: fields[5],
-        per_second: fields[0],
+        p50: at(0.5),
+        p99: at(0.99),
+        per_second: times.len() as f64 / DURATION.as_secs_f64(),
     })
 }
 

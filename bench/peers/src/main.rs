@@ -121,7 +121,12 @@ fn open_empty(args: &Args) -> Result<()> {
             times.sort_by(f64::total_cmp);
             times[times.len() / 2]
         };
-        println!("open       {:<16} fresh {:.1} ms, again {:.1} ms", peer.name, median(&mut fresh), median(&mut again));
+        println!(
+            "open       {:<16} fresh {:.1} ms, again {:.1} ms",
+            peer.name,
+            median(&mut fresh),
+            median(&mut again)
+        );
     }
     Ok(())
 }

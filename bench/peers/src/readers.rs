@@ -135,7 +135,10 @@ struct Load {
 
 pub fn run(repeat: usize, dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir)?;
-    let slow = dir.join("slow_fdatasync.so").canonicalize().or_else(|_| compile(dir))?;
+    let slow = dir
+        .join("slow_fdatasync.so")
+        .canonicalize()
+        .or_else(|_| compile(dir))?;
     let mut runs: [Vec<(Load, Load)>; 2] = [Vec::new(), Vec::new()];
     for round in 0..repeat {
         for (name, runs) in ["collie", "redis"].iter().zip(&mut runs) {
@@ -143,7 +146,11 @@ pub fn run(repeat: usize, dir: &Path) -> Result<()> {
             let home = dir.join(name);
             let _ = std::fs::remove_dir_all(&home);
             std::fs::create_dir_all(&home)?;
-            let (running, addr) = if *name == "collie" { collie(&home)? } else { redis(&home, &slow)? };
+            let (running, addr) = if *name == "collie" {
+                collie(&home)?
+            } else {
+                redis(&home, &slow)?
+            };
             runs.push(measure(addr)?);
             stop(running, addr)?;
             let _ = std::fs::remove_dir_all(&home);
@@ -172,9 +179,16 @@ fn compile(dir: &Path) -> io::Result<std::path::PathBuf> {
     let source = dir.join("slow_fdatasync.c");
     std::fs::write(&source, SLOW_FDATASYNC)?;
     let library = dir.join("slow_fdatasync.so");
-    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).arg("-ldl").status()?;
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&library)
+        .arg(&source)
+        .arg("-ldl")
+        .status()?;
     if !compiled.success() {
-        return Err(io::Error::other("cc could not compile the library that slows fdatasync"));
+        return Err(io::Error::other(
+            "cc could not compile the library that slows fdatasync",
+        ));
     }
     library.canonicalize()
 }
@@ -191,14 +205,26 @@ fn collie(home: &Path) -> Result<(Running, SocketAddr)> {
     };
     let server = Server::bind(config, Db::open(home.join("store"), options)?)?;
     let addr = server.local_addr();
-    Ok((Running::Collie(std::thread::spawn(|| server.run(std::future::pending()))), addr))
+    Ok((
+        Running::Collie(std::thread::spawn(|| server.run(std::future::pending()))),
+        addr,
+    ))
 }
 
 fn redis(home: &Path, slow: &Path) -> Result<(Running, SocketAddr)> {
     // Somebody may take it in between; then Redis says so and ends.
     let addr = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let server = Command::new("redis-server")
-        .args(["--port", &addr.port().to_string(), "--appendonly", "yes", "--appendfsync", "always", "--save", ""])
+        .args([
+            "--port",
+            &addr.port().to_string(),
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+            "--save",
+            "",
+        ])
         .arg("--dir")
         .arg(home)
         .env("LD_PRELOAD", slow)
@@ -217,7 +243,11 @@ fn redis(home: &Path, slow: &Path) -> Result<(Running, SocketAddr)> {
 fn stop(running: Running, addr: SocketAddr) -> Result<()> {
     let port = addr.port().to_string();
     // The server goes without a reply.
-    let _ = Command::new("redis-cli").args(["-p", &port, "shutdown", "nosave"]).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+    let _ = Command::new("redis-cli")
+        .args(["-p", &port, "shutdown", "nosave"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()?;
     match running {
         Running::Collie(thread) => match thread.join() {
             Ok(ended) => Ok(ended?),
@@ -279,7 +309,9 @@ fn client(addr: SocketAddr, number: u64, until: Instant) -> Result<(Vec<u64>, Ve
             len += n;
             // +OK, or $-1, or $100 and the value: 108 bytes.
             match &reply[..len] {
-                [b'+' | b'$', .., b'\r', b'\n'] if reply[0] == b'+' || reply[1] == b'-' || len == 108 => break,
+                [b'+' | b'$', .., b'\r', b'\n'] if reply[0] == b'+' || reply[1] == b'-' || len == 108 => {
+                    break;
+                }
                 [b'-', ..] => bail!("the server answered {}", String::from_utf8_lossy(&reply[..len])),
                 _ => {}
             }

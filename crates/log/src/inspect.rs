@@ -98,12 +98,11 @@ pub fn inspect(
     dir: &Path,
     mut look: impl FnMut(FrameView<'_>),
 ) -> Result<Inspection, LogError> {
-    let archived = Chain::load_archive(&**device, dir)
-        .ok()
-        .filter(|chain| !chain.is_empty());
-    let (_lock, chain) = match archived {
-        Some(chain) => (None, chain),
-        None => (Some(lock_existing(&**device, dir)?), Chain::load(&**device, dir)?),
+    let (_lock, chain) = match Chain::load_archive(&**device, dir) {
+        Ok(chain) if !chain.is_empty() => (None, chain),
+        // The directory is there: what failed is one of its archived segments.
+        Err(error) if device.list(dir).is_ok() => return Err(error),
+        _ => (Some(lock_existing(&**device, dir)?), Chain::load(&**device, dir)?),
     };
     if chain.is_empty() {
         return Err(LogError::Missing {

@@ -756,3 +756,14 @@ fn what_lies_behind_a_close_is_no_torn_tail() {
     let log = Log::open(dir.path(), strict).unwrap();
     assert_eq!(log.recovery().torn, None);
 }
+
+#[test]
+fn an_archived_segment_that_cannot_be_read_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = "0000000000000001-000000000001.seg";
+    std::fs::create_dir(dir.path().join(name)).unwrap();
+    let device: Arc<dyn Device> = Arc::new(RealDevice::new());
+    let error = collie_log::inspect::inspect(&device, dir.path(), |_| ()).unwrap_err();
+    let expected = format!("cannot open {}", dir.path().join(name).display());
+    assert!(error.to_string().starts_with(&expected), "{error}");
+}

@@ -91,6 +91,8 @@ mod ring;
 #[cfg(not(loom))]
 mod segments;
 #[cfg(not(loom))]
+mod source;
+#[cfg(not(loom))]
 mod space;
 #[cfg(not(loom))]
 mod stats;

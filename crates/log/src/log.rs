@@ -150,20 +150,26 @@ impl Log {
     }
 
     /// The durable frames from `from` on, up to what is durable now. `from` is the start of a frame, or
-    /// [`RecoveryReport::first_frame`], or any frame's end.
+    /// [`RecoveryReport::first_frame`], or any frame's end. It may lie in the archive ([`LogOptions::archive_ttl`],
+    /// [`LogOptions::archive_bytes`]): that is read first, and then the live log, without a gap.
+    ///
+    /// What is live is held until it is read; what is archived is not, nor is the live log held for a reader that is
+    /// still in the archive. So a segment may leave the archive before it is read.
     ///
     /// # Errors
-    /// [`LogError::Missing`] where that part was released, or is not durable yet. The reader itself gives
-    /// [`LogError::Io`] and [`LogError::Corrupt`].
+    /// [`LogError::Missing`] where that part is not durable yet, or was released and is not in the archive either; it says
+    /// from which LSN on the log is there, archive included. [`LogError::Corrupt`] where the header of an archived segment is damaged,
+    /// [`LogError::OtherLog`] where it is another log's, and [`LogError::Io`]. The reader itself gives the same.
     pub fn read(&self, from: Lsn) -> Result<Reader, LogError> {
-        self.reader(from, |id| format!("reader/{id}"))
+        Reader::start(&self.shared.core, Holder::Reader, from)
     }
 
     /// The durable frames from `from` on, as [`Log::read`], and then those that become durable, as they do.
     /// [`Log::durable`] begins with what comes from now on.
     ///
     /// The tail keeps what it has yet to give from being released, under the name `tail/NAME`; a slow one is
-    /// thereby seen to pin the log. What it holds goes with it. To go on later where it stopped, hold its
+    /// thereby seen to pin the log. (One that began in the archive does so from where it comes upon the live log.) What it
+    /// holds goes with it. To go on later where it stopped, hold its
     /// [`Tail::resume_at`] with [`Log::hold`] before it is dropped. After the log was closed or its process died,
     /// take the tail up at that place right after opening, before the first call of [`Log::hold`]: an
     /// opened log releases nothing until then.
@@ -171,24 +177,7 @@ impl Log {
     /// # Errors
     /// As [`Log::read`].
     pub fn tail(&self, name: &str, from: Lsn) -> Result<Tail, LogError> {
-        self.reader(from, |_| format!("tail/{name}")).map(Tail::new)
-    }
-
-    fn reader(&self, from: Lsn, name: impl FnOnce(u64) -> String) -> Result<Reader, LogError> {
-        let core = &self.shared.core;
-        let end = core.durable();
-        let hold = Hold::take(core, from, name);
-        // Looked at after the hold: a release that missed it has happened by now.
-        let oldest = core.segments.oldest();
-        if from < oldest || from > end {
-            return Err(LogError::Missing {
-                path: core.dir.clone(),
-                wanted: from,
-                oldest,
-                end,
-            });
-        }
-        Ok(Reader::new(Arc::clone(core), hold, from, end))
+        Reader::start(&self.shared.core, Holder::Tail(name.to_owned()), from).map(Tail::new)
     }
 
     /// Keeps the log from `lsn` on from being released, under a name that says who wants it; a holder that
@@ -369,6 +358,24 @@ impl Core {
     }
 }
 
+/// Who reads: what a hold is named after.
+#[derive(Debug)]
+pub(crate) enum Holder {
+    /// Named by the number of the hold.
+    Reader,
+    /// Named by its user.
+    Tail(String),
+}
+
+impl Holder {
+    fn name(&self, id: u64) -> String {
+        match self {
+            Self::Reader => format!("reader/{id}"),
+            Self::Tail(name) => format!("tail/{name}"),
+        }
+    }
+}
+
 /// A reader's hold on what it has yet to read.
 #[derive(Debug)]
 pub(crate) struct Hold {
@@ -378,10 +385,10 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    fn take(core: &Arc<Core>, at: Lsn, name: impl FnOnce(u64) -> String) -> Self {
+    pub(crate) fn take(core: &Arc<Core>, at: Lsn, holder: &Holder) -> Self {
         let readers = &mut lock(&core.holders).readers;
         let id = readers.last_key_value().map_or(0, |(id, _)| id + 1);
-        readers.insert(id, (name(id), at));
+        readers.insert(id, (holder.name(id), at));
         Self {
             core: Arc::clone(core),
             id,

@@ -9,8 +9,9 @@ use crate::compress;
 use crate::core::Core;
 use crate::error::{At, LogError};
 use crate::format::{FIRST_OWN_KIND, FRAME_HEADER, FrameHeader, Salt};
-use crate::log::Hold;
+use crate::log::{Hold, Holder};
 use crate::segments::Segment;
+use crate::source::Source;
 use crate::{Frame, Lsn};
 
 /// How much is read at once, in bytes; a larger frame is read whole. A reader's memory is bounded by it.
@@ -18,11 +19,17 @@ const WINDOW: usize = 1 << 20;
 
 /// Durable frames in order, up to what was durable when the reader was made.
 ///
-/// It keeps what it has yet to read from being released, under the name `reader/…`.
+/// It keeps what it has yet to read from being released, under the name `reader/…`. While it is in the archive
+/// ([`LogOptions::archive_ttl`](crate::LogOptions::archive_ttl)) it holds nothing: segments may leave the archive before
+/// they are read, and then it ends with [`LogError::Missing`]. One that is being read is read to its end.
 #[derive(Debug)]
 pub struct Reader {
     core: Arc<Core>,
-    hold: Hold,
+    /// How its hold is named.
+    holder: Holder,
+    /// None as long as it reads the archive.
+    hold: Option<Hold>,
+    source: Source,
     segment: Option<Arc<Segment>>,
     next: Lsn,
     /// Everything below is durable and may be read.
@@ -34,17 +41,34 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub(crate) fn new(core: Arc<Core>, hold: Hold, from: Lsn, end: Lsn) -> Self {
-        Self {
-            core,
-            hold,
+    /// A reader of what is durable now, from `from` on.
+    pub(crate) fn start(core: &Arc<Core>, holder: Holder, from: Lsn) -> Result<Self, LogError> {
+        let end = core.durable();
+        let mut reader = Self {
+            core: Arc::clone(core),
+            holder,
+            hold: None,
+            source: Source::default(),
             segment: None,
             next: from,
             end,
             window: Vec::new(),
             window_at: 0,
             failed: false,
+        };
+        reader.hold_what_is_live();
+        if from > end {
+            return Err(LogError::Missing {
+                path: core.dir.clone(),
+                wanted: from,
+                oldest: core.segments.oldest(),
+                end,
+            });
         }
+        if reader.hold.is_none() {
+            reader.enter_segment()?;
+        }
+        Ok(reader)
     }
 
     /// Where the next frame starts.
@@ -76,13 +100,14 @@ impl Reader {
             if self.next >= self.end {
                 return Ok(None);
             }
-            self.enter_segment();
+            self.enter_segment()?;
             let Some(segment) = self.segment.clone() else {
                 return Ok(None);
             };
             if self.next < segment.first_lsn {
                 // An epoch may begin above the end of the one before.
                 self.next = segment.first_lsn;
+                self.hold_what_is_live();
                 continue;
             }
             let at = self.next;
@@ -115,7 +140,9 @@ impl Reader {
                 payload.to_vec()
             };
             self.next = end;
-            self.hold.advance(end);
+            if let Some(hold) = &mut self.hold {
+                hold.advance(end);
+            }
             if header.kind() < FIRST_OWN_KIND {
                 return Ok(Some(Frame {
                     start,
@@ -128,10 +155,24 @@ impl Reader {
         }
     }
 
-    fn enter_segment(&mut self) {
+    fn enter_segment(&mut self) -> Result<(), LogError> {
         if self.segment.as_ref().is_none_or(|s| s.end <= self.next) {
-            self.segment = self.core.segments.at_or_after(self.next);
+            self.hold_what_is_live();
+            self.source.pass(self.next);
+            self.segment = self.source.at_or_after(&self.core, self.next)?;
         }
+        Ok(())
+    }
+
+    /// Holds the log from the next frame on, once that is not in the archive.
+    fn hold_what_is_live(&mut self) {
+        let is_live = |next| next >= self.core.segments.oldest();
+        if self.hold.is_some() || !is_live(self.next) {
+            return;
+        }
+        let hold = Hold::take(&self.core, self.next, &self.holder);
+        // Looked at again after the hold: a release that missed it has happened by now.
+        self.hold = is_live(self.next).then_some(hold);
     }
 
     /// `len` bytes of the frame stream from `at` on, which is at or above the window's start.
@@ -148,20 +189,24 @@ impl Reader {
         let wanted = (len.max(WINDOW) as u64).min(self.end - at).max(len as u64) as usize;
         self.window.clear();
         self.window_at = at;
-        for segment in self.core.segments.from(at) {
+        loop {
             let have = self.window.len();
             let position = at + have as u64;
-            if have >= wanted || position < segment.first_lsn {
-                break;
+            if have >= wanted {
+                return Ok(());
             }
-            let n = ((segment.end.saturating_sub(position)) as usize).min(wanted - have);
+            let segment = match self.source.at_or_after(&self.core, position) {
+                Ok(Some(segment)) if segment.first_lsn <= position => segment,
+                // What was asked for is there; what is wrong behind it is told to whoever asks for that.
+                Ok(_) | Err(_) if have >= len => return Ok(()),
+                Ok(_) => break,
+                Err(error) => return Err(error),
+            };
+            let n = ((segment.end - position) as usize).min(wanted - have);
             self.window.resize(have + n, 0);
             if let Some(part) = self.window.get_mut(have..) {
                 read_exact_at(&*segment.file, part, segment.offset(position)).at("read", &segment.path)?;
             }
-        }
-        if self.window.len() >= len {
-            return Ok(());
         }
         match &self.segment {
             Some(segment) => Err(corrupt(segment, at, "a whole frame", "the end of the log")),

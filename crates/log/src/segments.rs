@@ -62,6 +62,25 @@ struct Table {
     live: VecDeque<Arc<Segment>>,
     /// Released, oldest first, under their old names until they are used again.
     spare: VecDeque<Arc<Segment>>,
+    /// On its way to the archive: it stays here until it is there, so that a reader that looks here first and then
+    /// there finds it.
+    leaving: Option<Arc<Segment>>,
+}
+
+impl Table {
+    /// What can be read of it without the archive, oldest first.
+    fn readable(&self) -> impl Iterator<Item = &Arc<Segment>> {
+        self.leaving.iter().chain(&self.live)
+    }
+}
+
+/// Where an LSN is.
+#[derive(Debug)]
+pub(crate) enum Whereabouts {
+    /// In this segment or, where none holds it, right before it: an epoch may begin above the end of the one before.
+    Live(Arc<Segment>),
+    /// Before this segment, which is the oldest that is not archived.
+    Before(Arc<Segment>),
 }
 
 /// The segments of an open log.
@@ -122,6 +141,7 @@ impl Segments {
         let table = Mutex::new(Table {
             live,
             spare: VecDeque::new(),
+            leaving: None,
         });
         let builder = Mutex::new(Builder {
             number,
@@ -266,24 +286,21 @@ impl Segments {
 
     /// The segment that holds `lsn`.
     pub(crate) fn find(&self, lsn: Lsn) -> Option<Arc<Segment>> {
-        self.at_or_after(lsn).filter(|s| s.first_lsn <= lsn)
-    }
-
-    /// The segment that holds `lsn` or, where none does, the first one above it.
-    pub(crate) fn at_or_after(&self, lsn: Lsn) -> Option<Arc<Segment>> {
         let table = lock(&self.table);
         let at = table.live.partition_point(|s| s.end <= lsn);
-        table.live.get(at).cloned()
+        table.live.get(at).filter(|s| s.first_lsn <= lsn).cloned()
     }
 
-    /// The segments with frames at or above `lsn`, in order.
-    pub(crate) fn from(&self, lsn: Lsn) -> Vec<Arc<Segment>> {
-        lock(&self.table)
-            .live
-            .iter()
-            .filter(|s| s.end > lsn)
-            .cloned()
-            .collect()
+    /// Where a reader finds `lsn`; `None`: in no segment that there is yet. One that is being archived at this moment
+    /// is found here; whoever is told that the LSN lies before, finds it in the archive, or it is gone for good.
+    pub(crate) fn locate(&self, lsn: Lsn) -> Option<Whereabouts> {
+        let table = lock(&self.table);
+        let first = table.readable().next()?;
+        if lsn < first.first_lsn {
+            return Some(Whereabouts::Before(Arc::clone(first)));
+        }
+        let holder = table.readable().find(|segment| segment.end > lsn)?;
+        Some(Whereabouts::Live(Arc::clone(holder)))
     }
 
     /// The first LSN that is still held in a segment.
@@ -327,6 +344,7 @@ impl Segments {
             drop(guard);
             if let Some(segment) = surplus {
                 self.part_with(&segment)?;
+                lock(&self.table).leaving = None;
             }
         }
     }
@@ -336,13 +354,18 @@ impl Segments {
         let Some(archive) = &self.archive else {
             return self.remove(segment);
         };
-        match archive.take(segment) {
-            // It must not stay: the next one's release would leave a gap behind it.
-            Err(error) if error.is_full() => {
-                tracing::warn!(path = %segment.path.display(), %error, "no room to archive a segment; it is removed");
-                return self.remove(segment);
+        loop {
+            match archive.take(segment) {
+                // What is archived goes up to the live log without a gap: older ones make way first.
+                Err(error) if error.is_full() => {
+                    if !archive.give_up_oldest()? {
+                        // It must not stay: the next one's release would leave a gap behind it.
+                        tracing::warn!(path = %segment.path.display(), %error, "no room to archive a segment; it is removed");
+                        return self.remove(segment);
+                    }
+                }
+                taken => break taken?,
             }
-            taken => taken?,
         }
         self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
         archive.purge()
@@ -380,6 +403,9 @@ impl Segments {
             return None;
         }
         let first = table.live.pop_front()?;
+        if self.archive.is_some() {
+            table.leaving = Some(Arc::clone(&first));
+        }
         if !first.reusable || self.archive.is_some() {
             return Some(Some(first));
         }

@@ -72,7 +72,7 @@ impl Follower {
     /// [`Follower::poll`].
     pub fn open(device: &Arc<dyn Device>, dir: &Path, from: Option<Lsn>) -> Result<Self, LogError> {
         let mut view = View::new(Arc::clone(device), dir.to_owned());
-        view.refresh()?;
+        view.refresh(from.unwrap_or(0))?;
         let mut follower = Self {
             promise: view.promise,
             view,
@@ -222,7 +222,7 @@ impl Follower {
     /// promised may have been written anew.
     fn refresh(&mut self) -> Result<(), LogError> {
         let epoch = self.view.epoch;
-        self.view.refresh()?;
+        self.view.refresh(self.giver)?;
         self.promise = self.promise.max(self.view.promise);
         if self.view.epoch == epoch {
             return self.check_place();
@@ -265,7 +265,7 @@ impl Follower {
     /// What is wrong where a frame was durable and is not to be seen.
     fn damage(&mut self, at: Lsn) -> Result<LogError, LogError> {
         // A file that is used again for other frames got its new name before: then the place is gone.
-        self.view.refresh()?;
+        self.view.refresh(self.giver)?;
         self.check_place()?;
         let place = self.view.at_or_after(at).filter(|p| p.start <= at);
         Ok(match place {
@@ -338,6 +338,7 @@ impl Follower {
             return Ok(from);
         }
         // Not the start of a frame. To tell the end of one, frames are followed from before it.
+        self.view.refresh(0)?;
         let before: Vec<Piece> = self
             .view
             .pieces

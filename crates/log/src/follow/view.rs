@@ -1,4 +1,7 @@
-//! A log's segments as they are seen from outside, while their owner makes, renames and removes them.
+//! A log's segments as they are seen from outside, while their owner makes, renames, archives and removes them.
+//!
+//! The log's directory is listed first and its archive after it: a segment that goes from the one to the other
+//! meanwhile is seen at least once. The other way round it could be missed in both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -7,6 +10,7 @@ use std::sync::Arc;
 
 use collie_io::{Device, File, OpenMode, Stat};
 
+use crate::archive::{self, Archived};
 use crate::error::{At, LogError};
 use crate::format::{BLOCK, Salt, SegmentHeader};
 use crate::recovery::read_header;
@@ -14,7 +18,7 @@ use crate::segments::parse_file_name;
 use crate::{LogId, Lsn};
 
 /// How often the directory is listed until it shows no gap: segments are made, one after the other, while it is
-/// read.
+/// read. All that were listed may be gone before they are opened.
 const LISTINGS: u32 = 4;
 
 /// A stretch of the log: what counts of one segment.
@@ -28,15 +32,41 @@ pub(super) struct Piece {
     /// Whether a frame begins at its first byte for certain.
     pub(super) begins_epoch: bool,
     pub(super) path: PathBuf,
-    pub(super) file: Arc<dyn File>,
+    /// None of an archived one, which is opened to be read and may be gone by then.
+    file: Option<Arc<dyn File>>,
     /// In an epoch's first segment: where the epoch before ends.
     pub(super) predecessor_end: Lsn,
     first_lsn: Lsn,
 }
 
 impl Piece {
+    /// All that fits into a segment.
+    fn new(header: &SegmentHeader, path: PathBuf, file: Option<Arc<dyn File>>) -> Self {
+        Self {
+            epoch: header.epoch.get(),
+            salt: Salt(header.salt.get()),
+            start: header.first_lsn.get(),
+            end: header.end(),
+            begins_epoch: header.number == header.epoch_first,
+            path,
+            file,
+            predecessor_end: header.predecessor_end.get(),
+            first_lsn: header.first_lsn.get(),
+        }
+    }
+
     pub(super) fn offset(&self, lsn: Lsn) -> u64 {
         BLOCK as u64 + (lsn - self.first_lsn)
+    }
+}
+
+impl From<Archived> for Piece {
+    fn from(archived: Archived) -> Self {
+        let Archived { header, end, path } = archived;
+        Self {
+            end,
+            ..Self::new(&header, path, None)
+        }
     }
 }
 
@@ -56,6 +86,8 @@ pub(super) struct View {
     device: Arc<dyn Device>,
     dir: PathBuf,
     known: BTreeMap<u64, Known>,
+    /// Headers of archived segments that were needed so far.
+    archived: BTreeMap<PathBuf, SegmentHeader>,
     /// In order, without overlaps; between two epochs there may be a gap.
     pub(super) pieces: Vec<Piece>,
     /// Everything below was durable when the headers were written.
@@ -73,6 +105,7 @@ impl View {
             device,
             dir,
             known: BTreeMap::new(),
+            archived: BTreeMap::new(),
             pieces: Vec::new(),
             promise: 0,
             epoch: 0,
@@ -85,19 +118,78 @@ impl View {
         &self.dir
     }
 
-    /// Looks at the directory again.
+    /// Looks at the directory again and, where the log begins above `from` by now, at its archive.
     ///
     /// # Errors
-    /// Another log's segments, a format that is not known, or a gap that stays.
-    pub(super) fn refresh(&mut self) -> Result<(), LogError> {
+    /// Another log's segments, a format that is not known, a gap that stays, or an archived header that is damaged.
+    pub(super) fn refresh(&mut self, from: Lsn) -> Result<(), LogError> {
         let mut listings = 0;
         loop {
             listings += 1;
             self.list()?;
-            match self.build() {
-                Err(LogError::Corrupt { .. }) if listings < LISTINGS => {}
-                built => return built,
+            let built = self.build();
+            let may_be_torn = matches!(built, Err(LogError::Corrupt { .. })) || self.pieces.is_empty();
+            if !may_be_torn || listings == LISTINGS {
+                built?;
+                return self.look_back(from);
             }
+        }
+    }
+
+    /// Puts the archived segments that lead up to the first piece before it, from the one that holds `from` on.
+    fn look_back(&mut self, from: Lsn) -> Result<(), LogError> {
+        let Some(next) = self.first_header().filter(|header| header.first_lsn.get() > from) else {
+            self.archived.clear();
+            return Ok(());
+        };
+        let names = self.list_archive()?;
+        let mut known = std::mem::take(&mut self.archived);
+        let found = archive::leading_to(&next, from, names.into_iter().rev(), |_, path| {
+            let header = match known.remove(path) {
+                Some(header) => header,
+                None => match archive::open(&*self.device, path)? {
+                    Some(opened) => opened.header,
+                    None => return Ok(None),
+                },
+            };
+            self.archived.insert(path.to_owned(), header);
+            Ok(Some(header))
+        })?;
+        // What is archived was durable as a whole before.
+        let durable = found.back().map_or(0, |newest| newest.end);
+        self.promise = self.promise.max(durable);
+        let pieces = found.into_iter().map(Piece::from);
+        self.pieces.splice(0..0, pieces);
+        Ok(())
+    }
+
+    /// The header of the first segment that counts.
+    fn first_header(&self) -> Option<SegmentHeader> {
+        let first = self.pieces.first()?;
+        let known = self.known.values().find(|known| known.path == first.path)?;
+        Some(known.header)
+    }
+
+    /// The numbers and paths of archived segments. Of two of one number, which a crash may leave, the later counts.
+    fn list_archive(&self) -> Result<BTreeMap<u64, PathBuf>, LogError> {
+        let dir = self.dir.join(archive::DIR);
+        let entries = match self.device.list(&dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            entries => entries.at("list", &dir)?,
+        };
+        // They come sorted, and the time is behind the number.
+        let numbered = |name: String| archive::parse_name(&name).map(|(number, _)| (number, dir.join(name)));
+        Ok(entries.into_iter().filter_map(|e| numbered(e.name)).collect())
+    }
+
+    /// A piece's file to be read from; `None` where it is gone.
+    pub(super) fn open(&self, piece: &Piece) -> Result<Option<Arc<dyn File>>, LogError> {
+        if let Some(file) = &piece.file {
+            return Ok(Some(Arc::clone(file)));
+        }
+        match self.device.open(&piece.path, OpenMode::Read) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.at("open", &piece.path).map(Some),
         }
     }
 
@@ -191,7 +283,9 @@ impl View {
         self.pieces = pieces;
         // What was promised once stays so, also where the segment that said it is gone.
         self.promise = self.promise.max(promise);
-        (self.epoch, self.carried_end) = newest.unwrap_or_default();
+        if let Some(newest) = newest {
+            (self.epoch, self.carried_end) = newest;
+        }
         // Numbers of segments that never came to count may be given out once more.
         self.known.retain(|number, _| in_force.contains(number));
         Ok(())
@@ -221,17 +315,10 @@ impl View {
 
 impl Known {
     fn piece(&self, taken_over_at: Lsn) -> Piece {
-        let header = &self.header;
+        let whole = Piece::new(&self.header, self.path.clone(), Some(Arc::clone(&self.file)));
         Piece {
-            epoch: header.epoch.get(),
-            salt: Salt(header.salt.get()),
-            start: header.first_lsn.get(),
-            end: header.end().min(taken_over_at),
-            begins_epoch: header.number == header.epoch_first,
-            path: self.path.clone(),
-            file: Arc::clone(&self.file),
-            predecessor_end: header.predecessor_end.get(),
-            first_lsn: header.first_lsn.get(),
+            end: whole.end.min(taken_over_at),
+            ..whole
         }
     }
 }

@@ -53,10 +53,14 @@ impl Window {
             if have >= len || position < piece.start {
                 break;
             }
+            // Without it the frame is not whole, and the caller looks again for what there is.
+            let Some(file) = view.open(piece)? else {
+                break;
+            };
             let n = ((piece.end - position) as usize).min(len - have);
             self.bytes.resize(have + n, 0);
             if let Some(part) = self.bytes.get_mut(have..) {
-                read_or_zeros(&*piece.file, part, piece.offset(position)).at("read", &piece.path)?;
+                read_or_zeros(&*file, part, piece.offset(position)).at("read", &piece.path)?;
             }
         }
         Ok(())

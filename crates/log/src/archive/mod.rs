@@ -5,7 +5,9 @@
 //! segments and tell when each came there. The oldest go first: when they are too old, when all together take too
 //! much, and when the device is full.
 
-use std::collections::VecDeque;
+mod reading;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +19,8 @@ use crate::error::{At, LogError};
 use crate::options::LogOptions;
 use crate::segments::Segment;
 use crate::sync::{Mutex, lock};
+
+pub(crate) use reading::{Archived, ArchivedFile, is_reached_from, leading_to, open};
 
 /// The archive's directory, in the log's.
 pub(crate) const DIR: &str = "archive";
@@ -40,6 +44,7 @@ pub(crate) fn parse_name(name: &str) -> Option<(u64, u64)> {
 
 #[derive(Debug)]
 struct Kept {
+    number: u64,
     path: PathBuf,
     bytes: u64,
     /// When it was archived, in milliseconds since 1970.
@@ -106,11 +111,16 @@ impl Archive {
             if let Some((number, since)) = parse_name(&entry.name) {
                 let path = self.dir.join(&entry.name);
                 let bytes = self.device.stat(&path).at("stat", &path)?.len;
-                found.push((number, Kept { path, bytes, since }));
+                found.push(Kept {
+                    number,
+                    path,
+                    bytes,
+                    since,
+                });
             }
         }
-        found.sort_by_key(|(number, kept)| (*number, kept.since));
-        lock(&self.kept).extend(found.into_iter().map(|(_, kept)| kept));
+        found.sort_by_key(|kept| (kept.number, kept.since));
+        lock(&self.kept).extend(found);
         Ok(true)
     }
 
@@ -136,7 +146,12 @@ impl Archive {
         renamed.at("rename", &segment.path)?;
         // The new name first: a crash in between leaves one of the two, or both, and not none.
         self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
-        lock(&self.kept).push_back(Kept { path, bytes, since });
+        lock(&self.kept).push_back(Kept {
+            number: segment.number,
+            path,
+            bytes,
+            since,
+        });
         Ok(())
     }
 
@@ -200,6 +215,21 @@ impl Archive {
     pub(crate) fn size(&self) -> (usize, u64) {
         let kept = lock(&self.kept);
         (kept.len(), kept.iter().map(|kept| kept.bytes).sum())
+    }
+
+    /// The numbers and paths of the segments that are here, newest first. A crash may leave two of one number; then the
+    /// later one counts.
+    pub(crate) fn newest_first(&self) -> Vec<(u64, PathBuf)> {
+        let kept = lock(&self.kept);
+        let by_number: BTreeMap<_, _> = kept.iter().map(|kept| (kept.number, &kept.path)).collect();
+        let newest_first = by_number.into_iter().rev();
+        newest_first
+            .map(|(number, path)| (number, path.clone()))
+            .collect()
+    }
+
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.device
     }
 
     fn now(&self) -> u64 {

@@ -1,0 +1,176 @@
+//! Where a reader finds the segments: in the live log and, before that, in its archive.
+//!
+//! A segment goes from the live log through the builder's hands into the archive, and from there it is removed. A
+//! reader looks in the same order, so that none slips past it: in the table, which keeps a segment until the
+//! archive has it, and then in the archive. What it finds in neither is gone.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use collie_io::{File, OpenMode};
+
+use crate::Lsn;
+use crate::archive::{self, Archived, ArchivedFile};
+use crate::core::Core;
+use crate::error::{At, LogError};
+use crate::format::SegmentHeader;
+use crate::recovery::read_header;
+use crate::segments::{Segment, Whereabouts};
+
+/// An archived segment that is to be read.
+#[derive(Debug)]
+struct Ahead {
+    archived: Archived,
+    /// Open from the first read on, until the reader is past it. A removed file can be read as long as it is open.
+    opened: Option<Arc<Segment>>,
+}
+
+/// The segments as one reader goes through them.
+#[derive(Debug, Default)]
+pub(crate) struct Source {
+    /// Archived segments, in order and without a gap, up to what was live when they were looked for.
+    ahead: VecDeque<Ahead>,
+}
+
+impl Source {
+    /// Lets go of what ends at or below `lsn`.
+    pub(crate) fn pass(&mut self, lsn: Lsn) {
+        while self.ahead.front().is_some_and(|first| first.archived.end <= lsn) {
+            self.ahead.pop_front();
+        }
+    }
+
+    /// The segment that holds `lsn` or, where an epoch begins above the end of the one before, the one behind it;
+    /// `None` at the end of the log.
+    ///
+    /// # Errors
+    /// [`LogError::Missing`] where it is neither live nor archived any more, and those of reading an archived header.
+    pub(crate) fn at_or_after(&mut self, core: &Core, lsn: Lsn) -> Result<Option<Arc<Segment>>, LogError> {
+        loop {
+            if let Some(at) = self.ahead.iter().position(|ahead| ahead.archived.end > lsn) {
+                if self.leads_to(at, lsn)
+                    && let Some(segment) = self.open(core, at)?
+                {
+                    return Ok(Some(segment));
+                }
+                // It was removed since its header was read, or what comes before it was.
+                self.ahead.clear();
+            }
+            match core.segments.locate(lsn) {
+                None => return Ok(None),
+                Some(Whereabouts::Live(segment)) => return Ok(Some(segment)),
+                Some(Whereabouts::Before(first)) => {
+                    if let Some(segment) = self.look_back(core, lsn, first)? {
+                        return Ok(Some(segment));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether nothing is missing between `lsn` and the first segment ahead that ends above it.
+    fn leads_to(&self, at: usize, lsn: Lsn) -> bool {
+        at > 0
+            || self
+                .ahead
+                .front()
+                .is_some_and(|first| archive::is_reached_from(&first.archived.header, lsn))
+    }
+
+    /// An archived segment, opened; `None` where it is gone.
+    fn open(&mut self, core: &Core, at: usize) -> Result<Option<Arc<Segment>>, LogError> {
+        let Some(ahead) = self.ahead.get_mut(at) else {
+            return Ok(None);
+        };
+        if let Some(segment) = &ahead.opened {
+            return Ok(Some(Arc::clone(segment)));
+        }
+        let path = &ahead.archived.path;
+        let file = match core.options.device.open(path, OpenMode::Read) {
+            Ok(file) => file,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e).at("open", path),
+        };
+        let segment = Arc::new(to_be_read(&ahead.archived, file));
+        ahead.opened = Some(Arc::clone(&segment));
+        Ok(Some(segment))
+    }
+
+    /// Looks for the archived segments that lead from `lsn` up to the live log. `None`: they are ahead now. A segment:
+    /// there is nothing between `lsn` and it.
+    fn look_back(
+        &mut self,
+        core: &Core,
+        lsn: Lsn,
+        first: Arc<Segment>,
+    ) -> Result<Option<Arc<Segment>>, LogError> {
+        let Some(archive) = core.segments.archive() else {
+            return Err(missing(core, lsn, first.first_lsn));
+        };
+        let next = header_of(&first)?;
+        let mut last = None;
+        let mut found = archive::leading_to(&next, lsn, archive.newest_first(), |number, path| {
+            let opened = archive::open(archive.device(), path)?;
+            Ok(opened.map(|ArchivedFile { header, file }| {
+                last = Some((number, file));
+                header
+            }))
+        })?;
+        // Below a gap between two epochs nothing is left to be read of the older one.
+        found.retain(|archived| archived.end > lsn);
+        let Some(oldest) = found.front() else {
+            return if archive::is_reached_from(&next, lsn) {
+                Ok(Some(first))
+            } else {
+                Err(missing(core, lsn, first.first_lsn))
+            };
+        };
+        if !archive::is_reached_from(&oldest.header, lsn) {
+            return Err(missing(core, lsn, oldest.header.first_lsn.get()));
+        }
+        // It is read first, and cannot be removed from under us.
+        let file = last.filter(|(number, _)| oldest.header.number == *number);
+        let mut opened = file.map(|(_, file)| Arc::new(to_be_read(oldest, file)));
+        // What is still ahead is kept: whoever reads in advance comes back to it.
+        self.ahead.extend(found.into_iter().map(|archived| Ahead {
+            archived,
+            opened: opened.take(),
+        }));
+        Ok(None)
+    }
+}
+
+/// The header of a live segment.
+fn header_of(segment: &Segment) -> Result<SegmentHeader, LogError> {
+    read_header(&*segment.file, &segment.path)?.ok_or_else(|| LogError::Corrupt {
+        path: segment.path.clone(),
+        offset: 0,
+        lsn: segment.first_lsn,
+        expected: "a segment header before the segment's frames".to_owned(),
+        found: "damage in both copies of it".to_owned(),
+    })
+}
+
+fn to_be_read(archived: &Archived, file: Arc<dyn File>) -> Segment {
+    let header = &archived.header;
+    Segment {
+        number: header.number.get(),
+        epoch: header.epoch.get(),
+        salt: header.salt.get(),
+        first_lsn: header.first_lsn.get(),
+        end: archived.end,
+        path: archived.path.clone(),
+        file,
+        direct: None,
+        reusable: false,
+    }
+}
+
+fn missing(core: &Core, wanted: Lsn, oldest: Lsn) -> LogError {
+    LogError::Missing {
+        path: core.dir.clone(),
+        wanted,
+        oldest,
+        end: core.durable(),
+    }
+}

@@ -26,7 +26,7 @@ use shuttle::{Config, Runner, future, thread};
 
 const DIR: &str = "/log";
 /// How many tests share `COLLIE_SCHEDULES`.
-const TESTS: u64 = 9;
+const TESTS: u64 = 10;
 const RING: usize = 8 << 10;
 const SEGMENT: u64 = 32 << 10;
 
@@ -193,6 +193,16 @@ impl World {
         self.compare(&found);
     }
 
+    /// Demands that a reader from `from` on finds every frame of `acknowledged`.
+    fn demand_all(&self, from: u64, acknowledged: &[Span]) {
+        let frames: Vec<_> = self.log.read(from).unwrap().collect::<Result<_, _>>().unwrap();
+        let starts: BTreeSet<u64> = frames.iter().map(|f| f.start).collect();
+        for span in acknowledged {
+            assert!(starts.contains(&span.start), "a reader missed {span:?}");
+        }
+        self.compare(&frames);
+    }
+
     /// Demands that frames are what their appenders say. One that is being noted right now is let pass.
     fn compare(&self, found: &[Frame]) {
         let expected = self.expected.lock().unwrap();
@@ -329,6 +339,46 @@ fn what_is_held_can_be_read_while_the_rest_is_released_and_used_again() {
             "nothing was released"
         );
         world.close_and_reopen();
+    });
+}
+
+#[test]
+fn readers_find_every_segment_while_it_goes_to_the_archive() {
+    explore("archive", || {
+        let (device, options) = setting();
+        let options = LogOptions {
+            archive_ttl: Duration::from_secs(3600),
+            ..options
+        };
+        let world = World::on(device, options);
+        let from = world.log.recovery().first_frame;
+        let mut threads = spawn(&world, 2, |world, stream| {
+            let mut worker = world.log.worker().unwrap();
+            for n in 0..6 {
+                let span = world.append(&mut worker, stream, n, 3_900).unwrap();
+                world.commit(span).unwrap();
+                world.log.hold("keeper", world.log.durable());
+            }
+        });
+        threads.extend(spawn(&world, 1, move |world, _| {
+            let mut tail = world.log.tail("copy", from).unwrap();
+            let mut at = from;
+            for _ in 0..12 {
+                at = tail.next().unwrap().unwrap().end;
+            }
+            assert_eq!(at, tail.resume_at());
+        }));
+        for _ in 0..4 {
+            let acknowledged = world.expected.lock().unwrap().durable.clone();
+            world.demand_all(from, &acknowledged);
+            thread::yield_now();
+        }
+        join(threads);
+        world.log.hold("keeper", world.log.durable());
+        assert!(world.log.stats().archived_segments > 0, "nothing was archived");
+        let acknowledged = world.expected.lock().unwrap().durable.clone();
+        world.demand_all(from, &acknowledged);
+        assert_eq!(acknowledged.len(), 12);
     });
 }
 

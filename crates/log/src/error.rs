@@ -85,7 +85,8 @@ pub enum LogError {
         /// What is there.
         found: String,
     },
-    /// The log does not reach to where its caller wants to resume.
+    /// The log does not reach to where its caller wants to resume. Archived segments count as far as readers go: back to
+    /// the first gap.
     #[error("the log in {} holds LSN {oldest} to {end}, but {wanted} is needed: part of it is missing", path.display())]
     Missing {
         /// The log's directory.

@@ -152,8 +152,9 @@ pub struct LogOptions {
     /// ring has at least 16 KiB then, and a frame takes a block less than half of it. Default: false.
     pub pad_to_block: bool,
     /// Released segments are moved to the directory `archive` in the log's, and removed when they have been there for
-    /// so long by the wall clock. Zero: see [`LogOptions::archive_bytes`]. Recovery and readers do not look there;
-    /// [`inspect`](crate::inspect::inspect) of that directory does. Default: zero.
+    /// so long by the wall clock. Zero: see [`LogOptions::archive_bytes`]. Recovery does not look there; readers, tails and
+    /// [followers](crate::follow) do, and so does [`inspect`](crate::inspect::inspect) of that directory. None of them keeps
+    /// a segment there: one that is removed before it was read is [`LogError::Missing`]. Default: zero.
     pub archive_ttl: Duration,
     /// Released segments are moved to the archive, and the oldest removed when all take more than so many bytes. 0:
     /// any number of bytes for [`LogOptions::archive_ttl`]; if that is zero too, there is no archive: released segments

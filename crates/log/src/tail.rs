@@ -19,7 +19,8 @@ use crate::{Frame, Lsn};
 ///
 /// As an iterator it blocks until there is a frame. It ends with an error: [`LogError::Closed`] after the last
 /// frame of a log that was closed, [`LogError::Poisoned`] after the last that is known to be durable of one that
-/// failed, [`LogError::Io`] or [`LogError::Corrupt`] where it cannot read. [`Tail::next_frame`] is the same to be
+/// failed, [`LogError::Io`] or [`LogError::Corrupt`] where it cannot read, [`LogError::Missing`] where what it was to read
+/// left the archive before ([`Log::tail`]). [`Tail::next_frame`] is the same to be
 /// awaited; reading itself is file I/O on the thread that polls.
 ///
 /// A tail never flushes: what is appended and not waited for comes within about

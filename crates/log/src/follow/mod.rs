@@ -9,7 +9,9 @@
 //! Each frame proves itself: its checksum is seeded by its epoch and covers its LSN, so what stands in a file that
 //! was released and used again, or is being written this moment, is never taken for it. Since nothing holds the log
 //! for a follower, one that is slow may find that its place is gone: that is [`LogError::Missing`], never a gap.
-//! Whoever needs to be waited for follows from inside, with [`Log::tail`](crate::Log::tail).
+//! Whoever needs to be waited for follows from inside, with [`Log::tail`](crate::Log::tail). Where the log has an archive
+//! ([`LogOptions::archive_ttl`](crate::LogOptions::archive_ttl)), released segments are read there, and are gone once they
+//! leave it; only then, and only as far as it is needed, is the archive's directory looked at.
 //!
 //! What was given stays so, over crashes and new epochs alike: it was durable, and recovery keeps it under its LSN.
 //! Only `repair` can cut it off again; that is noticed, and ends the follower with [`LogError::Corrupt`].
@@ -64,8 +66,8 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Follows the log in `dir` from `from` on, which is the start of a frame or any frame's end; `None`: from the
-    /// oldest whole frame.
+    /// Follows the log in `dir` from `from` on, which is the start of a frame or any frame's end, archived or not; `None`:
+    /// from the oldest whole frame, that of the archive where there is one.
     ///
     /// # Errors
     /// [`LogError::Missing`] where there is no log, or none that reaches from before `from` up to it; and those of

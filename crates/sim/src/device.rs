@@ -322,6 +322,27 @@ impl Shared {
         Ok((state, strike, op))
     }
 
+    /// Syncs the directory that `find` finds; `dir` is how it is called.
+    pub(crate) fn sync_dir(
+        &self,
+        dir: &Path,
+        find: impl FnOnce(&World) -> io::Result<u64>,
+    ) -> io::Result<()> {
+        let call = Call::new(OpKind::SyncDir, dir);
+        let (mut state, strike, op) = self.begin_sync(&call)?;
+        let result = find(&state.world).and_then(|ino| match strike {
+            Some(strike) => {
+                let mut rng = state.rng.fork();
+                state.world.fail_sync_dir(ino, || rng.coin());
+                Err(errno(strike.code))
+            }
+            None => state.world.sync_dir(ino),
+        });
+        state.collect();
+        self.end_sync(state, op, result.is_err(), call.kind);
+        result
+    }
+
     /// A direct write's way to the write gate: its number there, if there is one.
     pub(crate) fn come_to_write_gate(&self) -> Option<usize> {
         let mut state = self.lock();
@@ -386,7 +407,7 @@ impl Device for SimDevice {
             }
             let ino = state.open_file(path, mode)?;
             let handle = state.next_handle();
-            let file = SimFile::new(Arc::clone(&self.shared), ino, handle, mode, path);
+            let file = SimFile::new(Arc::clone(&self.shared), ino, handle, mode.into(), path);
             Ok(Arc::new(file) as Arc<dyn File>)
         })
     }
@@ -452,19 +473,7 @@ impl Device for SimDevice {
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        let call = Call::new(OpKind::SyncDir, dir);
-        let (mut state, strike, op) = self.shared.begin_sync(&call)?;
-        let result = state.world.resolve(dir).and_then(|ino| match strike {
-            Some(strike) => {
-                let mut rng = state.rng.fork();
-                state.world.fail_sync_dir(ino, || rng.coin());
-                Err(errno(strike.code))
-            }
-            None => state.world.sync_dir(ino),
-        });
-        state.collect();
-        self.shared.end_sync(state, op, result.is_err(), call.kind);
-        result
+        self.shared.sync_dir(dir, |world| world.resolve(dir))
     }
 
     fn boot_id(&self) -> io::Result<[u8; 16]> {

@@ -20,17 +20,41 @@ pub(crate) struct SimFile {
     ino: u64,
     /// Tells this opening from others of the same file, for the lock.
     handle: u64,
-    mode: OpenMode,
+    access: Access,
     path: PathBuf,
 }
 
+/// What an opening allows, and what its writes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Access {
+    /// Not only for reading.
+    pub(crate) write: bool,
+    /// Offsets and lengths are whole blocks (`O_DIRECT`).
+    pub(crate) direct: bool,
+    /// Writes are durable when they return (`O_DSYNC`).
+    pub(crate) durable: bool,
+    /// The program's buffer has been looked at, and is not the one that is handed over.
+    pub(crate) any_buffer: bool,
+}
+
+impl From<OpenMode> for Access {
+    fn from(mode: OpenMode) -> Self {
+        Self {
+            write: mode != OpenMode::Read,
+            direct: mode == OpenMode::DirectSync,
+            durable: mode == OpenMode::DirectSync,
+            any_buffer: false,
+        }
+    }
+}
+
 impl SimFile {
-    pub(crate) fn new(shared: Arc<Shared>, ino: u64, handle: u64, mode: OpenMode, path: &Path) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, ino: u64, handle: u64, access: Access, path: &Path) -> Self {
         Self {
             shared,
             ino,
             handle,
-            mode,
+            access,
             path: path.to_path_buf(),
         }
     }
@@ -45,7 +69,13 @@ impl SimFile {
     }
 
     fn is_direct(&self) -> bool {
-        self.mode == OpenMode::DirectSync
+        self.access.direct
+    }
+
+    /// Whether the file's opening allows these bounds.
+    fn is_aligned(&self, buf: &[u8], offset: u64) -> bool {
+        let whole = buf.len().is_multiple_of(BLOCK) && offset.is_multiple_of(BLOCK as u64);
+        !self.is_direct() || (whole && (self.access.any_buffer || aligned(buf, offset)))
     }
 
     /// How much of `len` bytes a short read or write moves: at least one byte, and whole blocks where
@@ -107,10 +137,10 @@ impl SimFile {
     }
 
     fn write(&self, state: &mut State, strike: Option<Strike>, buf: &[u8], offset: u64) -> io::Result<usize> {
-        if self.mode == OpenMode::Read {
+        if !self.access.write {
             return Err(errno(libc::EBADF));
         }
-        if self.is_direct() && !aligned(buf, offset) {
+        if !self.is_aligned(buf, offset) {
             return Err(errno(libc::EINVAL));
         }
         if buf.is_empty() {
@@ -154,7 +184,7 @@ impl SimFile {
 
     /// A direct write is on the device when it returns, and may be there in part before.
     fn finish(&self, state: &mut State, n: usize) -> io::Result<usize> {
-        if self.is_direct() {
+        if self.access.durable {
             self.shared.record_within(state);
             let op = state.op;
             state.world.file_mut(self.ino)?.sync_own(op);
@@ -163,7 +193,7 @@ impl SimFile {
     }
 
     fn grow(&self, state: &mut State, len: u64) -> io::Result<()> {
-        if self.mode == OpenMode::Read {
+        if !self.access.write {
             return Err(errno(libc::EBADF));
         }
         if len == 0 {
@@ -191,7 +221,7 @@ impl File for SimFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let call = self.call(OpKind::Read, offset, buf.len());
         self.shared.operate(call, |state, strike| {
-            if self.is_direct() && !aligned(buf, offset) {
+            if !self.is_aligned(buf, offset) {
                 return Err(errno(libc::EINVAL));
             }
             let wanted = match strike {
@@ -208,12 +238,12 @@ impl File for SimFile {
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        let kind = if self.is_direct() {
+        let kind = if self.access.durable {
             OpKind::DirectWrite
         } else {
             OpKind::Write
         };
-        let held = if self.is_direct() {
+        let held = if self.access.durable {
             self.shared.come_to_write_gate()
         } else {
             None
@@ -250,7 +280,7 @@ impl File for SimFile {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let call = self.call(OpKind::SetLen, len, 0);
         self.shared.operate(call, |state, _| {
-            if self.mode == OpenMode::Read {
+            if !self.access.write {
                 return Err(errno(libc::EINVAL));
             }
             state.absorb(self.ino);
@@ -292,7 +322,7 @@ impl File for SimFile {
                     format!("a mapping of {len} bytes does not fit its file of {file_len}"),
                 ));
             }
-            if self.mode == OpenMode::Read {
+            if !self.access.write {
                 return Err(errno(libc::EACCES));
             }
             if let Some(memory) = state.memories.get(&self.ino) {

@@ -117,6 +117,10 @@ pub struct Effects {
     pub lost: u64,
     /// Sectors that hold garbage.
     pub garbage: u64,
+    /// Of those lost, creations, renamings and removals.
+    pub names_lost: u64,
+    /// Of those lost, lengths of files.
+    pub lengths_lost: u64,
 }
 
 /// A world as it was at one moment. Cheap to clone; any number of images can be made of it.
@@ -211,6 +215,7 @@ fn settle_names(world: &mut World, keep: Keep, rng: &mut Rng, effects: &mut Effe
             Keep::Any => rng.coin(),
         };
         effects.note(kept);
+        effects.names_lost += u64::from(!kept);
         if kept {
             world.make_durable(effect);
         }
@@ -241,6 +246,7 @@ fn settle_file(file: &mut FileData, cut: PowerCut, rng: &mut Rng, effects: &mut 
             Keep::Prefix | Keep::Any => lengths.get(any).map(|&(_, len)| len),
         };
         effects.note(chosen == Some(last));
+        effects.lengths_lost += u64::from(chosen != Some(last));
         len = chosen.unwrap_or(len);
     }
     content.set_len(len);

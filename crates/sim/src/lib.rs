@@ -39,6 +39,7 @@ mod clock;
 mod content;
 mod device;
 mod fault;
+pub mod faultfs;
 mod file;
 mod image;
 pub mod images;

@@ -77,6 +77,14 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
+        let mut world = Self::plain(seed);
+        let dev = world.add_fixed_dir(ROOT, "dev", false);
+        world.add_fixed_dir(dev, "shm", true);
+        world
+    }
+
+    /// A disk with nothing on it, and no memory-only files beside it.
+    pub(crate) fn plain(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let mut boot_id = [0; 16];
         rng.fill(&mut boot_id);
@@ -88,8 +96,6 @@ impl World {
             rng,
         };
         world.inodes.insert(ROOT, Arc::new(new_dir(false)));
-        let dev = world.add_fixed_dir(ROOT, "dev", false);
-        world.add_fixed_dir(dev, "shm", true);
         world
     }
 
@@ -182,6 +188,48 @@ impl World {
         Ok(ino)
     }
 
+    /// Removes an empty directory.
+    pub(crate) fn remove_dir(&mut self, dir: u64, name: String) -> io::Result<()> {
+        let there = self.dir(dir)?.cached.get(&name).copied();
+        let ino = there.ok_or_else(|| errno(libc::ENOENT))?;
+        if !self.dir(ino)?.cached.is_empty() {
+            return Err(errno(libc::ENOTEMPTY));
+        }
+        self.change(vec![(dir, name, None)])
+    }
+
+    /// Gives an inode other permission bits. They are not among what a power cut takes.
+    pub(crate) fn set_mode(&mut self, ino: u64, mode: u32) -> io::Result<()> {
+        self.inode_mut(ino)?.mode = mode & 0o7777;
+        Ok(())
+    }
+
+    /// A path of an inode, as programs see it; empty where it has none any more.
+    pub(crate) fn path_of(&self, ino: u64) -> PathBuf {
+        let mut names = Vec::new();
+        let mut below = ino;
+        while below != ROOT {
+            let Some((dir, name)) = self.name_of(below) else {
+                return PathBuf::new();
+            };
+            names.push(name);
+            below = dir;
+        }
+        let root = PathBuf::from("/");
+        names.iter().rev().fold(root, |path, name| path.join(name))
+    }
+
+    /// A name of an inode, and the directory that has it.
+    fn name_of(&self, ino: u64) -> Option<(u64, String)> {
+        self.inodes.iter().find_map(|(&dir, inode)| {
+            let Body::Dir(names) = &inode.body else {
+                return None;
+            };
+            let name = names.cached.iter().find(|&(_, &found)| found == ino);
+            name.map(|(name, _)| (dir, name.clone()))
+        })
+    }
+
     /// Removes a name and returns the inode that had it.
     pub(crate) fn unlink(&mut self, dir: u64, name: String) -> io::Result<u64> {
         let ino = *self
@@ -196,6 +244,15 @@ impl World {
     pub(crate) fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         let (from_dir, from_name) = self.resolve_parent(from)?;
         let (to_dir, to_name) = self.resolve_parent(to)?;
+        self.rename_entry((from_dir, from_name), (to_dir, to_name))
+    }
+
+    /// Renames what has a name in one directory to a name in another.
+    pub(crate) fn rename_entry(
+        &mut self,
+        (from_dir, from_name): (u64, String),
+        (to_dir, to_name): (u64, String),
+    ) -> io::Result<()> {
         let entry = |dir: u64, name: &str| Ok::<_, io::Error>(self.dir(dir)?.cached.get(name).copied());
         let ino = entry(from_dir, &from_name)?.ok_or_else(|| errno(libc::ENOENT))?;
         let replaced = entry(to_dir, &to_name)?;
@@ -256,6 +313,18 @@ impl World {
         }
         self.effects = open;
         Ok(())
+    }
+
+    /// Makes every name durable, save those that are stuck: what a journal does that commits as a whole.
+    pub(crate) fn commit_names(&mut self) {
+        let (stuck, open): (Vec<_>, Vec<_>) = std::mem::take(&mut self.effects)
+            .into_iter()
+            .partition(|e| e.stuck);
+        self.effects = stuck;
+        for effect in open {
+            self.make_durable(&effect);
+            outdate(&mut self.effects, &effect);
+        }
     }
 
     /// A directory sync that fails: each change in `dir` becomes durable or stays open for ever.

@@ -1,11 +1,19 @@
 //! Without faults the simulated device does what the real one does: the same random operations on
 //! both, compared answer by answer.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test ends where its assumptions do, and prints its figures"
+)]
+
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use collie_io::{BLOCK, Device, File, Mapping, OpenMode, RealDevice};
-use collie_sim::{Rng, SimDevice};
+use collie_sim::faultfs::{self, FaultFs, Names};
+use collie_sim::{OpKind, Rng, SimDevice};
 
 const NAMES: [&str; 6] = ["a", "b", "c", "d/a", "d/b", "e"];
 const LEN_MAX: u64 = 20_000;
@@ -134,29 +142,82 @@ impl Side {
     }
 }
 
+/// The seeds to run: one that is asked for, or these.
+fn seeds(all: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    let asked = std::env::var("COLLIE_SEED").ok().and_then(|s| s.parse().ok());
+    asked.map_or(all, |seed| seed..seed + 1)
+}
+
+/// The same operations on both sides; how many answers were alike and no errors.
+fn compare(seed: u64, mut real: Side, mut other: Side) -> u32 {
+    let mut answers = 0;
+    let mut rng = Rng::new(seed);
+    for step in 0..150 {
+        let mut same = rng.clone();
+        let (label, expected) = real.step(&mut rng);
+        let (_, found) = other.step(&mut same);
+        assert_eq!(
+            found, expected,
+            "step {step}: {label}\nreplay: COLLIE_SEED={seed} cargo test -p collie-sim --test differential"
+        );
+        answers += u32::from(expected.is_ok());
+    }
+    answers
+}
+
 #[test]
 fn random_operations_answer_alike_on_the_real_device() {
-    let seeds = std::env::var("COLLIE_SEED").ok().and_then(|s| s.parse().ok());
-    let range = seeds.map_or(0..40, |seed| seed..seed + 1);
     let mut answers = 0;
-    for seed in range {
+    for seed in seeds(0..40) {
         let dir = tempfile::tempdir().unwrap();
         let sim = SimDevice::new(seed);
         sim.create_dir_all(Path::new("/root")).unwrap();
-        let mut real = Side::new(Box::new(RealDevice::new()), dir.path().to_path_buf());
-        let mut sim = Side::new(Box::new(sim), PathBuf::from("/root"));
-        let mut rng = Rng::new(seed);
-        for step in 0..150 {
-            let mut same = rng.clone();
-            let (label, expected) = real.step(&mut rng);
-            let (_, found) = sim.step(&mut same);
-            assert_eq!(
-                found, expected,
-                "step {step}: {label}\nreplay: COLLIE_SEED={seed} cargo test -p collie-sim --test differential"
-            );
-            answers += u32::from(expected.is_ok());
-        }
+        let real = Side::new(Box::new(RealDevice::new()), dir.path().to_path_buf());
+        answers += compare(seed, real, Side::new(Box::new(sim), PathBuf::from("/root")));
     }
     println!("figures: {answers} operations answered alike by both devices");
+    assert!(answers > 50, "the operations reach something");
+}
+
+/// Where the child of the test below finds the file system.
+const MOUNTED: &str = "COLLIE_FAULTFS_AT";
+
+#[test]
+fn random_operations_answer_alike_on_the_file_system_that_forgets() {
+    // The process that serves it must not map its files, so that another one uses it.
+    if let Some(at) = std::env::var_os(MOUNTED) {
+        return use_mounted(&PathBuf::from(at));
+    }
+    if let Err(missing) = faultfs::available() {
+        assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
+        println!("skipped: {missing}");
+        return;
+    }
+    let at = tempfile::tempdir().unwrap();
+    let mounted = FaultFs::mount(at.path(), Names::Posix, 1).unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture"])
+        .arg("random_operations_answer_alike_on_the_file_system_that_forgets")
+        .env(MOUNTED, at.path())
+        .status();
+    assert!(child.unwrap().success());
+    assert!(
+        mounted.operations()[&OpKind::Write] > 100,
+        "{:?}",
+        mounted.operations()
+    );
+}
+
+fn use_mounted(at: &Path) {
+    let mut answers = 0;
+    for seed in seeds(0..20) {
+        let dirs = [std::env::temp_dir(), at.to_owned()].map(|dir| tempfile::tempdir_in(dir).unwrap());
+        let [real, mounted] = dirs.each_ref().map(|dir| {
+            let device = Box::new(RealDevice::new());
+            Side::new(device, dir.path().to_path_buf())
+        });
+        answers += compare(seed, real, mounted);
+    }
+    println!("figures: {answers} operations answered alike by a disk and by the file system that forgets");
     assert!(answers > 50, "the operations reach something");
 }

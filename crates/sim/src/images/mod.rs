@@ -182,7 +182,7 @@ pub fn run(config: &ImagesConfig, mut progress: impl FnMut(&ImagesReport)) -> Im
         let threaded = config.threaded_one_in > 0 && mix(seed).is_multiple_of(config.threaded_one_in);
         let program = Program::random(seed, threaded);
         let before = report.failed;
-        judge::explore(&program, seed, IMAGES_PER_PROGRAM, false, &mut report);
+        explore(&program, seed, IMAGES_PER_PROGRAM, false, &mut report);
         if report.failed > before {
             report.detail(&format!(
                 "replay: COLLIE_SEED={seed} COLLIE_IMAGES=1 cargo test -p collie-sim --test log_images random"
@@ -193,6 +193,17 @@ pub fn run(config: &ImagesConfig, mut progress: impl FnMut(&ImagesReport)) -> Im
         progress(&report);
     }
     report
+}
+
+/// As [`judge::explore`]; what panics has failed, and the next program still has its turn.
+fn explore(program: &Program, seed: u64, images: u64, cycle: bool, report: &mut ImagesReport) {
+    let explore = || judge::explore(program, seed, images, cycle, report);
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(explore)).is_err() {
+        // Counted here, lest a program that panics before its first image goes on for ever.
+        report.rounds += 1;
+        report.failed += 1;
+        report.detail("it panicked: see above");
+    }
 }
 
 /// Every program of up to `steps` steps, and at each of its sync points one image of every kind in turn.
@@ -210,7 +221,7 @@ pub fn enumerate(steps: u32, images: u64, mut progress: impl FnMut(&ImagesReport
             break;
         }
         let before = report.failed;
-        judge::explore(program, number, share, true, &mut report);
+        explore(program, number, share, true, &mut report);
         if report.failed > before {
             report.detail(&format!("short program {number} of {total}"));
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use collie_io::Device;
 use collie_log::{FIRST_LSN, Level, Log, LogError, LogOptions, RingOutcome, inspect};
 use collie_sim::images::{DIR, Setup, commit, find};
-use collie_sim::{Fault, FaultKind, Ledger, Points, PowerCut, SimDevice, Survives, VOLATILE_DIR};
+use collie_sim::{Fault, FaultKind, Ledger, Points, PowerCut, SimDevice, Snapshot, Survives, VOLATILE_DIR};
 
 fn check(ledger: &Ledger, tag: u64, survives: Survives, log: &Log, what: &str) {
     let verdict = ledger.check(tag, survives, &find(log).unwrap());
@@ -282,6 +282,70 @@ fn damage_at_the_beginning_of_an_epoch_is_seen_behind_a_clean_close() {
     assert!(image.flip_bit(&Path::new(DIR).join("0000000000000002.seg"), (4096 + 40) * 8));
     let error = Log::open(DIR, setup.options(&image.device(), false)).unwrap_err();
     assert!(matches!(error, LogError::Corrupt { .. }), "{error}");
+}
+
+/// A log before and after its first segments were released, and all its commits.
+fn released(setup: Setup) -> (Snapshot, Snapshot, Ledger) {
+    let (device, ledger) = (SimDevice::new(1), Ledger::new());
+    let log = Log::open(DIR, setup.options(&device, false)).unwrap();
+    let mut worker = log.worker().unwrap();
+    let mut commit = || commit(&log, &mut worker, &ledger, 300, Some(Level::Disk)).unwrap();
+    commit();
+    let before = device.snapshot();
+    for _ in 0..200 {
+        commit();
+    }
+    ledger.released(log.durable());
+    log.hold("test", log.durable());
+    assert!(log.oldest() > FIRST_LSN, "nothing was released");
+    for _ in 0..20 {
+        commit();
+    }
+    let after = device.snapshot();
+    device.kill();
+    (before, after, ledger)
+}
+
+/// The oldest segment may begin with the end of a frame; a damaged one at its beginning must not pass for that.
+#[test]
+fn damage_in_the_first_frame_after_a_release_is_no_end_of_an_earlier_one() {
+    for setup in [Setup::small(false, true), Setup::small(false, true).padded()] {
+        let (_, after, ledger) = released(setup);
+        let mut image = after.process_death();
+        let seam = Arc::new(image.device()) as Arc<dyn Device>;
+        let whole = inspect::inspect(&seam, Path::new(DIR), |_| {}).unwrap();
+        let (segment, first) = (&whole.segments[0], whole.first_frame);
+        assert!(image.flip_bit(&segment.path, (4096 + first - segment.first_lsn + 40) * 8));
+        let error = Log::open(DIR, setup.options(&image.device(), false)).unwrap_err();
+        assert!(
+            matches!(error, LogError::Corrupt { lsn, .. } if lsn == first),
+            "{error}"
+        );
+        let log = Log::open(DIR, setup.options(&after.process_death().device(), false)).unwrap();
+        check(&ledger, ledger.now(), Survives::Power, &log, "undamaged");
+    }
+}
+
+/// Such a ring was left by an earlier state of the machine, say a snapshot that was restored in part.
+#[test]
+fn a_ring_that_is_older_than_the_oldest_segment_is_refused() {
+    let setup = Setup::small(true, true);
+    let (before, after, ledger) = released(setup);
+    let mut image = after.process_death();
+    image.take_volatile_from(&before.process_death());
+    let log = Log::open(DIR, setup.options(&image.device(), false)).unwrap();
+    check(
+        &ledger,
+        ledger.now(),
+        Survives::Power,
+        &log,
+        "a ring from before the release",
+    );
+    let ring = &log.recovery().ring;
+    assert!(
+        matches!(ring, RingOutcome::Refused { reason } if reason.contains("older")),
+        "{ring:?}"
+    );
 }
 
 /// Tells that an error was logged, and takes its time over it.

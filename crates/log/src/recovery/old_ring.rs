@@ -163,6 +163,12 @@ fn try_open(
         },
     );
     let written = ring.written_mark();
+    // What was released had been written: so the mark was above it, and a mark never goes back.
+    if epoch.number != epoch.epoch_first && written < epoch.first_lsn.get() {
+        return refused(
+            "it is older than the segments: what lay before them was released, and it does not know",
+        );
+    }
     Ok(OldRing::Usable(Left {
         ring,
         epoch: epoch.epoch.get(),

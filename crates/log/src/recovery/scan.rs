@@ -157,12 +157,13 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The current position where a frame stands there, in the segments or in the ring; else where the frames
-    /// of this run end, which is the current position if it is the log's end.
+    /// The current position where a frame stands there, in the segments or in the ring, or where it is the first
+    /// of the run; else where the frames of this run end, which is the current position if it is the log's end.
     fn log_end_unless_frame(&mut self) -> Result<Lsn, LogError> {
         let (run, at) = (self.current()?, self.at);
         let in_ring = |lsn| matches!(self.ring, OldRing::Usable(left) if left.frame(lsn).is_some());
-        if self.window.frame(run, at)?.is_ok() || self.next_run().is_none() && in_ring(at) {
+        let first = at == run.first_lsn();
+        if first || self.window.frame(run, at)?.is_ok() || self.next_run().is_none() && in_ring(at) {
             return Ok(at);
         }
         self.at = run.first_lsn();
@@ -219,10 +220,13 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// After a release the oldest segment may begin in mid-frame: the first valid frame is the first.
+    /// After a release the oldest segment may begin in mid-frame: the first place where a frame of this epoch
+    /// stands is the first. It need not be a good one: where it is damaged, or torn, that is for the next step to
+    /// judge, and not to be passed over as the end of a frame that began before. (Where the damage hit the few
+    /// bytes that tell its place and epoch, it is.)
     fn find_first_frame(&mut self) -> Result<(), LogError> {
         let run = self.current()?;
-        if run.is_whole() || self.window.frame(run, self.at)?.is_ok() {
+        if run.is_whole() {
             return Ok(());
         }
         let limit = match (self.next_run(), self.ring) {
@@ -230,11 +234,7 @@ impl<'a> Walk<'a> {
             (None, OldRing::Usable(left)) => left.written.min(run.end()),
             (None, _) => run.end(),
         };
-        self.at = self
-            .window
-            .find(run, self.at, |_| true)?
-            .unwrap_or(limit)
-            .min(limit);
+        self.at = self.window.first_place(run, self.at)?.unwrap_or(limit).min(limit);
         Ok(())
     }
 
@@ -597,8 +597,27 @@ impl Window {
         at: Lsn,
         wanted: impl Fn(&FrameHeader) -> bool,
     ) -> Result<Option<Lsn>, LogError> {
+        self.search(run, at + ALIGN, |window, lsn| {
+            Ok(window.frame(run, lsn)?.is_ok_and(|header| wanted(&header)))
+        })
+    }
+
+    /// The first place at `at` or above where a frame of the run stands, whatever its checksum says.
+    fn first_place(&mut self, run: &Run, at: Lsn) -> Result<Option<Lsn>, LogError> {
+        self.search(run, at, |window, lsn| {
+            let header = FrameHeader::read_from_bytes(window.bytes(run, lsn, FRAME_HEADER)?);
+            Ok(header.is_ok_and(|header| header.lsn == lsn && header.epoch == run.epoch()))
+        })
+    }
+
+    /// The first place from `here` on that gives its own LSN and is `wanted`.
+    fn search(
+        &mut self,
+        run: &Run,
+        mut here: Lsn,
+        wanted: impl Fn(&mut Self, Lsn) -> Result<bool, LogError>,
+    ) -> Result<Option<Lsn>, LogError> {
         let end = run.segments.last().map_or(0, SegmentFile::data_end);
-        let mut here = at + ALIGN;
         while here + FRAME_HEADER as u64 <= end {
             let len = WINDOW.min((end - here) as usize);
             let chunk = self.bytes(run, here, len)?;
@@ -609,7 +628,7 @@ impl Window {
             let candidates = places(chunk, here);
             let step = (len - FRAME_HEADER) as u64 / ALIGN * ALIGN + ALIGN;
             for lsn in candidates {
-                if self.frame(run, lsn)?.is_ok_and(|header| wanted(&header)) {
+                if wanted(self, lsn)? {
                     return Ok(Some(lsn));
                 }
             }

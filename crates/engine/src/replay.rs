@@ -1,10 +1,10 @@
 //! Replay: what the log has and the tables have not goes to the memtables.
 //!
-//! One thread reads and checks frames, a piece of the log ahead; some insert. Each of them goes through every
-//! piece and takes the keys of its own share, so the writes of a key are inserted in the log's order by one
-//! thread, and no two threads want the same part of a memtable. Memtables are sealed between two pieces, when
-//! all inserts of the one before are done: a commit's writes to a family are in one memtable, and one that is
-//! sealed is complete.
+//! One thread reads and checks frames, a piece of the log ahead; some insert, each the pieces that it is dealt.
+//! Inserting only stores a write; the order, which a write's LSN tells whoever inserted it first, is made for
+//! all of them at the end or when a memtable is flushed. Memtables are sealed between two pieces, when all
+//! inserts of those before are done: a commit's writes to a family are in one memtable, and one that is sealed
+//! is complete.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use collie_log::{Frame, Log, Lsn, Reader};
 
 use crate::codec::{KIND_COMMIT, Ops};
 use crate::core::{Core, FamilyState};
-use crate::memtable::{self, At};
+use crate::memtable::At;
 use crate::view::{FlushCause, Sealed, View};
 use crate::{Error, Result, flush};
 
@@ -38,7 +38,7 @@ pub(crate) struct Replayed {
 }
 
 /// Commits that follow one another in the log.
-type Piece = Arc<Vec<Frame>>;
+type Piece = Vec<Frame>;
 
 /// What inserting needs.
 struct Replay<'a> {
@@ -53,6 +53,8 @@ enum Task {
     Insert(Piece),
     /// Say when everything before is done.
     Settle(Sender<()>),
+    /// Put this thread's share of the active memtables in order; all is inserted.
+    Sort,
 }
 
 /// Fills the memtables with the commits from `from` on.
@@ -140,17 +142,17 @@ fn read(reader: Reader, piece: u64, pieces: &SyncSender<Piece>) -> std::result::
         frames.push(frame);
         if bytes >= piece {
             bytes = 0;
-            if pieces.send(Arc::new(std::mem::take(&mut frames))).is_err() {
+            if pieces.send(std::mem::take(&mut frames)).is_err() {
                 return Ok(());
             }
         }
     }
     // Nobody there to take it: somebody else failed, and tells.
-    let _ = pieces.send(Arc::new(frames));
+    let _ = pieces.send(frames);
     Ok(())
 }
 
-/// Hands every piece to all who insert, and seals what is full in between.
+/// Deals the pieces to those who insert, in turn, and seals what is full in between.
 fn deal(
     core: &Core,
     families: &HashMap<u32, Arc<FamilyState>>,
@@ -158,7 +160,7 @@ fn deal(
     tasks: &[SyncSender<Task>],
 ) -> Result<Replayed> {
     let mut replayed = Replayed::default();
-    for piece in coming {
+    for (piece, task) in coming.iter().zip(tasks.iter().cycle()) {
         let Some(first) = piece.first() else { continue };
         let at = At {
             start: first.start,
@@ -174,11 +176,15 @@ fn deal(
         }
         replayed.commits += piece.len() as u64;
         replayed.bytes += piece.iter().map(Frame::len_in_log).sum::<u64>();
+        // Who takes no more has failed, and tells why when it is joined.
+        if task.send(Task::Insert(piece)).is_err() {
+            return Ok(replayed);
+        }
+    }
+    if settle(tasks) {
         for task in tasks {
-            // Who takes no more has failed, and tells why when it is joined.
-            if task.send(Task::Insert(Arc::clone(&piece))).is_err() {
-                return Ok(replayed);
-            }
+            // Who ends before only leaves it to whoever looks first.
+            let _ = task.send(Task::Sort);
         }
     }
     Ok(replayed)
@@ -196,24 +202,28 @@ fn settle(tasks: &[SyncSender<Task>]) -> bool {
 }
 
 impl Replay<'_> {
-    /// Inserts this thread's share of all that comes.
+    /// Inserts all that comes.
     fn insert(&self, share: usize, tasks: &Receiver<Task>) -> std::result::Result<(), Failed> {
         for task in tasks {
             match task {
                 Task::Insert(piece) => {
-                    for frame in piece.iter() {
-                        self.insert_commit(share, frame)
-                            .map_err(|error| (frame.start, error))?;
+                    for frame in &piece {
+                        self.insert_commit(frame).map_err(|error| (frame.start, error))?;
                     }
                 }
                 // Who asked has failed meanwhile.
                 Task::Settle(done) => drop(done.send(())),
+                Task::Sort => {
+                    for family in self.families.values() {
+                        family.view.load().active.sort(share, self.inserters);
+                    }
+                }
             }
         }
         Ok(())
     }
 
-    fn insert_commit(&self, share: usize, frame: &Frame) -> Result<()> {
+    fn insert_commit(&self, frame: &Frame) -> Result<()> {
         let at = At {
             start: frame.start,
             end: frame.end,
@@ -227,12 +237,11 @@ impl Replay<'_> {
                 let found = format!("family {}", op.family);
                 return Err(self.corrupt(frame, 0, "a family that was created before", found));
             };
-            if memtable::share_of(op.key, self.inserters) == share
-                // Relaxed: sealing, which moves it, waits for all inserts before and is waited for by all after.
-                && frame.start >= family.flushed.load(Ordering::Relaxed)
+            // Relaxed: sealing, which moves it, waits for all inserts before and is waited for by all after.
+            if frame.start >= family.flushed.load(Ordering::Relaxed)
                 && !family.tables.has_newer(op.key, at.start)?
             {
-                family.view.load().mem_for(at.start).insert(op.key, at, op.write);
+                family.view.load().mem_for(at.start).load(op.key, at, op.write);
             }
         }
         Ok(())
@@ -279,13 +288,13 @@ mod tests {
     use crate::{Db, FamilyOptions, Options, RingMode};
 
     fn piece(start: Lsn, end: Lsn) -> Piece {
-        Arc::new(vec![Frame {
+        vec![Frame {
             start,
             end,
             stream: 0,
             kind: KIND_COMMIT,
             payload: Vec::new(),
-        }])
+        }]
     }
 
     /// A memtable that is sealed while an insert into it is under way would go to tables without that.
@@ -331,10 +340,15 @@ mod tests {
             }
             let settling = matches!(asked, Task::Settle(_));
             drop((asked, pieces));
-            let rest: Vec<Task> = tasks.iter().collect();
+            let rest = tasks.iter().map(|task| match task {
+                Task::Insert(_) => "insert",
+                Task::Settle(done) => done.send(()).map_or("", |()| "settle"),
+                Task::Sort => "sort",
+            });
+            let rest: Vec<&str> = rest.collect();
             // Looked at before anything is asserted: a thread that waits would keep the test from ending.
             assert!(settling && unsealed, "sealed while an insert was under way");
-            assert!(matches!(rest[..], [Task::Insert(_)]), "{}", rest.len());
+            assert_eq!(rest, ["insert", "settle", "sort"]);
             assert_eq!(active(), second);
             let replayed = dealing.join().unwrap().unwrap();
             assert_eq!((replayed.commits, replayed.bytes), (2, end - first));

@@ -18,7 +18,7 @@ use collie_log::Lsn;
 use crate::garbage::Garbage;
 use crate::{Key, Value};
 
-pub(crate) use sharded::{Sharded, share_of};
+pub(crate) use sharded::Sharded;
 
 /// What a write does to its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +71,13 @@ pub(crate) trait Memtable: Send + Sync {
     /// Adds a version. A second write of the same key at the same LSN replaces the first: that is how a
     /// batch's repeated keys are folded, and why replaying a commit twice is harmless.
     fn insert(&self, key: &[u8], at: At, write: Write<'_>);
+
+    /// As `insert`, for many writes that nobody reads yet: they are put in order together, by `sort` or by
+    /// whoever looks first. Of repeated keys at one LSN the last counts, as there.
+    fn load(&self, key: &[u8], at: At, write: Write<'_>);
+
+    /// Puts in order what was loaded, or the `share`th `of` so many parts of that.
+    fn sort(&self, share: usize, of: usize);
 
     /// The newest version with `start < below`.
     fn get(&self, key: &[u8], below: Lsn) -> Option<Found>;
@@ -129,6 +136,20 @@ impl Mem {
     pub(crate) fn insert(&self, key: &[u8], at: At, write: Write<'_>) {
         if let Some(table) = &self.table {
             table.insert(key, at, write);
+        }
+    }
+
+    /// As [`Memtable::load`].
+    pub(crate) fn load(&self, key: &[u8], at: At, write: Write<'_>) {
+        if let Some(table) = &self.table {
+            table.load(key, at, write);
+        }
+    }
+
+    /// As [`Memtable::sort`].
+    pub(crate) fn sort(&self, share: usize, of: usize) {
+        if let Some(table) = &self.table {
+            table.sort(share, of);
         }
     }
 

@@ -18,6 +18,8 @@ use crate::{Key, Value};
 
 /// Entries of a leaf.
 pub(super) const LEAF: usize = 64;
+/// Entries of a leaf that was built from sorted ones, so that the next inserts do not split it at once.
+const SORTED_LEAF: usize = LEAF * 3 / 4;
 /// Size of the first chunk; each further one is twice as large, up to the largest.
 const FIRST_CHUNK: usize = 4 << 10;
 const LARGEST_CHUNK: usize = 256 << 10;
@@ -56,6 +58,19 @@ struct Leaf {
     places: Vec<Place>,
 }
 
+impl Leaf {
+    /// With room for one entry more than a leaf has at most: it is split after that was put in.
+    fn of(entries: &[(u64, Place)]) -> Self {
+        let mut leaf = Self {
+            digests: Vec::with_capacity(LEAF + 1),
+            places: Vec::with_capacity(LEAF + 1),
+        };
+        leaf.digests.extend(entries.iter().map(|(digest, _)| *digest));
+        leaf.places.extend(entries.iter().map(|(_, place)| *place));
+        leaf
+    }
+}
+
 /// An entry, read in place.
 struct Stored<'a> {
     start: Lsn,
@@ -78,12 +93,68 @@ pub(super) struct Shard {
     /// `firsts[i]` is the digest of the first entry of `leaves[i]`; no leaf is empty.
     firsts: Vec<u64>,
     leaves: Vec<Leaf>,
+    /// Entries that were loaded and not put in order yet. While there are any, nothing above is looked at.
+    unsorted: Vec<Place>,
     /// What all keys here start with.
     common: Vec<u8>,
     shrinkings: u32,
 }
 
 impl Shard {
+    /// Adds a version out of order and returns by how many bytes the shard grew; [`Shard::sort`] is to be called
+    /// before the next call of another kind.
+    pub(super) fn load(&mut self, key: &[u8], at: At, write: Write<'_>) -> usize {
+        let (place, grown) = self.store(key, at, write);
+        self.unsorted.push(place);
+        grown
+    }
+
+    /// Puts all that was loaded in its place.
+    pub(super) fn sort(&mut self) {
+        if !self.unsorted.is_empty() {
+            self.rebuild();
+        }
+    }
+
+    #[cold]
+    fn rebuild(&mut self) {
+        let mut places = std::mem::take(&mut self.unsorted);
+        places.extend(self.leaves.drain(..).flat_map(|leaf| leaf.places));
+        let chunks = &self.chunks;
+        let key = |place: Place| read(chunks, place).key;
+        let common = places.iter().fold(None, |common: Option<&[u8]>, place| {
+            Some(common.map_or(key(*place), |common| shared(common, key(*place))))
+        });
+        self.common = common.unwrap_or_default().to_vec();
+        let skip = self.common.len();
+        let mut entries: Vec<(u64, Place)> = places
+            .into_iter()
+            .map(|place| (digest(key(place), skip), place))
+            .collect();
+        // Of two writes at the same LSN the later one counts, and lies behind the other: it comes first here.
+        entries.sort_unstable_by(|(a, one), (b, other)| {
+            a.cmp(b).then_with(|| {
+                let (x, y) = (read(chunks, *one), read(chunks, *other));
+                x.key
+                    .cmp(y.key)
+                    .then(y.start.cmp(&x.start))
+                    .then(other.0.cmp(&one.0))
+            })
+        });
+        entries.dedup_by(|(b, other), (a, one)| {
+            a == b && {
+                let (x, y) = (read(chunks, *one), read(chunks, *other));
+                x.start == y.start && x.key == y.key
+            }
+        });
+        self.firsts = entries
+            .iter()
+            .step_by(SORTED_LEAF)
+            .map(|(digest, _)| *digest)
+            .collect();
+        self.leaves = entries.chunks(SORTED_LEAF).map(Leaf::of).collect();
+    }
+
     /// Adds a version and returns by how many bytes the shard grew.
     pub(super) fn insert(&mut self, key: &[u8], at: At, write: Write<'_>) -> usize {
         self.keep_common(key);
@@ -91,10 +162,7 @@ impl Shard {
         let digest = self.digest(key);
         if self.leaves.is_empty() {
             self.firsts.push(digest);
-            self.leaves.push(Leaf {
-                digests: vec![digest],
-                places: vec![place],
-            });
+            self.leaves.push(Leaf::of(&[(digest, place)]));
             return grown;
         }
         let Cursor { leaf: number, index } = self.lower_bound(key, at.start, digest);
@@ -134,7 +202,7 @@ impl Shard {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.leaves.is_empty()
+        self.leaves.is_empty() && self.unsorted.is_empty()
     }
 
     /// Calls `take` with up to `limit` keys of the scan; returns whether there are no more.
@@ -323,10 +391,7 @@ impl Shard {
         let leaf = &mut self.leaves[number];
         let ascending = index == LEAF && number + 1 == self.firsts.len();
         let at = if ascending { LEAF } else { LEAF / 2 };
-        let mut right = Leaf {
-            digests: Vec::with_capacity(LEAF + 1),
-            places: Vec::with_capacity(LEAF + 1),
-        };
+        let mut right = Leaf::of(&[]);
         right.digests.extend(leaf.digests.drain(at..));
         right.places.extend(leaf.places.drain(at..));
         let first = right.digests[0];
@@ -343,7 +408,7 @@ impl Shard {
             return;
         }
         self.shrinkings += 1;
-        let shared = self.common.iter().zip(key).take_while(|(a, b)| a == b).count();
+        let shared = shared(&self.common, key).len();
         self.common
             .truncate(if self.shrinkings > SHRINKINGS { 0 } else { shared });
         for number in 0..self.leaves.len() {
@@ -428,6 +493,15 @@ fn lower_bound(digests: &[u64], digest: u64, before: impl Fn(usize) -> bool) -> 
         }
     }
     low
+}
+
+/// What two keys both start with.
+fn shared<'a>(one: &'a [u8], other: &[u8]) -> &'a [u8] {
+    if other.starts_with(one) {
+        return one;
+    }
+    let len = one.iter().zip(other).take_while(|(a, b)| a == b).count();
+    &one[..len]
 }
 
 /// Eight bytes of the key after those that are skipped, such that digests order as keys do, or tie.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_log::Lsn;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::newest::Newest;
 use super::shard::{Cursor, Shard};
@@ -31,11 +31,6 @@ fn shard_of(key: &[u8]) -> usize {
     xxhash_rust::xxh3::xxh3_64(key) as usize % SHARDS
 }
 
-/// Which of so many threads a key is for, where no two of them are to meet in a shard.
-pub(crate) fn share_of(key: &[u8], threads: usize) -> usize {
-    shard_of(key) % threads
-}
-
 /// See the module's page.
 #[derive(Debug)]
 pub(crate) struct Sharded {
@@ -54,8 +49,21 @@ impl Sharded {
         }
     }
 
-    fn shard(&self, key: &[u8]) -> &Mutex<Counted> {
-        &self.shards[shard_of(key)].shard
+    /// A shard whose entries are in order.
+    fn sorted(&self, number: usize) -> MutexGuard<'_, Counted> {
+        let mut counted = self.shards[number].shard.lock();
+        counted.shard.sort();
+        counted
+    }
+
+    /// Notes that a shard grew.
+    fn grown(&self, counted: &mut Counted, bytes: usize) {
+        counted.unreported += bytes as u64;
+        if counted.unreported >= self.report_every {
+            // Relaxed: the size decides when to rotate, nothing is published by it.
+            self.bytes.fetch_add(counted.unreported, Ordering::Relaxed);
+            counted.unreported = 0;
+        }
     }
 
     /// Appends to `out` the newest versions of up to `limit` keys of one shard; returns where to go on.
@@ -66,25 +74,33 @@ impl Sharded {
         limit: usize,
         out: &mut Vec<Entry>,
     ) -> Option<Cursor> {
-        let counted = self.shards[shard].shard.lock();
-        counted.shard.newest_from(at, limit, |entry| out.push(entry))
+        self.sorted(shard)
+            .shard
+            .newest_from(at, limit, |entry| out.push(entry))
     }
 }
 
 impl Memtable for Sharded {
     fn insert(&self, key: &[u8], at: At, write: Write<'_>) {
-        let mut counted = self.shard(key).lock();
-        let grown = counted.shard.insert(key, at, write);
-        counted.unreported += grown as u64;
-        if counted.unreported >= self.report_every {
-            // Relaxed: the size decides when to rotate, nothing is published by it.
-            self.bytes.fetch_add(counted.unreported, Ordering::Relaxed);
-            counted.unreported = 0;
+        let mut counted = self.sorted(shard_of(key));
+        let bytes = counted.shard.insert(key, at, write);
+        self.grown(&mut counted, bytes);
+    }
+
+    fn load(&self, key: &[u8], at: At, write: Write<'_>) {
+        let mut counted = self.shards[shard_of(key)].shard.lock();
+        let bytes = counted.shard.load(key, at, write);
+        self.grown(&mut counted, bytes);
+    }
+
+    fn sort(&self, share: usize, of: usize) {
+        for number in (share..SHARDS).step_by(of) {
+            drop(self.sorted(number));
         }
     }
 
     fn get(&self, key: &[u8], below: Lsn) -> Option<Found> {
-        self.shard(key).lock().shard.get(key, below)
+        self.sorted(shard_of(key)).shard.get(key, below)
     }
 
     fn scan(&self, scan: Scan<'_>, direction: Direction, hint: usize, out: &mut VecDeque<Entry>) -> bool {
@@ -97,9 +113,9 @@ impl Memtable for Sharded {
             Direction::Forward => a > b,
             Direction::Backward => a < b,
         };
-        for Padded { shard } in &self.shards {
-            let exhausted = shard
-                .lock()
+        for number in 0..SHARDS {
+            let exhausted = self
+                .sorted(number)
                 .shard
                 .scan(scan, direction, each, |entry| entries.push(entry));
             if !exhausted
@@ -163,7 +179,7 @@ mod tests {
         }
     }
 
-    /// Random inserts, against a map by (key, LSN): every version is found at every LSN, and scans in both
+    /// Random inserts, some of them loaded first and in between, against a map by (key, LSN): every version is found at every LSN, and scans in both
     /// directions, in chunks of any size, and what a flush takes, show each key once with its newest version.
     #[test]
     fn every_version_is_found_and_scans_and_flushes_show_the_newest() {
@@ -171,21 +187,23 @@ mod tests {
             let mut rng = Rng::new(seed);
             let table = Sharded::new(1 << 20);
             let mut model = Model::new();
+            let (first, from, to) = (rng.below(1000), rng.below(1500), rng.below(1500));
             for n in 0..1500_u64 {
+                let loads = n < first || (from..to).contains(&n);
                 let key = random_key(&mut rng);
                 let start = 8 * (1 + if rng.below(4) == 0 { rng.below(n + 1) } else { n });
                 let at = At {
                     start,
                     end: start + 64,
                 };
-                if rng.below(4) == 0 {
-                    table.insert(&key, at, Write::Delete);
-                    model.insert((key, start), None);
+                let value = (rng.below(4) > 0).then(|| vec![n as u8; rng.below(60) as usize]);
+                let write = value.as_ref().map_or(Write::Delete, |value| Write::Put(value));
+                if loads {
+                    table.load(&key, at, write);
                 } else {
-                    let value = vec![n as u8; rng.below(60) as usize];
-                    table.insert(&key, at, Write::Put(&value));
-                    model.insert((key, start), Some(value));
+                    table.insert(&key, at, write);
                 }
+                model.insert((key, start), value);
             }
             let merged = table.newest().map(|Entry { key, found }| {
                 let value = found.value.map(|v| v.to_vec());

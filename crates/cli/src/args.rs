@@ -142,6 +142,18 @@ pub(crate) struct ServeArgs {
     /// Where the log's ring lies; by default in shared memory.
     #[arg(long, value_enum)]
     pub(crate) ring: Option<Ring>,
+    /// End every write of the log with a block of 4,096 bytes, so that no block with acknowledged commits is written
+    /// again; docs/durability.md tells what that costs.
+    #[arg(long)]
+    pub(crate) pad_to_block: bool,
+    /// Keep segments of the log that are needed no more for so many seconds, in the archive; 0, the default, for
+    /// none. Without this and --wal-size-limit there is no archive, and one that is there is removed.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) wal_ttl: Option<u32>,
+    /// Keep such segments until all of them take more than so many bytes, the oldest go first; units as in 10gb. 0,
+    /// the default: as many as --wal-ttl keeps.
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub(crate) wal_size_limit: Option<i64>,
     /// Threads that serve connections; 0, the default: one per core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1024))]
     pub(crate) threads: Option<u16>,
@@ -177,8 +189,9 @@ pub(crate) enum LogCommand {
         payload: bool,
     },
     /// Shows the frames that are durable for certain, while another process may be writing the log: takes no lock
-    /// and holds nothing back. A frame comes once a later one proves that it was durable. Where what it is to read
-    /// was released before, it fails, and never leaves anything out. SIGINT ends it.
+    /// and holds nothing back. A frame comes once a later one proves that it was durable. What was released is read
+    /// from the log's archive, if there is one; where it is gone, the command fails, and never leaves anything out.
+    /// SIGINT ends it.
     Tail {
         /// The log's directory, or the store's that holds it.
         dir: PathBuf,
@@ -188,7 +201,8 @@ pub(crate) enum LogCommand {
         /// Print whole payloads, in hexadecimal.
         #[arg(long)]
         payload: bool,
-        /// The LSN to begin at: a frame's `lsn` or `end`. Without it, the oldest frame.
+        /// The LSN to begin at: a frame's `lsn` or `end`. Without it, the oldest frame, in the archive
+        /// where there is one.
         #[arg(long, value_name = "LSN")]
         from: Option<u64>,
         /// Go on with frames to come.
@@ -453,6 +467,10 @@ impl LogBenchArgs {
 fn address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse()
         .map_err(|_| "expected an IP address and a port, as in 127.0.0.1:6380 or [::1]:6380")
+}
+
+fn size(text: &str) -> Result<i64, &'static str> {
+    collie_server::parse_bytes(text).ok_or("expected bytes: a number, or one with a unit, as in 64mb or 10gb")
 }
 
 fn seconds(flag: &str, seconds: f64) -> anyhow::Result<Duration> {

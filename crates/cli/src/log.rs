@@ -38,7 +38,14 @@ pub(crate) fn run(command: &LogCommand) -> anyhow::Result<Outcome> {
                 json: *json,
                 shown: if *payload { Shown::Payload } else { Shown::Preview },
             };
-            tail::tail(&device, &log_dir(&*device, dir)?, wanted)
+            let dir = log_dir(&*device, dir)?;
+            if is_archive(&*device, &dir) {
+                bail!(
+                    "{} is the archive of a log; name the log's directory, whose tail begins in the archive",
+                    dir.display()
+                );
+            }
+            tail::tail(&device, &dir, wanted)
         }
         LogCommand::Verify { dir, json } => verify(&device, &log_dir(&*device, dir)?, *json),
         LogCommand::Repair { dir, json } => mend(&device, &log_dir(&*device, dir)?, *json),
@@ -63,6 +70,15 @@ fn log_dir(device: &dyn Device, dir: &Path) -> anyhow::Result<PathBuf> {
         "there is no log in {}: neither it nor a directory `log` in it holds segments (files named *.seg)",
         dir.display()
     )
+}
+
+/// Whether it holds archived segments, whose names tell when they were archived.
+fn is_archive(device: &dyn Device, dir: &Path) -> bool {
+    let is_archived = |name: &str| name.strip_suffix(".seg").is_some_and(|name| name.contains('-'));
+    let entries = device.list(dir).unwrap_or_default();
+    entries
+        .iter()
+        .any(|entry| !entry.is_dir && is_archived(&entry.name))
 }
 
 /// How much of a frame's payload is shown.
@@ -224,10 +240,16 @@ fn verify(device: &Arc<dyn Device>, dir: &Path, json: bool) -> anyhow::Result<Ou
         }
         Err(error @ LogError::Corrupt { .. }) if !json => {
             output::complain(&error.into());
-            output::note(format_args!(
-                "`collie log repair {}` cuts the log there, if nothing can be restored",
-                dir.display()
-            ));
+            if is_archive(&**device, dir) {
+                output::note(
+                    "an archive is not repaired: what lies before the damage cannot be read on from there",
+                );
+            } else {
+                output::note(format_args!(
+                    "`collie log repair {}` cuts the log there, if nothing can be restored",
+                    dir.display()
+                ));
+            }
             Ok(Outcome::Bad)
         }
         Err(error @ LogError::Corrupt { .. }) => {

@@ -11,12 +11,12 @@ use anyhow::{Context, anyhow, bail, ensure};
 use collie_db::Options;
 use collie_io::{Device, OpenMode, RealDevice};
 use collie_server::ServerConfig;
-use serde::de::{Error as _, Unexpected};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::logging::{Filter, LogFormat};
+use super::store::{RingBytes, Store};
 use super::values::{Address, Bytes, Number, Secret};
-use crate::args::{Durability, Ring, ServeArgs};
+use crate::args::{Durability, ServeArgs};
 
 /// The longest configuration file that is read, in bytes.
 const CONFIG_FILE_MAX: usize = 1 << 20;
@@ -25,11 +25,6 @@ const PASSWORD_FILE_MAX: usize = 4096;
 /// Permission of everybody to read.
 const WORLD_READABLE: u32 = 0o004;
 const MIB: i64 = 1 << 20;
-/// The ring's size where nothing is said, and where its file system has no room for that.
-const RING_BYTES: usize = 64 << 20;
-const RING_BYTES_LOW: usize = 32 << 20;
-/// What the ring's file holds beside the ring, and some more, in bytes.
-const RING_SPARE: u64 = 1 << 20;
 
 /// All settings.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -39,17 +34,6 @@ pub(crate) struct Config {
     pub(crate) server: Listening,
     pub(crate) limits: Limits,
     pub(crate) diagnostics: Diagnostics,
-}
-
-/// `[store]`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Store {
-    dir: Option<PathBuf>,
-    ring: Ring,
-    ring_dir: PathBuf,
-    ring_bytes: Option<RingBytes>,
-    cache_bytes: Bytes<0, { i64::MAX }>,
 }
 
 /// `[server]`
@@ -88,19 +72,6 @@ pub(crate) struct Diagnostics {
     pub(crate) log_format: LogFormat,
     slowlog_log_slower_than: Number<-1, { i64::MAX }>,
     slowlog_max_len: Number<0, 100_000>,
-}
-
-impl Default for Store {
-    fn default() -> Self {
-        let options = Options::default();
-        Self {
-            dir: None,
-            ring: Ring::Shared,
-            ring_dir: PathBuf::from("/dev/shm"),
-            ring_bytes: None,
-            cache_bytes: Bytes(i64::try_from(options.cache_bytes).unwrap_or(i64::MAX)),
-        }
-    }
 }
 
 impl Default for Listening {
@@ -150,55 +121,8 @@ fn signed(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 
-fn seconds(span: Duration) -> i64 {
+pub(super) fn seconds(span: Duration) -> i64 {
     i64::try_from(span.as_secs()).unwrap_or(i64::MAX)
-}
-
-/// The size of the log's ring, a power of two.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-struct RingBytes(Bytes<8192, { 1 << 30 }>);
-
-impl<'de> Deserialize<'de> for RingBytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let bytes = Bytes::deserialize(deserializer)?;
-        if !bytes.size().is_power_of_two() {
-            let expected = "a power of two from \"8kb\" to \"1gb\"";
-            return Err(D::Error::invalid_value(Unexpected::Signed(bytes.0), &expected));
-        }
-        Ok(Self(bytes))
-    }
-}
-
-impl Store {
-    /// The size of the ring. By default values of 16 MiB and more fit, where the ring's file system has room
-    /// for that; a smaller ring that is shared is better than a larger one that dies with the process.
-    fn ring_size(&self, warnings: &mut Vec<String>) -> usize {
-        if let Some(asked) = self.ring_bytes {
-            return asked.0.size();
-        }
-        // Where it cannot be told the log finds out.
-        let has_room = self.ring == Ring::Private
-            || rustix::fs::statvfs(&self.ring_dir).is_ok_and(|system| {
-                system.f_bavail.saturating_mul(system.f_frsize) > RING_BYTES as u64 + RING_SPARE
-            });
-        if has_room {
-            return RING_BYTES;
-        }
-        let smaller = ServerConfig {
-            ring_bytes: RING_BYTES_LOW,
-            ..ServerConfig::default()
-        };
-        warnings.push(format!(
-            "{} has no room for a ring of {} MiB: it gets {} MiB, and no value is longer than {} bytes; make room \
-             there, or set ring-bytes",
-            self.ring_dir.display(),
-            RING_BYTES >> 20,
-            RING_BYTES_LOW >> 20,
-            smaller.value_len_max()
-        ));
-        RING_BYTES_LOW
-    }
 }
 
 /// What is in force, and what somebody should know about where it came from.
@@ -239,6 +163,7 @@ impl Effective {
             None => anyhow!("no store was named: give --dir"),
         })?;
         let ring_bytes = config.store.ring_size(&mut warnings);
+        config.store.warn(&mut warnings);
         let effective = Self {
             config,
             dir,
@@ -253,6 +178,7 @@ impl Effective {
 
     /// What no single setting can tell.
     fn check(&self) -> anyhow::Result<()> {
+        self.config.store.check(self.ring_bytes)?;
         let server = self.server();
         let most = server.value_len_max();
         if let Some(asked) = self.config.limits.proto_max_bulk_len {
@@ -270,13 +196,10 @@ impl Effective {
 
     /// How the engine is opened.
     pub(crate) fn options(&self) -> Options {
-        let store = &self.config.store;
-        Options {
-            ring: store.ring.mode_in(&store.ring_dir),
+        self.config.store.apply_to(Options {
             ring_bytes: self.ring_bytes,
-            cache_bytes: store.cache_bytes.0.unsigned_abs(),
             ..Options::default()
-        }
+        })
     }
 
     /// How the server is set up.
@@ -342,6 +265,13 @@ impl Config {
         }
         if let Some(ring) = args.ring {
             store.ring = ring;
+        }
+        store.pad_to_block |= args.pad_to_block;
+        if let Some(ttl) = args.wal_ttl {
+            store.wal_ttl = Number(ttl.into());
+        }
+        if let Some(limit) = args.wal_size_limit {
+            store.wal_size_limit = Bytes(limit);
         }
         if let Some(listen) = args.listen {
             server.listen = Address(listen);
@@ -516,6 +446,22 @@ mod tests {
                 &["line 2, store.ring-bytes", "34603008", "a power of two"],
             ),
             (
+                "[store]\nwal-ttl = \"1h\"",
+                &["line 2, store.wal-ttl", "\"1h\"", "a whole number"],
+            ),
+            (
+                "[store]\nwal-ttl = -1",
+                &["line 2, store.wal-ttl", "`-1`", "from 0 to 4294967295"],
+            ),
+            (
+                "[store]\nwal-size-limit = \"much\"",
+                &["line 2, store.wal-size-limit", "\"much\"", "64mb"],
+            ),
+            (
+                "[store]\npad-to-block = 1",
+                &["line 2, store.pad-to-block", "`1`", "a boolean"],
+            ),
+            (
                 "[store]\nring = \"round\"",
                 &["line 2, store.ring", "`round`", "`shared`"],
             ),
@@ -566,7 +512,7 @@ mod tests {
         let effective = Effective {
             config,
             dir: PathBuf::new(),
-            ring_bytes: RING_BYTES,
+            ring_bytes: 1 << 20,
             password: Some("sesame".to_owned()),
             file: None,
             warnings: Vec::new(),
@@ -575,30 +521,9 @@ mod tests {
     }
 
     #[test]
-    fn the_ring_is_as_large_as_its_file_system_has_room_for() {
-        let mut warnings = Vec::new();
-        let mut store = Store {
-            ring_dir: PathBuf::from("/proc"),
-            ..Store::default()
-        };
-        assert_eq!(store.ring_size(&mut warnings), RING_BYTES_LOW);
-        let [warning] = &warnings[..] else {
-            panic!("{warnings:?}")
-        };
-        assert!(
-            warning.contains("/proc has no room") && warning.contains("16515072"),
-            "{warning}"
-        );
-        store.ring = Ring::Private;
-        assert_eq!(store.ring_size(&mut warnings), RING_BYTES);
-        store.ring_bytes = Some(RingBytes(Bytes(8192)));
-        assert_eq!(store.ring_size(&mut warnings), 8192);
-        assert_eq!(warnings.len(), 1);
-    }
-
-    #[test]
     fn what_is_printed_reads_back_as_itself() {
-        let text = "[store]\ndir = \"/x\"\nring-bytes = \"1mb\"\ncache-bytes = 12345\n[server]\nack = \"process\"\n\
+        let text = "[store]\ndir = \"/x\"\nring-bytes = \"1mb\"\ncache-bytes = 12345\npad-to-block = true\n\
+                    wal-ttl = 90\nwal-size-limit = \"3gb\"\n[server]\nack = \"process\"\n\
                     [limits]\nmaxclients = 7\n[diagnostics]\nlog-level = \"warn,collie_log=trace\"";
         let effective = |text: &str| Effective {
             config: parse(text).unwrap(),
@@ -612,6 +537,9 @@ mod tests {
         for line in [
             "ring-bytes = \"1mb\"",
             "cache-bytes = 12345",
+            "pad-to-block = true",
+            "wal-ttl = 90",
+            "wal-size-limit = \"3gb\"",
             "proto-max-bulk-len = \"256kb\"",
             "maxclients = 7",
         ] {

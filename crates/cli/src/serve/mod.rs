@@ -3,6 +3,7 @@
 mod config;
 mod logging;
 mod notify;
+mod store;
 mod values;
 
 use std::net::SocketAddr;

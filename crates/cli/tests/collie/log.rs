@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -283,4 +284,126 @@ fn a_tail_that_nobody_reads_any_more_ends() {
     drop(lines);
     let output = tail.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+/// An open log, most of whose frames are in its archive, and where they all lie.
+fn make_archived(dir: &Path) -> (Log, Vec<Span>) {
+    let options = LogOptions {
+        archive_ttl: Duration::from_secs(3600),
+        threads: false,
+        ..options()
+    };
+    let log = Log::open(dir, options).unwrap();
+    let mut worker = log.worker().unwrap();
+    let mut spans = Vec::new();
+    for n in 0..FRAMES {
+        let span = worker.append(7, 3, &payload(n)).unwrap();
+        log.wait(span.end, Level::Disk).unwrap();
+        spans.push(span);
+    }
+    log.hold("test", log.durable());
+    assert!(log.oldest() > spans[60].end && segments(&dir.join("archive")).len() >= 2);
+    drop(worker);
+    (log, spans)
+}
+
+#[test]
+fn a_tail_from_an_archived_frame_goes_on_into_the_live_log_while_that_is_open() {
+    let store = tempfile::tempdir().unwrap();
+    let dir = store.path().join("log");
+    let (log, spans) = make_archived(&dir);
+    for (n, from) in [(5, spans[5].start), (6, spans[5].end)] {
+        let tailed = run(args(
+            "tail",
+            store.path(),
+            &["--json", "--payload", "--from", &from.to_string()],
+        ));
+        assert!(tailed.status.success(), "{}", stderr(&tailed));
+        let lines = json_lines(&tailed);
+        // The last one has no promise yet.
+        assert_eq!(lines.len() as u64, FRAMES - 1 - n);
+        for (line, span) in lines.iter().zip(&spans[n as usize..]) {
+            assert_eq!(
+                (line["lsn"].as_u64(), line["end"].as_u64()),
+                (Some(span.start), Some(span.end))
+            );
+            let is_archived = span.start < log.oldest();
+            let segment = Path::new(line["segment"].as_str().unwrap());
+            assert_eq!(
+                segment.parent().unwrap().ends_with("archive"),
+                is_archived,
+                "{line}"
+            );
+        }
+    }
+    let all = run(args("tail", &dir, &["--json"]));
+    assert_eq!(
+        json_lines(&all).len() as u64,
+        FRAMES - 1,
+        "the oldest frame is in the archive"
+    );
+
+    // Where the archive was cleaned, it says what there is.
+    std::fs::remove_file(&segments(&dir.join("archive"))[0]).unwrap();
+    let from = spans[5].start.to_string();
+    let gone = run(args("tail", &dir, &["--json", "--from", &from]));
+    assert_eq!((gone.status.code(), gone.stdout.len()), (Some(1), 0));
+    let oldest = FIRST_LSN + (32 << 10) - 4096;
+    for part in [from, oldest.to_string()] {
+        assert!(stderr(&gone).contains(&part), "{}", stderr(&gone));
+    }
+    log.close().unwrap();
+}
+
+#[test]
+fn an_archive_is_dumped_and_verified_by_itself_and_its_damage_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, spans) = make_archived(dir.path());
+    let archive = dir.path().join("archive");
+    let dumped = run(args("dump", &archive, &["--json"]));
+    assert!(dumped.status.success(), "{}", stderr(&dumped));
+    let lines = json_lines(&dumped);
+    let archived = spans.iter().filter(|span| span.end <= log.oldest()).count();
+    assert_eq!(lines.len(), archived);
+    assert_eq!(lines[0]["lsn"], FIRST_LSN);
+    let verified = run(args("verify", &archive, &["--json"]));
+    assert!(verified.status.success(), "{}", stderr(&verified));
+    let line = &json_lines(&verified)[0];
+    assert_eq!(
+        (line["ok"].as_bool(), line["frames"].as_u64()),
+        (Some(true), Some(archived as u64))
+    );
+    let tailed = run(args("tail", &archive, &[]));
+    assert_eq!(tailed.status.code(), Some(1));
+    assert!(
+        stderr(&tailed).contains("name the log's directory"),
+        "{}",
+        stderr(&tailed)
+    );
+
+    let hit = damage(&archive, 40);
+    let verified = run(args("verify", &archive, &[]));
+    assert_eq!(verified.status.code(), Some(1));
+    for part in [
+        hit.to_str().unwrap(),
+        &spans[40].start.to_string(),
+        "not repaired",
+    ] {
+        assert!(stderr(&verified).contains(part), "{}", stderr(&verified));
+    }
+    let tailed = run(args("tail", dir.path(), &["--json"]));
+    assert_eq!((tailed.status.code(), json_lines(&tailed).len()), (Some(1), 40));
+    assert!(
+        stderr(&tailed).contains(hit.to_str().unwrap()),
+        "{}",
+        stderr(&tailed)
+    );
+    let repaired = run(args("repair", &archive, &[]));
+    assert_eq!(repaired.status.code(), Some(1));
+    assert!(
+        stderr(&repaired).contains("nothing was changed"),
+        "{}",
+        stderr(&repaired)
+    );
+    log.close().unwrap();
 }

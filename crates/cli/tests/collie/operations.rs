@@ -140,6 +140,62 @@ fn a_configuration_is_checked_and_printed_without_opening_the_store() {
 }
 
 #[test]
+fn what_the_log_keeps_and_how_it_is_written_is_set_in_the_file_or_before_it_by_flags() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "[store]\nwal-ttl = 3600\nwal-size-limit = \"2gb\"\n";
+    let served = served_with(dir.path(), text, &["--pad-to-block"]);
+    let mut client = served.connect();
+    for value in ["1", "2", "3"] {
+        assert_eq!(client.call(&["SET", "a", value]).unwrap(), "+OK");
+    }
+    let info = client.call(&["INFO", "log"]).unwrap();
+    let figure = |name: &str| -> u64 {
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_else(|| panic!("{name} is not in {info}"))
+            .trim()
+            .parse()
+            .unwrap()
+    };
+    assert!(figure("filler_bytes") > 3 * 3000, "{info}");
+    assert_eq!((figure("archived_segments"), figure("archived_bytes")), (0, 0));
+    assert!(dir.path().join("store/log/archive").is_dir());
+    let (status, last) = served.end(Signal::TERM);
+    assert!(status.success(), "{last}");
+
+    let file = config_file(dir.path(), text);
+    let check = |flags: &[&str]| {
+        let config = [
+            "serve",
+            "--check-config",
+            "--dir",
+            "/x",
+            "--config",
+            file.to_str().unwrap(),
+        ];
+        run([&config[..], flags].concat())
+    };
+    let output = check(&["--wal-ttl", "0", "--wal-size-limit", "5mb"]);
+    let shown = String::from_utf8(output.stdout.clone()).unwrap();
+    for part in ["pad-to-block = false", "wal-ttl = 0", "wal-size-limit = \"5mb\""] {
+        assert!(shown.contains(part), "{part} is not in {shown}");
+    }
+    assert!(
+        stderr(&output).contains("below that of one segment"),
+        "{}",
+        stderr(&output)
+    );
+    let refused = check(&["--wal-size-limit", "lots"]);
+    assert!(
+        stderr(&refused).contains("expected bytes"),
+        "{}",
+        stderr(&refused)
+    );
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
 fn a_wrong_configuration_is_refused_with_file_line_and_key() {
     let dir = tempfile::tempdir().unwrap();
     for (text, parts) in [
@@ -154,6 +210,14 @@ fn a_wrong_configuration_is_refused_with_file_line_and_key() {
         (
             "[store]\nring-bytes = \"1mb\"\n[limits]\nproto-max-bulk-len = \"8mb\"\n",
             &["proto-max-bulk-len is 8388608", "262144"],
+        ),
+        (
+            "[store]\npad-to-block = true\nring-bytes = \"8kb\"\n",
+            &["ring-bytes is 8192", "at least 16384 with pad-to-block"],
+        ),
+        (
+            "[store]\nwal-ttl = \"1h\"\n",
+            &["collie.toml, line 2, store.wal-ttl", "\"1h\"", "a whole number"],
         ),
         ("[server]\nlisten = \"0.0.0.0:0\"\n", &["no password is set"]),
         ("[server]\npassword-file = \"/nowhere\"\n", &["/nowhere"]),

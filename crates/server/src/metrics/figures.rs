@@ -291,6 +291,11 @@ fn log(log: &LogStats, page: &mut Page) {
             log.frame_bytes,
         ),
         (
+            "collie_log_filler_bytes_total",
+            "Bytes of fillers between them, with pad-to-block.",
+            log.filler_bytes,
+        ),
+        (
             "collie_log_written_bytes_total",
             "Bytes written to segments.",
             log.bytes_written,
@@ -316,7 +321,7 @@ fn log(log: &LogStats, page: &mut Page) {
     );
     page.gauge(
         "collie_log_segment_bytes",
-        "Bytes of all segment files.",
+        "Bytes of all segment files, archived ones excluded.",
         log.segment_bytes,
     );
     page.gauge(

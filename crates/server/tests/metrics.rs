@@ -18,17 +18,20 @@ use support::{Client, Running, command, config, start_on};
 /// How long a test waits for an answer before it fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn open(device: &SimDevice, dir: &std::path::Path) -> Db {
+fn options(device: &SimDevice) -> Options {
     // Writes that are durable when they return would pass by the held syncs.
     device.support_direct(false);
-    let options = Options {
+    Options {
         device: Arc::new(device.clone()),
         ring: RingMode::Private,
         ring_bytes: 1 << 20,
         segment_bytes: 16 << 20,
         ..support::options()
-    };
-    Db::open(dir, options).unwrap()
+    }
+}
+
+fn open(device: &SimDevice, dir: &std::path::Path) -> Db {
+    Db::open(dir, options(device)).unwrap()
 }
 
 fn with_metrics() -> ServerConfig {
@@ -201,6 +204,43 @@ fn a_page_comes_although_writers_are_held_up() {
 }
 
 #[test]
+fn what_goes_into_fillers_and_into_the_archive_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options {
+        pad_to_block: true,
+        segment_bytes: 1 << 20,
+        max_total_wal_size: Some(2 << 20),
+        wal_size_limit: 16 << 20,
+        ..options(&SimDevice::new(7))
+    };
+    let server = served(Db::open(dir.path(), options).unwrap());
+    let mut client = server.0.client();
+    let value = "v".repeat(60_000);
+    for number in 0..60 {
+        assert_eq!(client.call(&["SET", &format!("k{number}"), &value]), "+OK\r\n");
+    }
+    // What holds more of the log than that is flushed, and segments go into the archive, in the background.
+    let mut samples = samples(&get(server.1, "/metrics").1);
+    for _ in 0..PATIENCE.as_millis() / 5 {
+        if samples["collie_log_archived_segments"] > 0.0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        samples = self::samples(&get(server.1, "/metrics").1);
+    }
+    let segments = samples["collie_log_archived_segments"];
+    assert!(segments > 0.0, "{samples:?}");
+    assert_eq!(
+        samples["collie_log_archived_bytes"],
+        segments * f64::from(1 << 20)
+    );
+    assert!(
+        samples["collie_log_filler_bytes_total"] > 60.0 * 32.0,
+        "{samples:?}"
+    );
+}
+
+#[test]
 fn health_fails_with_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(5);
@@ -244,6 +284,40 @@ fn what_is_no_request_is_refused_and_a_slow_one_holds_up_nobody() {
     let mut answer = String::new();
     slow.read_to_string(&mut answer).unwrap();
     assert!(answer.contains("collie_connections"), "{answer}");
+}
+
+/// Requests that are answered at a time, at most.
+const AT_A_TIME: usize = 16;
+
+#[test]
+fn beyond_sixteen_requests_the_next_waits_until_one_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = served(open(&SimDevice::new(3), dir.path()));
+    // They are accepted in their order, and say nothing.
+    let mut silent: Vec<_> = (0..AT_A_TIME)
+        .map(|_| TcpStream::connect(server.1).unwrap())
+        .collect();
+    let mut next = TcpStream::connect(server.1).unwrap();
+    next.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").unwrap();
+    next.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut byte = [0];
+    if next.read(&mut byte).is_ok() {
+        // Only where the machine stood still until a silent one had taken too long.
+        silent[0]
+            .set_read_timeout(Some(Duration::from_millis(1)))
+            .unwrap();
+        let told = silent[0].read(&mut byte);
+        assert!(
+            told.is_ok(),
+            "{AT_A_TIME} requests are under way, and the next was answered"
+        );
+        return;
+    }
+    drop(silent.pop());
+    next.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answer = String::new();
+    next.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
 }
 
 #[test]

@@ -16,9 +16,10 @@ use collie_io::{Device, File, write_all_at};
 use zerocopy::IntoBytes;
 
 use super::chain::{Chain, Run};
+use super::frames::Rereader;
 use super::new_ring::{Home, NewRing, remove_rings};
 use super::old_ring::OldRing;
-use super::scan::{Found, Piece, Rereader, Source};
+use super::scan::{Found, Piece, Source};
 use super::write_path::{self, Chosen, spare_blocks};
 use super::{DirLock, History, RecoveryReport, RingOutcome};
 use crate::Lsn;

@@ -10,6 +10,7 @@ mod carry;
 mod chain;
 mod cut;
 mod decide;
+mod frames;
 mod lock;
 mod new_ring;
 mod old_ring;

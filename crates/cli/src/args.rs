@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use collie_server::Ack;
 use serde::{Deserialize, Serialize};
 
 use crate::serve::{Filter, LogFormat};
+use crate::torture::power::{Aim, System};
 
 /// Collie: a transactional store built around its log. Without a command: a tour of about forty seconds in a
 /// temporary directory, which ends by serving.
@@ -67,6 +69,15 @@ pub(crate) enum Command {
         #[arg(long)]
         rings: Option<PathBuf>,
     },
+    /// Becomes another program, which ends when the process that started it does.
+    #[command(name = LEASHED, hide = true)]
+    Leashed {
+        /// The program.
+        program: PathBuf,
+        /// Its arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// What a command that a signal ended becomes.
     #[command(name = REMOVER, hide = true)]
     Remover {
@@ -79,6 +90,8 @@ pub(crate) enum Command {
 
 /// The hidden command that `torture kill` and the tour start as a process of its own.
 pub(crate) const WRITER: &str = "torture-writer";
+/// The hidden command that `torture power` starts servers by.
+pub(crate) const LEASHED: &str = "torture-leashed";
 /// The hidden command that removes what is temporary, see `temporary`.
 pub(crate) const REMOVER: &str = "remove-temporary";
 
@@ -89,6 +102,43 @@ pub(crate) enum TortureCommand {
     Kill(TortureArgs),
     /// Cuts the power of a simulated device under the log at all kinds of moments, and recovers.
     Images(ImagesArgs),
+    /// Runs a server on a file system that forgets what was not synced, cuts its power while many clients write and
+    /// read, and looks for what they were told. It needs /dev/fuse and root's rights, or fusermount3.
+    Power(PowerArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PowerArgs {
+    /// How many power cuts.
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) rounds: u64,
+    /// What is aimed at, and what is lost, follows from it; by default a new one, which is printed.
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// What makes a name in a directory durable: a sync of that directory, or, as with ext4's journal, any sync.
+    #[arg(long, value_enum, default_value = "posix")]
+    pub(crate) names: NamesArg,
+    /// Aim all cuts at this.
+    #[arg(long, value_enum)]
+    pub(crate) aim: Option<Aim>,
+    /// The product under test.
+    #[arg(long, value_enum, default_value = "collie")]
+    pub(crate) system: System,
+    /// The product's program, if not this one or the one along the path.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) program: Option<PathBuf>,
+}
+
+/// See [`PowerArgs`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum NamesArg {
+    /// A sync of the directory.
+    Posix,
+    /// Any sync.
+    Journal,
 }
 
 #[derive(Debug, clap::Args)]
@@ -173,6 +223,9 @@ pub(crate) struct ServeArgs {
     /// Whether diagnostics are lines for people, as by default, or JSON objects.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) log_format: Option<LogFormat>,
+    /// Keep memtables, tables and segments so small that they come and go all the time: for `torture power`.
+    #[arg(long, hide = true)]
+    pub(crate) small: bool,
 }
 
 #[derive(Debug, Subcommand)]

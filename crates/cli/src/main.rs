@@ -60,6 +60,7 @@ fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Writer { dir, rings } => {
             torture::writer::run(&dir, rings.as_deref()).map(|()| Outcome::Good)
         }
+        Command::Leashed { program, arguments } => torture::leashed(&program, &arguments),
         Command::Remover { code, places } => temporary::remove_and_exit(code, &places),
         Command::Log(command) => log::run(&command),
         Command::Bench(args) => bench::run(&args),

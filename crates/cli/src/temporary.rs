@@ -166,6 +166,11 @@ pub(crate) fn remove_and_exit(code: u8, places: &[PathBuf]) -> ! {
     // A writer is told by the kernel that its parent is gone, or finds that nobody listens.
     while wait(WaitOptions::empty()).is_ok() {}
     for place in places {
+        // What was mounted there was this process's, and is dead.
+        if let Err(error) = collie_sim::faultfs::unmount_below(place) {
+            let left = format!("cannot unmount what is in {}", place.display());
+            output::complain(&anyhow::Error::new(error).context(left));
+        }
         match RealDevice::new().remove_dir_all(place) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 let left = format!("cannot remove {}", place.display());

@@ -41,7 +41,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
         verbosity: Some(verbosity),
         ..effective.server()
     };
-    let served = serve(&effective.dir, effective.options(), config, format, |_| {});
+    let mut options = effective.options();
+    if args.small {
+        options = crate::torture::power::small(options);
+    }
+    let served = serve(&effective.dir, options, config, format, |_| {});
     match (served, format) {
         // Whoever reads objects finds the reason among them.
         (Err(error), LogFormat::Json) => {

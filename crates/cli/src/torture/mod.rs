@@ -1,30 +1,48 @@
-//! `collie torture kill | images`: crash tests on the real binary and on the simulated device.
+//! `collie torture kill | images | power`: crash tests on the real binary, on the simulated device, and on a file
+//! system that forgets.
 
 pub(crate) mod child;
 pub(crate) mod history;
 pub(crate) mod kill;
 pub(crate) mod messages;
+pub(crate) mod power;
 pub(crate) mod writer;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use anyhow::Context;
 use collie_io::{Device, RealDevice};
+use collie_sim::faultfs::Names;
 use collie_sim::images::{ImagesConfig, ImagesReport};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 
 use crate::Outcome;
-use crate::args::TortureCommand;
+use crate::args::{NamesArg, PowerArgs, TortureCommand};
 use crate::output::{self, Results, grouped, note};
 use crate::temporary::Temporary;
 
 use kill::{Kills, Report};
+use power::{Plan, Power};
 
 pub(crate) fn run(command: &TortureCommand) -> anyhow::Result<Outcome> {
     match command {
         TortureCommand::Kill(args) => kills(args.rounds, seed(args.seed)?, args.json, args.dir.as_ref()),
         TortureCommand::Images(args) => images(args.rounds, seed(args.seed)?, args.json),
+        TortureCommand::Power(args) => power(args),
     }
+}
+
+/// Becomes another program, which ends when the process that started this one does: it would go on for ever on a
+/// disk that is gone.
+pub(crate) fn leashed(program: &Path, arguments: &[OsString]) -> anyhow::Result<Outcome> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot tie the server to its parent")?;
+    let error = Command::new(program).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot start {}", program.display()))
 }
 
 /// The seed that was given, or a new one.
@@ -117,6 +135,167 @@ fn print_kills(report: &Report, seed: u64, json: bool) -> anyhow::Result<()> {
     }
     results.flush()?;
     report.words.iter().for_each(note);
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct PowerMore<'a> {
+    system: &'static str,
+    names: &'static str,
+    reads: u64,
+    went_back: u64,
+    refused: u64,
+    cuts_in_recovery: u64,
+    checks: u64,
+    changes_kept: u64,
+    changes_lost: u64,
+    names_lost: u64,
+    lengths_lost: u64,
+    garbage: u64,
+    fell: &'a BTreeMap<&'static str, u64>,
+    ways: &'a BTreeMap<&'static str, u64>,
+}
+
+fn power(args: &PowerArgs) -> anyhow::Result<Outcome> {
+    let seed = seed(args.seed)?;
+    let plan = Plan {
+        system: args.system,
+        program: args.program.clone(),
+        names: match args.names {
+            NamesArg::Posix => Names::Posix,
+            NamesArg::Journal => Names::Journal,
+        },
+        aim: args.aim,
+        seed,
+    };
+    let temporary = Temporary::new("collie-torture-", &std::env::temp_dir())?;
+    let mut power = Power::new(plan.clone(), &temporary)?;
+    let bar = output::progress("power", args.rounds);
+    let ran = power.run(args.rounds, |report| {
+        bar.set_position(report.rounds);
+        bar.set_message(format!("{} acknowledged", grouped(report.acknowledged)));
+    });
+    bar.finish_and_clear();
+    let report = power.report.clone();
+    let good = ran.is_ok() && report.holds();
+    report.words.iter().for_each(note);
+    if !good {
+        let kept = power.keep(temporary.path());
+        // Before the directory that it is mounted in is left alone.
+        drop(power);
+        note(format_args!(
+            "what the server found is kept in {}",
+            temporary.keep().display()
+        ));
+        note(format_args!(
+            "replay: collie torture power {}",
+            replay(args, seed)
+        ));
+        ran?;
+        kept?;
+    }
+    print_power(&report, &plan, args.json)?;
+    Ok(if good { Outcome::Good } else { Outcome::Bad })
+}
+
+/// The arguments that aim at the same and lose by the same chances; what the threads do in between is theirs.
+fn replay(args: &PowerArgs, seed: u64) -> String {
+    let mut text = format!(
+        "--rounds {} --seed {seed} --system {}",
+        args.rounds,
+        args.system.name()
+    );
+    if args.names == NamesArg::Journal {
+        text.push_str(" --names journal");
+    }
+    if let Some(aim) = args.aim {
+        text.push_str(&format!(" --aim {}", aim.name()));
+    }
+    text
+}
+
+fn print_power(report: &power::Report, plan: &Plan, json: bool) -> anyhow::Result<()> {
+    let mut results = Results::new();
+    if json {
+        results.json(&Line {
+            test: "power",
+            rounds: report.rounds,
+            acknowledged: report.acknowledged,
+            recovered: report.recovered,
+            lost: report.lost,
+            partial: report.partial,
+            reordered: report.reordered,
+            seed: plan.seed,
+            more: PowerMore {
+                system: plan.system.name(),
+                names: match plan.names {
+                    Names::Posix => "posix",
+                    Names::Journal => "journal",
+                },
+                reads: report.reads,
+                went_back: report.went_back,
+                refused: report.refused,
+                cuts_in_recovery: report.in_recovery,
+                checks: report.checks,
+                changes_kept: report.effects.kept,
+                changes_lost: report.effects.lost,
+                names_lost: report.effects.names_lost,
+                lengths_lost: report.effects.lengths_lost,
+                garbage: report.effects.garbage,
+                fell: &report.fell,
+                ways: &report.ways,
+            },
+        })?;
+    } else {
+        print_power_text(&mut results, report, plan)?;
+    }
+    results.flush()?;
+    Ok(())
+}
+
+fn print_power_text(results: &mut Results, report: &power::Report, plan: &Plan) -> std::io::Result<()> {
+    results.line(format_args!(
+        "{} power cuts under {} ({} during recovery) · acknowledged {} · read {} times · recovered {} · lost {} · \
+         partial {} · reordered {} · seed {}",
+        report.rounds,
+        plan.system.name(),
+        report.in_recovery,
+        grouped(report.acknowledged),
+        grouped(report.reads),
+        grouped(report.recovered),
+        report.lost,
+        report.partial,
+        report.reordered,
+        plan.seed,
+    ))?;
+    if report.went_back > 0 {
+        results.line(format_args!(
+            "{} reads told less than had been told before",
+            report.went_back
+        ))?;
+    }
+    if report.refused > 0 {
+        results.line(format_args!(
+            "{} times the server did not open what a cut had left",
+            report.refused
+        ))?;
+    }
+    results.line(format_args!(
+        "of what was not durable, {} changes were kept and {} lost, {} names and {} lengths among them",
+        grouped(report.effects.kept),
+        grouped(report.effects.lost),
+        grouped(report.effects.names_lost),
+        grouped(report.effects.lengths_lost),
+    ))?;
+    for (title, counts) in [
+        ("where the cuts fell:", &report.fell),
+        ("how the power went:", &report.ways),
+    ] {
+        results.line(title)?;
+        for (what, times) in counts {
+            results.line(format_args!("  {what:<32} {:>10}", grouped(*times)))?;
+        }
+    }
     Ok(())
 }
 

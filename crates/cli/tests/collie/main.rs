@@ -1,6 +1,7 @@
 //! The binary `collie`, run as its users run it.
 
 #![expect(clippy::unwrap_used, reason = "a failure in a test is a panic")]
+#![expect(clippy::print_stdout, reason = "a test says what it skips")]
 #![expect(
     clippy::disallowed_methods,
     reason = "tests look at the real files from outside, and damage them"

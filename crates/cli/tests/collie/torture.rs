@@ -1,8 +1,12 @@
 //! `collie torture` through the real binary, and a served store that is killed under its clients.
 
-use rustix::process::Signal;
+use std::path::Path;
+use std::process::Child;
+use std::time::Duration;
 
-use crate::common::{fields, json_lines, run, stderr};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common::{collie, fields, json_lines, run, stderr};
 use crate::serve::{Client, Served};
 
 const FIELDS: [&str; 8] = [
@@ -54,6 +58,111 @@ fn crash_images_are_recovered() {
         (line["lost"].as_u64(), line["failed"].as_u64()),
         (Some(0), Some(0))
     );
+}
+
+/// Whether a file system can be mounted; where not, the test says so.
+fn can_mount() -> bool {
+    let available = collie_sim::faultfs::available();
+    if let Err(missing) = &available {
+        assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
+        println!("skipped: {missing}");
+    }
+    available.is_ok()
+}
+
+#[test]
+fn nothing_that_clients_were_told_is_lost_when_the_power_goes() {
+    if !can_mount() {
+        return;
+    }
+    let rounds = std::env::var("COLLIE_POWER_ROUNDS").unwrap_or_else(|_| "10".to_owned());
+    for (seed, names) in [("1", "posix"), ("2", "journal")] {
+        let arguments = [
+            "torture", "power", "--json", "--rounds", &rounds, "--seed", seed, "--names", names,
+        ];
+        let output = run(arguments);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let line = &json_lines(&output)[0];
+        assert!(FIELDS.iter().all(|field| fields(line).contains(field)), "{line}");
+        assert_eq!(
+            (line["test"].as_str(), line["names"].as_str()),
+            (Some("power"), Some(names))
+        );
+        assert_eq!(line["rounds"].to_string(), rounds);
+        let count = |field: &str| line[field].as_u64().unwrap();
+        assert!(
+            count("acknowledged") > 0 && count("reads") > 0 && count("changes_lost") > 0,
+            "{line}"
+        );
+        assert_eq!((count("lost"), count("partial"), count("reordered")), (0, 0, 0));
+    }
+}
+
+#[test]
+fn every_aim_is_hit_and_survived() {
+    if !can_mount() {
+        return;
+    }
+    let aims = [
+        ("flush", "flush"),
+        ("compaction", "compaction"),
+        ("table", "table"),
+        ("version", "version of tables"),
+        ("manifest", "manifest"),
+        ("recycling", "segment recycled"),
+        ("directory-sync", "directory sync"),
+        ("recovery", "recovery"),
+    ];
+    for (aim, place) in aims {
+        let output = run([
+            "torture", "power", "--json", "--rounds", "4", "--seed", "3", "--aim", aim,
+        ]);
+        assert!(output.status.success(), "{aim}: {}", stderr(&output));
+        let line = &json_lines(&output)[0];
+        assert!(line["fell"][place].as_u64() > Some(0), "{aim}: {line}");
+    }
+}
+
+/// The mounts below a directory.
+fn mounts_below(dir: &Path) -> usize {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    mounts
+        .lines()
+        .filter(|line| line.contains(dir.to_str().unwrap()))
+        .count()
+}
+
+/// A power test with its temporary files in `dir`, once it runs.
+fn running_power_test(dir: &Path) -> Child {
+    let child = collie()
+        .args(["torture", "power", "--rounds", "100000"])
+        .env("TMPDIR", dir)
+        .spawn()
+        .unwrap();
+    while mounts_below(dir) == 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child
+}
+
+#[test]
+fn a_power_test_that_is_ended_or_killed_leaves_nothing_that_the_next_one_does_not_take_away() {
+    if !can_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = running_power_test(dir.path());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+    assert_eq!(mounts_below(dir.path()), 0);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+
+    let mut child = running_power_test(dir.path());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let output = run(["torture", "power", "--rounds", "1", "--seed", "1"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(mounts_below(dir.path()), 0);
 }
 
 #[test]

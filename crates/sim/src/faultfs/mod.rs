@@ -142,6 +142,15 @@ impl FaultFs {
         Ok(())
     }
 
+    /// Stops the disk, and lets every call on it fail that waits for an answer or comes from now on: what is left of a
+    /// program that was killed needs that for its end. Programs that are alive would go on with the errors.
+    ///
+    /// # Errors
+    /// It is not mounted, or operations that were under way do not end.
+    pub fn fail_calls(&self) -> io::Result<()> {
+        self.disk()?.power_off(PATIENCE)
+    }
+
     /// Waits until the disk has stopped, for at most `patience`, and tells where that was.
     ///
     /// # Errors
@@ -195,7 +204,7 @@ impl FaultFs {
         }
         if session.umount_and_join().is_err() {
             // Somebody is still in it, a shell perhaps: who that is keeps the old disk, on which nothing works.
-            mounts::detach(&self.at)?;
+            unmount_below(&self.at)?;
         }
         Ok(disk.device().clone())
     }

@@ -1,0 +1,145 @@
+//! A client: as much of the Redis protocol as the power test needs.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// How long a server may take for a reply while its disk works.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest reply that is taken, in bytes and in elements.
+const LONGEST: usize = 64 << 20;
+
+/// What a server answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Text(String),
+    Error(String),
+    Number(i64),
+    Bulk(Vec<u8>),
+    Nothing,
+    Array(Vec<Reply>),
+}
+
+/// A connection.
+pub(crate) struct Client {
+    stream: BufReader<TcpStream>,
+    out: Vec<u8>,
+}
+
+fn wrong(what: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the server sent {what}"))
+}
+
+impl Client {
+    pub(crate) fn connect(port: u16) -> io::Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self {
+            stream: BufReader::with_capacity(1 << 16, stream),
+            out: Vec::new(),
+        })
+    }
+
+    /// Adds a command to what [`Client::send`] sends.
+    pub(crate) fn push(&mut self, words: &[&[u8]]) {
+        self.out
+            .extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
+        for word in words {
+            self.out
+                .extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+            self.out.extend_from_slice(word);
+            self.out.extend_from_slice(b"\r\n");
+        }
+    }
+
+    pub(crate) fn send(&mut self) -> io::Result<()> {
+        let sent = self.stream.get_mut().write_all(&self.out);
+        self.out.clear();
+        sent
+    }
+
+    /// Sends a command and returns the reply to it.
+    pub(crate) fn call(&mut self, words: &[&[u8]]) -> io::Result<Reply> {
+        self.push(words);
+        self.send()?;
+        self.reply()
+    }
+
+    /// The next reply.
+    pub(crate) fn reply(&mut self) -> io::Result<Reply> {
+        let mut line = Vec::new();
+        self.stream.read_until(b'\n', &mut line)?;
+        let Some((&kind, rest)) = line.strip_suffix(b"\r\n").and_then(<[u8]>::split_first) else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        let text = String::from_utf8_lossy(rest).into_owned();
+        match kind {
+            b'+' => Ok(Reply::Text(text)),
+            b'-' => Ok(Reply::Error(text)),
+            b':' => text.parse().map(Reply::Number).map_err(|_| wrong(text)),
+            b'$' => match length(&text)? {
+                Some(len) => self.bulk(len),
+                None => Ok(Reply::Nothing),
+            },
+            b'*' => match length(&text)? {
+                Some(len) => (0..len)
+                    .map(|_| self.reply())
+                    .collect::<io::Result<_>>()
+                    .map(Reply::Array),
+                None => Ok(Reply::Nothing),
+            },
+            _ => Err(wrong(String::from_utf8_lossy(&line))),
+        }
+    }
+
+    fn bulk(&mut self, len: usize) -> io::Result<Reply> {
+        let mut bytes = vec![0; len + 2];
+        self.stream.read_exact(&mut bytes)?;
+        bytes.truncate(len);
+        Ok(Reply::Bulk(bytes))
+    }
+}
+
+/// A length; `None` for that of nothing.
+fn length(text: &str) -> io::Result<Option<usize>> {
+    match text.parse::<i64>() {
+        Ok(-1) => Ok(None),
+        Ok(len) => match usize::try_from(len) {
+            Ok(len) if len <= LONGEST => Ok(Some(len)),
+            _ => Err(wrong(format_args!("the length {len}"))),
+        },
+        Err(_) => Err(wrong(format_args!("the length \"{text}\""))),
+    }
+}
+
+impl Reply {
+    /// The elements of an array of bulk strings, of which some may be nothing.
+    pub(crate) fn bulks(self) -> io::Result<Vec<Option<Vec<u8>>>> {
+        let Self::Array(elements) = self else {
+            return Err(wrong(format_args!("{self:?} where values were asked for")));
+        };
+        let bulk = |element| match element {
+            Self::Bulk(bytes) => Ok(Some(bytes)),
+            Self::Nothing => Ok(None),
+            other => Err(wrong(format_args!("{other:?} where a value was asked for"))),
+        };
+        elements.into_iter().map(bulk).collect()
+    }
+
+    /// That it is no error, nor has one in it.
+    pub(crate) fn good(self) -> io::Result<Self> {
+        match &self {
+            Self::Error(text) => Err(io::Error::other(format!("the server refused: {text}"))),
+            Self::Array(elements) => {
+                for element in elements {
+                    if let Self::Error(text) = element {
+                        return Err(io::Error::other(format!("the server refused: {text}")));
+                    }
+                }
+                Ok(self)
+            }
+            _ => Ok(self),
+        }
+    }
+}

@@ -4,6 +4,7 @@
 //! written by many threads at once and read by many more. [`Mem`] is one memtable with its place in the
 //! log; [`Sharded`] is the implementation (docs/decisions/0003-memtable.md has the measurements).
 
+mod leaf;
 mod newest;
 mod shard;
 mod sharded;

@@ -6,7 +6,8 @@
 use std::cmp::Ordering;
 
 use super::Entry;
-use super::shard::{Cursor, LEAF};
+use super::leaf::LEAF;
+use super::shard::Cursor;
 use super::sharded::{SHARDS, Sharded};
 
 /// Merges the shards of a memtable that is no longer written.

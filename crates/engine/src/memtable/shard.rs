@@ -13,11 +13,10 @@ use std::ops::Bound;
 use collie_log::Lsn;
 use lsm_tree::Slice;
 
+use super::leaf::{LEAF, Leaf};
 use super::{At, Direction, Entry, Found, Scan, Write};
 use crate::{Key, Value};
 
-/// Entries of a leaf.
-pub(super) const LEAF: usize = 64;
 /// Entries of a leaf that was built from sorted ones, so that the next inserts do not split it at once.
 const SORTED_LEAF: usize = LEAF * 3 / 4;
 /// Size of the first chunk; each further one is twice as large, up to the largest.
@@ -35,11 +34,14 @@ const KIND_INLINE: u8 = 1;
 const KIND_OUTSIDE: u8 = 2;
 
 /// Where an entry lies: the chunk in the upper half, the offset in the lower.
-#[derive(Debug, Clone, Copy)]
-struct Place(u64);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place(u64);
 
 impl Place {
-    fn new(chunk: usize, offset: usize) -> Self {
+    /// Where no entry lies.
+    pub(super) const NONE: Self = Self(u64::MAX);
+
+    pub(super) fn new(chunk: usize, offset: usize) -> Self {
         Self((chunk as u64) << 32 | offset as u64)
     }
 
@@ -47,27 +49,8 @@ impl Place {
         (self.0 >> 32) as usize
     }
 
-    fn offset(self) -> usize {
+    pub(super) fn offset(self) -> usize {
         (self.0 & 0xffff_ffff) as usize
-    }
-}
-
-#[derive(Debug, Default)]
-struct Leaf {
-    digests: Vec<u64>,
-    places: Vec<Place>,
-}
-
-impl Leaf {
-    /// With room for one entry more than a leaf has at most: it is split after that was put in.
-    fn of(entries: &[(u64, Place)]) -> Self {
-        let mut leaf = Self {
-            digests: Vec::with_capacity(LEAF + 1),
-            places: Vec::with_capacity(LEAF + 1),
-        };
-        leaf.digests.extend(entries.iter().map(|(digest, _)| *digest));
-        leaf.places.extend(entries.iter().map(|(_, place)| *place));
-        leaf
     }
 }
 
@@ -92,7 +75,11 @@ pub(super) struct Shard {
     outside: Vec<Slice>,
     /// `firsts[i]` is the digest of the first entry of `leaves[i]`; no leaf is empty.
     firsts: Vec<u64>,
-    leaves: Vec<Leaf>,
+    #[expect(
+        clippy::vec_box,
+        reason = "a leaf is put in between others, and does not move for it"
+    )]
+    leaves: Vec<Box<Leaf>>,
     /// Entries that were loaded and not put in order yet. While there are any, nothing above is looked at.
     unsorted: Vec<Place>,
     /// What all keys here start with.
@@ -119,7 +106,9 @@ impl Shard {
     #[cold]
     fn rebuild(&mut self) {
         let mut places = std::mem::take(&mut self.unsorted);
-        places.extend(self.leaves.drain(..).flat_map(|leaf| leaf.places));
+        for leaf in self.leaves.drain(..) {
+            places.extend_from_slice(leaf.places());
+        }
         let chunks = &self.chunks;
         let key = |place: Place| read(chunks, place).key;
         let common = places.iter().fold(None, |common: Option<&[u8]>, place| {
@@ -135,10 +124,7 @@ impl Shard {
         entries.sort_unstable_by(|(a, one), (b, other)| {
             a.cmp(b).then_with(|| {
                 let (x, y) = (read(chunks, *one), read(chunks, *other));
-                x.key
-                    .cmp(y.key)
-                    .then(y.start.cmp(&x.start))
-                    .then(other.0.cmp(&one.0))
+                x.key.cmp(y.key).then(y.start.cmp(&x.start)).then(other.cmp(one))
             })
         });
         entries.dedup_by(|(b, other), (a, one)| {
@@ -166,27 +152,29 @@ impl Shard {
             return grown;
         }
         let Cursor { leaf: number, index } = self.lower_bound(key, at.start, digest);
-        if self.leaves[number].digests.get(index) == Some(&digest) {
-            let stored = read(&self.chunks, self.leaves[number].places[index]);
+        if self.leaves[number].digest(index) == Some(digest)
+            && let Some(there) = self.leaves[number].place(index)
+        {
+            let stored = read(&self.chunks, there);
             if stored.start == at.start && stored.key == key {
-                self.leaves[number].places[index] = place;
+                self.leaves[number].replace(index, place);
                 return grown;
             }
         }
         // An entry that belongs between two leaves is appended to the first of them.
         let (number, index) = if index == 0 && number > 0 {
-            (number - 1, self.leaves[number - 1].places.len())
+            (number - 1, self.leaves[number - 1].places().len())
         } else {
             (number, index)
         };
-        let leaf = &mut self.leaves[number];
-        leaf.digests.insert(index, digest);
-        leaf.places.insert(index, place);
+        let (number, index) = if self.leaves[number].is_full() {
+            self.split(number, index)
+        } else {
+            (number, index)
+        };
+        self.leaves[number].insert(index, digest, place);
         if index == 0 {
             self.firsts[number] = digest;
-        }
-        if leaf.places.len() > LEAF {
-            self.split(number, index);
         }
         grown
     }
@@ -196,7 +184,7 @@ impl Shard {
         let newest = below.checked_sub(1)?;
         let cursor = self.seek(key, newest);
         let leaf = self.leaves.get(cursor.leaf)?;
-        let place = *leaf.places.get(cursor.index)?;
+        let place = leaf.place(cursor.index)?;
         let stored = read(&self.chunks, place);
         (stored.key == key).then(|| self.found(&stored))
     }
@@ -254,18 +242,15 @@ impl Shard {
     ) -> Option<Cursor> {
         let mut last: Option<&[u8]> = None;
         while at < end {
-            let Some(place) = self
-                .leaves
-                .get(at.leaf)
-                .and_then(|leaf| leaf.places.get(at.index))
-            else {
+            let leaf = self.leaves.get(at.leaf);
+            let Some(place) = leaf.and_then(|leaf| leaf.place(at.index)) else {
                 at = Cursor {
                     leaf: at.leaf + 1,
                     index: 0,
                 };
                 continue;
             };
-            let stored = read(&self.chunks, *place);
+            let stored = read(&self.chunks, place);
             if stored.start < below && last != Some(stored.key) {
                 if limit == 0 {
                     return Some(at);
@@ -293,11 +278,14 @@ impl Shard {
         while at > start {
             if at.index == 0 {
                 at.leaf -= 1;
-                at.index = self.leaves.get(at.leaf).map_or(0, |leaf| leaf.places.len());
+                at.index = self.leaves.get(at.leaf).map_or(0, |leaf| leaf.places().len());
                 continue;
             }
             at.index -= 1;
-            let stored = read(&self.chunks, self.leaves[at.leaf].places[at.index]);
+            let Some(place) = self.leaves[at.leaf].place(at.index) else {
+                continue;
+            };
+            let stored = read(&self.chunks, place);
             if stored.start >= below {
                 continue;
             }
@@ -385,18 +373,19 @@ impl Shard {
         (place, size + outside + size_of::<(u64, Place)>())
     }
 
-    /// Splits an overfull leaf. Where the last insert was at the end of the last leaf, keys come in order:
-    /// the full leaf is left full then.
-    fn split(&mut self, number: usize, index: usize) {
-        let leaf = &mut self.leaves[number];
-        let ascending = index == LEAF && number + 1 == self.firsts.len();
+    /// Splits a full leaf, into which an entry is to be put at `index`; returns where to put it now. Where that is
+    /// behind all others, keys come in order: the full leaf is left full then.
+    fn split(&mut self, number: usize, index: usize) -> (usize, usize) {
+        let ascending = index == LEAF && number + 1 == self.leaves.len();
         let at = if ascending { LEAF } else { LEAF / 2 };
-        let mut right = Leaf::of(&[]);
-        right.digests.extend(leaf.digests.drain(at..));
-        right.places.extend(leaf.places.drain(at..));
-        let first = right.digests[0];
-        self.firsts.insert(number + 1, first);
+        let right = self.leaves[number].split_off(at);
+        self.firsts.insert(number + 1, right.first());
         self.leaves.insert(number + 1, right);
+        if index > at || ascending {
+            (number + 1, index - at)
+        } else {
+            (number, index)
+        }
     }
 
     /// Makes sure that `key` starts with the common prefix, shortening that where it does not.
@@ -411,12 +400,10 @@ impl Shard {
         let shared = shared(&self.common, key).len();
         self.common
             .truncate(if self.shrinkings > SHRINKINGS { 0 } else { shared });
-        for number in 0..self.leaves.len() {
-            for index in 0..self.leaves[number].places.len() {
-                let stored = read(&self.chunks, self.leaves[number].places[index]);
-                self.leaves[number].digests[index] = digest(stored.key, self.common.len());
-            }
-            self.firsts[number] = self.leaves[number].digests[0];
+        let (chunks, skip) = (&self.chunks, self.common.len());
+        for (leaf, first) in self.leaves.iter_mut().zip(&mut self.firsts) {
+            leaf.digest_anew(|place| digest(read(chunks, place).key, skip));
+            *first = leaf.first();
         }
     }
 
@@ -444,8 +431,8 @@ impl Shard {
         let mut at = self.seek(key, 0);
         // Version 0 does not exist, so what the search found is past the key unless it is that version.
         if let Some(leaf) = self.leaves.get(at.leaf)
-            && let Some(place) = leaf.places.get(at.index)
-            && read(&self.chunks, *place).key == key
+            && let Some(place) = leaf.place(at.index)
+            && read(&self.chunks, place).key == key
         {
             at.index += 1;
         }
@@ -459,13 +446,15 @@ impl Shard {
             stored.key.cmp(key).then(start.cmp(&stored.start)) == Ordering::Less
         };
         // The leaf before the first one that starts at or after the target.
-        let leaf = lower_bound(&self.firsts, digest, |i| before(self.leaves[i].places[0]));
+        let leaf = lower_bound(&self.firsts, digest, |i| {
+            self.leaves[i].place(0).is_some_and(before)
+        });
         let Some(number) = leaf.checked_sub(1) else {
             return Cursor { leaf: 0, index: 0 };
         };
         let leaf = &self.leaves[number];
-        let index = lower_bound(&leaf.digests, digest, |i| before(leaf.places[i]));
-        if index == leaf.places.len() && number + 1 < self.leaves.len() {
+        let index = leaf.lower_bound(digest, before);
+        if leaf.place(index).is_none() && number + 1 < self.leaves.len() {
             return Cursor {
                 leaf: number + 1,
                 index: 0,
@@ -554,14 +543,9 @@ mod tests {
                 Write::Delete,
             );
         }
-        let sizes: usize = shard.leaves.iter().map(|leaf| leaf.places.len()).sum();
+        let sizes: usize = shard.leaves.iter().map(|leaf| leaf.places().len()).sum();
         assert_eq!(sizes, 1000);
-        assert!(
-            shard
-                .leaves
-                .iter()
-                .all(|leaf| !leaf.places.is_empty() && leaf.places.len() <= LEAF)
-        );
+        assert!(shard.leaves.iter().all(|leaf| !leaf.places().is_empty()));
         assert_eq!(shard.common, b"key00");
         for i in 0..1000_u32 {
             let found = shard.get(format!("key{i:05}").as_bytes(), u64::MAX).unwrap();
@@ -598,7 +582,7 @@ mod tests {
                 shard.insert(&i.to_be_bytes(), at(8), Write::Put(&i.to_le_bytes()));
             }
         }
-        let entries: usize = shard.leaves.iter().map(|leaf| leaf.places.len()).sum();
+        let entries: usize = shard.leaves.iter().map(|leaf| leaf.places().len()).sum();
         assert_eq!(entries, 500);
         for i in 0..500_u32 {
             let found = shard.get(&i.to_be_bytes(), 9).unwrap();

@@ -15,7 +15,7 @@ use crate::codec::KIND_MARK;
 use crate::garbage::Garbage;
 use crate::journal::Journal;
 use crate::manifest_file::ManifestFile;
-use crate::memtable::{At, Mem};
+use crate::memtable::{At, Chunks, Mem};
 use crate::stats::{Counters, FamilyCounters};
 use crate::tables::{Pinned, Shared, Tables};
 use crate::tasks::Tasks;
@@ -129,6 +129,8 @@ pub(crate) struct Core {
     pub(crate) manifest: Mutex<ManifestFile>,
     pub(crate) tasks: Tasks,
     pub(crate) garbage: Mutex<Option<Sender<Garbage>>>,
+    /// Memory for memtables.
+    chunks: Arc<Chunks>,
     pub(crate) shared: Shared,
     health: Health,
     /// Writers that stop wait here; notified whenever a gate may have opened.
@@ -159,6 +161,7 @@ pub(crate) struct Start {
     pub(crate) journal: Journal,
     pub(crate) manifest: ManifestFile,
     pub(crate) garbage: Sender<Garbage>,
+    pub(crate) chunks: Arc<Chunks>,
     pub(crate) shared: Shared,
     pub(crate) lock: Arc<dyn File>,
 }
@@ -171,6 +174,7 @@ impl Core {
             journal,
             manifest,
             garbage,
+            chunks,
             shared,
             lock,
         } = start;
@@ -199,6 +203,7 @@ impl Core {
             manifest: Mutex::new(manifest),
             tasks: Tasks::default(),
             garbage: Mutex::new(Some(garbage)),
+            chunks,
             shared,
             health: Health {
                 failed: AtomicBool::new(false),
@@ -383,7 +388,7 @@ impl Core {
 
     pub(crate) fn new_mem(&self, from: Lsn, options: &FamilyOptions) -> Mem {
         let garbage = self.garbage_sender();
-        Mem::new(from, options.write_buffer_bytes, garbage)
+        Mem::new(from, options.write_buffer_bytes, &self.chunks, garbage)
     }
 
     /// Where garbage goes; nowhere once the store is closed, and then it is freed on the spot.

@@ -27,6 +27,7 @@ use crate::journal::Journal;
 use crate::lock::Found;
 use crate::manifest::{LogState, Manifest};
 use crate::manifest_file::ManifestFile;
+use crate::memtable::Chunks;
 use crate::tables::Shared;
 use crate::view::FlushCause;
 use crate::{
@@ -117,7 +118,8 @@ fn start(path: &Path, options: Options, mut manifest: ManifestFile, lock: &Arc<d
     remove_orphans(&*device, path, &manifest)?;
     manifest.amend(|manifest| use_options(manifest, &options));
     let journal = open_journal(path, &options, &manifest)?;
-    let (garbage, _thread) = garbage::start(Arc::clone(&device))?;
+    let chunks = Arc::new(Chunks::default());
+    let (garbage, _thread) = garbage::start(Arc::clone(&device), Arc::clone(&chunks))?;
     let shared = Shared {
         cache: Arc::new(Cache::with_capacity_bytes(options.cache_bytes)),
         descriptors: Arc::new(DescriptorTable::new(options.max_open_files)),
@@ -131,6 +133,7 @@ fn start(path: &Path, options: Options, mut manifest: ManifestFile, lock: &Arc<d
         journal,
         manifest,
         garbage,
+        chunks,
         shared,
         lock: Arc::clone(lock),
     };

@@ -118,7 +118,8 @@ impl Default for Options {
 /// How a family keeps its data. Stored with the family.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FamilyOptions {
-    /// Memory of one memtable, in bytes; a fuller one is sealed and flushed. Default: 64 MiB.
+    /// Memory of one memtable, in bytes; a fuller one is sealed and flushed. Default: 64 MiB. (A store keeps up to
+    /// 64 MiB of freed memtables for the next ones, for some seconds.)
     pub write_buffer_bytes: u64,
     /// Memtables in memory, the active one included; writes stop when all are full. Default: 4.
     pub max_write_buffers: usize,

@@ -4,6 +4,7 @@
 //! written by many threads at once and read by many more. [`Mem`] is one memtable with its place in the
 //! log; [`Sharded`] is the implementation (docs/decisions/0003-memtable.md has the measurements).
 
+mod chunks;
 mod leaf;
 mod newest;
 mod shard;
@@ -11,6 +12,7 @@ mod sharded;
 
 use std::collections::VecDeque;
 use std::ops::Bound;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
@@ -19,6 +21,7 @@ use collie_log::Lsn;
 use crate::garbage::Garbage;
 use crate::{Key, Value};
 
+pub(crate) use chunks::{Chunks, IDLE};
 pub(crate) use sharded::Sharded;
 
 /// What a write does to its key.
@@ -108,9 +111,14 @@ pub(crate) struct Mem {
 }
 
 impl Mem {
-    pub(crate) fn new(from: Lsn, write_buffer_bytes: u64, garbage: Sender<Garbage>) -> Self {
+    pub(crate) fn new(
+        from: Lsn,
+        write_buffer_bytes: u64,
+        chunks: &Arc<Chunks>,
+        garbage: Sender<Garbage>,
+    ) -> Self {
         Self {
-            table: Some(Box::new(Sharded::new(write_buffer_bytes))),
+            table: Some(Box::new(Sharded::new(write_buffer_bytes, chunks))),
             from,
             unlogged: AtomicBool::new(false),
             garbage,

@@ -9,19 +9,20 @@
 
 use std::cmp::Ordering;
 use std::ops::Bound;
+use std::sync::Arc;
 
 use collie_log::Lsn;
 use lsm_tree::Slice;
 
+use super::chunks::{CHUNK, Chunks};
 use super::leaf::{LEAF, Leaf};
 use super::{At, Direction, Entry, Found, Scan, Write};
 use crate::{Key, Value};
 
 /// Entries of a leaf that was built from sorted ones, so that the next inserts do not split it at once.
 const SORTED_LEAF: usize = LEAF * 3 / 4;
-/// Size of the first chunk; each further one is twice as large, up to the largest.
+/// Size of the first chunk; each further one is twice as large, up to those that [`Chunks`] keeps.
 const FIRST_CHUNK: usize = 4 << 10;
-const LARGEST_CHUNK: usize = 256 << 10;
 /// Longer values are kept outside the arena, so that they are handed out without being copied.
 const INLINE_VALUE: usize = 4 << 10;
 /// After so many shrinkings the common prefix is given up: each one recomputes every leaf.
@@ -69,8 +70,9 @@ pub(super) struct Cursor {
 }
 
 /// See the module's page.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shard {
+    spare: Arc<Chunks>,
     chunks: Vec<Vec<u8>>,
     outside: Vec<Slice>,
     /// `firsts[i]` is the digest of the first entry of `leaves[i]`; no leaf is empty.
@@ -87,7 +89,29 @@ pub(super) struct Shard {
     shrinkings: u32,
 }
 
+impl Drop for Shard {
+    fn drop(&mut self) {
+        for chunk in self.chunks.drain(..) {
+            self.spare.give(chunk);
+        }
+    }
+}
+
 impl Shard {
+    /// An empty one, which takes its memory from `spare` and leaves it there.
+    pub(super) fn new(spare: Arc<Chunks>) -> Self {
+        Self {
+            spare,
+            chunks: Vec::new(),
+            outside: Vec::new(),
+            firsts: Vec::new(),
+            leaves: Vec::new(),
+            unsorted: Vec::new(),
+            common: Vec::new(),
+            shrinkings: 0,
+        }
+    }
+
     /// Adds a version out of order and returns by how many bytes the shard grew; [`Shard::sort`] is to be called
     /// before the next call of another kind.
     pub(super) fn load(&mut self, key: &[u8], at: At, write: Write<'_>) -> usize {
@@ -347,8 +371,12 @@ impl Shard {
             .last()
             .is_none_or(|chunk| chunk.capacity() - chunk.len() < size)
         {
-            let next = (FIRST_CHUNK << self.chunks.len().min(8)).min(LARGEST_CHUNK);
-            self.chunks.push(Vec::with_capacity(next.max(size)));
+            let next = (FIRST_CHUNK << self.chunks.len().min(8)).min(CHUNK).max(size);
+            self.chunks.push(if (CHUNK / 2 + 1..=CHUNK).contains(&next) {
+                self.spare.take()
+            } else {
+                Vec::with_capacity(next)
+            });
         }
         let number = self.chunks.len() - 1;
         let chunk = &mut self.chunks[number];
@@ -535,7 +563,7 @@ mod tests {
 
     #[test]
     fn cursor_past_the_end_of_a_leaf_moves_to_the_next() {
-        let mut shard = Shard::default();
+        let mut shard = Shard::new(Arc::default());
         for i in 0..1000_u32 {
             shard.insert(
                 format!("key{i:05}").as_bytes(),
@@ -555,7 +583,7 @@ mod tests {
 
     #[test]
     fn a_key_outside_the_common_prefix_is_found_on_its_side() {
-        let mut shard = Shard::default();
+        let mut shard = Shard::new(Arc::default());
         for key in ["mm1", "mm2"] {
             shard.insert(key.as_bytes(), at(8), Write::Put(b"v"));
         }
@@ -575,7 +603,7 @@ mod tests {
     #[test]
     fn a_second_write_at_the_same_lsn_replaces_the_first() {
         // Enough keys that the repeated ones are at starts, in the middle and at ends of leaves.
-        let mut shard = Shard::default();
+        let mut shard = Shard::new(Arc::default());
         for _ in 0..2 {
             for i in 0..500_u32 {
                 shard.insert(&i.to_be_bytes(), at(8), Write::Put(b"first"));
@@ -592,7 +620,7 @@ mod tests {
 
     #[test]
     fn long_values_are_kept_outside_and_come_back_whole() {
-        let mut shard = Shard::default();
+        let mut shard = Shard::new(Arc::default());
         let long = vec![7; INLINE_VALUE + 1];
         shard.insert(b"k", at(8), Write::Put(&long));
         shard.insert(b"k", at(16), Write::Put(&[]));

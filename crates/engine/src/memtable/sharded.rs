@@ -1,11 +1,13 @@
 //! The memtable: shards by the key's hash, each behind a short lock of its own.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_log::Lsn;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::chunks::Chunks;
 use super::newest::Newest;
 use super::shard::{Cursor, Shard};
 use super::{At, Direction, Entry, Found, Memtable, Scan, Write};
@@ -14,13 +16,13 @@ use super::{At, Direction, Entry, Found, Memtable, Scan, Write};
 pub(super) const SHARDS: usize = 16;
 
 /// A shard alone on its cache lines.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(128))]
 struct Padded {
     shard: Mutex<Counted>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Counted {
     shard: Shard,
     /// Bytes that the total does not know of yet.
@@ -41,9 +43,15 @@ pub(crate) struct Sharded {
 }
 
 impl Sharded {
-    pub(crate) fn new(write_buffer_bytes: u64) -> Self {
+    pub(crate) fn new(write_buffer_bytes: u64, chunks: &Arc<Chunks>) -> Self {
+        let shard = || Padded {
+            shard: Mutex::new(Counted {
+                shard: Shard::new(Arc::clone(chunks)),
+                unreported: 0,
+            }),
+        };
         Self {
-            shards: (0..SHARDS).map(|_| Padded::default()).collect(),
+            shards: std::iter::repeat_with(shard).take(SHARDS).collect(),
             bytes: AtomicU64::new(0),
             report_every: (write_buffer_bytes / (SHARDS as u64 * 32)).min(64 << 10),
         }
@@ -185,7 +193,7 @@ mod tests {
     fn every_version_is_found_and_scans_and_flushes_show_the_newest() {
         for seed in crate::testing::seeds(20) {
             let mut rng = Rng::new(seed);
-            let table = Sharded::new(1 << 20);
+            let table = Sharded::new(1 << 20, &Arc::default());
             let mut model = Model::new();
             let (first, from, to) = (rng.below(1000), rng.below(1500), rng.below(1500));
             for n in 0..1500_u64 {

@@ -115,6 +115,7 @@ impl Shard {
     /// Adds a version out of order and returns by how many bytes the shard grew; [`Shard::sort`] is to be called
     /// before the next call of another kind.
     pub(super) fn load(&mut self, key: &[u8], at: At, write: Write<'_>) -> usize {
+        self.shorten_common(key);
         let (place, grown) = self.store(key, at, write);
         self.unsorted.push(place);
         grown
@@ -135,10 +136,6 @@ impl Shard {
         }
         let chunks = &self.chunks;
         let key = |place: Place| read(chunks, place).key;
-        let common = places.iter().fold(None, |common: Option<&[u8]>, place| {
-            Some(common.map_or(key(*place), |common| shared(common, key(*place))))
-        });
-        self.common = common.unwrap_or_default().to_vec();
         let skip = self.common.len();
         let mut entries: Vec<(u64, Place)> = places
             .into_iter()
@@ -416,18 +413,29 @@ impl Shard {
         }
     }
 
-    /// Makes sure that `key` starts with the common prefix, shortening that where it does not.
-    fn keep_common(&mut self, key: &[u8]) {
+    /// Makes sure that `key` starts with the common prefix, shortening that where it does not. Returns whether it
+    /// was shortened: then all digests are to be computed anew.
+    fn shorten_common(&mut self, key: &[u8]) -> bool {
         if key.starts_with(&self.common) {
-            if self.leaves.is_empty() && self.chunks.is_empty() {
+            if self.chunks.is_empty() {
                 self.common = key.to_vec();
             }
+            return false;
+        }
+        let shared = self.common.iter().zip(key).take_while(|(a, b)| a == b).count();
+        self.common.truncate(shared);
+        true
+    }
+
+    /// As `shorten_common`, and computes the digests.
+    fn keep_common(&mut self, key: &[u8]) {
+        if !self.shorten_common(key) {
             return;
         }
         self.shrinkings += 1;
-        let shared = shared(&self.common, key).len();
-        self.common
-            .truncate(if self.shrinkings > SHRINKINGS { 0 } else { shared });
+        if self.shrinkings > SHRINKINGS {
+            self.common.clear();
+        }
         let (chunks, skip) = (&self.chunks, self.common.len());
         for (leaf, first) in self.leaves.iter_mut().zip(&mut self.firsts) {
             leaf.digest_anew(|place| digest(read(chunks, place).key, skip));
@@ -510,15 +518,6 @@ fn lower_bound(digests: &[u64], digest: u64, before: impl Fn(usize) -> bool) -> 
         }
     }
     low
-}
-
-/// What two keys both start with.
-fn shared<'a>(one: &'a [u8], other: &[u8]) -> &'a [u8] {
-    if other.starts_with(one) {
-        return one;
-    }
-    let len = one.iter().zip(other).take_while(|(a, b)| a == b).count();
-    &one[..len]
 }
 
 /// Eight bytes of the key after those that are skipped, such that digests order as keys do, or tie.

@@ -5,9 +5,12 @@
 //! `cargo run --release -- fill --threads 1,2` fills a store without waiting for the device; each peer's
 //! level is printed, since they differ. `cargo run --release -- readers` has clients read and write in turn,
 //! over sockets, on a slow device.
+//!
+//! `collie-peers serve` is no comparison by itself: it puts fjall behind a socket, for `collie torture power`.
 
 mod logs;
 mod readers;
+mod serve;
 mod stores;
 
 use std::collections::BTreeMap;
@@ -62,6 +65,12 @@ enum Bench {
     /// Reads among writes while each sync takes a millisecond longer: collie's server, Redis (redis-server,
     /// redis-cli and a C compiler are needed).
     Readers,
+    /// Serves fjall in `--dir` to `collie torture power --system fjall`.
+    Serve {
+        /// On loopback.
+        #[arg(long)]
+        port: u16,
+    },
 }
 
 /// What one thread does, over and over; it is given a number that no other call gets.
@@ -89,6 +98,7 @@ fn main() -> Result<()> {
         Bench::Log => compare(&args, "log", &logs::PEERS, timed),
         Bench::Puts => compare(&args, "puts", &stores::DURABLE, timed),
         Bench::Open => open_empty(&args),
+        Bench::Serve { port } => serve::run(port, &args.dir),
         Bench::Readers => readers::run(args.repeat, &args.dir),
         Bench::Fill => {
             compare(&args, "fillseq", &stores::FILL, |args, make, threads| {

@@ -315,6 +315,13 @@ impl World {
         Ok(())
     }
 
+    /// The last change, a renaming, is durable as a whole when `dir` is synced, and needs no other directory.
+    pub(crate) fn durable_with(&mut self, dir: u64) {
+        if let Some(effect) = self.effects.last_mut() {
+            effect.unsynced.retain(|&unsynced| unsynced == dir);
+        }
+    }
+
     /// Makes every name durable, save those that are stuck: what a journal does that commits as a whole.
     pub(crate) fn commit_names(&mut self) {
         let (stuck, open): (Vec<_>, Vec<_>) = std::mem::take(&mut self.effects)

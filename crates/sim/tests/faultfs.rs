@@ -196,6 +196,29 @@ fn a_renaming_is_there_or_not_and_never_in_part() {
 }
 
 #[test]
+fn a_renaming_into_another_directory_is_durable_with_that() {
+    let Some(mut disk) = mount(Names::Posix) else {
+        return;
+    };
+    for name in ["from", "to"] {
+        fs::create_dir(disk.path(name)).unwrap();
+    }
+    disk.sync_dir("");
+    for (synced, there) in [("from", "from/a"), ("to", "to/a")] {
+        drop(disk.settled("from/a", b"content"));
+        disk.sync_dir("from");
+        fs::rename(disk.path("from/a"), disk.path("to/a")).unwrap();
+        disk.sync_dir(synced);
+        disk.cut(LOST);
+        let names = ["from/a", "to/a"]
+            .into_iter()
+            .filter(|name| disk.path(name).exists());
+        assert_eq!(names.collect::<Vec<_>>(), [there], "{synced} was synced");
+        let _ = fs::remove_file(disk.path("from/a"));
+    }
+}
+
+#[test]
 fn a_removal_that_was_not_synced_can_be_undone_and_an_open_file_stays_readable() {
     let Some(mut disk) = mount(Names::Posix) else {
         return;

@@ -144,6 +144,7 @@ struct PowerMore<'a> {
     names: &'static str,
     reads: u64,
     went_back: u64,
+    repaired: u64,
     refused: u64,
     cuts_in_recovery: u64,
     checks: u64,
@@ -234,6 +235,7 @@ fn print_power(report: &power::Report, plan: &Plan, json: bool) -> anyhow::Resul
                 },
                 reads: report.reads,
                 went_back: report.went_back,
+                repaired: report.repaired,
                 refused: report.refused,
                 cuts_in_recovery: report.in_recovery,
                 checks: report.checks,
@@ -274,10 +276,11 @@ fn print_power_text(results: &mut Results, report: &power::Report, plan: &Plan) 
             report.went_back
         ))?;
     }
-    if report.refused > 0 {
+    if report.refused + report.repaired > 0 {
         results.line(format_args!(
-            "{} times the server did not open what a cut had left",
-            report.refused
+            "{} times the server did not open what a cut had left; {} of them its own tool repaired that",
+            report.refused + report.repaired,
+            report.repaired
         ))?;
     }
     results.line(format_args!(

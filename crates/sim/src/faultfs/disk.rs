@@ -411,6 +411,8 @@ impl Disk {
             state
                 .world
                 .rename_entry((from.0, from.1.to_owned()), (to.0, to.1.to_owned()))?;
+            // Simulated devices ask for both directories. Products that are used with journals ask for one.
+            state.world.durable_with(to.0);
             state.collect();
             Ok(())
         })

@@ -43,7 +43,8 @@ pub use mounts::{available, unmount_abandoned, unmount_below};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Names {
     /// A sync of the directory and nothing else, as POSIX has it; any of those that were not synced may
-    /// survive a power cut without the others.
+    /// survive a power cut without the others. A renaming is kept or lost as a whole, and durable when the
+    /// directory is synced that has the new name.
     #[default]
     Posix,
     /// Any sync of any file or directory makes durable all that were changed before it, and a power cut takes

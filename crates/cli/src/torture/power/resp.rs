@@ -32,9 +32,14 @@ fn wrong(what: impl std::fmt::Display) -> io::Error {
 
 impl Client {
     pub(crate) fn connect(port: u16) -> io::Result<Self> {
+        Self::connect_for(port, PATIENCE)
+    }
+
+    /// With another patience for replies.
+    pub(crate) fn connect_for(port: u16, patience: Duration) -> io::Result<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(patience))?;
         Ok(Self {
             stream: BufReader::with_capacity(1 << 16, stream),
             out: Vec::new(),

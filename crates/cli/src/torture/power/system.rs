@@ -1,7 +1,7 @@
 //! The server under test: how it is started, when it serves, and its end.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -20,6 +20,8 @@ use crate::args::LEASHED;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often it is looked for.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+/// How long one that listens may take for an answer, before the disk is looked at again: it may have stopped.
+const ANSWER: Duration = Duration::from_millis(50);
 /// Lines of what a server said that are kept.
 const LINES_MAX: usize = 40;
 
@@ -114,16 +116,46 @@ impl Setup {
             .arg(&program)
             .args(arguments)
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;
         let said = Arc::new(Mutex::new(VecDeque::new()));
-        if let Some(pipe) = child.stderr.take() {
+        let out = child
+            .stdout
+            .take()
+            .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
+        let err = child
+            .stderr
+            .take()
+            .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
+        for pipe in [out, err].into_iter().flatten() {
             let said = Arc::clone(&said);
             std::thread::spawn(move || listen(pipe, &said));
         }
         Ok(Server { child, port, said })
+    }
+}
+
+impl Setup {
+    /// Repairs a store that its server refused, as its documentation says. `false` where there is nothing that does.
+    pub(crate) fn repair(&self) -> anyhow::Result<bool> {
+        if self.system != System::Redis {
+            return Ok(false);
+        }
+        let manifest = self.store.join("appendonlydir/appendonly.aof.manifest");
+        let mut child = Command::new("redis-check-aof")
+            .arg("--fix")
+            .arg(manifest)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot start redis-check-aof")?;
+        // It asks before it cuts off what it does not understand; where it does not ask, nobody listens.
+        let _ = child.stdin.take().map(|mut pipe| pipe.write_all(b"y\n"));
+        let status = child.wait().context("cannot wait for redis-check-aof")?;
+        Ok(status.success())
     }
 }
 
@@ -154,7 +186,7 @@ impl Server {
             if let Some(status) = self.child.try_wait().context("cannot wait for the server")? {
                 return Ok(Started::Ended(status));
             }
-            if let Ok(mut client) = Client::connect(self.port)
+            if let Ok(mut client) = Client::connect_for(self.port, ANSWER)
                 && let Ok(Reply::Text(_)) = client.call(&[b"PING"])
             {
                 return Ok(Started::Ready);

@@ -41,6 +41,7 @@ mod device;
 mod fault;
 pub mod faultfs;
 mod file;
+pub mod history;
 mod image;
 pub mod images;
 mod memory;

@@ -356,7 +356,8 @@ impl Power {
             self.report.repaired += 1;
             return Ok(());
         }
-        self.repaired = false;
+        // What was repaired and is refused again was not.
+        self.report.repaired -= u64::from(std::mem::take(&mut self.repaired));
         self.report.refused += 1;
         if self.report.words.len() <= WORDS_MAX {
             self.report.words.push(text);

@@ -137,6 +137,8 @@ fn a_closed_log_and_a_private_ring_leave_nothing_to_look_for() {
 
 /// Where the frames of the first segment begin.
 const DATA: u64 = 4_096;
+/// Where a ring says up to where the segments hold what it held.
+const MARK: u64 = 2_048;
 
 #[test]
 fn rot_below_a_promise_is_refused_with_its_place_and_above_it_cuts_the_log() {
@@ -323,6 +325,27 @@ fn damage_that_the_ring_makes_good_is_told() {
             .any(|w| w.contains("byte 4096") && w.contains("nothing is lost")),
         "{warnings:?}"
     );
+}
+
+/// The mark stands in shared memory without a checksum. Recovery looks for frames up to where it points.
+#[test]
+fn a_ring_whose_mark_points_far_behind_the_segments_is_refused() {
+    for mark in [1 << 40, 1 << 63, u64::MAX - 7, u64::MAX] {
+        let (device, ledger, _log, _worker, setup) = world(true);
+        let next = device.snapshot().process_death().device();
+        let rings = next.list(Path::new(VOLATILE_DIR)).unwrap();
+        assert_eq!(rings.len(), 1, "{rings:?}");
+        let ring = Path::new(VOLATILE_DIR).join(&rings[0].name);
+        let file = next.open(&ring, OpenMode::ReadWrite).unwrap();
+        write_all_at(&*file, &u64::to_le_bytes(mark), MARK).unwrap();
+        drop(file);
+        let image = next.snapshot().process_death();
+        let (ring, _) = recover(&image, &ledger, Survives::Power, setup);
+        let RingOutcome::Refused { reason } = ring else {
+            panic!("mark {mark}: {ring:?}");
+        };
+        assert!(reason.contains("mark"), "{reason}");
+    }
 }
 
 /// A ring that went on has overwritten what it had: then the damage stands.

@@ -9,7 +9,7 @@ use collie_io::{Device, OpenMode};
 use zerocopy::FromBytes;
 
 use super::RingOutcome;
-use super::chain::Chain;
+use super::chain::{Chain, Run};
 use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{BLOCK, FRAME_HEADER, FrameHeader, RingHeader, Salt, SegmentHeader};
@@ -168,6 +168,13 @@ fn try_open(
         return refused(
             "it is older than the segments: what lay before them was released, and it does not know",
         );
+    }
+    // The mark has no checksum, for it is written with every flight. One that is rotten must not send recovery
+    // looking for frames as far as it points.
+    let segments_end = chain.last().map_or(0, Run::end);
+    let joins = written.saturating_sub(capacity) <= segments_end;
+    if !joins || written.checked_add(capacity).is_none() {
+        return refused("its mark of what the segments hold lies too far behind the end of the segments");
     }
     Ok(OldRing::Usable(Left {
         ring,

@@ -88,6 +88,9 @@ impl<'a> Ops<'a> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
+            if shift == 63 && byte & 0x7f > 1 {
+                return Err(self.malformed("a number below 2^64", "a larger one"));
+            }
             value |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
                 return Ok(value);
@@ -146,6 +149,8 @@ impl<'a> Iterator for Ops<'a> {
 pub(crate) const VIRTUAL_FRAME: Lsn = collie_log::FRAME_HEADER as Lsn;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -181,6 +186,18 @@ mod tests {
             let read: Result<Vec<_>, _> = Ops::new(&payload[..cut]).collect();
             assert_eq!(read.is_ok(), ends.contains(&cut), "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn a_number_that_does_not_fit_is_refused_and_not_cut() {
+        let mut payload = vec![TAG_DELETE];
+        payload.extend([0x80; 9]);
+        payload.extend([2, 1, b'k']);
+        let malformed = Ops::new(&payload).next().unwrap().unwrap_err();
+        assert_eq!(
+            (malformed.offset, malformed.expected),
+            (11, "a number below 2^64")
+        );
     }
 
     #[test]

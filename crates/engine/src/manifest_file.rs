@@ -357,6 +357,8 @@ fn corrupt<T>(path: impl Into<PathBuf>, offset: u64, expected: String, found: St
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests {
     use collie_io::RealDevice;
 

@@ -69,6 +69,8 @@ pub mod follow;
 mod format;
 #[cfg(not(loom))]
 mod futures;
+#[cfg(all(test, not(loom), not(shuttle)))]
+mod fuzz;
 mod gate;
 mod herd;
 #[cfg(not(loom))]

@@ -11,6 +11,7 @@
 //! * A [`SplitDevice`] puts one directory on another device.
 //! * A [`Ledger`] notes what a program was promised and checks three sentences after a crash: what was
 //!   acknowledged is there, nothing is there without what came before it, nothing is there in part.
+//! * [`fuzz`] changes inputs that programs wrote, for tests of whoever reads them.
 //!
 //! Everything that happens by chance follows from one seed.
 //!
@@ -41,6 +42,7 @@ mod device;
 mod fault;
 pub mod faultfs;
 mod file;
+pub mod fuzz;
 pub mod history;
 mod image;
 pub mod images;

@@ -300,13 +300,21 @@ impl SegmentHeader {
         let mut bad = BadHeader::Blank;
         for copy in SEGMENT_COPIES {
             match Self::check(block.get(copy..).unwrap_or_default()) {
-                Ok(header) => return Ok(header),
+                Ok(header) if header.is_possible() => return Ok(header),
+                // Nobody wrote that, whatever the checksum says.
+                Ok(_) => bad = BadHeader::Damaged,
                 Err(BadHeader::Version(v)) => bad = BadHeader::Version(v),
                 Err(BadHeader::Damaged) if bad == BadHeader::Blank => bad = BadHeader::Damaged,
                 Err(_) => {}
             }
         }
         Err(bad)
+    }
+
+    /// Whether its LSNs, and an epoch after its own, are numbers that there are.
+    pub(crate) fn is_possible(&self) -> bool {
+        let end = self.first_lsn.get().checked_add(self.data_bytes.get());
+        end.is_some_and(|end| end < 1 << 63) && self.epoch.get() < u32::MAX && self.number.get() < u64::MAX
     }
 
     /// One past the last LSN that fits.

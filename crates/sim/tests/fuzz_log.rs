@@ -22,9 +22,7 @@ const SEGMENT_COPIES: [usize; 2] = [0, DATA / 2];
 const SEGMENT_HEADER: usize = 382;
 const RING_HEADER: usize = 100;
 const FRAME_HEADER: usize = 32;
-const EPOCH_AT: usize = 56;
 const SALT_AT: usize = 60;
-const PROMISED_AT: usize = 16;
 
 /// What a program left.
 struct World {
@@ -161,11 +159,6 @@ fn seal_all(bytes: &mut [u8], before: &[u8], is_ring: bool) {
         return;
     }
     for copy in SEGMENT_COPIES {
-        // The epoch stays: recovery counts on from it without a look whether that goes.
-        let epoch = copy + EPOCH_AT..copy + EPOCH_AT + 4;
-        if let (Some(to), Some(from)) = (bytes.get_mut(epoch.clone()), before.get(epoch)) {
-            to.copy_from_slice(from);
-        }
         seal(bytes, copy, SEGMENT_HEADER);
     }
     let salt = word(bytes, SALT_AT);
@@ -175,10 +168,6 @@ fn seal_all(bytes: &mut [u8], before: &[u8], is_ring: bool) {
             continue;
         };
         let (head, payload) = frame.split_at_mut(FRAME_HEADER);
-        // The promise stays: recovery does not check one that lies, and says so in builds with checks.
-        if let Some(promised) = before.get(at + PROMISED_AT..at + PROMISED_AT + 8) {
-            head[PROMISED_AT..PROMISED_AT + 8].copy_from_slice(promised);
-        }
         let sum = crc32c::crc32c_append(crc32c::crc32c_append(salt, payload), &head[4..]);
         head[..4].copy_from_slice(&sum.to_le_bytes());
     }

@@ -102,6 +102,12 @@ impl Window {
                 header.epoch
             ));
         }
+        if header.promised.get() > at {
+            return bad(format!(
+                "a frame that promises what lies behind it, up to LSN {}",
+                header.promised
+            ));
+        }
         if header.end() - at > room {
             return bad(format!(
                 "a frame of {} bytes, more than the segments hold",

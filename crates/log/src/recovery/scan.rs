@@ -336,6 +336,10 @@ impl<'a> Walk<'a> {
         {
             self.found.unpromised.pop_front();
         }
+        // Nobody promises a part of a frame; whoever forged that gets the whole of it copied.
+        if let Some(first) = self.found.unpromised.front() {
+            self.found.promise = self.found.promise.min(first.start);
+        }
     }
 
     fn usable_ring(&self) -> Option<&'a Left> {

@@ -132,6 +132,17 @@ fn mounts_below(dir: &Path) -> usize {
         .count()
 }
 
+/// Processes whose command line names a directory.
+fn processes_about(dir: &Path) -> Vec<Pid> {
+    let names_it = |pid: &i32| {
+        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&command).contains(dir.to_str().unwrap())
+    };
+    let pids = std::fs::read_dir("/proc").unwrap();
+    let pids = pids.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    pids.filter(names_it).filter_map(Pid::from_raw).collect()
+}
+
 /// A power test with its temporary files in `dir`, once it runs.
 fn running_power_test(dir: &Path) -> Child {
     let child = collie()
@@ -160,6 +171,10 @@ fn a_power_test_that_is_ended_or_killed_leaves_nothing_that_the_next_one_does_no
     let mut child = running_power_test(dir.path());
     child.kill().unwrap();
     child.wait().unwrap();
+    // Whoever is killed so cannot end the server that it had started.
+    for server in processes_about(dir.path()) {
+        kill_process(server, Signal::KILL).unwrap();
+    }
     let output = run(["torture", "power", "--rounds", "1", "--seed", "1"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(mounts_below(dir.path()), 0);

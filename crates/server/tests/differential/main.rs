@@ -1,0 +1,194 @@
+//! Commands answered byte for byte as a real Redis 7.0 answers them.
+//!
+//! Needs `redis-server` (Debian's redis-server package). Where it is missing the tests say so and pass, unless
+//! `COLLIE_REQUIRE_TOOLS` is set. `COLLIE_DIFF_COMMANDS` sets how many commands are compared.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test ends where its assumptions do, and says what it skips"
+)]
+
+mod fixed;
+mod random;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use support::{Client, Running, config, sorted_names, start};
+
+/// A real Redis on a port of its own.
+struct Redis {
+    child: Child,
+    addr: SocketAddr,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn redis() -> Option<Redis> {
+    let version = Command::new("redis-server").arg("--version").output();
+    let found = version
+        .as_ref()
+        .is_ok_and(|v| String::from_utf8_lossy(&v.stdout).contains("v=7.0."));
+    if !found {
+        assert!(
+            std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(),
+            "redis-server 7.0 is missing: {version:?}"
+        );
+        println!("skipped: redis-server 7.0 is missing (Debian: redis-server)");
+        return None;
+    }
+    // Somebody else may take the port before the server does; then another one is tried.
+    let started = (0..5).find_map(|_| start_redis());
+    assert!(started.is_some(), "redis-server does not start");
+    started
+}
+
+/// Gives Redis the limit of a value's length that ours has: with its own, 512 MiB, it would go on where ours refuses,
+/// as `docs/server.md` says.
+fn limit_like(server: &Running, redis: &Redis) {
+    let limit = server.client().call(&["CONFIG", "GET", "proto-max-bulk-len"]);
+    let bytes = limit.lines().last().unwrap();
+    let set = Client::connect(redis.addr).call(&["CONFIG", "SET", "proto-max-bulk-len", bytes]);
+    assert_eq!(set, "+OK\r\n", "{limit:?}");
+}
+
+/// Starts a server; `None` where it ended, or another one listens on its port.
+fn start_redis() -> Option<Redis> {
+    let dir = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let child = Command::new("redis-server")
+        .args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+        ])
+        .arg(dir.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let addr = SocketAddr::from(([127, 0, 0, 1], port));
+    let mut redis = Redis {
+        child,
+        addr,
+        _dir: dir,
+    };
+    let own = format!("process_id:{}\r\n", redis.child.id());
+    for _ in 0..200 {
+        if redis.child.try_wait().unwrap().is_some() {
+            return None;
+        }
+        if TcpStream::connect(addr).is_ok() {
+            let is_it = Client::connect(addr).line("INFO server").contains(&own);
+            return is_it.then_some(redis);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    None
+}
+
+#[test]
+fn hostile_frames_get_the_error_of_redis_and_a_closed_connection() {
+    let Some(redis) = redis() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let long = "x".repeat(70_000);
+    for frame in [
+        "*x\r\n",
+        "*1\r\n$-1\r\n",
+        "*1\r\nGET\r\n",
+        "*1\r\n$99999999999\r\n",
+        "*99999999999\r\n",
+        "\"unbalanced\r\n",
+        "PING\r\n*1\r\n:\r\n",
+        "*3\r\n$3\r\nSET\r\n$1\r\nx\r\n\r\n\r\n",
+        &long,
+        &format!("*{long}"),
+        &format!("*1\r\n${long}"),
+        "*-1\r\n*0\r\n\r\n*1\r\n$a\r\n",
+    ] {
+        let mut answers = [server.addr, redis.addr].map(|addr| {
+            let mut client = Client::connect(addr);
+            client.send(frame.as_bytes());
+            client.rest()
+        });
+        let [ours, theirs] = &mut answers;
+        assert_eq!(ours, theirs, "{:?}", &frame[..frame.len().min(60)]);
+        assert!(ours.contains("-ERR Protocol error"), "{ours:?}");
+    }
+}
+
+#[test]
+fn lines_of_http_end_their_connection_without_a_word() {
+    let Some(redis) = redis() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    for request in [
+        "POST / HTTP/1.1\r\nSET k stolen\r\n",
+        "Host: example.com\r\nSET k stolen\r\n",
+        "*2\r\n$5\r\nhost:\r\n$1\r\nx\r\n",
+    ] {
+        for addr in [server.addr, redis.addr] {
+            let mut client = Client::connect(addr);
+            client.send(request.as_bytes());
+            assert_eq!(client.rest(), "", "{request:?}");
+            assert_eq!(Client::connect(addr).line("EXISTS k"), ":0\r\n", "{request:?}");
+        }
+    }
+}
+
+#[test]
+fn the_command_table_is_that_of_redis() {
+    let Some(redis) = redis() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let (mut ours, mut theirs) = (server.client(), Client::connect(redis.addr));
+    let names = sorted_names(&ours.call_raw(&["COMMAND", "LIST"]));
+    let mut compared = 0;
+    for name in &names {
+        let name = String::from_utf8_lossy(name);
+        let name = name.lines().nth(1).unwrap();
+        // Containers list their subcommands, of which there are fewer here; the others are later or our own.
+        if [
+            "client",
+            "config",
+            "command",
+            "function",
+            "latency",
+            "object",
+            "slowlog",
+            "waitaof",
+            "client|ack",
+            "client|setinfo",
+        ]
+        .contains(&name)
+        {
+            continue;
+        }
+        for hello in ["HELLO 2", "HELLO 3"] {
+            ours.line(hello);
+            theirs.line(hello);
+            let args = ["COMMAND", "INFO", name];
+            assert_eq!(ours.call(&args), theirs.call(&args), "{name}");
+        }
+        compared += 1;
+    }
+    assert!(compared > 100, "only {compared} commands were compared");
+}

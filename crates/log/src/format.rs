@@ -403,6 +403,37 @@ mod tests {
     }
 
     #[test]
+    fn a_segment_header_with_numbers_that_there_are_not_is_damaged_whatever_its_checksum() {
+        let good = || {
+            let mut header = SegmentHeader::blank();
+            (header.number, header.epoch) = (1.into(), 1.into());
+            header.first_lsn = (1 << 32).into();
+            header.data_bytes = (1 << 20).into();
+            header
+        };
+        let last = (1 << 63) - (1 << 20);
+        for (change, is_good) in [
+            ((|_, _| ()) as fn(&mut SegmentHeader, u64), true),
+            (|h, last| h.first_lsn = (last - 1).into(), true),
+            (|h, last| h.first_lsn = last.into(), false),
+            (|h, _| h.first_lsn = u64::MAX.into(), false),
+            (|h, _| h.data_bytes = u64::MAX.into(), false),
+            (|h, _| h.epoch = (u32::MAX - 1).into(), true),
+            (|h, _| h.epoch = u32::MAX.into(), false),
+            (|h, _| h.number = (u64::MAX - 1).into(), true),
+            (|h, _| h.number = u64::MAX.into(), false),
+        ] {
+            let mut header = good();
+            change(&mut header, last);
+            let decoded = SegmentHeader::decode(&header.encode());
+            match decoded {
+                Ok(_) => assert!(is_good, "{header:?}"),
+                Err(bad) => assert!(!is_good && bad == BadHeader::Damaged, "{header:?}: {bad:?}"),
+            }
+        }
+    }
+
+    #[test]
     fn a_ring_header_is_read_back_or_refused() {
         let mut header = RingHeader::blank();
         header.capacity = 4096.into();

@@ -77,6 +77,14 @@ fn follow(device: impl Device + 'static, dir: &Path, from: Option<Lsn>) -> Resul
     Ok(frames)
 }
 
+/// What a reader from the beginning is told, from inside and from outside.
+fn refusals(log: &Log, dir: &Path) -> [LogError; 2] {
+    [
+        read(log, FIRST_LSN).unwrap_err(),
+        follow(RealDevice::new(), dir, None).unwrap_err(),
+    ]
+}
+
 fn archived(dir: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<_> = std::fs::read_dir(dir.join("archive"))
         .unwrap()
@@ -299,10 +307,7 @@ fn a_damaged_archived_segment_is_named_with_its_place() {
         .unwrap();
     let at = 4096 + hit.start - begins;
     flip(&there[2], at + 34);
-    for error in [
-        read(&log, FIRST_LSN).unwrap_err(),
-        follow(RealDevice::new(), dir.path(), None).unwrap_err(),
-    ] {
+    for error in refusals(&log, dir.path()) {
         match error {
             LogError::Corrupt {
                 path, offset, lsn, ..
@@ -340,10 +345,7 @@ fn an_archived_segment_of_another_log_is_refused() {
     });
     let (ours, foreign) = (archived(dir.path()), archived(other.path()));
     std::fs::copy(&foreign[2], &ours[2]).unwrap();
-    for error in [
-        read(&logs[0], FIRST_LSN).unwrap_err(),
-        follow(RealDevice::new(), dir.path(), None).unwrap_err(),
-    ] {
+    for error in refusals(&logs[0], dir.path()) {
         assert!(
             matches!(&error, LogError::OtherLog { path, .. } if *path == ours[2]),
             "{error}"
@@ -351,10 +353,7 @@ fn an_archived_segment_of_another_log_is_refused() {
     }
     // Nor is another one of this log taken for it.
     std::fs::copy(&ours[1], &ours[2]).unwrap();
-    for error in [
-        read(&logs[0], FIRST_LSN).unwrap_err(),
-        follow(RealDevice::new(), dir.path(), None).unwrap_err(),
-    ] {
+    for error in refusals(&logs[0], dir.path()) {
         assert!(
             matches!(&error, LogError::Corrupt { path, .. } if *path == ours[2]),
             "{error}"

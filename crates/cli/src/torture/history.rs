@@ -12,6 +12,7 @@ use collie_db::{Batch, Db, Family, FamilyOptions, Options, Snapshot};
 use collie_log::Level;
 use collie_sim::Rng;
 
+use super::findings::Findings;
 use crate::temporary::shared_in;
 
 /// Threads of a writer, each at a level of its own. What `Buffered` commits promise nothing, but others see
@@ -169,32 +170,7 @@ fn seen_by(bytes: &[u8], thread: usize, n: u64) -> Option<Counts> {
     (value(thread, n, &seen) == bytes).then_some(seen)
 }
 
-/// What a check of the store found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Findings {
-    /// Acknowledged commits that are not there.
-    pub(crate) lost: u64,
-    /// Commits that are there in part.
-    pub(crate) partial: u64,
-    /// Commits that are missing though a later one, or one that had seen them, is there; and removed ones
-    /// that are back.
-    pub(crate) reordered: u64,
-    /// The first few in words.
-    pub(crate) words: Vec<String>,
-    /// How many commits of each thread there are.
-    pub(crate) counts: Counts,
-}
-
-/// Violations that are described; the others are counted.
-const WORDS_MAX: usize = 8;
-
-impl Findings {
-    fn say(&mut self, text: impl FnOnce() -> String) {
-        if self.words.len() < WORDS_MAX {
-            self.words.push(text());
-        }
-    }
-
+impl Findings<THREADS> {
     /// A store that was opened shows fewer commits than were acknowledged.
     pub(crate) fn compare(&mut self, acknowledged: &Counts) {
         for (thread, (&acked, &there)) in acknowledged.iter().zip(&self.counts.clone()).enumerate() {
@@ -207,12 +183,9 @@ impl Findings {
 }
 
 /// Looks at everything in the store. `acknowledged`: how many commits of each thread were.
-pub(crate) fn check(db: &Db, acknowledged: &Counts) -> anyhow::Result<Findings> {
+pub(crate) fn check(db: &Db, acknowledged: &Counts) -> anyhow::Result<Findings<THREADS>> {
     let tables = Tables::open(db)?;
-    let mut findings = Findings {
-        counts: tables.counts()?,
-        ..Findings::default()
-    };
+    let mut findings = Findings::of(tables.counts()?);
     findings.compare(acknowledged);
     let snapshot = db.snapshot();
     for thread in 0..THREADS {
@@ -226,7 +199,7 @@ fn check_thread(
     tables: &Tables,
     thread: usize,
     acknowledged: &Counts,
-    findings: &mut Findings,
+    findings: &mut Findings<THREADS>,
 ) -> anyhow::Result<()> {
     let firsts = numbered(snapshot, &tables.first, thread)?;
     let seconds = numbered(snapshot, &tables.second, thread)?;

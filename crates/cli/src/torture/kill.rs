@@ -10,7 +10,8 @@ use collie_io::{Clock, RealClock};
 use collie_sim::Rng;
 
 use super::child::{Heard, Writer};
-use super::history::{self, Counts, Findings, THREADS};
+use super::findings::Findings;
+use super::history::{self, Counts, THREADS};
 use super::messages::Message;
 
 /// One kill in so many is left unchecked, so that the next writer recovers what this one left.
@@ -120,10 +121,7 @@ impl Kills {
             None => self.report.in_recovery += 1,
             Some(counts) => {
                 // It goes on from what it found: what is lost must be counted now.
-                let mut findings = Findings {
-                    counts,
-                    ..Findings::default()
-                };
+                let mut findings = Findings::of(counts);
                 findings.compare(&self.acknowledged);
                 self.count(findings);
             }
@@ -145,7 +143,7 @@ impl Kills {
         Ok(())
     }
 
-    fn count(&mut self, findings: Findings) {
+    fn count(&mut self, findings: Findings<THREADS>) {
         self.there = findings.counts;
         self.report.recovered = self.there.iter().sum();
         self.report.lost += findings.lost;

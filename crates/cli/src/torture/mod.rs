@@ -2,6 +2,7 @@
 //! system that forgets.
 
 pub(crate) mod child;
+mod findings;
 pub(crate) mod history;
 pub(crate) mod kill;
 pub(crate) mod messages;

@@ -310,3 +310,61 @@ impl Rereader {
         }
     }
 }
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "forges a frame in a file")]
+mod tests {
+    use zerocopy::IntoBytes;
+
+    use super::*;
+    use crate::format::{FrameStart, SegmentHeader};
+    use crate::{FIRST_LSN, Level, Log, LogOptions, RingMode};
+
+    /// Whoever could write a good checksum: a frame promises what is durable before it, never itself or more.
+    #[test]
+    fn a_frame_that_promises_what_lies_behind_it_is_refused_whatever_its_checksum() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LogOptions {
+            ring: RingMode::Private,
+            threads: false,
+            ..LogOptions::default()
+        };
+        let log = Log::open(dir.path(), options.clone()).unwrap();
+        let mut worker = log.worker().unwrap();
+        let spans = [0; 3].map(|_| {
+            let span = worker.append(0, 0, b"payload!").unwrap();
+            log.wait(span.end, Level::Disk).unwrap();
+            span
+        });
+        drop(worker);
+        log.close().unwrap();
+        let is_segment = |path: &std::path::PathBuf| path.extension().is_some_and(|e| e == "seg");
+        let files = std::fs::read_dir(dir.path()).unwrap();
+        let mut segments: Vec<_> = files.map(|f| f.unwrap().path()).filter(is_segment).collect();
+        segments.sort();
+        let mut bytes = std::fs::read(&segments[0]).unwrap();
+        let header = SegmentHeader::decode(&bytes[..BLOCK]).unwrap();
+        let forge = |bytes: &mut Vec<u8>, promised: u64| {
+            let start = FrameStart {
+                payload_crc: Salt(header.salt.get()).crc(b"payload!"),
+                len: 8,
+                compressed: false,
+                stream: 0,
+                kind: 0,
+            };
+            let frame = FrameHeader::finish(start, spans[1].start, promised, header.epoch.get());
+            let at = BLOCK + (spans[1].start - FIRST_LSN) as usize;
+            bytes[at..at + FRAME_HEADER].copy_from_slice(frame.as_bytes());
+            std::fs::write(&segments[0], bytes).unwrap();
+        };
+        for promised in [spans[1].end, spans[2].end, u64::MAX - 7] {
+            forge(&mut bytes, promised);
+            let error = Log::open(dir.path(), options.clone()).unwrap_err().to_string();
+            let expected = format!("promises what lies behind it, up to LSN {promised}");
+            assert!(error.contains(&expected), "{error}");
+        }
+        forge(&mut bytes, spans[1].start);
+        let log = Log::open(dir.path(), options).unwrap();
+        assert_eq!(log.read(FIRST_LSN).unwrap().count(), 3);
+    }
+}

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use collie_sim::Rng;
 
 use super::resp::{Client, Reply};
+use crate::torture::findings::Findings;
 
 /// Clients that write.
 pub(crate) const WRITERS: usize = 12;
@@ -24,8 +25,6 @@ const CHECKSUM: usize = 4;
 const HEAD: usize = 8 + 8 + 8 + 8 * WRITERS;
 /// Keys that are asked for at once.
 const PIECE: u64 = 50;
-/// Violations that are described; the others are counted.
-const WORDS_MAX: usize = 8;
 
 /// How many commits of each client there are.
 pub(crate) type Counts = [u64; WRITERS];
@@ -54,33 +53,6 @@ pub(crate) struct Ledger {
     reads: AtomicU64,
     /// Reads that told less than had been told before.
     went_back: AtomicU64,
-}
-
-/// What a check found.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Findings {
-    /// Commits that were acknowledged or read, and are not there.
-    pub(crate) lost: u64,
-    /// Commits that are there in part.
-    pub(crate) partial: u64,
-    /// Commits that are missing though one that had seen them is there, that are back, or that nobody made.
-    pub(crate) reordered: u64,
-    /// The first few in words.
-    pub(crate) words: Vec<String>,
-    /// How many commits of each client there are.
-    pub(crate) counts: Counts,
-}
-
-impl Findings {
-    pub(crate) fn holds(&self) -> bool {
-        self.lost == 0 && self.partial == 0 && self.reordered == 0
-    }
-
-    fn say(&mut self, text: impl FnOnce() -> String) {
-        if self.words.len() < WORDS_MAX {
-            self.words.push(text());
-        }
-    }
 }
 
 impl Book {
@@ -172,11 +144,8 @@ impl Ledger {
     }
 
     /// Looks at everything that a server has, and begins a new life with what is there.
-    pub(crate) fn check(&mut self, client: &mut Client) -> io::Result<Findings> {
-        let mut findings = Findings {
-            counts: counts(client)?,
-            ..Findings::default()
-        };
+    pub(crate) fn check(&mut self, client: &mut Client) -> io::Result<Findings<WRITERS>> {
+        let mut findings = Findings::of(counts(client)?);
         let told = self.told();
         for (thread, (&there, &told)) in findings.counts.clone().iter().zip(&told).enumerate() {
             if there < told {
@@ -221,7 +190,12 @@ impl Ledger {
         }
     }
 
-    fn check_thread(&self, client: &mut Client, thread: usize, findings: &mut Findings) -> io::Result<()> {
+    fn check_thread(
+        &self,
+        client: &mut Client,
+        thread: usize,
+        findings: &mut Findings<WRITERS>,
+    ) -> io::Result<()> {
         let count = findings.counts.get(thread).copied().unwrap_or(0);
         let kept = count.saturating_sub(WINDOW)..count;
         for from in kept.clone().step_by(PIECE as usize) {
@@ -242,7 +216,7 @@ impl Ledger {
         n: u64,
         first: Option<Vec<u8>>,
         second: Option<Vec<u8>>,
-        findings: &mut Findings,
+        findings: &mut Findings<WRITERS>,
     ) {
         let (first, second) = match (first, second) {
             (Some(first), Some(second)) => (first, second),
@@ -279,7 +253,7 @@ impl Ledger {
 }
 
 /// Nothing else is there: what was removed is not back.
-fn check_number_of_keys(client: &mut Client, findings: &mut Findings) -> io::Result<()> {
+fn check_number_of_keys(client: &mut Client, findings: &mut Findings<WRITERS>) -> io::Result<()> {
     let lasts = findings.counts.iter().filter(|&&count| count > 0).count() as u64;
     let kept: u64 = findings.counts.iter().map(|&count| count.min(WINDOW)).sum();
     for (database, expected) in [(b"1", kept), (b"0", kept + lasts)] {

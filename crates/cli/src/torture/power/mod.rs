@@ -17,9 +17,10 @@ use collie_io::{Device, OpenMode, RealDevice, read_exact_at, write_all_at};
 use collie_sim::faultfs::{FaultFs, Fell, Names};
 use collie_sim::{Effects, Image, PowerCut, Rng};
 
+use super::findings::Findings;
 use crate::temporary::Temporary;
 pub(crate) use aim::Aim;
-use ledger::{Findings, Ledger};
+use ledger::{Ledger, WRITERS};
 use load::Load;
 use resp::Client;
 pub(crate) use system::System;
@@ -329,7 +330,7 @@ impl Power {
         Ok(holds)
     }
 
-    fn explain(&mut self, findings: Findings, server: &Server) {
+    fn explain(&mut self, findings: Findings<WRITERS>, server: &Server) {
         let words = &mut self.report.words;
         if words.len() > WORDS_MAX {
             return;

@@ -1,6 +1,7 @@
 //! What all handles of one open log share: the counter, the watermarks, the ring, and a flight's course.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -50,7 +51,6 @@ const POISONED: u32 = 2;
 const ENDED: u32 = 3;
 
 /// See the module.
-#[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) options: LogOptions,
     pub(crate) dir: PathBuf,
@@ -84,6 +84,18 @@ pub(crate) struct Core {
     /// Let go by a clean close, or with the last worker: as long as a frame of a poisoned log may be in the
     /// ring, nobody may open the directory and find the ring in use.
     pub(crate) lock: DirLock,
+}
+
+/// What tells one log from another: all of it, with its histograms and worker slots, would be pages of figures.
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Log")
+            .field("dir", &self.dir)
+            .field("epoch", &self.epoch)
+            .field("durable", &self.durable())
+            .field("poisoned", &self.cause.get())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Who keeps the log from being released.

@@ -1,5 +1,6 @@
 //! The handle: opening, waiting, reading, holding, closing.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,13 +19,18 @@ use crate::worker::Worker;
 use crate::{Frame, Lsn};
 
 /// An open log. Clones are handles to the same log; all methods may be called from any thread.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Log {
     shared: Arc<Shared>,
 }
 
 /// Closes the log when the last handle goes.
-#[derive(Debug)]
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.core.fmt(f)
+    }
+}
+
 struct Shared {
     core: Arc<Core>,
     background: Background,

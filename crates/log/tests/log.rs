@@ -158,6 +158,16 @@ fn many_threads_commit_to_a_log_that_pads_and_its_idleness_costs_nothing() {
 }
 
 #[test]
+fn a_log_is_shown_in_a_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path(), small()).unwrap();
+    let worker = log.worker().unwrap();
+    for shown in [format!("{log:?}"), format!("{worker:?}")] {
+        assert!(shown.contains("epoch: 1") && shown.len() < 400, "{shown}");
+    }
+}
+
+#[test]
 fn an_open_log_is_locked_against_a_second_one_which_learns_the_holder() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), small()).unwrap();

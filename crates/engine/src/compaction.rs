@@ -100,12 +100,13 @@ fn compact(core: &Core, family: &FamilyState, run: impl FnOnce(&Tables) -> Resul
 
 /// A compaction failed: tells whether it may be tried again.
 fn settle(core: &Core, family: &FamilyState, error: &Error, writing: &Writing<'_>) {
-    let unchanged = {
+    let may_go_on = {
         // Not while a flush is between the tree's manifest and its version in memory.
         let _publish = family.publish.lock();
         family.tables.is_unchanged_on_disk(&*core.device)
+            && family.tables.remove_next_version(&*core.device).is_ok()
     };
-    if unchanged {
+    if may_go_on {
         writing.failed();
     } else {
         writing.failed_in_doubt();

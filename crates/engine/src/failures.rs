@@ -173,6 +173,31 @@ fn a_compaction_that_may_have_replaced_the_trees_manifest_is_final() {
     }
 }
 
+/// Its name may be lost where a sync of the directory failed: the next attempt filled the same file and relied on it.
+#[test]
+fn what_a_failed_compaction_wrote_of_the_trees_next_manifest_goes_before_it_is_tried_again() {
+    let (_dir, db, family) = with_two_tables();
+    let next = family_dir(&db).join(format!("v{}", family.tables.version() + 1));
+    std::os::unix::fs::symlink("/dev/full", &next).unwrap();
+    let failed = compaction::compact_all(db.core(), &family).unwrap_err();
+    assert!(matches!(failed, Error::StorageFull { .. }), "{failed}");
+    assert!(!is_there(&next), "{} stays", next.display());
+    db.put("k", "v").unwrap();
+    compaction::compact_all(db.core(), &family).unwrap();
+    assert_eq!(text(db.get("b").unwrap().as_ref()), Some("v"));
+}
+
+/// One that cannot be removed is not written to again.
+#[test]
+fn a_compaction_whose_leftover_manifest_stays_is_final() {
+    let (_dir, db, family) = with_two_tables();
+    let next = family_dir(&db).join(format!("v{}", family.tables.version() + 1));
+    std::fs::create_dir(&next).unwrap();
+    assert!(compaction::compact_all(db.core(), &family).is_err());
+    let after = db.put("k", "v");
+    assert!(matches!(after, Err(Error::Background { .. })), "{after:?}");
+}
+
 /// The same of a flush; while the disk names the version in memory, its tables go and it is tried again.
 #[test]
 fn a_flush_that_may_have_replaced_the_trees_manifest_is_final() {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
-use collie_io::{Device, File, OpenMode, read_exact_at};
+use collie_io::{Device, File, OpenMode, read_exact_at, write_all_at};
 use collie_log::Lsn;
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Leveled, Verdict, filter::Context};
 use lsm_tree::config::{
@@ -237,6 +237,17 @@ impl Tables {
         }
     }
 
+    /// After a failure that left the tree's manifest on disk as it was, and while nobody else writes a version: takes
+    /// away what there is of the next one. Where a sync of the directory failed, the name of that file may be lost for
+    /// good. Another attempt would fill the same file, sync a directory in which nothing is new, and rely on it.
+    pub(crate) fn remove_next_version(&self, device: &dyn Device) -> Result<()> {
+        let path = self.dir.path.join(format!("v{}", self.version() + 1));
+        match device.remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
+            _ => Ok(()),
+        }
+    }
+
     /// The highest LSN in any table when they were opened; 0 where there is none.
     pub(crate) fn highest(&self) -> Lsn {
         self.highest
@@ -370,7 +381,7 @@ fn cut(bound: Bound<Slice>, as_bound: fn(Slice) -> Bound<Slice>) -> Bound<Slice>
     }
 }
 
-/// Compares the tree's manifest with the checksum that `current` gives for it.
+/// Compares the tree's manifest with the checksum that `current` gives for it, and makes sure of `current`.
 fn verify(path: &Path, known: bool, device: &dyn Device) -> Result<()> {
     const CURRENT_BYTES: usize = 25;
     let current = path.join("current");
@@ -409,7 +420,39 @@ fn verify(path: &Path, known: bool, device: &dyn Device) -> Result<()> {
         let expected = sum.iter().rev().map(|byte| format!("{byte:02x}")).collect();
         return corrupt(manifest, expected, format!("{found:032x}"));
     }
-    Ok(())
+    settle_current(path, id, &bytes, device)
+}
+
+/// Opening the tree removes every version but the one that `current` names. Where there are others, whoever replaced
+/// `current` may have failed to sync the directory afterwards, and then no later sync need bring that renaming to the
+/// disk, where `current` would go on to name what was removed. So it is replaced once more, by itself, before they go.
+fn settle_current(path: &Path, id: u64, bytes: &[u8], device: &dyn Device) -> Result<()> {
+    let entries = device.list(path).map_err(|e| Error::io("list", path, e))?;
+    let is_other = |name: &str| {
+        let number = name
+            .strip_prefix('v')
+            .and_then(|number| number.parse::<u64>().ok());
+        number.is_some_and(|number| number != id)
+    };
+    if !entries.iter().any(|entry| is_other(&entry.name)) {
+        return Ok(());
+    }
+    let (current, temporary) = (path.join("current"), path.join("current.tmp"));
+    match device.remove_file(&temporary) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", temporary, e)),
+        _ => {}
+    }
+    device
+        .open(&temporary, OpenMode::CreateNew)
+        .and_then(|file| {
+            write_all_at(&*file, bytes, 0)?;
+            file.sync_data()
+        })
+        .map_err(|e| Error::io("write", &temporary, e))?;
+    device
+        .rename(&temporary, &current)
+        .map_err(|e| Error::io("rename to", current, e))?;
+    device.sync_dir(path).map_err(|e| Error::io("sync", path, e))
 }
 
 /// The tables of a family that the manifest names are gone. (A device that does not have the directory
@@ -458,5 +501,56 @@ impl CompactionFilter for StopFilter {
             return Err(why.into());
         }
         Ok(Verdict::Keep)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use collie_sim::{Fault, FaultKind, PowerCut, SimDevice};
+
+    use super::*;
+
+    fn write(device: &SimDevice, path: &Path, bytes: &[u8]) {
+        let file = device.open(path, OpenMode::CreateNew).unwrap();
+        write_all_at(&*file, bytes, 0).unwrap();
+        file.sync_data().unwrap();
+    }
+
+    /// As the table library replaces its manifest; whether the directory's last sync succeeded.
+    fn persist(device: &SimDevice, dir: &Path, version: u64) -> bool {
+        let bytes = version.to_string().into_bytes();
+        write(device, &dir.join(format!("v{version}")), &bytes);
+        device.sync_dir(dir).unwrap();
+        let sum = xxhash_rust::xxh3::xxh3_128(&bytes);
+        let current = [&version.to_le_bytes()[..], &sum.to_le_bytes()[..], &[0]].concat();
+        write(device, &dir.join("new"), &current);
+        device.rename(&dir.join("new"), &dir.join("current")).unwrap();
+        device.sync_dir(dir).is_ok()
+    }
+
+    /// Such a store did not open any more: the version that the disk still named had been removed.
+    #[test]
+    fn a_manifest_whose_renaming_may_be_lost_is_named_once_more_before_the_others_go() {
+        let dir = Path::new("/tables");
+        let mut cut_off = 0;
+        for seed in 0..16 {
+            let device = SimDevice::new(seed);
+            device.create_dir_all(dir).unwrap();
+            device.sync_dir(Path::new("/")).unwrap();
+            assert!(persist(&device, dir, 1));
+            // The syncs of the version's file, of the directory, and of the file that `current` becomes succeed.
+            device.inject(Fault::new(FaultKind::SyncFails).after(3).once());
+            assert!(!persist(&device, dir, 2));
+            cut_off += u32::from(device.fired(FaultKind::SyncFails) > 0);
+            verify(dir, true, &device).unwrap();
+            // The table library opens the version that `current` names, and removes the others.
+            device.remove_file(&dir.join("v1")).unwrap();
+            device.sync_dir(dir).unwrap();
+            for (how, way) in PowerCut::WAYS {
+                let left = device.snapshot().power_cut(way, seed).device();
+                verify(dir, true, &left).unwrap_or_else(|e| panic!("seed {seed}, {how}: {e}"));
+            }
+        }
+        assert_eq!(cut_off, 16);
     }
 }

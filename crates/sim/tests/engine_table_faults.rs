@@ -1,7 +1,7 @@
-//! Every operation on the tables' files fails in turn, once and for good: what was acknowledged is there when the
-//! store is opened again on a disk that works, after a death of the process and after a power cut. It needs
-//! `/dev/fuse` and the right to mount; where they are missing the test says so and passes, unless
-//! `COLLIE_REQUIRE_TOOLS` is set.
+//! Every operation on the tables' files fails in turn, once and for good: every error says what was tried, on which
+//! path, and what the system answered, and what was acknowledged is there when the store is opened again on a disk
+//! that works, after a death of the process and after a power cut. It needs `/dev/fuse` and the right to mount; where
+//! they are missing the test says so and passes, unless `COLLIE_REQUIRE_TOOLS` is set.
 
 #![expect(
     clippy::unwrap_used,
@@ -12,7 +12,7 @@
 use std::cmp::Ordering;
 use std::path::Path;
 
-use collie_db::{Db, FamilyOptions, Options, RingMode, WriteOptions};
+use collie_db::{Db, Error, FamilyOptions, Options, RingMode, WriteOptions};
 use collie_sim::faultfs::{self, FaultFs, Names};
 use collie_sim::{Fault, FaultKind, PowerCut};
 
@@ -40,31 +40,49 @@ fn value(n: u64) -> Vec<u8> {
     format!("{n} {}", "·".repeat(100)).into_bytes()
 }
 
-/// Writes, flushes and merges; how many keys were acknowledged.
-fn work(dir: &Path) -> u64 {
+/// Writes, flushes and merges; how many keys were acknowledged. `told` gets every error.
+fn work(dir: &Path, mut told: impl FnMut(&Error)) -> u64 {
     let mut acknowledged = 0;
-    let Ok(db) = Db::open(dir, options()) else {
-        return acknowledged;
+    let db = match Db::open(dir, options()) {
+        Ok(db) => db,
+        Err(error) => {
+            told(&error);
+            return acknowledged;
+        }
     };
     let family = db.default_family();
     for round in 0..ROUNDS {
         for n in round * KEYS..(round + 1) * KEYS {
-            if family
-                .put_with(n.to_be_bytes(), value(n), &WriteOptions::disk())
-                .is_err()
-            {
+            if let Err(error) = family.put_with(n.to_be_bytes(), value(n), &WriteOptions::disk()) {
+                told(&error);
                 return acknowledged;
             }
             acknowledged += 1;
         }
         // What fails is tried again by the store or refuses writes; either is told by what comes next.
-        let _ = family.flush();
+        family.flush().unwrap_or_else(|error| told(&error));
         if round % 3 == 2 {
-            let _ = family.compact();
+            family.compact().unwrap_or_else(|error| told(&error));
         }
     }
-    let _ = db.close();
+    db.close().unwrap_or_else(|error| told(&error));
     acknowledged
+}
+
+/// The error says what was tried, on which path, and what the system answered.
+fn assert_says_where(error: &Error, dir: &Path, what: &str) {
+    let text = error.to_string();
+    let place = dir.join("families");
+    let answered = ["os error 5", "os error 28", "no space left", "Input/output error"];
+    assert!(
+        text.contains(&*place.to_string_lossy()) && text.contains("cannot "),
+        "{what}: {text:?} does not say what was tried on which path in {}",
+        place.display()
+    );
+    assert!(
+        answered.iter().any(|answer| text.contains(answer)),
+        "{what}: {text:?} does not say what the system answered"
+    );
 }
 
 /// Every key that was acknowledged is there, of the others at most the one that was under way.
@@ -96,7 +114,7 @@ fn strike(fault: Fault, after: u64, what: &str) -> bool {
     let mut fs = FaultFs::mount(at.path(), Names::Posix, after).unwrap();
     let dir = at.path().join("store");
     fs.inject(fault.on("/families/").after(after)).unwrap();
-    let acknowledged = work(&dir);
+    let acknowledged = work(&dir, |error| assert_says_where(error, &dir, what));
     let struck = fs.fault_counts().values().sum::<u64>() > 0;
     fs.heal().unwrap();
     check(&dir, acknowledged, what);

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use collie_db::WalRecoveryMode;
+
 use crate::common::{self, Rng};
 use crate::program::{Families, Map, Model, NAMES, Program, Step, Stretch, write_to};
 use crate::sets::{self, Keeps};
@@ -52,6 +54,7 @@ pub(crate) struct Figures {
     opening: u64,
     acknowledged: u64,
     taken: u64,
+    refused: u64,
 }
 
 impl std::fmt::Display for Figures {
@@ -59,8 +62,8 @@ impl std::fmt::Display for Figures {
         write!(
             f,
             "{} processes killed, {} of them while opening; {} steps acknowledged, {} of the last ones gone where no \
-             level promised them",
-            self.kills, self.opening, self.acknowledged, self.taken
+             level promised them; {} incomplete ends refused where that was asked for",
+            self.kills, self.opening, self.acknowledged, self.taken, self.refused
         )
     }
 }
@@ -87,12 +90,17 @@ fn what_a_killed_process_runs() {
     let number = |name| common::number(name).unwrap();
     let place = Place::new(Path::new(&dir), number("COLLIE_SEED"), number("COLLIE_OPS"));
     let stretch = find(place.seed, place.ops, number(KILL));
-    let set = number(SET) as usize;
+    let (which, steps) = (number(SET) as usize, number(STEPS) as usize);
+    let mut set = sets::all(&place.rings).swap_remove(which);
+    if steps == 0 {
+        // What another one that was killed has left, as its mode may refuse it.
+        set.options.wal_recovery_mode = WalRecoveryMode::default();
+    }
     println!("\ntold {OPENING}");
-    let mut store = Store::open(sets::all(&place.rings).swap_remove(set), &place.store(set));
+    let mut store = Store::open(set, &place.store(which));
     println!("told {OPENED}");
     let mut model = stretch.before;
-    for (n, step) in stretch.steps.iter().take(number(STEPS) as usize).enumerate() {
+    for (n, step) in stretch.steps.iter().take(steps).enumerate() {
         model.apply(step);
         store.apply(step);
         store.check(step, &model, &format!("in a process that is killed, step {n}"));
@@ -188,7 +196,7 @@ pub(crate) fn strike(
         Process::start(place, set, kill, 0).kill(OPENING, rng.below(while_opening));
         figures.note(OPENING, 0);
     }
-    store.reopen();
+    figures.refused += u64::from(store.reopen_after_kill());
     let context = format!("{}, killed after step {done} of {}", store.set.name, steps.len());
     let found = store.content();
     let left = left(store.set.keeps, stretch, done, &found).unwrap_or_else(|| {

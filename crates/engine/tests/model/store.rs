@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use collie_db::{Batch, Db, Durability, Error, Family, Iter, Options, Snapshot, WriteOptions};
+use collie_db::{
+    Batch, Db, Durability, Error, Family, Iter, Options, Snapshot, WalRecoveryMode, WriteOptions,
+};
+use collie_log::LogError;
 
 use crate::program::{Families, HELD_MOST, Map, Model, NAMES, Range, Step, Write, choose, inside, take};
 use crate::sets::Set;
@@ -39,9 +42,32 @@ impl Store {
     }
 
     pub(crate) fn reopen(&mut self) {
-        self.close();
-        let db = Db::open(&self.path, self.set.options.clone())
+        self.try_reopen()
             .unwrap_or_else(|e| panic!("{}: it does not open: {e}", self.set.name));
+    }
+
+    /// After a kill. A write that was cut off leaves an incomplete end, which [`WalRecoveryMode::AbsoluteConsistency`]
+    /// is to refuse; whether it did.
+    pub(crate) fn reopen_after_kill(&mut self) -> bool {
+        let mode = self.set.options.wal_recovery_mode;
+        let refused = match self.try_reopen() {
+            Err(Error::Log(LogError::Corrupt { expected, .. })) => {
+                mode == WalRecoveryMode::AbsoluteConsistency && expected.contains("absolute consistency")
+            }
+            Err(error) => panic!("{}: it does not open: {error}", self.set.name),
+            Ok(()) => false,
+        };
+        if refused {
+            self.set.options.wal_recovery_mode = WalRecoveryMode::default();
+            self.reopen();
+            self.set.options.wal_recovery_mode = mode;
+        }
+        refused
+    }
+
+    fn try_reopen(&mut self) -> Result<(), Error> {
+        self.close();
+        let db = Db::open(&self.path, self.set.options.clone())?;
         self.families = NAMES.map(|name| db.family(name));
         let known: Vec<_> = db.families();
         assert!(
@@ -50,6 +76,7 @@ impl Store {
             self.set.name
         );
         self.db = Some(db);
+        Ok(())
     }
 
     pub(crate) fn reopen_as(&mut self, options: &Options) {

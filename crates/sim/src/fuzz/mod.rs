@@ -7,8 +7,10 @@
 //! * `COLLIE_FUZZ_SECONDS`: how long each target runs, instead of its number of cases.
 //! * `COLLIE_SEED`: the seed, 1 by default.
 //! * `COLLIE_FUZZ_CASE`: the only case to run, to replay a failure.
+//! * `COLLIE_FUZZ_CASE_SECONDS`: how long one case may run, 20 seconds by default.
 
 mod mutate;
+mod watch;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -17,6 +19,8 @@ use std::path::{Path, PathBuf};
 use collie_io::{Clock, Device, OpenMode, RealClock, RealDevice, read_exact_at, write_all_at};
 
 use crate::rng::{Rng, mix};
+
+use watch::{Case, Watch};
 
 pub use mutate::mutate;
 
@@ -48,13 +52,22 @@ fn variable(name: &str) -> Option<u64> {
     }
 }
 
-/// Runs cases of the target `name`: `cases` of them, or as the environment says.
+fn seed() -> u64 {
+    variable("COLLIE_SEED").unwrap_or(1)
+}
+
+/// Runs cases of the target `name`: `cases` of them, or as the environment says. A case that runs for too long ends
+/// the process, with a message as below.
 ///
 /// # Panics
 /// A case panicked, or the address space grew by more than a gibibyte. The message ends with the way to
 /// replay it.
-pub fn run(name: &str, cases: u64, mut case: impl FnMut(&mut Rng)) {
-    let seed = variable("COLLIE_SEED").unwrap_or(1);
+pub fn run(name: &str, cases: u64, case: impl FnMut(&mut Rng)) {
+    run_watched(name, cases, &Watch::start(name, seed()), case);
+}
+
+fn run_watched(name: &str, cases: u64, watch: &Watch, mut case: impl FnMut(&mut Rng)) {
+    let seed = seed();
     let extent = match (variable("COLLIE_FUZZ_CASE"), variable("COLLIE_FUZZ_SECONDS")) {
         (Some(only), _) => Extent::Only(only),
         (None, Some(seconds)) => Extent::Nanos(seconds.saturating_mul(1_000_000_000)),
@@ -65,6 +78,7 @@ pub fn run(name: &str, cases: u64, mut case: impl FnMut(&mut Rng)) {
     let mut number = if let Extent::Only(only) = extent { only } else { 0 };
     loop {
         let mut rng = Rng::new(mix(seed ^ mix(number)));
+        watch.begin(Case::Number(number));
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| case(&mut rng))) {
             fail(name, seed, number, panic);
         }
@@ -104,17 +118,21 @@ fn fail(name: &str, seed: u64, number: u64, panic: Box<dyn Any + Send>) -> ! {
 /// Runs `check` on every input of the corpus as it is, and then on mutations of them.
 ///
 /// # Panics
-/// As [`run`]. The input that `check` panicked on is left in the directory for temporary files, from where it
+/// As [`run`]. The input that `check` panicked on, or did not come to an end with, is left in the directory for temporary files, from where it
 /// goes into the corpus.
 pub fn mutations(name: &str, corpus: &[Vec<u8>], cases: u64, check: impl Fn(&mut Rng, &[u8])) {
     assert!(!corpus.is_empty(), "{name}: the corpus is empty");
+    let watch = Watch::start(name, seed());
     for (n, input) in corpus.iter().enumerate() {
+        watch.begin(Case::Corpus(n));
+        watch.input(input);
         kept(name, n as u64, input, || check(&mut Rng::new(n as u64), input));
     }
-    run(name, cases, |rng| {
+    run_watched(name, cases, &watch, |rng| {
         let pick = |rng: &mut Rng| corpus.get(rng.index(corpus.len())).cloned().unwrap_or_default();
         let (mut input, other) = (pick(rng), pick(rng));
         mutate(rng, &mut input, &other, INPUT_MAX);
+        watch.input(&input);
         kept(name, rng.clone().next_u64(), &input, || check(rng, &input));
     });
 }
@@ -122,23 +140,28 @@ pub fn mutations(name: &str, corpus: &[Vec<u8>], cases: u64, check: impl Fn(&mut
 /// Keeps the input in a file where `check` panics.
 fn kept(name: &str, number: u64, input: &[u8], check: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(check)) {
-        let path = std::env::temp_dir().join(format!("collie-fuzz-{name}-{number:016x}"));
-        let written = RealDevice::new()
-            .open(&path, OpenMode::OpenOrCreate)
-            .and_then(|file| {
-                file.set_len(0)?;
-                write_all_at(&*file, input, 0)
-            });
-        #[expect(clippy::print_stderr, reason = "a test's failure")]
-        match written {
-            Ok(()) => eprintln!(
-                "{name}: the input of {} bytes is in {}",
-                input.len(),
-                path.display()
-            ),
-            Err(error) => eprintln!("{name}: the input was not kept in {}: {error}", path.display()),
-        }
+        keep(name, number, input);
         resume_unwind(panic);
+    }
+}
+
+/// Writes an input to a file in the directory for temporary ones, and says where.
+fn keep(name: &str, number: u64, input: &[u8]) {
+    let path = std::env::temp_dir().join(format!("collie-fuzz-{name}-{number:016x}"));
+    let written = RealDevice::new()
+        .open(&path, OpenMode::OpenOrCreate)
+        .and_then(|file| {
+            file.set_len(0)?;
+            write_all_at(&*file, input, 0)
+        });
+    #[expect(clippy::print_stderr, reason = "a test's failure")]
+    match written {
+        Ok(()) => eprintln!(
+            "{name}: the input of {} bytes is in {}",
+            input.len(),
+            path.display()
+        ),
+        Err(error) => eprintln!("{name}: the input was not kept in {}: {error}", path.display()),
     }
 }
 

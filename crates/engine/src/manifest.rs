@@ -2,6 +2,8 @@
 //!
 //! [`ManifestFile`](crate::manifest_file::ManifestFile) keeps it on the device.
 
+use std::collections::HashSet;
+
 use collie_log::Lsn;
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +54,28 @@ impl Manifest {
         }
     }
 
+    /// What no store ever wrote, if there is any in it: families with the same id or name, or with an id that is still
+    /// to be given.
+    pub(crate) fn contradiction(&self) -> Option<String> {
+        let (mut ids, mut names) = (HashSet::new(), HashSet::new());
+
+        for family in &self.families {
+            let is_new = ids.insert(family.id) && names.insert(&family.name);
+            if !is_new || family.id >= self.next_family {
+                return Some(name_of(family));
+            }
+        }
+        None
+    }
+
+    /// The same of a change that comes next: ids are never used again, and names only when they are free.
+    pub(crate) fn contradiction_with(&self, edit: &Edit) -> Option<String> {
+        let created = edit.created.as_ref()?;
+        let is_new = (self.next_family..edit.next_family).contains(&created.id);
+        let is_free = self.families.iter().all(|family| family.name != created.name);
+        (!is_new || !is_free).then(|| name_of(created))
+    }
+
     fn family(&mut self, id: u32) -> Option<&mut FamilyRecord> {
         self.families.iter_mut().find(|family| family.id == id)
     }
@@ -73,6 +97,10 @@ impl Manifest {
             }
         }
     }
+}
+
+fn name_of(family: &FamilyRecord) -> String {
+    format!("the family {} named {:?}", family.id, family.name)
 }
 
 /// A change of the manifest, which counts wholly or not at all.

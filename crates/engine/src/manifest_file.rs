@@ -35,6 +35,8 @@ const EDIT_HEADER: usize = 24;
 const SECTOR: usize = 512;
 /// More than a store with ten thousand families needs; keeps a rotten length from asking for memory.
 const MAX_BYTES: u64 = 64 << 20;
+/// What a store writes.
+const NO_CONTRADICTION: &str = "families with ids and names of their own, below the next id";
 /// Changes are appended up to so many bytes, or twice the base's where that is more.
 const EDITS_LEAST: u64 = 64 << 10;
 
@@ -103,6 +105,9 @@ impl ManifestFile {
         };
         let (mut at, mut number) = (base.next_multiple_of(SECTOR), 0);
         while let Some((edit, end)) = edits.next(at, number)? {
+            if let Some(found) = manifest.contradiction_with(&edit) {
+                return corrupt(path, at as u64, NO_CONTRADICTION.into(), found);
+            }
             manifest.apply(&edit);
             (at, number) = (end, number + 1);
         }
@@ -280,13 +285,16 @@ fn decode_base(bytes: &[u8], path: &Path) -> Result<(Manifest, u64, usize)> {
         return corrupt(path, 16, format!("checksum {found:08x}"), format!("{sum:08x}"));
     }
     let decoded = if version == OLDEST {
-        postcard::take_from_bytes(payload).map(|(manifest, rest)| ((0, manifest), rest))
+        postcard::take_from_bytes::<Manifest>(payload).map(|(manifest, rest)| ((0, manifest), rest))
     } else {
         postcard::take_from_bytes(payload)
     };
     let base = HEADER + payload.len();
     match decoded {
-        Ok(((generation, manifest), [])) => Ok((manifest, generation, base)),
+        Ok(((generation, manifest), [])) => match manifest.contradiction() {
+            Some(found) => corrupt(path, HEADER as u64, NO_CONTRADICTION.into(), found),
+            None => Ok((manifest, generation, base)),
+        },
         Ok((_, rest)) => {
             let at = (base - rest.len()) as u64;
             corrupt(path, at, "the end".into(), format!("{} more bytes", rest.len()))
@@ -323,11 +331,12 @@ impl Edits<'_> {
             let sectors = (EDIT_HEADER + payload.len()).div_ceil(SECTOR);
             // Any sector but the first is in the place of the second copy.
             let copies = if copy == 0 { 2 } else { 1 };
-            let edit = postcard::from_bytes(payload);
-            return match edit {
-                Ok(edit) => Ok(Some((edit, place + copies * sectors * SECTOR))),
-                Err(e) => corrupt(self.path, place as u64, "a change".into(), e.to_string()),
+            let found = match postcard::take_from_bytes(payload) {
+                Ok((edit, [])) => return Ok(Some((edit, place + copies * sectors * SECTOR))),
+                Ok((_, rest)) => format!("{} bytes behind one", rest.len()),
+                Err(e) => e.to_string(),
             };
+            return corrupt(self.path, place as u64, "a change".into(), found);
         }
         Ok(None)
     }

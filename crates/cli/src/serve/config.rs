@@ -547,4 +547,64 @@ mod tests {
         }
         assert_eq!(effective(&shown).shown().unwrap(), shown);
     }
+
+    fn effective(config: Config) -> Effective {
+        Effective {
+            ring_bytes: config.store.ring_bytes.map_or(1 << 20, |asked| asked.0.size()),
+            config,
+            dir: PathBuf::new(),
+            password: None,
+            file: None,
+            warnings: Vec::new(),
+        }
+    }
+
+    /// It begins with the line, and with the key where one is named; it does not show what stands at `requirepass`.
+    fn check_refusal(problem: &str, text: &str) {
+        let place = problem.strip_prefix("line ").and_then(|rest| {
+            let (place, what) = rest.split_once(": ")?;
+            let line = place.split_once(", ").map_or(place, |(line, _)| line);
+            (!what.is_empty()).then(|| line.parse::<usize>().ok())?
+        });
+        let lines = text.matches('\n').count() + 1;
+        assert!(
+            place.is_some_and(|line| (1..=lines).contains(&line)),
+            "{problem:?}"
+        );
+        let names_it = problem
+            .split(':')
+            .next()
+            .is_some_and(|place| place.ends_with("requirepass"));
+        assert!(!names_it || !problem.contains("sesame"), "{problem:?}");
+    }
+
+    #[test]
+    fn a_mutated_configuration_is_taken_as_it_is_shown_or_refused_with_the_place() {
+        let mut corpus = collie_sim::fuzz::corpus("configurations");
+        corpus.push(uncommented().into_bytes());
+        collie_sim::fuzz::mutations("configurations", &corpus, 4_000, |_, bytes| {
+            let Ok(text) = std::str::from_utf8(bytes) else {
+                return;
+            };
+            let mut config = match parse(text) {
+                Ok(config) => config,
+                Err(problem) => return check_refusal(&problem, text),
+            };
+            // A password is not shown.
+            config.server.requirepass = None;
+            let shown = toml::to_string(&config).unwrap();
+            assert_eq!(parse(&shown).as_ref(), Ok(&config), "{shown}");
+            let effective = effective(config);
+            if let Err(refusal) = effective.check() {
+                let says = refusal.to_string();
+                let what = ["expected", "open to the network"];
+                assert!(what.iter().any(|what| says.contains(what)), "{says}");
+                return;
+            }
+            // What is in force, with what was left to be found out, is a configuration too.
+            let shown = effective.shown().unwrap();
+            let again = self::effective(parse(&shown).unwrap());
+            assert_eq!(again.shown().unwrap(), shown);
+        });
+    }
 }

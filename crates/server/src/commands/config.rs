@@ -317,9 +317,18 @@ fn set_requirepass(_: &Shared, value: &[u8]) -> Result<Change, Text> {
     Ok(Box::new(move |shared, _| shared.settings.set_password(password)))
 }
 
-/// Groups of class, hard limit, soft limit and seconds. Ordinary clients have a hard limit; their soft limit,
-/// and the other classes, which do not exist here, are read and left alone.
 fn set_output_limit(_: &Shared, value: &[u8]) -> Result<Change, Text> {
+    let normal = output_limit(value)?;
+    Ok(Box::new(move |shared, _| {
+        if let Some(hard) = normal {
+            shared.settings.set_output_bytes_max(to_usize(hard));
+        }
+    }))
+}
+
+/// Groups of class, hard limit, soft limit and seconds. Ordinary clients have a hard limit, which this gives; their
+/// soft limit, and the other classes, which do not exist here, are read and left alone.
+fn output_limit(value: &[u8]) -> Result<Option<i64>, Text> {
     let words: Vec<&[u8]> = value
         .split(|&byte| byte == b' ')
         .filter(|word| !word.is_empty())
@@ -347,11 +356,7 @@ fn set_output_limit(_: &Shared, value: &[u8]) -> Result<Change, Text> {
             normal = Some(hard);
         }
     }
-    Ok(Box::new(move |shared, _| {
-        if let Some(hard) = normal {
-            shared.settings.set_output_bytes_max(to_usize(hard));
-        }
-    }))
+    Ok(normal)
 }
 
 pub(super) fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
@@ -464,5 +469,84 @@ mod tests {
         ] {
             assert!(memory_between(text.as_bytes(), 0, i64::MAX).is_err(), "{text}");
         }
+    }
+
+    /// A number with a unit, read another way.
+    fn reference(text: &str) -> Option<i128> {
+        let lower = text.to_ascii_lowercase();
+        let units = [
+            ("kb", 1 << 10),
+            ("mb", 1 << 20),
+            ("gb", 1 << 30),
+            ("k", 1_000),
+            ("m", 1_000_000),
+            ("g", 1_000_000_000),
+            ("b", 1),
+            ("", 1),
+        ];
+        let (digits, factor) = units.iter().find_map(|(unit, factor)| {
+            let digits = lower.strip_suffix(unit)?;
+            Some((digits, *factor))
+        })?;
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let number = is_number.then(|| digits.parse::<i128>().ok()).flatten()?;
+        number.checked_mul(factor)
+    }
+
+    /// The limit of ordinary clients, read another way.
+    fn reference_limit(text: &str) -> Option<Option<i128>> {
+        let words: Vec<&str> = text.split(' ').filter(|word| !word.is_empty()).collect();
+        let mut normal = None;
+        for group in words.chunks(4) {
+            let [class, hard, soft, seconds] = group else {
+                return None;
+            };
+            let (hard, _) = (reference(hard)?, reference(soft)?);
+            seconds.parse::<u64>().ok()?;
+            match class.to_ascii_lowercase().as_str() {
+                "normal" => normal = Some(hard),
+                "slave" | "replica" | "pubsub" => {}
+                _ => return None,
+            }
+        }
+        (!words.is_empty()).then_some(normal)
+    }
+
+    fn check_memory(bytes: &[u8], text: Option<&str>, min: i64, max: i64) {
+        let shown = text.and_then(reference);
+        match memory_between(bytes, min, max) {
+            Ok(value) => {
+                assert_eq!(shown, Some(value.into()), "{}", bytes.escape_ascii());
+                assert!((min..=max).contains(&value));
+            }
+            Err(why) => {
+                let allowed = i128::from(min)..=i128::from(max);
+                assert!(
+                    !shown.is_some_and(|shown| allowed.contains(&shown)),
+                    "{}: {why}",
+                    bytes.escape_ascii()
+                );
+                assert!(why.starts_with("argument must be"), "{why}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_mutated_value_is_the_number_that_it_shows_or_refused() {
+        let corpus = collie_sim::fuzz::corpus("values");
+        collie_sim::fuzz::mutations("values", &corpus, 20_000, |rng, bytes| {
+            let text = std::str::from_utf8(bytes).ok();
+            let min = i64::try_from(rng.below(3)).unwrap_or(0) - 1;
+            let max = if rng.coin() { i64::MAX } else { 1 << 30 };
+            check_memory(bytes, text, min, max);
+            if let Ok(value) = integer_between(bytes, min, max) {
+                assert_eq!(value.to_string().as_bytes(), bytes);
+                assert!((min..=max).contains(&value));
+            }
+            match output_limit(bytes) {
+                Ok(normal) => assert_eq!(text.and_then(reference_limit), Some(normal.map(i128::from))),
+                Err(why) => assert!(why.contains("buffer limit configuration"), "{why}"),
+            }
+        });
     }
 }

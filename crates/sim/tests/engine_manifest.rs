@@ -1,5 +1,5 @@
 //! Crash images of a store's manifest and log: families are created, written and dropped, the device dies
-//! at every operation in turn, and the next process finds what was acknowledged.
+//! at every operation in turn, the error says where and what, and the next process finds what was acknowledged.
 //!
 //! The table files belong to the table library, which opens them by itself: they stay on the real file
 //! system, below the same path, and lose nothing. The store's own files are on the simulated device.
@@ -100,6 +100,25 @@ fn work(db: &Db, model: &mut Model, rng: &mut Rng, steps: usize) -> Result<(), E
     Ok(())
 }
 
+/// The error, whichever of the store's own files it is about, says what was tried, on which path, and what the device
+/// answered.
+fn assert_says_where(error: &Error, path: &Path, context: &str) {
+    let text = error.to_string();
+    let store = path.to_string_lossy();
+    let is_placed = [&*store, "/wal", VOLATILE_DIR, "boot id"]
+        .iter()
+        .any(|place| text.contains(place));
+    assert!(is_placed, "{context}: {text:?} does not say where");
+    assert!(
+        text.contains("cannot "),
+        "{context}: {text:?} does not say what was tried"
+    );
+    assert!(
+        text.contains("os error 5"),
+        "{context}: {text:?} does not say what the device answered"
+    );
+}
+
 /// Compares a store with what is known of it.
 fn judge(db: &Db, model: &Model, context: &str) {
     for (name, known) in &model.exists {
@@ -149,6 +168,9 @@ fn run(seed: u64, n: u64, crash: usize) -> bool {
         struck || result.is_ok(),
         "{context}: failed without a fault: {result:?}"
     );
+    if let Err(error) = &result {
+        assert_says_where(error, &path, &context);
+    }
     let snapshot = sim.snapshot();
     sim.kill();
     drop(db);
@@ -206,6 +228,9 @@ fn open_and_die(seed: u64, n: u64, crash: usize) -> bool {
     let opened = Db::open(&path, options(&path, &left, shared));
     let struck = left.fired(FaultKind::AnyFails) > 0;
     assert!(struck || opened.is_ok(), "{context}: failed without a fault");
+    if let Err(error) = &opened {
+        assert_says_where(error, &path, &context);
+    }
     let snapshot = left.snapshot();
     left.kill();
     drop(opened);
@@ -271,6 +296,9 @@ fn drop_and_die(n: u64, reopened: bool) -> bool {
     if sim.fired(FaultKind::AnyFails) == 0 {
         dropped.unwrap();
         return false;
+    }
+    if let Err(error) = &dropped {
+        assert_says_where(error, &path, &format!("operation {n} of a drop"));
     }
     let taken = family.put("after", "v");
     let snapshot = sim.snapshot();

@@ -151,9 +151,15 @@ fn judge(db: &Db, model: &Model, context: &str) {
     }
 }
 
-/// One run that dies at device operation `n` after the store was opened; `false` where it ended before.
-fn run(seed: u64, n: u64, crash: usize) -> bool {
-    let context = format!("COLLIE_SEED={seed}, operation {n}, crash {crash}");
+/// A device whose operation `n` from now on fails, or that and all that follow.
+fn fail(sim: &SimDevice, n: u64, lasting: bool) {
+    let fault = Fault::new(FaultKind::AnyFails).after(n);
+    sim.inject(if lasting { fault } else { fault.once() });
+}
+
+/// One run that ends at device operation `n` after the store was opened; `false` where it ended before.
+fn run(seed: u64, n: u64, lasting: bool, crash: usize) -> bool {
+    let context = format!("COLLIE_SEED={seed}, operation {n}, lasting: {lasting}, crash {crash}");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let mut rng = Rng::new(seed);
@@ -161,7 +167,7 @@ fn run(seed: u64, n: u64, crash: usize) -> bool {
     let sim = SimDevice::new(seed);
     let mut model = Model::default();
     let db = Db::open(&path, options(&path, &sim, shared)).unwrap_or_else(|e| panic!("{context}: {e}"));
-    sim.inject(Fault::new(FaultKind::AnyFails).after(n));
+    fail(&sim, n, lasting);
     let result = work(&db, &mut model, &mut rng, 12);
     let struck = sim.fired(FaultKind::AnyFails) > 0;
     assert!(
@@ -208,10 +214,11 @@ fn assert_whole(path: &Path, device: &SimDevice, shared: bool, model: &Model, co
     }
 }
 
-/// A store with content is left by a crash, and the next opening dies at device operation `n`; `false` where
+/// A store with content is left by a crash, and the next opening ends at device operation `n`; `false` where
 /// it ended before.
-fn open_and_die(seed: u64, n: u64, crash: usize) -> bool {
-    let context = format!("COLLIE_SEED={seed}, opening dies at operation {n}, crash {crash}");
+fn open_and_die(seed: u64, n: u64, lasting: bool, crash: usize) -> bool {
+    let context =
+        format!("COLLIE_SEED={seed}, opening fails at operation {n}, lasting: {lasting}, crash {crash}");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let mut rng = Rng::new(seed);
@@ -224,7 +231,7 @@ fn open_and_die(seed: u64, n: u64, crash: usize) -> bool {
         drop(db);
     }
     let left = sim.snapshot().process_death().device();
-    left.inject(Fault::new(FaultKind::AnyFails).after(n));
+    fail(&left, n, lasting);
     let opened = Db::open(&path, options(&path, &left, shared));
     let struck = left.fired(FaultKind::AnyFails) > 0;
     assert!(struck || opened.is_ok(), "{context}: failed without a fault");
@@ -244,14 +251,19 @@ fn seeds(default: std::ops::Range<u64>) -> std::ops::Range<u64> {
     seed.map_or(default, |seed| seed..seed + 1)
 }
 
-/// All operations in turn, and all crashes in turn.
-fn every_operation(seeds: std::ops::Range<u64>, run: fn(u64, u64, usize) -> bool) {
+/// All operations in turn, for good and of one seed once, too, and all crashes in turn.
+fn every_operation(seeds: std::ops::Range<u64>, run: fn(u64, u64, bool, usize) -> bool) {
     let mut runs = 0;
+    let ways = PowerCut::WAYS.len() as u64 + 1;
     for seed in seeds {
-        let ways = PowerCut::WAYS.len() as u64 + 1;
-        runs += (0..)
-            .take_while(|&n| run(seed, n, usize::try_from((seed + n) % ways).unwrap()))
-            .count();
+        for lasting in [true, false] {
+            if !lasting && seed != 1 {
+                continue;
+            }
+            runs += (0..)
+                .take_while(|&n| run(seed, n, lasting, usize::try_from((seed + n) % ways).unwrap()))
+                .count();
+        }
     }
     println!("figures: {runs} stores died");
     assert!(runs > 50, "{runs} runs");

@@ -1,9 +1,10 @@
 //! The two background threads: one flushes what nobody waits for, one prepares and releases segments.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::IoClass;
+use collie_io::{IoClass, Stat};
 
 use crate::archive::Archive;
 use crate::core::Core;
@@ -13,8 +14,8 @@ use crate::options::Level;
 use crate::sync::{Builder, JoinHandle, Mutex, Ordering, lock};
 use crate::worker::Worker;
 
-/// How often a shared ring's file is looked at, in flush intervals.
-const LOOK_AT_RING: u32 = 20;
+/// How often a shared ring's file and the log's directory are looked at, in flush intervals: once a second.
+const LOOK_AT_FILES: u32 = 20;
 
 /// How often it gives up its time slice before it flies for tasks. Where no core is idle the threads whose tasks
 /// were served a moment ago do their work meanwhile, and what they append comes along; where one is, this costs
@@ -38,6 +39,7 @@ impl Background {
                 worker,
                 sealed: core.appended(),
                 seen: 0,
+                directory: identity(core.options.device.stat(&core.dir).at("look at", &core.dir)?),
             };
             threads.push(spawn(core, "collie-flush", || flusher.run())?);
             let preparing = Arc::clone(core);
@@ -93,18 +95,35 @@ struct Flushing {
     sealed: u64,
     /// How far the log was at the last look.
     seen: u64,
+    /// Which directory the log's was when it was opened.
+    directory: Identity,
+}
+
+/// Device and number of a file or directory.
+type Identity = (u64, u64);
+
+fn identity(stat: Stat) -> Identity {
+    (stat.dev, stat.ino)
 }
 
 impl Flushing {
     fn run(mut self) {
         let _poison = PoisonOnPanic(Arc::clone(&self.core));
         let interval = self.core.options.flush_interval;
-        let mut looks = 0_u32;
+        let between_looks = nanos(interval).saturating_mul(LOOK_AT_FILES.into());
+        let mut intervals = 0_u32;
+        let mut looked = self.core.now();
         loop {
             let word = self.core.kick.read();
             let called = self.core.kicked.swap(0, Ordering::AcqRel) != 0;
             if self.core.check().is_err() {
                 return;
+            }
+            // By the clock, where there is so much to do that no interval ever passes.
+            if intervals == LOOK_AT_FILES || self.core.now().saturating_sub(looked) > between_looks {
+                (intervals, looked) = (0, self.core.now());
+                self.look_at_ring();
+                self.look_at_directory();
             }
             if let Some((end, level)) = self.core.waiting.farthest() {
                 (0..YIELDS).for_each(|_| crate::sync::yield_now());
@@ -123,10 +142,7 @@ impl Flushing {
                 continue;
             }
             self.tick();
-            looks += 1;
-            if looks.is_multiple_of(LOOK_AT_RING) {
-                self.look_at_ring();
-            }
+            intervals += 1;
         }
     }
 
@@ -180,6 +196,26 @@ impl Flushing {
             self.flush();
             tracing::warn!(path = %ring.path.display(), "the ring's file was removed; acknowledging at the Process level after write calls from now on");
         }
+    }
+
+    /// Somebody may have removed the log's directory, or taken its file system away. What is open can be written to
+    /// and synced as before, but no later process will find it: nothing is acknowledged any more.
+    fn look_at_directory(&self) {
+        let dir = &self.core.dir;
+        let found = match self.core.options.device.stat(dir) {
+            Ok(stat) if identity(stat) == self.directory => return,
+            Ok(_) => "another directory is in its place",
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                "it is gone"
+            }
+            // A device that cannot tell says so when it is written to.
+            Err(_) => return,
+        };
+        let dir = dir.display();
+        self.core.poison(&format!(
+            "{dir} is no longer the directory that the log was opened in: {found}; what was written since cannot be found \
+             there"
+        ));
     }
 }
 

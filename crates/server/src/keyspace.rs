@@ -102,11 +102,10 @@ impl Keyspace {
 
     /// Notes that an entry of the expiry index was written.
     pub(crate) fn expiry_added(&self, expiry_ms: u64) {
-        // Relaxed: the hint only says where the sweeper looks first. It is lowered after the entry was applied,
-        // so a sweep that took the hint before and missed the entry is followed by one that finds it.
-        if expiry_ms < self.sweep_from.load(Ordering::Relaxed) {
-            self.sweep_from.fetch_min(expiry_ms, Ordering::Relaxed);
-        }
+        // Release pairs with the Acquire by which the sweeper takes the hint: the entry was applied before. A sweep
+        // that took the hint earlier, and may have missed the entry, is followed by one that finds it. A look at the
+        // hint first would not do: it can tell of a time before the sweeper took it.
+        self.sweep_from.fetch_min(expiry_ms, Ordering::Release);
     }
 
     /// Keys and keys with an expiry, as far as counted.

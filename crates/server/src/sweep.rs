@@ -72,13 +72,14 @@ pub(crate) fn run(shared: &Shared, mut session: Session, stop: &Stop) {
 fn sweep(shared: &Shared, session: &mut Session) -> Result<bool, Failure> {
     let keyspace = Arc::clone(&session.keyspace);
     let now_ms = shared.now_ms();
-    // Relaxed: see `Keyspace::expiry_added`. The hint is raised before the look, so that an entry that is
-    // written during the look lowers it again.
-    let from = keyspace.sweep_from.load(Ordering::Relaxed);
-    if from >= now_ms {
+    // Relaxed: only the sweeper raises the hint.
+    if keyspace.sweep_from.load(Ordering::Relaxed) >= now_ms {
         return Ok(false);
     }
-    keyspace.sweep_from.store(now_ms, Ordering::Relaxed);
+    // It is raised before the look, so that an entry that is written during the look lowers it again, and taken as it
+    // is raised: an entry that has lowered it since it was read above would be forgotten, and after a step back of
+    // the clock that can be any. Acquire pairs with the Release in `Keyspace::expiry_added`.
+    let from = keyspace.sweep_from.swap(now_ms, Ordering::Acquire);
     let swept = remove_due(shared, session, &keyspace, from, now_ms);
     match swept {
         Ok(None) => Ok(false),

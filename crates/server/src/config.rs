@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use collie_db::Durability;
+use collie_db::{Durability, FamilyOptions};
 use collie_io::{Clock, RealClock};
 use collie_protocol::Limits;
 use parking_lot::RwLock;
@@ -132,6 +132,9 @@ pub struct ServerConfig {
     pub verbosity: Option<Arc<dyn Verbosity>>,
     /// Tells the time by which keys expire.
     pub clock: Arc<dyn Clock>,
+    /// How the family of a database is kept that is made while this server runs: one that was never selected before,
+    /// or was emptied by `FLUSHDB` or `FLUSHALL`. Others stay as they were made.
+    pub databases: FamilyOptions,
 }
 
 impl fmt::Debug for ServerConfig {
@@ -155,6 +158,7 @@ impl fmt::Debug for ServerConfig {
             .field("slow_us", &self.slow_us)
             .field("slow_log_len_max", &self.slow_log_len_max)
             .field("config_file", &self.config_file)
+            .field("databases", &self.databases)
             .finish_non_exhaustive()
     }
 }
@@ -181,6 +185,7 @@ impl Default for ServerConfig {
             config_file: None,
             verbosity: None,
             clock: Arc::new(RealClock),
+            databases: FamilyOptions::default(),
         }
     }
 }

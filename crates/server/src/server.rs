@@ -78,7 +78,7 @@ impl Server {
         };
         let started_ms = config.clock.wall_ms();
         let shared = Arc::new(Shared {
-            store: Store::open(db, cursor_seed)?,
+            store: Store::open(db, cursor_seed, config.databases.clone())?,
             watches: Arc::default(),
             slow_log: SlowLog::default(),
             gate: Gate::default(),

@@ -39,19 +39,22 @@ pub(crate) struct Store {
     /// The generation of the next family. Held by whoever creates or drops families. Those are threads that
     /// may block.
     families: Mutex<u64>,
+    /// How new families are kept.
+    family_options: FamilyOptions,
     stop_counting: Arc<AtomicBool>,
 }
 
 impl Store {
     /// Finds the databases in `db`, drops the families that a crash left over, and starts to count the
     /// keys. Database 0 is created where it is missing.
-    pub(crate) fn open(db: Db, cursor_seed: u64) -> Result<Store, OpenError> {
+    pub(crate) fn open(db: Db, cursor_seed: u64, family_options: FamilyOptions) -> Result<Store, OpenError> {
         let store = Store {
             locks: KeyLocks::new(),
             cursors: Mutex::new(Cursors::new(cursor_seed)),
             current: Mutex::new([const { None }; DATABASES as usize]),
             generation: AtomicU64::new(0),
             families: Mutex::new(1),
+            family_options,
             stop_counting: Arc::new(AtomicBool::new(false)),
             db,
         };
@@ -193,7 +196,8 @@ impl Store {
     }
 
     fn new_family(&self, name: FamilyName) -> Result<Family, Error> {
-        self.db.create_family(&name.to_string(), FamilyOptions::default())
+        self.db
+            .create_family(&name.to_string(), self.family_options.clone())
     }
 
     fn stored_name(&self, index: u8) -> Result<FamilyName, Error> {

@@ -16,6 +16,7 @@ use collie_server::{Ack, Server, ServerConfig, termination};
 
 use crate::args::ServeArgs;
 use crate::output::{Results, grouped};
+use crate::torture::soak::sizes;
 use crate::{Outcome, log};
 use config::Effective;
 use logging::announce;
@@ -37,13 +38,17 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
     for warning in &effective.warnings {
         tracing::warn!("{warning}");
     }
-    let config = ServerConfig {
+    let mut config = ServerConfig {
         verbosity: Some(verbosity),
         ..effective.server()
     };
     let mut options = effective.options();
     if args.small {
         options = crate::torture::power::small(options);
+    }
+    if args.moderate {
+        options = sizes::options(options);
+        config.databases = sizes::databases();
     }
     let served = serve(&effective.dir, options, config, format, |_| {});
     match (served, format) {

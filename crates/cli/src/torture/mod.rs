@@ -1,12 +1,15 @@
-//! `collie torture kill | images | power`: crash tests on the real binary, on the simulated device, and on a file
-//! system that forgets.
+//! `collie torture kill | images | power | soak | hostile`: crash tests on the real binary, on the simulated device, and on a
+//! file system that forgets; and the real binary for a long time, or among enemies.
 
 pub(crate) mod child;
 mod findings;
 pub(crate) mod history;
+mod hostile;
 pub(crate) mod kill;
 pub(crate) mod messages;
 pub(crate) mod power;
+pub(crate) mod served;
+pub(crate) mod soak;
 pub(crate) mod writer;
 
 use std::collections::BTreeMap;
@@ -35,6 +38,8 @@ pub(crate) fn run(command: &TortureCommand) -> anyhow::Result<Outcome> {
         TortureCommand::Kill(args) => kills(args.rounds, seed(args.seed)?, args.json, args.dir.as_ref()),
         TortureCommand::Images(args) => images(args.rounds, seed(args.seed)?, args.json),
         TortureCommand::Power(args) => power(args),
+        TortureCommand::Hostile(args) => hostile::run(args, seed(args.seed)?),
+        TortureCommand::Soak(args) => soak::run(args, seed(args.seed)?),
     }
 }
 

@@ -4,7 +4,7 @@
 mod aim;
 mod ledger;
 mod load;
-mod resp;
+pub(crate) mod resp;
 mod system;
 
 use std::collections::BTreeMap;

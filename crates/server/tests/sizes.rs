@@ -1,0 +1,150 @@
+//! Keys, values and commits at their limits and one past them: what fits is stored and comes back, what does not is
+//! refused with its sizes, and the connection goes on.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
+
+mod support;
+
+use collie_db::{Db, Options};
+use collie_server::ServerConfig;
+use support::{Client, Running, command, config, options, start_on};
+
+/// The longest key: one of the engine's less what the server puts before it in its index by expiry.
+const KEY_MAX: usize = 65_526;
+const VALUE_16_MIB: usize = 16 << 20;
+
+fn start(dir: &std::path::Path, ring_bytes: usize) -> Running {
+    let options = Options {
+        ring_bytes,
+        ..options()
+    };
+    let config = ServerConfig {
+        ring_bytes,
+        ..config()
+    };
+    start_on(Db::open(dir, options).unwrap(), config)
+}
+
+/// The value behind a reply's length.
+fn bulk(reply: &[u8], len: usize) -> &[u8] {
+    let head = format!("${len}\r\n");
+    assert!(
+        reply.starts_with(head.as_bytes()),
+        "{:?}",
+        String::from_utf8_lossy(&reply[..40.min(reply.len())])
+    );
+    &reply[head.len()..reply.len() - 2]
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 % 251) as u8).collect()
+}
+
+fn set(client: &mut Client, key: &[u8], value: &[u8]) -> String {
+    client.call(&[b"SET", key, value])
+}
+
+#[test]
+fn keys_from_none_to_the_longest_are_stored_and_a_longer_one_is_refused_with_both_lengths() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), 4 << 20);
+    let mut client = server.client();
+    for len in [0, 1, KEY_MAX - 1, KEY_MAX] {
+        let key = bytes(len);
+        let value = len.to_string().into_bytes();
+        assert_eq!(set(&mut client, &key, &value), "+OK\r\n", "{len}");
+        assert_eq!(client.call(&[b"EXPIRE", &key[..], b"1000"]), ":1\r\n", "{len}");
+        assert_eq!(bulk(&client.call_raw(&[b"GET", &key[..]]), value.len()), value);
+    }
+    let long = bytes(KEY_MAX + 1);
+    for request in [
+        vec![
+            b"SET".to_vec(),
+            long.clone(),
+            b"v".to_vec(),
+            b"EX".to_vec(),
+            b"1000".to_vec(),
+        ],
+        vec![b"SETEX".to_vec(), long.clone(), b"1000".to_vec(), b"v".to_vec()],
+    ] {
+        assert_eq!(
+            client.call(&request),
+            "-ERR the key has 65536 bytes, the limit is 65535\r\n"
+        );
+    }
+    assert_eq!(client.call(&[b"GET", &long[..]]), "$-1\r\n");
+    assert_eq!(client.line("DBSIZE"), ":4\r\n");
+}
+
+#[test]
+fn a_value_of_16_mib_comes_back_whole_after_a_restart_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let value = bytes(VALUE_16_MIB);
+    for round in 0..2 {
+        let server = start(dir.path(), 64 << 20);
+        let mut client = server.client();
+        if round == 0 {
+            assert_eq!(set(&mut client, b"large", &value), "+OK\r\n");
+        }
+        assert!(
+            bulk(&client.call_raw(&["GET", "large"]), value.len()) == value,
+            "round {round}"
+        );
+        drop(client);
+        server.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_transaction_at_the_limit_of_a_commit_is_stored_and_one_past_it_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let ring = 1 << 20;
+    let server = start(dir.path(), ring);
+    let mut client = server.client();
+    // Four values of a length, in one commit; the longest is found by halving, then it and the next are tried.
+    let exec = |client: &mut Client, len: usize| {
+        client.line("MULTI");
+        for key in ["a", "b", "c", "d"] {
+            assert_eq!(set(client, key.as_bytes(), &bytes(len)), "+QUEUED\r\n");
+        }
+        client.line("EXEC")
+    };
+    let (mut fits, mut too_long) = (1, ring / 2);
+    while too_long - fits > 1 {
+        let middle = fits + (too_long - fits) / 2;
+        match exec(&mut client, middle).starts_with('*') {
+            true => fits = middle,
+            false => too_long = middle,
+        }
+    }
+    assert!(fits > ring / 8 - 1_000, "{fits}");
+    assert_eq!(exec(&mut client, fits).matches("+OK").count(), 4);
+    let refused = exec(&mut client, too_long);
+    assert!(
+        refused.starts_with("-ERR the command would commit ") && refused.ends_with(": split it\r\n"),
+        "{refused}"
+    );
+    for key in ["a", "b", "c", "d"] {
+        assert_eq!(
+            client.line(&format!("STRLEN {key}")),
+            format!(":{fits}\r\n"),
+            "unchanged"
+        );
+    }
+}
+
+#[test]
+fn a_pipeline_of_a_hundred_thousand_commands_is_answered_in_order() {
+    const COMMANDS: usize = 100_000;
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), 4 << 20);
+    let mut client = server.client();
+    let request: Vec<u8> = (0..COMMANDS).flat_map(|_| command(&["INCR", "n"])).collect();
+    let mut writer = client.stream.try_clone().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || std::io::Write::write_all(&mut writer, &request).unwrap());
+        for n in 1..=COMMANDS {
+            assert_eq!(client.reply(), format!(":{n}\r\n").into_bytes());
+        }
+    });
+}

@@ -52,7 +52,11 @@ impl Batch {
 
     fn add(&mut self, family: &Family, key: &[u8], write: Write<'_>) -> Result<()> {
         check_key(key)?;
-        let state = family.state();
+        self.push(family.state(), key, write)
+    }
+
+    /// Adds a write whose key is one.
+    pub(crate) fn push(&mut self, state: &Arc<FamilyState>, key: &[u8], write: Write<'_>) -> Result<()> {
         if self.families.last().is_none_or(|last| !Arc::ptr_eq(last, state))
             && !self.families.iter().any(|known| Arc::ptr_eq(known, state))
         {
@@ -106,6 +110,11 @@ impl Batch {
 
     pub(crate) fn families(&self) -> &[Arc<FamilyState>] {
         &self.families
+    }
+
+    /// Its operations.
+    pub(crate) fn ops(&self) -> impl Iterator<Item = Op<'_>> {
+        Ops::new(&self.payload).flatten()
     }
 
     /// Applies the writes to the families' memtables.

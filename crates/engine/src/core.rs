@@ -9,7 +9,7 @@ use std::sync::mpsc::Sender;
 use arc_swap::ArcSwap;
 use collie_io::{Device, File};
 use collie_log::Lsn;
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::codec::KIND_MARK;
 use crate::garbage::Garbage;
@@ -19,10 +19,11 @@ use crate::memtable::{At, Chunks, Mem};
 use crate::stats::{Counters, FamilyCounters};
 use crate::tables::{Pinned, Shared, Tables};
 use crate::tasks::Tasks;
+use crate::transaction::{Denied, Link, LockTable, Registry};
 use crate::view::{FlushCause, View};
 use crate::visible::Visible;
 use crate::workers::{Hand, Record, Workers};
-use crate::{Error, FamilyOptions, Options, Result};
+use crate::{DeadlockLink, Error, FamilyOptions, Key, Options, Result};
 
 /// Writes to the family go on as they come.
 pub(crate) const GATE_OPEN: u8 = 0;
@@ -146,6 +147,8 @@ pub(crate) struct Core {
     /// The log is being replayed: only replay itself seals memtables, at the frame that it has come to. A
     /// mark would be at the log's end and would count frames as flushed that replay has yet to reach.
     pub(crate) replaying: AtomicBool,
+    pub(crate) locks: Arc<LockTable>,
+    pub(crate) transactions: Registry,
     /// Held for reading by calls that write to the directory on their caller's thread, and for writing by
     /// `close`: once that has it, nothing of this store touches the directory any more.
     pub(crate) life: RwLock<()>,
@@ -194,6 +197,8 @@ impl Core {
                 ..collie_log::LogOptions::default()
             }
             .max_payload(),
+            locks: Arc::new(LockTable::new(options.max_row_locks)),
+            transactions: Registry::default(),
             options,
             visible,
             workers: Workers::new(hands),
@@ -313,23 +318,54 @@ impl Core {
         self.settle(mark)
     }
 
-    /// Commits a record; on return it is applied and the visible boundary is on its way.
-    pub(crate) fn commit(&self, kind: u8, record: Record<'_>, apply: impl FnOnce(At)) -> Result<At> {
+    /// A hand for a commit. `None` where row locks must be taken first: the caller says whether it has.
+    pub(crate) fn turn(&self, has_locks: bool) -> Result<Option<Turn<'_>>> {
         let mut place = self.workers.take();
-        let hand = match &mut *place {
-            Some(hand) => hand,
-            empty => {
-                self.check_open()?;
-                empty.insert(Hand::new(&self.journal, &self.visible)?)
-            }
-        };
-        let unfinished = Unfinished(self);
-        let committed = hand.commit(&self.journal, &self.visible, kind, record, apply);
-        std::mem::forget(unfinished);
-        if let Err((Error::StorageFull { .. }, _)) = &committed {
-            crate::wal_size::make_room_in_log(self);
+        // Under the hand: `use_locks` takes every hand once after it has set this.
+        if !has_locks && self.locks.in_use() {
+            return Ok(None);
         }
-        self.settle(committed)
+        if place.is_none() {
+            self.check_open()?;
+            *place = Some(Hand::new(&self.journal, &self.visible)?);
+        }
+        Ok(Some(Turn { core: self, place }))
+    }
+
+    /// Has writes outside of transactions take row locks from now on. On return all that did not are applied.
+    pub(crate) fn use_locks(&self) {
+        self.locks.use_from_now_on(|| self.workers.pass());
+    }
+
+    /// The error for a lock that was not given, for a request in the family of that name.
+    pub(crate) fn denied(&self, family: &str, key: Option<&[u8]>, denied: Denied) -> Error {
+        match denied {
+            Denied::Timeout { waited } => Error::LockTimeout {
+                family: family.to_owned(),
+                key: key.map(Key::from),
+                waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+            },
+            Denied::TooMany { limit } => Error::TooManyLocks { limit },
+            Denied::Deadlock(ring) => Error::Deadlock {
+                cycle: ring.into_iter().map(|link| self.deadlock_link(link)).collect(),
+            },
+        }
+    }
+
+    fn deadlock_link(&self, link: Link) -> DeadlockLink {
+        DeadlockLink {
+            transaction: link.owner.id,
+            name: link.owner.name.to_string(),
+            family: self.family_name(link.family),
+            key: link.key,
+        }
+    }
+
+    /// The name of the family with that id, or the id where it was dropped.
+    pub(crate) fn family_name(&self, id: u32) -> String {
+        let families = self.families.read();
+        let found = families.by_name.values().find(|family| family.id == id);
+        found.map_or_else(|| format!("number {id}"), |family| family.name.to_string())
     }
 
     fn settle(&self, committed: std::result::Result<At, (Error, bool)>) -> Result<At> {
@@ -441,6 +477,28 @@ impl Core {
             }
             view = again;
         }
+    }
+}
+
+/// The right to make one commit.
+pub(crate) struct Turn<'a> {
+    core: &'a Core,
+    place: MutexGuard<'a, Option<Hand>>,
+}
+
+impl Turn<'_> {
+    /// Commits a record; on return it is applied and the visible boundary is on its way.
+    pub(crate) fn commit(mut self, kind: u8, record: Record<'_>, apply: impl FnOnce(At)) -> Result<At> {
+        let core = self.core;
+        let hand = self.place.as_mut().ok_or(Error::Closed)?;
+        let unfinished = Unfinished(core);
+        let committed = hand.commit(&core.journal, &core.visible, kind, record, apply);
+        std::mem::forget(unfinished);
+        drop(self.place);
+        if let Err((Error::StorageFull { .. }, _)) = &committed {
+            crate::wal_size::make_room_in_log(core);
+        }
+        core.settle(committed)
     }
 }
 

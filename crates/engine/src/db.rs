@@ -133,11 +133,26 @@ impl Db {
     /// # Errors
     /// As [`Family::put_with`].
     pub fn write_ref(&self, batch: &Batch, options: &WriteOptions) -> Result<Lsn> {
-        let core = self.core();
+        self.admit_batch(batch)?;
+        if batch.is_empty() {
+            self.core().check_open()?;
+            return Ok(self.core().visible.boundary());
+        }
+        let Some(at) = self.commit_batch(batch, options.disable_wal, false)? else {
+            let rows = batch.ops().map(|op| (op.family, op.key));
+            let locks = self.lock_rows(rows)?;
+            let at = self.commit_batch(batch, options.disable_wal, true)?;
+            return self.finish_locked(at, options, locks);
+        };
+        self.finish(at, options)
+    }
+
+    /// Lets a batch in, or holds it up.
+    pub(crate) fn admit_batch(&self, batch: &Batch) -> Result<()> {
         self.check_size(batch.size_bytes())?;
         for family in batch.families() {
             // It may have been filled for another store.
-            if family.store != core.id {
+            if family.store != self.core().id {
                 return Err(Error::ForeignFamily {
                     name: family.name.to_string(),
                 });
@@ -145,17 +160,27 @@ impl Db {
             self.check_family(family)?;
             self.admit(family, batch.size_bytes())?;
         }
-        if batch.is_empty() {
-            self.core().check_open()?;
-            return Ok(core.visible.boundary());
-        }
-        let unlogged = self.is_unlogged(options);
-        let (kind, record) = frame(Record::Encoded(batch.payload()), options);
-        let at = core.commit(kind, record, |at| batch.apply(at, unlogged))?;
+        Ok(())
+    }
+
+    /// Commits a batch that was let in. `None` where row locks must be taken first.
+    pub(crate) fn commit_batch(
+        &self,
+        batch: &Batch,
+        disable_wal: bool,
+        has_locks: bool,
+    ) -> Result<Option<At>> {
+        let core = self.core();
+        let Some(turn) = core.turn(has_locks)? else {
+            return Ok(None);
+        };
+        let unlogged = disable_wal || core.options.disable_wal;
+        let (kind, record) = frame(Record::Encoded(batch.payload()), disable_wal);
+        let at = turn.commit(kind, record, |at| batch.apply(at, unlogged))?;
         for family in batch.families() {
             self.see_to_size(family);
         }
-        self.finish(at, options)
+        Ok(Some(at))
     }
 
     pub(crate) fn write_one(
@@ -173,13 +198,32 @@ impl Db {
         let size = op.key.len() + value;
         self.check_family(family)?;
         self.admit(family, size)?;
-        let unlogged = self.is_unlogged(options);
-        if unlogged {
+        if options.disable_wal || self.core().options.disable_wal {
             self.check_size(size + ENCODING)?;
         }
-        let (kind, record) = frame(Record::One(op), options);
+        let Some(at) = self.commit_one(family, op, options.disable_wal, false)? else {
+            let locks = self.lock_rows(std::iter::once((op.family, op.key)))?;
+            let at = self.commit_one(family, op, options.disable_wal, true)?;
+            return self.finish_locked(at, options, locks);
+        };
+        self.finish(at, options)
+    }
+
+    /// As [`Db::commit_batch`], for one write.
+    fn commit_one(
+        &self,
+        family: &Arc<FamilyState>,
+        op: Op<'_>,
+        disable_wal: bool,
+        has_locks: bool,
+    ) -> Result<Option<At>> {
+        let Some(turn) = self.core().turn(has_locks)? else {
+            return Ok(None);
+        };
+        let unlogged = disable_wal || self.core().options.disable_wal;
+        let (kind, record) = frame(Record::One(op), disable_wal);
         let mut full = false;
-        let at = self.core().commit(kind, record, |at| {
+        let at = turn.commit(kind, record, |at| {
             family.with_mem(at.start, |mem| {
                 if unlogged {
                     mem.note_unlogged();
@@ -191,11 +235,7 @@ impl Db {
         if full {
             self.see_to_size(family);
         }
-        self.finish(at, options)
-    }
-
-    fn is_unlogged(&self, options: &WriteOptions) -> bool {
-        options.disable_wal || self.core().options.disable_wal
+        Ok(Some(at))
     }
 
     /// The log checks this too; with the log off nobody else does.
@@ -251,16 +291,22 @@ impl Db {
     fn finish(&self, at: At, options: &WriteOptions) -> Result<Lsn> {
         let core = self.core();
         wal_size::check(core, at.end);
-        if !options.disable_wal && !self.is_left_to_flush_wal(options.durability) {
-            // First, for it takes longest: commits that were in flight before this one are applied by then.
-            core.journal.wait(at.end, options.durability)?;
-        }
+        // First, for it takes longest: commits that were in flight before this one are applied by then.
+        self.wait_committed(at.end, options)?;
         core.wait_visible(at.end)?;
         Ok(at.end)
     }
 
+    /// Waits for the durability that a commit was asked for.
+    pub(crate) fn wait_committed(&self, end: Lsn, options: &WriteOptions) -> Result<()> {
+        if !options.disable_wal && !self.is_left_to_flush_wal(options.durability) {
+            self.core().journal.wait(end, options.durability)?;
+        }
+        Ok(())
+    }
+
     /// Whether a write at `level` leaves the log to whoever flushes it.
-    fn is_left_to_flush_wal(&self, level: Durability) -> bool {
+    pub(crate) fn is_left_to_flush_wal(&self, level: Durability) -> bool {
         let options = &self.core().options;
         match level {
             Durability::Buffered => true,
@@ -424,8 +470,8 @@ impl Db {
 const ENCODING: usize = 16;
 
 /// The frame's kind and content.
-fn frame<'a>(record: Record<'a>, options: &WriteOptions) -> (u8, Record<'a>) {
-    if options.disable_wal {
+fn frame(record: Record<'_>, disable_wal: bool) -> (u8, Record<'_>) {
+    if disable_wal {
         (KIND_UNLOGGED, Record::Place)
     } else {
         (KIND_COMMIT, record)

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use collie_log::{LogError, LogId};
 
+use crate::Key;
+
 /// The result of most calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -129,6 +131,12 @@ pub enum Error {
         /// The name that it had.
         name: String,
     },
+    /// The family was created after the snapshot, or the transaction's, was taken. Take a newer one.
+    #[error("the family {name:?} was created after the snapshot was taken; take a newer one")]
+    FamilyTooNew {
+        /// Its name.
+        name: String,
+    },
     /// The name cannot be a family's.
     #[error("{name:?} cannot be a family's name: {reason}")]
     FamilyName {
@@ -137,6 +145,51 @@ pub enum Error {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// Somebody else wrote what the transaction depends on, since its snapshot. Roll it back and run it again.
+    #[error("{} of the family {family:?} was written by another commit since this transaction's snapshot; roll it back and \
+             run it again", what(key.as_ref()))]
+    Conflict {
+        /// The family's name.
+        family: String,
+        /// The key; `None` where it lies in a range that was read.
+        key: Option<Key>,
+    },
+    /// Waiting for this lock would never end: each of these transactions waits for the next, and the last for the
+    /// first, which was rolled back and has let go of its locks. Run it again.
+    #[error("deadlock: {}; the first was rolled back, run it again", ring(cycle))]
+    Deadlock {
+        /// The ring, from the transaction that got this error on.
+        cycle: Vec<DeadlockLink>,
+    },
+    /// Another transaction held a lock for too long. This one goes on; try again, or roll it back.
+    #[error("{} of the family {family:?} is locked by another transaction for more than {waited_ms} ms; try again, or see \
+             `Db::transactions` for who holds locks", what(key.as_ref()))]
+    LockTimeout {
+        /// The family's name.
+        family: String,
+        /// The key; `None` where it lies in a range that was to be locked.
+        key: Option<Key>,
+        /// For how long it was waited, in milliseconds.
+        waited_ms: u64,
+    },
+    /// The table of row locks is full. Commit or roll back what is open, split this transaction, or raise
+    /// [`Options::max_row_locks`](crate::Options::max_row_locks).
+    #[error(
+        "no room for another row lock, the limit is {limit}; use smaller transactions or raise `max_row_locks`"
+    )]
+    TooManyLocks {
+        /// The limit for all transactions together.
+        limit: usize,
+    },
+    /// The transaction was rolled back earlier, and nothing more can be done with it. Begin another one.
+    #[error("the transaction was rolled back already ({cause}); begin another one")]
+    TransactionAborted {
+        /// Why it was.
+        cause: String,
+    },
+    /// There is no savepoint to go back to.
+    #[error("the transaction has no savepoint")]
+    NoSavepoint,
     /// A family was used with a store or a batch that it does not belong to.
     #[error("the family {name:?} belongs to another store")]
     ForeignFamily {
@@ -176,6 +229,42 @@ pub enum Error {
     /// The log failed in another way.
     #[error(transparent)]
     Log(LogError),
+}
+
+/// One member of a ring of transactions that wait for each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeadlockLink {
+    /// The transaction's number.
+    pub transaction: u64,
+    /// The name that its options gave it.
+    pub name: String,
+    /// The family of the row that it waits for.
+    pub family: String,
+    /// That row's key.
+    pub key: Key,
+}
+
+fn what(key: Option<&Key>) -> String {
+    key.map_or_else(|| "a key in a range".to_owned(), |key| format!("the key {key:?}"))
+}
+
+fn ring(cycle: &[DeadlockLink]) -> String {
+    let link = |link: &DeadlockLink| {
+        let DeadlockLink {
+            transaction,
+            name,
+            family,
+            key,
+        } = link;
+        let name = if name.is_empty() {
+            String::new()
+        } else {
+            format!(" ({name})")
+        };
+        format!("transaction {transaction}{name} waits for {key:?} of the family {family:?}")
+    };
+    cycle.iter().map(link).collect::<Vec<_>>().join(", ")
 }
 
 fn holder(pid: Option<u32>) -> String {

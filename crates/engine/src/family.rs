@@ -171,14 +171,14 @@ impl Family {
         compaction::compact_all(core, &self.state)
     }
 
-    fn read_at(&self, durable: bool) -> Result<(arc_swap::Guard<Arc<View>>, Lsn)> {
+    pub(crate) fn read_at(&self, durable: bool) -> Result<(arc_swap::Guard<Arc<View>>, Lsn)> {
         let read = self.db.core().read_at(&self.state, durable);
         // After the view was loaded: closing empties views, and says that it does before.
         self.check()?;
         Ok(read)
     }
 
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         self.db.core().check_open()?;
         if self.state.is_dropped() {
             return Err(Error::FamilyDropped {

@@ -187,9 +187,11 @@ fn a_panic_in_mid_commit_refuses_writes_and_hides_what_was_half_done() {
     put(&family, "before", "1");
     let core = Arc::clone(db.core());
     let panicked = std::thread::spawn(move || {
-        core.commit(crate::codec::KIND_COMMIT, crate::workers::Record::Place, |_| {
-            panic!("a memtable that fails, for the test")
-        })
+        core.turn(true).unwrap().unwrap().commit(
+            crate::codec::KIND_COMMIT,
+            crate::workers::Record::Place,
+            |_| panic!("a memtable that fails, for the test"),
+        )
     });
     assert!(panicked.join().is_err());
     for _ in 0..3 {

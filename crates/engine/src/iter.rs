@@ -52,15 +52,21 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
     (low, end.map_or(Bound::Unbounded, Bound::Excluded))
 }
 
+/// Whether no key can lie between the bounds.
+pub(crate) fn is_empty(bounds: &Bounds) -> bool {
+    match bounds {
+        (Bound::Included(low), Bound::Included(high)) => low > high,
+        (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
+            low >= high
+        }
+        _ => false,
+    }
+}
+
 impl Iter {
-    pub(crate) fn new(view: &View, (low, high): Bounds, below: Lsn) -> Self {
-        let empty = match (&low, &high) {
-            (Bound::Included(low), Bound::Included(high)) => low > high,
-            (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
-                low >= high
-            }
-            _ => false,
-        };
+    pub(crate) fn new(view: &View, bounds: Bounds, below: Lsn) -> Self {
+        let empty = is_empty(&bounds);
+        let (low, high) = bounds;
         let mems = if empty {
             Vec::new()
         } else {

@@ -107,6 +107,7 @@ mod tables;
 mod tasks;
 #[cfg(test)]
 mod testing;
+mod transaction;
 mod view;
 mod visible;
 mod wal_size;
@@ -116,14 +117,18 @@ pub use batch::Batch;
 pub use bytes::{Key, Value};
 pub use collie_log::{LogId, LogStats, Lsn, RecoveryReport, RingMode};
 pub use db::{DEFAULT_FAMILY, Db};
-pub use error::{Error, Result};
+pub use error::{DeadlockLink, Error, Result};
 pub use family::Family;
 pub use iter::Iter;
 pub use options::{
     Compression, Durability, FamilyOptions, Options, ReadOptions, WalRecoveryMode, WriteOptions,
 };
 pub use read::{Read, Snapshot};
-pub use stats::{FamilyStats, Stall, Stats};
+pub use stats::{FamilyStats, Stall, Stats, TransactionStats};
+pub use transaction::{
+    CommitMode, Concurrency, Isolation, Ticket, Transaction, TransactionInfo, TransactionIter,
+    TransactionOptions,
+};
 pub use view::FlushCause;
 
 /// The longest key, in bytes.

@@ -79,6 +79,11 @@ pub struct Options {
     pub flush_threads: usize,
     /// Threads that merge tables. Default: 1.
     pub compaction_threads: usize,
+    /// Row locks that transactions may hold or wait for, all together; about, for the table's shards fill at their own
+    /// pace. One takes about 150 bytes. Default: 1,048,576.
+    pub max_row_locks: usize,
+    /// How long a write outside of transactions waits for a row that one has locked. Default: one second.
+    pub lock_timeout: Duration,
     /// Options of the family `default`, at every open.
     pub default_family: FamilyOptions,
     /// Options for other families that replace, at this open, those that they were created with.
@@ -109,6 +114,8 @@ impl Default for Options {
             max_open_files: 256,
             flush_threads: 1,
             compaction_threads: 1,
+            max_row_locks: 1 << 20,
+            lock_timeout: Duration::from_secs(1),
             default_family: FamilyOptions::default(),
             family_options: Vec::new(),
         }

@@ -106,8 +106,8 @@ impl Snapshot {
     /// The value of `key`, and the commit that it comes from.
     ///
     /// # Errors
-    /// [`Error::FamilyDropped`] where the snapshot does not know the family: it was created later, or
-    /// dropped before. [`Error::ForeignFamily`], [`Error::Closed`], [`Error::Table`].
+    /// Where the snapshot does not know the family: [`Error::FamilyTooNew`], or [`Error::FamilyDropped`] where it
+    /// was dropped before. [`Error::ForeignFamily`], [`Error::Closed`], [`Error::Table`].
     pub fn get_with(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<Read<Option<Value>>> {
         get(self.view(family)?, key.as_ref(), self.0.boundary)
     }
@@ -140,7 +140,7 @@ impl Snapshot {
         ))
     }
 
-    fn view(&self, family: &Family) -> Result<&View> {
+    pub(crate) fn view(&self, family: &Family) -> Result<&View> {
         let name = || family.name().to_owned();
         if !family.db().is(&self.0.db) {
             return Err(Error::ForeignFamily { name: name() });
@@ -150,7 +150,10 @@ impl Snapshot {
             .views
             .get(&family.id())
             .map(|view| &**view)
-            .ok_or_else(|| Error::FamilyDropped { name: name() })
+            .ok_or_else(|| match family.state().is_dropped() {
+                true => Error::FamilyDropped { name: name() },
+                false => Error::FamilyTooNew { name: name() },
+            })
     }
 }
 

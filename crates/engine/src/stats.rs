@@ -71,6 +71,8 @@ pub struct Stats {
     pub apply_wait_ns: u64,
     /// Snapshots that live.
     pub snapshots: usize,
+    /// Transactions and their locks.
+    pub transactions: TransactionStats,
     /// Times that families were flushed because the log had grown past `max_total_wal_size`.
     pub wal_size_flushes: u64,
     /// Commits that opening replayed from the log.
@@ -91,6 +93,34 @@ pub struct Stats {
     pub refusal: Option<String>,
     /// By name.
     pub families: BTreeMap<String, FamilyStats>,
+}
+
+/// Figures of transactions and row locks, those of single writes included.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct TransactionStats {
+    /// Transactions that are open; [`Db::transactions`](crate::Db::transactions) lists them.
+    pub open: usize,
+    /// Transactions that began.
+    pub begun: u64,
+    /// Transactions that were committed.
+    pub committed: u64,
+    /// Times that somebody else had written what a transaction depended on.
+    pub conflicts: u64,
+    /// Transactions and single writes that were the victims of a deadlock.
+    pub deadlocks: u64,
+    /// Locks that were not to be had in time.
+    pub lock_timeouts: u64,
+    /// Locks that were waited for.
+    pub lock_waits: u64,
+    /// How long, in nanoseconds; all threads together.
+    pub lock_wait_ns: u64,
+    /// Transactions and single writes that held locks and let go of them.
+    pub lock_holders: u64,
+    /// How long they held locks, from the first to the end, in nanoseconds; all together.
+    pub locks_held_ns: u64,
+    /// Entries of the lock table now.
+    pub locks: usize,
 }
 
 /// A family's figures.
@@ -176,6 +206,7 @@ pub(crate) fn collect(core: &Core) -> Stats {
         commit_bytes,
         apply_wait_ns: core.visible.slept_ns(),
         snapshots: core.snapshots.load(Ordering::Relaxed),
+        transactions: transactions(core),
         wal_size_flushes: core.counters.wal_size_flushes.load(Ordering::Relaxed),
         replayed_commits: core.counters.replayed_commits.load(Ordering::Relaxed),
         replayed_bytes: core.counters.replayed_bytes.load(Ordering::Relaxed),
@@ -227,5 +258,23 @@ fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
         level0_runs: family.level0.load(Ordering::Relaxed),
         tables: family.tables.table_count(),
         table_bytes: family.tables.disk_bytes(),
+    }
+}
+
+fn transactions(core: &Core) -> TransactionStats {
+    let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let (all, locks) = (&core.transactions.counters, &core.locks.counters);
+    TransactionStats {
+        open: core.transactions.open(),
+        begun: get(&all.begun),
+        committed: get(&all.committed),
+        conflicts: get(&all.conflicts),
+        deadlocks: get(&locks.deadlocks),
+        lock_timeouts: get(&locks.timeouts),
+        lock_waits: get(&locks.waits),
+        lock_wait_ns: get(&locks.wait_ns),
+        lock_holders: get(&locks.held),
+        locks_held_ns: get(&locks.held_ns),
+        locks: core.locks.entries(),
     }
 }

@@ -183,6 +183,13 @@ impl Workers {
             .unwrap_or_else(|| self.places[first].0.lock())
     }
 
+    /// Returns when every commit that was under way is applied.
+    pub(crate) fn pass(&self) {
+        for Place(hand) in &self.places {
+            drop(hand.lock());
+        }
+    }
+
     /// Commits and their bytes so far.
     pub(crate) fn totals(&self) -> (u64, u64) {
         self.places.iter().fold((0, 0), |(commits, bytes), Place(hand)| {

@@ -75,7 +75,7 @@ fn a_snapshot_does_not_know_families_that_came_later() {
     late.put("k", "v").unwrap();
     assert!(matches!(
         snapshot.get(&late, "k"),
-        Err(collie_db::Error::FamilyDropped { .. })
+        Err(collie_db::Error::FamilyTooNew { .. })
     ));
     assert_eq!(db.snapshot().get(&late, "k").unwrap().unwrap(), "v");
 }

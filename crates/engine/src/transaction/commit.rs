@@ -1,0 +1,176 @@
+//! A transaction's end: its writes become one commit, and its locks go.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use collie_log::Lsn;
+
+use super::reads::{is_key_changed, is_range_changed};
+use super::{CommitMode, Concurrency, Held, Isolation, Mode, RowRef, Transaction};
+use crate::core::FamilyState;
+use crate::{Db, Durability, Error, Family, Key, Result, WriteOptions, wal_size};
+
+impl Transaction {
+    /// Commits: on return everything that was written is visible, as a whole, and as durable as the options ask, but
+    /// for [`CommitMode::Async`]. A transaction that only read waits until what it saw is as durable. Returns the
+    /// commit's end, or that of the newest commit that was seen.
+    ///
+    /// # Errors
+    /// [`Conflict`](Error::Conflict), [`Deadlock`](Error::Deadlock), [`LockTimeout`](Error::LockTimeout) (of
+    /// optimistic transactions), [`TransactionAborted`](Error::TransactionAborted),
+    /// [`FamilyDropped`](Error::FamilyDropped), [`BatchTooLarge`](Error::BatchTooLarge),
+    /// [`StorageFull`](Error::StorageFull), [`Closed`](Error::Closed): nothing was written.
+    /// [`Poisoned`](Error::Poisoned), [`Background`](Error::Background), [`Log`](Error::Log): the commit may or may
+    /// not survive a restart.
+    pub fn commit(self) -> Result<Lsn> {
+        let mode = self.options.commit_mode;
+        let ticket = self.commit_ticket()?;
+        if mode == CommitMode::Async {
+            return Ok(ticket.end);
+        }
+        ticket.wait()
+    }
+
+    /// Commits without waiting: on return everything is visible, and the ticket tells when it is durable. With
+    /// [`CommitMode::Sync`] the ticket keeps the locks until then, or until it is dropped.
+    ///
+    /// # Errors
+    /// As [`Transaction::commit`].
+    pub fn commit_ticket(mut self) -> Result<Ticket> {
+        let core = self.db.core();
+        let level = self.options.durability.unwrap_or(core.options.durability);
+        let end = self.decide()?;
+        core.transactions
+            .counters
+            .committed
+            .fetch_add(1, Ordering::Relaxed);
+        let is_sync = self.options.commit_mode == CommitMode::Sync;
+        // What the ticket does not take goes with the transaction, now.
+        let locks = is_sync.then(|| self.inner.get_mut().held.take());
+        Ok(Ticket {
+            end,
+            level,
+            _locks: locks,
+            db: self.db.clone(),
+        })
+    }
+
+    /// Takes its place in the order, or finds that it cannot. Returns what its caller's promise depends on.
+    fn decide(&self) -> Result<Lsn> {
+        let (db, core) = (&self.db, self.db.core());
+        core.check_open()?;
+        let inner = self.inner.borrow();
+        inner.check_active()?;
+        if inner.writes.is_empty() {
+            let ranges = inner.read_ranges.iter().map(|(_, read)| read.seen());
+            return Ok(ranges.fold(inner.seen, Lsn::max));
+        }
+        let batch = inner.writes.to_batch()?;
+        db.admit_batch(&batch)?;
+        drop(inner);
+        if self.options.concurrency == Concurrency::Optimistic {
+            self.lock_and_validate()?;
+        }
+        let at = db.commit_batch(&batch, false, true)?.ok_or(Error::Closed)?;
+        wal_size::check(core, at.end);
+        reach!("transaction is committed");
+        // Before any lock goes: its next holder reads what is visible.
+        core.wait_visible(at.end)?;
+        Ok(at.end)
+    }
+
+    /// Takes all locks of an optimistic transaction, in an order that all take, and looks whether its reads hold.
+    fn lock_and_validate(&self) -> Result<()> {
+        let inner = &mut *self.inner.borrow_mut();
+        let snapshot = inner.snapshot(&self.db).clone();
+        let mut rows: Vec<(Family, Key, Mode)> = Vec::new();
+        let family_of = |state: &Arc<FamilyState>| Family::new(self.db.clone(), Arc::clone(state));
+        for (state, key) in inner.writes.keys() {
+            rows.push((family_of(state), key.clone(), Mode::Exclusive));
+        }
+        let reads = inner.read_keys.iter();
+        rows.extend(reads.map(|(family, key)| (family.clone(), key.clone(), Mode::Shared)));
+        // Of a key that is read and written the write comes first, so that no lock is taken twice.
+        rows.sort_by(|a, b| (a.0.id(), &a.1, b.2).cmp(&(b.0.id(), &b.1, a.2)));
+        rows.dedup_by(|a, b| a.0.id() == b.0.id() && a.1 == b.1);
+        let timeout = self.options.lock_timeout;
+        for (family, key, mode) in &rows {
+            let row = RowRef {
+                family: family.id(),
+                key,
+            };
+            let locked = inner.held.lock(row, *mode, timeout);
+            self.locked(inner, family, Some(key), locked)?;
+        }
+        let mut ranges = Vec::new();
+        if self.options.isolation == Isolation::Serializable {
+            for (family, read) in &inner.read_ranges {
+                ranges.extend(read.parts().into_iter().map(|part| (family.clone(), part)));
+            }
+        }
+        for (family, part) in &ranges {
+            let locked = inner.held.lock_range(family.id(), part.clone(), timeout);
+            self.locked(inner, family, None, locked)?;
+        }
+        for (family, key, _) in &rows {
+            if is_key_changed(&snapshot, family, key)? {
+                return Err(self.conflict(family, Some(key)));
+            }
+        }
+        for (family, part) in &ranges {
+            if is_range_changed(&snapshot, family, part)? {
+                return Err(self.conflict(family, None));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A commit that has its place in the order, and is visible. It is not lost when the ticket is dropped.
+#[derive(Debug)]
+#[must_use = "the commit may not be durable yet"]
+pub struct Ticket {
+    end: Lsn,
+    level: Durability,
+    /// Of a commit that keeps them until it is durable.
+    _locks: Option<Held>,
+    db: Db,
+}
+
+impl Ticket {
+    /// The commit's end, for [`Db::wait`] and [`Db::when`].
+    #[must_use]
+    pub fn end(&self) -> Lsn {
+        self.end
+    }
+
+    /// Blocks until the commit is as durable as its options ask. Returns its end.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`](crate::Error::Poisoned) and [`Error::Log`](crate::Error::Log): it may or may not survive a restart.
+    pub fn wait(self) -> Result<Lsn> {
+        let options = WriteOptions {
+            durability: self.level,
+            disable_wal: false,
+        };
+        self.db.wait_committed(self.end, &options)?;
+        Ok(self.end)
+    }
+}
+
+/// On any executor.
+impl IntoFuture for Ticket {
+    type Output = Result<Lsn>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<Lsn>> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            if !self.db.is_left_to_flush_wal(self.level) {
+                self.db.when(self.end, self.level).await?;
+            }
+            Ok(self.end)
+        })
+    }
+}

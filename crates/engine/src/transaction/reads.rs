@@ -1,0 +1,233 @@
+//! What a transaction has read, and whether it would read the same now.
+//!
+//! A key or a range is *changed* where a commit that the snapshot does not show wrote it. Commits since the snapshot
+//! are in memtables, where their LSNs tell; those that a flush has moved to tables since are found by comparing what
+//! the snapshot reads with what is read now, and a key that got its old value back counts as unchanged then: the
+//! transaction would have read the same.
+//!
+//! Whoever asks holds locks that keep the answer true.
+
+use std::collections::VecDeque;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use collie_log::Lsn;
+use parking_lot::Mutex;
+
+use crate::iter::{Bounds, Iter};
+use crate::memtable::{Direction, Scan};
+use crate::read;
+use crate::{Family, Key, Result, Snapshot, Value};
+
+/// Entries of a memtable that are looked at in one go.
+const FETCH: usize = 256;
+
+/// Whether a key was written since the snapshot.
+pub(crate) fn is_key_changed(snapshot: &Snapshot, family: &Family, key: &[u8]) -> Result<bool> {
+    let (now, boundary) = family.read_at(false)?;
+    let newest = now.mems().find_map(|mem| mem.get(key, boundary));
+    if let Some(newest) = newest {
+        return Ok(newest.at.start >= snapshot.lsn());
+    }
+    if Arc::ptr_eq(&now.tables, &snapshot.view(family)?.tables) {
+        return Ok(false);
+    }
+    Ok(read::get(&now, key, boundary)?.value != snapshot.get(family, key)?)
+}
+
+/// Whether a key between the bounds was written since the snapshot.
+pub(crate) fn is_range_changed(snapshot: &Snapshot, family: &Family, bounds: &Bounds) -> Result<bool> {
+    let (now, boundary) = family.read_at(false)?;
+    for mem in now.mems() {
+        let mut low = bounds.0.clone();
+        loop {
+            let mut entries = VecDeque::new();
+            let scan = Scan {
+                low: low.as_ref().map(|key| &**key),
+                high: bounds.1.as_ref().map(|key| &**key),
+                below: boundary,
+            };
+            let exhausted = mem.scan(scan, Direction::Forward, FETCH, &mut entries);
+            if entries.iter().any(|entry| entry.found.at.start >= snapshot.lsn()) {
+                return Ok(true);
+            }
+            match entries.pop_back() {
+                Some(last) if !exhausted => low = Bound::Excluded(last.key),
+                _ => break,
+            }
+        }
+    }
+    let then = snapshot.view(family)?;
+    if Arc::ptr_eq(&now.tables, &then.tables) {
+        return Ok(false);
+    }
+    let mut before = Iter::new(then, bounds.clone(), snapshot.lsn());
+    let mut after = Iter::new(&now, bounds.clone(), boundary);
+    loop {
+        match (before.next().transpose()?, after.next().transpose()?) {
+            (None, None) => return Ok(false),
+            (one, other) if one == other => {}
+            _ => return Ok(true),
+        }
+    }
+}
+
+/// How much of a range an iterator has shown: what its transaction depends on.
+#[derive(Debug)]
+pub(crate) struct RangeRead {
+    pub(crate) bounds: Bounds,
+    /// The last key that was shown from either end.
+    ends: Mutex<Ends>,
+    /// The newest commit that was seen.
+    seen: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Ends {
+    front: Option<Key>,
+    back: Option<Key>,
+    exhausted: bool,
+}
+
+impl RangeRead {
+    pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
+        Arc::new(Self {
+            bounds,
+            ends: Mutex::default(),
+            seen: AtomicU64::new(0),
+        })
+    }
+
+    /// The newest commit that was seen; 0 where none was.
+    pub(crate) fn seen(&self) -> Lsn {
+        // Relaxed: written and read by the transaction's thread, or handed over with it.
+        self.seen.load(Ordering::Relaxed)
+    }
+
+    /// The parts of the range that were read.
+    pub(crate) fn parts(&self) -> Vec<Bounds> {
+        let (low, high) = &self.bounds;
+        let ends = self.ends.lock();
+        if ends.exhausted {
+            return vec![(low.clone(), high.clone())];
+        }
+        let front = ends.front.clone().map(|key| (low.clone(), Bound::Included(key)));
+        let back = ends.back.clone().map(|key| (Bound::Included(key), high.clone()));
+        front.into_iter().chain(back).collect()
+    }
+}
+
+/// The keys and values that a transaction sees in a range: what others committed, with its own writes in front.
+/// Ordered by key; from the back in reverse order. After an error it ends.
+///
+/// It shows the transaction's writes as they were when it was made.
+#[derive(Debug)]
+pub struct TransactionIter {
+    committed: Iter,
+    front: Option<(Key, Value)>,
+    back: Option<(Key, Value)>,
+    own: VecDeque<(Key, Option<Value>)>,
+    read: Arc<RangeRead>,
+}
+
+impl TransactionIter {
+    pub(crate) fn new(committed: Iter, own: Vec<(Key, Option<Value>)>, read: Arc<RangeRead>) -> Self {
+        Self {
+            committed,
+            front: None,
+            back: None,
+            own: own.into(),
+            read,
+        }
+    }
+
+    /// The next committed entry from one end; it stays there.
+    fn peek(&mut self, direction: Direction) -> Result<Option<&Key>> {
+        let Self {
+            committed,
+            front,
+            back,
+            read,
+            ..
+        } = self;
+        let (near, far) = match direction {
+            Direction::Forward => (front, back),
+            Direction::Backward => (back, front),
+        };
+        if near.is_none() {
+            let next = match direction {
+                Direction::Forward => committed.next(),
+                Direction::Backward => committed.next_back(),
+            };
+            // Relaxed: see `RangeRead::seen`.
+            read.seen.fetch_max(committed.seen(), Ordering::Relaxed);
+            // What the other end has fetched is all that is left.
+            *near = next.transpose()?.or_else(|| far.take());
+        }
+        Ok(near.as_ref().map(|(key, _)| key))
+    }
+
+    fn step(&mut self, direction: Direction) -> Result<Option<(Key, Value)>> {
+        loop {
+            let committed = self.peek(direction)?.cloned();
+            let own = match direction {
+                Direction::Forward => self.own.front(),
+                Direction::Backward => self.own.back(),
+            };
+            let own_first = match (&committed, own) {
+                (None, own) => own.is_some(),
+                (Some(_), None) => false,
+                (Some(committed), Some((own, _))) => match direction {
+                    Direction::Forward => own <= committed,
+                    Direction::Backward => own >= committed,
+                },
+            };
+            let near = match direction {
+                Direction::Forward => &mut self.front,
+                Direction::Backward => &mut self.back,
+            };
+            if !own_first {
+                return Ok(near.take());
+            }
+            let own = match direction {
+                Direction::Forward => self.own.pop_front(),
+                Direction::Backward => self.own.pop_back(),
+            };
+            let Some((key, value)) = own else { return Ok(None) };
+            if near.as_ref().is_some_and(|(committed, _)| *committed == key) {
+                near.take();
+            }
+            if let Some(value) = value {
+                return Ok(Some((key, value)));
+            }
+            // Removed by the transaction: neither is shown.
+        }
+    }
+
+    fn show(&mut self, direction: Direction) -> Option<Result<(Key, Value)>> {
+        let stepped = self.step(direction);
+        let mut ends = self.read.ends.lock();
+        match (&stepped, direction) {
+            (Ok(Some((key, _))), Direction::Forward) => ends.front = Some(key.clone()),
+            (Ok(Some((key, _))), Direction::Backward) => ends.back = Some(key.clone()),
+            // An error may have hidden anything.
+            (Ok(None) | Err(_), _) => ends.exhausted = true,
+        }
+        stepped.transpose()
+    }
+}
+
+impl Iterator for TransactionIter {
+    type Item = Result<(Key, Value)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.show(Direction::Forward)
+    }
+}
+
+impl DoubleEndedIterator for TransactionIter {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.show(Direction::Backward)
+    }
+}

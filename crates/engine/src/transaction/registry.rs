@@ -1,0 +1,110 @@
+//! The transactions that are open.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use collie_io::Clock;
+use parking_lot::Mutex;
+
+use super::locks::Owner;
+use crate::Key;
+
+/// An open transaction, as others see it.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    owner: Arc<Owner>,
+    /// By the monotonic clock, in nanoseconds.
+    began: u64,
+    thread: Option<String>,
+    /// What it holds, or an optimistic one will at its commit; and the size of its commit so far. Relaxed, for they
+    /// are shown and nothing else.
+    pub(crate) locks: AtomicUsize,
+    pub(crate) bytes: AtomicUsize,
+}
+
+impl Entry {
+    pub(crate) fn id(&self) -> u64 {
+        self.owner.id
+    }
+}
+
+/// An open transaction; see [`Db::transactions`](crate::Db::transactions).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TransactionInfo {
+    /// Its number.
+    pub id: u64,
+    /// The name that its options gave it.
+    pub name: String,
+    /// The thread that began it, where that has a name.
+    pub thread: Option<String>,
+    /// How long ago that was.
+    pub age: Duration,
+    /// Rows and ranges that it has locked; of an optimistic one, keys that it will look at again.
+    pub locks: usize,
+    /// Bytes that its commit would have.
+    pub bytes: usize,
+    /// The row that it waits for, by family and key, if it waits.
+    pub waits_for: Option<(String, Key)>,
+}
+
+/// What became of transactions so far.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) begun: AtomicU64,
+    pub(crate) committed: AtomicU64,
+    pub(crate) conflicts: AtomicU64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    open: Mutex<BTreeMap<u64, Arc<Entry>>>,
+    pub(crate) counters: Counters,
+}
+
+impl Registry {
+    pub(crate) fn enter(&self, owner: &Arc<Owner>, clock: &dyn Clock) -> Arc<Entry> {
+        let entry = Arc::new(Entry {
+            owner: Arc::clone(owner),
+            began: clock.monotonic(),
+            thread: std::thread::current().name().map(str::to_owned),
+            locks: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+        });
+        self.counters.begun.fetch_add(1, Ordering::Relaxed);
+        self.open.lock().insert(entry.id(), Arc::clone(&entry));
+        entry
+    }
+
+    pub(crate) fn leave(&self, entry: &Entry) {
+        self.open.lock().remove(&entry.id());
+    }
+
+    /// How many are open.
+    pub(crate) fn open(&self) -> usize {
+        self.open.lock().len()
+    }
+
+    /// All that are open, from the oldest on. `waits_for` tells what one waits for.
+    pub(crate) fn list(
+        &self,
+        now: u64,
+        waits_for: impl Fn(u64) -> Option<(String, Key)>,
+    ) -> Vec<TransactionInfo> {
+        let open: Vec<_> = self.open.lock().values().cloned().collect();
+        open.iter()
+            .map(|entry| TransactionInfo {
+                id: entry.id(),
+                name: entry.owner.name.to_string(),
+                thread: entry.thread.clone(),
+                age: Duration::from_nanos(now.saturating_sub(entry.began)),
+                locks: entry.locks.load(Ordering::Relaxed),
+                bytes: entry.bytes.load(Ordering::Relaxed),
+                waits_for: waits_for(entry.id()),
+            })
+            .collect()
+    }
+}

@@ -1,5 +1,7 @@
 //! `collie bench`.
 
+mod commit;
+
 use anyhow::bail;
 use collie_bench::{
     LogBench, LogKind, LogResult, Progress, WorkloadBench, WorkloadResult, level_name, ring_name,
@@ -14,6 +16,7 @@ use crate::temporary::{Temporary, shared_in};
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Outcome> {
     match &args.log {
         Some(BenchCommand::Log(args)) => log(args),
+        Some(BenchCommand::Commit(args)) => commit::run(args),
         None => workloads(&args.workloads),
     }
 }

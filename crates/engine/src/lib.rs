@@ -6,6 +6,8 @@
 //! * A [`Batch`] commits to any number of families at once; nobody ever sees a part of it.
 //! * A [`Snapshot`] is a prefix of the commit order. It is cheap to take, reads take no lock on the
 //!   tables, and neither flush nor compaction takes anything from it.
+//! * A [`Transaction`] is pessimistic or optimistic, with snapshot isolation or serializable, with savepoints, and lets go
+//!   of its locks before it is durable without giving anything away ([`CommitMode`], `docs/transactions.md`).
 //! * Every read tells the newest commit that it depends on ([`Read::seen`]), so that whoever promises
 //!   durability for what was *read* can wait for that commit and for no other.
 //! * After a failed write or sync of the log nothing more is accepted, and reads show what is durable;
@@ -61,6 +63,7 @@
 //! | the bytes of the manifest and of a commit in the log | `docs/format/engine.md` |
 //! | why the memtable is as it is, with figures | `docs/decisions/0003-memtable.md` |
 //! | how snapshots and tables fit together | `docs/decisions/0005-views.md` |
+//! | what transactions see, wait for and promise | `docs/transactions.md` |
 //! | the log | [`collie_log`] |
 
 /// A place where a test can hold a thread; nothing in other builds.

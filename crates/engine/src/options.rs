@@ -80,7 +80,7 @@ pub struct Options {
     /// Threads that merge tables. Default: 1.
     pub compaction_threads: usize,
     /// Row locks that transactions may hold or wait for, all together; about, for the table's shards fill at their own
-    /// pace. One takes about 150 bytes. Default: 1,048,576.
+    /// pace. Default: 1,048,576.
     pub max_row_locks: usize,
     /// How long a write outside of transactions waits for a row that one has locked. Default: one second.
     pub lock_timeout: Duration,

@@ -249,3 +249,39 @@ fn a_background_thread_that_panics_refuses_writes_with_its_name() {
     let db = Db::open(dir.path(), Options::default()).unwrap();
     assert_eq!(text(db.get("k").unwrap().as_ref()), Some("v"));
 }
+
+/// Who gets a row next reads at the visible boundary: it must not get it while an earlier commit holds that up.
+#[test]
+fn the_locks_of_a_commit_go_only_when_it_is_visible() {
+    for mode in [crate::CommitMode::EarlyRelease, crate::CommitMode::Async] {
+        let (_dir, db) = store();
+        let family = db.default_family();
+        let options = crate::TransactionOptions {
+            commit_mode: mode,
+            isolation: crate::Isolation::Serializable,
+            lock_timeout: std::time::Duration::from_secs(60),
+            ..crate::TransactionOptions::default()
+        };
+        let first = db.transaction(options.clone()).unwrap();
+        first.put(&family, "x", "1").unwrap();
+        // A commit that has its place before the transaction's, and is not applied.
+        let slow = {
+            let family = family.clone();
+            hold("appended", move || put(&family, "y", "slow")).at_point()
+        };
+        let next = db.transaction(options).unwrap();
+        let next = {
+            let family = family.clone();
+            std::thread::spawn(move || next.get_for_update(&family, "x").unwrap())
+        };
+        let waits = || db.transactions().iter().any(|info| info.waits_for.is_some());
+        while !waits() {
+            std::thread::yield_now();
+        }
+        let first = hold("transaction is committed", move || first.commit().unwrap()).at_point();
+        assert!(waits());
+        slow.finish();
+        first.finish();
+        assert_eq!(text(next.join().unwrap().as_ref()), Some("1"));
+    }
+}

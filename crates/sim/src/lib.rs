@@ -36,6 +36,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+pub mod appends;
 mod clock;
 mod content;
 mod device;

@@ -3,9 +3,10 @@
 //! The table is sharded by the hash of family and key; a row is there only while somebody holds or waits for it.
 //!
 //! *Fair.* Who must wait stands in the row's queue, and a later request does not overtake it. Locks are handed over:
-//! whoever releases a row gives it to the first in its queue before anybody else can look. The exceptions: a holder
-//! that wants more (shared to exclusive) and the holder of a range go to the front, for those in the queue wait for
-//! them anyway.
+//! whoever releases a row gives it to the first in its queue before anybody else can look. The exceptions: who holds the
+//! row already and wants more, and who holds a range that it lies in, go to the front, for those in the queue may wait
+//! for them. So nobody ever stands behind somebody who waits for it, and who stands before one need not be followed
+//! when rings are looked for: they wait for the same holders.
 //!
 //! *Ranges.* A range is locked, shared, by an entry in every shard, so that whoever wants a row exclusively sees it
 //! under the one mutex that it takes in any case. Rows in the range that are held exclusively at that moment are
@@ -469,7 +470,10 @@ impl Row {
         if held >= Some(mode) {
             return Asked::Held { new };
         }
-        let front = front || !new;
+        // Those in the queue may wait for this very owner, which must not wait behind them.
+        let own_range =
+            |range: &RangeHold| range.owner.id == owner.id && range.covers(self.family, &self.key);
+        let front = front || !new || ranges.iter().any(own_range);
         if (front || self.queue.is_empty()) && self.admits(owner, mode, ranges) {
             self.hold(owner, mode);
             return Asked::Held { new };
@@ -507,13 +511,22 @@ impl Row {
     }
 }
 
+/// A range that was asked for.
+#[derive(Debug)]
+struct HeldRange {
+    family: u32,
+    bounds: Arc<Bounds>,
+    /// Nobody writes in it any more. Before that somebody's lock was waited for, perhaps in vain.
+    complete: bool,
+}
+
 /// The locks that an owner holds. Dropping it lets go of them.
 #[derive(Debug)]
 pub(crate) struct Held {
     table: Arc<LockTable>,
     owner: Arc<Owner>,
     rows: Vec<(u32, Key)>,
-    ranges: Vec<(u32, Arc<Bounds>)>,
+    ranges: Vec<HeldRange>,
     /// When the first was taken, by the monotonic clock.
     since: Option<u64>,
 }
@@ -542,10 +555,10 @@ impl Held {
 
     /// Locks a row, waiting for `timeout` at most. What was held before is kept whatever comes of this.
     pub(crate) fn lock(&mut self, row: RowRef<'_>, mode: Mode, timeout: Duration) -> Result<(), Denied> {
-        let is_covered = |(family, bounds): &(u32, Arc<Bounds>)| {
-            *family == row.family && mode == Mode::Shared && contains(bounds, row.key)
+        let covers = |range: &HeldRange| {
+            range.complete && range.family == row.family && contains(&range.bounds, row.key)
         };
-        if !self.ranges.iter().any(is_covered) {
+        if mode == Mode::Exclusive || !self.ranges.iter().any(covers) {
             self.lock_at(row, mode, false, timeout)?;
         }
         Ok(())
@@ -566,15 +579,16 @@ impl Held {
         bounds: Bounds,
         timeout: Duration,
     ) -> Result<(), Denied> {
-        if self
-            .ranges
-            .iter()
-            .any(|known| *known.1 == bounds && known.0 == family)
-        {
+        let is_same = |range: &HeldRange| range.complete && range.family == family && *range.bounds == bounds;
+        if self.ranges.iter().any(is_same) {
             return Ok(());
         }
         let bounds = Arc::new(bounds);
-        self.ranges.push((family, Arc::clone(&bounds)));
+        self.ranges.push(HeldRange {
+            family,
+            bounds: Arc::clone(&bounds),
+            complete: false,
+        });
         self.since.get_or_insert_with(|| RealClock.monotonic());
         let table = Arc::clone(&self.table);
         // In all shards first: no row of the range that is free now can be written from here on.
@@ -589,6 +603,9 @@ impl Held {
             let row = RowRef { family, key: &key };
             // Before those that wait to write it: they wait for the range.
             self.lock_at(row, Mode::Shared, true, timeout)?;
+        }
+        if let Some(range) = self.ranges.last_mut() {
+            range.complete = true;
         }
         Ok(())
     }

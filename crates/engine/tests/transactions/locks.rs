@@ -87,6 +87,31 @@ fn whoever_comes_first_gets_a_row_first_and_readers_go_together() {
 }
 
 #[test]
+fn readers_do_not_overtake_a_writer_that_waits() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let reader = db.transaction(serializable("reader")).unwrap();
+    reader.get(&family, "x").unwrap();
+    let writer = {
+        let family = family.clone();
+        waiter(&db, "writer", move |tx| {
+            tx.put(&family, "x", "1").unwrap();
+            tx.commit().unwrap();
+        })
+    };
+    let late = {
+        let family = family.clone();
+        waiter(&db, "late", move |tx| text(tx.get(&family, "x").unwrap()))
+    };
+    assert!(!writer.is_finished() && !late.is_finished());
+    // Who has it already is not late.
+    assert_eq!(reader.get(&family, "x").unwrap(), None);
+    reader.commit().unwrap();
+    writer.join().unwrap();
+    assert_eq!(late.join().unwrap().as_deref(), Some("1"));
+}
+
+#[test]
 fn a_lock_that_is_not_to_be_had_in_time_says_so_and_the_transaction_goes_on() {
     let (_dir, db) = store();
     let family = db.default_family();
@@ -250,6 +275,52 @@ fn a_range_waits_for_its_writer_and_goes_before_those_who_wait_to_write() {
     }
     assert_eq!(text(family.get("k5").unwrap()).as_deref(), Some("behind"));
     assert_eq!(text(family.get("k7").unwrap()).as_deref(), Some("inside"));
+    assert_eq!(db.stats().transactions.locks, 0);
+}
+
+#[test]
+fn who_holds_a_range_does_not_wait_behind_those_who_wait_for_it() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let range = db.transaction(serializable("range")).unwrap();
+    assert_eq!(range.iter(&family).unwrap().count(), 0);
+    let writer = {
+        let family = family.clone();
+        waiter(&db, "writer", move |tx| {
+            tx.put(&family, "x", "writer").map(|()| tx.commit().unwrap())
+        })
+    };
+    assert!(!writer.is_finished());
+    range.put(&family, "x", "range").unwrap();
+    range.commit().unwrap();
+    writer.join().unwrap().unwrap();
+    assert_eq!(text(family.get("x").unwrap()).as_deref(), Some("writer"));
+    assert_eq!(db.stats().transactions.deadlocks, 0);
+}
+
+#[test]
+fn a_range_that_was_not_to_be_had_in_time_is_not_taken_for_locked() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    family.put("x", "1").unwrap();
+    let writer = db.transaction(serializable("writer")).unwrap();
+    writer.put(&family, "x", "2").unwrap();
+    let reader = db
+        .transaction(TransactionOptions {
+            lock_timeout: Duration::from_millis(5),
+            ..serializable("reader")
+        })
+        .unwrap();
+    for _ in 0..2 {
+        let error = reader.iter(&family).unwrap_err();
+        assert!(matches!(error, Error::LockTimeout { .. }), "{error}");
+        let error = reader.get(&family, "x").unwrap_err();
+        assert!(matches!(error, Error::LockTimeout { .. }), "{error}");
+    }
+    writer.commit().unwrap();
+    assert_eq!(reader.iter(&family).unwrap().count(), 1);
+    assert_eq!(text(reader.get(&family, "x").unwrap()).as_deref(), Some("2"));
+    drop(reader);
     assert_eq!(db.stats().transactions.locks, 0);
 }
 

@@ -1,11 +1,13 @@
 //! Transactions through the public interface: what each kind sees, waits for, refuses and leaves behind.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(clippy::print_stdout, reason = "a test tells its figures")]
 
 #[path = "../common/mod.rs"]
 mod common;
 mod isolation;
 mod locks;
+mod random;
 mod steps;
 
 use std::time::Duration;

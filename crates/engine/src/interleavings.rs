@@ -278,10 +278,12 @@ fn the_locks_of_a_commit_go_only_when_it_is_visible() {
         while !waits() {
             std::thread::yield_now();
         }
-        let first = hold("transaction is committed", move || first.commit().unwrap()).at_point();
-        assert!(waits());
+        let first = std::thread::spawn(move || first.commit().unwrap());
+        until_waiting(&db, || first.is_finished());
+        let let_go = &db.core().locks.counters.held;
+        assert_eq!(let_go.load(Ordering::Relaxed), 0, "the locks are gone already");
         slow.finish();
-        first.finish();
+        first.join().unwrap();
         assert_eq!(text(next.join().unwrap().as_ref()), Some("1"));
     }
 }

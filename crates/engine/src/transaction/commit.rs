@@ -75,7 +75,6 @@ impl Transaction {
         }
         let at = db.commit_batch(&batch, false, true)?.ok_or(Error::Closed)?;
         wal_size::check(core, at.end);
-        reach!("transaction is committed");
         // Before any lock goes: its next holder reads what is visible.
         core.wait_visible(at.end)?;
         Ok(at.end)

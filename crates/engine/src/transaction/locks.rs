@@ -285,7 +285,6 @@ impl LockTable {
             let hash = row.hash();
             self.shard(hash).blockers(owner, row, hash)
         };
-        reach!("waits for a lock");
         let cycle = self.graph.wait(owner, row, blockers);
         let denied = match cycle {
             Some(cycle) => Some(Denied::Deadlock(cycle)),

@@ -24,13 +24,13 @@ pub struct Log {
     shared: Arc<Shared>,
 }
 
-/// Closes the log when the last handle goes.
 impl fmt::Debug for Log {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.shared.core.fmt(f)
     }
 }
 
+/// Closes the log when the last handle goes.
 struct Shared {
     core: Arc<Core>,
     background: Background,

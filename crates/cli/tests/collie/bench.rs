@@ -209,3 +209,60 @@ fn rings_beside(rings: &[std::path::PathBuf]) -> Vec<std::path::PathBuf> {
     }
     dirs
 }
+
+#[test]
+fn bench_commit_prints_one_object_per_mode_and_its_rows_add_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = run([
+        "bench",
+        "commit",
+        "--threads",
+        "4",
+        "--mode",
+        "sync,early-release,async,own-flush",
+        "--in-flight",
+        "3",
+        "--hot-share",
+        "50",
+        "--sync-delay-us",
+        "100",
+        "--duration",
+        "0.05",
+        "--repeat",
+        "1",
+        "--json",
+        "--db",
+        dir.path().to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let lines = json_lines(&output);
+    let seen: Vec<_> = lines
+        .iter()
+        .map(|l| (l["mode"].as_str().unwrap(), l["in_flight"].as_u64().unwrap()))
+        .collect();
+    let expected = [("sync", 1), ("early-release", 3), ("async", 1), ("own-flush", 1)];
+    assert_eq!(seen, expected);
+    for line in &lines {
+        for field in [
+            "threads",
+            "hot_keys",
+            "hot_share",
+            "sync_delay_us",
+            "commits_per_sec",
+            "flushes",
+            "flush_us_mean",
+            "flush_share",
+            "locks_held_us_mean",
+            "cpu_us_per_op",
+            "p50_us",
+            "p99_us",
+            "max_us",
+        ] {
+            assert!(fields(line).contains(&field), "{field} in {line}");
+        }
+        assert!(line["commits_per_sec"].as_f64().unwrap() > 0.0);
+    }
+    let wrong = run(["bench", "commit", "--hot-share", "101"]);
+    assert!(!wrong.status.success() && stderr(&wrong).contains("101 is more than 100"));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}

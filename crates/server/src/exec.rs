@@ -235,14 +235,17 @@ impl<'a> Exec<'a> {
     }
 
     fn read_anew(&mut self, snapshot: Option<&Snapshot>) -> Result<Option<Value>, Failure> {
-        match self.read(snapshot) {
-            // The database was emptied after this command began: it is read as it is now.
-            Err(Failure::Engine(DbError::FamilyDropped { .. })) => {
-                self.session.refresh(&self.shared.store);
-                self.read(snapshot)
-            }
-            read => read,
+        let mut read = self.read(snapshot);
+        // The database was emptied after this command began: it is read as it is now.
+        if let Err(Failure::Engine(DbError::FamilyDropped { .. })) = read {
+            self.session.refresh(&self.shared.store);
+            read = self.read(snapshot);
         }
+        // And after the snapshot was taken, which does not know what came then.
+        if let Err(Failure::Engine(DbError::FamilyTooNew { .. })) = read {
+            read = self.read(None);
+        }
+        read
     }
 
     /// Reads a key without its lock. One that is past its expiry is removed and not found.

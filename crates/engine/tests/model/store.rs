@@ -218,7 +218,7 @@ impl Store {
             {
                 let seen = held.snapshot.get(now, key);
                 assert!(
-                    matches!(seen, Err(Error::FamilyDropped { .. })),
+                    matches!(seen, Err(Error::FamilyTooNew { .. })),
                     "{context}: {seen:?}"
                 );
             }

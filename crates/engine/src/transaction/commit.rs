@@ -90,7 +90,7 @@ impl Transaction {
             rows.push((family_of(state), key.clone(), Mode::Exclusive));
         }
         let reads = inner.read_keys.iter();
-        rows.extend(reads.map(|(family, key)| (family.clone(), key.clone(), Mode::Shared)));
+        rows.extend(reads.map(|((_, key), family)| (family.clone(), key.clone(), Mode::Shared)));
         // Of a key that is read and written the write comes first, so that no lock is taken twice.
         rows.sort_by(|a, b| (a.0.id(), &a.1, b.2).cmp(&(b.0.id(), &b.1, a.2)));
         rows.dedup_by(|a, b| a.0.id() == b.0.id() && a.1 == b.1);

@@ -25,6 +25,7 @@ mod registry;
 mod writes;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -86,7 +87,8 @@ struct Inner {
     snapshot: Option<Snapshot>,
     writes: Writes,
     /// Keys that must be unchanged at the commit of an optimistic transaction.
-    read_keys: Vec<(Family, Key)>,
+    read_keys: BTreeMap<(u32, Key), Family>,
+    /// Ranges that were read, likewise; of other transactions those whose iterators are still there.
     read_ranges: Vec<(Family, Arc<RangeRead>)>,
     /// The newest commit that a read saw.
     seen: Lsn,
@@ -107,7 +109,7 @@ impl Transaction {
                 held: Held::new(Arc::clone(&core.locks), owner),
                 snapshot: None,
                 writes: Writes::default(),
-                read_keys: Vec::new(),
+                read_keys: BTreeMap::new(),
                 read_ranges: Vec::new(),
                 seen: 0,
             }),
@@ -276,7 +278,7 @@ impl Transaction {
             let snapshot = inner.snapshot(&self.db);
             Iter::new(snapshot.view(family)?, bounds, snapshot.lsn())
         };
-        inner.read_ranges.push((family.clone(), Arc::clone(&read)));
+        self.note_range(inner, family, &read)?;
         Ok(TransactionIter::new(committed, own, read))
     }
 
@@ -366,11 +368,35 @@ impl Transaction {
 
     fn note_read(&self, inner: &mut Inner, family: &Family, key: &[u8]) -> Result<()> {
         let limit = self.db.core().options.max_row_locks;
+        if inner.read_keys.contains_key(&(family.id(), Key::from(key))) {
+            return Ok(());
+        }
         if inner.read_keys.len() + inner.read_ranges.len() >= limit {
             return Err(Error::TooManyLocks { limit });
         }
-        inner.read_keys.push((family.clone(), Key::from(key)));
+        inner
+            .read_keys
+            .insert((family.id(), Key::from(key)), family.clone());
         self.entry.locks.store(inner.read_keys.len(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn note_range(&self, inner: &mut Inner, family: &Family, read: &Arc<RangeRead>) -> Result<()> {
+        let limit = self.db.core().options.max_row_locks;
+        let validates = self.options.concurrency == Concurrency::Optimistic
+            && self.options.isolation == Isolation::Serializable;
+        if !validates {
+            // All that counts of a range whose iterator is gone is what it saw.
+            let seen = &mut inner.seen;
+            inner.read_ranges.retain(|(_, read)| {
+                *seen = (*seen).max(read.seen());
+                Arc::strong_count(read) > 1
+            });
+        }
+        if inner.read_keys.len() + inner.read_ranges.len() >= limit {
+            return Err(Error::TooManyLocks { limit });
+        }
+        inner.read_ranges.push((family.clone(), Arc::clone(read)));
         Ok(())
     }
 

@@ -269,6 +269,12 @@ fn a_read_only_transaction_waits_for_what_it_saw() {
             } else {
                 tx.get(&family, "a").unwrap();
             }
+            if scans {
+                // Others since, whose iterators are gone or see nothing.
+                for _ in 0..3 {
+                    assert_eq!(tx.range(&family, "x"..).unwrap().count(), 0);
+                }
+            }
             let seen = tx.commit().unwrap();
             assert_eq!(seen, end);
             assert!(db.durable() >= end, "{options:?}");

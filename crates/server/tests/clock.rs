@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use collie_io::{Clock, Nanos, RealClock};
 use collie_server::ServerConfig;
-use support::{Client, Random, Running, config, rounds, start};
+use support::{Client, Random, Running, config, rounds, start, until};
 
 const START_MS: u64 = 1_800_000_000_000;
 const HOUR_MS: u64 = 3_600_000;
@@ -52,20 +52,6 @@ fn info(client: &mut Client, name: &str) -> String {
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value.unwrap_or_else(|| panic!("no {name} in {info}")).to_owned()
-}
-
-/// Asks until the answer is as expected.
-fn until(client: &mut Client, line: &str, expected: &str) {
-    for _ in 0..2_000 {
-        if client.line(line) == expected {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    panic!(
-        "{line} still answers {:?}, expected {expected:?}",
-        client.line(line)
-    );
 }
 
 /// What the engine holds of the databases, keys and index entries alike.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_io::{Clock, Nanos};
 use collie_server::ServerConfig;
-use support::{Client, Random, config, rounds, sorted_names, start};
+use support::{Client, Random, config, rounds, sorted_names, start, until};
 
 /// A wall clock that tests move. The engine keeps its own.
 #[derive(Debug)]
@@ -42,20 +42,6 @@ fn with_clock(clock: &Arc<TestClock>) -> ServerConfig {
         clock: Arc::clone(clock) as Arc<dyn Clock>,
         ..config()
     }
-}
-
-/// Asks until the answer is as expected; the client's patience bounds how long.
-fn until(client: &mut Client, line: &str, expected: &str) {
-    for _ in 0..2_000 {
-        if client.line(line) == expected {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    panic!(
-        "{line} still answers {:?}, expected {expected:?}",
-        client.line(line)
-    );
 }
 
 #[test]

@@ -259,3 +259,17 @@ impl Random {
         choices[self.below(choices.len())]
     }
 }
+
+/// Asks until the answer is as expected, for twenty seconds and more.
+pub fn until(client: &mut Client, line: &str, expected: &str) {
+    for _ in 0..2_000 {
+        if client.line(line) == expected {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!(
+        "{line} still answers {:?}, expected {expected:?}",
+        client.line(line)
+    );
+}

@@ -238,7 +238,10 @@ impl Segments {
             lock(&self.table).spare.push_front(spare);
             return Err(error);
         }
-        self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
+        if let Err(error) = self.device.sync_dir(&self.dir).at("sync", &self.dir) {
+            rename_back(&*self.device, &spare.path, &path);
+            return Err(error);
+        }
         let file = Arc::clone(&spare.file);
         write_all_at(&*file, &header.encode(), 0).at("write", &path)?;
         file.sync_data().at("sync", &path)?;
@@ -367,7 +370,6 @@ impl Segments {
                 taken => break taken?,
             }
         }
-        self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
         archive.purge()
     }
 
@@ -386,12 +388,8 @@ impl Segments {
 
     /// Removes a segment's file for good. The builder's lock is held.
     fn remove(&self, segment: &Segment) -> Result<(), LogError> {
-        match self.device.remove_file(&segment.path) {
-            // Somebody removed it for us.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            removed => removed.at("remove", &segment.path)?,
-        }
-        self.device.sync_dir(&self.dir).at("sync", &self.dir)
+        let file = (segment.path.clone(), Arc::clone(&segment.file));
+        remove_for_good(&*self.device, &self.dir, &[file])
     }
 
     /// Takes the first segment out of the table if it ends at or below `lsn`, and keeps it as a spare where
@@ -458,6 +456,46 @@ pub(crate) fn create(
     file.sync_data().at("sync", path)?;
     device.sync_dir(dir).at("sync", dir)?;
     Ok(file)
+}
+
+/// Removes files of `dir` for good; one that is gone already is as good. Where the directory cannot be synced, a crash
+/// may bring a name back when what followed it is gone, and the process after this one cannot know: then the files
+/// are emptied, so that nothing comes back with their names.
+pub(crate) fn remove_for_good(
+    device: &dyn Device,
+    dir: &Path,
+    files: &[(PathBuf, Arc<dyn File>)],
+) -> Result<(), LogError> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    for (path, _) in files {
+        match device.remove_file(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            removed => removed.at("remove", path)?,
+        }
+    }
+    let synced = device.sync_dir(dir);
+    if synced.is_err() {
+        files.iter().for_each(|(_, file)| empty(&**file));
+    }
+    synced.at("sync", dir)
+}
+
+/// Empties a removed file, unless it has another name. Where that does not succeed there was one fault too many; the
+/// first one is told.
+fn empty(file: &dyn File) {
+    if file.stat().is_ok_and(|stat| stat.links == 0) && file.set_len(0).is_ok() {
+        let _ = file.sync_data();
+    }
+}
+
+/// Undoes a renaming to `new` that could not be synced: the next process finds the file under the name that the device
+/// may still have, and does with it what this one could not. Told is why.
+pub(crate) fn rename_back(device: &dyn Device, old: &Path, new: &Path) {
+    if let Err(error) = device.rename(new, old) {
+        tracing::warn!(path = %new.display(), %error, "cannot rename it back");
+    }
 }
 
 pub(crate) fn open_direct(device: &dyn Device, path: &Path) -> Result<Arc<dyn File>, LogError> {

@@ -17,7 +17,7 @@ use collie_io::Device;
 
 use crate::error::{At, LogError};
 use crate::options::LogOptions;
-use crate::segments::Segment;
+use crate::segments::{Segment, rename_back};
 use crate::sync::{Mutex, lock};
 
 pub(crate) use reading::{Archived, ArchivedFile, is_reached_from, leading_to, open};
@@ -130,11 +130,12 @@ impl Archive {
         let since = self.now();
         let path = self.dir.join(name_of(segment.number, since));
         let bytes = segment.file.stat().at("stat", &segment.path)?.len;
+        let log_dir = self.dir.parent().unwrap_or(&self.dir);
         let rename = || self.device.rename(&segment.path, &path);
         let renamed = match rename() {
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 if self.is_gone(&segment.path)? {
-                    return Ok(());
+                    return self.device.sync_dir(log_dir).at("sync", log_dir);
                 }
                 // Then somebody removed the archive.
                 self.device.create_dir_all(&self.dir).at("create", &self.dir)?;
@@ -145,7 +146,12 @@ impl Archive {
         };
         renamed.at("rename", &segment.path)?;
         // The new name first: a crash in between leaves one of the two, or both, and not none.
-        self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
+        for dir in [&*self.dir, log_dir] {
+            if let Err(error) = self.device.sync_dir(dir).at("sync", dir) {
+                rename_back(&*self.device, &segment.path, &path);
+                return Err(error);
+            }
+        }
         lock(&self.kept).push_back(Kept {
             number: segment.number,
             path,

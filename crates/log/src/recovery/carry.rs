@@ -6,7 +6,6 @@
 //! then does the old ring go, and what the new epoch took over.
 
 use std::collections::VecDeque;
-use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -31,7 +30,7 @@ use crate::format::{
 };
 use crate::options::{FIRST_LSN, LogId, LogOptions};
 use crate::pad::filler_len;
-use crate::segments::{self, Segment, Segments};
+use crate::segments::{self, Segment, Segments, remove_for_good};
 
 /// How much of a new epoch's first segment is zeroed before the log opens; the rest follows in the
 /// background.
@@ -81,7 +80,9 @@ pub(crate) fn carry_on(
     let device = Arc::clone(&options.device);
     let mut warnings = losses(&found, &history);
     // They proved nothing, and on a full device they are in the way.
-    remove_files(&*device, dir, chain.strays.iter().map(|s| &s.path))?;
+    let strays = chain.strays.iter();
+    let strays: Vec<_> = strays.map(|s| (s.path.clone(), Arc::clone(&s.file))).collect();
+    remove_for_good(&*device, dir, &strays)?;
     let mut live = old_segments(&chain, found.promise);
     rely_on(&chain, &live)?;
 
@@ -585,7 +586,7 @@ fn tidy(
     let mut litter = chain.superseded.clone();
     for segment in chain.last().iter().flat_map(|run| run.segments.iter().rev()) {
         if segment.first_lsn() >= promise {
-            litter.push(segment.path.clone());
+            litter.push((segment.path.clone(), Arc::clone(&segment.file)));
         } else if segment.data_end() > promise {
             let len = segment.offset(promise).next_multiple_of(BLOCK as u64);
             if let Err(error) = segment.file.set_len(len) {
@@ -594,26 +595,5 @@ fn tidy(
             }
         }
     }
-    remove_files(device, dir, &litter)
-}
-
-/// Removes files of the directory, for good. One that is gone already is as good.
-fn remove_files<'a>(
-    device: &dyn Device,
-    dir: &Path,
-    paths: impl IntoIterator<Item = &'a PathBuf>,
-) -> Result<(), LogError> {
-    let mut any = false;
-    for path in paths {
-        any = true;
-        match device.remove_file(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            removed => removed.at("remove", path)?,
-        }
-    }
-    if any {
-        device.sync_dir(dir).at("sync", dir)
-    } else {
-        Ok(())
-    }
+    remove_for_good(device, dir, &litter)
 }

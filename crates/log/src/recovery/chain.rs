@@ -111,7 +111,7 @@ pub(crate) struct Chain {
     pub(crate) strays: Vec<Stray>,
     /// Segments that a later epoch took over wholly, and whose removal is not done or was undone by a crash.
     /// They must be gone for good before the segments that mask them are released.
-    pub(crate) superseded: Vec<PathBuf>,
+    pub(crate) superseded: Vec<(PathBuf, Arc<dyn File>)>,
     pub(crate) log_id: [u8; 16],
     pub(crate) max_epoch: u32,
     pub(crate) max_number: u64,
@@ -246,7 +246,7 @@ impl Chain {
             self.superseded.extend(
                 run.segments
                     .extract_if(.., |s| s.first_lsn() >= taken_over_at)
-                    .map(|s| s.path),
+                    .map(|s| (s.path, s.file)),
             );
             check_gaps(&run)?;
             taken_over_at = taken_over_at.min(predecessor_end);

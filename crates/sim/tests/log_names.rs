@@ -46,7 +46,7 @@ fn a_name_that_comes_back_when_what_followed_it_is_gone_is_not_taken_for_the_log
         device.tag_snapshots(move || tags.now());
         let options = |device: &SimDevice| LogOptions {
             // One that still has in the end what was under the lost name, and one that has not.
-            archive_bytes: u64::from(archive) * setup.segment_bytes << (number / 2 % 2 * 5),
+            archive_bytes: (u64::from(archive) * setup.segment_bytes) << (number / 2 % 2 * 5),
             ..setup.options(device, false)
         };
         assert!(live(options(&device), &ledger, 2), "a healthy device");

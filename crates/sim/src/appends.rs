@@ -40,9 +40,19 @@ pub enum Demand {
 /// # Errors
 /// What is wrong with it, in words: the name of the anomaly, and which transactions by their places in `history`.
 pub fn check(history: &[Transaction], demand: Demand) -> Result<(), String> {
+    match find_ring(history, demand)? {
+        None => Ok(()),
+        Some(ring) => Err(format!(
+            "the transactions {ring:?} each come before the next, and the last before the first"
+        )),
+    }
+}
+
+/// As [`check`]; transactions that each come before the next, and the last before the first, are no error here.
+pub(crate) fn find_ring(history: &[Transaction], demand: Demand) -> Result<Option<Vec<usize>>, String> {
     let lists = Lists::new(history)?;
     let edges = lists.edges(history)?;
-    let ring = match demand {
+    Ok(match demand {
         Demand::Serializable => {
             let all: Vec<Vec<usize>> = edges.iter().map(Edges::all).collect();
             ring(&all)
@@ -61,13 +71,7 @@ pub fn check(history: &[Transaction], demand: Demand) -> Result<(), String> {
                 .collect();
             ring(&composed)
         }
-    };
-    match ring {
-        None => Ok(()),
-        Some(ring) => Err(format!(
-            "the transactions {ring:?} each come before the next, and the last before the first"
-        )),
-    }
+    })
 }
 
 /// Who comes directly before whom.

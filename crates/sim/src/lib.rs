@@ -47,6 +47,7 @@ pub mod fuzz;
 pub mod history;
 mod image;
 pub mod images;
+pub mod lives;
 mod memory;
 mod oracle;
 mod rng;

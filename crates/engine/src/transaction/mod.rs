@@ -34,6 +34,7 @@ use collie_log::Lsn;
 
 use crate::batch::check_key;
 use crate::iter::{Bounds, Iter, bounds, is_empty, prefix_bounds};
+use crate::view::View;
 use crate::{Db, Error, Family, Key, Result, Snapshot, Value, read};
 
 pub use commit::Ticket;
@@ -92,6 +93,8 @@ struct Inner {
     read_ranges: Vec<(Family, Arc<RangeRead>)>,
     /// The newest commit that a read saw.
     seen: Lsn,
+    /// The last boundary at which what is there was read under locks.
+    boundary: Lsn,
 }
 
 impl Transaction {
@@ -112,6 +115,7 @@ impl Transaction {
                 read_keys: BTreeMap::new(),
                 read_ranges: Vec::new(),
                 seen: 0,
+                boundary: 0,
             }),
             options,
             entry,
@@ -137,7 +141,8 @@ impl Transaction {
     /// # Errors
     /// [`Error::FamilyDropped`], [`Error::FamilyTooNew`], [`Error::ForeignFamily`], [`Error::Closed`],
     /// [`Error::Table`]. Where it locks: [`Error::LockTimeout`], [`Error::Deadlock`],
-    /// [`Error::TooManyLocks`]. [`Error::TransactionAborted`] after a deadlock.
+    /// [`Error::TooManyLocks`], and [`Error::Poisoned`] where the log has failed since it read the last time.
+    /// [`Error::TransactionAborted`] after a deadlock.
     pub fn get(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
         let inner = &mut *self.active(family)?;
@@ -272,7 +277,7 @@ impl Transaction {
                 .held
                 .lock_range(family.id(), bounds.clone(), self.options.lock_timeout);
             self.locked(inner, family, None, locked)?;
-            let (view, boundary) = family.read_at(false)?;
+            let (view, boundary) = inner.now(family)?;
             Iter::new(&view, bounds, boundary)
         } else {
             let snapshot = inner.snapshot(&self.db);
@@ -431,10 +436,23 @@ impl Inner {
 
     /// What is there now. The caller holds the key's lock.
     fn latest(&mut self, family: &Family, key: &[u8]) -> Result<Option<Value>> {
-        let (view, boundary) = family.read_at(false)?;
+        let (view, boundary) = self.now(family)?;
         let read = read::get(&view, key, boundary)?;
         self.seen = self.seen.max(read.seen);
         Ok(read.value)
+    }
+
+    /// What is there now, to be read under locks.
+    fn now(&mut self, family: &Family) -> Result<(arc_swap::Guard<Arc<View>>, Lsn)> {
+        let (view, boundary) = family.read_at(false)?;
+        // Where the log fails, reads go back to what is durable. Together with what was read before it did, that would
+        // be a state that never was: parts of a commit, or a commit without one that it saw.
+        if boundary < self.boundary {
+            let core = family.db().core();
+            return Err(core.journal.poisoned().unwrap_or(Error::Closed));
+        }
+        self.boundary = boundary;
+        Ok((view, boundary))
     }
 
     /// Ends it before its time: others may have its locks.

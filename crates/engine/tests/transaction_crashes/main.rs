@@ -2,7 +2,9 @@
 //! was seen of it before.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(clippy::print_stdout, reason = "a test tells its figures")]
 
+mod chain;
 #[path = "../common/mod.rs"]
 mod common;
 mod kills;

@@ -91,7 +91,7 @@ fn live(store: &Store, device: &SimDevice, mixture: Mixture, life: u64, rng: &mu
 
 #[test]
 fn what_transactions_were_promised_survives_power_cuts_deaths_and_failures_with_all_that_they_saw() {
-    let (mut figures, seeds) = (Figures::default(), common::seeds(12));
+    let (mut figures, seeds) = (Figures::default(), common::seeds(16));
     let (count, mut cuts, mut failed) = (seeds.len(), 0, 0);
     for seed in seeds {
         let _replay = Replay { seed, test: "power" };

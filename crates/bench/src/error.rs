@@ -31,6 +31,12 @@ pub enum BenchError {
         /// The first failure.
         cause: String,
     },
+    /// What was committed is not what is there: a bug of the store, or of the measurement.
+    #[error("what is there is not what was committed: {what}")]
+    Inconsistent {
+        /// Where, what was expected and what was found.
+        what: String,
+    },
     /// An option is out of its range, or two contradict each other.
     #[error("{option}: {problem}")]
     Options {

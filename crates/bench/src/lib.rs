@@ -3,7 +3,7 @@
 //! * [`LogBench`]: appends to Collie's log and to three lock-based ones (one mutex, the insertion locks of
 //!   PostgreSQL, the link buffer of MySQL 8), by threads, frame size and durability.
 //! * [`WorkloadBench`]: fillseq, fillrandom, overwrite and readrandom on the store, as db_bench does them, and recovery.
-//! * [`CommitBench`]: transactions on hot rows, by when their commits let go of locks.
+//! * [`CommitBench`] and [`OrdersBench`]: transactions on hot rows, and order entry, by when their commits let go of locks.
 //!
 //! Repeats are interleaved, so that what disturbs the machine disturbs all alike; results are medians with
 //! their spread. Latencies are those of single operations; where an operation takes about as long as reading
@@ -12,19 +12,22 @@
 //! Only public interfaces of the measured crates are used.
 
 mod baselines;
-mod commit;
 mod contender;
 mod dirs;
 mod error;
 mod latency;
 mod logs;
 mod names;
+mod rng;
+mod transactions;
 mod usage;
 mod workloads;
 
-pub use commit::{CommitBench, CommitKind, CommitResult};
 pub use error::BenchError;
 pub use latency::LatencySummary;
 pub use logs::{LogBench, LogKind, LogResult};
 pub use names::{level_name, ring_name};
+pub use transactions::{
+    CommitBench, CommitKind, CommitResult, OrdersBench, OrdersResult, TransactionResult, TransactionRun,
+};
 pub use workloads::{LongWrite, Progress, UnknownWorkload, Workload, WorkloadBench, WorkloadResult};

@@ -11,7 +11,10 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-pub(crate) use bench::{BenchArgs, BenchCommand, CommitBenchArgs, CommitEnd, LogBenchArgs, WorkloadArgs};
+pub(crate) use bench::{
+    BenchArgs, BenchCommand, CommitBenchArgs, CommitEnd, IsolationLevel, LogBenchArgs, OrdersBenchArgs,
+    TransactionKind, TransactionRunArgs, WorkloadArgs,
+};
 pub(crate) use log::LogCommand;
 pub(crate) use serve::ServeArgs;
 pub(crate) use torture::{HostileArgs, HostilePart, NamesArg, PowerArgs, SoakArgs, TortureCommand};

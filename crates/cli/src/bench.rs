@@ -1,6 +1,6 @@
 //! `collie bench`.
 
-mod commit;
+mod transactions;
 
 use anyhow::bail;
 use collie_bench::{
@@ -16,7 +16,8 @@ use crate::temporary::{Temporary, shared_in};
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Outcome> {
     match &args.log {
         Some(BenchCommand::Log(args)) => log(args),
-        Some(BenchCommand::Commit(args)) => commit::run(args),
+        Some(BenchCommand::Commit(args)) => transactions::commit(args),
+        Some(BenchCommand::Orders(args)) => transactions::orders(args),
         None => workloads(&args.workloads),
     }
 }

@@ -23,8 +23,8 @@ use crate::dirs;
 use crate::error::{At, BenchError};
 use crate::latency::{LatencySummary, median, spread};
 use crate::names::{level_name, ring_name};
+use crate::rng::Rng;
 
-use data::Rng;
 pub use longest::LongWrite;
 use run::Measured;
 

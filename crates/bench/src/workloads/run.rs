@@ -9,11 +9,12 @@ use std::time::Duration;
 use collie_db::{Db, Family, WriteOptions};
 use collie_io::{Clock, Nanos, RealClock};
 
-use super::data::{Keys, Rng, Values};
+use super::data::{Keys, Values};
 use super::longest::{LongWrite, Longest, longer};
 use super::{Open, Workload, WorkloadBench};
 use crate::error::BenchError;
 use crate::latency::{Latencies, LatencySummary, Sampler};
+use crate::rng::Rng;
 use crate::usage;
 
 /// How often progress is told.

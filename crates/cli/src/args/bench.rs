@@ -12,7 +12,9 @@ use collie_db::Compression;
 use collie_log::Level;
 
 use super::values::{Durability, Ring, seconds};
-pub(crate) use transactions::{CommitBenchArgs, CommitEnd};
+pub(crate) use transactions::{
+    CommitBenchArgs, CommitEnd, IsolationLevel, OrdersBenchArgs, TransactionKind, TransactionRunArgs,
+};
 
 /// Options stand after the workloads, with hyphens or, as db_bench has them, underscores.
 #[derive(Debug, clap::Args)]
@@ -31,6 +33,10 @@ pub(crate) enum BenchCommand {
     /// Transactions on rows that all share, by when a commit lets go of its locks: when it is durable (sync), when it
     /// is visible (early-release), without waiting for the disk at all (async), or early and then flushing for itself.
     Commit(CommitBenchArgs),
+    /// Order entry, compared by the same ends of a commit: transactions that take a number from a shared counter, read
+    /// a customer for update, take pieces from rows of a stock of which some are hot, and insert an order and its
+    /// lines. After each run all of it must add up, or the exit code is 1.
+    Orders(OrdersBenchArgs),
 }
 
 #[derive(Debug, clap::Args)]

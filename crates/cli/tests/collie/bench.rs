@@ -252,8 +252,12 @@ fn bench_commit_prints_one_object_per_mode_and_its_rows_add_up() {
             "flushes",
             "flush_us_mean",
             "flush_share",
+            "lock_wait_share",
             "locks_held_us_mean",
+            "retries_per_commit",
+            "cpu_percent",
             "cpu_us_per_op",
+            "checked",
             "p50_us",
             "p99_us",
             "max_us",
@@ -265,4 +269,108 @@ fn bench_commit_prints_one_object_per_mode_and_its_rows_add_up() {
     let wrong = run(["bench", "commit", "--hot-share", "101"]);
     assert!(!wrong.status.success() && stderr(&wrong).contains("101 is more than 100"));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn bench_orders_prints_one_object_per_mode_and_its_orders_add_up() {
+    let dir = tempfile::tempdir().unwrap();
+    // All kinds of transactions, and of loads: everything hot, nothing hot, look-ups alone.
+    for words in [
+        &["--mode", "sync,early-release,async,own-flush", "--in-flight", "3"][..],
+        &["--concurrency", "optimistic", "--districts", "1"],
+        &[
+            "--isolation",
+            "snapshot",
+            "--items",
+            "1",
+            "--hot-items",
+            "1",
+            "--hot-share",
+            "100",
+        ],
+        &[
+            "--concurrency",
+            "optimistic",
+            "--isolation",
+            "snapshot",
+            "--lines",
+            "1",
+        ],
+        &["--look-ups", "100", "--hot-items", "0", "--hot-share", "0"],
+    ] {
+        let usual = [
+            "--threads",
+            "4",
+            "--sync-delay-us",
+            "100",
+            "--duration",
+            "0.05",
+            "--repeat",
+            "1",
+        ];
+        let output = collie()
+            .args(["bench", "orders", "--json", "--db"])
+            .arg(dir.path())
+            .args(usual)
+            .args(words)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        let lines = json_lines(&output);
+        let modes: Vec<_> = lines.iter().map(|l| l["mode"].as_str().unwrap()).collect();
+        match words[0] {
+            "--mode" => assert_eq!(modes, ["sync", "early-release", "async", "own-flush"]),
+            _ => assert_eq!(modes, ["sync", "early-release", "async"]),
+        }
+        for line in &lines {
+            for field in [
+                "concurrency",
+                "isolation",
+                "districts",
+                "items",
+                "hot_items",
+                "hot_share",
+                "lines",
+                "look_ups",
+                "flush_us_mean",
+                "p99_us",
+            ] {
+                assert!(fields(line).contains(&field), "{field} in {line}");
+            }
+            assert!(line["commits_per_sec"].as_f64().unwrap() > 0.0, "{line}");
+            let looks_up = words[0] == "--look-ups";
+            assert_eq!(line["checked"].as_u64().unwrap() == 0, looks_up, "{line}");
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{words:?}");
+    }
+}
+
+#[test]
+fn bench_orders_for_people_tells_what_it_checked_and_refuses_what_cannot_be() {
+    let tiny = ["--threads", "2", "--duration", "0.05", "--repeat", "1"];
+    let output = collie().args(["bench", "orders"]).args(tiny).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for expected in [
+        "80 of 100 place an order",
+        "early-release: ",
+        "orders were read again",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    for (words, expected) in [
+        (["--districts", "0"], "districts: 0 is not from 1"),
+        (["--look-ups", "101"], "look-ups: 101 is more than 100"),
+        (["--hot-items", "20000"], "leaves none for the other lines"),
+        (["--hot-items", "0"], "set --hot-share 0"),
+        (["--in-flight", "0"], "in-flight: 0 is not from 1"),
+    ] {
+        let output = collie().args(["bench", "orders"]).args(words).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        assert!(
+            stderr(&output).contains(expected),
+            "{expected}: {}",
+            stderr(&output)
+        );
+    }
 }

@@ -1,4 +1,4 @@
-//! `collie bench commit`.
+//! `collie bench commit` and `collie bench orders`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,15 +9,53 @@ use crate::args::values::{Ring, seconds};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CommitBenchArgs {
-    /// Threads.
-    #[arg(long, value_name = "T", default_value_t = 64)]
-    pub(crate) threads: usize,
     /// Rows that all threads share.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) hot_keys: u64,
     /// Transactions out of a hundred that take one of these rows; the others take one of their thread's own.
     #[arg(long, value_name = "PERCENT", default_value_t = 100)]
     pub(crate) hot_share: u64,
+    #[command(flatten)]
+    pub(crate) run: TransactionRunArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct OrdersBenchArgs {
+    /// Districts, each with a counter that gives its orders their numbers, and with 1,000 customers. With 1 all orders
+    /// meet at one row.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) districts: u32,
+    /// Items of the stock.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub(crate) items: u32,
+    /// So many of them are hot.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) hot_items: u32,
+    /// Lines out of a hundred that take one of the hot items.
+    #[arg(long, value_name = "PERCENT", default_value_t = 10)]
+    pub(crate) hot_share: u64,
+    /// Lines of an order at most; it has from one to so many.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) lines: u32,
+    /// Transactions out of a hundred that look up a customer's last order instead of placing one.
+    #[arg(long, value_name = "PERCENT", default_value_t = 20)]
+    pub(crate) look_ups: u64,
+    /// Whether rows are locked as they are read for update and written, or compared at the commit.
+    #[arg(long, value_enum, default_value_t = TransactionKind::Pessimistic)]
+    pub(crate) concurrency: TransactionKind,
+    /// What transactions may see of each other.
+    #[arg(long, value_enum, default_value_t = IsolationLevel::Serializable)]
+    pub(crate) isolation: IsolationLevel,
+    #[command(flatten)]
+    pub(crate) run: TransactionRunArgs,
+}
+
+/// How transactions are run, whatever they do.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TransactionRunArgs {
+    /// Threads.
+    #[arg(long, value_name = "T", default_value_t = 64)]
+    pub(crate) threads: usize,
     /// How commits end.
     #[arg(long, value_enum, value_delimiter = ',',
           default_values_t = [CommitEnd::Sync, CommitEnd::EarlyRelease, CommitEnd::Async])]
@@ -40,7 +78,7 @@ pub(crate) struct CommitBenchArgs {
     /// Where the ring lies: in shared memory, or private to the process.
     #[arg(long, value_enum, default_value_t = Ring::Shared)]
     pub(crate) ring: Ring,
-    /// How often each measurement is repeated.
+    /// How often each measurement is repeated, all interleaved; figures are medians.
     #[arg(long, value_name = "R", default_value_t = 3)]
     pub(crate) repeat: usize,
     /// Print one JSON object per result.
@@ -48,7 +86,7 @@ pub(crate) struct CommitBenchArgs {
     pub(crate) json: bool,
 }
 
-impl CommitBenchArgs {
+impl TransactionRunArgs {
     pub(crate) fn duration(&self) -> anyhow::Result<Duration> {
         seconds("--duration", self.duration)
     }
@@ -69,4 +107,22 @@ pub(crate) enum CommitEnd {
     Async,
     /// It lets go of its locks when it is visible; then its thread flushes the log for itself, one at a time.
     OwnFlush,
+}
+
+/// When conflicts are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransactionKind {
+    /// As they come: rows are locked.
+    Pessimistic,
+    /// At the commit, which is run again then.
+    Optimistic,
+}
+
+/// What transactions may see of each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IsolationLevel {
+    /// Each reads one moment; of two that write the same row the second is run again.
+    Snapshot,
+    /// As if one ran after the other.
+    Serializable,
 }

@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use collie_bench::SlowDevice;
 use collie_db::{Db, Options};
-use collie_io::{Clock, Device, Entry, File, Mapping, OpenMode, RealDevice, Stat};
 use collie_server::{Server, ServerConfig, ServerError};
 
 const DELAY: Duration = Duration::from_millis(1);
@@ -34,91 +34,6 @@ int fdatasync(int fd) {
     return result;
 }
 "#;
-
-/// A device whose syncs take longer.
-#[derive(Debug)]
-struct Slow(RealDevice);
-
-#[derive(Debug)]
-struct SlowFile {
-    file: Arc<dyn File>,
-    durable_writes: bool,
-}
-
-impl Device for Slow {
-    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        Ok(Arc::new(SlowFile {
-            file: self.0.open(path, mode)?,
-            durable_writes: mode == OpenMode::DirectSync,
-        }))
-    }
-    fn stat(&self, path: &Path) -> io::Result<Stat> {
-        self.0.stat(path)
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        self.0.list(dir)
-    }
-    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
-        self.0.create_dir_all(dir)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.0.rename(from, to)
-    }
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.0.remove_file(path)
-    }
-    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
-        self.0.remove_dir_all(dir)
-    }
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.0.sync_dir(dir)
-    }
-    fn boot_id(&self) -> io::Result<[u8; 16]> {
-        self.0.boot_id()
-    }
-    fn random(&self, buf: &mut [u8]) -> io::Result<()> {
-        self.0.random(buf)
-    }
-    fn uid(&self) -> u32 {
-        self.0.uid()
-    }
-    fn clock(&self) -> &dyn Clock {
-        self.0.clock()
-    }
-}
-
-impl File for SlowFile {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.file.read_at(buf, offset)
-    }
-    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        let written = self.file.write_at(buf, offset)?;
-        if self.durable_writes {
-            std::thread::sleep(DELAY);
-        }
-        Ok(written)
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        self.file.sync_data()?;
-        std::thread::sleep(DELAY);
-        Ok(())
-    }
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.file.set_len(len)
-    }
-    fn allocate(&self, len: u64) -> io::Result<()> {
-        self.file.allocate(len)
-    }
-    fn stat(&self) -> io::Result<Stat> {
-        self.file.stat()
-    }
-    fn try_lock(&self) -> io::Result<bool> {
-        self.file.try_lock()
-    }
-    fn map(&self, len: usize) -> io::Result<Mapping> {
-        self.file.map(len)
-    }
-}
 
 enum Running {
     Collie(JoinHandle<Result<(), ServerError>>),
@@ -196,7 +111,7 @@ fn compile(dir: &Path) -> io::Result<std::path::PathBuf> {
 fn collie(home: &Path) -> Result<(Running, SocketAddr)> {
     let options = Options {
         create_if_missing: true,
-        device: Arc::new(Slow(RealDevice::new())),
+        device: Arc::new(SlowDevice::new(DELAY)),
         ..Options::default()
     };
     let config = ServerConfig {

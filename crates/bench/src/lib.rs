@@ -4,6 +4,7 @@
 //!   PostgreSQL, the link buffer of MySQL 8), by threads, frame size and durability.
 //! * [`WorkloadBench`]: fillseq, fillrandom, overwrite and readrandom on the store, as db_bench does them, and recovery.
 //! * [`CommitBench`] and [`OrdersBench`]: transactions on hot rows, and order entry, by when their commits let go of locks.
+//! * [`SlowDevice`]: a disk that takes longer, under any of them.
 //!
 //! Repeats are interleaved, so that what disturbs the machine disturbs all alike; results are medians with
 //! their spread. Latencies are those of single operations; where an operation takes about as long as reading
@@ -19,6 +20,7 @@ mod latency;
 mod logs;
 mod names;
 mod rng;
+mod slow;
 mod transactions;
 mod usage;
 mod workloads;
@@ -27,6 +29,7 @@ pub use error::BenchError;
 pub use latency::LatencySummary;
 pub use logs::{LogBench, LogKind, LogResult};
 pub use names::{level_name, ring_name};
+pub use slow::SlowDevice;
 pub use transactions::{
     CommitBench, CommitKind, CommitResult, OrdersBench, OrdersResult, TransactionResult, TransactionRun,
 };

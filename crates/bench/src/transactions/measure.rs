@@ -9,12 +9,12 @@ use std::time::Duration;
 use collie_db::{Db, Durability, Error, Options, Stats, Ticket, TransactionOptions};
 use collie_io::{Clock, Device, Nanos, RealClock, RealDevice};
 
-use super::slow::SlowSync;
 use super::{CommitKind, Load, TransactionRun};
 use crate::dirs::fresh;
 use crate::error::BenchError;
 use crate::latency::{Latencies, LatencySummary};
 use crate::rng::Rng;
+use crate::slow::SlowDevice;
 use crate::usage::cpu_time;
 
 /// Runs before the measurement begins.
@@ -96,7 +96,7 @@ pub(super) fn measure<L: Load>(
     let dir = fresh(&run.dir)?;
     let device: Arc<dyn Device> = match run.sync_delay {
         Duration::ZERO => Arc::new(RealDevice::new()),
-        delay => Arc::new(SlowSync::new(delay)),
+        delay => Arc::new(SlowDevice::new(delay)),
     };
     let options = Options {
         device,

@@ -7,7 +7,6 @@
 mod hot_rows;
 mod measure;
 mod orders;
-mod slow;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -64,8 +64,7 @@ pub(crate) struct TransactionRunArgs {
     /// wait for itself.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) in_flight: usize,
-    /// How much longer each sync of the log takes, in microseconds; with 0 the log writes past the page cache where it
-    /// can.
+    /// How much longer each sync of the log takes, in microseconds, to stand for a slower disk.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     pub(crate) sync_delay_us: u64,
     /// Seconds that one measurement takes.

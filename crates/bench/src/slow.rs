@@ -7,16 +7,18 @@ use std::time::Duration;
 
 use collie_io::{Clock, Device, Entry, File, Mapping, OpenMode, RealDevice, Stat};
 
-/// The real device; each sync of a file takes `delay` more. Writes that would be durable by themselves are refused, so
-/// that whoever writes syncs.
+/// The real device, on which each sync of a file takes so much longer, and so does each write that is durable by itself
+/// (past the page cache).
 #[derive(Debug)]
-pub(crate) struct SlowSync {
+pub struct SlowDevice {
     real: RealDevice,
     delay: Duration,
 }
 
-impl SlowSync {
-    pub(crate) fn new(delay: Duration) -> Self {
+impl SlowDevice {
+    /// One whose syncs take `delay` more than the disk's own.
+    #[must_use]
+    pub fn new(delay: Duration) -> Self {
         Self {
             real: RealDevice::new(),
             delay,
@@ -28,16 +30,16 @@ impl SlowSync {
 struct SlowFile {
     file: Arc<dyn File>,
     delay: Duration,
+    /// Whether its writes are syncs, too.
+    durable_writes: bool,
 }
 
-impl Device for SlowSync {
+impl Device for SlowDevice {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        if mode == OpenMode::DirectSync {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
         Ok(Arc::new(SlowFile {
             file: self.real.open(path, mode)?,
             delay: self.delay,
+            durable_writes: mode == OpenMode::DirectSync,
         }))
     }
     fn stat(&self, path: &Path) -> io::Result<Stat> {
@@ -80,11 +82,16 @@ impl File for SlowFile {
         self.file.read_at(buf, offset)
     }
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.file.write_at(buf, offset)
+        let written = self.file.write_at(buf, offset)?;
+        if self.durable_writes {
+            std::thread::sleep(self.delay);
+        }
+        Ok(written)
     }
     fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()?;
         std::thread::sleep(self.delay);
-        self.file.sync_data()
+        Ok(())
     }
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.set_len(len)
@@ -100,5 +107,40 @@ impl File for SlowFile {
     }
     fn map(&self, len: usize) -> io::Result<Mapping> {
         self.file.map(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use collie_io::{BLOCK, write_all_at};
+
+    use super::*;
+
+    const DELAY: Duration = Duration::from_millis(30);
+
+    /// Whether something takes the delay; a sleep is never shorter than it should be.
+    fn is_slow(device: &SlowDevice, work: impl FnOnce()) -> bool {
+        let began = device.clock().monotonic();
+        work();
+        u128::from(device.clock().monotonic() - began) >= DELAY.as_nanos()
+    }
+
+    #[test]
+    fn a_sync_takes_longer_and_so_does_a_write_that_is_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = SlowDevice::new(DELAY);
+        let path = dir.path().join("file");
+        let file = device.open(&path, OpenMode::CreateNew).unwrap();
+        file.allocate(BLOCK as u64).unwrap();
+        assert!(is_slow(&device, || file.sync_data().unwrap()));
+        // Not every file system has direct writes.
+        let Ok(direct) = device.open(&path, OpenMode::DirectSync) else {
+            return;
+        };
+        let buffer = vec![7; 2 * BLOCK];
+        let start = buffer.as_ptr().align_offset(BLOCK);
+        let block = &buffer[start..start + BLOCK];
+        assert!(is_slow(&device, || write_all_at(&*direct, block, 0).unwrap()));
+        assert_eq!(file.read_at(&mut [0; 8], 0).unwrap(), 8);
     }
 }

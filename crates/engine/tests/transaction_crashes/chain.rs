@@ -111,6 +111,8 @@ struct Making<'a> {
     kinds: &'a [TransactionOptions],
     /// The last link, for those who do not find it in a row that all write.
     last: Mutex<u64>,
+    /// How many links were made.
+    made: AtomicU64,
     visible: &'a AtomicU64,
     acknowledged: &'a AtomicU64,
 }
@@ -149,6 +151,7 @@ impl Making<'_> {
         if let Some(last) = &mut last {
             **last = link.0;
         }
+        self.made.fetch_add(1, Ordering::SeqCst);
         self.visible.fetch_max(link.0, Ordering::SeqCst);
         Some(link)
     }
@@ -198,6 +201,7 @@ fn make(chain: Chain, path: &Path, device: &SimDevice, shared: bool, rng: &mut R
         families: &families,
         kinds: &kinds(),
         last: Mutex::new(0),
+        made: AtomicU64::new(0),
         visible: &numbers[0],
         acknowledged: &numbers[1],
     };
@@ -207,6 +211,8 @@ fn make(chain: Chain, path: &Path, device: &SimDevice, shared: bool, rng: &mut R
             scope.spawn(move || making.work(rng));
         }
     });
+    let (made, last) = (making.made.into_inner(), numbers[0].load(Ordering::SeqCst));
+    assert_eq!(made, last, "two links hang on the same one");
     let taken = device.take_snapshots();
     device.kill();
     taken

@@ -63,7 +63,8 @@ impl std::fmt::Display for Told {
             }
             Self::Visible(mark, place) => write!(f, "told visible {mark} {place}")?,
             Self::Safe(mark, Durability::Disk) => write!(f, "told disk {mark}")?,
-            Self::Safe(mark, _) => write!(f, "told process {mark}")?,
+            Self::Safe(mark, Durability::Process) => write!(f, "told process {mark}")?,
+            Self::Safe(mark, Durability::Buffered) => write!(f, "told buffered {mark}")?,
             Self::Failed(mark) => write!(f, "told failed {mark}")?,
         }
         write!(f, " .")
@@ -81,6 +82,7 @@ impl Told {
             "visible" => Self::Visible(mark, next()?),
             "disk" => Self::Safe(mark, Durability::Disk),
             "process" => Self::Safe(mark, Durability::Process),
+            "buffered" => Self::Safe(mark, Durability::Buffered),
             "failed" => Self::Failed(mark),
             "asks" => {
                 let mut steps = Vec::new();
@@ -185,7 +187,8 @@ fn a_line_of_the_ledger_is_read_as_it_was_written_or_not_at_all() {
         Told::Visible(12, 1 << 32),
         Told::Safe(3, Durability::Disk),
         Told::Safe(4, Durability::Process),
-        Told::Failed(5),
+        Told::Safe(5, Durability::Buffered),
+        Told::Failed(6),
     ] {
         let line = told.to_string();
         assert_eq!(Told::parse(&line), Some(told));

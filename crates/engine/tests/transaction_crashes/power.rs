@@ -1,8 +1,8 @@
 //! Histories on a simulated device: in each life its power is cut, its process dies, or it fails first and then one of
 //! these.
 //!
-//! The log and the manifest are on the simulated device, the tables on a real one. `COLLIE_RUNS` sets how many
-//! histories, `COLLIE_SEED` one seed alone.
+//! The log and the manifest are on the simulated device. The tables are on a real one, which keeps all that is written
+//! to it; they are written in one history of four. `COLLIE_RUNS` sets how many histories, `COLLIE_SEED` one seed alone.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +51,7 @@ pub(crate) fn options(path: &Path, device: &SimDevice, shared: bool, mixture: Mi
         segment_bytes: 64 << 10,
         durability: mixture.durability,
         default_family: FamilyOptions {
-            write_buffer_bytes: 1 << 20,
+            write_buffer_bytes: if mixture.flushes { 32 << 10 } else { 1 << 20 },
             ..common::small_family()
         },
         ..common::small()
@@ -156,12 +156,19 @@ fn history(seed: u64, figures: &mut Figures) -> (u64, u64) {
     let mut rng = Rng::new(seed);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
-    let mixture = Mixture::new(seed, false);
-    let shared = rng.one_in(2);
+    let mixture = Mixture::new(seed, rng.one_in(4));
+    let (shared, pads) = (rng.one_in(2), rng.one_in(4));
+    let open = |device: &SimDevice| {
+        let options = Options {
+            pad_to_block: pads,
+            ..options(&path, device, shared, mixture)
+        };
+        Store::open(&path, options).unwrap()
+    };
     let mut device = SimDevice::new(rng.next());
     let (mut all, mut cuts, mut failed) = (Vec::new(), 0, 0);
     device.support_direct(rng.one_in(2));
-    let mut store = Store::open(&path, options(&path, &device, shared, mixture)).unwrap();
+    let mut store = open(&device);
     for life in 0..LIVES {
         let faults = device.fault_counts();
         if rng.one_in(2) {
@@ -185,7 +192,7 @@ fn history(seed: u64, figures: &mut Figures) -> (u64, u64) {
         };
         drop(store);
         device = image.device();
-        store = Store::open(&path, options(&path, &device, shared, mixture)).unwrap();
+        store = open(&device);
         all.push(Life {
             attempts: attempts(&told, survives),
             found: store.found(),

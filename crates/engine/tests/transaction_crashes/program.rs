@@ -128,9 +128,10 @@ impl Mixture {
                 1 => CommitMode::Async,
                 _ => CommitMode::EarlyRelease,
             },
-            durability: match rng.below(6) {
-                0 => Some(Durability::Process),
-                1 | 2 => Some(Durability::Disk),
+            durability: match rng.below(12) {
+                0 => Some(Durability::Buffered),
+                1 | 2 => Some(Durability::Process),
+                3..6 => Some(Durability::Disk),
                 _ => None,
             },
             lock_timeout: Duration::from_secs(60),

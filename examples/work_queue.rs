@@ -8,6 +8,8 @@
 //!
 //! * A **claim** is an open transaction that has locked the job's row. What the work writes, and that the job is done,
 //!   become one commit. A worker that gives up, panics or is killed rolls back, and the job is there for the next one.
+//!   (For work of seconds. An open transaction keeps what its snapshot needs from being freed; who works for hours writes
+//!   down who has the job, and until when, and commits that.)
 //! * A job whose work **fails** goes back with one attempt more on its row; after the third it goes to the family `dead`,
 //!   with the reason, so that a poisonous one does not keep the workers busy for ever.
 //! * Commits are **acknowledged** many at a time: each leaves a ticket, and waiting for the newest waits for all before it.
@@ -211,7 +213,9 @@ fn run_worker(queue: &Queue, worker: usize, all_added: &AtomicBool) -> anyhow::R
             if is_last_round && queue.waiting.iter()?.next().is_none() {
                 break;
             }
-            // Nothing new, or only what others have claimed and may give back.
+            // Nothing new, or only what others have claimed and may give back. Nobody should wait for an answer until there
+            // is more to do.
+            acknowledge(&mut tally, &mut ended, newest.take())?;
             std::thread::sleep(Duration::from_millis(1));
             continue;
         };

@@ -1,6 +1,7 @@
-//! The engine with its tables on the file system that forgets: the power is cut while threads write, at operations
-//! of each kind of file, and what was acknowledged must be there. It needs `/dev/fuse` and the right to mount; where
-//! they are missing the test says so and passes, unless `COLLIE_REQUIRE_TOOLS` is set.
+//! The engine with its tables on the file system that forgets: the power is cut while threads write, batches and
+//! transactions, at operations of each kind of file, and what was acknowledged, or seen by what is there, must be there.
+//! It needs `/dev/fuse` and the right to mount; where they are missing the test says so and passes, unless
+//! `COLLIE_REQUIRE_TOOLS` is set.
 
 #![expect(
     clippy::unwrap_used,
@@ -11,7 +12,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use collie_db::{Batch, Db, Family, FamilyOptions, Options, RingMode, WriteOptions};
+use collie_db::{
+    Batch, Db, Family, FamilyOptions, Options, Result, RingMode, TransactionOptions, Value, WriteOptions,
+};
 use collie_io::{Device, RealDevice};
 use collie_sim::faultfs::{self, FaultFs, Moment, Names, Trap};
 use collie_sim::{PowerCut, Rng};
@@ -71,7 +74,7 @@ fn options(rings: &Path, rng: &mut Rng) -> Options {
     }
 }
 
-fn open(dir: &Path, options: Options) -> collie_db::Result<(Db, [Family; 2])> {
+fn open(dir: &Path, options: Options) -> Result<(Db, [Family; 2])> {
     let db = Db::open(dir.join("store"), options)?;
     let second = match db.family("second") {
         Some(second) => second,
@@ -89,31 +92,63 @@ fn last(thread: usize) -> String {
     format!("last/{thread}")
 }
 
+/// What a thread's last transaction saw of the next thread.
+fn seen(thread: usize) -> String {
+    format!("seen/{thread}")
+}
+
+fn count(value: Option<Value>) -> u64 {
+    value.map_or(0, |count| u64::from_le_bytes(count[..].try_into().unwrap()))
+}
+
 fn value(thread: usize, n: u64) -> Vec<u8> {
     let mut bytes = vec![0; VALUE];
     Rng::new((thread as u64) << 48 ^ n).fill(&mut bytes);
     bytes
 }
 
-/// Writes from commit `first` on until the store fails; how many are acknowledged is told in `acknowledged`.
+/// Writes from commit `first` on until the store fails; how many are acknowledged is told in `acknowledged`. Every other
+/// commit is a transaction.
 fn write(db: &Db, families: &[Family; 2], thread: usize, first: u64, acknowledged: &AtomicU64) {
-    let mut batch = Batch::new();
     for n in first.. {
-        batch.clear();
-        for family in families {
-            batch.put(family, key(thread, n), value(thread, n)).unwrap();
-            if let Some(old) = n.checked_sub(WINDOW) {
-                batch.delete(family, key(thread, old)).unwrap();
-            }
-        }
-        batch
-            .put(&families[1], last(thread), (n + 1).to_le_bytes())
-            .unwrap();
-        if db.write_ref(&batch, &WriteOptions::disk()).is_err() {
+        let written = match n % 2 {
+            0 => batch(db, families, thread, n),
+            _ => transaction(db, families, thread, n),
+        };
+        if written.is_err() {
             return;
         }
         acknowledged.store(n + 1, Ordering::SeqCst);
     }
+}
+
+fn batch(db: &Db, families: &[Family; 2], thread: usize, n: u64) -> Result<()> {
+    let mut batch = Batch::new();
+    for family in families {
+        batch.put(family, key(thread, n), value(thread, n))?;
+        if let Some(old) = n.checked_sub(WINDOW) {
+            batch.delete(family, key(thread, old))?;
+        }
+    }
+    batch.put(&families[1], last(thread), (n + 1).to_le_bytes())?;
+    db.write_ref(&batch, &WriteOptions::disk())?;
+    Ok(())
+}
+
+/// The same, and it notes what it saw of another thread, which need not be durable yet.
+fn transaction(db: &Db, families: &[Family; 2], thread: usize, n: u64) -> Result<()> {
+    let tx = db.transaction(TransactionOptions::default())?;
+    let other = tx.get(&families[1], last((thread + 1) % THREADS))?;
+    for family in families {
+        tx.put(family, key(thread, n), value(thread, n))?;
+        if let Some(old) = n.checked_sub(WINDOW) {
+            tx.delete(family, key(thread, old))?;
+        }
+    }
+    tx.put(&families[0], seen(thread), count(other).to_le_bytes())?;
+    tx.put(&families[1], last(thread), (n + 1).to_le_bytes())?;
+    tx.commit()?;
+    Ok(())
 }
 
 impl Test {
@@ -191,8 +226,12 @@ impl Test {
             open(dir, options).unwrap_or_else(|e| panic!("seed {seed}: it does not open: {e}"));
         let [first, second] = &families;
         for (thread, told) in self.acknowledged.iter_mut().enumerate() {
-            let there = second.get(last(thread)).unwrap();
-            let there = there.map_or(0, |count| u64::from_le_bytes(count[..].try_into().unwrap()));
+            let there = count(second.get(last(thread)).unwrap());
+            let (next, saw) = ((thread + 1) % THREADS, count(first.get(seen(thread)).unwrap()));
+            assert!(
+                count(second.get(last(next)).unwrap()) >= saw,
+                "seed {seed}: a transaction of thread {thread} is there, and commit {saw} of thread {next}, which it saw, is not"
+            );
             assert!(
                 there >= *told,
                 "seed {seed}: {told} commits were acknowledged, commit {there} is lost"

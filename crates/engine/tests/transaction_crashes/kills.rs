@@ -38,11 +38,26 @@ fn options(dir: &Path, seed: u64) -> Options {
     let shared = RingMode::Shared {
         dir: dir.join("rings"),
     };
+    let base = match rng.one_in(3) {
+        true => short_log(),
+        false => common::small(),
+    };
     Options {
         ring: if rng.one_in(2) { shared } else { RingMode::Private },
         pad_to_block: rng.one_in(3),
         wal_compression: [Compression::None, Compression::Lz4][rng.below(2) as usize],
         durability: Mixture::new(seed, true).durability,
+        ..base
+    }
+}
+
+/// Memtables are flushed, and segments used again, all the time.
+fn short_log() -> Options {
+    Options {
+        segment_bytes: 32 << 10,
+        max_total_wal_size: Some(64 << 10),
+        flush_threads: 2,
+        compaction_threads: 2,
         ..common::small()
     }
 }

@@ -43,7 +43,8 @@ pub enum Data {
     /// The same, cut off at a block of 4 KiB.
     TornBlocks,
     /// As [`Data::AnySectors`], and some of the sectors that were being written for the first time since
-    /// they were zero hold garbage.
+    /// they were zero hold garbage. Nothing tells a sector of zeros that somebody meant to write from one that was
+    /// never written: programs under test should not rely on the former.
     FreshGarbage,
     /// As [`Data::AnySectors`], and some of the sectors that were being written hold garbage, whatever
     /// they held before: a device that does not even write sectors whole.

@@ -238,14 +238,19 @@ impl Client<'_> {
     fn steps(&mut self, tx: &Transaction, mark: u64, steps: &mut Vec<Step>) -> Result<()> {
         let mut appended = false;
         for step in 0..1 + self.rng.below(4) {
-            let list = self.rng.below(LISTS);
-            match self.rng.below(8) {
+            let (list, element) = (self.rng.below(LISTS), mark << STEPS_BITS | step);
+            match self.rng.below(9) {
                 0..4 => {
-                    let element = mark << STEPS_BITS | step;
                     self.append(tx, list, element, steps)?;
                     appended = true;
                 }
-                4..6 => steps.push(Step::Read(list, self.read(tx, list)?)),
+                4 => {
+                    // What is taken back is there for nobody, whatever becomes of the rest.
+                    tx.set_savepoint();
+                    self.append(tx, list, element, &mut Vec::new())?;
+                    tx.rollback_to_savepoint()?;
+                }
+                5 | 6 => steps.push(Step::Read(list, self.read(tx, list)?)),
                 _ => self.scan(tx, list, steps)?,
             }
             if self.rng.one_in(2) {

@@ -51,7 +51,13 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
     }
     let held = lock::lock(&*device, path)?;
     let manifest = match ManifestFile::read(&*device, path)? {
-        Some(manifest) => manifest,
+        Some(mut manifest) => {
+            // It may be in the page cache alone: of a process that was killed before its sync, or whose sync failed, after
+            // which no later one writes it. So it is written anew before the log is released that it has no need of, and
+            // before commits are acknowledged to families that it names.
+            manifest.write(&*device, path)?;
+            manifest
+        }
         None => {
             let mut log_id = [0; 16];
             device

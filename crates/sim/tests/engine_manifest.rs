@@ -14,7 +14,7 @@ use std::sync::Arc;
 use collie_db::{Db, Error, FamilyOptions, Options};
 use collie_io::RealDevice;
 use collie_log::RingMode;
-use collie_sim::{Fault, FaultKind, PowerCut, Rng, SimDevice, Snapshot, SplitDevice, VOLATILE_DIR};
+use collie_sim::{Fault, FaultKind, Points, PowerCut, Rng, SimDevice, Snapshot, SplitDevice, VOLATILE_DIR};
 
 fn options(path: &Path, sim: &SimDevice, shared: bool) -> Options {
     let tables = path.join("families");
@@ -324,4 +324,48 @@ fn drop_and_die(n: u64, reopened: bool) -> bool {
         "operation {n}: {dropped:?}, {taken:?}, {found:?}"
     );
     true
+}
+
+/// A process is killed at every operation of creating a family; the next one finds the family in the page cache, and
+/// acknowledges a commit to it. Then the power is cut.
+#[test]
+fn what_a_killed_process_left_is_durable_before_anything_relies_on_it() {
+    let mut found = 0;
+    for shared in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db");
+        let sim = SimDevice::new(1);
+        let db = Db::open(&path, options(&path, &sim, shared)).unwrap();
+        sim.record(Points::Changes, 1_000);
+        drop(db.create_family("orders", FamilyOptions::default()).unwrap());
+        let moments = sim.take_snapshots();
+        sim.kill();
+        drop(db);
+        // The latest first: an opening removes the tables of families that it does not find.
+        for moment in moments.iter().rev() {
+            let sim = moment.process_death().device();
+            let db = Db::open(&path, options(&path, &sim, shared)).unwrap();
+            let Some(family) = db.family("orders") else {
+                continue;
+            };
+            found += 1;
+            family.put("k", "v").unwrap();
+            let after = sim.snapshot();
+            sim.kill();
+            drop((db, family));
+            for (way, cut) in PowerCut::WAYS {
+                let context = format!("killed at {:?}, then a power cut ({way})", moment.at());
+                let sim = after.power_cut(cut, 1).device();
+                let db = Db::open(&path, options(&path, &sim, shared))
+                    .unwrap_or_else(|error| panic!("{context}: {error}"));
+                let family = db.family("orders");
+                let value = family.and_then(|family| family.get("k").unwrap());
+                assert_eq!(value.as_deref(), Some(&b"v"[..]), "{context}");
+            }
+        }
+    }
+    assert!(
+        found > 2,
+        "found {found} times: nobody was killed before the family was durable"
+    );
 }

@@ -180,6 +180,8 @@ impl Flushing {
             if let Ok(span) = self.worker.append_own(KIND_SEAL) {
                 self.sealed = span.end;
                 self.flush();
+                // What could not be released before something durable stood behind it.
+                self.core.call_preparer();
             }
         }
         self.seen = self.core.appended();

@@ -60,6 +60,10 @@ pub(crate) struct Core {
     /// Raised by the flusher, read by every append.
     written: Alone,
     durable: Alone,
+    /// Where `written` stood before it was raised last, and where it stood so when `durable` was: there a frame
+    /// begins, and is durable.
+    last_written: AtomicU64,
+    last_durable: AtomicU64,
     pub(crate) herd: Herd,
     pub(crate) ring: Ring,
     /// Whether what is in the ring survives the process.
@@ -182,6 +186,8 @@ impl Core {
             next: Reservations::new(end),
             written: Alone(AtomicU64::new(end)),
             durable: Alone(AtomicU64::new(end)),
+            last_written: AtomicU64::new(segments.epoch_start()),
+            last_durable: AtomicU64::new(segments.epoch_start()),
             gate: Gate::new(Flusher::new(end, &partial, filler_slot, in_flight), in_flight),
             waiting: Waiting::default(),
             state: AtomicU32::new(RUNNING),
@@ -446,6 +452,11 @@ impl Core {
         // that nothing there is needed any more. Both stand at the end of a frame, so that after a death
         // in mid-flight the segments are good up to the mark and the ring goes on from there.
         self.ring.publish_written(whole);
+        // Relaxed: one thread at a time raises both.
+        let before = self.written.0.load(Ordering::Relaxed);
+        if before < whole {
+            self.last_written.store(before, Ordering::Relaxed);
+        }
         // Release pairs with the Acquire in `written`: workers may overwrite what was read out.
         self.written.0.store(whole, Ordering::Release);
     }
@@ -453,6 +464,9 @@ impl Core {
     fn raise_durable(&self, durable: Lsn) {
         // Release pairs with the Acquire in `durable`.
         self.durable.0.store(durable, Ordering::Release);
+        // Relaxed: one thread at a time comes here, and it tells of nothing that is not durable by now.
+        let frame = self.last_written.load(Ordering::Relaxed);
+        self.last_durable.store(frame, Ordering::Relaxed);
         self.recorder.syncs.fetch_add(1, Ordering::Relaxed);
         self.recorder.count_group(self.frames());
     }
@@ -528,11 +542,20 @@ impl Core {
         result
     }
 
-    /// Releases the segments that nobody holds and that are durable.
+    /// Releases the segments that nobody holds and that are durable, up to one in which a frame begins that is
+    /// durable. Recovery begins at the first frame that begins there, and must not find a later one: of what is not
+    /// durable the power may leave any block, and take the one before.
     pub(crate) fn release(&self) -> Result<(), LogError> {
+        // After a failure the segment that it met may still be there, and would have a gap behind it.
+        self.check()?;
         let result = self.segments.release(|| {
             let holders = lock(&self.holders);
-            let lowest = holders.lowest()?.min(self.durable());
+            let lowest = match holders.lowest()? {
+                // A frame begins there.
+                held if held < self.durable() => held,
+                // Relaxed: see `raise_durable`.
+                _ => self.last_durable.load(Ordering::Relaxed),
+            };
             Some((holders, lowest))
         });
         self.poison_unless_full(result.and_then(|()| self.segments.purge_archive()))

@@ -186,9 +186,9 @@ impl Log {
         Reader::start(&self.shared.core, Holder::Tail(name.to_owned()), from).map(Tail::new)
     }
 
-    /// Keeps the log from `lsn` on from being released, under a name that says who wants it; a holder that
-    /// exists is moved. Whole segments below all holders are released in the background. As long as there
-    /// is no holder nothing is released.
+    /// Keeps the log from `lsn` on, where a frame starts or ends, from being released, under a name that says who
+    /// wants it; a holder that exists is moved. Whole segments below all holders are released in the background, the
+    /// last of them when something durable stands behind it. As long as there is no holder nothing is released.
     pub fn hold(&self, name: &str, lsn: Lsn) {
         let core = self.core();
         {

@@ -160,6 +160,11 @@ impl Segments {
         })
     }
 
+    /// The LSN of the epoch's first byte.
+    pub(crate) fn epoch_start(&self) -> Lsn {
+        self.template.first_lsn.get()
+    }
+
     /// Whether they are written past the page cache, and so need no sync.
     pub(crate) fn direct(&self) -> bool {
         self.direct

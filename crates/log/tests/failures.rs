@@ -335,3 +335,60 @@ fn an_archived_segment_that_cannot_be_read_is_named() {
     let expected = format!("cannot open {}", dir.path().join(name).display());
     assert!(error.to_string().starts_with(&expected), "{error}");
 }
+
+/// A file that was to be used again got its new name and, before its new header was synced, the power went. What it
+/// holds was released, even where all segments between it and the oldest that counts are gone by then.
+#[test]
+fn a_file_that_was_to_be_used_again_is_no_damaged_segment() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = || LogOptions {
+        ring: RingMode::Private,
+        threads: false,
+        ..small()
+    };
+    let segment = |number: u64| dir.path().join(format!("{number:016x}.seg"));
+    let open_and_append = || {
+        let log = Log::open(dir.path(), options()).unwrap();
+        let mut worker = log.worker().unwrap();
+        for n in 0..8 {
+            worker.append(0, 1, &[n; 300]).unwrap();
+        }
+        log.flush(Level::Disk).unwrap();
+        log.hold("test", log.durable());
+        drop(worker);
+        log.close().unwrap();
+    };
+    open_and_append();
+    let first = std::fs::read(segment(1)).unwrap();
+    (0..3).for_each(|_| open_and_append());
+    assert!(!segment(1).exists() && !segment(2).exists());
+
+    std::fs::write(segment(2), &first).unwrap();
+    let log = Log::open(dir.path(), options()).unwrap();
+    log.close().unwrap();
+    assert!(!segment(2).exists(), "it is of no use any more");
+
+    // With frames of its new place it was in use, and its own header was destroyed.
+    let mut used = first.clone();
+    let (_, data) = used.split_at_mut(4_096);
+    let frame = data.first_chunk_mut::<32>().unwrap();
+    let lsn = u64::from_le_bytes(frame[8..16].try_into().unwrap());
+    frame[8..16].copy_from_slice(&(lsn + (1 << 20)).to_le_bytes());
+    let next = 32 + 300_usize.next_multiple_of(8);
+    data[next + 8..next + 16].copy_from_slice(&(lsn + (1 << 20) + next as u64).to_le_bytes());
+    std::fs::write(segment(2), &used).unwrap();
+    let refused = Log::open(dir.path(), options()).unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("a segment header before the segment's frames"),
+        "{refused}"
+    );
+    std::fs::remove_file(segment(2)).unwrap();
+
+    // Alone it is a log whose other segments are gone, and no reason to begin a fresh one.
+    let alone = tempfile::tempdir().unwrap();
+    std::fs::write(alone.path().join("0000000000000002.seg"), &first).unwrap();
+    let refused = Log::open(alone.path(), options()).unwrap_err();
+    assert!(matches!(refused, LogError::Corrupt { .. }), "{refused}");
+}

@@ -19,6 +19,8 @@ fn live(options: LogOptions, ledger: &Ledger, segments: u32) -> bool {
     for _ in 0..segments {
         for _ in 0..11 {
             if commit(&log, &mut worker, ledger, 3_000, Some(Level::Disk)).is_err() {
+                // Its user may not have heard of the failure yet.
+                log.hold("test", log.durable());
                 return false;
             }
         }

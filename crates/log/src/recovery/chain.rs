@@ -101,6 +101,8 @@ pub(crate) struct Stray {
     pub(crate) len: u64,
     /// A good header, of an epoch whose first segment never got its own.
     pub(crate) header: Option<SegmentHeader>,
+    /// Its header under the number that it had before, where it was to be used again and never got its own.
+    before: Option<SegmentHeader>,
 }
 
 /// All segment files of a log.
@@ -171,12 +173,13 @@ impl Chain {
                         len,
                     });
                 }
-                _ => chain.strays.push(Stray {
+                other => chain.strays.push(Stray {
                     number,
                     path,
                     file,
                     len,
                     header: None,
+                    before: other.filter(|header| header.number < number),
                 }),
             }
         }
@@ -191,11 +194,12 @@ impl Chain {
     /// Without a single good header there may still have been a log. A first open that was cut short leaves
     /// zeros behind its header's block: nothing is appended before the header is durable.
     pub(crate) fn refuse_frames_without_header(&self) -> Result<(), LogError> {
-        self.strays.iter().try_for_each(Stray::refuse_frames)
+        self.strays.iter().try_for_each(|stray| stray.refuse_frames(None))
     }
 
     /// Nor is a file before the first good segment one that was released: those are gone, oldest first. (What an
-    /// interrupted recovery leaves has a number above what it followed.)
+    /// interrupted recovery leaves has a number above what it followed.) One that was to be used again, and lost its
+    /// new header to the power before it was synced, holds what was released.
     pub(crate) fn refuse_damaged_beginning(&self) -> Result<(), LogError> {
         let first = self
             .runs
@@ -205,7 +209,7 @@ impl Chain {
         self.strays
             .iter()
             .filter(|s| s.header.is_none() && s.number < first)
-            .try_for_each(Stray::refuse_frames)
+            .try_for_each(|stray| stray.refuse_frames(stray.before.as_ref()))
     }
 
     /// Splits the files into epochs, drops what a later epoch took over, and refuses gaps.
@@ -260,16 +264,16 @@ impl Chain {
 }
 
 impl Stray {
-    /// Fails where frames stand behind the header's block. Anything else may: blocks of a file that was never
-    /// synced hold what was on the device before.
-    fn refuse_frames(&self) -> Result<(), LogError> {
+    /// Fails where frames stand behind the header's block, others than those of its use under the header `before`.
+    /// Anything else may: blocks of a file that was never synced hold what was on the device before.
+    fn refuse_frames(&self, before: Option<&SegmentHeader>) -> Result<(), LogError> {
         let mut chunk = vec![0; 1 << 18];
         let mut offset = BLOCK as u64;
         while offset < self.len {
             read_or_zeros(&*self.file, &mut chunk, offset).at("read", &self.path)?;
             for (index, head) in chunk.chunks_exact(ALIGN as usize).enumerate() {
                 let place = offset + index as u64 * ALIGN;
-                if head != [0; ALIGN as usize] && self.has_frames_at(place)? {
+                if head != [0; ALIGN as usize] && self.has_frames_at(place, before)? {
                     return Err(LogError::Corrupt {
                         path: self.path.clone(),
                         offset: 0,
@@ -286,10 +290,12 @@ impl Stray {
 
     /// Whether a frame's header stands at `place`, and where it ends another that goes on from it; behind the
     /// file's very first frame there may be nothing. (Without a segment header there is no salt for a checksum.)
-    fn has_frames_at(&self, place: u64) -> Result<bool, LogError> {
+    fn has_frames_at(&self, place: u64, before: Option<&SegmentHeader>) -> Result<bool, LogError> {
         let header = self.frame_header(place)?;
         let lsn = header.lsn.get();
-        let plausible = (1 << 32..1 << 62).contains(&lsn)
+        let was_at = before.map(|before| before.first_lsn.get() + (place - BLOCK as u64));
+        let plausible = was_at != Some(lsn)
+            && (1 << 32..1 << 62).contains(&lsn)
             && lsn.is_multiple_of(ALIGN)
             && header.promised <= header.lsn
             && header.epoch > 0
@@ -324,6 +330,7 @@ impl From<SegmentFile> for Stray {
             file,
             len,
             header: Some(header),
+            before: None,
         }
     }
 }

@@ -223,6 +223,12 @@ impl Left {
             .find(|lsn| self.frame(*lsn).is_some())
     }
 
+    /// Whether a frame began at `from` or above and below `to`, in what the segments must hold: it is still here, or
+    /// there is more in between than the longest frame.
+    pub(crate) fn began_between(&self, from: Lsn, to: Lsn) -> bool {
+        to.saturating_sub(from) > self.ring.capacity() / 2 || self.first_frame(from, to).is_some()
+    }
+
     /// Whether complete frames lead from `at` to exactly `to`.
     pub(crate) fn leads(&self, mut at: Lsn, to: Lsn) -> bool {
         while at < to {

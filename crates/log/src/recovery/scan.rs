@@ -229,7 +229,15 @@ impl<'a> Walk<'a> {
             (None, OldRing::Usable(left)) => left.written.min(run.end()),
             (None, _) => run.end(),
         };
-        self.at = self.window.first_place(run, self.at)?.unwrap_or(limit).min(limit);
+        let found = self.window.first_place(run, self.at)?.unwrap_or(limit).min(limit);
+        if let OldRing::Usable(left) = self.ring
+            && self.next_run().is_none()
+            && left.began_between(self.at, found)
+        {
+            let expected = format!("a frame before LSN {found}, since the ring tells of one");
+            return Err(corrupt(run, self.at, &expected, "none"));
+        }
+        self.at = found;
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Histories of transactions on a store that crashes and is opened again: what has to be there, and what must not be
 //! there alone.
 //!
-//! Transactions append to lists, as in [`appends`](crate::appends), and each that appends sets a mark of its own beside
+//! Transactions append to lists, as in [`crate::appends`], and each that appends sets a mark of its own beside
 //! them. All lists and marks are read after every crash. A list that is there holds the elements of whoever appended
 //! before, also of those that the crash has taken: that these are not there shows in their marks.
 

@@ -550,11 +550,13 @@ impl Core {
         self.check()?;
         let result = self.segments.release(|| {
             let holders = lock(&self.holders);
-            let lowest = match holders.lowest()? {
+            let held = holders.lowest()?;
+            let lowest = if held < self.durable() {
                 // A frame begins there.
-                held if held < self.durable() => held,
-                // Relaxed: see `raise_durable`.
-                _ => self.last_durable.load(Ordering::Relaxed),
+                held
+            } else {
+                // Relaxed: see `raise_durable`. By now it may be above what is held.
+                held.min(self.last_durable.load(Ordering::Relaxed))
             };
             Some((holders, lowest))
         });

@@ -8,7 +8,9 @@ pub(crate) mod resp;
 mod system;
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -125,6 +127,14 @@ pub(crate) struct Power {
     pub(crate) report: Report,
 }
 
+/// Runs a program of the system to its end.
+fn run(program: &str, args: &[&OsStr]) -> anyhow::Result<()> {
+    let status = Command::new(program).args(args).status();
+    let status = status.with_context(|| format!("cannot run {program}"))?;
+    anyhow::ensure!(status.success(), "{program} on the new disk: {status}");
+    Ok(())
+}
+
 impl Power {
     /// A new disk in `temporary`.
     pub(crate) fn new(plan: Plan, temporary: &Temporary) -> anyhow::Result<Self> {
@@ -169,11 +179,10 @@ impl Power {
 
     /// The store's directory, durable as a package's would be.
     fn make_store(&mut self) -> anyhow::Result<()> {
-        let device = RealDevice::new();
-        device.create_dir_all(&self.setup.store)?;
-        device
-            .sync_dir(self.fs.path())
-            .context("cannot sync the new disk")
+        // By processes of their own: one that is killed while it waits for the file system that it serves itself would
+        // never end.
+        run("mkdir", &["-p".as_ref(), self.setup.store.as_os_str()])?;
+        run("sync", &[self.fs.path().as_os_str()])
     }
 
     /// Runs until there were `rounds` cuts, or until something was found. `done` is told after each.

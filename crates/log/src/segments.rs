@@ -245,6 +245,7 @@ impl Segments {
         }
         if let Err(error) = self.device.sync_dir(&self.dir).at("sync", &self.dir) {
             rename_back(&*self.device, &spare.path, &path);
+            lock(&self.table).spare.push_front(spare);
             return Err(error);
         }
         let file = Arc::clone(&spare.file);

@@ -138,9 +138,9 @@ impl Db {
             self.core().check_open()?;
             return Ok(self.core().visible.boundary());
         }
-        let Some(at) = self.commit_batch(batch, options.disable_wal, false)? else {
+        let Some(at) = self.commit_batch(batch, options.disable_wal, options.skip_row_locks)? else {
             let rows = batch.ops().map(|op| (op.family, op.key));
-            let locks = self.lock_rows(rows)?;
+            let locks = self.lock_for_write(rows)?;
             let at = self.commit_batch(batch, options.disable_wal, true)?;
             return self.finish_locked(at, options, locks);
         };
@@ -201,8 +201,8 @@ impl Db {
         if options.disable_wal || self.core().options.disable_wal {
             self.check_size(size + ENCODING)?;
         }
-        let Some(at) = self.commit_one(family, op, options.disable_wal, false)? else {
-            let locks = self.lock_rows(std::iter::once((op.family, op.key)))?;
+        let Some(at) = self.commit_one(family, op, options.disable_wal, options.skip_row_locks)? else {
+            let locks = self.lock_for_write(std::iter::once((op.family, op.key)))?;
             let at = self.commit_one(family, op, options.disable_wal, true)?;
             return self.finish_locked(at, options, locks);
         };
@@ -320,7 +320,7 @@ impl Db {
     pub(crate) fn default_write(&self) -> WriteOptions {
         WriteOptions {
             durability: self.core().options.durability,
-            disable_wal: false,
+            ..WriteOptions::default()
         }
     }
 

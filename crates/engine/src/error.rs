@@ -154,16 +154,17 @@ pub enum Error {
         /// The key; `None` where it lies in a range that was read.
         key: Option<Key>,
     },
-    /// Waiting for this lock would never end: each of these transactions waits for the next, and the last for the
-    /// first, which was rolled back and has let go of its locks. Run it again.
+    /// Waiting for this lock would never end: each of these transactions, or owners of row locks, waits for the next, and
+    /// the last for the first, which was rolled back and has let go of its locks. Run it again.
     #[error("deadlock: {}; the first was rolled back, run it again", ring(cycle))]
     Deadlock {
         /// The ring, from the transaction that got this error on.
         cycle: Vec<DeadlockLink>,
     },
-    /// Another transaction held a lock for too long. This one goes on; try again, or roll it back.
-    #[error("{} of the family {family:?} is locked by another transaction for more than {waited_ms} ms; try again, or see \
-             `Db::transactions` for who holds locks", what(key.as_ref()))]
+    /// Somebody else held a lock for too long: a transaction, a write, or [`RowLocks`](crate::RowLocks). A transaction
+    /// that gets this goes on; try again, or roll it back.
+    #[error("{} of the family {family:?} is locked by somebody else for more than {waited_ms} ms; try again, or see \
+             `Db::transactions` for which transactions hold locks", what(key.as_ref()))]
     LockTimeout {
         /// The family's name.
         family: String,
@@ -235,9 +236,9 @@ pub enum Error {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeadlockLink {
-    /// The transaction's number.
+    /// The number of the transaction, or of the [`RowOwner`](crate::RowOwner).
     pub transaction: u64,
-    /// The name that its options gave it.
+    /// The name that its options gave it, or [`Db::row_owner`](crate::Db::row_owner).
     pub name: String,
     /// The family of the row that it waits for.
     pub family: String,

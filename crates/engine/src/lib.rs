@@ -129,8 +129,8 @@ pub use options::{
 pub use read::{Read, Snapshot};
 pub use stats::{FamilyStats, Stall, Stats, TransactionStats};
 pub use transaction::{
-    CommitMode, Concurrency, Isolation, Ticket, Transaction, TransactionInfo, TransactionIter,
-    TransactionOptions,
+    CommitMode, Concurrency, Isolation, RowLocks, RowOwner, Ticket, Transaction, TransactionInfo,
+    TransactionIter, TransactionOptions,
 };
 pub use view::FlushCause;
 

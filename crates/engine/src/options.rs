@@ -181,6 +181,9 @@ pub struct WriteOptions {
     /// Keep the write out of the log: it has its place in the order, a crash loses it unless it was flushed
     /// to a table, and there is nothing to wait for (`durability` does not apply).
     pub disable_wal: bool,
+    /// Write without asking for row locks, though transactions are in use: the caller holds them
+    /// ([`Db::lock_rows`](crate::Db::lock_rows)), or knows that nobody else wants these rows.
+    pub skip_row_locks: bool,
 }
 
 impl WriteOptions {
@@ -190,6 +193,7 @@ impl WriteOptions {
         Self {
             durability: Durability::Buffered,
             disable_wal: false,
+            skip_row_locks: false,
         }
     }
 
@@ -200,6 +204,7 @@ impl WriteOptions {
         Self {
             durability: Durability::Process,
             disable_wal: false,
+            skip_row_locks: false,
         }
     }
 
@@ -209,6 +214,7 @@ impl WriteOptions {
         Self {
             durability: Durability::Disk,
             disable_wal: false,
+            skip_row_locks: false,
         }
     }
 
@@ -218,6 +224,7 @@ impl WriteOptions {
         Self {
             durability: Durability::Buffered,
             disable_wal: true,
+            skip_row_locks: false,
         }
     }
 }

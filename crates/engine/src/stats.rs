@@ -111,11 +111,11 @@ pub struct TransactionStats {
     pub deadlocks: u64,
     /// Locks that were not to be had in time.
     pub lock_timeouts: u64,
-    /// Locks that were waited for.
+    /// Locks that were not to be had at once.
     pub lock_waits: u64,
-    /// How long, in nanoseconds; all threads together.
+    /// How long they were waited for, in nanoseconds; all threads together.
     pub lock_wait_ns: u64,
-    /// Transactions and single writes that held locks and let go of them.
+    /// Transactions and single writes that held locks and let go of them; [`RowLocks`](crate::RowLocks) are not counted.
     pub lock_holders: u64,
     /// How long they held locks, from the first to the end, in nanoseconds; all together.
     pub locks_held_ns: u64,

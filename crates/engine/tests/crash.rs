@@ -112,7 +112,7 @@ fn write(first: &Family, second: &Family, writer: u64, promised: &Promised, seed
         };
         let options = WriteOptions {
             durability: level,
-            disable_wal: false,
+            ..WriteOptions::default()
         };
         // The device dies under the last writes.
         if first.db().write(batch, &options).is_err() {

@@ -152,7 +152,7 @@ impl Ticket {
     pub fn wait(self) -> Result<Lsn> {
         let options = WriteOptions {
             durability: self.level,
-            disable_wal: false,
+            ..WriteOptions::default()
         };
         self.db.wait_committed(self.end, &options)?;
         Ok(self.end)

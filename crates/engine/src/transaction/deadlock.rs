@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::locks::{Owner, RowRef};
+use super::locks::Owner;
+use super::shard::RowRef;
 use crate::Key;
 
 /// One member of a ring: who waits, and for which row.

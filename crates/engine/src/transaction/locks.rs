@@ -2,11 +2,11 @@
 //!
 //! The table is sharded by the hash of family and key; a row is there only while somebody holds or waits for it.
 //!
-//! *Fair.* Who must wait stands in the row's queue, and a later request does not overtake it. Locks are handed over:
-//! whoever releases a row gives it to the first in its queue before anybody else can look. The exceptions: who holds the
-//! row already and wants more, and who holds a range that it lies in, go to the front, for those in the queue may wait
-//! for them. So nobody ever stands behind somebody who waits for it, and who stands before one need not be followed
-//! when rings are looked for: they wait for the same holders.
+//! *Fair.* Whoever does not get a row asks again a few times, then stands in its queue, and a later request does not
+//! overtake it there. Locks are handed over: whoever releases a row gives it to the first in its queue before anybody
+//! else can look. The exceptions: who holds the row already and wants more, and who holds a range that it lies in, go to
+//! the front, for those in the queue may wait for them. So nobody ever stands behind somebody who waits for it, and who
+//! stands before one need not be followed when rings are looked for: they wait for the same holders.
 //!
 //! *Ranges.* A range is locked, shared, by an entry in every shard, so that whoever wants a row exclusively sees it
 //! under the one mutex that it takes in any case. Rows in the range that are held exclusively at that moment are
@@ -16,46 +16,30 @@
 //!
 //! Lock order inside: the graph of waits, then a shard, then an owner's slot.
 
-use std::collections::VecDeque;
-use std::ops::Bound;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use collie_io::{Clock, RealClock};
-use hashbrown::HashTable;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::deadlock::{Graph, Link};
+use super::shard::{Asked, Mode, Request, RowRef, Shard, contains};
 use crate::Key;
 use crate::iter::Bounds;
 
 /// Many more than there are threads at work at once.
 const SHARDS: usize = 64;
 
-/// What a holder may do with a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Mode {
-    /// Others may read it too.
-    Shared,
-    /// Nobody else holds it.
-    Exclusive,
-}
-
-/// A row's name.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RowRef<'a> {
-    pub(crate) family: u32,
-    pub(crate) key: &'a [u8],
-}
-
-impl RowRef<'_> {
-    fn hash(self) -> u64 {
-        xxh3_64_with_seed(self.key, u64::from(self.family))
-    }
-}
+/// How often a row is asked for before its queue is joined: with pauses between, from [`SHORTEST_SPIN`] on, that double,
+/// then with the processor left to others. Most locks are held for a microsecond or two, and to be woken takes many times
+/// as long: whoever joined at once would be handed the row asleep, and all behind it would wait for its waking, time and
+/// again (docs/decisions/0006).
+const ASKED_SPINNING: u32 = 4;
+const ASKED_YIELDING: u32 = 14;
+const SHORTEST_SPIN: u32 = 8;
 
 /// Somebody who holds and waits for locks: a transaction, or a single write.
 #[derive(Debug)]
@@ -66,10 +50,12 @@ pub(crate) struct Owner {
     /// Whether the lock that it waits for was handed over. An owner waits for one lock at a time.
     granted: Mutex<bool>,
     wake: Condvar,
+    /// Whether [`RowLocks`](super::RowLocks) of it are about.
+    pub(crate) has_row_locks: AtomicBool,
 }
 
 impl Owner {
-    fn grant(&self) {
+    pub(crate) fn grant(&self) {
         *self.granted.lock() = true;
         self.wake.notify_one();
     }
@@ -83,73 +69,39 @@ impl Owner {
     }
 }
 
-#[derive(Debug)]
-struct Holder {
-    owner: Arc<Owner>,
-    mode: Mode,
-}
-
-#[derive(Debug)]
-struct Waiter {
-    owner: Arc<Owner>,
-    mode: Mode,
-}
-
-#[derive(Debug)]
-struct Row {
-    hash: u64,
-    family: u32,
-    key: Key,
-    holders: SmallVec<[Holder; 1]>,
-    queue: VecDeque<Waiter>,
-}
-
-/// A range that somebody holds, shared.
-#[derive(Debug)]
-struct RangeHold {
-    owner: Arc<Owner>,
-    family: u32,
-    bounds: Arc<Bounds>,
-}
-
-impl RangeHold {
-    fn covers(&self, family: u32, key: &[u8]) -> bool {
-        self.family == family && contains(&self.bounds, key)
-    }
-}
-
-/// Whether a key lies between the bounds.
-pub(crate) fn contains((low, high): &Bounds, key: &[u8]) -> bool {
-    let above = match low {
-        Bound::Included(low) => key >= &**low,
-        Bound::Excluded(low) => key > &**low,
-        Bound::Unbounded => true,
-    };
-    let below = match high {
-        Bound::Included(high) => key <= &**high,
-        Bound::Excluded(high) => key < &**high,
-        Bound::Unbounded => true,
-    };
-    above && below
-}
-
-#[derive(Debug, Default)]
-struct Shard {
-    rows: HashTable<Row>,
-    ranges: Vec<RangeHold>,
-}
-
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Padded(Mutex<Shard>);
 
-/// What a request came to, under the shard's mutex.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
-    /// It is held; `new` where it was not held at all before.
-    Held { new: bool },
-    /// It is in the queue.
-    Queued { new: bool },
+/// Waits a little before a row is asked for again.
+fn pause(round: u32) {
+    if round < ASKED_SPINNING {
+        (0..SHORTEST_SPIN << round).for_each(|_| std::hint::spin_loop());
+    } else {
+        std::thread::yield_now();
+    }
+}
+
+/// How long a lock is waited for.
+struct Patience {
+    timeout: Duration,
+    began: u64,
+}
+
+impl Patience {
+    fn new(timeout: Duration) -> Self {
+        let began = RealClock.monotonic();
+        Self { timeout, began }
+    }
+
+    fn waited_ns(&self) -> u64 {
+        RealClock.monotonic().saturating_sub(self.began)
+    }
+
+    fn left(&self) -> Duration {
+        self.timeout
+            .saturating_sub(Duration::from_nanos(self.waited_ns()))
+    }
 }
 
 /// Why a lock was not given.
@@ -163,8 +115,9 @@ pub(crate) enum Denied {
     TooMany { limit: usize },
 }
 
-/// What happened to requests.
+/// What happened to requests. On cache lines of its own: the rest of the table is read by whoever asks for a lock.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(crate) struct LockCounters {
     pub(crate) waits: AtomicU64,
     pub(crate) wait_ns: AtomicU64,
@@ -226,6 +179,7 @@ impl LockTable {
             name: name.into(),
             granted: Mutex::new(false),
             wake: Condvar::new(),
+            has_row_locks: AtomicBool::new(false),
         })
     }
 
@@ -236,11 +190,7 @@ impl LockTable {
 
     /// Rows that are held or waited for, and ranges; a range counts in each shard.
     pub(crate) fn entries(&self) -> usize {
-        let of = |shard: &Padded| {
-            let shard = shard.0.lock();
-            shard.rows.len() + shard.ranges.len()
-        };
-        self.shards.iter().map(of).sum()
+        self.shards.iter().map(|shard| shard.0.lock().entries()).sum()
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
@@ -262,25 +212,58 @@ impl LockTable {
         timeout: Duration,
     ) -> Result<bool, Denied> {
         let hash = row.hash();
-        let asked = self
-            .shard(hash)
-            .ask(owner, row, hash, mode, front, self.shard_limit());
-        match asked {
-            None => Err(Denied::TooMany { limit: self.limit }),
-            Some(Asked::Held { new }) => Ok(new),
-            Some(Asked::Queued { new }) => {
-                self.counters.waits.fetch_add(1, Ordering::Relaxed);
-                let began = RealClock.monotonic();
-                let waited = self.wait(owner, row, hash, timeout);
-                let ns = RealClock.monotonic().saturating_sub(began);
-                self.counters.wait_ns.fetch_add(ns, Ordering::Relaxed);
-                waited.map(|()| new)
+        let request = Request { owner, mode, front };
+        let limit = self.shard_limit();
+        let too_many = || Denied::TooMany { limit: self.limit };
+        let taken = self.shard(hash).take(request, row, hash, limit);
+        if let Some(new) = taken.ok_or_else(too_many)? {
+            return Ok(new);
+        }
+        self.counters.waits.fetch_add(1, Ordering::Relaxed);
+        let patience = Patience::new(timeout);
+        let locked = self.wait_for(request, row, hash, &patience);
+        self.counters
+            .wait_ns
+            .fetch_add(patience.waited_ns(), Ordering::Relaxed);
+        locked
+    }
+
+    /// Asks again for a row that was not to be had, and in the end waits in its queue.
+    fn wait_for(
+        &self,
+        request: Request<'_>,
+        row: RowRef<'_>,
+        hash: u64,
+        patience: &Patience,
+    ) -> Result<bool, Denied> {
+        let limit = self.shard_limit();
+        let too_many = || Denied::TooMany { limit: self.limit };
+        for round in 0..ASKED_SPINNING + ASKED_YIELDING {
+            pause(round);
+            let taken = self.shard(hash).take(request, row, hash, limit);
+            if let Some(new) = taken.ok_or_else(too_many)? {
+                return Ok(new);
             }
+            // Others may have kept the processor for long.
+            if round >= ASKED_SPINNING && patience.left().is_zero() {
+                break;
+            }
+        }
+        let asked = self.shard(hash).ask(request, row, hash, limit);
+        match asked.ok_or_else(too_many)? {
+            Asked::Held { new } => Ok(new),
+            Asked::Queued { new } => self.wait(request.owner, row, hash, patience).map(|()| new),
         }
     }
 
     /// Waits in the row's queue.
-    fn wait(&self, owner: &Arc<Owner>, row: RowRef<'_>, hash: u64, timeout: Duration) -> Result<(), Denied> {
+    fn wait(
+        &self,
+        owner: &Arc<Owner>,
+        row: RowRef<'_>,
+        hash: u64,
+        patience: &Patience,
+    ) -> Result<(), Denied> {
         let blockers = |owner: &Owner, row: RowRef<'_>| {
             let hash = row.hash();
             self.shard(hash).blockers(owner, row, hash)
@@ -288,8 +271,10 @@ impl LockTable {
         let cycle = self.graph.wait(owner, row, blockers);
         let denied = match cycle {
             Some(cycle) => Some(Denied::Deadlock(cycle)),
-            None if owner.wait(timeout) => None,
-            None => Some(Denied::Timeout { waited: timeout }),
+            None if owner.wait(patience.left()) => None,
+            None => Some(Denied::Timeout {
+                waited: patience.timeout,
+            }),
         };
         self.graph.done(owner);
         let mut shard = self.shard(hash);
@@ -308,208 +293,6 @@ impl LockTable {
     }
 }
 
-impl Shard {
-    fn find(&mut self, row: RowRef<'_>, hash: u64) -> Option<&mut Row> {
-        self.rows.find_mut(hash, |known| known.is(row))
-    }
-
-    /// `None`: there is no room for another row.
-    fn ask(
-        &mut self,
-        owner: &Arc<Owner>,
-        row: RowRef<'_>,
-        hash: u64,
-        mode: Mode,
-        front: bool,
-        limit: usize,
-    ) -> Option<Asked> {
-        let Self { rows, ranges } = self;
-        let is_full = rows.len() + ranges.len() >= limit;
-        let found = match rows.find_mut(hash, |known| known.is(row)) {
-            Some(found) => found,
-            None if is_full => return None,
-            None => {
-                let new = Row {
-                    hash,
-                    family: row.family,
-                    key: Key::from(row.key),
-                    holders: SmallVec::new(),
-                    queue: VecDeque::new(),
-                };
-                rows.insert_unique(hash, new, |row| row.hash).into_mut()
-            }
-        };
-        Some(found.ask(owner, mode, front, ranges))
-    }
-
-    /// Takes an owner that was not given the row out of its queue.
-    fn give_up(&mut self, owner: &Owner, row: RowRef<'_>, hash: u64) {
-        if let Some(found) = self.find(row, hash) {
-            found.queue.retain(|waiter| waiter.owner.id != owner.id);
-        }
-        self.hand_over(row, hash);
-    }
-
-    fn release(&mut self, owner: &Owner, row: RowRef<'_>, hash: u64) {
-        if let Some(found) = self.find(row, hash) {
-            found.holders.retain(|holder| holder.owner.id != owner.id);
-        }
-        self.hand_over(row, hash);
-    }
-
-    /// Gives the row to those in its queue who can have it now, and forgets it where there is nobody.
-    fn hand_over(&mut self, row: RowRef<'_>, hash: u64) {
-        let Self { rows, ranges } = self;
-        if let Ok(mut entry) = rows.find_entry(hash, |known| known.is(row)) {
-            entry.get_mut().hand_over(ranges);
-            if entry.get().is_free() {
-                entry.remove();
-            }
-        }
-    }
-
-    /// Adds a range, and to `written` those of its rows that others hold exclusively. `None`: there is no room for it.
-    fn add_range(
-        &mut self,
-        owner: &Arc<Owner>,
-        family: u32,
-        bounds: &Arc<Bounds>,
-        limit: usize,
-        written: &mut Vec<Key>,
-    ) -> Option<()> {
-        if self.rows.len() + self.ranges.len() >= limit {
-            return None;
-        }
-        self.ranges.push(RangeHold {
-            owner: Arc::clone(owner),
-            family,
-            bounds: Arc::clone(bounds),
-        });
-        let is_written = |row: &&Row| {
-            let by_another = |holder: &Holder| holder.owner.id != owner.id && holder.mode == Mode::Exclusive;
-            row.family == family && contains(bounds, &row.key) && row.holders.iter().any(by_another)
-        };
-        let found = self.rows.iter().filter(is_written);
-        written.extend(found.map(|row| row.key.clone()));
-        Some(())
-    }
-
-    fn release_ranges(&mut self, owner: &Owner) {
-        let before = self.ranges.len();
-        let Self { rows, ranges } = self;
-        ranges.retain(|range| range.owner.id != owner.id);
-        if ranges.len() < before {
-            rows.iter_mut().for_each(|row| row.hand_over(ranges));
-            rows.retain(|row| !row.is_free());
-        }
-    }
-
-    fn blockers(&mut self, owner: &Owner, row: RowRef<'_>, hash: u64) -> Vec<Arc<Owner>> {
-        let Self { rows, ranges } = self;
-        let Some(found) = rows.find(hash, |known| known.is(row)) else {
-            return Vec::new();
-        };
-        let Some(place) = found.queue.iter().position(|w| w.owner.id == owner.id) else {
-            return Vec::new();
-        };
-        // Those before it in the queue wait for the same holders. It waits for a range's holder if it wants the row
-        // exclusively or stands behind somebody who does.
-        let exclusive = found
-            .queue
-            .iter()
-            .take(place + 1)
-            .any(|waiter| waiter.mode == Mode::Exclusive);
-        let holders = found.holders.iter().map(|holder| &holder.owner);
-        let in_ranges = ranges
-            .iter()
-            .filter(|range| exclusive && range.covers(row.family, row.key))
-            .map(|range| &range.owner);
-        holders
-            .chain(in_ranges)
-            .filter(|other| other.id != owner.id)
-            .cloned()
-            .collect()
-    }
-}
-
-impl Row {
-    fn is(&self, row: RowRef<'_>) -> bool {
-        self.family == row.family && *self.key == *row.key
-    }
-
-    fn is_free(&self) -> bool {
-        self.holders.is_empty() && self.queue.is_empty()
-    }
-
-    /// Whether the owner can have it beside those who hold it and the ranges around it.
-    fn admits(&self, owner: &Owner, mode: Mode, ranges: &[RangeHold]) -> bool {
-        let others = |holder: &&Holder| holder.owner.id != owner.id;
-        match mode {
-            Mode::Shared => self
-                .holders
-                .iter()
-                .filter(others)
-                .all(|holder| holder.mode == Mode::Shared),
-            Mode::Exclusive => {
-                self.holders.iter().find(others).is_none()
-                    && !ranges
-                        .iter()
-                        .any(|range| range.owner.id != owner.id && range.covers(self.family, &self.key))
-            }
-        }
-    }
-
-    fn ask(&mut self, owner: &Arc<Owner>, mode: Mode, front: bool, ranges: &[RangeHold]) -> Asked {
-        let held = self
-            .holders
-            .iter()
-            .find(|holder| holder.owner.id == owner.id)
-            .map(|holder| holder.mode);
-        let new = held.is_none();
-        if held >= Some(mode) {
-            return Asked::Held { new };
-        }
-        // Those in the queue may wait for this very owner, which must not wait behind them.
-        let own_range =
-            |range: &RangeHold| range.owner.id == owner.id && range.covers(self.family, &self.key);
-        let front = front || !new || ranges.iter().any(own_range);
-        if (front || self.queue.is_empty()) && self.admits(owner, mode, ranges) {
-            self.hold(owner, mode);
-            return Asked::Held { new };
-        }
-        let waiter = Waiter {
-            owner: Arc::clone(owner),
-            mode,
-        };
-        if front {
-            self.queue.push_front(waiter);
-        } else {
-            self.queue.push_back(waiter);
-        }
-        Asked::Queued { new }
-    }
-
-    fn hold(&mut self, owner: &Arc<Owner>, mode: Mode) {
-        match self.holders.iter_mut().find(|holder| holder.owner.id == owner.id) {
-            Some(holder) => holder.mode = mode,
-            None => self.holders.push(Holder {
-                owner: Arc::clone(owner),
-                mode,
-            }),
-        }
-    }
-
-    fn hand_over(&mut self, ranges: &[RangeHold]) {
-        while let Some(first) = self.queue.front()
-            && self.admits(&first.owner, first.mode, ranges)
-            && let Some(first) = self.queue.pop_front()
-        {
-            self.hold(&first.owner, first.mode);
-            first.owner.grant();
-        }
-    }
-}
-
 /// A range that was asked for.
 #[derive(Debug)]
 struct HeldRange {
@@ -521,30 +304,59 @@ struct HeldRange {
 
 /// The locks that an owner holds. Dropping it lets go of them.
 #[derive(Debug)]
-pub(crate) struct Held {
-    table: Arc<LockTable>,
+pub(crate) struct Held<T: Deref<Target = LockTable> = Arc<LockTable>> {
+    table: T,
     owner: Arc<Owner>,
-    rows: Vec<(u32, Key)>,
+    rows: SmallVec<[(u32, Key); 1]>,
     ranges: Vec<HeldRange>,
     /// When the first was taken, by the monotonic clock.
     since: Option<u64>,
+    /// Whether the time that they are held is taken: two looks at the clock.
+    is_timed: bool,
 }
 
-impl Held {
-    pub(crate) fn new(table: Arc<LockTable>, owner: Arc<Owner>) -> Self {
+impl<T: Deref<Target = LockTable> + Clone> Held<T> {
+    /// All that is held, for somebody else to let go of.
+    pub(crate) fn take(&mut self) -> Self {
+        let nothing = Self::new(self.table.clone(), Arc::clone(&self.owner));
+        std::mem::replace(self, nothing)
+    }
+}
+
+impl<T: Deref<Target = LockTable>> Held<T> {
+    pub(crate) fn new(table: T, owner: Arc<Owner>) -> Self {
         Self {
             table,
             owner,
-            rows: Vec::new(),
+            rows: SmallVec::new(),
             ranges: Vec::new(),
             since: None,
+            is_timed: true,
         }
     }
 
-    /// All that is held, for somebody else to let go of.
-    pub(crate) fn take(&mut self) -> Self {
-        let nothing = Self::new(Arc::clone(&self.table), Arc::clone(&self.owner));
-        std::mem::replace(self, nothing)
+    /// Locks that do not count in [`LockCounters::held_ns`].
+    pub(crate) fn untimed(table: T, owner: Arc<Owner>) -> Self {
+        let mut held = Self::new(table, owner);
+        held.is_timed = false;
+        held
+    }
+
+    fn note_time(&mut self) {
+        if self.is_timed {
+            self.since.get_or_insert_with(|| RealClock.monotonic());
+        }
+    }
+
+    /// Whether a row is held, itself or in a range.
+    pub(crate) fn covers(&self, row: RowRef<'_>) -> bool {
+        let is_row = |(family, key): &(u32, Key)| *family == row.family && **key == *row.key;
+        let is_around = |range: &HeldRange| range.family == row.family && contains(&range.bounds, row.key);
+        self.rows.iter().any(is_row) || self.ranges.iter().any(is_around)
+    }
+
+    pub(crate) fn owner(&self) -> &Owner {
+        &self.owner
     }
 
     /// Rows and ranges.
@@ -566,7 +378,7 @@ impl Held {
     fn lock_at(&mut self, row: RowRef<'_>, mode: Mode, front: bool, timeout: Duration) -> Result<(), Denied> {
         if self.table.lock(&self.owner, row, mode, front, timeout)? {
             self.rows.push((row.family, Key::from(row.key)));
-            self.since.get_or_insert_with(|| RealClock.monotonic());
+            self.note_time();
         }
         Ok(())
     }
@@ -588,15 +400,17 @@ impl Held {
             bounds: Arc::clone(&bounds),
             complete: false,
         });
-        self.since.get_or_insert_with(|| RealClock.monotonic());
-        let table = Arc::clone(&self.table);
+        self.note_time();
         // In all shards first: no row of the range that is free now can be written from here on.
         let mut written = Vec::new();
-        for Padded(shard) in &table.shards {
+        let limit = self.table.shard_limit();
+        for Padded(shard) in &self.table.shards {
             shard
                 .lock()
-                .add_range(&self.owner, family, &bounds, table.shard_limit(), &mut written)
-                .ok_or(Denied::TooMany { limit: table.limit })?;
+                .add_range(&self.owner, family, &bounds, limit, &mut written)
+                .ok_or(Denied::TooMany {
+                    limit: self.table.limit,
+                })?;
         }
         for key in written {
             let row = RowRef { family, key: &key };
@@ -631,7 +445,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl<T: Deref<Target = LockTable>> Drop for Held<T> {
     fn drop(&mut self) {
         self.release();
     }

@@ -22,6 +22,8 @@ mod options;
 mod plain;
 mod reads;
 mod registry;
+mod rows;
+mod shard;
 mod writes;
 
 use std::cell::RefCell;
@@ -39,14 +41,16 @@ use crate::{Db, Error, Family, Key, Result, Snapshot, Value, read};
 
 pub use commit::Ticket;
 pub(crate) use deadlock::Link;
+use locks::Held;
 pub(crate) use locks::{Denied, LockTable};
-use locks::{Held, Mode, RowRef};
 pub use options::{CommitMode, Concurrency, Isolation, TransactionOptions};
 pub use reads::TransactionIter;
 use reads::{RangeRead, is_key_changed};
 use registry::Entry;
 pub(crate) use registry::Registry;
 pub use registry::TransactionInfo;
+pub use rows::{RowLocks, RowOwner};
+use shard::{Mode, RowRef};
 use writes::Writes;
 
 /// A transaction under way. Dropping it rolls it back.

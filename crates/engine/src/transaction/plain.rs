@@ -10,7 +10,7 @@ use crate::{Db, Error, Lsn, Result, WriteOptions, wal_size};
 impl Db {
     /// Begins a transaction.
     ///
-    /// From the first on, writes outside of transactions take row locks too, for as long as it takes to apply them, and
+    /// From the first on (or the first [`Db::lock_rows`]), writes outside of transactions take row locks too, for as long as it takes to apply them, and
     /// may fail for them ([`Error::LockTimeout`], [`Error::Deadlock`], [`Error::TooManyLocks`]).
     ///
     /// # Errors
@@ -30,7 +30,7 @@ impl Db {
     }
 
     /// Locks the rows of a write outside of transactions, in their order.
-    pub(crate) fn lock_rows<'k>(&self, rows: impl Iterator<Item = (u32, &'k [u8])>) -> Result<Held> {
+    pub(crate) fn lock_for_write<'k>(&self, rows: impl Iterator<Item = (u32, &'k [u8])>) -> Result<Held> {
         let core = self.core();
         let mut rows: Vec<_> = rows.collect();
         rows.sort_unstable();

@@ -134,7 +134,7 @@ fn a_lock_that_is_not_to_be_had_in_time_says_so_and_the_transaction_goes_on() {
         );
         let shown = error.to_string();
         assert!(
-            shown.contains("the key \"x\" of the family \"default\" is locked by another transaction")
+            shown.contains("the key \"x\" of the family \"default\" is locked by somebody else")
                 && shown.contains("5 ms"),
             "{shown}"
         );

@@ -8,6 +8,7 @@ mod common;
 mod isolation;
 mod locks;
 mod random;
+mod rows;
 mod steps;
 
 use std::time::Duration;

@@ -1,0 +1,168 @@
+//! Row locks without a transaction: for whoever reads, decides and writes in one go, and needs no snapshot.
+
+use std::fmt;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::locks::Owner;
+use super::{Held, LockTable, Mode, RowRef};
+use crate::{Db, Error, Family, Result};
+
+/// Somebody who locks rows with [`Db::lock_rows`] time and again, for one step at a time.
+#[derive(Debug)]
+pub struct RowOwner(Arc<Owner>);
+
+/// Rows that are locked. Dropping it lets go of them.
+///
+/// Transactions, and writes that do not say [`skip_row_locks`](crate::WriteOptions::skip_row_locks), wait for them.
+#[must_use = "the rows are locked as long as it lives"]
+pub struct RowLocks<'a> {
+    held: Held<&'a LockTable>,
+}
+
+impl fmt::Debug for RowLocks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RowLocks")
+            .field("locks", &self.held.len())
+            .finish()
+    }
+}
+
+impl Drop for RowLocks<'_> {
+    fn drop(&mut self) {
+        self.held.release();
+        // Release: pairs with the swap of `Db::no_rows`, which may be another thread's.
+        self.held.owner().has_row_locks.store(false, Ordering::Release);
+    }
+}
+
+impl RowLocks<'_> {
+    /// Whether a row is among them, itself or with its whole family.
+    #[must_use]
+    pub fn covers(&self, family: &Family, key: &[u8]) -> bool {
+        self.held.covers(RowRef {
+            family: family.id(),
+            key,
+        })
+    }
+}
+
+impl Db {
+    /// Somebody to lock rows for. The name shows in reports of deadlocks.
+    #[must_use]
+    pub fn row_owner(&self, name: &str) -> RowOwner {
+        RowOwner(self.core().locks.owner(name))
+    }
+
+    /// Locks rows exclusively, whether they are there or not. Those who call only this never wait for each other in a ring:
+    /// they all go by the same order.
+    ///
+    /// What is then written with [`skip_row_locks`](crate::WriteOptions::skip_row_locks) is visible when the write
+    /// returns, and so when the locks go, whether it is durable or not.
+    ///
+    /// Costs less than a [transaction](Db::transaction): there is no snapshot, nothing is kept aside, and it is not listed.
+    /// As with the first transaction, from the first call on other writes take row locks too.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use collie_db::{Db, Options, WriteOptions};
+    ///
+    /// let dir = tempfile::tempdir()?;
+    /// let db = Db::open(dir.path(), Options::default())?;
+    /// let counters = db.default_family();
+    /// let mut owner = db.row_owner("a counter");
+    /// let locked = db.lock_rows(&mut owner, [(&counters, &b"visits"[..])], Duration::from_secs(1))?;
+    /// let visits = match counters.get("visits")? {
+    ///     Some(stored) => std::str::from_utf8(&stored)?.parse::<u64>()?,
+    ///     None => 0,
+    /// };
+    /// let own = WriteOptions { skip_row_locks: true, ..WriteOptions::buffered() };
+    /// let end = counters.put_with("visits", (visits + 1).to_string(), &own)?;
+    /// drop(locked); // Others go on here, while the disk is waited for.
+    /// db.wait(end, collie_db::Durability::Disk)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    /// Where the owner still has locks.
+    ///
+    /// # Errors
+    /// [`Error::LockTimeout`] where a row was not to be had within `timeout`, [`Error::Deadlock`] (with transactions,
+    /// and where others lock families),
+    /// [`Error::TooManyLocks`], [`Error::ForeignFamily`]: nothing is locked.
+    pub fn lock_rows<'k>(
+        &self,
+        owner: &mut RowOwner,
+        rows: impl IntoIterator<Item = (&'k Family, &'k [u8])>,
+        timeout: Duration,
+    ) -> Result<RowLocks<'_>> {
+        let mut rows: smallvec::SmallVec<[(&Family, &[u8]); 1]> = rows.into_iter().collect();
+        if rows.len() > 1 {
+            rows.sort_unstable_by_key(|(family, key)| (family.id(), *key));
+            rows.dedup_by_key(|(family, key)| (family.id(), *key));
+        }
+        let mut locks = self.no_rows(owner);
+        for (family, key) in rows {
+            self.check_own(family)?;
+            let row = RowRef {
+                family: family.id(),
+                key,
+            };
+            let locked = locks.held.lock(row, Mode::Exclusive, timeout);
+            locked.map_err(|denied| self.core().denied(family.name(), Some(key), denied))?;
+        }
+        Ok(locks)
+    }
+
+    /// Locks families as a whole: nobody else writes any row of them. Two who lock families do not exclude each other.
+    /// Whoever locks several rows meanwhile, or writes a batch, and has one of them already, may close a ring with this:
+    /// keep them apart, or try again.
+    ///
+    /// # Errors
+    /// As [`Db::lock_rows`].
+    ///
+    /// # Panics
+    /// Where the owner still has locks.
+    pub fn lock_families<'k>(
+        &self,
+        owner: &mut RowOwner,
+        families: impl IntoIterator<Item = &'k Family>,
+        timeout: Duration,
+    ) -> Result<RowLocks<'_>> {
+        let mut families: Vec<&Family> = families.into_iter().collect();
+        families.sort_unstable_by_key(|family| family.id());
+        families.dedup_by_key(|family| family.id());
+        let mut locks = self.no_rows(owner);
+        for family in families {
+            self.check_own(family)?;
+            let all = (Bound::Unbounded, Bound::Unbounded);
+            let locked = locks.held.lock_range(family.id(), all, timeout);
+            locked.map_err(|denied| self.core().denied(family.name(), None, denied))?;
+        }
+        Ok(locks)
+    }
+
+    fn no_rows(&self, RowOwner(owner): &mut RowOwner) -> RowLocks<'_> {
+        let core = self.core();
+        // Acquire: pairs with the store of `RowLocks::drop`. Two of one owner would not keep each other out.
+        let has_locks = owner.has_row_locks.swap(true, Ordering::Acquire);
+        assert!(!has_locks, "the owner of row locks has some already");
+        core.use_locks();
+        RowLocks {
+            held: Held::untimed(&*core.locks, Arc::clone(owner)),
+        }
+    }
+
+    fn check_own(&self, family: &Family) -> Result<()> {
+        if family.db().is(self) {
+            return Ok(());
+        }
+        Err(Error::ForeignFamily {
+            name: family.name().to_owned(),
+        })
+    }
+}

@@ -1,0 +1,345 @@
+//! A shard of the table of locks: its rows, who holds them and who waits, and the ranges that are locked.
+//!
+//! All of it happens under the shard's mutex; what may be done is said in `locks.rs`.
+
+use std::collections::VecDeque;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+use smallvec::SmallVec;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::locks::Owner;
+use crate::Key;
+use crate::iter::Bounds;
+
+/// What a holder may do with a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mode {
+    /// Others may read it too.
+    Shared,
+    /// Nobody else holds it.
+    Exclusive,
+}
+
+/// A row's name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowRef<'a> {
+    pub(crate) family: u32,
+    pub(crate) key: &'a [u8],
+}
+
+impl RowRef<'_> {
+    pub(crate) fn hash(self) -> u64 {
+        xxh3_64_with_seed(self.key, u64::from(self.family))
+    }
+}
+
+#[derive(Debug)]
+struct Holder {
+    owner: Arc<Owner>,
+    mode: Mode,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    owner: Arc<Owner>,
+    mode: Mode,
+}
+
+#[derive(Debug)]
+struct Row {
+    hash: u64,
+    family: u32,
+    key: Key,
+    holders: SmallVec<[Holder; 1]>,
+    queue: VecDeque<Waiter>,
+}
+
+/// A range that somebody holds, shared.
+#[derive(Debug)]
+struct RangeHold {
+    owner: Arc<Owner>,
+    family: u32,
+    bounds: Arc<Bounds>,
+}
+
+impl RangeHold {
+    fn covers(&self, family: u32, key: &[u8]) -> bool {
+        self.family == family && contains(&self.bounds, key)
+    }
+}
+
+/// Whether a key lies between the bounds.
+pub(crate) fn contains((low, high): &Bounds, key: &[u8]) -> bool {
+    let above = match low {
+        Bound::Included(low) => key >= &**low,
+        Bound::Excluded(low) => key > &**low,
+        Bound::Unbounded => true,
+    };
+    let below = match high {
+        Bound::Included(high) => key <= &**high,
+        Bound::Excluded(high) => key < &**high,
+        Bound::Unbounded => true,
+    };
+    above && below
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Shard {
+    rows: HashTable<Row>,
+    ranges: Vec<RangeHold>,
+}
+
+/// What a request came to, under the shard's mutex.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// It is held; `new` where it was not held at all before.
+    Held { new: bool },
+    /// It is in the queue.
+    Queued { new: bool },
+}
+
+/// What an owner asks for, and whether it stands before those that wait already.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Request<'a> {
+    pub(crate) owner: &'a Arc<Owner>,
+    pub(crate) mode: Mode,
+    pub(crate) front: bool,
+}
+
+impl Shard {
+    /// Rows that are held or waited for, and ranges.
+    pub(crate) fn entries(&self) -> usize {
+        self.rows.len() + self.ranges.len()
+    }
+
+    fn find(&mut self, row: RowRef<'_>, hash: u64) -> Option<&mut Row> {
+        self.rows.find_mut(hash, |known| known.is(row))
+    }
+
+    /// Asks for a row without waiting: whether it was not held before, where it is to be had. `None`: there is no room
+    /// for another row.
+    pub(crate) fn take(
+        &mut self,
+        request: Request<'_>,
+        row: RowRef<'_>,
+        hash: u64,
+        limit: usize,
+    ) -> Option<Option<bool>> {
+        let (found, ranges) = self.row(row, hash, limit)?;
+        Some(found.take(request, ranges))
+    }
+
+    /// Asks for a row, and joins its queue where it is not to be had. `None`: there is no room for another row.
+    pub(crate) fn ask(
+        &mut self,
+        request: Request<'_>,
+        row: RowRef<'_>,
+        hash: u64,
+        limit: usize,
+    ) -> Option<Asked> {
+        let (found, ranges) = self.row(row, hash, limit)?;
+        Some(found.ask(request, ranges))
+    }
+
+    /// The row, a new one where there is none and room for one. Whoever asks for it asks until he has it or is in its
+    /// queue, so that it is not left behind.
+    fn row(&mut self, row: RowRef<'_>, hash: u64, limit: usize) -> Option<(&mut Row, &[RangeHold])> {
+        let Self { rows, ranges } = self;
+        let is_full = rows.len() + ranges.len() >= limit;
+        let entry = match rows.entry(hash, |known| known.is(row), |row| row.hash) {
+            Entry::Occupied(found) => found,
+            Entry::Vacant(_) if is_full => return None,
+            Entry::Vacant(vacant) => vacant.insert(Row {
+                hash,
+                family: row.family,
+                key: Key::from(row.key),
+                holders: SmallVec::new(),
+                queue: VecDeque::new(),
+            }),
+        };
+        Some((entry.into_mut(), ranges))
+    }
+
+    /// Takes an owner that was not given the row out of its queue.
+    pub(crate) fn give_up(&mut self, owner: &Owner, row: RowRef<'_>, hash: u64) {
+        if let Some(found) = self.find(row, hash) {
+            found.queue.retain(|waiter| waiter.owner.id != owner.id);
+        }
+        self.hand_over(row, hash);
+    }
+
+    pub(crate) fn release(&mut self, owner: &Owner, row: RowRef<'_>, hash: u64) {
+        if let Some(found) = self.find(row, hash) {
+            found.holders.retain(|holder| holder.owner.id != owner.id);
+        }
+        self.hand_over(row, hash);
+    }
+
+    /// Gives the row to those in its queue who can have it now, and forgets it where there is nobody.
+    fn hand_over(&mut self, row: RowRef<'_>, hash: u64) {
+        let Self { rows, ranges } = self;
+        if let Ok(mut entry) = rows.find_entry(hash, |known| known.is(row)) {
+            entry.get_mut().hand_over(ranges);
+            if entry.get().is_free() {
+                entry.remove();
+            }
+        }
+    }
+
+    /// Adds a range, and to `written` those of its rows that others hold exclusively. `None`: there is no room for it.
+    pub(crate) fn add_range(
+        &mut self,
+        owner: &Arc<Owner>,
+        family: u32,
+        bounds: &Arc<Bounds>,
+        limit: usize,
+        written: &mut Vec<Key>,
+    ) -> Option<()> {
+        if self.entries() >= limit {
+            return None;
+        }
+        self.ranges.push(RangeHold {
+            owner: Arc::clone(owner),
+            family,
+            bounds: Arc::clone(bounds),
+        });
+        let is_written = |row: &&Row| {
+            let by_another = |holder: &Holder| holder.owner.id != owner.id && holder.mode == Mode::Exclusive;
+            row.family == family && contains(bounds, &row.key) && row.holders.iter().any(by_another)
+        };
+        let found = self.rows.iter().filter(is_written);
+        written.extend(found.map(|row| row.key.clone()));
+        Some(())
+    }
+
+    pub(crate) fn release_ranges(&mut self, owner: &Owner) {
+        let before = self.ranges.len();
+        let Self { rows, ranges } = self;
+        ranges.retain(|range| range.owner.id != owner.id);
+        if ranges.len() < before {
+            rows.iter_mut().for_each(|row| row.hand_over(ranges));
+            rows.retain(|row| !row.is_free());
+        }
+    }
+
+    pub(crate) fn blockers(&mut self, owner: &Owner, row: RowRef<'_>, hash: u64) -> Vec<Arc<Owner>> {
+        let Self { rows, ranges } = self;
+        let Some(found) = rows.find(hash, |known| known.is(row)) else {
+            return Vec::new();
+        };
+        let Some(place) = found.queue.iter().position(|w| w.owner.id == owner.id) else {
+            return Vec::new();
+        };
+        // Those before it in the queue wait for the same holders. It waits for a range's holder if it wants the row
+        // exclusively or stands behind somebody who does.
+        let exclusive = found
+            .queue
+            .iter()
+            .take(place + 1)
+            .any(|waiter| waiter.mode == Mode::Exclusive);
+        let holders = found.holders.iter().map(|holder| &holder.owner);
+        let in_ranges = ranges
+            .iter()
+            .filter(|range| exclusive && range.covers(row.family, row.key))
+            .map(|range| &range.owner);
+        holders
+            .chain(in_ranges)
+            .filter(|other| other.id != owner.id)
+            .cloned()
+            .collect()
+    }
+}
+
+impl Row {
+    fn is(&self, row: RowRef<'_>) -> bool {
+        self.family == row.family && *self.key == *row.key
+    }
+
+    fn is_free(&self) -> bool {
+        self.holders.is_empty() && self.queue.is_empty()
+    }
+
+    /// Whether the owner can have it beside those who hold it and the ranges around it.
+    fn admits(&self, owner: &Owner, mode: Mode, ranges: &[RangeHold]) -> bool {
+        let others = |holder: &&Holder| holder.owner.id != owner.id;
+        match mode {
+            Mode::Shared => self
+                .holders
+                .iter()
+                .filter(others)
+                .all(|holder| holder.mode == Mode::Shared),
+            Mode::Exclusive => {
+                self.holders.iter().find(others).is_none()
+                    && !ranges
+                        .iter()
+                        .any(|range| range.owner.id != owner.id && range.covers(self.family, &self.key))
+            }
+        }
+    }
+
+    fn held_by(&self, owner: &Owner) -> Option<Mode> {
+        let own = self.holders.iter().find(|holder| holder.owner.id == owner.id);
+        own.map(|holder| holder.mode)
+    }
+
+    /// Whether the owner goes before those in the queue, who may wait for this very owner.
+    fn goes_first(&self, request: Request<'_>, ranges: &[RangeHold]) -> bool {
+        let own_range =
+            |range: &RangeHold| range.owner.id == request.owner.id && range.covers(self.family, &self.key);
+        request.front || self.held_by(request.owner).is_some() || ranges.iter().any(own_range)
+    }
+
+    fn take(&mut self, request: Request<'_>, ranges: &[RangeHold]) -> Option<bool> {
+        let Request { owner, mode, .. } = request;
+        let held = self.held_by(owner);
+        if held >= Some(mode) {
+            return Some(false);
+        }
+        if !(self.queue.is_empty() || self.goes_first(request, ranges)) || !self.admits(owner, mode, ranges) {
+            return None;
+        }
+        self.hold(owner, mode);
+        Some(held.is_none())
+    }
+
+    fn ask(&mut self, request: Request<'_>, ranges: &[RangeHold]) -> Asked {
+        if let Some(new) = self.take(request, ranges) {
+            return Asked::Held { new };
+        }
+        let new = self.held_by(request.owner).is_none();
+        let waiter = Waiter {
+            owner: Arc::clone(request.owner),
+            mode: request.mode,
+        };
+        if self.goes_first(request, ranges) {
+            self.queue.push_front(waiter);
+        } else {
+            self.queue.push_back(waiter);
+        }
+        Asked::Queued { new }
+    }
+
+    fn hold(&mut self, owner: &Arc<Owner>, mode: Mode) {
+        match self.holders.iter_mut().find(|holder| holder.owner.id == owner.id) {
+            Some(holder) => holder.mode = mode,
+            None => self.holders.push(Holder {
+                owner: Arc::clone(owner),
+                mode,
+            }),
+        }
+    }
+
+    fn hand_over(&mut self, ranges: &[RangeHold]) {
+        while let Some(first) = self.queue.front()
+            && self.admits(&first.owner, first.mode, ranges)
+            && let Some(first) = self.queue.pop_front()
+        {
+            self.hold(&first.owner, first.mode);
+            first.owner.grant();
+        }
+    }
+}

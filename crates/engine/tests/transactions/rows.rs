@@ -1,0 +1,176 @@
+//! Row locks without a transaction: `Db::lock_rows` and `Db::lock_families`.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use collie_db::{
+    Concurrency, Db, Error, Family, FamilyOptions, Isolation, Options, RowOwner, TransactionOptions,
+    WriteOptions,
+};
+
+use crate::{options, store, text};
+
+const FOR_EVER: Duration = Duration::MAX;
+
+fn locked() -> WriteOptions {
+    WriteOptions {
+        skip_row_locks: true,
+        ..WriteOptions::buffered()
+    }
+}
+
+/// Reads a number and writes the next one.
+fn increment(family: &Family, key: &str) {
+    let before: u64 = text(family.get(key).unwrap()).map_or(0, |n| n.parse().unwrap());
+    family.put_with(key, (before + 1).to_string(), &locked()).unwrap();
+}
+
+fn step(db: &Db, owner: &mut RowOwner, keys: &[&str]) {
+    let family = db.default_family();
+    let rows = keys.iter().map(|key| (&family, key.as_bytes()));
+    let _held = db.lock_rows(owner, rows, FOR_EVER).unwrap();
+    keys.iter().for_each(|key| increment(&family, key));
+}
+
+#[test]
+fn steps_under_row_locks_lose_no_update_whatever_order_they_name_their_rows_in() {
+    const STEPS: u64 = 2_000;
+    let (_dir, db) = store();
+    let orders: [&[&str]; 4] = [&["a", "b"], &["b", "a"], &["a"], &["c", "b", "a"]];
+    std::thread::scope(|scope| {
+        for keys in orders {
+            let db = &db;
+            scope.spawn(move || {
+                let mut owner = db.row_owner("a test");
+                (0..STEPS).for_each(|_| step(db, &mut owner, keys));
+            });
+        }
+    });
+    let family = db.default_family();
+    let counts = ["a", "b", "c"].map(|key| text(family.get(key).unwrap()).unwrap());
+    assert_eq!(counts, [4 * STEPS, 3 * STEPS, STEPS].map(|n| n.to_string()));
+    assert_eq!(db.stats().transactions.locks, 0, "all let go of");
+}
+
+#[test]
+fn a_family_that_is_locked_as_a_whole_has_no_other_writer() {
+    let (_dir, db) = store();
+    let (own, other) = (
+        db.default_family(),
+        db.create_family("other", FamilyOptions::default()).unwrap(),
+    );
+    let mut owner = db.row_owner("all");
+    let all = db.lock_families(&mut owner, [&own], FOR_EVER).unwrap();
+    assert!(all.covers(&own, b"any") && !all.covers(&other, b"any"));
+    let started = Barrier::new(2);
+    let written = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut owner = db.row_owner("one");
+            drop(db.lock_rows(&mut owner, [(&other, &b"x"[..])], FOR_EVER).unwrap());
+            started.wait();
+            let _held = db.lock_rows(&mut owner, [(&own, &b"x"[..])], FOR_EVER).unwrap();
+            // Relaxed: the lock orders the accesses.
+            written.store(true, Ordering::Relaxed);
+        });
+        started.wait();
+        for _ in 0..50 {
+            own.put_with("x", "mine", &locked()).unwrap();
+            assert!(!written.load(Ordering::Relaxed), "another one got in");
+            std::thread::yield_now();
+        }
+        drop(all);
+    });
+    assert!(written.load(Ordering::Relaxed));
+}
+
+#[test]
+fn transactions_and_plain_writes_wait_for_locked_rows_and_the_other_way_round() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let mut owner = db.row_owner("locker");
+    let row = [(&family, &b"x"[..])];
+    // No transaction was begun in this store so far: the plain write must wait all the same.
+    let held = db.lock_rows(&mut owner, row, FOR_EVER).unwrap();
+    std::thread::scope(|scope| {
+        let plain = scope.spawn(|| family.put("x", "2"));
+        while db.stats().transactions.lock_waits == 0 && !plain.is_finished() {
+            std::thread::yield_now();
+        }
+        family.put_with("x", "1", &locked()).unwrap();
+        assert_eq!(text(family.get("x").unwrap()).as_deref(), Some("1"));
+        drop(held);
+        plain.join().unwrap().unwrap();
+    });
+    assert_eq!(text(family.get("x").unwrap()).as_deref(), Some("2"));
+
+    let tx = db
+        .transaction(options(Concurrency::Pessimistic, Isolation::Serializable))
+        .unwrap();
+    tx.put(&family, "x", "3").unwrap();
+    let refused = db
+        .lock_rows(&mut owner, row, Duration::from_millis(1))
+        .unwrap_err();
+    assert!(matches!(refused, Error::LockTimeout { .. }), "{refused}");
+    tx.commit().unwrap();
+    let held = db.lock_rows(&mut owner, row, FOR_EVER).unwrap();
+    assert_eq!(text(family.get("x").unwrap()).as_deref(), Some("3"));
+    let tx = db
+        .transaction(TransactionOptions {
+            lock_timeout: Duration::from_millis(1),
+            ..options(Concurrency::Pessimistic, Isolation::Serializable)
+        })
+        .unwrap();
+    let refused = tx.get_for_update(&family, "x").unwrap_err();
+    assert!(matches!(refused, Error::LockTimeout { .. }), "{refused}");
+    drop(held);
+    tx.get_for_update(&family, "x").unwrap();
+}
+
+#[test]
+#[should_panic(expected = "has some already")]
+fn an_owner_that_has_locks_gets_no_others() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let mut owner = db.row_owner("one");
+    let free = db.lock_rows(&mut owner, [(&family, &b""[..])], FOR_EVER);
+    drop(free.unwrap());
+    let _held = db
+        .lock_rows(&mut owner, [(&family, &b"x"[..])], FOR_EVER)
+        .unwrap();
+    let _ = db.lock_rows(&mut owner, [(&family, &b"y"[..])], FOR_EVER);
+}
+
+#[test]
+fn rows_of_another_store_are_refused_and_a_full_table_is_told() {
+    let (_dir, db) = store();
+    let (_other_dir, other) = store();
+    let mut owner = db.row_owner("one");
+    let foreign = other.default_family();
+    let refused = db
+        .lock_rows(&mut owner, [(&foreign, &b"x"[..])], FOR_EVER)
+        .unwrap_err();
+    assert!(matches!(refused, Error::ForeignFamily { .. }), "{refused}");
+    let refused = db.lock_families(&mut owner, [&foreign], FOR_EVER).unwrap_err();
+    assert!(matches!(refused, Error::ForeignFamily { .. }), "{refused}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let small = Options {
+        max_row_locks: 1_000,
+        ..Options::default()
+    };
+    let db = Db::open(dir.path(), small).unwrap();
+    let family = db.default_family();
+    let mut owner = db.row_owner("many");
+    let keys: Vec<_> = (0..2_000_u32).map(u32::to_be_bytes).collect();
+    let rows = keys.iter().map(|key| (&family, &key[..]));
+    let refused = db.lock_rows(&mut owner, rows.clone(), FOR_EVER).unwrap_err();
+    assert!(
+        matches!(refused, Error::TooManyLocks { limit: 1_000 }),
+        "{refused}"
+    );
+    assert_eq!(db.stats().transactions.locks, 0, "what was locked is free again");
+    let held = db.lock_rows(&mut owner, rows.take(100), FOR_EVER).unwrap();
+    assert!(held.covers(&family, &keys[0]) && !held.covers(&family, &keys[100]));
+}

@@ -7,14 +7,14 @@
 
 use std::sync::Arc;
 
-use collie_db::{Batch, Error as DbError, Lsn, ReadOptions, Snapshot, Value, WriteOptions};
+use collie_db::{Batch, Error as DbError, Lsn, ReadOptions, Snapshot, Value};
 use collie_protocol::ReplyBuffer;
-use parking_lot::MutexGuard;
 
 use crate::failure::Failure;
 use crate::keyspace::Keyspace;
-use crate::locks::Held;
+use crate::locks::{Held, LOCKED_ONE_BY_ONE, LOCKED_WRITE};
 use crate::session::{Session, Shared};
+use crate::store::DATABASES;
 use crate::transaction::{Database, Transaction};
 use crate::value::{self, Header};
 
@@ -137,28 +137,80 @@ impl<'a> Exec<'a> {
 
     /// Takes the lock of a key. What is read and written until the guard goes is one step to all others. A
     /// transaction holds the locks of all its keys already.
-    pub(crate) fn lock(&mut self, key: &[u8]) -> Option<MutexGuard<'a, ()>> {
-        let shared = self.shared;
-        let db = self.session.db;
+    pub(crate) fn lock(&mut self, key: &[u8]) -> Result<Option<Held<'a>>, Failure> {
+        let store = &self.shared.store;
+        let session = &mut *self.session;
+        value::data_key(&mut session.scratch.key, key);
         if let Some(transaction) = &self.transaction {
-            debug_assert!(shared.store.locks.covers(transaction.held(), db, key));
-            return None;
+            debug_assert!(transaction.covers(self.shared, session.db, &session.scratch.key));
+            return Ok(None);
         }
-        let guard = shared.store.locks.one(db, key);
-        self.session.refresh(&shared.store);
-        Some(guard)
+        session.refresh(store);
+        let family = &session.keyspace.family;
+        let held = store
+            .locks
+            .one(&store.db, &mut session.owner, family, &session.scratch.key)?;
+        if store.generation() == session.generation {
+            return Ok(Some(held));
+        }
+        drop(held);
+        let _asking = store.locks.asking();
+        session.refresh(store);
+        let family = &session.keyspace.family;
+        let held = store
+            .locks
+            .one(&store.db, &mut session.owner, family, &session.scratch.key)?;
+        Ok(Some(held))
     }
 
     /// Takes the locks of several keys, see [`lock`](Exec::lock).
-    pub(crate) fn lock_several<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) -> Option<Held<'a>> {
+    pub(crate) fn lock_several<'k>(
+        &mut self,
+        keys: impl Iterator<Item = &'k [u8]>,
+    ) -> Result<Option<Held<'a>>, Failure> {
         if self.transaction.is_some() {
-            return None;
+            return Ok(None);
         }
-        let shared = self.shared;
         let db = self.session.db;
-        let held = shared.store.locks.several(keys.map(|key| (db, key)));
-        self.session.refresh(&shared.store);
-        Some(held)
+        let held = self.lock_keys(keys.map(|key| (db, key)))?;
+        self.session.refresh(&self.shared.store);
+        Ok(Some(held))
+    }
+
+    /// Takes the locks of keys of any databases; of all keys where these are very many. In a database that was never
+    /// selected there are none.
+    pub(crate) fn lock_keys<'k>(
+        &mut self,
+        keys: impl Iterator<Item = (u8, &'k [u8])>,
+    ) -> Result<Held<'a>, Failure> {
+        let store = &self.shared.store;
+        let mut names = Vec::new();
+        for (db, key) in keys {
+            let mut name = Vec::with_capacity(key.len() + 1);
+            value::data_key(&mut name, key);
+            names.push((db, name));
+        }
+        if names.len() > LOCKED_ONE_BY_ONE {
+            names.sort_unstable();
+            names.dedup();
+        }
+        if names.len() > LOCKED_ONE_BY_ONE {
+            let (held, _) = store.lock_all(&mut self.session.owner, Vec::new)?;
+            return Ok(held);
+        }
+        let asking = store.locks.asking();
+        let mut keyspaces = [const { None }; DATABASES as usize];
+        for (db, keyspace) in store.keyspaces() {
+            if let Some(slot) = keyspaces.get_mut(usize::from(db)) {
+                *slot = Some(keyspace);
+            }
+        }
+        let rows = names.iter().filter_map(|(db, name)| {
+            let keyspace: &Arc<Keyspace> = keyspaces.get(usize::from(*db))?.as_ref()?;
+            Some((&keyspace.family, &**name))
+        });
+        let owner = &mut self.session.owner;
+        Ok(store.locks.several(asking, &store.db, owner, rows)?)
     }
 
     /// Does several changes as one commit: a part of the transaction that is under way, or one of its own, which
@@ -171,7 +223,7 @@ impl<'a> Exec<'a> {
         if self.transaction.is_some() {
             return work(self);
         }
-        let held = self.shared.store.locks.several(keys);
+        let held = self.lock_keys(keys)?;
         self.begin(held, Vec::new());
         let done = work(self);
         self.finish(done.is_ok())?;
@@ -321,18 +373,14 @@ impl<'a> Exec<'a> {
         value::data_key(&mut session.scratch.key, key);
         value::encode(&mut session.scratch.value, expiry_ms, payload);
         let end = if expiry_ms.is_none() && prior.stored_expiry().is_none() {
-            family.put_with(
-                &session.scratch.key,
-                &session.scratch.value,
-                &WriteOptions::buffered(),
-            )?
+            family.put_with(&session.scratch.key, &session.scratch.value, &LOCKED_WRITE)?
         } else {
             let batch = &mut session.scratch.batch;
             batch.clear();
             batch.put(family, &session.scratch.key, &session.scratch.value)?;
             let keyspace = &session.keyspace;
             index(batch, keyspace, &mut session.scratch.key, key, prior, expiry_ms)?;
-            let end = family.db().write_ref(batch, &WriteOptions::buffered())?;
+            let end = family.db().write_ref(batch, &LOCKED_WRITE)?;
             session.scratch.empty_batch();
             end
         };
@@ -358,7 +406,7 @@ impl<'a> Exec<'a> {
             index(batch, keyspace, &mut session.scratch.key, key, prior, None)?;
         }
         let db = session.keyspace.family.db();
-        let end = db.write_ref(batch, &WriteOptions::buffered())?;
+        let end = db.write_ref(batch, &LOCKED_WRITE)?;
         session.scratch.empty_batch();
         for (key, _, prior) in entries {
             self.applied(key, prior, true, None, end);
@@ -393,7 +441,7 @@ impl<'a> Exec<'a> {
             return Ok(0);
         }
         let db = session.keyspace.family.db();
-        let end = db.write_ref(batch, &WriteOptions::buffered())?;
+        let end = db.write_ref(batch, &LOCKED_WRITE)?;
         session.scratch.empty_batch();
         for (key, prior) in entries.iter().filter(|(_, prior)| prior.stored.is_some()) {
             self.applied(key, prior, false, None, end);
@@ -474,7 +522,7 @@ impl<'a> Exec<'a> {
 
     /// Removes a key if it is past its expiry; says whether it was.
     pub(crate) fn expire(&mut self, key: &[u8]) -> Result<bool, Failure> {
-        let _lock = self.lock(key);
+        let _lock = self.lock(key)?;
         let prior = self.prior(key)?;
         if prior.stored.is_none() || prior.is_live {
             return Ok(false);

@@ -1,121 +1,112 @@
-//! Key locks for commands that read before they write.
+//! Key locks for commands that read before they write: the engine's row locks.
 //!
-//! A fixed number of mutexes, chosen by the hash of database and key. They are held while a command reads,
-//! decides and applies its write to the engine's memtable — never across an await, a sync or a write to a
-//! socket. Every command that changes a key takes its lock, a plain SET too: it decides by what was there
-//! whether the number of keys grows and which entry of the expiry index goes.
+//! They are held while a command reads, decides and applies its write to the engine's memtable — never across an await, a
+//! sync or a write to a socket. Every command that changes a key takes its lock, a plain SET too: it decides by what was
+//! there whether the number of keys grows and which entry of the expiry index goes. A key's entries in that index belong
+//! to it, and are locked with it.
+//!
+//! A row is a key of a keyspace, and a database may get another keyspace while its lock is waited for. So whoever has got
+//! the lock of one key looks whether the keyspace is still the database's (`Exec::lock`), and whoever locks several keeps
+//! keyspaces from being exchanged while he asks.
 
-use parking_lot::{Mutex, MutexGuard};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use std::sync::Arc;
+use std::time::Duration;
 
-/// Many more than there can be commands at work at once, so that two seldom meet by chance.
-const STRIPES: usize = 1024;
+use collie_db::{Db, Durability, Error, Family, RowLocks, RowOwner, WriteOptions};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The locks of all databases.
-#[derive(Debug)]
-pub(crate) struct KeyLocks {
-    stripes: Box<[Padded]>,
-}
+use crate::keyspace::Keyspace;
 
-/// A line of its own for each lock, so that neighbours do not slow each other.
+/// How commands write, the keys' locks held: visible on return, at the engine's weakest level.
+pub(crate) const LOCKED_WRITE: WriteOptions = WriteOptions {
+    durability: Durability::Buffered,
+    disable_wal: false,
+    skip_row_locks: true,
+};
+
+/// Locks are waited for as long as it takes. Whoever has one may be held up by the engine, but not by others for ever:
+/// who locks one key asks for no other; who locks several asks in an order, and never beside somebody who locks all.
+const FOR_EVER: Duration = Duration::MAX;
+
+/// A command that works on more keys than these locks all: about as cheap by then, and the engine's table of locks, which
+/// has room for a million unless the store was opened with other options, stays far from full.
+pub(crate) const LOCKED_ONE_BY_ONE: usize = 1_000;
+
+/// Keeps those who lock all keys from those who lock several, one by one, and from those who add a database.
 #[derive(Debug, Default)]
-#[repr(align(64))]
-struct Padded(Mutex<()>);
+pub(crate) struct KeyLocks {
+    everything: RwLock<()>,
+}
 
 /// Locks that are held; dropping it gives them back.
 #[must_use]
 pub(crate) struct Held<'a> {
-    _guards: Vec<MutexGuard<'a, ()>>,
-    /// Which ones they are, in order; `None` for all.
-    stripes: Option<Vec<usize>>,
+    rows: RowLocks<'a>,
+    /// Where all keys are locked: nobody else locks all.
+    everything: Option<RwLockWriteGuard<'a, ()>>,
 }
 
 impl Held<'_> {
-    /// Whether all locks are held.
+    /// Whether all keys are locked.
     pub(crate) fn is_all(&self) -> bool {
-        self.stripes.is_none()
+        self.everything.is_some()
+    }
+
+    /// Whether a row is locked.
+    pub(crate) fn covers(&self, family: &Family, key: &[u8]) -> bool {
+        self.rows.covers(family, key)
     }
 }
 
 impl KeyLocks {
-    pub(crate) fn new() -> KeyLocks {
-        KeyLocks {
-            stripes: (0..STRIPES).map(|_| Padded::default()).collect(),
-        }
+    /// Locks one row.
+    pub(crate) fn one<'a>(
+        &self,
+        db: &'a Db,
+        owner: &mut RowOwner,
+        family: &Family,
+        key: &[u8],
+    ) -> Result<Held<'a>, Error> {
+        let rows = db.lock_rows(owner, [(family, key)], FOR_EVER)?;
+        Ok(Held {
+            rows,
+            everything: None,
+        })
     }
 
-    fn stripe(&self, db: u8, key: &[u8]) -> usize {
-        // The remainder is below STRIPES, so nothing is cut off.
-        (xxh3_64_with_seed(key, u64::from(db)) % STRIPES as u64) as usize
+    /// While this is held nobody locks all keys, or exchanges keyspaces.
+    pub(crate) fn asking(&self) -> RwLockReadGuard<'_, ()> {
+        self.everything.read()
     }
 
-    /// Takes the lock of one key.
-    pub(crate) fn one(&self, db: u8, key: &[u8]) -> MutexGuard<'_, ()> {
-        self.stripes[self.stripe(db, key)].0.lock()
+    /// Locks several rows. Their keyspaces were looked up while `_asking`, and stay their databases' while one of their
+    /// rows is held.
+    pub(crate) fn several<'a, 'k>(
+        &self,
+        _asking: RwLockReadGuard<'_, ()>,
+        db: &'a Db,
+        owner: &mut RowOwner,
+        rows: impl Iterator<Item = (&'k Family, &'k [u8])>,
+    ) -> Result<Held<'a>, Error> {
+        let rows = db.lock_rows(owner, rows, FOR_EVER)?;
+        Ok(Held {
+            rows,
+            everything: None,
+        })
     }
 
-    /// Takes the locks of several keys, each with its database, in the order of the locks, so that no two
-    /// callers wait for each other in a ring.
-    pub(crate) fn several<'k>(&self, keys: impl Iterator<Item = (u8, &'k [u8])>) -> Held<'_> {
-        let mut stripes: Vec<usize> = keys.map(|(db, key)| self.stripe(db, key)).collect();
-        stripes.sort_unstable();
-        stripes.dedup();
-        Held {
-            _guards: stripes
-                .iter()
-                .map(|stripe| self.stripes[*stripe].0.lock())
-                .collect(),
-            stripes: Some(stripes),
-        }
-    }
-
-    /// Takes all locks: nobody changes any key of any database.
-    pub(crate) fn all(&self) -> Held<'_> {
-        Held {
-            _guards: self.stripes.iter().map(|stripe| stripe.0.lock()).collect(),
-            stripes: None,
-        }
-    }
-
-    /// Whether the lock of a key is among those that are held.
-    pub(crate) fn covers(&self, held: &Held<'_>, db: u8, key: &[u8]) -> bool {
-        let own = self.stripe(db, key);
-        held.stripes
-            .as_ref()
-            .is_none_or(|stripes| stripes.binary_search(&own).is_ok())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    #[test]
-    fn keys_taken_in_opposite_orders_never_deadlock_and_exclude_each_other() {
-        // Four threads take overlapping pairs and all locks; a counter that is read, then written, misses
-        // an increment wherever two were inside at once.
-        let locks = KeyLocks::new();
-        let counter = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for thread in 0..4_u8 {
-                let (locks, counter) = (&locks, &counter);
-                scope.spawn(move || {
-                    for _ in 0..2_000 {
-                        let (a, b): (&[u8], &[u8]) = (b"a", b"b");
-                        let _held = match thread {
-                            0 => locks.several([(0, a), (0, b)].into_iter()),
-                            1 => locks.several([(0, b), (0, a)].into_iter()),
-                            2 => locks.several([(0, a), (0, a)].into_iter()),
-                            _ => locks.all(),
-                        };
-                        // Relaxed: the locks order the accesses.
-                        let seen = counter.load(Ordering::Relaxed);
-                        counter.store(seen + 1, Ordering::Relaxed);
-                    }
-                });
-            }
-        });
-        assert_eq!(counter.load(Ordering::Relaxed), 8_000);
+    /// Locks all rows of the keyspaces that `keyspaces` gives when no others can come: all that there are, and the ones
+    /// that may take their place.
+    pub(crate) fn all<'a>(
+        &'a self,
+        db: &'a Db,
+        owner: &mut RowOwner,
+        keyspaces: impl FnOnce() -> Vec<Arc<Keyspace>>,
+    ) -> Result<Held<'a>, Error> {
+        let everything = Some(self.everything.write());
+        let keyspaces = keyspaces();
+        let families = keyspaces.iter().map(|keyspace| &keyspace.family);
+        let rows = db.lock_families(owner, families, FOR_EVER)?;
+        Ok(Held { rows, everything })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use collie_db::{Batch, Lsn};
+use collie_db::{Batch, Lsn, RowOwner};
 use collie_io::Clock;
 use collie_protocol::{KeptRequest, ReplyBuffer, Version};
 use tokio::sync::watch;
@@ -93,6 +93,8 @@ pub(crate) struct Session {
     pub(crate) seen: Lsn,
     /// The largest commit end that this connection ever wrote or saw, for `WAITAOF`.
     pub(crate) last: Lsn,
+    /// Whom it locks keys for.
+    pub(crate) owner: RowOwner,
     /// Reused by every command: the engine's form of a key and of a value, and a batch.
     pub(crate) scratch: Scratch,
 }
@@ -148,6 +150,7 @@ impl Session {
             tally: Tally::default(),
             seen: 0,
             last: 0,
+            owner: shared.store.db.row_owner("a client"),
             scratch: Scratch {
                 key: Vec::new(),
                 value: Vec::new(),

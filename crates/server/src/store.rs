@@ -17,12 +17,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use collie_db::{Batch, Db, Durability, Error, Family, FamilyOptions, Lsn, WriteOptions};
+use collie_db::{Batch, Db, Durability, Error, Family, FamilyOptions, Lsn, RowOwner};
 use parking_lot::Mutex;
 
 use crate::cursors::Cursors;
 use crate::keyspace::{FamilyName, Keyspace};
-use crate::locks::KeyLocks;
+use crate::locks::{Held, KeyLocks, LOCKED_WRITE};
 
 /// Number of databases.
 pub(crate) const DATABASES: u8 = 16;
@@ -49,7 +49,7 @@ impl Store {
     /// keys. Database 0 is created where it is missing.
     pub(crate) fn open(db: Db, cursor_seed: u64, family_options: FamilyOptions) -> Result<Store, OpenError> {
         let store = Store {
-            locks: KeyLocks::new(),
+            locks: KeyLocks::default(),
             cursors: Mutex::new(Cursors::new(cursor_seed)),
             current: Mutex::new([const { None }; DATABASES as usize]),
             generation: AtomicU64::new(0),
@@ -116,8 +116,13 @@ impl Store {
             .collect()
     }
 
+    /// The numbers of all databases that were ever selected.
+    pub(crate) fn databases(&self) -> Vec<u8> {
+        self.keyspaces().iter().map(|(index, _)| *index).collect()
+    }
+
     /// The database; where it was never selected, its family is created. That syncs: it is for threads
-    /// that may block.
+    /// that may block, and hold no locks.
     pub(crate) fn create(&self, index: u8) -> Result<Arc<Keyspace>, Error> {
         let _changing = self.families.lock();
         if let Some(there) = self.keyspace(index) {
@@ -125,6 +130,8 @@ impl Store {
         }
         let name = self.stored_name(index)?;
         let keyspace = Arc::new(Keyspace::empty(name, self.new_family(name)?));
+        // Not while somebody has locked all keys, of all databases that there are.
+        let _asking = self.locks.asking();
         if let Some(slot) = self.current.lock().get_mut(usize::from(index)) {
             *slot = Some(Arc::clone(&keyspace));
         }
@@ -173,7 +180,7 @@ impl Store {
         for (index, keyspace) in new {
             batch.put(&names, meta_key(*index), meta_value(*index, keyspace.name))?;
         }
-        let end = self.db.write_ref(batch, &WriteOptions::buffered())?;
+        let end = self.db.write_ref(batch, &LOCKED_WRITE)?;
         let mut current = self.current.lock();
         for (index, keyspace) in new {
             if let Some(slot) = current.get_mut(usize::from(*index)) {
@@ -183,6 +190,30 @@ impl Store {
         // Release pairs with the Acquire in `generation`.
         self.generation.fetch_add(1, Ordering::Release);
         Ok(end)
+    }
+
+    /// Locks all keys of all databases. Gives a keyspace without keys, too, for each database that `emptied` names, to
+    /// take its place; for these it syncs.
+    pub(crate) fn lock_all(
+        &self,
+        owner: &mut RowOwner,
+        emptied: impl Fn() -> Vec<u8>,
+    ) -> Result<(Held<'_>, Vec<Arc<Keyspace>>), Error> {
+        loop {
+            let databases = emptied();
+            let spare = self.spare(&databases)?;
+            let held = self.locks.all(&self.db, owner, || {
+                let current = self.keyspaces().into_iter().map(|(_, keyspace)| keyspace);
+                current.chain(spare.iter().cloned()).collect()
+            });
+            let held = held.inspect_err(|_| self.discard(&spare))?;
+            // A database may have come while the spare keyspaces were made; now none can.
+            if emptied() == databases {
+                return Ok((held, spare));
+            }
+            drop(held);
+            self.discard(&spare);
+        }
     }
 
     /// Waits until the commit that replaced keyspaces is on disk, then drops them. Blocks.

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use collie_db::{Error as DbError, WriteOptions};
+use collie_db::Error as DbError;
 use collie_protocol::ReplyBuffer;
 use parking_lot::{Condvar, Mutex};
 
 use crate::exec::Exec;
 use crate::failure::Failure;
 use crate::keyspace::Keyspace;
+use crate::locks::LOCKED_WRITE;
 use crate::session::{Session, Shared};
 use crate::value;
 
@@ -128,13 +129,13 @@ fn remove_due(
 
 /// Drops an index entry that does not belong to its key any more.
 fn drop_stale(exec: &mut Exec<'_>, entry: &[u8], expiry_ms: u64, key: &[u8]) -> Result<(), Failure> {
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     if prior.live_expiry() == Some(expiry_ms) {
         return Ok(());
     }
     let keyspace = &exec.session.keyspace;
-    match keyspace.family.delete_with(entry, &WriteOptions::buffered()) {
+    match keyspace.family.delete_with(entry, &LOCKED_WRITE) {
         Ok(_) | Err(DbError::FamilyDropped { .. }) => {}
         Err(error) => return Err(error.into()),
     }

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use collie_db::{Batch, Value, WriteOptions};
+use collie_db::{Batch, Value};
 
 use crate::failure::Failure;
 use crate::keyspace::Keyspace;
-use crate::locks::Held;
+use crate::locks::{Held, LOCKED_WRITE};
 use crate::session::Shared;
 use crate::store::{DATABASES, Replaced};
 use crate::value::{self, DATA};
@@ -87,9 +87,14 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// The locks that it holds.
-    pub(crate) fn held(&self) -> &Held<'a> {
-        &self.held
+    /// Whether it holds the lock of a key, given as the engine has it.
+    pub(crate) fn covers(&self, shared: &Shared, db: u8, key: &[u8]) -> bool {
+        let own = self.databases.get(usize::from(db)).and_then(Option::as_ref);
+        let keyspace = match own {
+            Some(database) => Some(Arc::clone(&database.keyspace)),
+            None => shared.store.keyspace(db),
+        };
+        keyspace.is_none_or(|keyspace| self.held.covers(&keyspace.family, key))
     }
 
     /// A database, where it was ever selected. No other connection can exchange it while locks are held.
@@ -104,19 +109,21 @@ impl<'a> Transaction<'a> {
     /// Empties databases.
     pub(crate) fn empty(&mut self, shared: &Shared, databases: &[u8]) -> Result<(), Failure> {
         debug_assert!(self.held.is_all());
+        let mut fresh = Vec::with_capacity(databases.len());
         for &index in databases {
-            let Some(database) = self.database(shared, index) else {
-                continue;
+            let keyspace = match self.database(shared, index) {
+                None => continue,
+                Some(database) if database.is_spare => Some(Arc::clone(&database.keyspace)),
+                Some(_) => self.spare.pop(),
             };
-            let fresh = if database.is_spare {
-                Arc::clone(&database.keyspace)
-            } else {
-                self.spare
-                    .pop()
-                    .ok_or("ERR internal error: no keyspace was prepared")?
-            };
+            fresh.push((
+                index,
+                keyspace.ok_or("ERR internal error: no keyspace was prepared")?,
+            ));
+        }
+        for (index, keyspace) in fresh {
             if let Some(slot) = self.databases.get_mut(usize::from(index)) {
-                *slot = Some(Database::new(fresh, true));
+                *slot = Some(Database::new(keyspace, true));
             }
         }
         self.is_rearranged = true;
@@ -187,7 +194,7 @@ impl<'a> Transaction<'a> {
         let end = if batch.is_empty() {
             0
         } else {
-            shared.store.db.write_ref(&batch, &WriteOptions::buffered())?
+            shared.store.db.write_ref(&batch, &LOCKED_WRITE)?
         };
         Ok(Replaced { end, old: Vec::new() })
     }

@@ -283,3 +283,152 @@ fn transactions_over_all_databases_beside_flushes_and_swaps_end() {
         }
     });
 }
+
+#[test]
+fn increments_beside_swaps_of_their_databases_are_exact() {
+    // A lock that was waited for while databases were swapped is the wrong one: the key is another keyspace's by then.
+    // And who locks many keys, one by one, must not meet somebody who locks all.
+    const CLIENTS: usize = 4;
+    const ROUNDS: usize = 40;
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    server.client().line("MSET a 0 b 0");
+    run(&mut server.client(), &["SELECT 1", "MSET a 0 b 0"]);
+    std::thread::scope(|scope| {
+        let increments = (0..CLIENTS).map(|client| {
+            let mut connection = server.client();
+            scope.spawn(move || {
+                let keys = if client % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
+                let others: Vec<String> = (0..400).map(|key| format!("other{key}")).collect();
+                let others: Vec<&str> = ["MSET"]
+                    .into_iter()
+                    .chain(others.iter().map(String::as_str))
+                    .collect();
+                let lines: [&[&str]; 6] = [
+                    &["MULTI"],
+                    &["INCR", keys[0]],
+                    &["INCR", keys[1]],
+                    &["EXEC"],
+                    &["INCR", keys[0]],
+                    &others,
+                ];
+                let once: Vec<u8> = lines.iter().flat_map(|line| support::command(line)).collect();
+                for _ in 0..ROUNDS {
+                    connection.send(&once.repeat(10));
+                    for _ in 0..10 * lines.len() {
+                        let reply = connection.reply();
+                        assert_ne!(reply[0], b'-', "{}", String::from_utf8_lossy(&reply));
+                    }
+                }
+            })
+        });
+        let increments: Vec<_> = increments.collect();
+        let mut client = server.client();
+        while !increments.iter().all(|thread| thread.is_finished()) {
+            assert_eq!(client.line("SWAPDB 0 1"), "+OK\r\n");
+        }
+    });
+    let mut sum = 0;
+    for database in 0..2 {
+        let values = run(&mut server.client(), &[&format!("SELECT {database}"), "MGET a b"]);
+        let numbers = values.lines().filter(|line| !line.starts_with(['*', '$']));
+        sum += numbers.map(|line| line.parse::<usize>().unwrap()).sum::<usize>();
+    }
+    assert_eq!(sum, CLIENTS * ROUNDS * 10 * 3);
+}
+
+#[test]
+fn all_databases_are_flushed_however_new_they_are() {
+    // One client selects databases for the first time while another flushes all: no flush comes upon one that it has
+    // nothing to put in the place of, and what was written before a flush began is gone.
+    for round in 0..20 {
+        let dir = tempfile::tempdir().unwrap();
+        let server = start(dir.path(), config());
+        server.client().line("SET before 1");
+        std::thread::scope(|scope| {
+            let selecting = scope.spawn(|| {
+                let mut client = server.client();
+                for database in 1..16 {
+                    client.line(&format!("SELECT {database}"));
+                    assert_eq!(client.line("SET k v"), "+OK\r\n");
+                }
+            });
+            let mut client = server.client();
+            while !selecting.is_finished() {
+                let reply = match round % 2 {
+                    0 => client.line("FLUSHALL"),
+                    _ => run(&mut client, &["MULTI", "FLUSHDB", "FLUSHALL", "SET x 1", "EXEC"]),
+                };
+                assert!(!reply.contains('-'), "{reply}");
+            }
+        });
+        let mut client = server.client();
+        let keys = client.line("KEYS *");
+        assert_eq!(keys, ["*0\r\n", "*1\r\n$1\r\nx\r\n"][round % 2]);
+        let last = run(&mut client, &["SELECT 15", "SET k w", "FLUSHALL", "KEYS *"]);
+        assert_eq!(last, "*0\r\n");
+        for database in 0..16 {
+            let left = run(&mut client, &[&format!("SELECT {database}"), "DBSIZE"]);
+            assert_eq!(left, ":0\r\n", "database {database}");
+        }
+    }
+}
+
+#[test]
+fn a_transaction_copies_into_a_database_that_nobody_selected_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let mut client = server.client();
+    let lines = [
+        "SET a 1",
+        "MULTI",
+        "FLUSHDB",
+        "SET a 2",
+        "COPY a b REPLACE REPLACE DB 4",
+        "COPY a c DB 99",
+        "EXEC",
+    ];
+    let reply = run(&mut client, &lines);
+    assert!(reply.starts_with("*4\r\n+OK\r\n+OK\r\n:1\r\n-ERR"), "{reply}");
+    assert_eq!(run(&mut client, &["SELECT 4", "GET b"]), "$1\r\n2\r\n");
+    assert_eq!(client.line("DBSIZE"), ":1\r\n");
+}
+
+#[test]
+fn commands_of_thousands_of_keys_are_one_step_beside_others() {
+    // So many that each locks all keys instead of one after the other; some in the opposite order.
+    const KEYS: usize = 5_000;
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    std::thread::scope(|scope| {
+        for client in 0..3 {
+            let mut connection = server.client();
+            scope.spawn(move || {
+                let mut keys: Vec<usize> = (0..KEYS).collect();
+                if client == 1 {
+                    keys.reverse();
+                }
+                for round in 0..10 {
+                    let value = format!("{client}.{round}");
+                    let names: Vec<String> = keys.iter().map(|key| format!("k{key}")).collect();
+                    let mut set = vec!["MSET"];
+                    names.iter().for_each(|name| set.extend([name.as_str(), &value]));
+                    connection.send(&support::command(&set));
+                    assert_eq!(connection.reply(), b"+OK\r\n");
+                    connection.line("INCR counter");
+                    let few = connection.line("MGET k0 k1 k2500 k4998 k4999");
+                    let values: Vec<&str> = few.lines().filter(|line| line.contains('.')).collect();
+                    assert!(values.windows(2).all(|two| two[0] == two[1]), "{few}");
+                }
+            });
+        }
+    });
+    let all: Vec<String> = (0..KEYS).map(|key| format!("k{key}")).collect();
+    let mut del = vec!["DEL"];
+    del.extend(all.iter().map(String::as_str));
+    let mut client = server.client();
+    client.send(&support::command(&del));
+    assert_eq!(client.reply(), format!(":{KEYS}\r\n").as_bytes());
+    assert_eq!(client.line("GET counter"), "$2\r\n30\r\n");
+    assert_eq!(client.line("DBSIZE"), ":1\r\n");
+}

@@ -204,7 +204,7 @@ pub(super) fn bitfield(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         return read_only(exec, request, &operations);
     };
     let key = request.at(1);
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let mut bytes = prior
         .live()

@@ -37,7 +37,7 @@ pub(super) fn setbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         Ok(_) | Err(_) => return Err(NO_BIT.into()),
     };
     let key = request.at(1);
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let mut bytes = prior
         .live()
@@ -239,7 +239,7 @@ pub(super) fn bitop(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         return Err("ERR BITOP NOT must be called with a single source key.".into());
     }
     let target = request.at(2);
-    let _locks = exec.lock_several(request.iter().skip(2));
+    let _locks = exec.lock_several(request.iter().skip(2))?;
     let mut sources: Vec<Prior> = Vec::with_capacity(request.len() - 3);
     for key in request.iter().skip(3) {
         sources.push(exec.prior(key)?);

@@ -72,7 +72,7 @@ fn set_expiry(exec: &mut Exec<'_>, request: Request<'_>, unit: Unit, command: &s
         .to_unix_ms(value, exec.now_ms)
         .ok_or_else(|| text::expire_time(command))?;
     let key = request.at(1);
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let Some(found) = prior.live() else {
         exec.reply.integer(0);
@@ -101,7 +101,7 @@ fn set_expiry(exec: &mut Exec<'_>, request: Request<'_>, unit: Unit, command: &s
 
 pub(super) fn persist(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let found = prior.live().filter(|found| found.header.expiry_ms.is_some());
     if let Some(found) = found {

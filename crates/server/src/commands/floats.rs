@@ -213,7 +213,7 @@ fn power_of(text: &[u8]) -> Option<i64> {
 
 pub(super) fn incrbyfloat(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let no_float = Failure::from("ERR value is not a valid float");
     let before = prior

@@ -1,7 +1,5 @@
 //! Keys as such.
 
-use std::sync::Arc;
-
 use collie_db::{Error as DbError, Key, Value};
 use collie_protocol::{ReplyBuffer, Request};
 
@@ -10,8 +8,8 @@ use super::numbers::is;
 use crate::exec::{Exec, Flow, Outcome, Pause, Prior};
 use crate::failure::{Failure, text};
 use crate::glob;
-use crate::keyspace::Keyspace;
 use crate::session::{Session, Shared};
+use crate::store::Store;
 use crate::transaction::Transaction;
 use crate::value;
 
@@ -22,7 +20,7 @@ pub(super) fn del(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let mut keys: Vec<&[u8]> = request.iter().skip(1).collect();
     keys.sort_unstable();
     keys.dedup();
-    let _locks = exec.lock_several(keys.iter().copied());
+    let _locks = exec.lock_several(keys.iter().copied())?;
     let mut entries: Vec<(&[u8], Prior)> = Vec::with_capacity(keys.len());
     let mut live = 0;
     for key in keys {
@@ -75,30 +73,29 @@ pub(super) fn dbsize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 }
 
 pub(super) fn flushdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let databases = vec![exec.session.db];
-    flush(exec, request, &databases)
+    let own = exec.session.db;
+    flush(exec, request, |_| vec![own])
 }
 
 pub(super) fn flushall(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let databases = exec.shared.store.keyspaces();
-    let databases: Vec<u8> = databases.iter().map(|(index, _)| *index).collect();
-    flush(exec, request, &databases)
+    flush(exec, request, Store::databases)
 }
 
 /// `ASYNC` and `SYNC` are taken, and make no difference: either way the databases are empty at once and the
 /// space comes back in the background.
-fn flush(exec: &mut Exec<'_>, request: Request<'_>, databases: &[u8]) -> Outcome {
+fn flush(exec: &mut Exec<'_>, request: Request<'_>, databases: impl Fn(&Store) -> Vec<u8>) -> Outcome {
     match (request.len(), request.get(1)) {
         (1, _) => {}
         (2, Some(mode)) if is(mode, "ASYNC") || is(mode, "SYNC") => {}
         _ => return Err(text::SYNTAX.into()),
     }
     if let Some(transaction) = &mut exec.transaction {
-        transaction.empty(exec.shared, databases)?;
+        transaction.empty(exec.shared, &databases(&exec.shared.store))?;
     } else if exec.may_block {
-        let spare = exec.shared.store.spare(databases)?;
-        rearrange(exec, spare, |transaction, shared| {
-            transaction.empty(shared, databases)
+        let store = &exec.shared.store;
+        let emptied = || databases(store);
+        rearrange(exec, emptied, |transaction, shared| {
+            transaction.empty(shared, &emptied())
         })?;
     } else {
         return Ok(Flow::Aside);
@@ -110,10 +107,11 @@ fn flush(exec: &mut Exec<'_>, request: Request<'_>, databases: &[u8]) -> Outcome
 /// Empties or swaps databases in a transaction of its own.
 pub(super) fn rearrange(
     exec: &mut Exec<'_>,
-    spare: Vec<Arc<Keyspace>>,
+    emptied: impl Fn() -> Vec<u8>,
     work: impl FnOnce(&mut Transaction<'_>, &Shared) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    exec.begin(exec.shared.store.locks.all(), spare);
+    let (held, spare) = exec.shared.store.lock_all(&mut exec.session.owner, emptied)?;
+    exec.begin(held, spare);
     let done = match &mut exec.transaction {
         Some(transaction) => work(transaction, exec.shared),
         None => Ok(()),

@@ -41,21 +41,28 @@ fn rename_unless(exec: &mut Exec<'_>, request: Request<'_>, keeps_target: bool) 
     })
 }
 
-pub(super) fn copy(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let own = exec.session.db;
-    let (mut target_db, mut replace) = (own, false);
+/// The database that `COPY` names, and whether it replaces.
+pub(super) fn copy_options(request: Request<'_>) -> Result<(Option<u8>, bool), Failure> {
+    let (mut target_db, mut replace) = (None, false);
     let mut i = 3;
     while let Some(word) = request.get(i) {
         match request.get(i + 1) {
             _ if is(word, "REPLACE") => replace = true,
             Some(index) if is(word, "DB") => {
-                target_db = database(index)?;
+                target_db = Some(database(index)?);
                 i += 1;
             }
             _ => return Err(text::SYNTAX.into()),
         }
         i += 1;
     }
+    Ok((target_db, replace))
+}
+
+pub(super) fn copy(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let own = exec.session.db;
+    let (target_db, replace) = copy_options(request)?;
+    let target_db = target_db.unwrap_or(own);
     let (from, to) = (request.at(1), request.at(2));
     if target_db == own && from == to {
         return Err(text::SAME_OBJECT.into());
@@ -117,6 +124,9 @@ fn is_there(exec: &Exec<'_>, db: u8) -> Result<bool, Failure> {
     if exec.shared.store.keyspace(db).is_some() {
         return Ok(true);
     }
+    if exec.transaction.is_some() {
+        return Err("ERR internal error: the database was not prepared for a transaction".into());
+    }
     if exec.may_block {
         exec.shared.store.create(db)?;
     }
@@ -137,7 +147,7 @@ pub(super) fn swapdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         }
         exec.shared.store.create(one)?;
         exec.shared.store.create(other)?;
-        rearrange(exec, Vec::new(), |transaction, shared| {
+        rearrange(exec, Vec::new, |transaction, shared| {
             transaction.swap(shared, one, other);
             Ok(())
         })?;

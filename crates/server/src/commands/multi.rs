@@ -11,12 +11,13 @@ use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
 use super::Command;
+use super::moves::copy_options;
 use super::numbers::is;
 use crate::exec::{Exec, Flow, Outcome, Pause};
 use crate::failure::Failure;
 use crate::keyspace::Keyspace;
 use crate::session::Queue;
-use crate::store::DATABASES;
+use crate::store::{DATABASES, Store};
 
 pub(super) fn multi(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     if exec.session.queue.is_some() {
@@ -90,7 +91,7 @@ pub(super) fn watch(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         return Err("ERR WATCH inside MULTI is not allowed".into());
     }
     for key in request.iter().skip(1) {
-        let _lock = exec.lock(key);
+        let _lock = exec.lock(key)?;
         let was_expired = exec.prior(key)?.is_expired();
         let db = exec.session.db;
         exec.session.watched.add(db, key, was_expired);
@@ -124,10 +125,9 @@ pub(super) fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
         return Ok(Flow::Next);
     };
     let selected = exec.session.db;
-    let ran = prepare(exec, &queue, &missing, &uncounted).and_then(|spare| {
-        begin(exec, &queue, spare);
-        execute(exec, &queue)
-    });
+    let ran = prepare(exec, &missing, &uncounted)
+        .and_then(|()| begin(exec, &queue))
+        .and_then(|()| execute(exec, &queue));
     exec.session.watched.clear();
     let done = exec.finish(ran.is_ok()).and(ran);
     // Nothing of a transaction that fails has happened, a SELECT neither.
@@ -139,37 +139,34 @@ pub(super) fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     done.map(|()| Flow::Next)
 }
 
-/// Does what blocks, while no lock is held. Gives keyspaces for databases that the commands may empty.
-fn prepare(
-    exec: &Exec<'_>,
-    queue: &Queue,
-    missing: &[u8],
-    uncounted: &[Arc<Keyspace>],
-) -> Result<Vec<Arc<Keyspace>>, Failure> {
+/// Does what blocks, while no lock is held.
+fn prepare(exec: &Exec<'_>, missing: &[u8], uncounted: &[Arc<Keyspace>]) -> Result<(), Failure> {
     for index in missing {
         exec.shared.store.create(*index)?;
     }
     for keyspace in uncounted {
         tokio::runtime::Handle::current().block_on(keyspace.counted())?;
     }
-    Ok(exec.shared.store.spare(&emptied_databases(exec, queue))?)
+    Ok(())
 }
 
-/// Takes the locks.
-fn begin(exec: &mut Exec<'_>, queue: &Queue, spare: Vec<Arc<Keyspace>>) {
-    let locks = &exec.shared.store.locks;
-    let db = exec.session.db;
-    let held = if queue.commands.iter().any(|(command, _)| command.is_everywhere) {
-        locks.all()
+/// Takes the locks, and keyspaces for databases that the commands may empty.
+fn begin(exec: &mut Exec<'_>, queue: &Queue) -> Result<(), Failure> {
+    let (db, store) = (exec.session.db, &exec.shared.store);
+    let (held, spare) = if queue.commands.iter().any(|(command, _)| command.is_everywhere) {
+        store.lock_all(&mut exec.session.owner, || emptied_databases(store, db, queue))?
     } else {
         let named = queue.commands.iter().flat_map(|(command, kept)| {
             let keys = command.keys.iter();
             keys.flat_map(|keys| keys.of(kept.request())).map(|key| (db, key))
         });
-        let watched = exec.session.watched.keys().map(|(db, key, _)| (db, key));
-        locks.several(named.chain(watched))
+        let watched = exec.session.watched.keys();
+        let watched: Vec<_> = watched.map(|(db, key, _)| (db, key.to_vec())).collect();
+        let watched = watched.iter().map(|(db, key)| (*db, &**key));
+        (exec.lock_keys(named.chain(watched))?, Vec::new())
     };
     exec.begin(held, spare);
+    Ok(())
 }
 
 /// Whether a watched key has changed, or is past its expiry and was not when the watch began.
@@ -273,7 +270,13 @@ fn named_databases(command: &Command, request: Request<'_>) -> Vec<u8> {
         "select" => &[1],
         "move" => &[2],
         "swapdb" => &[1, 2],
-        "copy" => &[4, 5],
+        "copy" => {
+            return copy_options(request)
+                .ok()
+                .and_then(|(db, _)| db)
+                .into_iter()
+                .collect();
+        }
         _ => &[],
     };
     named
@@ -285,12 +288,12 @@ fn named_databases(command: &Command, request: Request<'_>) -> Vec<u8> {
 }
 
 /// For which databases keyspaces without keys may be needed: one for each time that one may be emptied.
-fn emptied_databases(exec: &Exec<'_>, queue: &Queue) -> Vec<u8> {
+fn emptied_databases(store: &Store, own: u8, queue: &Queue) -> Vec<u8> {
     let mut emptied = Vec::new();
     for (command, _) in &queue.commands {
         match command.name {
-            "flushdb" => emptied.push(exec.session.db),
-            "flushall" => emptied.extend(exec.shared.store.keyspaces().iter().map(|(index, _)| *index)),
+            "flushdb" => emptied.push(own),
+            "flushall" => emptied.extend(store.databases()),
             _ => {}
         }
     }

@@ -25,7 +25,7 @@ pub(super) fn getrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 pub(super) fn setrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let (key, part) = (request.at(1), request.at(3));
     let start = usize::try_from(integer(request.at(2))?).map_err(|_| "ERR offset is out of range")?;
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let mut bytes = prior
         .live()

@@ -23,7 +23,7 @@ pub(super) fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let options = StringOptions::read(request, true)?;
     let expiry = options.expiry(exec.now_ms, "set")?.map(|(ms, _)| ms);
     let (key, payload) = (request.at(1), request.at(2));
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let is_there = prior.live().is_some();
     let refused = (options.only_if_absent && is_there) || (options.only_if_present && !is_there);
@@ -58,7 +58,7 @@ pub(super) fn psetex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 fn set_with_expiry(exec: &mut Exec<'_>, request: Request<'_>, unit: Unit, command: &str) -> Outcome {
     let expiry = expiry_of(request.at(2), unit, exec.now_ms, command)?;
     let key = request.at(1);
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     exec.store(key, &prior, request.at(3), Some(expiry))?;
     exec.reply.ok();
@@ -67,7 +67,7 @@ fn set_with_expiry(exec: &mut Exec<'_>, request: Request<'_>, unit: Unit, comman
 
 pub(super) fn getset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     exec.count_lookup(prior.live().is_some());
     exec.store(key, &prior, request.at(2), None)?;
@@ -77,7 +77,7 @@ pub(super) fn getset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 pub(super) fn setnx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let is_there = prior.live().is_some();
     if !is_there {
@@ -89,7 +89,7 @@ pub(super) fn setnx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 pub(super) fn getdel(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     exec.count_lookup(prior.live().is_some());
     if prior.live().is_none() {
@@ -106,7 +106,7 @@ pub(super) fn getdel(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 pub(super) fn getex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let options = StringOptions::read(request, false)?;
     let key = request.at(1);
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     exec.count_lookup(prior.live().is_some());
     let Some(found) = prior.live() else {
@@ -183,7 +183,7 @@ fn set_several(
     while let (Some(key), Some(payload)) = (args.next(), args.next()) {
         values.insert(key, payload);
     }
-    let _locks = exec.lock_several(values.keys().copied());
+    let _locks = exec.lock_several(values.keys().copied())?;
     let mut entries: Vec<(&[u8], &[u8], Prior)> = Vec::with_capacity(values.len());
     for (key, payload) in values {
         entries.push((key, payload, exec.prior(key)?));
@@ -197,7 +197,7 @@ fn set_several(
 
 pub(super) fn append(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let (key, tail) = (request.at(1), request.at(2));
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let Some(found) = prior.live() else {
         exec.store(key, &prior, tail, None)?;
@@ -245,7 +245,7 @@ pub(super) fn decrby(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 fn add(exec: &mut Exec<'_>, key: &[u8], by: i64) -> Outcome {
-    let _lock = exec.lock(key);
+    let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let before = match prior.live() {
         Some(found) => parse_i64(found.payload()).ok_or(Failure::from(text::NOT_AN_INTEGER))?,

@@ -60,7 +60,6 @@ struct Done {
     commits: u64,
     retries: u64,
     written: u64,
-    response_ns: u64,
     flush_ns: u64,
     latencies: Latencies,
 }
@@ -71,7 +70,6 @@ impl Done {
             commits: 0,
             retries: 0,
             written: 0,
-            response_ns: 0,
             flush_ns: 0,
             latencies: Latencies::new()?,
         })
@@ -81,7 +79,6 @@ impl Done {
         self.commits += other.commits;
         self.retries += other.retries;
         self.written += other.written;
-        self.response_ns += other.response_ns;
         self.flush_ns += other.flush_ns;
         self.latencies.merge(&other.latencies);
     }
@@ -144,12 +141,13 @@ pub(super) fn measure<L: Load>(
     drop(store);
     db.close()?;
     dir.remove()?;
-    Ok(figures(&done, &before, &after, cpu, ns))
+    Ok(figures(&done, run.threads, &before, &after, cpu, ns))
 }
 
 /// What a run of `ns` nanoseconds came to.
-fn figures(done: &Done, before: &Stats, after: &Stats, cpu: Nanos, ns: Nanos) -> Measured {
+fn figures(done: &Done, threads: usize, before: &Stats, after: &Stats, cpu: Nanos, ns: Nanos) -> Measured {
     let per = |sum: u64, of: u64| sum as f64 / of.max(1) as f64;
+    let of_threads = |sum: u64| per(sum, ns) / threads as f64;
     // Past the page cache the write is the sync, so that both together are the flush.
     let flushes = |stats: &Stats| {
         let log = stats.log.as_ref();
@@ -166,8 +164,8 @@ fn figures(done: &Done, before: &Stats, after: &Stats, cpu: Nanos, ns: Nanos) ->
         retries: per(done.retries, done.commits),
         flushes: flushes as f64,
         flush_us: per(flush_ns - flush_ns_before, flushes) / 1000.0,
-        flush_share: per(done.flush_ns, done.response_ns),
-        lock_wait_share: per(now.lock_wait_ns - then.lock_wait_ns, done.response_ns),
+        flush_share: of_threads(done.flush_ns),
+        lock_wait_share: of_threads(now.lock_wait_ns - then.lock_wait_ns),
         held_us: per(now.locks_held_ns - then.locks_held_ns, holders) / 1000.0,
         cpu_percent: per(cpu, ns) * 100.0,
         cpu_us: per(cpu, done.commits) / 1000.0,
@@ -228,7 +226,6 @@ impl<L: Load> Worker<'_, L> {
                 let now = RealClock.monotonic();
                 if is_measured {
                     done.commits += 1;
-                    done.response_ns += now - began;
                     done.flush_ns += now - waits;
                     done.latencies.add(now - began);
                 }

@@ -112,9 +112,9 @@ pub struct TransactionResult {
     pub flushes: f64,
     /// How long one took, with its write, in microseconds.
     pub flush_us_mean: f64,
-    /// The share of response time that was spent waiting for the commit to be durable.
+    /// The share of the threads' time that was spent waiting for commits to be durable.
     pub flush_share: f64,
-    /// The share of response time that was spent waiting for locks.
+    /// The share of the threads' time that was spent waiting for locks.
     pub lock_wait_share: f64,
     /// How long a transaction held its locks, in microseconds.
     pub locks_held_us_mean: f64,

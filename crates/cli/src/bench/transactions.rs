@@ -188,7 +188,7 @@ fn print_table(
         results.line("×: commits that a thread has under way before it waits for the oldest")?;
     }
     results.line(
-        "in locks, in flush: share of response time; locked: how long a transaction has its locks; cpu: 100 % is one core, \
+        "in locks, in flush: share of the threads' time; locked: how long a transaction has its locks; cpu: 100 % is one core, \
          and time per commit",
     )?;
     if measured.iter().any(|r| r.retries_per_commit > 0.0) {

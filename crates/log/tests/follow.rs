@@ -194,6 +194,38 @@ fn a_place_is_taken_up_again_and_no_other_than_a_frames() {
 /// A writer that releases all that it can, and a follower that falls behind at times: it finds its place gone, or
 /// gives what was appended. No third.
 #[test]
+fn a_follower_that_fell_behind_a_release_says_what_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path(), options()).unwrap();
+    append(&log, 0..100);
+    let mut follower = follow(dir.path(), None).unwrap();
+    let first = follower.poll().unwrap().unwrap();
+    assert_eq!(first.frame.payload, payload(0));
+    let spans = append(&log, 100..600);
+    log.hold("writer", spans[499].start);
+    append(&log, 600..700);
+    let released_to = log.stats().oldest;
+    assert!(
+        released_to > spans[0].end,
+        "{released_to}: several segments went, and frames that were not given"
+    );
+    // What it has read already it may give.
+    let mut given = 1;
+    let missing = loop {
+        match follower.poll() {
+            Ok(Some(followed)) => {
+                assert_eq!(followed.frame.payload, payload(given), "a frame was left out");
+                given += 1;
+            }
+            Ok(None) => panic!("after {given} frames there are no more"),
+            Err(LogError::Missing { wanted, oldest, .. }) => break (wanted, oldest),
+            Err(error) => panic!("after {given} frames: {error}"),
+        }
+    };
+    assert!(missing.0 < missing.1 && missing.1 == released_to, "{missing:?}");
+}
+
+#[test]
 fn in_segments_that_are_used_again_under_it_a_follower_gives_right_frames_or_says_that_they_are_gone() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(

@@ -173,13 +173,13 @@ pub enum Error {
         /// For how long it was waited, in milliseconds.
         waited_ms: u64,
     },
-    /// The table of row locks is full. Commit or roll back what is open, split this transaction, or raise
+    /// The table of row locks is full. Commit or roll back what is open, lock fewer rows at once, or raise
     /// [`Options::max_row_locks`](crate::Options::max_row_locks).
     #[error(
-        "no room for another row lock, the limit is {limit}; use smaller transactions or raise `max_row_locks`"
+        "no room for another row lock, the limit is {limit}; lock fewer rows at once or raise `max_row_locks`"
     )]
     TooManyLocks {
-        /// The limit for all transactions together.
+        /// The limit for all together.
         limit: usize,
     },
     /// The transaction was rolled back earlier, and nothing more can be done with it. Begin another one.

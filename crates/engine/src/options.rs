@@ -79,10 +79,10 @@ pub struct Options {
     pub flush_threads: usize,
     /// Threads that merge tables. Default: 1.
     pub compaction_threads: usize,
-    /// Row locks that transactions may hold or wait for, all together; about, for the table's shards fill at their own
-    /// pace. Default: 1,048,576.
+    /// Row locks that transactions, writes and [`RowLocks`](crate::RowLocks) may hold or wait for, all together; about, for
+    /// the table's 64 shards fill at their own pace. A range or family counts as 64. Default: 1,048,576.
     pub max_row_locks: usize,
-    /// How long a write outside of transactions waits for a row that one has locked. Default: one second.
+    /// How long a write outside of transactions waits for a row that somebody has locked. Default: one second.
     pub lock_timeout: Duration,
     /// Options of the family `default`, at every open.
     pub default_family: FamilyOptions,

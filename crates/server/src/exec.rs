@@ -177,8 +177,8 @@ impl<'a> Exec<'a> {
         Ok(Some(held))
     }
 
-    /// Takes the locks of keys of any databases; of all keys where these are very many. In a database that was never
-    /// selected there are none.
+    /// Takes the locks of keys of any databases; of all keys where these are very many. The databases were selected
+    /// before.
     pub(crate) fn lock_keys<'k>(
         &mut self,
         keys: impl Iterator<Item = (u8, &'k [u8])>,
@@ -206,8 +206,9 @@ impl<'a> Exec<'a> {
             }
         }
         let rows = names.iter().filter_map(|(db, name)| {
-            let keyspace: &Arc<Keyspace> = keyspaces.get(usize::from(*db))?.as_ref()?;
-            Some((&keyspace.family, &**name))
+            let keyspace: Option<&Arc<Keyspace>> = keyspaces.get(usize::from(*db))?.as_ref();
+            debug_assert!(keyspace.is_some(), "keys of a database that was never selected");
+            Some((&keyspace?.family, &**name))
         });
         let owner = &mut self.session.owner;
         Ok(store.locks.several(asking, &store.db, owner, rows)?)

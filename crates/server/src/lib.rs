@@ -19,6 +19,10 @@
 //! # }
 //! ```
 //!
+//! The program may use the store beside its clients. Commands take the store's row locks, so its transactions and
+//! [`Db::lock_rows`](collie_db::Db::lock_rows) keep them from rows, and the other way round: a command waits 30 seconds for
+//! a row of a transaction that was left open, together with its thread's other clients, and then fails.
+//!
 //! # When a reply leaves
 //!
 //! [`Ack`] says what a reply promises: `disk` (it survives a power cut), `process` (it survives the death of the

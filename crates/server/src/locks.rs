@@ -24,12 +24,14 @@ pub(crate) const LOCKED_WRITE: WriteOptions = WriteOptions {
     skip_row_locks: true,
 };
 
-/// Locks are waited for as long as it takes. Whoever has one may be held up by the engine, but not by others for ever:
-/// who locks one key asks for no other; who locks several asks in an order, and never beside somebody who locks all.
-const FOR_EVER: Duration = Duration::MAX;
+/// How long a lock is waited for; then the client reads an error. Commands never wait for each other for ever: who locks
+/// one key asks for no other; who locks several asks in an order, and never beside somebody who locks all. But the engine
+/// may hold up one that has locks, and a program that shares the store with its clients may leave a transaction open.
+const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A command that works on more keys than these locks all: about as cheap by then, and the engine's table of locks, which
-/// has room for a million unless the store was opened with other options, stays far from full.
+/// A command that works on more keys than these locks all: about as cheap by then, and so few that the locks of all
+/// threads together fit into the engine's table ([`max_row_locks`](collie_db::Options::max_row_locks), a million by
+/// default; `collie serve` has room for more than its threads can take).
 pub(crate) const LOCKED_ONE_BY_ONE: usize = 1_000;
 
 /// Keeps those who lock all keys from those who lock several, one by one, and from those who add a database.
@@ -67,7 +69,7 @@ impl KeyLocks {
         family: &Family,
         key: &[u8],
     ) -> Result<Held<'a>, Error> {
-        let rows = db.lock_rows(owner, [(family, key)], FOR_EVER)?;
+        let rows = db.lock_rows(owner, [(family, key)], PATIENCE)?;
         Ok(Held {
             rows,
             everything: None,
@@ -88,7 +90,7 @@ impl KeyLocks {
         owner: &mut RowOwner,
         rows: impl Iterator<Item = (&'k Family, &'k [u8])>,
     ) -> Result<Held<'a>, Error> {
-        let rows = db.lock_rows(owner, rows, FOR_EVER)?;
+        let rows = db.lock_rows(owner, rows, PATIENCE)?;
         Ok(Held {
             rows,
             everything: None,
@@ -106,7 +108,7 @@ impl KeyLocks {
         let everything = Some(self.everything.write());
         let keyspaces = keyspaces();
         let families = keyspaces.iter().map(|keyspace| &keyspace.family);
-        let rows = db.lock_families(owner, families, FOR_EVER)?;
+        let rows = db.lock_families(owner, families, PATIENCE)?;
         Ok(Held { rows, everything })
     }
 }

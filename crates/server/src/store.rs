@@ -165,6 +165,10 @@ impl Store {
 
     /// Drops keyspaces that are no database's. Where that fails, the next opening of the store does it.
     pub(crate) fn discard(&self, keyspaces: &[Arc<Keyspace>]) {
+        // Most commands have none, and must not wait for somebody who adds a database.
+        if keyspaces.is_empty() {
+            return;
+        }
         let _changing = self.families.lock();
         for keyspace in keyspaces {
             if let Err(error) = self.db.drop_family(&keyspace.family) {

@@ -198,6 +198,8 @@ impl Effective {
     pub(crate) fn options(&self) -> Options {
         self.config.store.apply_to(Options {
             ring_bytes: self.ring_bytes,
+            // Clients cannot lock more rows than they name in the requests that are under way, which has limits.
+            max_row_locks: 1 << 26,
             ..Options::default()
         })
     }

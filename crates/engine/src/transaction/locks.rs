@@ -34,14 +34,14 @@ use crate::iter::Bounds;
 const SHARDS: usize = 64;
 
 /// How often a row is asked for before its queue is joined: with pauses between, from [`SHORTEST_SPIN`] on, that double,
-/// then with the processor left to others. Most locks are held for a microsecond or two, and to be woken takes many times
+/// then with the processor left to others. Most locks are held for a few microseconds, and to be woken takes many times
 /// as long: whoever joined at once would be handed the row asleep, and all behind it would wait for its waking, time and
 /// again (docs/decisions/0006).
 const ASKED_SPINNING: u32 = 4;
 const ASKED_YIELDING: u32 = 14;
 const SHORTEST_SPIN: u32 = 8;
 
-/// Somebody who holds and waits for locks: a transaction, or a single write.
+/// Somebody who holds and waits for locks: a transaction, a single write, or a `RowOwner`.
 #[derive(Debug)]
 pub(crate) struct Owner {
     pub(crate) id: u64,
@@ -133,7 +133,7 @@ pub(crate) struct LockCounters {
 pub(crate) struct LockTable {
     shards: Box<[Padded]>,
     graph: Graph,
-    /// Set when the first transaction begins, and for good. Plain writes look at it while they hold a hand (see
+    /// Set when the first transaction begins, or the first rows are locked without one, and for good. Plain writes look at it while they hold a hand (see
     /// `Core::turn`) and take row locks too from then on.
     in_use: AtomicBool,
     first_use: Once,
@@ -353,6 +353,10 @@ impl<T: Deref<Target = LockTable>> Held<T> {
         let is_row = |(family, key): &(u32, Key)| *family == row.family && **key == *row.key;
         let is_around = |range: &HeldRange| range.family == row.family && contains(&range.bounds, row.key);
         self.rows.iter().any(is_row) || self.ranges.iter().any(is_around)
+    }
+
+    pub(crate) fn is_of(&self, table: &LockTable) -> bool {
+        std::ptr::eq(&raw const *self.table, table)
     }
 
     pub(crate) fn owner(&self) -> &Owner {

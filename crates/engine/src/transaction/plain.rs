@@ -10,7 +10,7 @@ use crate::{Db, Error, Lsn, Result, WriteOptions, wal_size};
 impl Db {
     /// Begins a transaction.
     ///
-    /// From the first on (or the first [`Db::lock_rows`]), writes outside of transactions take row locks too, for as long as it takes to apply them, and
+    /// From the first on, or the first [`Db::lock_rows`] or [`Db::lock_families`], writes outside of transactions take row locks too, for as long as it takes to apply them, and
     /// may fail for them ([`Error::LockTimeout`], [`Error::Deadlock`], [`Error::TooManyLocks`]).
     ///
     /// # Errors

@@ -10,13 +10,17 @@ use super::locks::Owner;
 use super::{Held, LockTable, Mode, RowRef};
 use crate::{Db, Error, Family, Result};
 
-/// Somebody who locks rows with [`Db::lock_rows`] time and again, for one step at a time.
+/// Somebody who locks rows of one store with [`Db::lock_rows`] time and again, for one step at a time.
 #[derive(Debug)]
-pub struct RowOwner(Arc<Owner>);
+pub struct RowOwner {
+    owner: Arc<Owner>,
+    table: Arc<LockTable>,
+}
 
 /// Rows that are locked. Dropping it lets go of them.
 ///
-/// Transactions, and writes that do not say [`skip_row_locks`](crate::WriteOptions::skip_row_locks), wait for them.
+/// Transactions, and writes that do not say [`skip_row_locks`](crate::WriteOptions::skip_row_locks), wait for them, those
+/// of the thread that has them too.
 #[must_use = "the rows are locked as long as it lives"]
 pub struct RowLocks<'a> {
     held: Held<&'a LockTable>,
@@ -42,10 +46,11 @@ impl RowLocks<'_> {
     /// Whether a row is among them, itself or with its whole family.
     #[must_use]
     pub fn covers(&self, family: &Family, key: &[u8]) -> bool {
-        self.held.covers(RowRef {
+        let row = RowRef {
             family: family.id(),
             key,
-        })
+        };
+        self.held.is_of(&family.db().core().locks) && self.held.covers(row)
     }
 }
 
@@ -53,7 +58,11 @@ impl Db {
     /// Somebody to lock rows for. The name shows in reports of deadlocks.
     #[must_use]
     pub fn row_owner(&self, name: &str) -> RowOwner {
-        RowOwner(self.core().locks.owner(name))
+        let table = &self.core().locks;
+        RowOwner {
+            owner: table.owner(name),
+            table: Arc::clone(table),
+        }
     }
 
     /// Locks rows exclusively, whether they are there or not. Those who call only this never wait for each other in a ring:
@@ -88,10 +97,10 @@ impl Db {
     /// ```
     ///
     /// # Panics
-    /// Where the owner still has locks.
+    /// Where the owner still has locks, or is another store's.
     ///
     /// # Errors
-    /// [`Error::LockTimeout`] where a row was not to be had within `timeout`, [`Error::Deadlock`] (with transactions,
+    /// [`Error::LockTimeout`] where a row was not to be had within `timeout` (which holds for each of them), [`Error::Deadlock`] (with transactions,
     /// and where others lock families),
     /// [`Error::TooManyLocks`], [`Error::ForeignFamily`]: nothing is locked.
     pub fn lock_rows<'k>(
@@ -118,7 +127,7 @@ impl Db {
         Ok(locks)
     }
 
-    /// Locks families as a whole: nobody else writes any row of them. Two who lock families do not exclude each other.
+    /// Locks families as a whole: nobody else writes any row of them, but for somebody who has locked the same family.
     /// Whoever locks several rows meanwhile, or writes a batch, and has one of them already, may close a ring with this:
     /// keep them apart, or try again.
     ///
@@ -126,7 +135,7 @@ impl Db {
     /// As [`Db::lock_rows`].
     ///
     /// # Panics
-    /// Where the owner still has locks.
+    /// As [`Db::lock_rows`].
     pub fn lock_families<'k>(
         &self,
         owner: &mut RowOwner,
@@ -146,8 +155,13 @@ impl Db {
         Ok(locks)
     }
 
-    fn no_rows(&self, RowOwner(owner): &mut RowOwner) -> RowLocks<'_> {
+    fn no_rows(&self, RowOwner { owner, table }: &mut RowOwner) -> RowLocks<'_> {
         let core = self.core();
+        // Numbers of owners are a table's own.
+        assert!(
+            Arc::ptr_eq(table, &core.locks),
+            "the owner of row locks is another store's"
+        );
         // Acquire: pairs with the store of `RowLocks::drop`. Two of one owner would not keep each other out.
         let has_locks = owner.has_row_locks.swap(true, Ordering::Acquire);
         assert!(!has_locks, "the owner of row locks has some already");

@@ -143,6 +143,16 @@ fn an_owner_that_has_locks_gets_no_others() {
 }
 
 #[test]
+#[should_panic(expected = "another store's")]
+fn an_owner_belongs_to_one_store() {
+    // Owners are numbered by store: with another one's, two could have the same number, and both the row.
+    let ((_dir, db), (_other_dir, other)) = (store(), store());
+    let family = db.default_family();
+    let mut owner = other.row_owner("one");
+    let _ = db.lock_rows(&mut owner, [(&family, &b"x"[..])], FOR_EVER);
+}
+
+#[test]
 fn rows_of_another_store_are_refused_and_a_full_table_is_told() {
     let (_dir, db) = store();
     let (_other_dir, other) = store();
@@ -173,4 +183,8 @@ fn rows_of_another_store_are_refused_and_a_full_table_is_told() {
     assert_eq!(db.stats().transactions.locks, 0, "what was locked is free again");
     let held = db.lock_rows(&mut owner, rows.take(100), FOR_EVER).unwrap();
     assert!(held.covers(&family, &keys[0]) && !held.covers(&family, &keys[100]));
+    assert!(
+        !held.covers(&foreign, &keys[0]),
+        "a family of the same number in another store"
+    );
 }

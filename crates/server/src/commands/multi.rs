@@ -1,7 +1,8 @@
 //! `MULTI`, `EXEC`, `DISCARD`, `WATCH` and `UNWATCH`.
 //!
 //! `EXEC` takes the locks of all keys that its commands name, and of those that the connection watches, in one go
-//! and in the order of the locks; where a command works on more than the keys that it names, all locks. Then it
+//! and in the order of the locks; where these are very many, or a command works on more than the keys that it names,
+//! all locks. Then it
 //! runs the commands in one [transaction](crate::transaction) and commits it. The locks are held until the commit
 //! is applied, not until it is durable: for that the reply waits, once, as that of any command does.
 

@@ -289,7 +289,7 @@ fn increments_beside_swaps_of_their_databases_are_exact() {
     // A lock that was waited for while databases were swapped is the wrong one: the key is another keyspace's by then.
     // And who locks many keys, one by one, must not meet somebody who locks all.
     const CLIENTS: usize = 4;
-    const ROUNDS: usize = 40;
+    const ROUNDS: usize = 20;
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     server.client().line("MSET a 0 b 0");
@@ -299,7 +299,7 @@ fn increments_beside_swaps_of_their_databases_are_exact() {
             let mut connection = server.client();
             scope.spawn(move || {
                 let keys = if client % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
-                let others: Vec<String> = (0..400).map(|key| format!("other{key}")).collect();
+                let others: Vec<String> = (0..1_800).map(|key| format!("other{key}")).collect();
                 let others: Vec<&str> = ["MSET"]
                     .into_iter()
                     .chain(others.iter().map(String::as_str))

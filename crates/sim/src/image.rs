@@ -64,7 +64,7 @@ pub enum Keep {
     Kept,
     /// The first ones are there, up to a random one: a journal.
     Prefix,
-    /// Any may be there or not.
+    /// Any may be there or not; of a renaming to another directory, the new name alone.
     Any,
 }
 
@@ -122,6 +122,8 @@ pub struct Effects {
     pub names_lost: u64,
     /// Of those lost, lengths of files.
     pub lengths_lost: u64,
+    /// Files that were renamed to another directory and have their old name as well.
+    pub in_both_places: u64,
 }
 
 /// A world as it was at one moment. Cheap to clone; any number of images can be made of it.
@@ -217,7 +219,12 @@ fn settle_names(world: &mut World, keep: Keep, rng: &mut Rng, effects: &mut Effe
         };
         effects.note(kept);
         effects.names_lost += u64::from(!kept);
-        if kept {
+        // From one directory to another the new name may come first, and the old one go later; never the other way round.
+        let both = kept && keep == Keep::Any && effect.is_between_directories() && rng.coin();
+        effects.in_both_places += u64::from(both);
+        if both {
+            world.make_durable(&effect.additions());
+        } else if kept {
             world.make_durable(effect);
         }
     }

@@ -64,6 +64,22 @@ pub(crate) struct NameEffect {
     stuck: bool,
 }
 
+impl NameEffect {
+    /// Whether it is a renaming from one directory to another.
+    pub(crate) fn is_between_directories(&self) -> bool {
+        let mut dirs = self.changes.iter().map(|change| change.dir);
+        let first = dirs.next();
+        dirs.any(|dir| Some(dir) != first)
+    }
+
+    /// The names that it adds, without those that it takes away.
+    pub(crate) fn additions(&self) -> Self {
+        let mut additions = self.clone();
+        additions.changes.retain(|change| change.new.is_some());
+        additions
+    }
+}
+
 /// All files and directories.
 #[derive(Debug, Clone)]
 pub(crate) struct World {

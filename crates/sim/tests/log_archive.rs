@@ -201,35 +201,54 @@ fn a_crash_anywhere_in_an_archiving_loses_nothing_and_leaves_no_gap() {
         moments.extend(device.take_snapshots());
         device.record(Points::Never, 0);
     }
-    let mut archived = 0;
+    let (mut archived, mut in_both_places) = (0, 0);
     for moment in moments {
         let any = std::iter::repeat_n(&PowerCut::WAYS[2], 8);
         let cuts = PowerCut::WAYS.iter().chain(any).enumerate();
         let images =
             cuts.map(|(seed, (name, cut))| (*name, Survives::Power, moment.power_cut(*cut, seed as u64)));
+        let verified = |device: &SimDevice| {
+            let shared = Arc::new(device.clone()) as Arc<dyn Device>;
+            match device.list(&archive()) {
+                Ok(names) if !names.is_empty() => inspect(&shared, &archive(), |_| {}).map(drop),
+                _ => Ok(()),
+            }
+        };
         let death = [("process death", Survives::Process, moment.process_death())];
         for (name, survives, image) in images.chain(death) {
             let next = image.device();
             let context = format!("{name} at {:?}", moment.at());
-            let log = Log::open(DIR, options(&next, HOUR, 3 * SEGMENT))
+            in_both_places += image.effects().in_both_places;
+            verified(&next).unwrap_or_else(|e| panic!("{context}, before it is opened: {e}"));
+            // With room for what comes, so that what is there twice does not leave.
+            let log = Log::open(DIR, options(&next, HOUR, 30 * SEGMENT))
                 .unwrap_or_else(|e| panic!("{context}: {e}"));
             let verdict = ledger.check(moment.tag(), survives, &find(&log).unwrap());
             assert!(verdict.holds(), "{context}: {verdict}");
             let oldest = numbers(&next, Path::new(DIR))[0];
             let there = numbers(&next, &archive());
+            let gone: Vec<_> = there.iter().filter(|number| **number < oldest).collect();
             assert!(
-                there.iter().all(|number| *number < oldest),
+                gone.windows(2).all(|two| *two[0] + 1 == *two[1]),
                 "{context}: {there:?}, {oldest}"
             );
             archived += there.len();
-            // It goes on, and archives what it finds.
+            // It goes on, and archives what it finds, and what is in both places once more: at the same moment, or later.
+            next.sim_clock().advance(moment.op() % 2 * 1_000_000_000);
             let mut worker = log.worker().unwrap();
             let after = ledger.after(&find(&log).unwrap());
             (0..2).for_each(|_| fill_segment(&log, &mut worker, &after));
+            let there = numbers(&next, &archive());
+            assert!(
+                there.windows(2).all(|two| two[0] < two[1]),
+                "{context}: one is archived twice, {there:?}"
+            );
+            verified(&next).unwrap_or_else(|e| panic!("{context}, afterwards: {e}"));
             assert!(log.poisoned().is_none(), "{context}");
         }
     }
     assert!(archived > 100, "{archived}");
+    assert!(in_both_places > 10, "{in_both_places}");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 
 mod reading;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,9 +42,31 @@ pub(crate) fn parse_name(name: &str) -> Option<(u64, u64)> {
     (name_of(number, ms) == name).then_some((number, ms))
 }
 
+/// The archived segments in a directory.
+pub(crate) struct Listing {
+    /// By number: when each was archived, and its path.
+    pub(crate) segments: BTreeMap<u64, (u64, PathBuf)>,
+    /// Further names of the same segments. A renaming to here is durable in two directories, one after the other: a
+    /// crash between the two leaves the segment here and in the log, which archives it once more, under a later name.
+    /// Nothing is ever written to it meanwhile, so all its names show the same bytes.
+    pub(crate) again: Vec<PathBuf>,
+}
+
+/// Lists the archive in `dir`.
+pub(crate) fn list(device: &dyn Device, dir: &Path) -> std::io::Result<Listing> {
+    let (mut segments, mut again) = (BTreeMap::new(), Vec::new());
+    for entry in device.list(dir)?.into_iter().filter(|entry| !entry.is_dir) {
+        if let Some((number, since)) = parse_name(&entry.name) {
+            let path = dir.join(entry.name);
+            // Names come sorted, the time behind the number: the last one is the latest.
+            again.extend(segments.insert(number, (since, path)).map(|(_, path)| path));
+        }
+    }
+    Ok(Listing { segments, again })
+}
+
 #[derive(Debug)]
 struct Kept {
-    number: u64,
     path: PathBuf,
     bytes: u64,
     /// When it was archived, in milliseconds since 1970.
@@ -58,8 +80,8 @@ pub(crate) struct Archive {
     dir: PathBuf,
     ttl: Duration,
     bytes: u64,
-    /// Oldest first.
-    kept: Mutex<VecDeque<Kept>>,
+    /// By number, and so oldest first.
+    kept: Mutex<BTreeMap<u64, Kept>>,
 }
 
 impl Archive {
@@ -75,9 +97,9 @@ impl Archive {
             dir: log_dir.join(DIR),
             ttl: options.archive_ttl,
             bytes: options.archive_bytes,
-            kept: Mutex::new(VecDeque::new()),
+            kept: Mutex::default(),
         };
-        let exists = archive.find()?;
+        let exists = archive.find(warnings)?;
         if options.archives() {
             if !exists {
                 archive
@@ -100,35 +122,39 @@ impl Archive {
     }
 
     /// Takes stock; `false` where there is no directory.
-    fn find(&self) -> Result<bool, LogError> {
-        let entries = match self.device.list(&self.dir) {
-            Ok(entries) => entries,
+    fn find(&self, warnings: &mut Vec<String>) -> Result<bool, LogError> {
+        let Listing { segments, again } = match list(&*self.device, &self.dir) {
+            Ok(listing) => listing,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
             Err(e) => return Err(e).at("list", &self.dir),
         };
-        let mut found = Vec::new();
-        for entry in entries.iter().filter(|entry| !entry.is_dir) {
-            if let Some((number, since)) = parse_name(&entry.name) {
-                let path = self.dir.join(&entry.name);
-                let bytes = self.device.stat(&path).at("stat", &path)?.len;
-                found.push(Kept {
-                    number,
-                    path,
-                    bytes,
-                    since,
-                });
+        for path in &again {
+            if let Err(error) = self.remove(path) {
+                warnings.push(format!(
+                    "a segment is archived twice: {error}; the later name counts"
+                ));
             }
         }
-        found.sort_by_key(|kept| (kept.number, kept.since));
-        lock(&self.kept).extend(found);
+        for (number, (since, path)) in segments {
+            let bytes = self.device.stat(&path).at("stat", &path)?.len;
+            lock(&self.kept).insert(number, Kept { path, bytes, since });
+        }
         Ok(true)
     }
 
     /// Moves a released segment here, for good: when this returns, it is not in the log's directory any more, whatever
     /// happens.
     pub(crate) fn take(&self, segment: &Segment) -> Result<(), LogError> {
-        let since = self.now();
-        let path = self.dir.join(name_of(segment.number, since));
+        let mut since = self.now();
+        let mut path = self.dir.join(name_of(segment.number, since));
+        // A crash may have left it in both places, as two names of one file. Renaming one to the other would do nothing.
+        let before = lock(&self.kept)
+            .get(&segment.number)
+            .map(|kept| kept.path.clone());
+        if before.as_ref() == Some(&path) {
+            since += 1;
+            path = self.dir.join(name_of(segment.number, since));
+        }
         let bytes = segment.file.stat().at("stat", &segment.path)?.len;
         let log_dir = self.dir.parent().unwrap_or(&self.dir);
         let rename = || self.device.rename(&segment.path, &path);
@@ -152,13 +178,21 @@ impl Archive {
                 return Err(error);
             }
         }
-        lock(&self.kept).push_back(Kept {
-            number: segment.number,
-            path,
-            bytes,
-            since,
-        });
-        Ok(())
+        lock(&self.kept).insert(segment.number, Kept { path, bytes, since });
+        before.map_or(Ok(()), |before| self.remove(&before))
+    }
+
+    /// Removes a name for good; one that is gone already is as good.
+    fn remove(&self, path: &Path) -> Result<(), LogError> {
+        match self.device.remove_file(path) {
+            // Somebody removed it for us.
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            removed => {
+                removed.at("remove", path)?;
+                // Should a crash bring it back, the next open finds it and it is removed again.
+                self.device.sync_dir(&self.dir).at("sync", &self.dir)
+            }
+        }
     }
 
     /// Whether somebody removed a released segment for us.
@@ -172,7 +206,7 @@ impl Archive {
     /// Removes what is too old, and the oldest of what is too much.
     pub(crate) fn purge(&self) -> Result<(), LogError> {
         let now = self.now();
-        for kept in lock(&self.kept).iter_mut() {
+        for kept in lock(&self.kept).values_mut() {
             // A clock that was stepped back keeps nothing for longer than its time from now on.
             kept.since = kept.since.min(now);
         }
@@ -184,9 +218,9 @@ impl Archive {
 
     fn oldest_is_due(&self, now: u64) -> bool {
         let kept = lock(&self.kept);
-        let total: u64 = kept.iter().map(|kept| kept.bytes).sum();
+        let total: u64 = kept.values().map(|kept| kept.bytes).sum();
         let ttl = u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX);
-        kept.front().is_some_and(|oldest| {
+        kept.values().next().is_some_and(|oldest| {
             let age = now.saturating_sub(oldest.since);
             ttl > 0 && age >= ttl || self.bytes > 0 && total > self.bytes
         })
@@ -194,18 +228,10 @@ impl Archive {
 
     /// Removes the oldest segment; `false` where there is none.
     pub(crate) fn give_up_oldest(&self) -> Result<bool, LogError> {
-        let Some(oldest) = lock(&self.kept).pop_front() else {
+        let Some((_, oldest)) = lock(&self.kept).pop_first() else {
             return Ok(false);
         };
-        match self.device.remove_file(&oldest.path) {
-            // Somebody removed it for us.
-            Err(e) if e.kind() == ErrorKind::NotFound => {}
-            removed => {
-                removed.at("remove", &oldest.path)?;
-                // Should a crash bring it back, the next open finds it and it is removed again.
-                self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
-            }
-        }
+        self.remove(&oldest.path)?;
         Ok(true)
     }
 
@@ -220,17 +246,15 @@ impl Archive {
     /// How many segments are here, and the bytes that they take.
     pub(crate) fn size(&self) -> (usize, u64) {
         let kept = lock(&self.kept);
-        (kept.len(), kept.iter().map(|kept| kept.bytes).sum())
+        (kept.len(), kept.values().map(|kept| kept.bytes).sum())
     }
 
-    /// The numbers and paths of the segments that are here, newest first. A crash may leave two of one number; then the
-    /// later one counts.
+    /// The numbers and paths of the segments that are here, newest first.
     pub(crate) fn newest_first(&self) -> Vec<(u64, PathBuf)> {
         let kept = lock(&self.kept);
-        let by_number: BTreeMap<_, _> = kept.iter().map(|kept| (kept.number, &kept.path)).collect();
-        let newest_first = by_number.into_iter().rev();
+        let newest_first = kept.iter().rev();
         newest_first
-            .map(|(number, path)| (number, path.clone()))
+            .map(|(number, kept)| (*number, kept.path.clone()))
             .collect()
     }
 

@@ -170,16 +170,15 @@ impl View {
         Some(known.header)
     }
 
-    /// The numbers and paths of archived segments. Of two of one number, which a crash may leave, the later counts.
+    /// The numbers and paths of archived segments.
     fn list_archive(&self) -> Result<BTreeMap<u64, PathBuf>, LogError> {
         let dir = self.dir.join(archive::DIR);
-        let entries = match self.device.list(&dir) {
+        let listing = match archive::list(&*self.device, &dir) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
-            entries => entries.at("list", &dir)?,
+            listing => listing.at("list", &dir)?,
         };
-        // They come sorted, and the time is behind the number.
-        let numbered = |name: String| archive::parse_name(&name).map(|(number, _)| (number, dir.join(name)));
-        Ok(entries.into_iter().filter_map(|e| numbered(e.name)).collect())
+        let segments = listing.segments.into_iter();
+        Ok(segments.map(|(number, (_, path))| (number, path)).collect())
     }
 
     /// A piece's file to be read from; `None` where it is gone.

@@ -131,20 +131,24 @@ impl Chain {
 
     /// Reads all headers of `dir` and puts the segments in order.
     pub(crate) fn load(device: &dyn Device, dir: &Path) -> Result<Self, LogError> {
-        Self::load_named(device, dir, parse_file_name)
+        let mut named = Vec::new();
+        for entry in device.list(dir).at("list", dir)? {
+            if let Some(number) = parse_file_name(&entry.name) {
+                named.push((number, dir.join(entry.name)));
+            }
+        }
+        Self::load_named(device, named)
     }
 
     /// As [`Chain::load`], of an archive. No other one is made of archived segments.
     pub(crate) fn load_archive(device: &dyn Device, dir: &Path) -> Result<Self, LogError> {
-        Self::load_named(device, dir, |name| {
-            archive::parse_name(name).map(|(number, _)| number)
-        })
+        let segments = archive::list(device, dir).at("list", dir)?.segments.into_iter();
+        Self::load_named(device, segments.map(|(number, (_, path))| (number, path)))
     }
 
     fn load_named(
         device: &dyn Device,
-        dir: &Path,
-        number_in: impl Fn(&str) -> Option<u64>,
+        named: impl IntoIterator<Item = (u64, PathBuf)>,
     ) -> Result<Self, LogError> {
         let mut chain = Self {
             runs: Vec::new(),
@@ -155,11 +159,7 @@ impl Chain {
             max_number: 0,
         };
         let mut files = Vec::new();
-        for entry in device.list(dir).at("list", dir)? {
-            let Some(number) = number_in(&entry.name) else {
-                continue;
-            };
-            let path = dir.join(&entry.name);
+        for (number, path) in named {
             let file = device.open(&path, OpenMode::ReadWrite).at("open", &path)?;
             let len = file.stat().at("stat", &path)?.len;
             chain.max_number = chain.max_number.max(number);

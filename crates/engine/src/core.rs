@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
 use std::sync::mpsc::Sender;
 
 use arc_swap::ArcSwap;
-use collie_io::{Device, File};
+use collie_io::{Device, File, Opener};
 use collie_log::Lsn;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
@@ -117,6 +117,8 @@ pub(crate) struct Core {
     /// Tells open stores of one process apart.
     pub(crate) id: u64,
     pub(crate) path: PathBuf,
+    /// The process that all of this belongs to: a child that it forks has only copies.
+    opener: Opener,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) options: Options,
     pub(crate) max_payload: usize,
@@ -190,6 +192,7 @@ impl Core {
             // Relaxed: only uniqueness counts.
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             path,
+            opener: Opener::here(),
             device: Arc::clone(&options.device),
             max_payload: collie_log::LogOptions {
                 ring_bytes: options.ring_bytes,
@@ -230,6 +233,9 @@ impl Core {
 
     /// Why writes are refused, if they are.
     pub(crate) fn refusal(&self) -> Option<Error> {
+        if let Err(forked) = self.check_process() {
+            return Some(forked);
+        }
         // Relaxed: the cause is read under its lock.
         if self.health.closed.load(Ordering::Relaxed) {
             return Some(Error::Closed);
@@ -240,7 +246,19 @@ impl Core {
         None
     }
 
+    /// Fails in a child of the process that opened the store.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.opener.is_here() {
+            return Ok(());
+        }
+        Err(Error::Forked {
+            path: self.path.clone(),
+            opener: self.opener.pid(),
+        })
+    }
+
     pub(crate) fn check_open(&self) -> Result<()> {
+        self.check_process()?;
         if self.is_closed() {
             Err(Error::Closed)
         } else {

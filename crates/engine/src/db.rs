@@ -26,6 +26,10 @@ pub const DEFAULT_FAMILY: &str = "default";
 
 /// An open store. Clones are handles to the same store; all methods may be called from any thread.
 ///
+/// It belongs to the process that opened it. In a child that is forked from it, calls that read or write fail with
+/// [`Error::Forked`], and dropping a handle does nothing; a child that executes another program does not notice any of
+/// this, but holds the store's lock until it does.
+///
 /// The store closes when [`Db::close`] is called or the last handle (also of a family, a snapshot) is
 /// dropped; only `close` can tell that something went wrong then.
 #[derive(Clone)]
@@ -481,6 +485,7 @@ fn frame(record: Record<'_>, disable_wal: bool) -> (u8, Record<'_>) {
 impl Handle {
     pub(crate) fn close(&self) -> Result<()> {
         let core = &self.core;
+        core.check_process()?;
         if !core.set_closed() {
             return Err(Error::Closed);
         }
@@ -522,6 +527,13 @@ fn flush_unlogged(core: &Core) -> Result<()> {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.core.check_process().is_err() {
+            // Threads, files and locks are the parent's, and so are tables that go with their last user: nothing of all
+            // this may end here.
+            std::mem::forget(Arc::clone(&self.core));
+            std::mem::forget(std::mem::take(&mut *self.threads.lock()));
+            return;
+        }
         if !self.core.is_closed()
             && let Err(error) = self.close()
         {

@@ -58,6 +58,17 @@ pub enum Error {
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
+    /// This process was forked from the one that has the store open. Only that one may use it.
+    #[error(
+        "{path} was opened by process {opener}, and this is a child that was forked from it; open the store after the \
+         fork, in the process that uses it"
+    )]
+    Forked {
+        /// The store's or its log's directory.
+        path: PathBuf,
+        /// The process that opened it.
+        opener: u32,
+    },
     /// Another process, or another handle in this one, has the store open.
     #[error("{path} is in use by {}; close it there first", holder(*pid))]
     Locked {
@@ -309,6 +320,7 @@ impl From<LogError> for Error {
         match error {
             LogError::TooLarge { len, limit } => Self::BatchTooLarge { size: len, limit },
             LogError::Poisoned { cause } => Self::Poisoned { cause },
+            LogError::Forked { path, opener } => Self::Forked { path, opener },
             LogError::StorageFull { needed, path } => Self::StorageFull {
                 needed: format!("the log needs {needed} bytes"),
                 path,

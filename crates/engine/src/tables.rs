@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
-use collie_io::{Device, File, OpenMode, read_exact_at, write_all_at};
+use collie_io::{Device, File, OpenMode, Opener, read_exact_at, write_all_at};
 use collie_log::Lsn;
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Leveled, Verdict, filter::Context};
 use lsm_tree::config::{
@@ -166,6 +166,7 @@ impl Tables {
             point: Box::new(point),
             range: Box::new(range),
             dir: Some(Arc::clone(&self.dir)),
+            opener: Opener::here(),
             _lock: lock,
         }
     }
@@ -339,8 +340,19 @@ pub(crate) struct Pinned {
     point: Box<PointRead>,
     range: Box<RangeRead>,
     dir: Option<Arc<TreeDir>>,
+    opener: Opener,
     /// Dropped last.
     _lock: Option<Arc<dyn File>>,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if !self.opener.is_here() {
+            // A child's copy of the last version that names a table must not take the file from its parent.
+            let nothing = Self::nothing();
+            std::mem::forget(std::mem::replace(self, nothing));
+        }
+    }
 }
 
 impl Pinned {
@@ -350,6 +362,7 @@ impl Pinned {
             point: Box::new(|_, _| Ok(None)),
             range: Box::new(|_, _, _| Box::new(std::iter::empty())),
             dir: None,
+            opener: Opener::here(),
             _lock: None,
         }
     }

@@ -7,6 +7,7 @@
 //! * [`Device`] names files and directories; a [`File`] reads, writes, syncs, locks and maps.
 //! * [`Mapping`] is memory shared with a file: the log's ring lives in one.
 //! * [`Clock`] tells monotonic and wall time.
+//! * [`Opener`] tells a process from the children that it forks, which must not use what it has open.
 //! * [`IoClass`] says whose I/O may wait: background threads step back for commits.
 //!
 //! No call here retries a failed sync. The kernel marks pages clean after a failed `fsync`, so a second
@@ -32,12 +33,14 @@ mod class;
 mod clock;
 mod device;
 mod mapping;
+mod process;
 mod real;
 
 pub use class::{IoClass, set_io_class};
 pub use clock::{Clock, Nanos, RealClock};
 pub use device::{Device, Entry, File, OpenMode, Stat, read_exact_at, write_all_at};
 pub use mapping::Mapping;
+pub use process::Opener;
 pub use real::RealDevice;
 
 /// The unit in which direct writes must be aligned, in bytes: buffer address, length and file offset.

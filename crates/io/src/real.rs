@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::{Clock, Device, Entry, File, Mapping, OpenMode, RealClock, Stat};
+use crate::{Clock, Device, Entry, File, Mapping, OpenMode, Opener, RealClock, Stat};
 
 /// The file systems of this machine.
 #[derive(Debug, Default, Clone, Copy)]
@@ -245,7 +245,13 @@ impl File for RealFile {
         let pages = Pages {
             start: start as usize,
             len,
+            opener: Opener::here(),
         };
+        // A child that touched it would write into its parent's memory. It is told so before (see `Opener`), so where the
+        // kernel cannot keep the mapping from children nothing is lost.
+        #[expect(unsafe_code, reason = "system call")]
+        // SAFETY: the mapping from above; this process keeps it as it is.
+        let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontFork) };
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
         #[expect(unsafe_code, reason = "hands the fresh mapping to its owner")]
         // SAFETY: mmap gave `len` readable and writable bytes, page-aligned; `pages` unmaps them when it
@@ -258,10 +264,15 @@ impl File for RealFile {
 struct Pages {
     start: usize,
     len: usize,
+    opener: Opener,
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        if !self.opener.is_here() {
+            // A child does not have the mapping, and may have another one there by now.
+            return;
+        }
         #[expect(unsafe_code, reason = "system call")]
         // SAFETY: exactly the range that mmap returned, unmapped once; `Mapping` owned the only pointer.
         let unmapped = unsafe { rustix::mm::munmap(self.start as *mut c_void, self.len) };

@@ -68,6 +68,11 @@ impl Background {
         }
     }
 
+    /// In a child of the process that started them: the threads are not there.
+    pub(crate) fn forget(&self) {
+        std::mem::forget(std::mem::take(&mut *lock(&self.threads)));
+    }
+
     /// Waits for the threads' end; the log was stopped before.
     pub(crate) fn join(&self) {
         let threads = std::mem::take(&mut *lock(&self.threads));

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
-use collie_io::{Clock, Nanos};
+use collie_io::{Clock, Nanos, Opener};
 
 use crate::error::LogError;
 use crate::flusher::{Flusher, Load, Reach};
@@ -54,6 +54,8 @@ const ENDED: u32 = 3;
 pub(crate) struct Core {
     pub(crate) options: LogOptions,
     pub(crate) dir: PathBuf,
+    /// The process that all of this belongs to: a child that it forks has only copies.
+    opener: Opener,
     pub(crate) epoch: u32,
     pub(crate) salt: crate::format::Salt,
     pub(crate) next: Reservations,
@@ -200,6 +202,7 @@ impl Core {
             prepare: WaitWord::new(),
             options,
             dir,
+            opener: Opener::here(),
             epoch,
             salt,
             ring,
@@ -235,8 +238,20 @@ impl Core {
         self.durable.0.load(Ordering::Acquire)
     }
 
+    /// Fails in a child of the process that opened the log.
+    pub(crate) fn check_process(&self) -> Result<(), LogError> {
+        if self.opener.is_here() {
+            return Ok(());
+        }
+        Err(LogError::Forked {
+            path: self.dir.clone(),
+            opener: self.opener.pid(),
+        })
+    }
+
     /// Whether appends and waits go on.
     pub(crate) fn check(&self) -> Result<(), LogError> {
+        self.check_process()?;
         // Acquire pairs with the Release in `poison` and `close`.
         match self.state.load(Ordering::Acquire) {
             RUNNING => Ok(()),
@@ -301,6 +316,7 @@ impl Core {
     pub(crate) fn ended(&self) -> Option<LogError> {
         self.poisoned()
             .or_else(|| self.has_ended().then_some(LogError::Closed))
+            .or_else(|| self.check_process().err())
     }
 
     fn wake_everybody(&self) {

@@ -49,6 +49,18 @@ pub enum LogError {
     /// The log was closed.
     #[error("the log is closed")]
     Closed,
+    /// This process was forked from the one that has the log open. Only that one may use it.
+    #[error(
+        "the log in {} was opened by process {opener}, and this is a child that was forked from it; open the log after \
+         the fork, in the process that uses it",
+        path.display()
+    )]
+    Forked {
+        /// The log's directory.
+        path: PathBuf,
+        /// The process that opened it.
+        opener: u32,
+    },
     /// The media hold something else than what was durably written.
     #[error(
         "corruption in {} at byte {offset} (LSN {lsn}): expected {expected}, found {found}; restore the file from a \

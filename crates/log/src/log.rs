@@ -78,6 +78,7 @@ impl Log {
     /// # Errors
     /// [`LogError::TooManyWorkers`].
     pub fn worker(&self) -> Result<Worker, LogError> {
+        self.core().check_process()?;
         Worker::new(Arc::clone(&self.shared.core))
     }
 
@@ -191,6 +192,9 @@ impl Log {
     /// last of them when something durable stands behind it. As long as there is no holder nothing is released.
     pub fn hold(&self, name: &str, lsn: Lsn) {
         let core = self.core();
+        if core.check_process().is_err() {
+            return;
+        }
         {
             let mut holders = lock(&core.holders);
             match holders.named.get_mut(name) {
@@ -205,6 +209,9 @@ impl Log {
 
     /// Forgets a holder.
     pub fn unhold(&self, name: &str) {
+        if self.core().check_process().is_err() {
+            return;
+        }
         lock(&self.core().holders).named.remove(name);
         self.shared.background.release(self.core());
     }
@@ -289,6 +296,7 @@ impl Log {
 impl Shared {
     fn close(&self) -> Result<(), LogError> {
         let core = &self.core;
+        core.check_process()?;
         // Whoever waits gets its answer before the log stops.
         let _ = core.wait(core.appended(), Level::Disk);
         let first = core.stop();
@@ -338,6 +346,11 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if self.core.check_process().is_err() {
+            // The threads to be joined, the files and the lock are the parent's.
+            self.background.forget();
+            return;
+        }
         if let Err(error) = self.close() {
             tracing::error!(dir = %self.core.dir.display(), %error, "the log did not close cleanly");
         }

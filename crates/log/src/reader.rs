@@ -43,6 +43,7 @@ pub struct Reader {
 impl Reader {
     /// A reader of what is durable now, from `from` on.
     pub(crate) fn start(core: &Arc<Core>, holder: Holder, from: Lsn) -> Result<Self, LogError> {
+        core.check_process()?;
         let end = core.durable();
         let mut reader = Self {
             core: Arc::clone(core),

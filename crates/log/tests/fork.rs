@@ -1,0 +1,78 @@
+//! A log in a child that is forked from the process that opened it: a typed error for whatever it tries, and nothing of
+//! its parent's is touched. Shown with a real process.
+
+#![cfg(not(any(loom, shuttle)))]
+
+use collie_log::{FIRST_LSN, Level, Log, LogError, LogOptions, RingMode};
+
+fn refused<T>(what: &str, result: Result<T, LogError>) -> Result<(), String> {
+    match result {
+        Err(LogError::Forked { opener, .. }) if opener != std::process::id() => Ok(()),
+        Err(error) => Err(format!("{what}: {error}")),
+        Ok(_) => Err(format!("{what} was done")),
+    }
+}
+
+#[test]
+fn a_forked_child_appends_nothing_and_closes_nothing() {
+    for ring in [RingMode::Private, RingMode::default()] {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LogOptions {
+            ring,
+            ring_bytes: 1 << 20,
+            ..LogOptions::default()
+        };
+        let log = Log::open(dir.path(), options.clone()).unwrap();
+        let mut worker = log.worker().unwrap();
+        let first = worker.append(0, 1, b"before").unwrap();
+        log.wait(first.end, Level::Disk).unwrap();
+        let mut copies = Some((log.clone(), worker));
+        let in_child = |copies: &mut Option<(Log, collie_log::Worker)>| {
+            let Some((log, mut worker)) = copies.take() else {
+                return Err("nothing to take".into());
+            };
+            refused("append", worker.append(0, 1, b"child"))?;
+            refused("worker", log.worker())?;
+            refused("read", log.read(FIRST_LSN))?;
+            refused("tail", log.tail("child", FIRST_LSN))?;
+            log.hold("child", first.end);
+            log.unhold("child");
+            refused("close", log.clone().close())?;
+            drop((worker, log));
+            Ok::<(), String>(())
+        };
+        #[expect(unsafe_code, reason = "the point of the test")]
+        // SAFETY: what the child does is what is tested; it leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "{}", std::io::Error::last_os_error());
+        if child == 0 {
+            let told = in_child(&mut copies);
+            if let Err(problem) = &told {
+                eprintln!("in the child: {problem}");
+            }
+            #[expect(unsafe_code, reason = "the point of the test")]
+            // SAFETY: ends the process at once.
+            unsafe {
+                libc::_exit(i32::from(told.is_err()))
+            };
+        }
+        let mut status = 0;
+        #[expect(unsafe_code, reason = "the point of the test")]
+        // SAFETY: waits for the child from above.
+        let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((ended, status), (child, 0));
+        let (other, mut worker) = copies.unwrap();
+        let last = worker.append(0, 1, b"after").unwrap();
+        assert_eq!(last.start, first.end, "the child has not appended in between");
+        log.wait(last.end, Level::Disk).unwrap();
+        drop((worker, other));
+        log.close().unwrap();
+        let log = Log::open(dir.path(), options).unwrap();
+        let payloads: Vec<_> = log
+            .read(FIRST_LSN)
+            .unwrap()
+            .map(|frame| frame.unwrap().payload)
+            .collect();
+        assert_eq!(payloads, [&b"before"[..], b"after"]);
+    }
+}

@@ -10,7 +10,7 @@
 //!
 //! *Ranges.* A range is locked, shared, by an entry in every shard, so that whoever wants a row exclusively sees it
 //! under the one mutex that it takes in any case. Rows in the range that are held exclusively at that moment are
-//! waited for one by one; no others can become so.
+//! waited for one by one; no others can become so. A range that is refused on the way is taken back from all shards.
 //!
 //! *Deadlocks* are looked for when somebody begins to wait (`deadlock.rs`).
 //!
@@ -293,13 +293,11 @@ impl LockTable {
     }
 }
 
-/// A range that was asked for.
+/// A range in which nobody else writes.
 #[derive(Debug)]
 struct HeldRange {
     family: u32,
     bounds: Arc<Bounds>,
-    /// Nobody writes in it any more. Before that somebody's lock was waited for, perhaps in vain.
-    complete: bool,
 }
 
 /// The locks that an owner holds. Dropping it lets go of them.
@@ -370,9 +368,7 @@ impl<T: Deref<Target = LockTable>> Held<T> {
 
     /// Locks a row, waiting for `timeout` at most. What was held before is kept whatever comes of this.
     pub(crate) fn lock(&mut self, row: RowRef<'_>, mode: Mode, timeout: Duration) -> Result<(), Denied> {
-        let covers = |range: &HeldRange| {
-            range.complete && range.family == row.family && contains(&range.bounds, row.key)
-        };
+        let covers = |range: &HeldRange| range.family == row.family && contains(&range.bounds, row.key);
         if mode == Mode::Exclusive || !self.ranges.iter().any(covers) {
             self.lock_at(row, mode, false, timeout)?;
         }
@@ -387,57 +383,44 @@ impl<T: Deref<Target = LockTable>> Held<T> {
         Ok(())
     }
 
-    /// Locks all keys between the bounds, those that are not there too, so that nobody else writes any of them.
+    /// Locks all keys between the bounds, those that are not there too, so that nobody else writes any of them. What was
+    /// held before is kept whatever comes of this, and nothing more where it fails.
     pub(crate) fn lock_range(
         &mut self,
         family: u32,
         bounds: Bounds,
         timeout: Duration,
     ) -> Result<(), Denied> {
-        let is_same = |range: &HeldRange| range.complete && range.family == family && *range.bounds == bounds;
+        let is_same = |range: &HeldRange| range.family == family && *range.bounds == bounds;
         if self.ranges.iter().any(is_same) {
             return Ok(());
         }
-        let bounds = Arc::new(bounds);
-        self.ranges.push(HeldRange {
-            family,
-            bounds: Arc::clone(&bounds),
-            complete: false,
-        });
-        self.note_time();
-        // In all shards first: no row of the range that is free now can be written from here on.
-        let mut written = Vec::new();
-        let limit = self.table.shard_limit();
-        for Padded(shard) in &self.table.shards {
-            shard
-                .lock()
-                .add_range(&self.owner, family, &bounds, limit, &mut written)
-                .ok_or(Denied::TooMany {
-                    limit: self.table.limit,
-                })?;
-        }
-        for key in written {
+        let mut request = RangeRequest::new(self, family, bounds);
+        for key in request.enter()? {
             let row = RowRef { family, key: &key };
             // Before those that wait to write it: they wait for the range.
-            self.lock_at(row, Mode::Shared, true, timeout)?;
+            request.held.lock_at(row, Mode::Shared, true, timeout)?;
         }
-        if let Some(range) = self.ranges.last_mut() {
-            range.complete = true;
-        }
+        request.complete();
         Ok(())
     }
 
-    /// Lets go of everything.
-    pub(crate) fn release(&mut self) {
-        for (family, key) in self.rows.drain(..) {
+    /// Lets go of the rows that were locked after the first `kept`.
+    fn release_rows(&mut self, kept: usize) {
+        for (family, key) in self.rows.drain(kept..) {
             let row = RowRef { family, key: &key };
             let hash = row.hash();
             self.table.shard(hash).release(&self.owner, row, hash);
         }
+    }
+
+    /// Lets go of everything.
+    pub(crate) fn release(&mut self) {
+        self.release_rows(0);
         if !self.ranges.is_empty() {
             self.ranges.clear();
             for Padded(shard) in &self.table.shards {
-                shard.lock().release_ranges(&self.owner);
+                shard.lock().release_ranges(|range| range.is_of(&self.owner));
             }
         }
         if let Some(since) = self.since.take() {
@@ -452,5 +435,70 @@ impl<T: Deref<Target = LockTable>> Held<T> {
 impl<T: Deref<Target = LockTable>> Drop for Held<T> {
     fn drop(&mut self) {
         self.release();
+    }
+}
+
+/// A range that is being locked: it is in the table, and rows in it that others are writing are waited for. Dropping it
+/// takes all of that back, unless it is complete.
+struct RangeRequest<'h, T: Deref<Target = LockTable>> {
+    held: &'h mut Held<T>,
+    /// How many rows were held before. Those after them were locked for the range.
+    rows_before: usize,
+    family: u32,
+    bounds: Arc<Bounds>,
+    is_complete: bool,
+}
+
+impl<'h, T: Deref<Target = LockTable>> RangeRequest<'h, T> {
+    fn new(held: &'h mut Held<T>, family: u32, bounds: Bounds) -> Self {
+        held.note_time();
+        Self {
+            rows_before: held.rows.len(),
+            held,
+            family,
+            bounds: Arc::new(bounds),
+            is_complete: false,
+        }
+    }
+
+    /// Puts the range into all shards, so that no row of it that is free now can be written from here on. Returns those
+    /// that are being written.
+    fn enter(&mut self) -> Result<Vec<Key>, Denied> {
+        let mut written = Vec::new();
+        let Held { table, owner, .. } = &*self.held;
+        let limit = table.shard_limit();
+        for Padded(shard) in &table.shards {
+            shard
+                .lock()
+                .add_range(owner, self.family, &self.bounds, limit, &mut written)
+                .ok_or(Denied::TooMany { limit: table.limit })?;
+        }
+        Ok(written)
+    }
+
+    /// Nobody writes in the range any more.
+    fn complete(mut self) {
+        self.held.ranges.push(HeldRange {
+            family: self.family,
+            bounds: Arc::clone(&self.bounds),
+        });
+        self.is_complete = true;
+    }
+}
+
+impl<T: Deref<Target = LockTable>> Drop for RangeRequest<'_, T> {
+    fn drop(&mut self) {
+        if self.is_complete {
+            return;
+        }
+        self.held.release_rows(self.rows_before);
+        for Padded(shard) in &self.held.table.shards {
+            shard
+                .lock()
+                .release_ranges(|range| range.has_bounds(&self.bounds));
+        }
+        if self.held.len() == 0 {
+            self.held.since = None;
+        }
     }
 }

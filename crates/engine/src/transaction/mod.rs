@@ -275,6 +275,8 @@ impl Transaction {
             let nothing = Iter::new(&family.state().view.load(), bounds, 0);
             return Ok(TransactionIter::new(nothing, Vec::new(), read));
         }
+        // Before a lock is taken for it.
+        self.make_room_for_a_read(inner)?;
         let own = inner.writes.range(family.id(), &bounds);
         let committed = if self.is_two_phase() {
             let locked = inner
@@ -287,7 +289,7 @@ impl Transaction {
             let snapshot = inner.snapshot(&self.db);
             Iter::new(snapshot.view(family)?, bounds, snapshot.lsn())
         };
-        self.note_range(inner, family, &read)?;
+        inner.read_ranges.push((family.clone(), Arc::clone(&read)));
         Ok(TransactionIter::new(committed, own, read))
     }
 
@@ -376,13 +378,10 @@ impl Transaction {
     }
 
     fn note_read(&self, inner: &mut Inner, family: &Family, key: &[u8]) -> Result<()> {
-        let limit = self.db.core().options.max_row_locks;
         if inner.read_keys.contains_key(&(family.id(), Key::from(key))) {
             return Ok(());
         }
-        if inner.read_keys.len() + inner.read_ranges.len() >= limit {
-            return Err(Error::TooManyLocks { limit });
-        }
+        self.make_room_for_a_read(inner)?;
         inner
             .read_keys
             .insert((family.id(), Key::from(key)), family.clone());
@@ -390,7 +389,8 @@ impl Transaction {
         Ok(())
     }
 
-    fn note_range(&self, inner: &mut Inner, family: &Family, read: &Arc<RangeRead>) -> Result<()> {
+    /// Makes sure that another read can be noted.
+    fn make_room_for_a_read(&self, inner: &mut Inner) -> Result<()> {
         let limit = self.db.core().options.max_row_locks;
         let validates = self.options.concurrency == Concurrency::Optimistic
             && self.options.isolation == Isolation::Serializable;
@@ -405,7 +405,6 @@ impl Transaction {
         if inner.read_keys.len() + inner.read_ranges.len() >= limit {
             return Err(Error::TooManyLocks { limit });
         }
-        inner.read_ranges.push((family.clone(), Arc::clone(read)));
         Ok(())
     }
 

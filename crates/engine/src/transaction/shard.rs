@@ -60,13 +60,22 @@ struct Row {
 
 /// A range that somebody holds, shared.
 #[derive(Debug)]
-struct RangeHold {
+pub(crate) struct RangeHold {
     owner: Arc<Owner>,
     family: u32,
     bounds: Arc<Bounds>,
 }
 
 impl RangeHold {
+    pub(crate) fn is_of(&self, owner: &Owner) -> bool {
+        self.owner.id == owner.id
+    }
+
+    /// Whether it was added with these very bounds.
+    pub(crate) fn has_bounds(&self, bounds: &Arc<Bounds>) -> bool {
+        Arc::ptr_eq(&self.bounds, bounds)
+    }
+
     fn covers(&self, family: u32, key: &[u8]) -> bool {
         self.family == family && contains(&self.bounds, key)
     }
@@ -216,10 +225,10 @@ impl Shard {
         Some(())
     }
 
-    pub(crate) fn release_ranges(&mut self, owner: &Owner) {
+    pub(crate) fn release_ranges(&mut self, is_released: impl Fn(&RangeHold) -> bool) {
         let before = self.ranges.len();
         let Self { rows, ranges } = self;
-        ranges.retain(|range| range.owner.id != owner.id);
+        ranges.retain(|range| !is_released(range));
         if ranges.len() < before {
             rows.iter_mut().for_each(|row| row.hand_over(ranges));
             rows.retain(|row| !row.is_free());

@@ -359,6 +359,166 @@ fn the_table_of_locks_is_bounded_and_says_when_it_is_full() {
     assert_eq!(db.stats().transactions.locks, 0);
 }
 
+/// A transaction that waits for nobody.
+fn impatient(db: &Db, name: &str) -> Transaction {
+    let options = TransactionOptions {
+        lock_timeout: Duration::ZERO,
+        ..serializable(name)
+    };
+    db.transaction(options).unwrap()
+}
+
+/// The range of a refused lock stayed locked, so that nobody could write in it, and each attempt added 64 entries.
+#[test]
+fn a_range_that_was_refused_for_the_time_is_taken_back_however_often_it_is_asked_for() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let writer = db.transaction(serializable("writer")).unwrap();
+    for key in ["k1", "k5", "k9"] {
+        writer.put(&family, key, "first").unwrap();
+    }
+    let reader = impatient(&db, "reader");
+    reader.get(&family, "k3").unwrap();
+    let before = db.stats().transactions.locks;
+    assert_eq!(before, 4);
+    for _ in 0..1_000 {
+        let refused = reader.range(&family, "k".."l").unwrap_err();
+        assert!(
+            matches!(refused, Error::LockTimeout { key: None, .. }),
+            "{refused}"
+        );
+    }
+    assert_eq!(db.stats().transactions.locks, before);
+    assert_eq!(db.transactions()[1].locks, 1);
+    // Others get in at once, but for what the reader had before.
+    let other = impatient(&db, "other");
+    other.put(&family, "k2", "other").unwrap();
+    assert!(other.put(&family, "k3", "other").is_err());
+    other.commit().unwrap();
+    assert_eq!(reader.get(&family, "k3").unwrap(), None);
+    // And the reader gets it when nobody writes any more.
+    writer.commit().unwrap();
+    assert_eq!(reader.range(&family, "k".."l").unwrap().count(), 4);
+    assert_eq!(db.stats().transactions.locks, 1 + 64);
+    assert!(impatient(&db, "late").put(&family, "k4", "late").is_err());
+    drop(reader);
+    assert_eq!(db.stats().transactions.locks, 0);
+}
+
+/// Of two rows that a range waits for, the one that it got goes as well.
+#[test]
+fn rows_that_were_locked_for_a_refused_range_go_with_it() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let mut writers = ["k1", "k2"].map(|key| {
+        let writer = db.transaction(serializable(key)).unwrap();
+        writer.put(&family, key, "first").unwrap();
+        (key, Some(writer))
+    });
+    let reader = TransactionOptions {
+        lock_timeout: Duration::from_millis(300),
+        ..serializable("reader")
+    };
+    let reader = db.transaction(reader).unwrap();
+    let id = reader.id();
+    let waiting = {
+        let family = family.clone();
+        std::thread::spawn(move || (reader.iter(&family).map(drop), reader))
+    };
+    let waits_for = || {
+        let all = db.transactions();
+        let reader = all.into_iter().find(|info| info.id == id);
+        reader.and_then(|info| info.waits_for).map(|(_, key)| key)
+    };
+    // Which of them it waits for first, the hashes decide.
+    let first = loop {
+        match waits_for() {
+            Some(key) => break Some(key),
+            None if waiting.is_finished() => break None,
+            None => std::thread::yield_now(),
+        }
+    };
+    for (key, writer) in &mut writers {
+        if first.as_ref().is_some_and(|first| **first == *key.as_bytes()) {
+            writer.take().unwrap().commit().unwrap();
+        }
+    }
+    let (refused, _reader) = waiting.join().unwrap();
+    assert!(matches!(refused, Err(Error::LockTimeout { .. })), "{refused:?}");
+    let left = writers.iter().filter(|(_, writer)| writer.is_some()).count();
+    assert_eq!(db.stats().transactions.locks, left);
+}
+
+#[test]
+fn a_range_that_finds_no_room_is_taken_back() {
+    let dir = crate::common::fast_dir();
+    let db = crate::common::open(
+        dir.path(),
+        &Options {
+            max_row_locks: 128,
+            ..crate::common::small()
+        },
+    );
+    let family = db.default_family();
+    let tx = impatient(&db, "first");
+    // Two entries fill a shard.
+    let mut keys = (0..10_000_u32).map(u32::to_be_bytes);
+    let mut held = 0;
+    let full = keys.find(|key| {
+        let got = tx.get_for_update(&family, key);
+        held += usize::from(got.is_ok());
+        matches!(got, Err(Error::TooManyLocks { .. }))
+    });
+    assert!(full.is_some());
+    for _ in 0..1_000 {
+        let refused = tx.iter(&family).unwrap_err();
+        assert!(matches!(refused, Error::TooManyLocks { limit: 128 }), "{refused}");
+        let mut owner = db.row_owner("all");
+        let refused = db.lock_families(&mut owner, [&family], Duration::ZERO);
+        assert!(matches!(refused, Err(Error::TooManyLocks { .. })));
+    }
+    assert_eq!(
+        (db.stats().transactions.locks, db.transactions()[0].locks),
+        (held, held)
+    );
+    // A read that cannot be noted is refused before its range is locked.
+    drop(tx);
+    let tx = impatient(&db, "second");
+    let mut iterators = Vec::new();
+    let refused = loop {
+        // Empty, so that none of them is a lock of its own.
+        match tx.range(&family, "a".."b") {
+            Ok(iterator) => iterators.push(iterator),
+            Err(refused) => break refused,
+        }
+    };
+    assert!(matches!(refused, Error::TooManyLocks { .. }), "{refused}");
+    assert!(tx.range(&family, "c".."d").is_err());
+    assert_eq!(db.stats().transactions.locks, 64);
+    impatient(&db, "other").put(&family, "c", "other").unwrap();
+}
+
+#[test]
+fn a_range_that_would_close_a_ring_is_taken_back() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let victim = db.transaction(serializable("victim")).unwrap();
+    victim.put(&family, "x", "1").unwrap();
+    let other = {
+        let family = family.clone();
+        waiter(&db, "other", move |tx| {
+            tx.put(&family, "y", "2").unwrap();
+            tx.put(&family, "x", "2").map(|()| tx.commit().unwrap())
+        })
+    };
+    let refused = victim.iter(&family).unwrap_err();
+    assert!(matches!(refused, Error::Deadlock { .. }), "{refused}");
+    other.join().unwrap().unwrap();
+    // It is still there, and holds nothing.
+    assert_eq!(db.stats().transactions.locks, 0);
+    drop(victim);
+}
+
 /// Moves one from a row to another, reading in a random order, until it succeeds.
 fn transfer(db: &Db, family: &Family, rng: &mut Rng, options: &TransactionOptions) -> Result<u64> {
     let rows = [0; 3].map(|_| rng.below(5));

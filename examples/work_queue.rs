@@ -74,10 +74,7 @@ struct Claim {
 
 impl Queue {
     fn new(db: Db) -> Result<Self, Error> {
-        let family = |name| match db.family(name) {
-            Some(family) => Ok(family),
-            None => db.create_family(name, FamilyOptions::default()),
-        };
+        let family = |name| db.open_family(name, FamilyOptions::default());
         Ok(Self {
             waiting: family("waiting")?,
             done: family("done")?,

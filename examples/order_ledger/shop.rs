@@ -90,10 +90,7 @@ pub(crate) struct Shop {
 impl Shop {
     /// Finds the families, or makes them where the store is new.
     pub(crate) fn new(db: Db) -> Result<Self, ShopError> {
-        let family = |name| match db.family(name) {
-            Some(family) => Ok(family),
-            None => db.create_family(name, FamilyOptions::default()),
-        };
+        let family = |name| db.open_family(name, FamilyOptions::default());
         Ok(Self {
             accounts: family("accounts")?,
             stock: family("stock")?,

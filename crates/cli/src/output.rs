@@ -44,7 +44,21 @@ pub(crate) fn note(text: impl std::fmt::Display) {
 
 /// Tells why the command failed, causes included.
 pub(crate) fn complain(error: &anyhow::Error) {
-    note(format_args!("error: {error:#}"));
+    note(format_args!("error: {}", sentence(error)));
+}
+
+/// An error with its causes, each said once: most of them tell their cause themselves.
+fn sentence(error: &anyhow::Error) -> String {
+    let causes = error.chain().map(ToString::to_string);
+    causes.fold(String::new(), |said, cause| {
+        if said.is_empty() {
+            cause
+        } else if said.contains(&cause) {
+            said
+        } else {
+            format!("{said}: {cause}")
+        }
+    })
 }
 
 /// Has warnings and errors that the crates below log written to standard error.
@@ -181,6 +195,16 @@ pub(crate) fn micros(us: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_that_an_error_tells_itself_is_not_said_twice() {
+        let cause = io::Error::other("the disk is gone");
+        let error = anyhow::Error::new(cause).context("cannot open x: the disk is gone");
+        assert_eq!(
+            sentence(&error.context("no server")),
+            "no server: cannot open x: the disk is gone"
+        );
+    }
 
     #[test]
     fn figures_have_three_digits() {

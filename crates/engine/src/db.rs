@@ -95,7 +95,23 @@ impl Db {
             .collect()
     }
 
-    /// Creates a family; when this returns it is there for good, whatever happens.
+    /// The family of that name, which is created with these options where it is not there yet. When this returns it is
+    /// there for good, whatever happens.
+    ///
+    /// A family that is there keeps the options that it was created with, whatever is given here; to change them, name
+    /// it in [`Options::family_options`](crate::Options::family_options) when the store is opened. Of several threads
+    /// that open the same new family one creates it, and all get it.
+    ///
+    /// # Errors
+    /// [`Error::FamilyName`] and [`Error::InvalidOption`], where the family is there too; where it is not, as for a write.
+    pub fn open_family(&self, name: &str, options: FamilyOptions) -> Result<Family> {
+        let _life = self.core().life.read();
+        self.core().check_open()?;
+        let state = families::open(self.core(), name, options)?;
+        Ok(Family::new(self.clone(), state))
+    }
+
+    /// As [`Db::open_family`], where the family must not be there yet.
     ///
     /// # Errors
     /// [`Error::FamilyExists`], [`Error::FamilyName`], [`Error::InvalidOption`], and as for a write.

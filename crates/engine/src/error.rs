@@ -1,5 +1,7 @@
 //! What can go wrong, and what to do about it.
 
+mod table;
+
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,6 +9,8 @@ use std::sync::Arc;
 use collie_log::{LogError, LogId};
 
 use crate::Key;
+
+pub use table::TableError;
 
 /// The result of most calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -235,8 +239,8 @@ pub enum Error {
         op: &'static str,
         /// The family's directory.
         path: PathBuf,
-        /// The library's error.
-        source: Arc<lsm_tree::Error>,
+        /// What it answered, and what to do.
+        source: TableError,
     },
     /// The log failed in another way.
     #[error(transparent)]
@@ -309,7 +313,7 @@ impl Error {
             source => Self::Table {
                 op,
                 path,
-                source: Arc::new(source),
+                source: TableError::new(source),
             },
         }
     }

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
 
 use arc_swap::ArcSwap;
 use collie_log::{Level, Lsn};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::core::{Core, FamilyState, GATE_OPEN};
 use crate::db::DEFAULT_FAMILY;
 use crate::manifest::{Edit, FamilyRecord};
+use crate::manifest_file::ManifestFile;
 use crate::stats::FamilyCounters;
 use crate::tables::Tables;
 use crate::view::View;
@@ -88,14 +89,41 @@ pub(crate) fn load(core: &Core, record: &FamilyRecord, known: bool) -> Result<Ar
     }))
 }
 
-/// Creates a family. It is in the synced manifest before anybody can write to it.
+/// Creates a family, which must not be there.
 pub(crate) fn create(core: &Core, name: &str, options: FamilyOptions) -> Result<Arc<FamilyState>> {
     check_name(name)?;
     options.check()?;
-    let mut manifest = core.manifest.lock();
+    let manifest = core.manifest.lock();
     if manifest.families.iter().any(|family| family.name == name) {
         return Err(Error::FamilyExists { name: name.into() });
     }
+    create_in(core, manifest, name, options)
+}
+
+/// Finds a family, or creates it. Of several that call it at once, one creates.
+pub(crate) fn open(core: &Core, name: &str, options: FamilyOptions) -> Result<Arc<FamilyState>> {
+    check_name(name)?;
+    options.check()?;
+    let find = || core.families.read().by_name.get(name).map(Arc::clone);
+    // Before the manifest is waited for, which a flush may keep for as long as a sync takes.
+    if let Some(family) = find() {
+        return Ok(family);
+    }
+    reach!("no such family");
+    let manifest = core.manifest.lock();
+    match find() {
+        Some(family) => Ok(family),
+        None => create_in(core, manifest, name, options),
+    }
+}
+
+/// Creates a family. It is in the synced manifest before anybody can write to it.
+fn create_in(
+    core: &Core,
+    mut manifest: MutexGuard<'_, ManifestFile>,
+    name: &str,
+    options: FamilyOptions,
+) -> Result<Arc<FamilyState>> {
     let id = manifest.next_family;
     let birth = durable_mark(core)?;
     let record = FamilyRecord {

@@ -163,6 +163,24 @@ fn a_read_finds_all_commits_below_its_boundary_in_its_view() {
 }
 
 #[test]
+fn of_two_that_open_a_new_family_at_once_one_creates_it_and_both_get_it() {
+    let (_dir, db) = store();
+    let late = {
+        let db = db.clone();
+        hold("no such family", move || {
+            db.open_family("new", FamilyOptions::default())
+        })
+        .at_point()
+    };
+    let early = db.open_family("new", FamilyOptions::default()).unwrap();
+    put(&early, "k", "v");
+    let late = late.finish().unwrap();
+    assert_eq!(late.id(), early.id());
+    assert_eq!(text(late.get("k").unwrap().as_ref()), Some("v"));
+    assert_eq!(db.families(), ["default", "new"]);
+}
+
+#[test]
 fn a_snapshot_does_not_see_the_second_write_without_the_first() {
     let (_dir, db) = store();
     let first = db.default_family();

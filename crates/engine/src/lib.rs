@@ -18,7 +18,7 @@
 //! # let dir = tempfile::tempdir().unwrap();
 //! # let path = dir.path().join("store");
 //! let db = Db::open(&path, Options::default())?;
-//! let orders = db.create_family("orders", FamilyOptions::default())?;
+//! let orders = db.open_family("orders", FamilyOptions::default())?; // Created where it is not there yet.
 //!
 //! db.put("greeting", "hello")?; // On the device when this returns.
 //!
@@ -120,7 +120,7 @@ pub use batch::Batch;
 pub use bytes::{Key, Value};
 pub use collie_log::{LogId, LogStats, Lsn, RecoveryReport, RingMode};
 pub use db::{DEFAULT_FAMILY, Db};
-pub use error::{DeadlockLink, Error, Result};
+pub use error::{DeadlockLink, Error, Result, TableError};
 pub use family::Family;
 pub use iter::Iter;
 pub use options::{

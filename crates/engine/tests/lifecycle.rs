@@ -248,6 +248,46 @@ fn ids_of_families_are_never_used_again() {
 }
 
 #[test]
+fn a_family_is_opened_or_created_and_mistakes_are_refused_in_both_cases() {
+    let dir = tempfile::tempdir().unwrap();
+    for run in 0..2 {
+        let db = common::open(dir.path(), &common::small());
+        assert_eq!(db.family("f").is_some(), run == 1);
+        let family = db.open_family("f", common::small_family()).unwrap();
+        assert_eq!(
+            db.open_family("f", common::small_family()).unwrap().id(),
+            family.id()
+        );
+        assert_eq!(family.get("k").unwrap().is_some(), run == 1);
+        family.put("k", "v").unwrap();
+        assert!(matches!(
+            db.create_family("f", common::small_family()),
+            Err(Error::FamilyExists { .. })
+        ));
+        let bad = FamilyOptions {
+            write_buffer_bytes: 0,
+            ..FamilyOptions::default()
+        };
+        for name in ["f", "g"] {
+            assert!(matches!(
+                db.open_family(name, bad.clone()),
+                Err(Error::InvalidOption { .. })
+            ));
+        }
+        assert!(matches!(
+            db.open_family("", FamilyOptions::default()),
+            Err(Error::FamilyName { .. })
+        ));
+        assert_eq!(
+            db.open_family("default", common::small_family()).unwrap().id(),
+            db.default_family().id()
+        );
+        assert_eq!(db.families(), ["default", "f"]);
+        db.close().unwrap();
+    }
+}
+
+#[test]
 fn options_of_families_are_kept_and_can_be_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let mine = FamilyOptions {
@@ -259,7 +299,8 @@ fn options_of_families_are_kept_and_can_be_replaced() {
     db.close().unwrap();
     let fill = |options: Options| {
         let db = common::open(dir.path(), &options);
-        let family = db.family("f").unwrap();
+        // It is there, so that these options do not count.
+        let family = db.open_family("f", FamilyOptions::default()).unwrap();
         for i in 0..500 {
             family
                 .put_with(format!("{i:05}"), [1; 100], &WriteOptions::buffered())

@@ -519,11 +519,7 @@ impl Open {
         let db = Db::open(path, options)?;
         let mut families = vec![db.default_family()];
         for number in 1..bench.families {
-            let name = family_name(number);
-            families.push(match db.family(&name) {
-                Some(family) => family,
-                None => db.create_family(&name, bench.family_options())?,
-            });
+            families.push(db.open_family(&family_name(number), bench.family_options())?);
         }
         Ok(Self { db, families })
     }

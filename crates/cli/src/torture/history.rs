@@ -76,13 +76,9 @@ const SECOND: &str = "second";
 
 impl Tables {
     pub(crate) fn open(db: &Db) -> anyhow::Result<Self> {
-        let second = match db.family(SECOND) {
-            Some(family) => family,
-            None => db.create_family(SECOND, options().default_family)?,
-        };
         Ok(Self {
             first: db.default_family(),
-            second,
+            second: db.open_family(SECOND, options().default_family)?,
         })
     }
 

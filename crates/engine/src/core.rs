@@ -201,7 +201,7 @@ impl Core {
             }
             .max_payload(),
             locks: Arc::new(LockTable::new(options.max_row_locks)),
-            transactions: Registry::default(),
+            transactions: Registry::new(options.max_row_locks),
             options,
             visible,
             workers: Workers::new(hands),

@@ -123,8 +123,12 @@ fn flush_one(core: &Core, family: &FamilyState, sealed: &Sealed) -> Result<()> {
     let written = if sealed.mem.is_empty() {
         None
     } else {
-        let written = family.tables.write(sealed.mem.newest().map(for_table));
-        Some(written.inspect_err(|_| writing.failed())?)
+        let mut removals = core.transactions.note_removals(family.id, sealed.until);
+        let entries = sealed.mem.newest().inspect(|entry| removals.note(entry));
+        let written = family.tables.write(entries.map(for_table));
+        let written = written.inspect_err(|_| writing.failed())?;
+        removals.keep();
+        Some(written)
     };
     reach!("tables are written");
     install(core, family, sealed, written, &writing)?;

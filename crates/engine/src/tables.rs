@@ -10,6 +10,8 @@
 //! * What makes that right: all entries of a pinned version lie below every LSN at which the view that
 //!   pins it is read (see `view.rs`). So a table holds only each key's newest version, compaction may drop
 //!   whatever is shadowed, and no snapshot's watermark enters into it.
+//! * An entry keeps its LSN (`zero_seqnos` is off). A compaction into the last level drops every tombstone that
+//!   nothing older stands behind, and no watermark keeps it: see `transaction/removals.rs`.
 //! * Each tree has counters of its own; its sequence numbers order its versions and nothing else.
 //! * It trusts its manifest without looking at the checksum: [`verify`] looks, before it is opened.
 
@@ -41,6 +43,7 @@ const KEEP_NONE: u64 = u64::MAX >> 1;
 type TableResult<T> = std::result::Result<T, lsm_tree::Error>;
 type PointRead = dyn Fn(&[u8], Lsn) -> TableResult<Option<InternalValue>> + Send + Sync;
 type RangeRead = dyn Fn(Bound<Slice>, Bound<Slice>, Lsn) -> TableIter + Send + Sync;
+type RangeSince = dyn Fn((Bound<Slice>, Bound<Slice>), Lsn) -> TableResult<bool> + Send + Sync;
 
 /// Live entries of the tables, in order, from either end.
 pub(crate) type TableIter = Box<dyn DoubleEndedIterator<Item = TableResult<InternalValue>> + Send + 'static>;
@@ -145,6 +148,22 @@ impl Tables {
     pub(crate) fn pin(&self, lock: Option<Arc<dyn File>>) -> Pinned {
         let whole = self.tree.get_version_history_lock().latest_version();
         let version = self.tree.current_version();
+        let tables = version.clone();
+        let since = move |bounds: (Bound<Slice>, Bound<Slice>), since: Lsn| {
+            for run in tables.iter_levels().flat_map(|level| level.iter()) {
+                let overlapping = run.range_overlap_indexes::<Slice, _>(&bounds);
+                let overlapping = overlapping.and_then(|(low, high)| run.get(low..=high));
+                let newer = overlapping.into_iter().flatten();
+                for table in newer.filter(|table| table.get_highest_seqno() >= since) {
+                    for item in table.range(bounds.clone()) {
+                        if item?.key.seqno >= since {
+                            return Ok(true);
+                        }
+                    }
+                }
+            }
+            Ok(false)
+        };
         let point = move |key: &[u8], below: Lsn| {
             let hash = Bloom::get_hash(key);
             for level in version.iter_levels() {
@@ -165,6 +184,7 @@ impl Tables {
         Pinned {
             point: Box::new(point),
             range: Box::new(range),
+            since: Box::new(since),
             dir: Some(Arc::clone(&self.dir)),
             opener: Opener::here(),
             _lock: lock,
@@ -339,6 +359,7 @@ pub(crate) struct Written(Vec<lsm_tree::Table>);
 pub(crate) struct Pinned {
     point: Box<PointRead>,
     range: Box<RangeRead>,
+    since: Box<RangeSince>,
     dir: Option<Arc<TreeDir>>,
     opener: Opener,
     /// Dropped last.
@@ -361,6 +382,7 @@ impl Pinned {
         Self {
             point: Box::new(|_, _| Ok(None)),
             range: Box::new(|_, _, _| Box::new(std::iter::empty())),
+            since: Box::new(|_, _| Ok(false)),
             dir: None,
             opener: Opener::here(),
             _lock: None,
@@ -375,6 +397,13 @@ impl Pinned {
     /// Live entries between the bounds, which may be longer than any key.
     pub(crate) fn range(&self, low: Bound<Slice>, high: Bound<Slice>, below: Lsn) -> TableIter {
         (self.range)(cut(low, Bound::Excluded), cut(high, Bound::Included), below)
+    }
+
+    /// Whether there is an entry between the bounds that is not older than `since`, tombstones included, as far as
+    /// they were not dropped. Tables that have nothing so new are not looked into.
+    pub(crate) fn has_newer(&self, low: Bound<Slice>, high: Bound<Slice>, since: Lsn) -> Result<bool> {
+        let bounds = (cut(low, Bound::Excluded), cut(high, Bound::Included));
+        (self.since)(bounds, since).map_err(|e| Error::table("read", self.path(), e))
     }
 
     /// For errors.

@@ -22,6 +22,7 @@ mod options;
 mod plain;
 mod reads;
 mod registry;
+mod removals;
 mod rows;
 mod shard;
 mod writes;
@@ -109,7 +110,8 @@ impl Transaction {
         }
         core.use_locks();
         let owner = core.locks.owner(&options.name);
-        let entry = core.transactions.enter(&owner, core.device.clock());
+        let visible = core.read_boundary(false);
+        let entry = core.transactions.enter(&owner, core.device.clock(), visible);
         let transaction = Self {
             inner: RefCell::new(Inner {
                 aborted: None,

@@ -1,9 +1,9 @@
 //! What a transaction has read, and whether it would read the same now.
 //!
-//! A key or a range is *changed* where a commit that the snapshot does not show wrote it. Commits since the snapshot
-//! are in memtables, where their LSNs tell; those that a flush has moved to tables since are found by comparing what
-//! the snapshot reads with what is read now, and a key that got its old value back counts as unchanged then: the
-//! transaction would have read the same.
+//! A key or a range is *changed* where a commit that the snapshot does not show wrote it: where the newest entry of a
+//! key has an LSN that is not below the snapshot's. It does not matter where that entry is by now: in a memtable, in a
+//! table, or dropped by a compaction as a tombstone that nobody needs, which is noted elsewhere (`removals.rs`). So
+//! neither a flush nor a compaction changes the answer, and a key that got its old value back has changed.
 //!
 //! Whoever asks holds locks that keep the answer true.
 
@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use collie_log::Lsn;
 use parking_lot::Mutex;
 
+use super::removals::RemovedSince;
 use crate::iter::{Bounds, Iter};
 use crate::memtable::{Direction, Scan};
-use crate::read;
 use crate::{Family, Key, Result, Snapshot, Value};
 
 /// Entries of a memtable that are looked at in one go.
@@ -25,19 +25,24 @@ const FETCH: usize = 256;
 
 /// Whether a key was written since the snapshot.
 pub(crate) fn is_key_changed(snapshot: &Snapshot, family: &Family, key: &[u8]) -> Result<bool> {
+    let then = snapshot.view(family)?;
     let (now, boundary) = family.read_at(false)?;
     let newest = now.mems().find_map(|mem| mem.get(key, boundary));
     if let Some(newest) = newest {
         return Ok(newest.at.start >= snapshot.lsn());
     }
-    if Arc::ptr_eq(&now.tables, &snapshot.view(family)?.tables) {
+    if Arc::ptr_eq(&now.tables, &then.tables) {
         return Ok(false);
     }
-    Ok(read::get(&now, key, boundary)?.value != snapshot.get(family, key)?)
+    match now.tables.get(key, boundary)? {
+        Some(newest) => Ok(newest.key.seqno >= snapshot.lsn()),
+        None => Ok(removed_since(snapshot, family).may_have(key)),
+    }
 }
 
 /// Whether a key between the bounds was written since the snapshot.
 pub(crate) fn is_range_changed(snapshot: &Snapshot, family: &Family, bounds: &Bounds) -> Result<bool> {
+    let then = snapshot.view(family)?;
     let (now, boundary) = family.read_at(false)?;
     for mem in now.mems() {
         let mut low = bounds.0.clone();
@@ -58,19 +63,21 @@ pub(crate) fn is_range_changed(snapshot: &Snapshot, family: &Family, bounds: &Bo
             }
         }
     }
-    let then = snapshot.view(family)?;
     if Arc::ptr_eq(&now.tables, &then.tables) {
         return Ok(false);
     }
-    let mut before = Iter::new(then, bounds.clone(), snapshot.lsn());
-    let mut after = Iter::new(&now, bounds.clone(), boundary);
-    loop {
-        match (before.next().transpose()?, after.next().transpose()?) {
-            (None, None) => return Ok(false),
-            (one, other) if one == other => {}
-            _ => return Ok(true),
-        }
-    }
+    let (low, high) = bounds.clone();
+    let in_tables = now
+        .tables
+        .has_newer(low.map(|key| key.0), high.map(|key| key.0), snapshot.lsn())?;
+    Ok(in_tables || removed_since(snapshot, family).may_have_any(bounds))
+}
+
+/// What flushes removed since the snapshot. To be asked for after the view was loaded: the flush whose tables are in it
+/// has told by then.
+fn removed_since(snapshot: &Snapshot, family: &Family) -> RemovedSince {
+    let core = family.db().core();
+    core.transactions.removed_since(family.id(), snapshot.lsn())
 }
 
 /// How much of a range an iterator has shown: what its transaction depends on.

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use collie_io::Clock;
+use collie_log::Lsn;
 use parking_lot::Mutex;
 
 use super::locks::Owner;
+use super::removals::Removals;
 use crate::Key;
 
 /// An open transaction, as others see it.
@@ -17,6 +19,8 @@ pub(crate) struct Entry {
     owner: Arc<Owner>,
     /// By the monotonic clock, in nanoseconds.
     began: u64,
+    /// All commits below this are in its snapshot.
+    from: Lsn,
     thread: Option<String>,
     /// What it holds, or an optimistic one will at its commit; and the size of its commit so far. Relaxed, for they
     /// are shown and nothing else.
@@ -59,33 +63,73 @@ pub(crate) struct Counters {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Registry {
-    open: Mutex<BTreeMap<u64, Arc<Entry>>>,
+    open: Mutex<Open>,
     pub(crate) counters: Counters,
 }
 
+#[derive(Debug)]
+struct Open {
+    entries: BTreeMap<u64, Arc<Entry>>,
+    /// What the open ones may ask for.
+    removals: Removals,
+}
+
+impl Open {
+    fn oldest(&self) -> Option<Lsn> {
+        self.entries.values().map(|entry| entry.from).min()
+    }
+}
+
 impl Registry {
-    pub(crate) fn enter(&self, owner: &Arc<Owner>, clock: &dyn Clock) -> Arc<Entry> {
+    /// `limit`: of the removals that are kept for conflicts.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            open: Mutex::new(Open {
+                entries: BTreeMap::new(),
+                removals: Removals::new(limit),
+            }),
+            counters: Counters::default(),
+        }
+    }
+
+    /// To be called before its snapshot is taken. `visible` is the boundary, now or earlier.
+    pub(crate) fn enter(&self, owner: &Arc<Owner>, clock: &dyn Clock, visible: Lsn) -> Arc<Entry> {
         let entry = Arc::new(Entry {
             owner: Arc::clone(owner),
             began: clock.monotonic(),
+            from: visible,
             thread: std::thread::current().name().map(str::to_owned),
             locks: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
         });
         self.counters.begun.fetch_add(1, Ordering::Relaxed);
-        self.open.lock().insert(entry.id(), Arc::clone(&entry));
+        self.open.lock().entries.insert(entry.id(), Arc::clone(&entry));
         entry
     }
 
     pub(crate) fn leave(&self, entry: &Entry) {
-        self.open.lock().remove(&entry.id());
+        let mut open = self.open.lock();
+        open.entries.remove(&entry.id());
+        if !open.removals.is_empty() {
+            let oldest = open.oldest();
+            if oldest.is_none_or(|oldest| oldest > entry.from) {
+                open.removals.forget(oldest);
+            }
+        }
     }
 
     /// How many are open.
     pub(crate) fn open(&self) -> usize {
-        self.open.lock().len()
+        self.open.lock().entries.len()
+    }
+
+    /// Uses the removals, with the lower bound of the open ones' snapshots, if there are any.
+    pub(crate) fn with_removals<T>(&self, work: impl FnOnce(&mut Removals, Option<Lsn>) -> T) -> T {
+        let mut open = self.open.lock();
+        let oldest = open.oldest();
+        work(&mut open.removals, oldest)
     }
 
     /// All that are open, from the oldest on. `waits_for` tells what one waits for.
@@ -94,7 +138,7 @@ impl Registry {
         now: u64,
         waits_for: impl Fn(u64) -> Option<(String, Key)>,
     ) -> Vec<TransactionInfo> {
-        let open: Vec<_> = self.open.lock().values().cloned().collect();
+        let open: Vec<_> = self.open.lock().entries.values().cloned().collect();
         open.iter()
             .map(|entry| TransactionInfo {
                 id: entry.id(),

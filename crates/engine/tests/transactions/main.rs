@@ -5,6 +5,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod flushes;
 mod isolation;
 mod locks;
 mod random;

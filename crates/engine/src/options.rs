@@ -80,7 +80,8 @@ pub struct Options {
     /// Threads that merge tables. Default: 1.
     pub compaction_threads: usize,
     /// Row locks that transactions, writes and [`RowLocks`](crate::RowLocks) may hold or wait for, all together; about, for
-    /// the table's 64 shards fill at their own pace. A range or family counts as 64. Default: 1,048,576.
+    /// the table's 64 shards fill at their own pace. A range or family counts as 64. Also how many removals that were
+    /// flushed are kept in memory for the conflicts of open transactions. Default: 1,048,576.
     pub max_row_locks: usize,
     /// How long a write outside of transactions waits for a row that somebody has locked. Default: one second.
     pub lock_timeout: Duration,

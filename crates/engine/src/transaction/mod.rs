@@ -110,7 +110,7 @@ impl Transaction {
         }
         core.use_locks();
         let owner = core.locks.owner(&options.name);
-        let visible = core.read_boundary(false);
+        let visible = core.visible.boundary();
         let entry = core.transactions.enter(&owner, core.device.clock(), visible);
         let transaction = Self {
             inner: RefCell::new(Inner {

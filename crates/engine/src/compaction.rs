@@ -46,9 +46,9 @@ pub(crate) fn step_back() {
 
 /// Runs the most urgent compaction; returns whether anything changed.
 fn compact_once(core: &Core, family: &FamilyState) -> Result<bool> {
-    // A table that the manifest does not know of yet may be replayed over. Until it does, no tombstone of
-    // it may go.
-    if family.in_tables.load(Ordering::SeqCst) > family.flushed.load(Ordering::SeqCst) {
+    // After a crash a table that the manifest does not know of is replayed over. While it has its
+    // tombstones, a delete that was kept out of the log goes on hiding what was logged before.
+    if family.tables.has_unrecorded() {
         return Ok(false);
     }
     compact(core, family, |tables| tables.compact())
@@ -103,8 +103,7 @@ fn settle(core: &Core, family: &FamilyState, error: &Error, writing: &Writing<'_
     let may_go_on = {
         // Not while a flush is between the tree's manifest and its version in memory.
         let _publish = family.publish.lock();
-        family.tables.is_unchanged_on_disk(&*core.device)
-            && family.tables.remove_next_version(&*core.device).is_ok()
+        family.tables.take_back_next_version(&*core.device)
     };
     if may_go_on {
         writing.failed();

@@ -16,6 +16,7 @@ use crate::garbage::Garbage;
 use crate::journal::Journal;
 use crate::manifest_file::ManifestFile;
 use crate::memtable::{At, Chunks, Mem};
+use crate::registered::{Flushed, Kept};
 use crate::stats::{Counters, FamilyCounters};
 use crate::tables::{Pinned, Shared, Tables};
 use crate::tasks::Tasks;
@@ -47,8 +48,8 @@ pub(crate) struct FamilyState {
     pub(crate) rotating: AtomicBool,
     /// Held from pinning a version to publishing it, so that an older one never replaces a newer one.
     pub(crate) publish: Mutex<()>,
-    /// Held by the one flush of this family that runs.
-    pub(crate) flushing: Mutex<()>,
+    /// Held by the one flush of this family that runs; see [`Flush`](crate::registered::Flush).
+    pub(crate) flushing: Mutex<Kept>,
     /// Held by the one compaction of this family that runs.
     pub(crate) compacting: Mutex<()>,
     pub(crate) gate: AtomicU8,
@@ -57,10 +58,8 @@ pub(crate) struct FamilyState {
     pub(crate) flush_queued: AtomicBool,
     pub(crate) compaction_queued: AtomicBool,
     pub(crate) dropped: AtomicBool,
-    /// Commits below are in tables, or are about to be.
-    pub(crate) in_tables: AtomicU64,
-    /// The manifest says so up to here, and the log is held from here on.
-    pub(crate) flushed: AtomicU64,
+    /// Only [`record`](crate::registered::record) moves it.
+    pub(crate) flushed: Flushed,
     /// Why the last flush failed; cleared by the next that succeeds.
     pub(crate) flush_error: Mutex<Option<Error>>,
     /// Why the last compaction failed; cleared by the next that succeeds.

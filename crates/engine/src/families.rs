@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use collie_log::{Level, Lsn};
@@ -12,6 +12,7 @@ use crate::core::{Core, FamilyState, GATE_OPEN};
 use crate::db::DEFAULT_FAMILY;
 use crate::manifest::{Edit, FamilyRecord};
 use crate::manifest_file::ManifestFile;
+use crate::registered::Flushed;
 use crate::stats::FamilyCounters;
 use crate::tables::Tables;
 use crate::view::View;
@@ -73,14 +74,13 @@ pub(crate) fn load(core: &Core, record: &FamilyRecord, known: bool) -> Result<Ar
         edit: Mutex::new(()),
         rotating: AtomicBool::new(false),
         publish: Mutex::new(()),
-        flushing: Mutex::new(()),
+        flushing: Mutex::default(),
         compacting: Mutex::new(()),
         gate: AtomicU8::new(GATE_OPEN),
         flush_queued: AtomicBool::new(false),
         compaction_queued: AtomicBool::new(false),
         dropped: AtomicBool::new(false),
-        in_tables: AtomicU64::new(record.flushed),
-        flushed: AtomicU64::new(record.flushed),
+        flushed: Flushed::found(record.flushed),
         flush_error: Mutex::new(None),
         compaction_error: Mutex::new(None),
         flush_failures: AtomicU32::new(0),

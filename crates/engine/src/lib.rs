@@ -90,6 +90,8 @@ mod failures;
 mod families;
 mod family;
 mod flush;
+#[cfg(test)]
+mod flush_crashes;
 mod garbage;
 #[cfg(test)]
 mod interleavings;
@@ -103,6 +105,7 @@ mod memtable;
 mod open;
 mod options;
 mod read;
+mod registered;
 mod replay;
 mod stall;
 mod stats;

@@ -8,6 +8,7 @@ use collie_log::Lsn;
 use serde::{Deserialize, Serialize};
 
 use crate::FamilyOptions;
+use crate::registered::Registered;
 
 /// Whether the store runs with a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +38,9 @@ pub(crate) struct Manifest {
     /// run without a log, its own log is told from others.
     pub(crate) log_id: [u8; 16],
     pub(crate) log: LogState,
-    /// No table holds an entry at or above this LSN, and no family's `flushed` is above it.
+    /// No family's `flushed` is above this LSN. Where the store runs without a log, no table holds
+    /// an entry at or above it either; with one, tables may be ahead of it, and the log is ahead of
+    /// the tables.
     pub(crate) floor: Lsn,
     pub(crate) families: Vec<FamilyRecord>,
 }
@@ -90,7 +93,7 @@ impl Manifest {
         if let Some(dropped) = edit.dropped {
             self.families.retain(|family| family.id != dropped);
         }
-        for (id, until) in &edit.flushed {
+        for (id, until) in &edit.flushed.0 {
             // It may have been dropped meanwhile.
             if let Some(family) = self.family(*id) {
                 family.flushed = family.flushed.max(*until);
@@ -112,6 +115,30 @@ pub(crate) struct Edit {
     pub(crate) floor: Lsn,
     pub(crate) created: Option<FamilyRecord>,
     pub(crate) dropped: Option<u32>,
-    /// Families by id, with the LSN below which their commits are in tables.
-    pub(crate) flushed: Vec<(u32, Lsn)>,
+    pub(crate) flushed: Marks,
+}
+
+/// Families by id, with the LSN below which their commits are in tables. Made from what is
+/// registered, and from nothing else.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Marks(Vec<(u32, Lsn)>);
+
+impl Marks {
+    #[cfg(test)]
+    pub(crate) fn made_up(marks: Vec<(u32, Lsn)>) -> Self {
+        Self(marks)
+    }
+}
+
+impl Edit {
+    /// What flushes have registered; `None` where that is nothing.
+    pub(crate) fn recording<'a>(registered: impl Iterator<Item = &'a Registered>) -> Option<Self> {
+        let marks: Vec<_> = registered.map(Registered::mark).collect();
+        let floor = marks.iter().map(|(_, until)| *until).max()?;
+        Some(Self {
+            floor,
+            flushed: Marks(marks),
+            ..Self::default()
+        })
+    }
 }

@@ -373,7 +373,7 @@ mod tests {
 
     use super::*;
     use crate::FamilyOptions;
-    use crate::manifest::{FamilyRecord, LogState};
+    use crate::manifest::{FamilyRecord, LogState, Marks};
 
     fn record(id: u32, name: &str) -> FamilyRecord {
         FamilyRecord {
@@ -405,7 +405,7 @@ mod tests {
                 ..Edit::default()
             },
             Edit {
-                flushed: vec![(0, 1 << 33), (9, 1 << 34)],
+                flushed: Marks::made_up(vec![(0, 1 << 33), (9, 1 << 34)]),
                 ..Edit::default()
             },
             Edit {

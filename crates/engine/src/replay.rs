@@ -9,7 +9,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use collie_log::{Frame, Log, Lsn, Reader};
@@ -43,6 +42,9 @@ type Piece = Vec<Frame>;
 /// What inserting needs.
 struct Replay<'a> {
     families: &'a HashMap<u32, Arc<FamilyState>>,
+    /// Where each family's part begins: what the manifest called flushed before the first flush of
+    /// this opening.
+    from: HashMap<u32, Lsn>,
     next_family: u32,
     log_dir: &'a Path,
     inserters: usize,
@@ -69,6 +71,10 @@ pub(crate) fn replay(
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let replay = Replay {
         families,
+        from: families
+            .iter()
+            .map(|(id, family)| (*id, family.flushed.get()))
+            .collect(),
         next_family: core.manifest.lock().next_family,
         log_dir,
         inserters: cores.min(INSERTERS_MOST),
@@ -230,17 +236,15 @@ impl Replay<'_> {
         };
         for op in Ops::new(&frame.payload) {
             let op = op.map_err(|e| self.corrupt(frame, e.offset as u64, e.expected, e.found))?;
-            let Some(family) = self.families.get(&op.family) else {
+            let (Some(family), Some(&from)) = (self.families.get(&op.family), self.from.get(&op.family))
+            else {
                 if op.family < self.next_family {
                     continue; // Dropped since.
                 }
                 let found = format!("family {}", op.family);
                 return Err(self.corrupt(frame, 0, "a family that was created before", found));
             };
-            // Relaxed: sealing, which moves it, waits for all inserts before and is waited for by all after.
-            if frame.start >= family.flushed.load(Ordering::Relaxed)
-                && !family.tables.has_newer(op.key, at.start)?
-            {
+            if frame.start >= from && !family.tables.has_newer(op.key, at.start)? {
                 family.view.load().mem_for(at.start).load(op.key, at, op.write);
             }
         }

@@ -96,7 +96,11 @@ fn delay(core: &Core, family: &FamilyState, bytes: usize) {
 fn lagging_error(family: &FamilyState) -> Option<Error> {
     let level0 = family.level0.load(Ordering::Relaxed);
     if level0 >= family.options.level0_stop {
-        return family.compaction_error.lock().clone();
+        let failed = family.compaction_error.lock().clone();
+        if failed.is_some() || !family.tables.has_unrecorded() {
+            return failed;
+        }
+        // Compactions wait for the manifest: see below.
     }
     family.flush_error.lock().clone()
 }

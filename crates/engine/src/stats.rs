@@ -230,7 +230,7 @@ fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
     let view = family.view.load();
     let counters = &family.counters;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let flushed = family.flushed.load(Ordering::Relaxed);
+    let flushed = family.flushed.get();
     FamilyStats {
         id: family.id,
         active_bytes: view.active.bytes(),

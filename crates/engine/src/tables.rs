@@ -18,7 +18,7 @@
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 
 use collie_io::{Device, File, OpenMode, Opener, read_exact_at, write_all_at};
@@ -84,6 +84,8 @@ pub(crate) struct Tables {
     /// The highest sequence number in any table when it was opened.
     highest: Lsn,
     litter: Litter,
+    /// How many [`Unrecorded`] there are.
+    unrecorded: Arc<AtomicUsize>,
     dir: Arc<TreeDir>,
 }
 
@@ -139,6 +141,7 @@ impl Tables {
             strategy: Arc::new(strategy),
             table_bytes: options.table_bytes,
             litter: Litter::default(),
+            unrecorded: Arc::default(),
             dir: Arc::new(dir),
         })
     }
@@ -207,18 +210,28 @@ impl Tables {
         Ok(Written(written.map_or_else(Vec::new, |(tables, _)| tables)))
     }
 
-    /// Makes written tables part of the tree, durably. After an error the tree's manifest may or may not
-    /// name them, and must not be written again.
-    pub(crate) fn register(&self, written: &Written) -> Result<()> {
+    /// Makes written tables part of the tree, durably. After an error the version in force does not
+    /// name them; what the tree's manifest on disk names is asked of
+    /// [`Tables::take_back_next_version`].
+    pub(crate) fn register(&self, written: &Written) -> Result<Unrecorded> {
+        // Before the tree can show them to a compaction.
+        let unrecorded = Unrecorded::new(&self.unrecorded);
         if written.0.is_empty() {
-            return Ok(());
+            return Ok(unrecorded);
         }
         self.tree
             .register_tables(&written.0, None, None, &[], KEEP_NONE)
             .map_err(|e| Error::table("register", &self.dir.path, e))?;
         // Not taken from the newest version: a compaction may have replaced them by now.
         self.litter.name(written.0.iter().map(lsm_tree::Table::id));
-        Ok(())
+        Ok(unrecorded)
+    }
+
+    /// Whether the tree has tables, or is about to have, that the manifest does not know of.
+    pub(crate) fn has_unrecorded(&self) -> bool {
+        // Acquire pairs with the Release in `Unrecorded::new`; who finds none may still meet some
+        // that come right after.
+        self.unrecorded.load(Ordering::Acquire) > 0
     }
 
     /// Merges what the strategy finds most urgent, if anything.
@@ -247,9 +260,16 @@ impl Tables {
         self.tree.current_version().id()
     }
 
+    /// After a failure, and while nobody else writes a version: takes away what there is of the
+    /// next one. Where that cannot be, or the tree's manifest on disk may name it, returns `false`,
+    /// and no version must be written any more.
+    pub(crate) fn take_back_next_version(&self, device: &dyn Device) -> bool {
+        self.is_unchanged_on_disk(device) && self.remove_next_version(device).is_ok()
+    }
+
     /// After a failure: whether the tree's manifest on disk is still that of the version in force. If not,
     /// the next version would be written over the one that it names.
-    pub(crate) fn is_unchanged_on_disk(&self, device: &dyn Device) -> bool {
+    fn is_unchanged_on_disk(&self, device: &dyn Device) -> bool {
         match read_file(device, &self.dir.path.join("current")) {
             Ok(current) => current.get(..8) == Some(&self.version().to_le_bytes()),
             // On a simulated device, which the tables are not on.
@@ -261,7 +281,7 @@ impl Tables {
     /// After a failure that left the tree's manifest on disk as it was, and while nobody else writes a version: takes
     /// away what there is of the next one. Where a sync of the directory failed, the name of that file may be lost for
     /// good. Another attempt would fill the same file, sync a directory in which nothing is new, and rely on it.
-    pub(crate) fn remove_next_version(&self, device: &dyn Device) -> Result<()> {
+    fn remove_next_version(&self, device: &dyn Device) -> Result<()> {
         let path = self.dir.path.join(format!("v{}", self.version() + 1));
         match device.remove_file(&path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
@@ -345,6 +365,24 @@ impl Drop for Writing<'_> {
                 _ => {}
             }
         }
+    }
+}
+
+/// Held while the tree has tables, or is about to have, that the manifest does not know of.
+pub(crate) struct Unrecorded(Arc<AtomicUsize>);
+
+impl Unrecorded {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        // Release pairs with the Acquire in `has_unrecorded`.
+        count.fetch_add(1, Ordering::Release);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Unrecorded {
+    fn drop(&mut self) {
+        // Release: who finds none left sees that the manifest knows them.
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 

@@ -18,7 +18,8 @@ pub(crate) enum FlushTask {
     WalSize,
 }
 
-/// See the module's page. Bounded: a family is in each queue once at most.
+/// See the module's page. Bounded: a family is in each queue once at most, and so is a look at the
+/// log's size.
 #[derive(Default)]
 pub(crate) struct Tasks {
     state: Mutex<State>,
@@ -78,10 +79,13 @@ impl Tasks {
         }
     }
 
-    /// Each caller makes sure that it has queued it once at most.
     pub(crate) fn look_at_wal_size(&self) {
-        self.state.lock().flushes.0.push_back((0, FlushTask::WalSize));
-        self.changed.notify_all();
+        let flushes = &mut self.state.lock().flushes.0;
+        // For two reasons (the limit, a full disk), each of which asks for itself.
+        if !flushes.iter().any(|(_, task)| matches!(task, FlushTask::WalSize)) {
+            flushes.push_back((0, FlushTask::WalSize));
+            self.changed.notify_all();
+        }
     }
 
     pub(crate) fn compact(&self, family: &Arc<FamilyState>) {

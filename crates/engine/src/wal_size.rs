@@ -163,7 +163,7 @@ pub(crate) fn flush_for_wal_size(core: &Core) {
 /// that they need the log no more: together, so that a thousand of them do not cost as many syncs.
 fn flush_what_pins(core: &Core, end: Lsn) {
     let mut pinning = core.families.read().all();
-    pinning.retain(|family| family.flushed.load(Ordering::Relaxed) < end);
+    pinning.retain(|family| family.flushed.get() < end);
     let (mut idle, busy): (Vec<_>, Vec<_>) = pinning
         .into_iter()
         .partition(|family| family.view.load().mems().all(|mem| mem.is_empty()));

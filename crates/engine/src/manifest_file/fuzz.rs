@@ -5,7 +5,7 @@ use collie_sim::fuzz::mutations;
 
 use super::*;
 use crate::FamilyOptions;
-use crate::manifest::{FamilyRecord, LogState};
+use crate::manifest::{FamilyRecord, LogState, Marks};
 
 const PATH: &str = "MANIFEST";
 
@@ -26,7 +26,7 @@ fn edit(families: u32, n: u32) -> Edit {
             .is_multiple_of(3)
             .then(|| record(families + n, &"n".repeat(300 * n as usize + 1))),
         dropped: (n % 3 == 1).then_some(1),
-        flushed: (0..n % 4).map(|id| (id, 1 << 33)).collect(),
+        flushed: Marks::made_up((0..n % 4).map(|id| (id, 1 << 33)).collect()),
     }
 }
 

@@ -1,0 +1,222 @@
+//! Flushes beside one another, and flushes that fail, each followed by a death of the process: what
+//! was acknowledged is there when the store is opened again.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "tests copy and break files behind the store's back"
+)]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::RealDevice;
+use collie_sim::{Fault, FaultKind, SimDevice, SplitDevice};
+
+use crate::core::FamilyState;
+use crate::testing::hold;
+use crate::{Db, Error, Family, FamilyOptions, Lsn, Options, RingMode, WriteOptions, wal_size};
+
+const KEYS: [&str; 3] = ["a", "b", "c"];
+
+fn options() -> Options {
+    Options {
+        ring: RingMode::Private,
+        ring_bytes: 64 << 10,
+        segment_bytes: 64 << 10,
+        max_total_wal_size: Some(128 << 10),
+        ..Options::default()
+    }
+}
+
+/// A store with a second family and more log than it is to have, whose flushes are all on the
+/// test's own threads.
+fn quiet_store(path: &Path, options: Options) -> (Db, Family) {
+    let db = Db::open(path, options).unwrap();
+    db.core().tasks.stop();
+    while Arc::strong_count(db.core()) > 1 {
+        std::thread::yield_now();
+    }
+    let orders = db.create_family("orders", FamilyOptions::default()).unwrap();
+    for n in 0..20_u8 {
+        db.put([n], [n; 8 << 10]).unwrap();
+    }
+    (db, orders)
+}
+
+fn mark(state: &FamilyState) -> Lsn {
+    state.flushed.get()
+}
+
+fn put_all(family: &Family) {
+    for key in KEYS {
+        family.put_with(key, "v", &WriteOptions::disk()).unwrap();
+    }
+}
+
+/// The store's directory as a death of its process would leave it now.
+fn death(db: &Db) -> tempfile::TempDir {
+    let image = tempfile::tempdir().unwrap();
+    copy(db.path(), image.path());
+    image
+}
+
+fn copy(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            std::fs::create_dir(&to).unwrap();
+            copy(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), &to).unwrap();
+        }
+    }
+}
+
+fn assert_nothing_is_lost(image: &Path, options: Options) {
+    let db = Db::open(image, options).unwrap();
+    let orders = db.family("orders").unwrap();
+    let found = KEYS.map(|key| orders.get(key).unwrap().is_some());
+    assert_eq!(found, [true; 3], "acknowledged writes {KEYS:?} are lost");
+    db.close().unwrap();
+}
+
+/// The manifest said of a memtable that it was in tables, and the log was let go, while the
+/// memtable's own flush had yet to register them.
+#[test]
+fn a_flush_for_the_logs_size_says_nothing_of_a_memtable_whose_own_flush_is_under_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, orders) = quiet_store(dir.path(), options());
+    // The family has nothing in memory, and pins the log all the same.
+    let together = {
+        let core = Arc::clone(db.core());
+        hold("families are registered", move || {
+            wal_size::flush_for_wal_size(&core)
+        })
+        .at_point()
+    };
+    // Where one flush of a family keeps others out, the second goes on when the first has ended.
+    let state = Arc::clone(orders.state());
+    let alone = state.flushing.try_lock().is_none();
+    put_all(&orders);
+    let own = {
+        let orders = orders.clone();
+        hold("tables are to be registered", move || orders.flush())
+    };
+    let (before, sealed) = (mark(&state), || !state.view.load().sealed.is_empty());
+    while !sealed() {
+        std::thread::yield_now();
+    }
+    let own = if alone { own } else { own.at_point() };
+    let together = std::thread::spawn(move || together.finish());
+    let own = if alone { own.at_point() } else { own };
+    // Where it does not, the first one waits for the second's turn to end before it goes on.
+    let recorded = || match alone {
+        true => together.is_finished(),
+        false => mark(&state) != before,
+    };
+    while !recorded() {
+        std::thread::yield_now();
+    }
+    let image = death(&db);
+    own.finish().unwrap();
+    together.join().unwrap();
+    assert_nothing_is_lost(image.path(), options());
+    assert_nothing_is_lost(death(&db).path(), options());
+}
+
+fn family_dir(db: &Db, state: &FamilyState) -> PathBuf {
+    db.path().join("families").join(state.id.to_string())
+}
+
+/// Where the tree's next manifest will be there is no room for it.
+fn block_next_version(db: &Db, state: &FamilyState) {
+    let next = family_dir(db, state).join(format!("v{}", state.tables.version() + 1));
+    std::os::unix::fs::symlink("/dev/full", next).unwrap();
+}
+
+/// What a flush could not register was in no table, whoever spoke to the manifest next.
+#[test]
+fn a_memtable_whose_tables_could_not_be_registered_is_not_called_flushed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, orders) = quiet_store(dir.path(), options());
+    let state = Arc::clone(orders.state());
+    put_all(&orders);
+    let before = mark(&state);
+    block_next_version(&db, &state);
+    let failed = orders.flush().unwrap_err();
+    assert!(matches!(failed, Error::StorageFull { .. }), "{failed}");
+    block_next_version(&db, &state);
+    // Together with others: what these have registered is recorded.
+    crate::flush::flush_together(
+        db.core(),
+        &[Arc::clone(db.default_family().state()), Arc::clone(&state)],
+    );
+    assert_eq!(mark(&state), before);
+    assert_nothing_is_lost(death(&db).path(), options());
+    orders.flush().unwrap();
+    assert!(mark(&state) > before);
+    assert_nothing_is_lost(death(&db).path(), options());
+}
+
+/// The manifest has no room: the tables are there, and the manifest says so when it has.
+#[test]
+fn what_the_manifest_had_no_room_for_is_recorded_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let sim = SimDevice::new(1);
+    let on = |sim: &SimDevice| Options {
+        device: Arc::new(SplitDevice::new(
+            path.join("families"),
+            Arc::new(RealDevice::new()),
+            Arc::new(sim.clone()),
+        )),
+        ..options()
+    };
+    let (db, orders) = quiet_store(&path, on(&sim));
+    let state = Arc::clone(orders.state());
+    put_all(&orders);
+    let before = mark(&state);
+    sim.inject(Fault::new(FaultKind::NoSpace).on("MANIFEST"));
+    for _ in 0..2 {
+        let failed = orders.flush().unwrap_err();
+        assert!(matches!(failed, Error::StorageFull { .. }), "{failed}");
+        assert!(state.view.load().sealed.is_empty(), "its tables are there");
+        assert_eq!((mark(&state), state.tables.has_unrecorded()), (before, true));
+    }
+    sim.heal();
+    // Nothing is in memory, and no table is written.
+    let tables = state.tables.table_count();
+    orders.flush().unwrap();
+    assert!(mark(&state) > before);
+    assert_eq!(
+        (state.tables.table_count(), state.tables.has_unrecorded()),
+        (tables, false)
+    );
+    let left = sim.snapshot().process_death().device();
+    sim.kill();
+    drop((db, orders, state));
+    assert_nothing_is_lost(&path, on(&left));
+}
+
+/// With memory full of what it left, no write asked for another attempt.
+#[test]
+fn a_flush_that_failed_on_a_callers_thread_is_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = Db::open(dir.path(), options()).unwrap();
+    let family = db.default_family();
+    let state = Arc::clone(family.state());
+    family.put("k", "v").unwrap();
+    block_next_version(&db, &state);
+    let failed = db.flush().unwrap_err();
+    assert!(matches!(failed, Error::StorageFull { .. }), "{failed}");
+    let queued = || state.flush_queued.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(
+        queued() || state.view.load().sealed.is_empty(),
+        "nobody tries again"
+    );
+    while !state.view.load().sealed.is_empty() {
+        std::thread::yield_now();
+    }
+    db.close().unwrap();
+}

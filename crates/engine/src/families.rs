@@ -1,10 +1,12 @@
 //! Families come and go.
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
+use collie_io::Device;
 use collie_log::{Level, Lsn};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -132,11 +134,7 @@ fn create_in(
         flushed: birth,
         options,
     };
-    let path = directory(core, id);
-    core.device
-        .create_dir_all(&path)
-        .map_err(|e| Error::io("create", &path, e))?;
-    let family = load(core, &record, false)?;
+    let family = make(core, &record).inspect_err(|_| burn(core, &mut manifest, id))?;
     core.journal.hold(name, birth);
     let edit = Edit {
         next_family: id + 1,
@@ -160,6 +158,66 @@ fn create_in(
     crate::wal_size::arm(core);
     crate::wal_size::warn_of_a_short_limit(core);
     Ok(family)
+}
+
+/// Makes an empty family's directory and tables, durably.
+fn make(core: &Core, record: &FamilyRecord) -> Result<Arc<FamilyState>> {
+    let path = directory(core, record.id);
+    core.device
+        .create_dir_all(&path)
+        .map_err(|e| Error::io("create", path, e))?;
+    load(core, record, false)
+}
+
+/// The id of a family that could not be made is never used again: a sync of what was made may have
+/// failed, and one that comes later would report success without it. What there is goes when the
+/// manifest says so. Where it has no room to, that stays until the next opening, which knows by it
+/// that the id was used.
+fn burn(core: &Core, manifest: &mut ManifestFile, id: u32) {
+    let path = directory(core, id);
+    let edit = Edit {
+        next_family: id + 1,
+        ..Edit::default()
+    };
+    let burnt = manifest.commit(&*core.device, &core.path, &edit).and_then(|()| {
+        match core.device.remove_dir_all(&path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", &path, e)),
+            _ => Ok(()),
+        }
+    });
+    if let Err(error) = burnt {
+        tracing::warn!(path = %path.display(), %error, "what was made of a family stays until the next open");
+        manifest.amend(|manifest| manifest.next_family = manifest.next_family.max(id + 1));
+    }
+}
+
+/// Passes over the ids of directories that no manifest names: of creations that were cut off, or
+/// failed where the manifest could not say so.
+pub(crate) fn pass_over_leftovers(
+    device: &dyn Device,
+    store: &Path,
+    manifest: &mut ManifestFile,
+) -> Result<()> {
+    let used = directories(device, store)?.into_iter().max();
+    if let Some(next) = used.and_then(|id| id.checked_add(1))
+        && next > manifest.next_family
+    {
+        manifest.amend(|manifest| manifest.next_family = next);
+    }
+    Ok(())
+}
+
+/// The ids of the families that have a directory.
+pub(crate) fn directories(device: &dyn Device, store: &Path) -> Result<Vec<u32>> {
+    let dir = store.join(DIRECTORY);
+    match device.list(&dir) {
+        Ok(entries) => Ok(entries
+            .iter()
+            .filter_map(|entry| entry.name.parse().ok())
+            .collect()),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(Error::io("list", dir, e)),
+    }
 }
 
 /// An LSN of its own, where recovery will find a frame.

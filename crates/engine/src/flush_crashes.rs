@@ -220,3 +220,50 @@ fn a_flush_that_failed_on_a_callers_thread_is_tried_again() {
     }
     db.close().unwrap();
 }
+
+/// The directory of a creation that was cut off is the only sign of it: its id was given again.
+#[test]
+fn an_id_whose_directory_is_there_is_not_given_again() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Db::open(dir.path(), options()).unwrap());
+    let left = dir.path().join("families/1");
+    std::fs::create_dir_all(left.join("tables")).unwrap();
+    let db = Db::open(dir.path(), options()).unwrap();
+    assert!(!left.exists());
+    let orders = db.create_family("orders", FamilyOptions::default()).unwrap();
+    assert_eq!(orders.state().id, 2);
+}
+
+/// Nor is that of a creation that failed, whether the manifest had room to say so or not.
+#[test]
+fn the_id_of_a_creation_that_failed_is_not_given_again() {
+    for full in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let sim = SimDevice::new(1);
+        let device = SplitDevice::new(
+            path.join("families"),
+            Arc::new(RealDevice::new()),
+            Arc::new(sim.clone()),
+        );
+        let options = Options {
+            device: Arc::new(device),
+            ..options()
+        };
+        let db = Db::open(&path, options).unwrap();
+        let left = path.join("families/1");
+        std::fs::create_dir_all(&left).unwrap();
+        std::fs::write(left.join("current"), "of another").unwrap();
+        if full {
+            sim.inject(Fault::new(FaultKind::NoSpace).on("MANIFEST"));
+        }
+        let failed = db.create_family("orders", FamilyOptions::default()).unwrap_err();
+        assert!(failed.to_string().contains("families/1"), "{failed}");
+        assert_eq!(left.exists(), full, "what was made stays until the id is burnt");
+        sim.heal();
+        let orders = db.create_family("orders", FamilyOptions::default()).unwrap();
+        assert_eq!(orders.state().id, 2);
+        orders.put("k", "v").unwrap();
+        db.close().unwrap();
+    }
+}

@@ -177,7 +177,11 @@ impl ManifestFile {
         device
             .rename(&temporary, &path)
             .map_err(|e| Error::io("rename to", &path, e))?;
-        device.sync_dir(dir).map_err(|e| Error::io("sync", dir, e))?;
+        // Whatever the error: the new one has the name already, and is what a killed process
+        // leaves.
+        device
+            .sync_dir(dir)
+            .map_err(|e| in_doubt("sync", dir.into(), e.to_string()))?;
         let base = bytes.len() as u64;
         self.tail = Some(Tail {
             file,

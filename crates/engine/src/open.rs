@@ -10,7 +10,7 @@
 //! | log on | on | the log is replayed from the lowest `flushed` of all families |
 //! | log on | off | opened with the log, everything brought to tables, then the log goes |
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +52,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
     let held = lock::lock(&*device, path)?;
     let manifest = match ManifestFile::read(&*device, path)? {
         Some(mut manifest) => {
+            families::pass_over_leftovers(&*device, path, &mut manifest)?;
             // It may be in the page cache alone: of a process that was killed before its sync, or whose sync failed, after
             // which no later one writes it. So it is written anew before the log is released that it has no need of, and
             // before commits are acknowledged to families that it names.
@@ -186,17 +187,10 @@ fn use_options(manifest: &mut Manifest, options: &Options) {
 
 /// Removes what no manifest names: families that were dropped, or whose creation was cut off.
 fn remove_orphans(device: &dyn Device, path: &Path, manifest: &Manifest) -> Result<()> {
-    let dir = path.join(families::DIRECTORY);
-    let entries = match device.list(&dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(Error::io("list", dir, e)),
-    };
-    for entry in entries {
-        if let Ok(id) = entry.name.parse::<u32>()
-            && !manifest.families.iter().any(|family| family.id == id)
-        {
-            remove_tree(device, &dir.join(entry.name))?;
+    let named: HashSet<u32> = manifest.families.iter().map(|family| family.id).collect();
+    for id in families::directories(device, path)? {
+        if !named.contains(&id) {
+            remove_tree(device, &path.join(families::DIRECTORY).join(id.to_string()))?;
         }
     }
     Ok(())

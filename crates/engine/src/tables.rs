@@ -99,7 +99,11 @@ impl Tables {
         device: &dyn Device,
         garbage: Sender<Garbage>,
     ) -> Result<Self> {
-        verify(path, known, device)?;
+        if known {
+            verify(path, device)?;
+        } else {
+            refuse_leftovers(path, device)?;
+        }
         let compression = match options.compression {
             Compression::None => CompressionType::None,
             Compression::Lz4 => CompressionType::Lz4,
@@ -462,16 +466,12 @@ fn cut(bound: Bound<Slice>, as_bound: fn(Slice) -> Bound<Slice>) -> Bound<Slice>
 }
 
 /// Compares the tree's manifest with the checksum that `current` gives for it, and makes sure of `current`.
-fn verify(path: &Path, known: bool, device: &dyn Device) -> Result<()> {
+fn verify(path: &Path, device: &dyn Device) -> Result<()> {
     const CURRENT_BYTES: usize = 25;
     let current = path.join("current");
     match device.stat(&current) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return if known {
-                refuse_missing(path, &current)
-            } else {
-                Ok(())
-            };
+            return refuse_missing(path, &current);
         }
         Err(e) => return Err(Error::io("look at", current, e)),
         Ok(_) => {}
@@ -533,6 +533,21 @@ fn settle_current(path: &Path, id: u64, bytes: &[u8], device: &dyn Device) -> Re
         .rename(&temporary, &current)
         .map_err(|e| Error::io("rename to", current, e))?;
     device.sync_dir(path).map_err(|e| Error::io("sync", path, e))
+}
+
+/// A new family begins with nothing: what an earlier creation left may not be durable, whatever a
+/// sync says now.
+fn refuse_leftovers(path: &Path, device: &dyn Device) -> Result<()> {
+    let entries = device.list(path).map_err(|e| Error::io("list", path, e))?;
+    match entries.first() {
+        None => Ok(()),
+        Some(entry) => Err(Error::Corrupt {
+            path: path.into(),
+            offset: 0,
+            expected: "an empty directory for a new family".into(),
+            found: format!("{:?} in it", entry.name),
+        }),
+    }
 }
 
 /// The tables of a family that the manifest names are gone. (A device that does not have the directory
@@ -622,13 +637,13 @@ mod tests {
             device.inject(Fault::new(FaultKind::SyncFails).after(3).once());
             assert!(!persist(&device, dir, 2));
             cut_off += u32::from(device.fired(FaultKind::SyncFails) > 0);
-            verify(dir, true, &device).unwrap();
+            verify(dir, &device).unwrap();
             // The table library opens the version that `current` names, and removes the others.
             device.remove_file(&dir.join("v1")).unwrap();
             device.sync_dir(dir).unwrap();
             for (how, way) in PowerCut::WAYS {
                 let left = device.snapshot().power_cut(way, seed).device();
-                verify(dir, true, &left).unwrap_or_else(|e| panic!("seed {seed}, {how}: {e}"));
+                verify(dir, &left).unwrap_or_else(|e| panic!("seed {seed}, {how}: {e}"));
             }
         }
         assert_eq!(cut_off, 16);

@@ -313,7 +313,7 @@ fn summary(found: &Inspection) -> String {
 /// A torn tail in words.
 pub(crate) fn torn_tail(torn: &TornTail) -> String {
     format!(
-        "torn tail in {} at byte {} (LSN {}): {}; the next open cuts it, nothing that was promised durable is in it",
+        "torn tail in {} at byte {} (LSN {}): {}; the next open cuts it, and nothing that is left of the log tells that it was durable",
         name_of(&torn.path),
         torn.offset,
         torn.lsn,

@@ -79,6 +79,21 @@ pub enum LogError {
         /// What is there.
         found: String,
     },
+    /// The oldest segment begins in the middle of a frame, and nothing says where its first frame begins. What stands
+    /// there may be anything that was ever appended, so it is not searched for one.
+    #[error(
+        "{} begins in the middle of a frame, and it is not known where its first one begins (LSN {lsn} or above): {why}; \
+         nothing was changed; bring back what is missing, or open the log with `resume_at`",
+        path.display()
+    )]
+    BeginningUnknown {
+        /// The oldest segment that can be read.
+        path: PathBuf,
+        /// The LSN of its first byte.
+        lsn: Lsn,
+        /// Why it is not known.
+        why: String,
+    },
     /// A format that this version does not know.
     #[error("{} has format version {found}, this version of Collie reads versions up to {supported}", path.display())]
     Version {

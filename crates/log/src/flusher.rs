@@ -160,7 +160,7 @@ impl Flusher {
         Reach { to, boundary }: Reach,
         end: Lsn,
     ) -> Result<Option<Load>, LogError> {
-        let segment = self.segment_for(segments)?;
+        let segment = self.segment_for(ring, segments)?;
         let most = to.min(segment.end) - self.started;
         let Some(n) = self.how_much(most, end) else {
             return Ok(None);
@@ -266,7 +266,22 @@ impl Flusher {
         Ok(())
     }
 
-    fn segment_for(&mut self, segments: &Segments) -> Result<Arc<Segment>, LogError> {
+    /// Where the first frame begins that begins at `started` or above.
+    fn next_frame(&self, ring: &Ring) -> Lsn {
+        if self.whole == self.started {
+            return self.started;
+        }
+        let mut header = FrameHeader::new_zeroed();
+        #[expect(unsafe_code, reason = "reads what the herd found complete")]
+        // SAFETY: the frame at `whole` ends above `started`, and at or below a boundary up to which that went; no worker
+        // writes there before `whole`, which is what the log's users are told, passes it.
+        unsafe {
+            ring.copy_out(self.whole, header.as_mut_bytes());
+        }
+        header.end()
+    }
+
+    fn segment_for(&mut self, ring: &Ring, segments: &Segments) -> Result<Arc<Segment>, LogError> {
         if let Some(segment) = &self.segment
             && self.started < segment.end
         {
@@ -276,6 +291,9 @@ impl Flusher {
         let segment = segments.find(self.started).ok_or_else(|| LogError::Poisoned {
             cause: format!("no segment was prepared for LSN {}", self.started),
         })?;
+        if segment.first_lsn == self.started {
+            segment.beginning.is_at(self.next_frame(ring));
+        }
         self.segment = Some(Arc::clone(&segment));
         Ok(segment)
     }

@@ -6,10 +6,12 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use crate::Lsn;
 
 /// The format that this version writes.
-pub(crate) const VERSION: u32 = 2;
-/// The oldest format that it reads. Format 1 knows no compressed frames, and is the same otherwise.
+pub(crate) const VERSION: u32 = 3;
+/// The oldest format that it reads. Format 1 knows no compressed frames, and is the same as 2 otherwise.
 const OLDEST_VERSION: u32 = 1;
-/// The unit of device writes, and the size of a segment's header.
+/// The last format whose segments have both copies of the header in one block, and do not record their first frame.
+const ONE_BLOCK_VERSION: u32 = 2;
+/// The unit of device writes.
 pub(crate) const BLOCK: usize = collie_io::BLOCK;
 /// Frames start at multiples of this.
 pub(crate) const ALIGN: u64 = 8;
@@ -128,8 +130,15 @@ const SEGMENT_MAGIC: [u8; 8] = *b"CollieSg";
 const RING_MAGIC: [u8; 8] = *b"CollieRg";
 /// The longest path of a ring directory, in bytes.
 pub(crate) const RING_DIR_MAX: usize = 256;
-/// The header stands twice in its block, in different sectors, so that one bad sector loses neither.
-pub(crate) const SEGMENT_COPIES: [usize; 2] = [0, BLOCK / 2];
+/// Where the copies of a segment's header stand: each in a block of its own, so that a write of one that is cut
+/// short by the power leaves the other.
+pub(crate) const SEGMENT_COPIES: [usize; 2] = [0, BLOCK];
+/// Where they stand up to format 2: in different sectors of one block.
+const SEGMENT_COPIES_IN_ONE_BLOCK: [usize; 2] = [0, BLOCK / 2];
+/// Bytes of a segment before its data.
+pub(crate) const SEGMENT_HEAD: usize = 2 * BLOCK;
+/// No log comes to so many segments: their LSNs would not fit into 63 bits.
+pub(crate) const SEGMENT_NUMBERS: u64 = 1 << 62;
 
 /// The head of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -141,9 +150,9 @@ pub(crate) struct SegmentHeader {
     pub(crate) log_id: [u8; 16],
     /// Counts up from 1; also the file's name.
     pub(crate) number: U64,
-    /// The LSN of the first byte behind the header's block.
+    /// The LSN of the first byte of data.
     pub(crate) first_lsn: U64,
-    /// Bytes behind the header's block.
+    /// Room for data, in bytes.
     pub(crate) data_bytes: U64,
     pub(crate) epoch: U32,
     pub(crate) salt: U32,
@@ -159,10 +168,13 @@ pub(crate) struct SegmentHeader {
     pub(crate) ring: [u8; 16],
     ring_dir_len: U16,
     ring_dir: [u8; RING_DIR_MAX],
-    crc: U32,
+    /// Where the first frame begins that begins here or behind; 0 until the segment before is to be released. Formats
+    /// up to 2 end before it.
+    first_frame: U64,
+    // CRC-32C of all before follows.
 }
 const _: () = assert!(
-    size_of::<SegmentHeader>() <= 512,
+    size_of::<SegmentHeader>() + size_of::<U32>() <= 512,
     "a header copy must not straddle sectors"
 );
 
@@ -191,8 +203,8 @@ pub(crate) struct RingHeader {
 pub(crate) const RING_WRITTEN: usize = 2048;
 const _: () = assert!(size_of::<RingHeader>() <= RING_WRITTEN);
 
-/// Why a header cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why a header cannot be used, from the least telling reason to the most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum BadHeader {
     /// All zeros: prepared, never used.
     Blank,
@@ -200,60 +212,6 @@ pub(crate) enum BadHeader {
     Damaged,
     /// A header of another format.
     Version(u32),
-}
-
-/// A header that carries magic, version and checksum.
-trait Sealed: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + Copy {
-    const MAGIC: [u8; 8];
-    fn parts(&self) -> ([u8; 8], u32, u32);
-    fn crc_mut(&mut self) -> &mut U32;
-
-    /// CRC-32C of everything before the checksum, which is the last field.
-    fn checksum(&self) -> u32 {
-        let bytes = self.as_bytes();
-        crc32c::crc32c(bytes.split_at(bytes.len() - size_of::<U32>()).0)
-    }
-
-    fn check(bytes: &[u8]) -> Result<Self, BadHeader> {
-        let (header, _) = Self::read_from_prefix(bytes).map_err(|_| BadHeader::Damaged)?;
-        let (magic, version, crc) = header.parts();
-        if header.as_bytes().iter().all(|b| *b == 0) {
-            Err(BadHeader::Blank)
-        } else if magic != Self::MAGIC {
-            Err(BadHeader::Damaged)
-        } else if !(OLDEST_VERSION..=VERSION).contains(&version) {
-            Err(BadHeader::Version(version))
-        } else if crc != header.checksum() {
-            Err(BadHeader::Damaged)
-        } else {
-            Ok(header)
-        }
-    }
-
-    fn seal(mut self) -> Self {
-        *self.crc_mut() = self.checksum().into();
-        self
-    }
-}
-
-impl Sealed for SegmentHeader {
-    const MAGIC: [u8; 8] = SEGMENT_MAGIC;
-    fn parts(&self) -> ([u8; 8], u32, u32) {
-        (self.magic, self.version.get(), self.crc.get())
-    }
-    fn crc_mut(&mut self) -> &mut U32 {
-        &mut self.crc
-    }
-}
-
-impl Sealed for RingHeader {
-    const MAGIC: [u8; 8] = RING_MAGIC;
-    fn parts(&self) -> ([u8; 8], u32, u32) {
-        (self.magic, self.version.get(), self.crc.get())
-    }
-    fn crc_mut(&mut self) -> &mut U32 {
-        &mut self.crc
-    }
 }
 
 impl SegmentHeader {
@@ -283,38 +241,134 @@ impl SegmentHeader {
         true
     }
 
-    /// The block with both copies.
-    pub(crate) fn encode(self) -> Box<[u8]> {
-        let sealed = self.seal();
-        let mut block = vec![0; BLOCK].into_boxed_slice();
-        for copy in SEGMENT_COPIES {
-            if let Some(at) = block.get_mut(copy..copy + size_of::<Self>()) {
-                at.copy_from_slice(sealed.as_bytes());
-            }
-        }
-        block
+    /// Whether both copies stand in one block and the first frame is not recorded, as up to format 2.
+    pub(crate) fn is_one_block(&self) -> bool {
+        self.version.get() <= ONE_BLOCK_VERSION
     }
 
-    /// The header from its block: the first copy that is whole, else the most telling failure.
-    pub(crate) fn decode(block: &[u8]) -> Result<Self, BadHeader> {
-        let mut bad = BadHeader::Blank;
-        for copy in SEGMENT_COPIES {
-            match Self::check(block.get(copy..).unwrap_or_default()) {
-                Ok(header) if header.is_possible() => return Ok(header),
-                // Nobody wrote that, whatever the checksum says.
-                Ok(_) => bad = BadHeader::Damaged,
-                Err(BadHeader::Version(v)) => bad = BadHeader::Version(v),
-                Err(BadHeader::Damaged) if bad == BadHeader::Blank => bad = BadHeader::Damaged,
-                Err(_) => {}
+    /// Where in the file its data begins.
+    pub(crate) fn data_at(&self) -> u64 {
+        if self.is_one_block() {
+            BLOCK as u64
+        } else {
+            SEGMENT_HEAD as u64
+        }
+    }
+
+    /// Where the first frame begins that begins in the segment or behind it, as far as the header tells: an epoch's
+    /// first segment begins with a frame, and others are told before the one before them is released.
+    pub(crate) fn first_frame(&self) -> Option<Lsn> {
+        if self.number == self.epoch_first {
+            return Some(self.first_lsn.get());
+        }
+        Some(self.first_frame.get()).filter(|lsn| *lsn > 0)
+    }
+
+    pub(crate) fn set_first_frame(&mut self, lsn: Lsn) {
+        self.first_frame = lsn.into();
+    }
+
+    /// How much of a header its checksum covers.
+    fn covered(version: u32) -> usize {
+        let len = size_of::<Self>();
+        if version <= ONE_BLOCK_VERSION {
+            len - size_of::<U64>()
+        } else {
+            len
+        }
+    }
+
+    /// The blocks before the data, with both copies.
+    pub(crate) fn encode(&self) -> Box<[u8]> {
+        let (covered, _) = self.as_bytes().split_at(Self::covered(self.version.get()));
+        let crc = crc32c::crc32c(covered).to_le_bytes();
+        let mut head = vec![0; self.data_at() as usize].into_boxed_slice();
+        let copies = if self.is_one_block() {
+            SEGMENT_COPIES_IN_ONE_BLOCK
+        } else {
+            SEGMENT_COPIES
+        };
+        for at in copies {
+            if let Some(copy) = head.get_mut(at..at + covered.len() + crc.len()) {
+                let (to, sum) = copy.split_at_mut(covered.len());
+                to.copy_from_slice(covered);
+                sum.copy_from_slice(&crc);
             }
         }
-        Err(bad)
+        head
+    }
+
+    /// The header from a segment's first blocks: of two that are whole the later one, else the most telling failure.
+    pub(crate) fn decode(head: &[u8]) -> Result<Self, BadHeader> {
+        let [first, second] = Self::copies(head);
+        match (first, second) {
+            (Ok(first), Ok(second)) => Ok(if second.is_later_than(&first) {
+                second
+            } else {
+                first
+            }),
+            (Ok(header), Err(_)) | (Err(_), Ok(header)) => Ok(header),
+            (Err(first), Err(second)) => Err(first.max(second)),
+        }
+    }
+
+    /// Both copies. Data of a segment whose header is in one block are never taken for the second one, whoever wrote
+    /// them.
+    pub(crate) fn copies(head: &[u8]) -> [Result<Self, BadHeader>; 2] {
+        let copy = |at: usize| Self::check(head.get(at..).unwrap_or_default());
+        let one_block = SEGMENT_COPIES_IN_ONE_BLOCK.map(copy);
+        if one_block.iter().flatten().any(Self::is_one_block) {
+            return one_block
+                .map(|copy| copy.and_then(|h| h.is_one_block().then_some(h).ok_or(BadHeader::Damaged)));
+        }
+        let [first, in_between] = one_block;
+        // Where the first block tells nothing, and one of format 2 would have told: its version, if it is a newer one.
+        let second =
+            copy(SEGMENT_COPIES[1]).and_then(|h| (!h.is_one_block()).then_some(h).ok_or(BadHeader::Damaged));
+        match in_between {
+            Err(bad @ BadHeader::Version(_)) if second.is_err() => [first, Err(bad)],
+            _ => [first, second],
+        }
+    }
+
+    fn check(bytes: &[u8]) -> Result<Self, BadHeader> {
+        let (header, _) = Self::read_from_prefix(bytes).map_err(|_| BadHeader::Damaged)?;
+        if header.as_bytes().iter().all(|b| *b == 0) {
+            return Err(BadHeader::Blank);
+        }
+        if header.magic != SEGMENT_MAGIC {
+            return Err(BadHeader::Damaged);
+        }
+        let version = header.version.get();
+        if !(OLDEST_VERSION..=VERSION).contains(&version) {
+            return Err(BadHeader::Version(version));
+        }
+        let (covered, rest) = bytes.split_at(Self::covered(version));
+        if !rest.starts_with(&crc32c::crc32c(covered).to_le_bytes()) {
+            return Err(BadHeader::Damaged);
+        }
+        let mut header = header;
+        if header.is_one_block() {
+            header.first_frame = U64::ZERO;
+        }
+        // Nobody wrote others, whatever the checksum says.
+        header.is_possible().then_some(header).ok_or(BadHeader::Damaged)
+    }
+
+    /// Whether it was written over the other: a segment is used again under a higher number only, and nobody takes
+    /// back what it says of its first frame.
+    fn is_later_than(&self, other: &Self) -> bool {
+        let age = |header: &Self| (header.number.get(), header.first_frame.get() > 0);
+        age(self) > age(other)
     }
 
     /// Whether its LSNs, and an epoch after its own, are numbers that there are.
     pub(crate) fn is_possible(&self) -> bool {
         let end = self.first_lsn.get().checked_add(self.data_bytes.get());
-        end.is_some_and(|end| end < 1 << 63) && self.epoch.get() < u32::MAX && self.number.get() < u64::MAX
+        end.is_some_and(|end| end < 1 << 63)
+            && self.epoch.get() < u32::MAX
+            && self.number.get() < SEGMENT_NUMBERS
+            && self.first_frame.get() < 1 << 63
     }
 
     /// One past the last LSN that fits.
@@ -331,12 +385,30 @@ impl RingHeader {
         header
     }
 
-    pub(crate) fn encode(self) -> Vec<u8> {
-        self.seal().as_bytes().to_vec()
+    /// CRC-32C of everything before the checksum, which is the last field.
+    fn checksum(&self) -> u32 {
+        let bytes = self.as_bytes();
+        crc32c::crc32c(bytes.split_at(bytes.len() - size_of::<U32>()).0)
+    }
+
+    pub(crate) fn encode(mut self) -> Vec<u8> {
+        self.crc = self.checksum().into();
+        self.as_bytes().to_vec()
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, BadHeader> {
-        Self::check(bytes)
+        let (header, _) = Self::read_from_prefix(bytes).map_err(|_| BadHeader::Damaged)?;
+        if header.as_bytes().iter().all(|b| *b == 0) {
+            Err(BadHeader::Blank)
+        } else if header.magic != RING_MAGIC {
+            Err(BadHeader::Damaged)
+        } else if !(OLDEST_VERSION..=VERSION).contains(&header.version.get()) {
+            Err(BadHeader::Version(header.version.get()))
+        } else if header.crc != header.checksum() {
+            Err(BadHeader::Damaged)
+        } else {
+            Ok(header)
+        }
     }
 }
 
@@ -387,19 +459,19 @@ mod tests {
         let block = header.encode();
         for lost in SEGMENT_COPIES {
             let mut damaged = block.clone();
-            damaged[lost..lost + 512].fill(0xa5);
+            damaged[lost..lost + BLOCK].fill(0xa5);
             let read = SegmentHeader::decode(&damaged).unwrap();
             assert_eq!((read.number.get(), read.ring_dir()), (12, &b"/dev/shm"[..]));
         }
         let mut both = block.clone();
         both[20] ^= 1;
-        both[BLOCK / 2 + 20] ^= 1;
+        both[BLOCK + 20] ^= 1;
         assert_eq!(SegmentHeader::decode(&both), Err(BadHeader::Damaged));
-        assert_eq!(SegmentHeader::decode(&[0; BLOCK]), Err(BadHeader::Blank));
+        assert_eq!(SegmentHeader::decode(&[0; SEGMENT_HEAD]), Err(BadHeader::Blank));
         let mut newer = block;
-        newer[8] = 3;
-        newer[BLOCK / 2 + 8] = 3;
-        assert_eq!(SegmentHeader::decode(&newer), Err(BadHeader::Version(3)));
+        newer[8] = 4;
+        newer[BLOCK + 8] = 4;
+        assert_eq!(SegmentHeader::decode(&newer), Err(BadHeader::Version(4)));
     }
 
     #[test]
@@ -420,8 +492,10 @@ mod tests {
             (|h, _| h.data_bytes = u64::MAX.into(), false),
             (|h, _| h.epoch = (u32::MAX - 1).into(), true),
             (|h, _| h.epoch = u32::MAX.into(), false),
-            (|h, _| h.number = (u64::MAX - 1).into(), true),
+            (|h, _| h.number = (SEGMENT_NUMBERS - 1).into(), true),
+            (|h, _| h.number = SEGMENT_NUMBERS.into(), false),
             (|h, _| h.number = u64::MAX.into(), false),
+            (|h, _| h.set_first_frame(1 << 63), false),
         ] {
             let mut header = good();
             change(&mut header, last);
@@ -430,6 +504,42 @@ mod tests {
                 Ok(_) => assert!(is_good, "{header:?}"),
                 Err(bad) => assert!(!is_good && bad == BadHeader::Damaged, "{header:?}: {bad:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn of_two_copies_the_one_that_was_written_later_counts() {
+        let mut older = SegmentHeader::blank();
+        (older.number, older.epoch_first, older.epoch) = (4.into(), 1.into(), 1.into());
+        let mut told = older;
+        told.set_first_frame(4096);
+        let mut reused = older;
+        reused.number = 9.into();
+        for later in [told, reused] {
+            let (old, new) = (older.encode(), later.encode());
+            for (first, second) in [(&old, &new), (&new, &old)] {
+                let head = [first.split_at(BLOCK).0, second.split_at(BLOCK).1].concat();
+                assert_eq!(SegmentHeader::decode(&head), Ok(later));
+            }
+        }
+    }
+
+    /// Whoever could choose a segment's data: the header of format 2 stands before them, in the first block.
+    #[test]
+    fn data_behind_a_header_in_one_block_are_not_taken_for_its_second_copy() {
+        let mut old = SegmentHeader::blank();
+        (old.version, old.number, old.epoch) = (2.into(), 4.into(), 1.into());
+        let mut forged = SegmentHeader::blank();
+        (forged.number, forged.epoch) = (9.into(), 1.into());
+        let head = [&*old.encode(), forged.encode().split_at(BLOCK).1].concat();
+        for lost in [None, Some(0), Some(BLOCK / 2)] {
+            let mut head = head.clone();
+            if let Some(lost) = lost {
+                head[lost..lost + 512].fill(0xa5);
+            }
+            let read = SegmentHeader::decode(&head).unwrap();
+            assert_eq!((read.number.get(), read.data_at()), (4, BLOCK as u64));
+            assert_eq!(&*read.encode(), &*old.encode());
         }
     }
 

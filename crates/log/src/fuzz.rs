@@ -45,7 +45,7 @@ fn check_segment_header(rng: &mut Rng, block: &[u8]) {
             assert!(header.ring_dir().len() <= 256);
             assert!(header.encode() == sealed, "{header:?}");
         }
-        Err(BadHeader::Version(version)) => assert!(!(1..=2).contains(&version)),
+        Err(BadHeader::Version(version)) => assert!(!(1..=3).contains(&version)),
         Err(BadHeader::Blank | BadHeader::Damaged) => {
             assert!(
                 !copy.starts_with(b"CollieSg") || !forged.is_possible(),

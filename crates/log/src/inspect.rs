@@ -91,19 +91,31 @@ pub struct Inspection {
 /// nobody writes to it. It may begin and end in mid-frame, and lose its oldest segments meanwhile.
 ///
 /// # Errors
-/// As [`Log::open`](crate::Log::open); [`LogError::Corrupt`] says where the first damage is. Where there is no
+/// As [`Log::open`](crate::Log::open), without [`resume_at`](crate::LogOptions::resume_at); [`LogError::Corrupt`] says where the first damage is. Where there is no
 /// log it is [`LogError::Missing`], and [`LogError::Io`] where there is no directory.
 pub fn inspect(
     device: &Arc<dyn Device>,
     dir: &Path,
-    mut look: impl FnMut(FrameView<'_>),
+    look: impl FnMut(FrameView<'_>),
 ) -> Result<Inspection, LogError> {
-    let (_lock, chain) = match Chain::load_archive(&**device, dir) {
-        Ok(chain) if !chain.is_empty() => (None, chain),
+    match Chain::load_archive(&**device, dir) {
+        Ok(chain) if !chain.is_empty() => inspect_chain(&**device, dir, &chain, look),
         // The directory is there: what failed is one of its archived segments.
-        Err(error) if device.list(dir).is_ok() => return Err(error),
-        _ => (Some(lock_existing(&**device, dir)?), Chain::load(&**device, dir)?),
-    };
+        Err(error) if device.list(dir).is_ok() => Err(error),
+        _ => {
+            let _lock = lock_existing(&**device, dir)?;
+            inspect_locked(&**device, dir, look)
+        }
+    }
+}
+
+/// A log's own directory, whose lock is the caller's.
+fn inspect_locked(
+    device: &dyn Device,
+    dir: &Path,
+    look: impl FnMut(FrameView<'_>),
+) -> Result<Inspection, LogError> {
+    let chain = Chain::load(device, dir)?;
     if chain.is_empty() {
         return Err(LogError::Missing {
             path: dir.to_owned(),
@@ -112,9 +124,19 @@ pub fn inspect(
             end: 0,
         });
     }
-    let ring = recovery::find_ring(&**device, dir, &chain)?;
+    chain.refuse_damaged_beginning()?;
+    inspect_chain(device, dir, &chain, look)
+}
+
+fn inspect_chain(
+    device: &dyn Device,
+    dir: &Path,
+    chain: &Chain,
+    mut look: impl FnMut(FrameView<'_>),
+) -> Result<Inspection, LogError> {
+    let ring = recovery::find_ring(device, dir, chain)?;
     let mut damage = None;
-    let found = recovery::walk(&chain, &ring, None, &mut |seen| {
+    let found = recovery::walk(chain, &ring, None, &mut |seen| {
         let payload = match payload_of(&seen) {
             Ok(payload) => payload,
             Err(found) => {
@@ -202,20 +224,26 @@ pub struct Repair {
 /// Cuts the log in `dir` at its first damage, so that it opens again **without what followed**. Files that it
 /// changes or takes out are kept beside it under names that end in `.cut`. Without damage it does nothing.
 ///
+/// It cuts only where a second look finds damage, too, and never all that there is. Where the log's beginning is not
+/// known it cuts nothing.
+///
 /// # Errors
-/// As [`inspect`], save for the damage itself. Interrupted, it can be run again.
+/// As [`inspect`], save for damage that it cuts away. Interrupted, it can be run again.
 pub fn repair(device: &Arc<dyn Device>, dir: &Path) -> Result<Repair, LogError> {
-    let error = match inspect(device, dir, |_| {}) {
-        Ok(found) => {
-            return Ok(Repair {
-                damage: None,
-                end: found.end,
-                kept: Vec::new(),
-            });
-        }
+    let nothing_to_do = |found: Inspection| Repair {
+        damage: None,
+        end: found.end,
+        kept: Vec::new(),
+    };
+    if let Ok(found) = inspect(device, dir, |_| {}) {
+        return Ok(nothing_to_do(found));
+    }
+    // The second look, whose answer counts: nobody writes to the log from here to the end.
+    let _lock = lock_existing(&**device, dir)?;
+    let error = match inspect_locked(&**device, dir, |_| {}) {
+        Ok(found) => return Ok(nothing_to_do(found)),
         Err(error) => error,
     };
-    let _lock = lock_existing(&**device, dir)?;
     let Cut { damage, lsn, kept } = recovery::cut(&**device, dir, error)?;
     Ok(Repair {
         damage: Some(damage),

@@ -55,6 +55,7 @@
 mod archive;
 #[cfg(not(loom))]
 mod background;
+mod beginning;
 #[cfg(not(loom))]
 mod compress;
 #[cfg(not(loom))]

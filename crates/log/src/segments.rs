@@ -8,8 +8,9 @@ use collie_io::{Device, File, OpenMode, write_all_at};
 
 use crate::Lsn;
 use crate::archive::Archive;
+use crate::beginning::{self, Beginning};
 use crate::error::{At, LogError};
-use crate::format::{BLOCK, SegmentHeader};
+use crate::format::{SEGMENT_HEAD, SegmentHeader};
 use crate::ring::Block;
 use crate::sync::{Mutex, lock};
 use zerocopy::{FromZeros, IntoBytes};
@@ -42,6 +43,9 @@ pub(crate) struct Segment {
     pub(crate) first_lsn: Lsn,
     /// One past the last LSN that counts here: what fits, or where the next epoch takes over.
     pub(crate) end: Lsn,
+    /// Where in the file the data begins.
+    pub(crate) data_at: u64,
+    pub(crate) beginning: Beginning,
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<dyn File>,
     /// The same file, for writes that bypass the page cache.
@@ -53,7 +57,7 @@ pub(crate) struct Segment {
 impl Segment {
     /// Where an LSN's byte is in the file.
     pub(crate) fn offset(&self, lsn: Lsn) -> u64 {
-        BLOCK as u64 + (lsn - self.first_lsn)
+        self.data_at + (lsn - self.first_lsn)
     }
 }
 
@@ -207,7 +211,7 @@ impl Segments {
     fn try_extend(&self, builder: &mut Builder) -> Result<(), LogError> {
         if let Some((file, path, end)) = &builder.unfinished {
             let chunk = CHUNK.min(end - builder.total);
-            let offset = BLOCK as u64 + self.template.data_bytes.get() - (end - builder.total);
+            let offset = self.template.data_at() + self.template.data_bytes.get() - (end - builder.total);
             if self.direct {
                 // Past the page cache, writes that make a file longer keep all others from it until they are done.
                 file.allocate(offset + chunk).at("allocate", path)?;
@@ -249,8 +253,8 @@ impl Segments {
             return Err(error);
         }
         let file = Arc::clone(&spare.file);
-        write_all_at(&*file, &header.encode(), 0).at("write", &path)?;
-        file.sync_data().at("sync", &path)?;
+        // Cut short by the power, it is known for what it was: nobody need guess what its old frames prove.
+        beginning::rewrite(&*file, &path, &header)?;
         self.add(builder, &header, path, file, header.data_bytes.get())
     }
 
@@ -329,7 +333,7 @@ impl Segments {
             .live
             .iter()
             .chain(&table.spare)
-            .map(|s| BLOCK as u64 + s.end - s.first_lsn)
+            .map(|s| s.data_at + s.end - s.first_lsn)
             .sum();
         (table.live.len(), table.spare.len(), bytes)
     }
@@ -347,7 +351,12 @@ impl Segments {
             let Some((guard, lsn)) = lowest() else {
                 return Ok(());
             };
-            let Some(surplus) = self.let_go(lsn) else {
+            drop(guard);
+            let kept_from = beginning::record(&*self.device, &self.behind_what_ends_by(lsn), lsn)?;
+            let Some((guard, lsn)) = lowest() else {
+                return Ok(());
+            };
+            let Some(surplus) = self.let_go(lsn, kept_from) else {
                 return Ok(());
             };
             drop(guard);
@@ -398,12 +407,21 @@ impl Segments {
         remove_for_good(&*self.device, &self.dir, &[file])
     }
 
-    /// Takes the first segment out of the table if it ends at or below `lsn`, and keeps it as a spare where
+    /// The live segments right behind those that end at or below `lsn`, oldest first.
+    fn behind_what_ends_by(&self, lsn: Lsn) -> Vec<Arc<Segment>> {
+        let table = lock(&self.table);
+        let before = table.live.iter().take_while(|before| before.end <= lsn);
+        let next = before.zip(table.live.iter().skip(1)).map(|(_, next)| next);
+        next.cloned().collect()
+    }
+
+    /// Takes the first segment out of the table if it ends at or below `lsn` and comes before segment `kept_from`, which
+    /// says where it begins, and keeps it as a spare where
     /// that is possible. Gives the file that is to be parted with, if any. Spares are older than all that is live.
-    fn let_go(&self, lsn: Lsn) -> Option<Option<Arc<Segment>>> {
+    fn let_go(&self, lsn: Lsn, kept_from: Option<u64>) -> Option<Option<Arc<Segment>>> {
         let mut table = lock(&self.table);
         // The last one is the one that is written to.
-        if table.live.len() < 2 || table.live.front()?.end > lsn {
+        if table.live.len() < 2 || table.live.front()?.end > lsn || table.live.front()?.number >= kept_from? {
             return None;
         }
         let first = table.live.pop_front()?;
@@ -436,6 +454,8 @@ pub(crate) fn in_use(
         salt: header.salt.get(),
         first_lsn: header.first_lsn.get(),
         end: header.end(),
+        data_at: header.data_at(),
+        beginning: Beginning::of(header),
         path,
         file,
         direct,
@@ -455,7 +475,7 @@ pub(crate) fn create(
     let file = device.open(path, OpenMode::OpenOrCreate).at("create", path)?;
     // An earlier attempt may have left something.
     file.set_len(0).at("truncate", path)?;
-    zero(&*file, path, 0, BLOCK as u64 + ready)?;
+    zero(&*file, path, 0, SEGMENT_HEAD as u64 + ready)?;
     if let Some(header) = header {
         write_all_at(&*file, &header.encode(), 0).at("write", path)?;
     }
@@ -521,7 +541,7 @@ fn open_for_zeros(device: &dyn Device, path: &Path, direct: bool) -> Result<Arc<
 fn zero(file: &dyn File, path: &Path, mut offset: u64, mut len: u64) -> Result<(), LogError> {
     static ZEROS: OnceLock<Vec<Block>> = OnceLock::new();
     let zeros = ZEROS
-        .get_or_init(|| vec![Block::new_zeroed(); PIECE / BLOCK])
+        .get_or_init(|| vec![Block::new_zeroed(); PIECE / size_of::<Block>()])
         .as_bytes();
     while len > 0 {
         let n = len.min(zeros.len() as u64);

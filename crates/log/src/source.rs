@@ -11,6 +11,7 @@ use collie_io::{File, OpenMode};
 
 use crate::Lsn;
 use crate::archive::{self, Archived, ArchivedFile};
+use crate::beginning::Beginning;
 use crate::core::Core;
 use crate::error::{At, LogError};
 use crate::format::SegmentHeader;
@@ -159,6 +160,8 @@ fn to_be_read(archived: &Archived, file: Arc<dyn File>) -> Segment {
         salt: header.salt.get(),
         first_lsn: header.first_lsn.get(),
         end: archived.end,
+        data_at: header.data_at(),
+        beginning: Beginning::of(header),
         path: archived.path.clone(),
         file,
         direct: None,

@@ -301,7 +301,7 @@ impl Drop for Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::BLOCK;
+    use crate::format::SEGMENT_HEAD;
     use crate::inspect::{inspect, repair};
     use crate::options::{FIRST_LSN, Level, LogOptions, RingMode};
     use crate::{Log, compress};
@@ -335,7 +335,10 @@ mod tests {
                 ..
             } => {
                 assert!(path.ends_with("0000000000000001.seg"), "{path:?}");
-                assert_eq!((offset, lsn), (BLOCK as u64 + bad.start - FIRST_LSN, bad.start));
+                assert_eq!(
+                    (offset, lsn),
+                    (SEGMENT_HEAD as u64 + bad.start - FIRST_LSN, bad.start)
+                );
                 assert_eq!(expected, compress::EXPECTED);
             }
             other => panic!("{other}"),

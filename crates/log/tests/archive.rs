@@ -305,7 +305,7 @@ fn a_damaged_archived_segment_is_named_with_its_place() {
         .iter()
         .find(|span| span.start > begins + 4096 && span.end < ends)
         .unwrap();
-    let at = 4096 + hit.start - begins;
+    let at = 8192 + hit.start - begins;
     flip(&there[2], at + 34);
     for error in refusals(&log, dir.path()) {
         match error {
@@ -321,7 +321,7 @@ fn a_damaged_archived_segment_is_named_with_its_place() {
     let n = spans.iter().position(|span| span == hit).unwrap() as u64;
     check(&read(&log, hit.end).unwrap(), n + 1..200);
     flip(&there[4], 48);
-    flip(&there[4], 2048 + 48);
+    flip(&there[4], 4096 + 48);
     for error in [
         read(&log, hit.end).unwrap_err(),
         follow(RealDevice::new(), dir.path(), Some(hit.end)).unwrap_err(),

@@ -105,7 +105,7 @@ fn damage_before_a_durable_point_is_refused_with_its_place_until_repair_cuts_it(
         None
     );
 
-    let offset = 4096 + (spans[40].start - FIRST_LSN) + 33;
+    let offset = 8192 + (spans[40].start - FIRST_LSN) + 33;
     damage(dir.path(), offset);
     let error = Log::open(dir.path(), small()).unwrap_err();
     match &error {
@@ -118,7 +118,7 @@ fn damage_before_a_durable_point_is_refused_with_its_place_until_repair_cuts_it(
         } => {
             assert_eq!(
                 (*lsn, *offset),
-                (spans[40].start, 4096 + (spans[40].start - FIRST_LSN))
+                (spans[40].start, 8192 + (spans[40].start - FIRST_LSN))
             );
             assert!(
                 path.ends_with("0000000000000001.seg") && found.contains("checksum"),
@@ -370,7 +370,7 @@ fn a_file_that_was_to_be_used_again_is_no_damaged_segment() {
 
     // With frames of its new place it was in use, and its own header was destroyed.
     let mut used = first.clone();
-    let (_, data) = used.split_at_mut(4_096);
+    let (_, data) = used.split_at_mut(8_192);
     let frame = data.first_chunk_mut::<32>().unwrap();
     let lsn = u64::from_le_bytes(frame[8..16].try_into().unwrap());
     frame[8..16].copy_from_slice(&(lsn + (1 << 20)).to_le_bytes());

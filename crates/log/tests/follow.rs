@@ -88,7 +88,7 @@ fn what_is_promised_is_given_as_the_log_is_written_and_all_of_it_once_it_is_clos
                     let span = spans[n as usize];
                     assert_eq!((f.frame.start, f.frame.end), (span.start, span.end));
                     assert_eq!((f.frame.stream, f.frame.kind, f.epoch), (5, 6, 1));
-                    assert!(f.segment.starts_with(dir.path()) && f.offset >= 4096);
+                    assert!(f.segment.starts_with(dir.path()) && f.offset >= 8192);
                 }
             }
         }
@@ -299,7 +299,7 @@ fn damage(dir: &Path, span: Span) -> (PathBuf, u64) {
     for path in segments(dir) {
         let bytes = std::fs::read(&path).unwrap();
         let first = u64::from_le_bytes(bytes[40..48].try_into().unwrap());
-        let offset = 4096 + span.start.wrapping_sub(first);
+        let offset = 8192 + span.start.wrapping_sub(first);
         if span.start >= first && offset < bytes.len() as u64 {
             let at = offset + 34;
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();

@@ -30,7 +30,7 @@ fn payload(n: u64) -> Vec<u8> {
 }
 
 const FRAMES: u64 = 300;
-const NEWEST: u32 = 2;
+const NEWEST: u32 = 3;
 
 /// Two epochs, both closed; several segments. The second one's frames are compressed where that makes them
 /// smaller.
@@ -97,7 +97,7 @@ fn a_format_from_the_future_is_refused_with_both_versions() {
     Log::open(dir.path(), options()).unwrap().close().unwrap();
     let path = dir.path().join("0000000000000001.seg");
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-    for copy in [0, 2048] {
+    for copy in [0, 4096] {
         file.write_all_at(&7_u32.to_le_bytes(), copy + 8).unwrap();
     }
     let before = std::fs::read(&path).unwrap();
@@ -114,7 +114,7 @@ fn a_format_from_the_future_is_refused_with_both_versions() {
         "{error}"
     );
     assert!(
-        error.to_string().contains("format version 7") && error.to_string().contains("up to 2"),
+        error.to_string().contains("format version 7") && error.to_string().contains("up to 3"),
         "{error}"
     );
     assert_eq!(std::fs::read(&path).unwrap(), before, "nothing was changed");

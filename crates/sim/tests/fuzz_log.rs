@@ -16,10 +16,10 @@ use collie_sim::images::{DIR, Setup, commit, find};
 use collie_sim::{Image, Ledger, Rng, SimDevice, Survives, VOLATILE_DIR};
 
 /// Where a segment's data begins.
-const DATA: usize = 4096;
+const DATA: usize = 8192;
 /// A segment's header stands twice, without and with its checksum so long. docs/format/log.md
 const SEGMENT_COPIES: [usize; 2] = [0, DATA / 2];
-const SEGMENT_HEADER: usize = 382;
+const SEGMENT_HEADER: usize = 390;
 const RING_HEADER: usize = 100;
 const FRAME_HEADER: usize = 32;
 const SALT_AT: usize = 60;

@@ -136,7 +136,7 @@ fn a_closed_log_and_a_private_ring_leave_nothing_to_look_for() {
 }
 
 /// Where the frames of the first segment begin.
-const DATA: u64 = 4_096;
+const DATA: u64 = 8_192;
 /// Where a ring says up to where the segments hold what it held.
 const MARK: u64 = 2_048;
 
@@ -183,7 +183,7 @@ fn a_segment_header_survives_the_loss_of_one_sector_and_not_of_both() {
     let rot = |image: &mut Image, at: usize| {
         (at..at + SECTOR).for_each(|byte| assert!(image.flip_bit(&segment, byte as u64 * 8)));
     };
-    let second = 2_048;
+    let second = 4_096;
     for copy in [0, second] {
         let mut image = device.snapshot().process_death();
         rot(&mut image, copy);
@@ -221,7 +221,7 @@ fn a_lost_header_is_noticed_however_far_above_the_rest_its_epoch_begins() {
         let files = before.list(Path::new(DIR)).unwrap();
         let segments = files.iter().filter(|file| file.name.ends_with(".seg"));
         let newest = Path::new(DIR).join(&segments.max().unwrap().name);
-        for copy in [0, 2_048] {
+        for copy in [0, 4_096] {
             assert!(image.flip_bit(&newest, copy * 8 + 3));
         }
         match Log::open(DIR, setup.options(&image.device(), false)) {
@@ -322,7 +322,7 @@ fn damage_that_the_ring_makes_good_is_told() {
     assert!(
         warnings
             .iter()
-            .any(|w| w.contains("byte 4096") && w.contains("nothing is lost")),
+            .any(|w| w.contains("byte 8192") && w.contains("nothing is lost")),
         "{warnings:?}"
     );
 }

@@ -99,7 +99,7 @@ fn a_repaired_log_opens_although_its_ring_knew_more() {
     }
     let mut image = device.snapshot().process_death();
     let segment = Path::new(DIR).join("0000000000000001.seg");
-    assert!(image.flip_bit(&segment, (4096 + 336 + 40) * 8));
+    assert!(image.flip_bit(&segment, (8192 + 336 + 40) * 8));
     let ring = image.files(Path::new(VOLATILE_DIR)).remove(0);
     assert!(image.flip_bit(&ring, (4096 + 336 + 40) * 8));
     let device = image.device();
@@ -279,7 +279,7 @@ fn damage_at_the_beginning_of_an_epoch_is_seen_behind_a_clean_close() {
         commit(&log, &mut worker, &ledger, 300, Some(Level::Disk)).unwrap();
     }
     let mut image = device.snapshot().process_death();
-    assert!(image.flip_bit(&Path::new(DIR).join("0000000000000002.seg"), (4096 + 40) * 8));
+    assert!(image.flip_bit(&Path::new(DIR).join("0000000000000002.seg"), (8192 + 40) * 8));
     let error = Log::open(DIR, setup.options(&image.device(), false)).unwrap_err();
     assert!(matches!(error, LogError::Corrupt { .. }), "{error}");
 }
@@ -315,7 +315,7 @@ fn damage_in_the_first_frame_after_a_release_is_no_end_of_an_earlier_one() {
         let seam = Arc::new(image.device()) as Arc<dyn Device>;
         let whole = inspect::inspect(&seam, Path::new(DIR), |_| {}).unwrap();
         let (segment, first) = (&whole.segments[0], whole.first_frame);
-        assert!(image.flip_bit(&segment.path, (4096 + first - segment.first_lsn + 40) * 8));
+        assert!(image.flip_bit(&segment.path, (8192 + first - segment.first_lsn + 40) * 8));
         let error = Log::open(DIR, setup.options(&image.device(), false)).unwrap_err();
         assert!(
             matches!(error, LogError::Corrupt { lsn, .. } if lsn == first),

@@ -15,7 +15,7 @@ const ABSOLUTE: RecoveryMode = RecoveryMode::AbsoluteConsistency;
 const POINT: RecoveryMode = RecoveryMode::PointInTimeRecovery;
 
 /// Where the frames of the first segment begin.
-const DATA: u64 = 4_096;
+const DATA: u64 = 8_192;
 /// A frame with a payload of 300 bytes.
 const FRAME: u64 = 336;
 
@@ -217,7 +217,7 @@ fn the_log_is_not_cut_below_what_the_tables_hold() {
 fn a_log_without_a_good_beginning_has_no_point_to_go_back_to() {
     let mut image = filled(5);
     // Both copies of the header.
-    assert!(image.flip_bit(&segment(1), 0) && image.flip_bit(&segment(1), 2048 * 8));
+    assert!(image.flip_bit(&segment(1), 0) && image.flip_bit(&segment(1), 4096 * 8));
     let device = image.device();
     let before = content(&device);
     let refused = open(&device, POINT).unwrap_err();

@@ -38,10 +38,10 @@ fn first_lsn(device: &SimDevice, path: &Path) -> Lsn {
 /// The LSN from which on an operation wrote, if it wrote to a segment's data.
 fn written_from(device: &SimDevice, op: &Op) -> Option<Lsn> {
     let is_write = matches!(op.kind, OpKind::Write | OpKind::DirectWrite);
-    if !is_write || op.offset < BLOCK as u64 || op.path.extension().is_none_or(|e| e != "seg") {
+    if !is_write || op.offset < 2 * BLOCK as u64 || op.path.extension().is_none_or(|e| e != "seg") {
         return None;
     }
-    Some(first_lsn(device, &op.path) + op.offset - BLOCK as u64)
+    Some(first_lsn(device, &op.path) + op.offset - 2 * BLOCK as u64)
 }
 
 /// Demands that nothing below `acknowledged` was written since operation `since`; returns the number of writes.

@@ -348,7 +348,7 @@ fn a_tail_from_an_archived_frame_goes_on_into_the_live_log_while_that_is_open() 
     let from = spans[5].start.to_string();
     let gone = run(args("tail", &dir, &["--json", "--from", &from]));
     assert_eq!((gone.status.code(), gone.stdout.len()), (Some(1), 0));
-    let oldest = FIRST_LSN + (32 << 10) - 4096;
+    let oldest = FIRST_LSN + (32 << 10) - 8192;
     for part in [from, oldest.to_string()] {
         assert!(stderr(&gone).contains(&part), "{}", stderr(&gone));
     }

@@ -33,6 +33,9 @@ use crate::{Frame, Lsn, compress};
 use view::{Piece, View};
 use window::Window;
 
+/// How often the directory is looked at for where the log begins, while its segments are being released.
+const LOOKS: u32 = 4;
+
 /// A frame as a follower gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Followed {
@@ -301,18 +304,31 @@ impl Follower {
         Ok(true)
     }
 
-    /// The first whole frame of the oldest segments. After a release the oldest one may begin in mid-frame.
+    /// The first frame of the oldest segments. After a release the oldest one may begin in mid-frame, and says where the
+    /// first one is: it did before the one before it was released, which may have been since its header was read.
     fn oldest_frame(&mut self) -> Result<Lsn, LogError> {
-        let Some(first) = self.view.pieces.first().cloned() else {
-            return Err(self.missing(0));
-        };
-        if first.begins_epoch {
-            return Ok(first.start);
+        for _ in 0..LOOKS {
+            let Some(first) = self.view.pieces.first().cloned() else {
+                return Err(self.missing(0));
+            };
+            let told = self.view.stretch(first.start).find_map(|piece| piece.first_frame);
+            if let Some(told) = told {
+                return Ok(told);
+            }
+            if first.cannot_tell {
+                return Ok(self.first_frame_from(&first)?.unwrap_or(first.start));
+            }
+            self.view.look_anew(0)?;
         }
-        Ok(self.first_frame_from(&first)?.unwrap_or(first.start))
+        let first = self.view.pieces.first();
+        Err(LogError::BeginningUnknown {
+            path: first.map_or(self.view.dir().to_owned(), |first| first.path.clone()),
+            lsn: self.view.bounds().0,
+            why: "the segment that comes before it is missing or damaged".to_owned(),
+        })
     }
 
-    /// The first whole frame at or above a piece's start, in the same epoch.
+    /// What seems to be the first whole frame at or above a piece's start, in the same epoch.
     fn first_frame_from(&mut self, piece: &Piece) -> Result<Option<Lsn>, LogError> {
         let mut at = piece.start;
         loop {
@@ -349,19 +365,22 @@ impl Follower {
             .cloned()
             .collect();
         for piece in before.iter().rev() {
-            let first = if piece.begins_epoch {
-                Some(piece.start)
-            } else {
-                self.first_frame_from(piece)?
+            let first = match piece.first_frame {
+                Some(first) => Some(first),
+                None => self.first_frame_from(piece)?,
             };
-            if let Some(first) = first.filter(|first| *first <= from) {
-                return self.follow_up_to(piece, first, from);
+            // What was found need not be one: then an earlier segment tells.
+            if let Some(first) = first.filter(|first| *first <= from)
+                && self.leads_to(piece, first, from)?
+            {
+                return Ok(from);
             }
         }
         Err(self.missing(from))
     }
 
-    fn follow_up_to(&mut self, piece: &Piece, first: Lsn, from: Lsn) -> Result<Lsn, LogError> {
+    /// Whether frames follow one another from `first` up to `from`.
+    fn leads_to(&mut self, piece: &Piece, first: Lsn, from: Lsn) -> Result<bool, LogError> {
         let mut at = first;
         while at < from {
             match self.looking.frame(&self.view, piece, at)? {
@@ -369,11 +388,7 @@ impl Follower {
                 None => break,
             }
         }
-        if at == from {
-            Ok(from)
-        } else {
-            Err(self.missing(from))
-        }
+        Ok(at == from)
     }
 
     fn missing(&self, wanted: Lsn) -> LogError {

@@ -12,7 +12,7 @@ use collie_io::{Device, File, OpenMode, Stat};
 
 use crate::archive::{self, Archived};
 use crate::error::{At, LogError};
-use crate::format::{BLOCK, Salt, SegmentHeader};
+use crate::format::{Salt, SegmentHeader};
 use crate::recovery::read_header;
 use crate::segments::parse_file_name;
 use crate::{LogId, Lsn};
@@ -37,6 +37,11 @@ pub(super) struct Piece {
     /// In an epoch's first segment: where the epoch before ends.
     pub(super) predecessor_end: Lsn,
     first_lsn: Lsn,
+    data_at: u64,
+    /// Where the first frame begins that begins here or behind, as far as the header tells.
+    pub(super) first_frame: Option<Lsn>,
+    /// Whether it is of a format that does not tell that.
+    pub(super) cannot_tell: bool,
 }
 
 impl Piece {
@@ -52,11 +57,14 @@ impl Piece {
             file,
             predecessor_end: header.predecessor_end.get(),
             first_lsn: header.first_lsn.get(),
+            data_at: header.data_at(),
+            first_frame: header.first_frame(),
+            cannot_tell: header.is_one_block(),
         }
     }
 
     pub(super) fn offset(&self, lsn: Lsn) -> u64 {
-        BLOCK as u64 + (lsn - self.first_lsn)
+        self.data_at + (lsn - self.first_lsn)
     }
 }
 
@@ -134,6 +142,13 @@ impl View {
                 return self.look_back(from);
             }
         }
+    }
+
+    /// Looks at everything again, with nothing kept of what was seen before.
+    pub(super) fn look_anew(&mut self, from: Lsn) -> Result<(), LogError> {
+        self.known.clear();
+        self.archived.clear();
+        self.refresh(from)
     }
 
     /// Puts the archived segments that lead up to the first piece before it, from the one that holds `from` on.

@@ -23,10 +23,12 @@ use super::write_path::{self, Chosen, spare_blocks};
 use super::{DirLock, History, RecoveryReport, RingOutcome};
 use crate::Lsn;
 use crate::archive::Archive;
+use crate::beginning;
 use crate::core::Opened;
 use crate::error::{At, LogError};
 use crate::format::{
-    BLOCK, FRAME_HEADER, FrameHeader, FrameStart, KIND_CLOSE, KIND_FILLER, KIND_SEAL, Salt, SegmentHeader,
+    BLOCK, FRAME_HEADER, FrameHeader, FrameStart, KIND_CLOSE, KIND_FILLER, KIND_SEAL, SEGMENT_HEAD, Salt,
+    SegmentHeader,
 };
 use crate::options::{FIRST_LSN, LogId, LogOptions};
 use crate::pad::filler_len;
@@ -60,6 +62,7 @@ pub(crate) fn begin_first(
         promise: start,
         unpromised: VecDeque::new(),
         frames: 0,
+        beginnings: Vec::new(),
         torn: None,
         mended: None,
         ring: RingOutcome::None,
@@ -83,7 +86,7 @@ pub(crate) fn carry_on(
     let strays = chain.strays.iter();
     let strays: Vec<_> = strays.map(|s| (s.path.clone(), Arc::clone(&s.file))).collect();
     remove_for_good(&*device, dir, &strays)?;
-    let mut live = old_segments(&chain, found.promise);
+    let mut live = old_segments(&chain, &found);
     rely_on(&chain, &live)?;
 
     let mut epoch = Epoch {
@@ -230,12 +233,19 @@ fn losses(found: &Found, history: &History) -> Vec<String> {
 }
 
 /// The old epochs' segments as parts of the open log, each cut where the next epoch begins.
-fn old_segments(chain: &Chain, promise: Lsn) -> Vec<Segment> {
-    let mut live = Vec::new();
+fn old_segments(chain: &Chain, found: &Found) -> Vec<Segment> {
+    let (mut live, promise) = (Vec::new(), found.promise);
     for (at, run) in chain.runs.iter().enumerate() {
         let end = chain.runs.get(at + 1).map_or(promise, Run::predecessor_end);
         for file in run.segments.iter().filter(|s| s.first_lsn() < end) {
             let mut segment = segments::in_use(&file.header, file.path.clone(), Arc::clone(&file.file), None);
+            if let Some((_, lsn)) = found
+                .beginnings
+                .iter()
+                .find(|(number, _)| *number == segment.number)
+            {
+                segment.beginning.is_at(*lsn);
+            }
             cut(&mut segment, end);
             live.push(segment);
         }
@@ -272,8 +282,7 @@ fn rely_on(chain: &Chain, live: &[Segment]) -> Result<(), LogError> {
         .filter(|run| run.is_whole())
         .and_then(|run| run.segments.first())
     {
-        write_all_at(&*first.file, &first.header.encode(), 0).at("write", &first.path)?;
-        first.file.sync_data().at("sync", &first.path)?;
+        beginning::rewrite(&*first.file, &first.path, &first.header)?;
     }
     live.iter()
         .try_for_each(|s| s.file.sync_data().at("sync", &s.path))
@@ -359,7 +368,16 @@ impl Epoch<'_> {
         for piece in &found.unpromised {
             writer.copy(chain, old, &mut reread, *piece, salt)?;
         }
-        writer.finish()
+        let begun = writer.finish()?;
+        for segment in &begun.segments {
+            let next = found
+                .unpromised
+                .partition_point(|piece| piece.start < segment.first_lsn);
+            segment
+                .beginning
+                .is_at(found.unpromised.get(next).map_or(found.end, |piece| piece.start));
+        }
+        Ok(begun)
     }
 
     fn template(
@@ -375,7 +393,7 @@ impl Epoch<'_> {
         let mut header = SegmentHeader::blank();
         header.log_id = self.log_id;
         header.first_lsn = first_lsn.into();
-        header.data_bytes = (self.options.segment_bytes - BLOCK as u64).into();
+        header.data_bytes = (self.options.segment_bytes - SEGMENT_HEAD as u64).into();
         header.epoch = self.epoch.into();
         header.salt = u32::from_le_bytes(salt).into();
         header.epoch_first = (self.number + 1).into();
@@ -501,7 +519,7 @@ impl Writer<'_, '_> {
             else {
                 return Ok(());
             };
-            let offset = BLOCK as u64 + (self.at - header.first_lsn.get());
+            let offset = header.data_at() + (self.at - header.first_lsn.get());
             let (now, _) = self.buffer.split_at(n);
             write_all_at(&**file, now, offset).at("write", path)?;
             if all && n == self.buffer.len() {

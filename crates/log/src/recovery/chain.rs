@@ -6,11 +6,13 @@ use std::sync::Arc;
 use collie_io::{Device, File, OpenMode};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::Lsn;
 use crate::archive;
 use crate::error::{At, LogError};
-use crate::format::{ALIGN, BLOCK, BadHeader, FrameHeader, Salt, SegmentHeader, VERSION};
-use crate::segments::parse_file_name;
+use crate::format::{
+    ALIGN, BLOCK, BadHeader, FrameHeader, SEGMENT_HEAD, SEGMENT_NUMBERS, Salt, SegmentHeader, VERSION,
+};
+use crate::segments::{file_name, parse_file_name};
+use crate::{LogId, Lsn};
 
 /// A segment file with a good header.
 #[derive(Debug, Clone)]
@@ -35,11 +37,11 @@ impl SegmentFile {
     pub(crate) fn data_end(&self) -> Lsn {
         self.header
             .end()
-            .min(self.first_lsn() + self.len.saturating_sub(BLOCK as u64))
+            .min(self.first_lsn() + self.len.saturating_sub(self.header.data_at()))
     }
 
     pub(crate) fn offset(&self, lsn: Lsn) -> u64 {
-        BLOCK as u64 + (lsn - self.first_lsn())
+        self.header.data_at() + (lsn - self.first_lsn())
     }
 }
 
@@ -76,6 +78,26 @@ impl Run {
         self.head().is_some_and(|h| h.number == h.epoch_first)
     }
 
+    /// Where its first frame begins. Segments before the one that says it were being released.
+    ///
+    /// # Errors
+    /// The segment that said it is not there any more, nor what comes before the others.
+    pub(crate) fn beginning(&self) -> Result<RunBeginning, LogError> {
+        let told = self.segments.iter().find_map(|s| s.header.first_frame());
+        match (told, self.segments.first()) {
+            (Some(lsn), _) => Ok(RunBeginning::Told(lsn)),
+            (None, Some(first)) if !first.header.is_one_block() => Err(LogError::BeginningUnknown {
+                path: first.path.clone(),
+                lsn: first.first_lsn(),
+                why: format!(
+                    "segment {:016x}, which comes before it, is missing or damaged",
+                    first.number() - 1
+                ),
+            }),
+            _ => Ok(RunBeginning::Untold),
+        }
+    }
+
     /// Where the epoch before ends.
     pub(crate) fn predecessor_end(&self) -> Lsn {
         self.head().map_or(0, |h| h.predecessor_end.get())
@@ -91,6 +113,14 @@ impl Run {
     }
 }
 
+/// Where a run's first frame begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RunBeginning {
+    Told(Lsn),
+    /// Formats 1 and 2 do not say it.
+    Untold,
+}
+
 /// A file that is not part of the chain: prepared and never used, renamed and not yet given its header, or
 /// made by a recovery that did not come to its end. Or a damaged one: `scan` looks for proof of that.
 #[derive(Debug)]
@@ -102,8 +132,11 @@ pub(crate) struct Stray {
     /// A good header, of an epoch whose first segment never got its own.
     pub(crate) header: Option<SegmentHeader>,
     /// Its header under the number that it had before, where it was to be used again and never got its own.
-    before: Option<SegmentHeader>,
+    pub(super) before: Option<SegmentHeader>,
 }
+
+/// Where the data of a segment without a header may begin.
+pub(super) const DATA_AT: [u64; 2] = [BLOCK as u64, SEGMENT_HEAD as u64];
 
 /// All segment files of a log.
 #[derive(Debug)]
@@ -114,6 +147,8 @@ pub(crate) struct Chain {
     /// Segments that a later epoch took over wholly, and whose removal is not done or was undone by a crash.
     /// They must be gone for good before the segments that mask them are released.
     pub(crate) superseded: Vec<(PathBuf, Arc<dyn File>)>,
+    /// Of an archive: where the first frame begins in the segment that follows, as far as that is known.
+    pub(crate) goes_on_at: Option<Lsn>,
     pub(crate) log_id: [u8; 16],
     pub(crate) max_epoch: u32,
     pub(crate) max_number: u64,
@@ -143,7 +178,23 @@ impl Chain {
     /// As [`Chain::load`], of an archive. No other one is made of archived segments.
     pub(crate) fn load_archive(device: &dyn Device, dir: &Path) -> Result<Self, LogError> {
         let segments = archive::list(device, dir).at("list", dir)?.segments.into_iter();
-        Self::load_named(device, segments.map(|(number, (_, path))| (number, path)))
+        let mut chain = Self::load_named(device, segments.map(|(number, (_, path))| (number, path)))?;
+        chain.goes_on_at = chain.next_live(device, dir)?.and_then(|next| next.first_frame());
+        Ok(chain)
+    }
+
+    /// The header of the log's segment that follows an archive's last one.
+    fn next_live(&self, device: &dyn Device, archive: &Path) -> Result<Option<SegmentHeader>, LogError> {
+        let (Some(last), Some(log)) = (self.last().and_then(|run| run.segments.last()), archive.parent())
+        else {
+            return Ok(None);
+        };
+        let path = log.join(file_name(last.number() + 1));
+        let header = match device.open(&path, OpenMode::Read) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+            file => read_header(&*file.at("open", &path)?, &path)?,
+        };
+        Ok(header.filter(|next| next.log_id == self.log_id && next.first_lsn == last.header.end()))
     }
 
     fn load_named(
@@ -154,12 +205,22 @@ impl Chain {
             runs: Vec::new(),
             strays: Vec::new(),
             superseded: Vec::new(),
+            goes_on_at: None,
             log_id: [0; 16],
             max_epoch: 0,
             max_number: 0,
         };
         let mut files = Vec::new();
         for (number, path) in named {
+            if number >= SEGMENT_NUMBERS {
+                return Err(LogError::Corrupt {
+                    path,
+                    offset: 0,
+                    lsn: 0,
+                    expected: format!("a segment's number below {SEGMENT_NUMBERS:016x} in a name like that"),
+                    found: "one that no log makes; move the file elsewhere".to_owned(),
+                });
+            }
             let file = device.open(&path, OpenMode::ReadWrite).at("open", &path)?;
             let len = file.stat().at("stat", &path)?.len;
             chain.max_number = chain.max_number.max(number);
@@ -216,13 +277,13 @@ impl Chain {
     fn link(&mut self, files: Vec<SegmentFile>) -> Result<(), LogError> {
         let mut runs: Vec<Run> = Vec::new();
         for file in files {
+            // Which of them are in the wrong place is for a person to say.
             if file.header.log_id != self.log_id {
-                return Err(mismatch(
-                    &file,
-                    16,
-                    "a segment of this log",
-                    "a segment of another log",
-                ));
+                return Err(LogError::OtherLog {
+                    path: file.path,
+                    expected: LogId(self.log_id),
+                    found: LogId(file.header.log_id),
+                });
             }
             match runs.last_mut() {
                 Some(run) if run.epoch() == file.header.epoch.get() => run.segments.push(file),
@@ -293,7 +354,7 @@ impl Stray {
     fn has_frames_at(&self, place: u64, before: Option<&SegmentHeader>) -> Result<bool, LogError> {
         let header = self.frame_header(place)?;
         let lsn = header.lsn.get();
-        let was_at = before.map(|before| before.first_lsn.get() + (place - BLOCK as u64));
+        let was_at = before.map(|before| (before.first_lsn.get() + place).wrapping_sub(before.data_at()));
         let plausible = was_at != Some(lsn)
             && (1 << 32..1 << 62).contains(&lsn)
             && lsn.is_multiple_of(ALIGN)
@@ -306,7 +367,7 @@ impl Stray {
         }
         let next = self.frame_header(place + header.end() - lsn)?;
         let goes_on = next.lsn == header.end() && next.epoch == header.epoch;
-        Ok(goes_on || place == BLOCK as u64 && next.as_bytes().iter().all(|byte| *byte == 0))
+        Ok(goes_on || DATA_AT.contains(&place) && next.as_bytes().iter().all(|byte| *byte == 0))
     }
 
     fn frame_header(&self, place: u64) -> Result<FrameHeader, LogError> {
@@ -359,9 +420,9 @@ fn mismatch(file: &SegmentFile, offset: u64, expected: &str, found: &str) -> Log
 
 /// A segment's header; `None` where there is no good one.
 pub(crate) fn read_header(file: &dyn File, path: &Path) -> Result<Option<SegmentHeader>, LogError> {
-    let mut block = [0; BLOCK];
-    read_or_zeros(file, &mut block, 0).at("read", path)?;
-    match SegmentHeader::decode(&block) {
+    let mut head = [0; SEGMENT_HEAD];
+    read_or_zeros(file, &mut head, 0).at("read", path)?;
+    match SegmentHeader::decode(&head) {
         Ok(header) if header.block.get() as usize == BLOCK => Ok(Some(header)),
         Ok(_) | Err(BadHeader::Blank | BadHeader::Damaged) => Ok(None),
         Err(BadHeader::Version(found)) => Err(LogError::Version {

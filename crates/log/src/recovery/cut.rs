@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 
 use super::chain::Chain;
-use super::{find_ring, keep_aside};
+use super::{find_ring, keep_aside, read_or_zeros};
 use crate::Lsn;
+use crate::beginning;
 use crate::error::{At, LogError};
-use crate::format::{BLOCK, SegmentHeader};
+use crate::format::{BLOCK, SEGMENT_HEAD, SEGMENT_NUMBERS, SegmentHeader};
 use crate::segments::parse_file_name;
 
 /// How the names of files end that hold what was cut off.
@@ -42,6 +43,10 @@ pub(crate) fn cut(device: &dyn Device, dir: &Path, error: LogError) -> Result<Cu
     let segments = segment_paths(device, dir)?;
     if !segments.contains(damaged) {
         // A frame that only the ring has: the next open writes it to a segment, where it can be cut.
+        return Err(error);
+    }
+    if would_leave_nothing(device, dir, &error)? {
+        // Whatever can be read would go with it.
         return Err(error);
     }
     let ring = ring_of(device, dir);
@@ -140,7 +145,7 @@ fn segment_paths(device: &dyn Device, dir: &Path) -> Result<Vec<PathBuf>, LogErr
     let names = entries
         .into_iter()
         .map(|e| e.name)
-        .filter(|name| parse_file_name(name).is_some());
+        .filter(|name| parse_file_name(name).is_some_and(|number| number < SEGMENT_NUMBERS));
     let mut paths: Vec<_> = names.map(|name| dir.join(name)).collect();
     paths.sort();
     Ok(paths)
@@ -172,13 +177,14 @@ fn cut_off(device: &dyn Device, path: &Path, offset: u64) -> Result<(), LogError
 /// A header that records that the log was durable beyond `end` says so no longer.
 fn forget_carried(device: &dyn Device, path: &Path, end: Lsn) -> Result<(), LogError> {
     let file = device.open(path, OpenMode::ReadWrite).at("open", path)?;
-    let mut block = [0; BLOCK];
-    read_exact_at(&*file, &mut block, 0).at("read", path)?;
-    match SegmentHeader::decode(&block) {
-        Ok(mut header) if header.carried_end > end => {
+    let mut head = [0; SEGMENT_HEAD];
+    read_or_zeros(&*file, &mut head, 0).at("read", path)?;
+    let copies = SegmentHeader::copies(&head);
+    let says_so = copies.iter().flatten().any(|copy| copy.carried_end > end);
+    match SegmentHeader::decode(&head) {
+        Ok(mut header) if says_so => {
             header.carried_end = end.into();
-            write_all_at(&*file, &header.encode(), 0).at("write", path)?;
-            file.sync_data().at("sync", path)
+            beginning::rewrite(&*file, path, &header)
         }
         _ => Ok(()),
     }

@@ -3,7 +3,7 @@
 
 use zerocopy::FromBytes;
 
-use super::chain::{Chain, Run, SegmentFile, Stray, read_or_zeros};
+use super::chain::{Chain, DATA_AT, Run, SegmentFile, Stray, read_or_zeros};
 use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{ALIGN, BLOCK, FRAME_HEADER, FrameHeader, Salt};
@@ -124,6 +124,16 @@ impl Window {
         Ok(Ok(header))
     }
 
+    /// Where the frame at `at` ends, if it is one: its header alone says so.
+    pub(super) fn claimed_end(&mut self, run: &Run, at: Lsn) -> Result<Option<Lsn>, LogError> {
+        if run.end().saturating_sub(at) < FRAME_HEADER as u64 {
+            return Ok(None);
+        }
+        let header = FrameHeader::read_from_bytes(self.bytes(run, at, FRAME_HEADER)?).ok();
+        let header = header.filter(|header| header.lsn == at && header.epoch == run.epoch());
+        Ok(header.map(|header| header.end()))
+    }
+
     /// The first valid frame above `at` that `wanted` wants.
     pub(super) fn find(
         &mut self,
@@ -136,7 +146,8 @@ impl Window {
         })
     }
 
-    /// The first place at `at` or above where a frame of the run stands, whatever its checksum says.
+    /// The first place at `at` or above where a frame of the run seems to stand, whatever its checksum says: for
+    /// segments of a format that does not say where the first one is.
     pub(super) fn first_place(&mut self, run: &Run, at: Lsn) -> Result<Option<Lsn>, LogError> {
         self.search(run, at, |window, lsn| {
             let header = FrameHeader::read_from_bytes(window.bytes(run, lsn, FRAME_HEADER)?);
@@ -178,8 +189,16 @@ impl Window {
 ///
 /// `begins_epoch`: no other such file stands before it, so it may be its epoch's first segment.
 pub(super) fn stray_proves(run: &Run, stray: &Stray, begins_epoch: bool, at: Lsn) -> Result<bool, LogError> {
-    if stray.header.is_none() && begins_epoch && headerless_proves(run, stray, at)? {
-        return Ok(true);
+    if stray.before.is_some() {
+        // It was to be used again: nothing of its new use was written before both copies of its new header were there.
+        return Ok(false);
+    }
+    if stray.header.is_none() && begins_epoch {
+        for data_at in DATA_AT {
+            if headerless_proves(run, stray, data_at, at)? {
+                return Ok(true);
+            }
+        }
     }
     let (epoch, salt) = match &stray.header {
         Some(known) => (known.epoch.get(), Salt(known.salt.get())),
@@ -210,7 +229,7 @@ pub(super) fn stray_proves(run: &Run, stray: &Stray, begins_epoch: bool, at: Lsn
 /// each step, which no payload can arrange. Garbage in blocks that were never synced must not pass either:
 /// the first frame lies within reach of what is known. (Far within: every open begins an epoch, also those
 /// that leave no segment; and an LSN goes on above tables that were written without a log.)
-fn headerless_proves(run: &Run, stray: &Stray, at: Lsn) -> Result<bool, LogError> {
+fn headerless_proves(run: &Run, stray: &Stray, data_at: u64, at: Lsn) -> Result<bool, LogError> {
     const EPOCHS_AHEAD: u32 = 1 << 24;
     const BYTES_AHEAD: u64 = 1 << 48;
     let within_reach = |header: &FrameHeader| {
@@ -221,7 +240,7 @@ fn headerless_proves(run: &Run, stray: &Stray, at: Lsn) -> Result<bool, LogError
             && promised.is_multiple_of(ALIGN)
     };
     let mut head = [0; FRAME_HEADER];
-    let mut place = BLOCK as u64;
+    let mut place = data_at;
     let mut first: Option<FrameHeader> = None;
     while place + FRAME_HEADER as u64 <= stray.len {
         read_or_zeros(&*stray.file, &mut head, place).at("read", &stray.path)?;
@@ -229,7 +248,7 @@ fn headerless_proves(run: &Run, stray: &Stray, at: Lsn) -> Result<bool, LogError
             break;
         };
         let begin = first.get_or_insert(header);
-        let expected = begin.lsn.get().wrapping_add(place - BLOCK as u64);
+        let expected = begin.lsn.get().wrapping_add(place - data_at);
         let epoch = header.epoch.get();
         let follows = header.lsn == expected && header.epoch == begin.epoch;
         if !follows || !within_reach(&header) || epoch <= run.epoch() || header.lsn == 0 {
@@ -317,7 +336,7 @@ mod tests {
     use zerocopy::IntoBytes;
 
     use super::*;
-    use crate::format::{FrameStart, SegmentHeader};
+    use crate::format::{FrameStart, SEGMENT_HEAD, SegmentHeader};
     use crate::{FIRST_LSN, Level, Log, LogOptions, RingMode};
 
     /// Whoever could write a good checksum: a frame promises what is durable before it, never itself or more.
@@ -343,7 +362,7 @@ mod tests {
         let mut segments: Vec<_> = files.map(|f| f.unwrap().path()).filter(is_segment).collect();
         segments.sort();
         let mut bytes = std::fs::read(&segments[0]).unwrap();
-        let header = SegmentHeader::decode(&bytes[..BLOCK]).unwrap();
+        let header = SegmentHeader::decode(&bytes[..SEGMENT_HEAD]).unwrap();
         let forge = |bytes: &mut Vec<u8>, promised: u64| {
             let start = FrameStart {
                 payload_crc: Salt(header.salt.get()).crc(b"payload!"),
@@ -353,7 +372,7 @@ mod tests {
                 kind: 0,
             };
             let frame = FrameHeader::finish(start, spans[1].start, promised, header.epoch.get());
-            let at = BLOCK + (spans[1].start - FIRST_LSN) as usize;
+            let at = SEGMENT_HEAD + (spans[1].start - FIRST_LSN) as usize;
             bytes[at..at + FRAME_HEADER].copy_from_slice(frame.as_bytes());
             std::fs::write(&segments[0], bytes).unwrap();
         };

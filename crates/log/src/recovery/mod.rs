@@ -65,7 +65,7 @@ pub enum RingOutcome {
     },
 }
 
-/// The end of the log was not clean; nothing that was promised durable is missing.
+/// The end of the log was not clean. No frame and no header that is left tells that what is missing there was durable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TornTail {
     /// The segment in which the log ends.

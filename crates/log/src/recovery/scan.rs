@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
-use super::chain::{Chain, Run, SegmentFile};
+use super::chain::{Chain, Run, RunBeginning, SegmentFile};
 use super::decide::{Decision, Evidence, decide};
 use super::frames::{Bad, Window, corrupt, stray_proves};
 use super::old_ring::{Left, OldRing};
@@ -50,6 +50,8 @@ pub(crate) struct Found {
     /// What lies between the promise and the end.
     pub(crate) unpromised: VecDeque<Piece>,
     pub(crate) frames: u64,
+    /// Of segments that were walked into, by number: where the first frame begins that begins there or behind.
+    pub(crate) beginnings: Vec<(u64, Lsn)>,
     pub(crate) torn: Option<TornTail>,
     /// Damage in the segments that the ring made good.
     pub(crate) mended: Option<TornTail>,
@@ -82,6 +84,8 @@ struct Walk<'a> {
     ring_from: Option<Lsn>,
     /// The last frame taken that is no filler closed the log.
     closed: bool,
+    /// What was taken for the first frame's place without being told: there may as well be none.
+    guessed: Option<Lsn>,
 }
 
 impl<'a> Walk<'a> {
@@ -99,12 +103,14 @@ impl<'a> Walk<'a> {
                 promise: 0,
                 unpromised: VecDeque::new(),
                 frames: 0,
+                beginnings: Vec::new(),
                 torn: None,
                 mended: None,
                 ring: ring.outcome(),
             },
             ring_from: None,
             closed: false,
+            guessed: None,
         };
         match resume_at {
             Some(wanted) => walk.start_at(wanted)?,
@@ -215,29 +221,39 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// After a release the oldest segment may begin in mid-frame: the first place where a frame of this epoch
-    /// stands is the first. It need not be a good one: where it is damaged, or torn, that is for the next step to
+    /// After a release the oldest segment may begin in mid-frame, and its header says where the first frame begins.
+    ///
+    /// Formats 1 and 2 do not say it. There the first place where a frame of this epoch seems to
+    /// stand is the first. It need not be a good one: where it is damaged, or torn, that is for the next step to
     /// judge, and not to be passed over as the end of a frame that began before. (Where the damage hit the few
-    /// bytes that tell its place and epoch, it is.)
+    /// bytes that tell its place and epoch, it is.) Or it is part of a payload; nobody can tell.
     fn find_first_frame(&mut self) -> Result<(), LogError> {
         let run = self.current()?;
-        if run.is_whole() {
-            return Ok(());
-        }
         let limit = match (self.next_run(), self.ring) {
             (Some(next), _) => next.predecessor_end(),
             (None, OldRing::Usable(left)) => left.written.min(run.end()),
             (None, _) => run.end(),
         };
+        if let RunBeginning::Told(first) = run.beginning()? {
+            if first > limit {
+                let expected = format!("the log to go on up to LSN {first}, where its first frame begins");
+                return Err(corrupt(run, limit, &expected, "its end"));
+            }
+            self.at = first;
+            return Ok(());
+        }
         let found = self.window.first_place(run, self.at)?.unwrap_or(limit).min(limit);
         if let OldRing::Usable(left) = self.ring
             && self.next_run().is_none()
             && left.began_between(self.at, found)
         {
-            let expected = format!("a frame before LSN {found}, since the ring tells of one");
-            return Err(corrupt(run, self.at, &expected, "none"));
+            return Err(guess_failed(
+                run,
+                format!("the ring tells of a frame before LSN {found}"),
+            ));
         }
         self.at = found;
+        self.guessed = Some(found);
         Ok(())
     }
 
@@ -275,6 +291,9 @@ impl<'a> Walk<'a> {
                 let found = frame
                     .err()
                     .map_or_else(|| "a frame that goes beyond".into(), |bad| bad.0);
+                if self.guessed == Some(at) {
+                    return Err(guess_failed(run, format!("LSN {at} holds {found}")));
+                }
                 return Err(corrupt(run, at, &proof.to_string(), &found));
             }
             Decision::Ring => {
@@ -308,6 +327,12 @@ impl<'a> Walk<'a> {
             payload,
             place,
         });
+        if segment.is_some_and(|segment| segment.header.end() <= header.end()) {
+            let entered = |s: &&SegmentFile| (self.at + 1..=header.end()).contains(&s.first_lsn());
+            let entered = run.segments.iter().filter(entered);
+            let beginnings = entered.map(|segment| (segment.number(), header.end()));
+            self.found.beginnings.extend(beginnings);
+        }
         self.note_close(header.kind());
         self.accept(header, Source::Run(self.run));
         self.promised(run.carried_end().max(run.predecessor_end()));
@@ -360,6 +385,10 @@ impl<'a> Walk<'a> {
     /// Whether a frame further on shows that this position was durable.
     fn proven_by_later_frames(&mut self, run: &Run) -> Result<bool, LogError> {
         let at = self.at;
+        if self.chain.goes_on_at.is_some() && self.chain.goes_on_at == self.window.claimed_end(run, at)? {
+            // The rest of it stands in the next segment, which says so; what stands here of it is payload.
+            return Ok(false);
+        }
         if self.window.find(run, at, |h| h.promised.get() > at)?.is_some() {
             return Ok(true);
         }
@@ -488,5 +517,14 @@ impl<'a> Walk<'a> {
         if self.closed {
             self.found.ring = RingOutcome::Closed;
         }
+    }
+}
+
+/// What was taken for the first frame is none, and may be a damaged one or part of another's payload.
+fn guess_failed(run: &Run, found: String) -> LogError {
+    LogError::BeginningUnknown {
+        path: run.segments.first().map(|s| s.path.clone()).unwrap_or_default(),
+        lsn: run.first_lsn(),
+        why: format!("a segment of format 1 or 2 does not record it, and {found}"),
     }
 }

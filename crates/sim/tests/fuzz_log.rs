@@ -246,6 +246,7 @@ fn check_refusal(error: &LogError, done: &Done) {
             | LogError::WrongDirectory { .. }
             | LogError::Missing { .. }
             | LogError::OtherLog { .. }
+            | LogError::BeginningUnknown { .. }
     );
     assert!(told, "{done:?}: {error:?}");
 }

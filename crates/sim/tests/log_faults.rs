@@ -298,7 +298,7 @@ fn released(setup: Setup) -> (Snapshot, Snapshot, Ledger) {
     ledger.released(log.durable());
     log.hold("test", log.durable());
     assert!(log.oldest() > FIRST_LSN, "nothing was released");
-    for _ in 0..20 {
+    for _ in 0..80 {
         commit();
     }
     let after = device.snapshot();

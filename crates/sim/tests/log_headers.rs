@@ -128,7 +128,7 @@ fn a_repair_never_has_both_copies_of_a_header_under_way() {
     let mut under_way = None;
     let mut rewritten = 0;
     for op in device.trace().into_iter().filter(|op| op.number > before) {
-        if op.path != newest {
+        if *op.path != newest {
             continue;
         }
         match op.kind {

@@ -229,19 +229,19 @@ impl<'a> Walk<'a> {
     /// bytes that tell its place and epoch, it is.) Or it is part of a payload; nobody can tell.
     fn find_first_frame(&mut self) -> Result<(), LogError> {
         let run = self.current()?;
-        let limit = match (self.next_run(), self.ring) {
-            (Some(next), _) => next.predecessor_end(),
-            (None, OldRing::Usable(left)) => left.written.min(run.end()),
-            (None, _) => run.end(),
-        };
+        let end = self.next_run().map_or(run.end(), Run::predecessor_end);
         if let RunBeginning::Told(first) = run.beginning()? {
-            if first > limit {
+            if first > end {
                 let expected = format!("the log to go on up to LSN {first}, where its first frame begins");
-                return Err(corrupt(run, limit, &expected, "its end"));
+                return Err(corrupt(run, end, &expected, "its end"));
             }
             self.at = first;
             return Ok(());
         }
+        let limit = match self.ring {
+            OldRing::Usable(left) if self.next_run().is_none() => left.written.min(end),
+            _ => end,
+        };
         let found = self.window.first_place(run, self.at)?.unwrap_or(limit).min(limit);
         if let OldRing::Usable(left) = self.ring
             && self.next_run().is_none()

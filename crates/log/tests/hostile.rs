@@ -363,3 +363,68 @@ fn a_file_with_a_number_that_no_segment_has_is_refused_by_name() {
         }
     }
 }
+
+/// A segment as a version with format 2 would have left it: both copies of the header in one block, without the LSN of its
+/// first frame.
+fn as_format_2(segment: &[u8]) -> Vec<u8> {
+    let mut header = segment[..378].to_vec();
+    header[8] = 2;
+    let crc = crc32c::crc32c(&header).to_le_bytes();
+    let mut block = [header, crc.to_vec()].concat();
+    block.resize(2_048, 0);
+    [&block, &block, &segment[8_192..]].concat()
+}
+
+/// Format 2 does not say where its first frame begins. There it is looked for; what looks like one and is none is told, and
+/// never repaired; and whoever says where to resume goes on in the current format.
+#[test]
+fn a_log_of_format_2_that_begins_with_a_hostile_payload_is_not_cut() {
+    let device: Arc<dyn Device> = Arc::new(RealDevice::new());
+    for hostile in [Hostile::OwnSegment, Hostile::BadChecksum] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut program = Program::open(dir.path(), options());
+        program.fill(dir.path(), hostile, 5);
+        let Program { log, worker, written } = program;
+        drop(worker);
+        log.close().unwrap();
+        // Released, and gone.
+        for path in segments(dir.path()).into_iter().take(2) {
+            std::fs::remove_file(path).unwrap();
+        }
+        for path in segments(dir.path()) {
+            let old = as_format_2(&std::fs::read(&path).unwrap());
+            std::fs::write(&path, old).unwrap();
+        }
+        let before = contents(dir.path());
+        let looked = inspect(&device, dir.path(), |_| {});
+        let repaired = repair(&device, dir.path());
+        assert!(
+            contents(dir.path()) == before,
+            "{hostile:?}: something was changed"
+        );
+        let mut resume_at = None;
+        if hostile == Hostile::OwnSegment {
+            assert_eq!((looked.unwrap().torn, repaired.unwrap().damage), (None, None));
+        } else {
+            for error in [looked.map(|_| ()).unwrap_err(), repaired.map(|_| ()).unwrap_err()] {
+                assert!(matches!(error, LogError::BeginningUnknown { .. }), "{error}");
+            }
+            let opened = Log::open(dir.path(), options()).map(|_| ()).unwrap_err();
+            assert!(matches!(opened, LogError::BeginningUnknown { .. }), "{opened}");
+            resume_at = written.keys().rev().nth(30).copied();
+        }
+        let resuming = LogOptions {
+            resume_at,
+            ..options()
+        };
+        let mut program = Program::open(dir.path(), resuming);
+        program.written = written;
+        let first = program.log.recovery().first_frame;
+        program.check(program.log.read(first).unwrap(), "format 2");
+        program.fill(dir.path(), hostile, 4);
+        program.release();
+        let copied = tempfile::tempdir().unwrap();
+        copy(dir.path(), copied.path());
+        look(&program, copied.path(), options(), "from format 2");
+    }
+}

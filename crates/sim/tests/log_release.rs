@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use collie_io::{BLOCK, Device, OpenMode, write_all_at};
+use collie_io::{BLOCK, Device, OpenMode, read_exact_at, write_all_at};
 use collie_log::{FIRST_LSN, Level, Log, LogError, Worker};
 use collie_sim::images::{DIR, Setup, commit, find};
 use collie_sim::{Data, Keep, Ledger, Points, PowerCut, SimDevice, Snapshot, Survives};
@@ -95,9 +95,25 @@ fn a_log_whose_first_blocks_the_power_took_does_not_begin_behind_them() {
     assert!(images > 400, "{images} images");
 }
 
+/// Makes a segment what a version with format 2 would have left: both copies of the header in one block, without the LSN of its
+/// first frame.
+fn make_format_2(device: &SimDevice, path: &Path) {
+    let file = device.open(path, OpenMode::ReadWrite).unwrap();
+    let mut bytes = vec![0; file.stat().unwrap().len as usize];
+    read_exact_at(&*file, &mut bytes, 0).unwrap();
+    let mut header = bytes[..378].to_vec();
+    header[8] = 2;
+    let crc = crc32c::crc32c(&header).to_le_bytes();
+    let mut block = [header, crc.to_vec()].concat();
+    block.resize(BLOCK / 2, 0);
+    let old = [&block, &block, &bytes[2 * BLOCK..]].concat();
+    file.set_len(0).unwrap();
+    write_all_at(&*file, &old, 0).unwrap();
+}
+
 #[test]
 fn frames_at_the_logs_beginning_that_only_the_ring_still_tells_of_are_missed() {
-    for blocks in 1..=7 {
+    for (blocks, format) in (1..=7).flat_map(|blocks| [(blocks, 2), (blocks, 3)]) {
         let setup = Setup {
             // What is archived is not in the log's directory any more.
             archive: true,
@@ -109,23 +125,31 @@ fn frames_at_the_logs_beginning_that_only_the_ring_still_tells_of_are_missed() {
         }
         let device = program.device.snapshot().process_death().device();
         let oldest = Path::new(DIR).join("0000000000000002.seg");
-        let file = device.open(&oldest, OpenMode::ReadWrite).unwrap();
-        write_all_at(&*file, &vec![0; blocks * BLOCK], 2 * BLOCK as u64).unwrap();
-        match program.open(&device) {
-            Err(LogError::Corrupt { path, lsn, .. }) => {
-                assert_eq!((path, lsn), (oldest, FIRST_LSN + 7 * BLOCK as u64));
+        let begins = FIRST_LSN + 7 * BLOCK as u64;
+        if format == 2 {
+            let names = device.list(Path::new(DIR)).unwrap().into_iter().map(|e| e.name);
+            for name in names.filter(|name| name.ends_with(".seg")) {
+                make_format_2(&device, &Path::new(DIR).join(name));
             }
+        }
+        let file = device.open(&oldest, OpenMode::ReadWrite).unwrap();
+        let data = if format == 2 { BLOCK } else { 2 * BLOCK };
+        write_all_at(&*file, &vec![0; blocks * BLOCK], data as u64).unwrap();
+        match (program.open(&device), format) {
+            (Err(LogError::BeginningUnknown { path, lsn, why }), 2) => {
+                assert!(why.contains("the ring tells of a frame"), "{why}");
+                assert_eq!((path, lsn), (oldest, begins));
+            }
+            (Err(LogError::Corrupt { path, lsn, .. }), 3) => assert_eq!((path, lsn), (oldest, begins)),
             // The ring has all of it: it is read from there.
-            Ok(log) if log.recovery().first_frame == FIRST_LSN + 7 * BLOCK as u64 => {
-                let verdict =
-                    program
-                        .ledger
-                        .check(program.ledger.now(), Survives::Process, &find(&log).unwrap());
+            (Ok(log), 3) if log.recovery().first_frame == begins => {
+                let ledger = &program.ledger;
+                let verdict = ledger.check(ledger.now(), Survives::Process, &find(&log).unwrap());
                 assert!(verdict.holds(), "{blocks} blocks are gone: {verdict}");
             }
-            other => panic!(
-                "{blocks} blocks are gone: {:?}",
-                other.map(|log| log.recovery().clone())
+            (opened, _) => panic!(
+                "format {format}, {blocks} blocks are gone: {:?}",
+                opened.map(|log| log.recovery().clone())
             ),
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use collie_io::{BLOCK, Device, OpenMode, write_all_at};
 use collie_log::{Level, Log, LogError, RecoveryMode, inspect};
 use collie_sim::images::{DIR, Setup, commit, find};
-use collie_sim::{Data, Keep, Ledger, OpKind, Points, PowerCut, SimDevice, Survives};
+use collie_sim::{Data, Keep, Ledger, Op, OpKind, Points, PowerCut, SimDevice, Survives};
 
 const SETUPS: [(bool, bool); 4] = [(true, true), (true, false), (false, true), (false, false)];
 
@@ -26,16 +26,30 @@ fn demand_all(device: &SimDevice, setup: Setup, ledger: &Ledger, context: &str) 
     assert!(verdict.holds(), "{context}: {verdict}");
 }
 
-/// The images of an open at each of its moments.
-fn cuts_of_an_open(device: &SimDevice, setup: Setup, seed: u64) -> Vec<(String, SimDevice)> {
+/// The images of an open at the moments at which it has headers under way.
+fn cuts_of_an_open(device: &SimDevice, setup: Setup) -> Vec<(String, SimDevice)> {
+    let before = device.operations();
     device.record(Points::Changes, 400);
     let opened = Log::open(DIR, setup.options(device, false));
     let moments = device.take_snapshots();
+    let trace = device.trace().into_iter().filter(|op| op.number > before);
+    let is_header = |op: &Op| op.path.extension().is_some_and(|e| e == "seg") && op.offset < 2 * BLOCK as u64;
+    let headers = trace.filter(|op| op.kind == OpKind::Write && op.len <= 2 * BLOCK as u64 && is_header(op));
+    let headers: Vec<_> = headers.map(|op| op.number).collect();
     drop(opened);
-    let cut = |n: usize| format!("{:?}", moments[n].at());
-    (0..moments.len())
-        .map(|n| (cut(n), moments[n].power_cut(DESTROYED, seed).device()))
-        .collect()
+    let mut images = Vec::new();
+    for moment in moments {
+        if headers
+            .iter()
+            .any(|header| (*header..header + 3).contains(&moment.op()))
+        {
+            for seed in 0..6 {
+                let context = format!("{:?}, seed {seed}", moment.at());
+                images.push((context, moment.power_cut(DESTROYED, seed).device()));
+            }
+        }
+    }
+    images
 }
 
 #[test]
@@ -52,10 +66,10 @@ fn two_power_cuts_in_recovery_that_destroy_what_is_being_written_lose_nothing() 
         let left = device.snapshot().power_cut(DESTROYED, 0);
         device.kill();
         drop((worker, log));
-        for (first, device) in cuts_of_an_open(&left.device(), setup, 1) {
+        for (first, device) in cuts_of_an_open(&left.device(), setup) {
             let again = device.snapshot().process_death();
             demand_all(&device, setup, &ledger, &format!("{setup:?}, {first}"));
-            for (second, device) in cuts_of_an_open(&again.device(), setup, 2) {
+            for (second, device) in cuts_of_an_open(&again.device(), setup) {
                 let context = format!("{setup:?}, {first}, then {second}");
                 demand_all(&device, setup, &ledger, &context);
                 images += 1;

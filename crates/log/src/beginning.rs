@@ -30,20 +30,20 @@ impl Beginning {
     pub(crate) fn of(header: &SegmentHeader) -> Self {
         let beginning = Self::default();
         if let Some(lsn) = header.first_frame() {
-            beginning.is_at(lsn);
+            beginning.set_lsn(lsn);
         }
         if header.number == header.epoch_first || header.is_one_block() {
-            beginning.is_recorded();
+            beginning.set_recorded();
         }
         beginning
     }
 
     /// The first frame begins at `lsn`.
-    pub(crate) fn is_at(&self, lsn: Lsn) {
+    pub(crate) fn set_lsn(&self, lsn: Lsn) {
         let _ = self.lsn.set(lsn);
     }
 
-    fn is_recorded(&self) {
+    fn set_recorded(&self) {
         let _ = self.recorded.set(());
     }
 }
@@ -61,11 +61,11 @@ pub(crate) fn record(
         let Beginning { lsn, recorded } = &segment.beginning;
         if recorded.get().is_none() {
             if lsn.get().is_none() && begins_frame(segment, lowest)? {
-                segment.beginning.is_at(lowest);
+                segment.beginning.set_lsn(lowest);
             }
             let Some(first) = lsn.get() else { continue };
             tell(device, &segment.path, *first)?;
-            segment.beginning.is_recorded();
+            segment.beginning.set_recorded();
         }
         last = Some(segment.number);
     }

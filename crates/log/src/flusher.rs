@@ -292,7 +292,7 @@ impl Flusher {
             cause: format!("no segment was prepared for LSN {}", self.started),
         })?;
         if segment.first_lsn == self.started {
-            segment.beginning.is_at(self.next_frame(ring));
+            segment.beginning.set_lsn(self.next_frame(ring));
         }
         self.segment = Some(Arc::clone(&segment));
         Ok(segment)

@@ -415,9 +415,8 @@ impl Segments {
         next.cloned().collect()
     }
 
-    /// Takes the first segment out of the table if it ends at or below `lsn` and comes before segment `kept_from`, which
-    /// says where it begins, and keeps it as a spare where
-    /// that is possible. Gives the file that is to be parted with, if any. Spares are older than all that is live.
+    /// Takes the first segment out of the table if it ends at or below `lsn` and comes before segment
+    /// `kept_from`, which says where it begins, and keeps it as a spare where that is possible. Gives the file that is to be parted with, if any. Spares are older than all that is live.
     fn let_go(&self, lsn: Lsn, kept_from: Option<u64>) -> Option<Option<Arc<Segment>>> {
         let mut table = lock(&self.table);
         // The last one is the one that is written to.

@@ -244,7 +244,7 @@ fn old_segments(chain: &Chain, found: &Found) -> Vec<Segment> {
                 .iter()
                 .find(|(number, _)| *number == segment.number)
             {
-                segment.beginning.is_at(*lsn);
+                segment.beginning.set_lsn(*lsn);
             }
             cut(&mut segment, end);
             live.push(segment);
@@ -375,7 +375,7 @@ impl Epoch<'_> {
                 .partition_point(|piece| piece.start < segment.first_lsn);
             segment
                 .beginning
-                .is_at(found.unpromised.get(next).map_or(found.end, |piece| piece.start));
+                .set_lsn(found.unpromised.get(next).map_or(found.end, |piece| piece.start));
         }
         Ok(begun)
     }

@@ -329,7 +329,8 @@ fn a_waker_that_panics_takes_no_other_wake_up_along() {
 fn an_archived_segment_that_cannot_be_read_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let name = "0000000000000001-000000000001.seg";
-    std::fs::create_dir(dir.path().join(name)).unwrap();
+    // A link to itself has a segment's name, and nobody can open it.
+    std::os::unix::fs::symlink(name, dir.path().join(name)).unwrap();
     let device: Arc<dyn Device> = Arc::new(RealDevice::new());
     let error = collie_log::inspect::inspect(&device, dir.path(), |_| ()).unwrap_err();
     let expected = format!("cannot open {}", dir.path().join(name).display());

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use collie_db::{Db, Durability, Error, Options, Stats, Ticket, TransactionOptions};
@@ -19,6 +19,8 @@ use crate::usage::cpu_time;
 
 /// Runs before the measurement begins.
 const WARM_UP: Duration = Duration::from_millis(200);
+/// Between two looks whether anybody has committed, where the time is up and nobody has.
+const LOOK: Duration = Duration::from_millis(5);
 /// Nobody should wait for a lock so long.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -38,7 +40,11 @@ pub(super) struct Measured {
 
 /// What threads do now.
 #[derive(Default)]
-struct Phase(AtomicU8);
+struct Phase {
+    now: AtomicU8,
+    /// Whether a commit has been counted.
+    counted: AtomicBool,
+}
 
 impl Phase {
     // Before it, 0: the threads warm up.
@@ -47,11 +53,11 @@ impl Phase {
 
     // Relaxed: a thread that sees it a moment late measures a moment more or less.
     fn set(&self, phase: u8) {
-        self.0.store(phase, Ordering::Relaxed);
+        self.now.store(phase, Ordering::Relaxed);
     }
 
     fn get(&self) -> u8 {
-        self.0.load(Ordering::Relaxed)
+        self.now.load(Ordering::Relaxed)
     }
 }
 
@@ -124,6 +130,10 @@ pub(super) fn measure<L: Load>(
         let (before, cpu, begin) = (db.stats(), cpu_time(), RealClock.monotonic());
         phase.set(Phase::MEASURE);
         std::thread::sleep(run.duration);
+        // On a busy machine nobody may have come so far. Relaxed: it is looked at again.
+        while !phase.counted.load(Ordering::Relaxed) && handles.iter().any(|handle| !handle.is_finished()) {
+            std::thread::sleep(LOOK);
+        }
         phase.set(Phase::STOP);
         let ns = RealClock.monotonic() - begin;
         let (after, cpu) = (db.stats(), cpu_time() - cpu);
@@ -225,6 +235,10 @@ impl<L: Load> Worker<'_, L> {
                 self.acknowledge(ticket)?;
                 let now = RealClock.monotonic();
                 if is_measured {
+                    if done.commits == 0 {
+                        // Relaxed: see `measure`.
+                        self.phase.counted.store(true, Ordering::Relaxed);
+                    }
                     done.commits += 1;
                     done.flush_ns += now - waits;
                     done.latencies.add(now - began);

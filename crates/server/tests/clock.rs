@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use collie_io::{Clock, Nanos, RealClock};
 use collie_server::ServerConfig;
-use support::{Client, Random, Running, config, rounds, start, until};
+use support::{Client, Random, Running, config, field, rounds, start, until, wait_for};
 
 const START_MS: u64 = 1_800_000_000_000;
 const HOUR_MS: u64 = 3_600_000;
@@ -44,14 +44,6 @@ fn with_clock(clock: &Arc<Stepped>) -> ServerConfig {
         clock: Arc::clone(clock) as Arc<dyn Clock>,
         ..config()
     }
-}
-
-fn info(client: &mut Client, name: &str) -> String {
-    let info = client.line("INFO");
-    let value = info
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    value.unwrap_or_else(|| panic!("no {name} in {info}")).to_owned()
 }
 
 /// What the engine holds of the databases, keys and index entries alike.
@@ -106,7 +98,7 @@ fn a_key_that_was_found_expired_stays_gone_when_the_clock_is_stepped_back() {
     assert_eq!(client.line("DBSIZE"), ":0\r\n");
     let expired = KEYS * (commands.len() + 1);
     assert_eq!(
-        info(&mut client, "expired_keys"),
+        field(&mut client, "stats", "expired_keys"),
         expired.to_string(),
         "each once"
     );
@@ -131,7 +123,7 @@ fn steps_that_stay_before_an_expiry_expire_nothing_and_a_step_back_lengthens_liv
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     assert_eq!(client.line("DBSIZE"), format!(":{KEYS}\r\n"));
-    assert_eq!(info(&mut client, "expired_keys"), "0");
+    assert_eq!(field(&mut client, "stats", "expired_keys"), "0");
     clock.set(START_MS - HOUR_MS);
     assert_eq!(client.line("PTTL k0"), format!(":{}\r\n", HOUR_MS + 10_000));
     clock.set(START_MS + 10_001);
@@ -257,17 +249,9 @@ fn counts_and_index_stay_exact_while_the_clock_goes_back_and_forth_under_many() 
     let mut client = server.client();
     // Whatever has an expiry goes, and leaves no entry behind; the rest is what is counted.
     clock.set(START_MS + HOUR_MS);
-    for _ in 0..2_000 {
-        if info(&mut client, "db0").contains(",expires=0,") {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    assert!(
-        info(&mut client, "db0").contains(",expires=0,"),
-        "{}",
-        info(&mut client, "db0")
-    );
+    wait_for("nothing is left that expires", || {
+        field(&mut client, "keyspace", "db0").contains(",expires=0,")
+    });
     let names = client.line("KEYS *");
     let count = names.split("\r\n").filter(|line| line.starts_with('k')).count();
     assert!(count > 0);

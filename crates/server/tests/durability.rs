@@ -14,9 +14,9 @@ use collie_db::{Db, FamilyOptions, Options, RingMode};
 use collie_io::{Device, RealDevice};
 use collie_server::{Ack, ServerConfig};
 use collie_sim::{Fault, FaultKind, Points, PowerCut, SimDevice};
-use support::{Client, Random, Running, command, config, rounds, start_on};
+use support::{Client, Random, Running, command, config, field, rounds, start_on, until, wait_for};
 
-/// Long enough for a reply that does not wait to have come.
+/// Long enough for a reply to have come once its request was executed, if it does not wait.
 const A_WHILE: Duration = Duration::from_millis(150);
 
 fn open(device: &SimDevice, dir: &Path) -> Db {
@@ -77,12 +77,28 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
+/// How often a connection has waited for the log, or begun to.
 fn waits(client: &mut Client) -> u64 {
-    let info = client.line("INFO stats");
-    let line = info
-        .lines()
-        .find_map(|line| line.strip_prefix("durability_waits:"));
-    line.unwrap().parse().unwrap()
+    field(client, "stats", "durability_waits").parse().unwrap()
+}
+
+/// A client that is told at once, whatever is durable.
+fn watcher(server: &Running) -> Client {
+    let mut watcher = server.client();
+    assert_eq!(watcher.line("CLIENT ACK buffered"), "+OK\r\n");
+    watcher
+}
+
+/// Whether a connection's request, which it sends now, is executed and not answered. `watcher` looks on.
+fn is_held_back(watcher: &mut Client, client: &mut Client, request: &[u8]) -> bool {
+    let before = waits(watcher);
+    client.send(request);
+    let mut has_come = false;
+    wait_for("a reply comes or is held back", || {
+        has_come = !client.is_silent_for(Duration::from_millis(1));
+        has_come || waits(watcher) > before
+    });
+    !has_come && client.is_silent_for(A_WHILE)
 }
 
 #[test]
@@ -92,6 +108,7 @@ fn a_reply_never_tells_what_is_not_durable() {
     let device = SimDevice::new(1);
     let server = start(&device, dir.path(), config());
     server.client().line("SET old 1");
+    let mut watcher = watcher(&server);
     let gate = device.hold_syncs();
     let mut tellers = Vec::new();
     for (line, expected) in [
@@ -107,12 +124,13 @@ fn a_reply_never_tells_what_is_not_durable() {
         ("SELECT 0", "+OK\r\n"),
     ] {
         let mut client = server.client();
-        client.send(&command(&line.split(' ').collect::<Vec<_>>()));
+        let request = command(&line.split(' ').collect::<Vec<_>>());
         if line.starts_with("SELECT") {
+            client.send(&request);
             assert_eq!(client.reply(), expected.as_bytes(), "{line} tells of no data");
         } else {
             assert!(
-                client.is_silent_for(A_WHILE),
+                is_held_back(&mut watcher, &mut client, &request),
                 "{line} was answered before it was durable"
             );
             tellers.push((client, line, expected));
@@ -143,13 +161,12 @@ fn a_deletion_is_not_told_before_it_is_durable() {
     let device = SimDevice::new(2);
     let server = start(&device, dir.path(), config());
     server.client().line("MSET a 1 b 2");
+    let mut watcher = watcher(&server);
     let gate = device.hold_syncs();
     let (mut deleter, mut reader) = (server.client(), server.client());
-    deleter.send(&command(&["DEL", "a"]));
-    assert!(deleter.is_silent_for(A_WHILE));
-    reader.send(&command(&["GET", "a"]));
+    assert!(is_held_back(&mut watcher, &mut deleter, &command(&["DEL", "a"])));
     assert!(
-        reader.is_silent_for(A_WHILE),
+        is_held_back(&mut watcher, &mut reader, &command(&["GET", "a"])),
         "that there is nothing is news as well"
     );
     gate.release();
@@ -162,22 +179,21 @@ fn a_pipeline_waits_once() {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(3);
     let server = start(&device, dir.path(), config());
-    let mut client = server.client();
-    let before = waits(&mut client);
+    let (mut client, mut watcher) = (server.client(), watcher(&server));
+    let before = waits(&mut watcher);
     let gate = device.hold_syncs();
     let mut pipeline = Vec::new();
     for i in 0..100 {
         pipeline.extend(command(&["SET", &format!("k{i}"), "v"]));
         pipeline.extend(command(&["INCR", "counter"]));
     }
-    client.send(&pipeline);
-    assert!(client.is_silent_for(A_WHILE));
+    assert!(is_held_back(&mut watcher, &mut client, &pipeline));
     gate.release();
     for i in 1..=100 {
         assert_eq!(client.reply(), b"+OK\r\n");
         assert_eq!(client.reply(), format!(":{i}\r\n").into_bytes());
     }
-    assert_eq!(waits(&mut client) - before, 1);
+    assert_eq!(waits(&mut watcher) - before, 1);
 }
 
 /// Forty clients write more than there is room for while the device holds every sync, and all share
@@ -209,13 +225,18 @@ fn readers_go_on_while_writers_are_held_up(options: Options, value_len: usize) {
     );
     let gate = device.hold_syncs();
     let mut writers: Vec<Client> = (0..40).map(|_| server.client()).collect();
-    let mut reader = server.client();
+    let (mut reader, mut watcher) = (server.client(), watcher(&server));
+    let mut read = || -> usize {
+        let bytes = field(&mut watcher, "stats", "total_net_input_bytes");
+        bytes.parse().unwrap()
+    };
+    let before = read();
     for (number, writer) in writers.iter_mut().enumerate() {
         writer.send(&command(&["SET", &format!("k{number}"), &value]));
         assert_eq!(reader.line("GET old"), "$1\r\n1\r\n");
     }
-    // By now all that could be read of them was read, and whoever had to wait does.
-    std::thread::sleep(A_WHILE);
+    // Once all of them was read whoever has to wait does.
+    wait_for("all writes are read", || read() > before + 40 * value_len);
     for (line, expected) in [
         ("GET old", "$1\r\n1\r\n"),
         ("GET nothing", "$-1\r\n"),
@@ -428,13 +449,7 @@ fn a_full_disk_refuses_writes_until_there_is_room() {
         "what was refused is not there"
     );
     device.limit_space(None);
-    for attempt in 0.. {
-        if client.line("SET again 1") == "+OK\r\n" {
-            break;
-        }
-        assert!(attempt < 1_000, "there is room and writes are still refused");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until(&mut client, "SET again 1", "+OK\r\n");
     assert_eq!(client.line("DBSIZE"), format!(":{}\r\n", first + 2));
 }
 
@@ -571,9 +586,12 @@ fn what_was_told_is_there_after_a_power_cut() {
                     }
                 });
             }
-            (0..2)
-                .map(|_| {
-                    std::thread::sleep(Duration::from_millis(3));
+            (1..3)
+                .map(|moment| {
+                    // Of 400 increments.
+                    while told.load(Ordering::SeqCst) < 100 * moment {
+                        std::thread::yield_now();
+                    }
                     let floor = told.load(Ordering::SeqCst);
                     (floor, device.snapshot())
                 })

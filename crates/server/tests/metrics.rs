@@ -13,10 +13,7 @@ use std::time::Duration;
 use collie_db::{Db, Options, RingMode};
 use collie_server::{Server, ServerConfig, ServerError};
 use collie_sim::{Fault, FaultKind, SimDevice};
-use support::{Client, Running, command, config, start_on};
-
-/// How long a test waits for an answer before it fails.
-const PATIENCE: Duration = Duration::from_secs(30);
+use support::{Client, PATIENCE, Running, command, config, start_on, wait_for};
 
 fn options(device: &SimDevice) -> Options {
     // Writes that are durable when they return would pass by the held syncs.
@@ -97,6 +94,18 @@ fn samples(page: &str) -> BTreeMap<String, f64> {
     found
 }
 
+/// The page, once it has the engine's figures: one that took too long to ask for them comes without, at first.
+fn page(addr: SocketAddr) -> String {
+    let mut page = String::new();
+    wait_for("a page with the engine's figures", || {
+        let (status, body) = get(addr, "/metrics");
+        assert_eq!(status, "HTTP/1.1 200 OK");
+        page = body;
+        page.contains("collie_log_durable_lsn")
+    });
+    page
+}
+
 #[test]
 fn the_page_counts_what_clients_did_and_its_names_are_those_of_the_document() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,8 +116,7 @@ fn the_page_counts_what_clients_did_and_its_names_are_those_of_the_document() {
     }
     assert!(client.line("INCR").starts_with("-ERR wrong number"));
     assert!(client.line("INCRBY a x").starts_with("-ERR value is not"));
-    let (status, page) = get(server.1, "/metrics");
-    assert_eq!(status, "HTTP/1.1 200 OK");
+    let page = page(server.1);
     let samples = samples(&page);
     for (series, value) in [
         ("collie_connections", 1.0),
@@ -157,22 +165,9 @@ fn the_page_counts_what_clients_did_and_its_names_are_those_of_the_document() {
 
 /// A running server and where its metrics are.
 fn served(db: Db) -> (Running, SocketAddr) {
-    // The support does not hand the server out, so its metrics take a port that was free a moment ago.
-    for _ in 0..100 {
-        let free = std::net::TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
-        let config = ServerConfig {
-            metrics: Some(free),
-            ..with_metrics()
-        };
-        // Another test may have taken it: then it is tried again, before the store is given away.
-        if std::net::TcpListener::bind(free).is_ok() {
-            return (start_on(db, config), free);
-        }
-    }
-    panic!("no port stays free")
+    let server = start_on(db, with_metrics());
+    let metrics = server.metrics.unwrap();
+    (server, metrics)
 }
 
 #[test]
@@ -182,21 +177,25 @@ fn a_page_comes_although_writers_are_held_up() {
     let server = served(open(&device, dir.path()));
     let value = "v".repeat(60_000);
     assert_eq!(server.0.client().call(&["SET", "old", &value]), "+OK\r\n");
-    assert!(get(server.1, "/metrics").1.contains("collie_log_durable_lsn"));
+    page(server.1);
     let gate = device.hold_syncs();
     let mut writers: Vec<Client> = (0..40).map(|_| server.0.client()).collect();
     for (number, writer) in writers.iter_mut().enumerate() {
         writer.send(&command(&["SET", &format!("k{number}"), &value]));
     }
-    for _ in 0..3 {
+    // They connect at once, and are accepted one after the other.
+    let mut pages = 0;
+    wait_for("three pages, and all writers are accepted", || {
         let (status, page) = get(server.1, "/metrics");
         assert_eq!(status, "HTTP/1.1 200 OK");
         let samples = samples(&page);
-        assert!(samples["collie_connections"] >= 40.0, "{page}");
+        let accepted = samples["collie_connections"] >= 40.0;
         // The engine's part is there too, fresh or of before.
         assert!(samples.contains_key("collie_log_durable_lsn"), "{page}");
         assert_eq!(get(server.1, "/healthz").0, "HTTP/1.1 200 OK");
-    }
+        pages += 1;
+        accepted && pages >= 3
+    });
     gate.release();
     for mut writer in writers {
         assert_eq!(writer.reply(), b"+OK\r\n");
@@ -220,16 +219,12 @@ fn what_goes_into_fillers_and_into_the_archive_is_told() {
         assert_eq!(client.call(&["SET", &format!("k{number}"), &value]), "+OK\r\n");
     }
     // What holds more of the log than that is flushed, and segments go into the archive, in the background.
-    let mut samples = samples(&get(server.1, "/metrics").1);
-    for _ in 0..PATIENCE.as_millis() / 5 {
-        if samples["collie_log_archived_segments"] > 0.0 {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-        samples = self::samples(&get(server.1, "/metrics").1);
-    }
+    let mut samples = BTreeMap::new();
+    wait_for("segments in the archive", || {
+        samples = self::samples(&page(server.1));
+        samples["collie_log_archived_segments"] > 0.0
+    });
     let segments = samples["collie_log_archived_segments"];
-    assert!(segments > 0.0, "{samples:?}");
     assert_eq!(
         samples["collie_log_archived_bytes"],
         segments * f64::from(1 << 20)

@@ -14,11 +14,11 @@ mod random;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU16, Ordering};
 
-use support::{Client, Running, config, sorted_names, start};
+use support::{Client, Running, config, sorted_names, start, wait_for};
 
 /// A real Redis on a port of its own.
 struct Redis {
@@ -47,8 +47,8 @@ fn redis() -> Option<Redis> {
         println!("skipped: redis-server 7.0 is missing (Debian: redis-server)");
         return None;
     }
-    // Somebody else may take the port before the server does; then another one is tried.
-    let started = (0..5).find_map(|_| start_redis());
+    // Somebody else may have the port; then another one is tried.
+    let started = (0..20).find_map(|_| start_redis());
     assert!(started.is_some(), "redis-server does not start");
     started
 }
@@ -62,14 +62,18 @@ fn limit_like(server: &Running, redis: &Redis) {
     assert_eq!(set, "+OK\r\n", "{limit:?}");
 }
 
+/// A port from below those that the system gives to whoever asks for any, so that nobody gets it by chance between two
+/// tries to reach the server there.
+fn next_port() -> u16 {
+    static TAKEN: AtomicU16 = AtomicU16::new(0);
+    let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
+    10_000 + (std::process::id() as u16).wrapping_mul(31).wrapping_add(taken) % 20_000
+}
+
 /// Starts a server; `None` where it ended, or another one listens on its port.
 fn start_redis() -> Option<Redis> {
     let dir = tempfile::tempdir().unwrap();
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = next_port();
     let child = Command::new("redis-server")
         .args([
             "--port",
@@ -91,17 +95,13 @@ fn start_redis() -> Option<Redis> {
         _dir: dir,
     };
     let own = format!("process_id:{}\r\n", redis.child.id());
-    for _ in 0..200 {
-        if redis.child.try_wait().unwrap().is_some() {
-            return None;
-        }
-        if TcpStream::connect(addr).is_ok() {
-            let is_it = Client::connect(addr).line("INFO server").contains(&own);
-            return is_it.then_some(redis);
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    None
+    let mut has_ended = false;
+    wait_for("Redis listens", || {
+        has_ended = redis.child.try_wait().unwrap().is_some();
+        has_ended || TcpStream::connect(addr).is_ok()
+    });
+    let is_it = !has_ended && Client::connect(addr).line("INFO server").contains(&own);
+    is_it.then_some(redis)
 }
 
 #[test]

@@ -11,11 +11,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use collie_db::{Db, Options};
+use collie_io::{Clock, RealClock};
 use collie_server::{Server, ServerConfig, ServerError};
 use tokio::sync::oneshot;
 
-/// How long a test waits for a reply before it fails.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a test waits for a reply or a state before it fails: so long that only what never comes meets it.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A configuration for tests: any port, two threads.
 pub fn config() -> ServerConfig {
@@ -37,6 +38,7 @@ pub fn options() -> Options {
 /// A running server.
 pub struct Running {
     pub addr: SocketAddr,
+    pub metrics: Option<SocketAddr>,
     pub db: Db,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
@@ -50,7 +52,7 @@ pub fn start(dir: &Path, config: ServerConfig) -> Running {
 /// Starts a server on an open store.
 pub fn start_on(db: Db, config: ServerConfig) -> Running {
     let server = Server::bind(config, db.clone()).unwrap();
-    let addr = server.local_addr();
+    let (addr, metrics) = (server.local_addr(), server.metrics_addr());
     let (stop, stopped) = oneshot::channel();
     let thread = std::thread::spawn(move || {
         server.run(async {
@@ -60,6 +62,7 @@ pub fn start_on(db: Db, config: ServerConfig) -> Running {
     });
     Running {
         addr,
+        metrics,
         db,
         stop: Some(stop),
         thread: Some(thread),
@@ -234,10 +237,8 @@ pub struct Random(u64);
 impl Random {
     /// Seeds from `COLLIE_SEED`, or from the time, and prints how to run the same again.
     pub fn new(test: &str) -> Random {
-        let seed = std::env::var("COLLIE_SEED").map_or_else(
-            |_| collie_io::Clock::monotonic(&collie_io::RealClock),
-            |value| value.parse().unwrap(),
-        );
+        let seed = std::env::var("COLLIE_SEED")
+            .map_or_else(|_| RealClock.monotonic(), |value| value.parse().unwrap());
         println!("to run it again: COLLIE_SEED={seed} cargo test -p collie-server {test}");
         Random(seed | 1)
     }
@@ -260,16 +261,28 @@ impl Random {
     }
 }
 
-/// Asks until the answer is as expected, for twenty seconds and more.
-pub fn until(client: &mut Client, line: &str, expected: &str) {
-    for _ in 0..2_000 {
-        if client.line(line) == expected {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+/// Waits for a state that another thread brings about.
+pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = RealClock.monotonic();
+    while !is_so() {
+        let waited = Duration::from_nanos(RealClock.monotonic() - began);
+        assert!(waited < PATIENCE, "{what}: has not come about in {waited:?}");
+        std::thread::sleep(Duration::from_millis(5));
     }
-    panic!(
-        "{line} still answers {:?}, expected {expected:?}",
-        client.line(line)
-    );
+}
+
+/// Asks until the answer is as expected.
+pub fn until(client: &mut Client, line: &str, expected: &str) {
+    wait_for(&format!("{line} answers {expected:?}"), || {
+        client.line(line) == expected
+    });
+}
+
+/// The value of a line of `INFO`.
+pub fn field(client: &mut Client, section: &str, name: &str) -> String {
+    let info = client.line(&format!("INFO {section}"));
+    let value = info
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.unwrap_or_else(|| panic!("no {name} in {info}")).to_owned()
 }

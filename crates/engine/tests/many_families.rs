@@ -125,15 +125,14 @@ fn a_thousand_idle_families_do_not_keep_the_log() {
     }
     db.flush_wal(Durability::Disk).unwrap();
     let flushed = |db: &Db| flushes(db, "default") > 0 && db.stats().wal_bytes <= limit + (64 << 10);
-    for _ in 0..10_000 {
-        if flushed(&db) {
-            break;
-        }
+    let mut looks = 0;
+    while !flushed(&db) {
         // The size is looked at when something is written.
         db.put("more", [3; 500]).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(1));
+        looks += 1;
+        assert!(looks < 100_000, "{} bytes", db.stats().wal_bytes);
     }
-    assert!(flushed(&db), "{} bytes", db.stats().wal_bytes);
     let stats = db.stats();
     let count = |family: &str| flushes(&db, family);
     assert_eq!(
@@ -141,9 +140,9 @@ fn a_thousand_idle_families_do_not_keep_the_log() {
         0,
         "they were empty"
     );
-    // Far from one for each of them and each time.
+    // Far from one for each of them and each time; what is written while it is waited for is synced by and by.
     let syncs = stats.log.unwrap().syncs - syncs;
-    assert!(syncs < *FAMILIES as u64, "{syncs} syncs");
+    assert!(syncs < *FAMILIES as u64 + looks, "{syncs} syncs, {looks} looks");
 }
 
 /// What was written to the manifest, by whatever name.

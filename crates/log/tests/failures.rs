@@ -282,7 +282,7 @@ fn a_panic_in_the_middle_of_a_flush_poisons_the_log() {
     // On a thread of its own: who is not told would wait for ever.
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || tell.send(log.wait(span.end, Level::Disk)));
-    let error = told.recv_timeout(Duration::from_secs(20)).unwrap().unwrap_err();
+    let error = told.recv_timeout(Duration::from_secs(60)).unwrap().unwrap_err();
     assert!(
         matches!(&error, LogError::Poisoned { cause } if cause.contains("in the middle of a flush")),
         "{error}"

@@ -88,8 +88,10 @@ fn without_it_each_put_at_process_is_a_write_call_on_a_private_ring_and_none_on_
             let end = db.put(format!("{n}"), "v").unwrap();
             assert!(shared || log(&db).written >= end, "put {n} returned unwritten");
         }
-        wait_for_the_flusher();
-        assert!(log(&db).durable >= log(&db).appended, "it flushes by itself");
+        // It flushes by itself, or this does not end.
+        while log(&db).durable < log(&db).appended {
+            std::thread::yield_now();
+        }
     }
 }
 

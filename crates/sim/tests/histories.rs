@@ -125,12 +125,8 @@ impl Run {
     }
 
     /// A thread's share of a life; ends early where the device fails.
-    fn client(&self, db: &Db, client: u32, plan: Plan, level: Durability, mut rng: Rng, left: &AtomicU64) {
-        // Relaxed: it only counts.
-        while left
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
-            .is_ok()
-        {
+    fn client(&self, db: &Db, client: u32, plan: Plan, level: Durability, mut rng: Rng, turns: &Turns<'_>) {
+        while turns.take() {
             let one = rng.below(u64::from(KEYS)) as u32;
             let done = match rng.below(10) {
                 0..3 => self.write(db, client, &[one], level),
@@ -143,6 +139,27 @@ impl Run {
                 return;
             }
         }
+    }
+}
+
+/// The operations of a life, of which one thread after the other takes the next.
+struct Turns<'a> {
+    left: AtomicU64,
+    /// With so many left the device dies, amid what the other threads do; with none it lives on.
+    dies_at: u64,
+    sim: &'a SimDevice,
+}
+
+impl Turns<'_> {
+    fn take(&self) -> bool {
+        // Relaxed: it only counts.
+        let taken = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if taken == Ok(self.dies_at) {
+            self.sim.kill();
+        }
+        taken.is_ok()
     }
 }
 
@@ -180,22 +197,26 @@ fn live(plan: Plan) -> Run {
     let mut sim = SimDevice::new(rng.next_u64());
     for life in 0..LIVES {
         let db = open(&path, &sim, shared);
-        let (left, ended) = (AtomicU64::new(OPERATIONS), AtomicBool::new(false));
-        // The last life ends in peace.
-        let until = if life + 1 == LIVES {
-            0
-        } else {
-            rng.below(OPERATIONS)
+        let ended = AtomicBool::new(false);
+        let turns = Turns {
+            left: AtomicU64::new(OPERATIONS),
+            // The last life ends in peace.
+            dies_at: if life + 1 == LIVES {
+                0
+            } else {
+                rng.below(OPERATIONS)
+            },
+            sim: &sim,
         };
         std::thread::scope(|scope| {
             let clients: Vec<_> = (0..THREADS)
                 .map(|client| {
-                    let (run, db, rng, left) = (&run, &db, rng.fork(), &left);
+                    let (run, db, rng, turns) = (&run, &db, rng.fork(), &turns);
                     let client = life as u32 * THREADS + client;
-                    scope.spawn(move || run.client(db, client, plan, level, rng, left))
+                    scope.spawn(move || run.client(db, client, plan, level, rng, turns))
                 })
                 .collect();
-            let (sim, ended, left) = (&sim, &ended, &left);
+            let (sim, ended) = (&sim, &ended);
             let mut rng = rng.fork();
             scope.spawn(move || {
                 // Relaxed: nothing is handed over by it.
@@ -203,10 +224,6 @@ fn live(plan: Plan) -> Run {
                     let slow = rng.one_in(4);
                     sim.delay_syncs(Duration::from_millis(if slow { 3 } else { 0 }));
                     std::thread::sleep(Duration::from_micros(500));
-                    if left.load(Ordering::Relaxed) < until {
-                        sim.kill();
-                        break;
-                    }
                 }
             });
             for client in clients {

@@ -18,6 +18,8 @@ use crate::args::WRITER;
 
 /// How long a writer may take to come to its next stage.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks whether it has acknowledged anything.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
 /// A writer that runs. Dropped, it is killed.
 pub(crate) struct Writer {
@@ -82,6 +84,20 @@ impl Writer {
                 }
             }
         }
+    }
+
+    /// Waits until something was acknowledged.
+    pub(crate) fn wait_for_acknowledgement(&self) -> anyhow::Result<()> {
+        let mut waited = Duration::ZERO;
+        while self.acknowledged() == 0 {
+            anyhow::ensure!(
+                waited < PATIENCE,
+                "the writer has acknowledged nothing within {PATIENCE:?}"
+            );
+            std::thread::sleep(BETWEEN_LOOKS);
+            waited += BETWEEN_LOOKS;
+        }
+        Ok(())
     }
 
     /// Acknowledgements heard so far.

@@ -18,6 +18,8 @@ use super::messages::Message;
 const UNCHECKED_ONE_IN: u64 = 4;
 /// Of ten kills, how many are aimed at a writer that is opening the store; one in four of them comes too late.
 const IN_RECOVERY_OF_TEN: u64 = 4;
+/// One in so many writers is killed whether anything was acknowledged or not.
+const UNHEARD_ONE_IN: u64 = 4;
 /// How long a writer writes before it is killed.
 const LIFE_MS: std::ops::Range<u64> = 2..120;
 
@@ -106,6 +108,10 @@ impl Kills {
         } else {
             writer.wait_for(Message::Open)?;
             self.opening_us = (RealClock.monotonic() - opening) / 1000;
+            // Most lives come to something, however slow the machine is.
+            if !self.rng.one_in(UNHEARD_ONE_IN) {
+                writer.wait_for_acknowledgement()?;
+            }
             let life = LIFE_MS.start + self.rng.below(LIFE_MS.end - LIFE_MS.start);
             std::thread::sleep(Duration::from_millis(life));
         }

@@ -11,7 +11,7 @@ use crate::common::{collie, run, stderr};
 use crate::serve::{Client, Served};
 
 /// How long a test waits for a message before it fails.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Writes a configuration that only its owner may read.
 fn config_file(dir: &Path, text: &str) -> PathBuf {

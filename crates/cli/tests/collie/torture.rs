@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Child;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -188,21 +189,28 @@ fn fifty_clients_count_exactly_across_kills() {
     // last acknowledged value: what it counts must be that or, where the kill swallowed a reply, one more.
     let dir = tempfile::tempdir().unwrap();
     let kills = kills(3);
-    let port = std::sync::atomic::AtomicU16::new(0);
+    let (port, counted) = (AtomicU16::new(0), AtomicU64::new(0));
     let served = Served::start(dir.path(), &[]);
-    port.store(served.port, std::sync::atomic::Ordering::SeqCst);
+    port.store(served.port, Ordering::SeqCst);
     let served = std::thread::scope(|scope| {
         let mut served = served;
         let counting: Vec<_> = (0..CLIENTS)
             .map(|client| {
-                let port = &port;
-                scope.spawn(move || count_to(client, EACH * (kills + 1), port))
+                let (port, counted) = (&port, &counted);
+                scope.spawn(move || count_to(client, EACH * (kills + 1), port, counted))
             })
             .collect();
-        for _ in 0..kills {
-            std::thread::sleep(std::time::Duration::from_millis(150));
+        for kill in 0..kills {
+            // In the middle of a share of the counting, so that much of it is still to come.
+            while counted.load(Ordering::SeqCst) < CLIENTS * (EACH * kill + EACH / 2)
+                && counting.iter().all(|client| !client.is_finished())
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // Somebody else may get the port meanwhile.
+            port.store(0, Ordering::SeqCst);
             served = served.restart(dir.path());
-            port.store(served.port, std::sync::atomic::Ordering::SeqCst);
+            port.store(served.port, Ordering::SeqCst);
         }
         counting.into_iter().for_each(|thread| thread.join().unwrap());
         served
@@ -223,13 +231,13 @@ fn fifty_clients_count_exactly_across_kills() {
 }
 
 /// Increments a counter of its own until it is `target`, over as many connections as it takes, and checks each
-/// reply.
-fn count_to(client: u64, target: u64, port: &std::sync::atomic::AtomicU16) {
+/// reply. No port is 0, to which nobody can connect.
+fn count_to(client: u64, target: u64, port: &AtomicU16, counted: &AtomicU64) {
     let key = format!("counter {client}");
     let mut acknowledged = 0;
     while acknowledged < target {
-        let Ok(mut connection) = Client::connect(port.load(std::sync::atomic::Ordering::SeqCst)) else {
-            std::thread::sleep(std::time::Duration::from_millis(5));
+        let Ok(mut connection) = Client::connect(port.load(Ordering::SeqCst)) else {
+            std::thread::sleep(Duration::from_millis(5));
             continue;
         };
         let Ok(there) = connection.call(&["GET", &key]) else {
@@ -247,6 +255,7 @@ fn count_to(client: u64, target: u64, port: &std::sync::atomic::AtomicU16) {
             };
             assert_eq!(reply, format!(":{}", acknowledged + 1));
             acknowledged += 1;
+            counted.fetch_add(1, Ordering::SeqCst);
         }
     }
 }

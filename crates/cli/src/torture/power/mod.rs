@@ -34,6 +34,8 @@ const IN_RECOVERY_OF_TEN: u64 = 3;
 /// known what does.
 const LIFE: Duration = Duration::from_secs(10);
 const LIFE_OF_OTHERS: Duration = Duration::from_secs(2);
+/// The same where one aim is asked for: it is met sooner or later, on a slow machine too.
+const LIFE_UNTIL_AIM: Duration = Duration::from_secs(120);
 /// How long it lives at most, in milliseconds, when a moment is aimed at.
 const MOMENT_MS: u64 = 600;
 /// The store's directory on the file system that forgets, and where that is mounted.
@@ -247,7 +249,11 @@ impl Power {
     fn serve(&mut self, server: &mut Server) -> anyhow::Result<()> {
         let is_collie = self.plan.system == System::Collie;
         let (aim, nth) = Aim::draw(&mut self.rng, is_collie, self.plan.aim);
-        let mut life = if is_collie { LIFE } else { LIFE_OF_OTHERS };
+        let mut life = match (is_collie, self.plan.aim) {
+            (true, Some(_)) => LIFE_UNTIL_AIM,
+            (true, None) => LIFE,
+            (false, _) => LIFE_OF_OTHERS,
+        };
         if aim == Aim::Moment {
             life = Duration::from_millis(self.rng.below(MOMENT_MS));
         } else {

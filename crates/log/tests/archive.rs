@@ -416,7 +416,7 @@ impl Device for Watched {
         self.around("open", path, || self.device.open(path, mode))
     }
     fn stat(&self, path: &Path) -> io::Result<Stat> {
-        self.device.stat(path)
+        self.around("stat", path, || self.device.stat(path))
     }
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
         self.around("list", dir, || self.device.list(dir))
@@ -471,6 +471,9 @@ fn at_every_step_of_an_archiving_all_frames_are_found() {
         let (log, spans, dir) = (log.clone(), spans.clone(), dir.path().to_owned());
         let (steps, tail) = (Arc::clone(&steps), Arc::clone(&tail));
         move |moment, _| {
+            if moment.ends_with("stat") {
+                return;
+            }
             for n in (0..150).step_by(29) {
                 let from = spans[n as usize].start;
                 let context = format!("{moment}, from frame {n}");
@@ -546,6 +549,39 @@ fn a_follower_misses_no_segment_that_is_archived_while_it_looks() {
             check(&frames, 0..frames.len() as u64);
         }
     }
+}
+
+/// Without an archive. A follower that stands still between its looks at two of the listed segments finds the first one
+/// there, and all others gone: that is not where the log ends.
+#[test]
+fn a_follower_that_comes_too_late_for_all_but_the_oldest_segment_says_where_the_log_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LogOptions {
+        archive_ttl: Duration::ZERO,
+        ..options()
+    };
+    let log = Log::open(dir.path(), options).unwrap();
+    append(&log, 0..100);
+    let watched = Watched::new();
+    let device: Arc<dyn Device> = Arc::new(watched.clone());
+    let mut follower = Follower::open(&device, dir.path(), None).unwrap();
+    while follower.poll_to_end().unwrap().is_some() {}
+    release(&log);
+    let (mut looks, moving) = (0, log.clone());
+    watched.call(move |moment, _| {
+        looks += u64::from(moment == "after stat");
+        if moment == "after stat" && looks == 1 {
+            append(&moving, 100..200);
+            release(&moving);
+        }
+    });
+    let error = follower.poll().unwrap_err();
+    // From outside the log begins with what was released and is not used again yet.
+    assert!(
+        matches!(error, LogError::Missing { wanted, oldest, .. }
+            if wanted == follower.resume_at() && wanted < oldest && oldest <= log.oldest()),
+        "{error}"
+    );
 }
 
 #[test]

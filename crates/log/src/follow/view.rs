@@ -18,7 +18,7 @@ use crate::segments::parse_file_name;
 use crate::{LogId, Lsn};
 
 /// How often the directory is listed until it shows no gap: segments are made, one after the other, while it is
-/// read. All that were listed may be gone before they are opened.
+/// read. All that were listed may be gone before they are opened, or all but the oldest, which were looked at first.
 const LISTINGS: u32 = 4;
 
 /// A stretch of the log: what counts of one segment.
@@ -126,7 +126,8 @@ impl View {
         &self.dir
     }
 
-    /// Looks at the directory again and, where the log begins above `from` by now, at its archive.
+    /// Looks at the directory again and, where the log begins above `from` by now, at its archive. The log was seen to
+    /// reach up to `from`.
     ///
     /// # Errors
     /// Another log's segments, a format that is not known, a gap that stays, or an archived header that is damaged.
@@ -136,7 +137,9 @@ impl View {
             listings += 1;
             self.list()?;
             let built = self.build();
-            let may_be_torn = matches!(built, Err(LogError::Corrupt { .. })) || self.pieces.is_empty();
+            // A log's end does not go back: where it seems to, the segments behind it went while they were looked at.
+            let ends_early = self.pieces.is_empty() || self.bounds().1 < from;
+            let may_be_torn = matches!(built, Err(LogError::Corrupt { .. })) || ends_early;
             if !may_be_torn || listings == LISTINGS {
                 built?;
                 return self.look_back(from);

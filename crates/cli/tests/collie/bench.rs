@@ -183,8 +183,9 @@ fn what_a_signal_interrupts_leaves_nothing_behind() {
                 .unwrap();
             let files = || std::fs::read_dir(temporary.path()).unwrap().count();
             // The one that kills has its rings in other processes.
+            let has_ring = words[0] == "bench" && rings_have_room();
             let mut rings = Vec::new();
-            while files() == 0 || (rings.is_empty() && words[0] == "bench") {
+            while files() == 0 || (rings.is_empty() && has_ring) {
                 assert_eq!(child.try_wait().unwrap(), None, "{words:?}");
                 rings = rings_of(&child);
                 std::thread::sleep(std::time::Duration::from_millis(10));
@@ -196,6 +197,13 @@ fn what_a_signal_interrupts_leaves_nothing_behind() {
             assert!(dirs.iter().all(|dir| !dir.exists()), "{dirs:?}");
         }
     }
+}
+
+/// Whether shared memory has room for a ring beside those of all other tests. Where it has none, as in many a
+/// container, the ring is private.
+fn rings_have_room() -> bool {
+    let room = rustix::fs::statvfs("/dev/shm");
+    room.is_ok_and(|room| room.f_bavail * room.f_frsize >= 1 << 30)
 }
 
 /// The directories that the rings lie in, which are the command's own.

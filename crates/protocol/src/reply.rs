@@ -75,6 +75,11 @@ impl ReplyBuffer {
         self.bytes.shrink_to(kept);
     }
 
+    /// Makes room for so many more bytes.
+    pub fn reserve(&mut self, bytes: usize) {
+        self.bytes.reserve_exact(bytes);
+    }
+
     /// Adds the replies that `other` holds.
     pub fn append(&mut self, other: &ReplyBuffer) {
         self.bytes.extend_from_slice(&other.bytes);

@@ -17,6 +17,8 @@ use std::task::{Context, Poll, Waker};
 
 use collie_db::{Db, Durability, Error, Lsn};
 
+use crate::health::WriteHealth;
+
 /// Why the log will never reach what was waited for.
 pub(crate) type Cause = Arc<str>;
 
@@ -109,15 +111,15 @@ impl Barrier {
     }
 
     /// Asks the log on behalf of all who wait. Never returns.
-    pub(crate) async fn pump(&self, db: &Db) {
+    pub(crate) async fn pump(&self, db: &Db, health: &WriteHealth) {
         poll_fn(|context| {
-            self.turn(db, context);
+            self.turn(db, health, context);
             Poll::<()>::Pending
         })
         .await;
     }
 
-    fn turn(&self, db: &Db, context: &mut Context<'_>) {
+    fn turn(&self, db: &Db, health: &WriteHealth, context: &mut Context<'_>) {
         let mut state = self.state.borrow_mut();
         if state.wanted > state.asked {
             let wanted = state.wanted;
@@ -135,6 +137,7 @@ impl Barrier {
                 Poll::Pending => {}
                 Poll::Ready(Ok(())) => reached = Some((index, *end)),
                 Poll::Ready(Err(error)) => {
+                    health.refused(&error);
                     failed = Some(Cause::from(error.to_string()));
                     break;
                 }

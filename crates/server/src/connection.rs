@@ -5,7 +5,10 @@
 //! thread: the connection's task waits in the [barrier](crate::barrier).
 //!
 //! *When the engine pushes back* it blocks the writer. Writes that it may hold up are made
-//! [aside](crate::pressure), on a thread of the runtime's that may block, while the connection's task waits.
+//! [aside](crate::pressure), on a thread of the runtime's that may block, while the connection's task waits. So is
+//! what [costs](crate::cost) too much for this thread. After [`TURN_NS`] the other connections are served first.
+
+mod aside;
 
 use std::future::Future;
 use std::io;
@@ -26,9 +29,9 @@ use crate::commands;
 use crate::config::Ack;
 use crate::exec::{Exec, Flow, Outcome, Pause};
 use crate::failure::{Failure, not_durable, text};
-use crate::pressure::LARGE;
 use crate::session::{ReplyMode, Session, Shared};
 use crate::worker::Worker;
+use aside::blocking;
 
 /// Replies beyond so many bytes are sent before the rest of a pipeline runs. It bounds what a pipeline of
 /// reads can make a connection hold; ordinary pipelines stay below it and wait once.
@@ -37,6 +40,10 @@ const REPLY_BATCH: usize = 1024 * 1024;
 const READ_MIN: usize = 16 * 1024;
 /// A large request's buffer grows by at most so many bytes ahead of what arrived.
 const READ_MAX: usize = 4 * 1024 * 1024;
+/// How long one connection's requests run before other connections have the thread, in nanoseconds.
+const TURN_NS: u64 = 1_000_000;
+/// Bytes that are written to a socket before other connections have the thread.
+const WRITE_TURN: usize = 8 * 1024 * 1024;
 /// Bytes that every connection may hold. What one holds beyond is counted, and when all together hold too much
 /// of that, the one that would add to it is closed.
 const ALWAYS_ALLOWED: usize = 256 * 1024;
@@ -206,6 +213,7 @@ impl Connection {
         self.session.client.last_seen_ms.store(now_ms, Ordering::Relaxed);
         self.parser.set_limits(shared.settings.limits());
         self.session.clock_ns = shared.clock.monotonic();
+        let mut turn_began = self.session.clock_ns;
         let mut done = 0;
         let mut commands = 0;
         let mut is_near = self.is_pressure_near();
@@ -239,15 +247,16 @@ impl Connection {
             let start = self.reply.len();
             self.session.seen = 0;
             let len = request.consumed();
-            let mut outcome = if (is_near || len >= LARGE) && commands::may_write(&self.session, request) {
-                Ok(Flow::Aside)
-            } else {
-                let mut exec = Exec::new(shared, &mut self.session, &mut self.reply, now_ms);
-                commands::run(&mut exec, request)
+            let mut outcome = match aside::at_once(&self.session, request, is_near) {
+                Some(why) => Ok(Flow::Aside(why)),
+                None => {
+                    let mut exec = Exec::new(shared, &mut self.session, &mut self.reply, now_ms);
+                    commands::run(&mut exec, request)
+                }
             };
-            if let Ok(Flow::Aside) = outcome {
+            if let Ok(Flow::Aside(why)) = outcome {
                 self.reply.truncate(start);
-                outcome = self.run_aside(done - len, now_ms).await;
+                outcome = self.run_aside(done - len, why, now_ms).await;
                 is_near = self.is_pressure_near();
             }
             self.drop_replaced();
@@ -260,11 +269,19 @@ impl Connection {
             }
             if self.reply.len() > shared.settings.reply_bytes_max() {
                 shared.counters.output_limit_closed.add(1);
-                self.refuse("ERR the reply is larger than client-output-buffer-limit");
+                self.refuse(text::REPLY_TOO_LARGE);
                 break Next::Close;
             }
             if self.reply.len() >= REPLY_BATCH && (!self.within_limits() || self.deliver().await.is_err()) {
                 break Next::Close;
+            }
+            // The clock was read when the command ended.
+            if self.session.clock_ns.saturating_sub(turn_began) >= TURN_NS {
+                shared.counters.yields.add(1);
+                tokio::task::yield_now().await;
+                turn_began = shared.clock.monotonic();
+                self.session.clock_ns = turn_began;
+                is_near = self.is_pressure_near();
             }
         };
         shared.counters.commands.add(commands);
@@ -287,57 +304,13 @@ impl Connection {
         shared.pressure.is_near(&shared.store.db, self.session.ack)
     }
 
-    /// Runs the request that starts at `from` on a thread that may block. What the command works on goes there
-    /// and comes back.
-    async fn run_aside(&mut self, from: usize, now_ms: u64) -> Outcome {
-        let shared = Arc::clone(&self.worker.shared);
-        let (client, keyspace) = (
-            Arc::clone(&self.session.client),
-            Arc::clone(&self.session.keyspace),
-        );
-        let mut session = std::mem::replace(&mut self.session, Session::new(&shared, client, keyspace));
-        let mut reply = std::mem::take(&mut self.reply);
-        let input = std::mem::take(&mut self.input);
-        let limits = shared.settings.limits();
-        let mut parser = std::mem::replace(&mut self.parser, RequestParser::new(limits));
-        let work = move || {
-            let rest = input.get(from..).unwrap_or_default();
-            // It was found there a moment ago, and is found again.
-            let outcome = match parser.parse(rest, session.authenticated) {
-                Ok(Some(request)) => {
-                    let mut exec = Exec::new(&shared, &mut session, &mut reply, now_ms);
-                    exec.may_block = true;
-                    let run = || commands::run(&mut exec, request);
-                    shared.pressure.aside(&shared.store.db, request.consumed(), run)
-                }
-                Ok(None) | Err(_) => Ok(Flow::Close),
-            };
-            (session, reply, input, parser, outcome)
-        };
-        match blocking(work).await {
-            Ok((session, reply, input, parser, outcome)) => {
-                self.session = session;
-                self.reply = reply;
-                self.input = input;
-                self.parser = parser;
-                outcome
-            }
-            // It panicked, and took the replies before with it.
-            Err(failure) => {
-                self.marks.clear();
-                self.reply.error(failure.line());
-                Ok(Flow::Close)
-            }
-        }
-    }
-
     /// Encodes a failure, and notes what the reply tells of.
     fn conclude(&mut self, outcome: Outcome, start: usize) -> Next {
         // What was sent while the command paused is not in the buffer any more.
         let start = start.min(self.reply.len());
         let next = match outcome {
             Ok(Flow::Close) => Next::Close,
-            Ok(Flow::Next | Flow::Pause(_) | Flow::Aside) => Next::Read,
+            Ok(Flow::Next | Flow::Pause(_) | Flow::Aside(_)) => Next::Read,
             Err(failure) => {
                 self.shared().counters.commands_failed.add(1);
                 self.reply.truncate(start);
@@ -375,9 +348,7 @@ impl Connection {
                 self.session.select(index, keyspace);
                 self.reply.ok();
             }
-            Pause::Keys(pattern) => {
-                commands::collect_keys(&shared, &mut self.session, &mut self.reply, &pattern).await?;
-            }
+            Pause::Keys(pattern) => return self.search(pattern).await,
             Pause::Size(keyspace) => {
                 keyspace.counted().await?;
                 self.session.note(shared.store.db.visible());
@@ -540,10 +511,18 @@ impl Connection {
         let mut rest = self.reply.as_slice();
         let client = &self.session.client;
         let mut last_call: Option<tokio::time::Instant> = None;
+        let mut written = 0;
         while !rest.is_empty() {
             match self.stream.try_write(rest) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => rest = rest.get(n..).unwrap_or_default(),
+                Ok(n) => {
+                    rest = rest.get(n..).unwrap_or_default();
+                    written += n;
+                    if written >= WRITE_TURN && !rest.is_empty() {
+                        written = 0;
+                        tokio::task::yield_now().await;
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => match last_call {
                     None => tokio::select! {
@@ -649,13 +628,6 @@ impl Connection {
         // Either way the connection ends here.
         let _ = tokio::time::timeout(LINGER, drained).await;
     }
-}
-
-/// Runs what blocks on a thread made for that.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| format!("ERR internal error: {error}").into())
 }
 
 fn signed(bytes: usize) -> i64 {

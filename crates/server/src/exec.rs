@@ -10,9 +10,11 @@ use std::sync::Arc;
 use collie_db::{Batch, Error as DbError, Lsn, ReadOptions, Snapshot, Value};
 use collie_protocol::ReplyBuffer;
 
+use crate::cost::{Aside, HEAVY, LARGE, LOOKUP};
 use crate::failure::Failure;
+use crate::health::Effect;
 use crate::keyspace::Keyspace;
-use crate::locks::{Held, LOCKED_ONE_BY_ONE, LOCKED_WRITE};
+use crate::locks::{Held, LOCKED_ONE_BY_ONE, LOCKED_WRITE, Waiting};
 use crate::session::{Session, Shared};
 use crate::store::DATABASES;
 use crate::transaction::{Database, Transaction};
@@ -27,6 +29,10 @@ pub(crate) struct Exec<'a> {
     pub(crate) now_ms: u64,
     /// Whether it runs on a thread that may block.
     pub(crate) may_block: bool,
+    /// What it has cost so far, in bytes.
+    pub(crate) weight: usize,
+    /// What it is to be counted with when it has not gone aside.
+    pub(crate) noted: Noted,
     /// What the command is a part of, in `EXEC` and in commands that change several keys.
     pub(crate) transaction: Option<Transaction<'a>>,
 }
@@ -40,8 +46,8 @@ pub(crate) enum Flow {
     Close,
     /// Does what takes longer than a command may keep a thread, and encodes the reply then.
     Pause(Pause),
-    /// Runs the command again on a thread that may block.
-    Aside,
+    /// Runs the command again on a thread that may block: it has done nothing yet.
+    Aside(Aside),
 }
 
 /// What takes longer than a command may keep a thread.
@@ -63,6 +69,16 @@ pub(crate) enum Pause {
     },
     /// `WAIT` for replicas that will not come: milliseconds, 0 meaning for ever.
     Replicas { timeout_ms: u64 },
+}
+
+/// What statistics are to be told of a command, or of all that `EXEC` runs.
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    hits: u64,
+    misses: u64,
+    pub(crate) failures: u64,
+    /// By the number of the command in the table: whether it failed, and the time that it took.
+    pub(crate) calls: Vec<(usize, bool, u64)>,
 }
 
 /// How a command ends.
@@ -131,13 +147,42 @@ impl<'a> Exec<'a> {
             reply,
             now_ms,
             may_block: false,
+            weight: 0,
+            noted: Noted::default(),
             transaction: None,
+        }
+    }
+
+    /// Counts bytes that the command reads, or makes, or their like in other work. To be asked before anything is changed:
+    /// a command that becomes too heavy for a thread that serves connections ends here, and runs again aside.
+    pub(crate) fn weigh(&mut self, bytes: usize) -> Result<(), Failure> {
+        self.weight = self.weight.saturating_add(bytes);
+        if self.weight >= HEAVY && !self.may_block {
+            return Err(Failure::Aside(Aside::Heavy(self.weight)));
+        }
+        Ok(())
+    }
+
+    /// As [`weigh`](Exec::weigh), of bytes that are written at once.
+    fn weigh_write(&mut self, bytes: usize) -> Result<(), Failure> {
+        if bytes >= LARGE && !self.may_block {
+            return Err(Failure::Aside(Aside::Heavy(self.weight.saturating_add(bytes))));
+        }
+        self.weigh(bytes)
+    }
+
+    fn waiting(&self) -> Waiting {
+        if self.may_block {
+            Waiting::Allowed
+        } else {
+            Waiting::GoesAside
         }
     }
 
     /// Takes the lock of a key. What is read and written until the guard goes is one step to all others. A
     /// transaction holds the locks of all its keys already.
     pub(crate) fn lock(&mut self, key: &[u8]) -> Result<Option<Held<'a>>, Failure> {
+        let waiting = self.waiting();
         let store = &self.shared.store;
         let session = &mut *self.session;
         value::data_key(&mut session.scratch.key, key);
@@ -147,20 +192,17 @@ impl<'a> Exec<'a> {
         }
         session.refresh(store);
         let family = &session.keyspace.family;
-        let held = store
-            .locks
-            .one(&store.db, &mut session.owner, family, &session.scratch.key)?;
+        let (owner, row) = (&mut session.owner, &session.scratch.key);
+        let held = store.locks.one(&store.db, owner, family, row, waiting)?;
         if store.generation() == session.generation {
             return Ok(Some(held));
         }
         drop(held);
-        let _asking = store.locks.asking();
+        let _asking = store.locks.asking(waiting)?;
         session.refresh(store);
         let family = &session.keyspace.family;
-        let held = store
-            .locks
-            .one(&store.db, &mut session.owner, family, &session.scratch.key)?;
-        Ok(Some(held))
+        let (owner, row) = (&mut session.owner, &session.scratch.key);
+        Ok(Some(store.locks.one(&store.db, owner, family, row, waiting)?))
     }
 
     /// Takes the locks of several keys, see [`lock`](Exec::lock).
@@ -194,11 +236,15 @@ impl<'a> Exec<'a> {
             names.sort_unstable();
             names.dedup();
         }
+        let waiting = self.waiting();
         if names.len() > LOCKED_ONE_BY_ONE {
+            if waiting == Waiting::GoesAside {
+                return Err(Failure::Aside(Aside::Waits));
+            }
             let (held, _) = store.lock_all(&mut self.session.owner, Vec::new)?;
             return Ok(held);
         }
-        let asking = store.locks.asking();
+        let asking = store.locks.asking(waiting)?;
         let mut keyspaces = [const { None }; DATABASES as usize];
         for (db, keyspace) in store.keyspaces() {
             if let Some(slot) = keyspaces.get_mut(usize::from(db)) {
@@ -211,7 +257,7 @@ impl<'a> Exec<'a> {
             Some((&keyspace?.family, &**name))
         });
         let owner = &mut self.session.owner;
-        Ok(store.locks.several(asking, &store.db, owner, rows)?)
+        store.locks.several(asking, &store.db, owner, rows, waiting)
     }
 
     /// Does several changes as one commit: a part of the transaction that is under way, or one of its own, which
@@ -316,12 +362,16 @@ impl<'a> Exec<'a> {
     }
 
     fn judge(&mut self, key: &[u8], stored: Option<Value>) -> Result<Option<Found>, Failure> {
-        let Some(stored) = stored else { return Ok(None) };
+        let Some(stored) = stored else {
+            self.weigh(LOOKUP)?;
+            return Ok(None);
+        };
         let header = value::read_header(&stored)?;
         if header.is_expired(self.now_ms) {
             self.expire_in_passing(key);
             return Ok(None);
         }
+        self.weigh(LOOKUP + stored.len())?;
         Ok(Some(Found {
             value: stored,
             header,
@@ -329,19 +379,39 @@ impl<'a> Exec<'a> {
     }
 
     /// Counts a read for `keyspace_hits` and `keyspace_misses`.
-    pub(crate) fn count_lookup(&self, found: bool) {
-        let counters = &self.shared.counters;
+    pub(crate) fn count_lookup(&mut self, found: bool) {
         if found {
-            counters.hits.add(1)
+            self.noted.hits += 1;
         } else {
-            counters.misses.add(1)
+            self.noted.misses += 1;
+        }
+    }
+
+    /// Tells the statistics what was noted.
+    pub(crate) fn hand_in(&mut self) {
+        let noted = std::mem::take(&mut self.noted);
+        let counters = &self.shared.counters;
+        for (counter, more) in [
+            (&counters.hits, noted.hits),
+            (&counters.misses, noted.misses),
+            (&counters.commands_failed, noted.failures),
+        ] {
+            if more > 0 {
+                counter.add(more);
+            }
+        }
+        let tally = &mut self.session.tally;
+        for (number, has_failed, took_ns) in noted.calls {
+            tally.note(number, has_failed, took_ns, &self.shared.calls);
         }
     }
 
     /// Reads a key whose lock is held.
     pub(crate) fn prior(&mut self, key: &[u8]) -> Result<Prior, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
-        let Some(stored) = self.read(None)? else {
+        let stored = self.read(None)?;
+        self.weigh(LOOKUP + stored.as_ref().map_or(0, |stored| stored.len()))?;
+        let Some(stored) = stored else {
             return Ok(Prior {
                 stored: None,
                 is_live: false,
@@ -366,22 +436,25 @@ impl<'a> Exec<'a> {
         payload: &[u8],
         expiry_ms: Option<u64>,
     ) -> Result<(), Failure> {
+        self.weigh_write(payload.len())?;
         if self.transaction.is_some() {
             return self.keep(key, prior, payload, expiry_ms);
         }
+        let health = &self.shared.health;
         let session = &mut *self.session;
         let family = &session.keyspace.family;
         value::data_key(&mut session.scratch.key, key);
         value::encode(&mut session.scratch.value, expiry_ms, payload);
         let end = if expiry_ms.is_none() && prior.stored_expiry().is_none() {
-            family.put_with(&session.scratch.key, &session.scratch.value, &LOCKED_WRITE)?
+            let written = family.put_with(&session.scratch.key, &session.scratch.value, &LOCKED_WRITE);
+            health.note(Effect::Adds, written)?
         } else {
             let batch = &mut session.scratch.batch;
             batch.clear();
             batch.put(family, &session.scratch.key, &session.scratch.value)?;
             let keyspace = &session.keyspace;
             index(batch, keyspace, &mut session.scratch.key, key, prior, expiry_ms)?;
-            let end = family.db().write_ref(batch, &LOCKED_WRITE)?;
+            let end = health.note(Effect::Adds, family.db().write_ref(batch, &LOCKED_WRITE))?;
             session.scratch.empty_batch();
             end
         };
@@ -407,7 +480,8 @@ impl<'a> Exec<'a> {
             index(batch, keyspace, &mut session.scratch.key, key, prior, None)?;
         }
         let db = session.keyspace.family.db();
-        let end = db.write_ref(batch, &LOCKED_WRITE)?;
+        let written = db.write_ref(batch, &LOCKED_WRITE);
+        let end = self.shared.health.note(Effect::Adds, written)?;
         session.scratch.empty_batch();
         for (key, _, prior) in entries {
             self.applied(key, prior, true, None, end);
@@ -442,7 +516,8 @@ impl<'a> Exec<'a> {
             return Ok(0);
         }
         let db = session.keyspace.family.db();
-        let end = db.write_ref(batch, &LOCKED_WRITE)?;
+        let written = db.write_ref(batch, &LOCKED_WRITE);
+        let end = self.shared.health.note(Effect::Removes, written)?;
         session.scratch.empty_batch();
         for (key, prior) in entries.iter().filter(|(_, prior)| prior.stored.is_some()) {
             self.applied(key, prior, false, None, end);

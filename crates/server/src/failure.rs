@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use collie_db::Error as DbError;
 use thiserror::Error;
 
+use crate::cost::Aside;
 use crate::value::BadValue;
 
 /// A command's error. It says what the client reads after the minus sign, code first.
@@ -22,6 +23,9 @@ pub(crate) enum Failure {
     /// A stored value cannot be read.
     #[error(transparent)]
     Value(#[from] BadValue),
+    /// Nothing was done yet: the command is to run on a thread that may block. No client reads this.
+    #[error("ERR internal error: the command is to run aside ({0:?})")]
+    Aside(Aside),
 }
 
 impl From<&'static str> for Failure {
@@ -43,6 +47,7 @@ impl Failure {
             Failure::Text(text) => Cow::Borrowed(text.as_bytes()),
             Failure::Bytes(bytes) => Cow::Borrowed(bytes),
             Failure::Engine(error) => Cow::Owned(engine_line(error).into_bytes()),
+            Failure::Aside(_) => Cow::Owned(self.to_string().into_bytes()),
             Failure::Value(bad) => Cow::Owned(format!("ERR {bad}").into_bytes()),
         }
     }
@@ -80,6 +85,7 @@ pub(crate) mod text {
     pub(crate) const DB_OUT_OF_RANGE: &str = "ERR DB index is out of range";
     pub(crate) const NO_AUTH: &str = "NOAUTH Authentication required.";
     pub(crate) const WRONG_PASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";
+    pub(crate) const REPLY_TOO_LARGE: &str = "ERR the reply is larger than client-output-buffer-limit";
     pub(crate) const MAX_CLIENTS: &str = "ERR max number of clients reached";
 
     /// A command got too few or too many arguments.

@@ -7,22 +7,38 @@
 /// Only the last star is ever retried — a match that fails behind it fails wherever the stars before it
 /// ended — so the time is at most pattern × text and nothing recurses.
 pub(crate) fn matches(pattern: &[u8], text: &[u8], ignore_case: bool) -> bool {
+    let mut steps = u64::MAX;
+    matches_within(pattern, text, ignore_case, &mut steps).unwrap_or(false)
+}
+
+/// As [`matches`], in so many steps at most, of which it takes what it needs; `None` where they are not enough. A step is
+/// a comparison of two bytes.
+pub(crate) fn matches_within(
+    pattern: &[u8],
+    text: &[u8],
+    ignore_case: bool,
+    steps: &mut u64,
+) -> Option<bool> {
     if text.is_empty() {
-        return pattern.is_empty();
+        return Some(pattern.is_empty());
     }
     let (mut p, mut t) = (0, 0);
     let mut retry: Option<(usize, usize)> = None;
     loop {
         if t == text.len() {
             let rest = pattern.get(p..).unwrap_or_default();
-            return rest.iter().all(|&byte| byte == b'*');
+            return Some(rest.iter().all(|&byte| byte == b'*'));
         }
+        *steps = steps.checked_sub(1)?;
         if pattern.get(p) == Some(&b'*') {
             p += 1;
             retry = Some((p, t));
             continue;
         }
-        let next = pattern.get(p).and_then(|_| one(pattern, p, text[t], ignore_case));
+        let next = match pattern.get(p) {
+            Some(_) => one(pattern, p, text[t], ignore_case, steps),
+            None => None,
+        };
         if let Some(after) = next {
             p = after;
             t += 1;
@@ -35,23 +51,24 @@ pub(crate) fn matches(pattern: &[u8], text: &[u8], ignore_case: bool) -> bool {
                 p = star;
                 t = from + 1;
             }
-            None => return false,
+            None => return Some(false),
         }
     }
 }
 
 /// Matches the element of the pattern at `p` against one character; gives where the next one starts.
-fn one(pattern: &[u8], p: usize, c: u8, ignore_case: bool) -> Option<usize> {
+fn one(pattern: &[u8], p: usize, c: u8, ignore_case: bool, steps: &mut u64) -> Option<usize> {
     let same = |a: u8, b: u8| a == b || (ignore_case && a.eq_ignore_ascii_case(&b));
     match pattern[p] {
         b'?' => Some(p + 1),
-        b'[' => class(pattern, p + 1, c, ignore_case),
+        b'[' => class(pattern, p + 1, c, ignore_case, steps),
         b'\\' if p + 1 < pattern.len() => same(pattern[p + 1], c).then_some(p + 2),
         literal => same(literal, c).then_some(p + 1),
     }
 }
 
-fn class(pattern: &[u8], mut p: usize, c: u8, ignore_case: bool) -> Option<usize> {
+fn class(pattern: &[u8], mut p: usize, c: u8, ignore_case: bool, steps: &mut u64) -> Option<usize> {
+    let start = p;
     let negated = pattern.get(p) == Some(&b'^');
     if negated {
         p += 1;
@@ -87,6 +104,7 @@ fn class(pattern: &[u8], mut p: usize, c: u8, ignore_case: bool) -> Option<usize
             }
         }
     }
+    *steps = steps.saturating_sub((p - start) as u64);
     (found != negated).then_some(p)
 }
 
@@ -154,6 +172,19 @@ mod tests {
             false
         ));
         assert!(matches(pattern.as_bytes(), text.as_bytes(), false));
+    }
+
+    #[test]
+    fn a_match_ends_undecided_when_its_steps_are_used_up() {
+        let (pattern, text) = (b"*aaab", b"aaaaaaaaaaaa");
+        let mut steps = 1_000;
+        assert_eq!(matches_within(pattern, text, false, &mut steps), Some(false));
+        let mut fewer = 1_000 - steps - 1;
+        assert_eq!(matches_within(pattern, text, false, &mut fewer), None);
+        // A class costs what it is long.
+        let mut steps = 100;
+        assert_eq!(matches_within(b"[bcdefgh]", b"a", false, &mut steps), Some(false));
+        assert!(steps < 95, "{steps}");
     }
 
     #[test]

@@ -21,7 +21,7 @@
 //!
 //! The program may use the store beside its clients. Commands take the store's row locks, so its transactions and
 //! [`Db::lock_rows`](collie_db::Db::lock_rows) keep them from rows, and the other way round: a command waits 30 seconds for
-//! a row of a transaction that was left open, together with its thread's other clients, and then fails.
+//! a row of a transaction that was left open, and then fails; its thread's other clients do not wait with it.
 //!
 //! # When a reply leaves
 //!
@@ -46,12 +46,14 @@ mod clients;
 mod commands;
 mod config;
 mod connection;
+mod cost;
 mod cursors;
 mod error;
 mod exec;
 mod failure;
 mod gate;
 mod glob;
+mod health;
 mod keyspace;
 mod locks;
 mod metrics;
@@ -71,4 +73,4 @@ pub use auth::PASSWORD_LEN_MAX;
 pub use collie_protocol::Limits;
 pub use config::{Ack, ServerConfig, UnknownAck, Verbosity, parse_bytes};
 pub use error::ServerError;
-pub use server::{Server, termination};
+pub use server::{Addresses, Server, ignore_hangup, termination};

@@ -15,6 +15,8 @@ use std::time::Duration;
 use collie_db::{Db, Durability, Error, Family, RowLocks, RowOwner, WriteOptions};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use crate::cost::Aside;
+use crate::failure::Failure;
 use crate::keyspace::Keyspace;
 
 /// How commands write, the keys' locks held: visible on return, at the engine's weakest level.
@@ -33,6 +35,29 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// threads together fit into the engine's table ([`max_row_locks`](collie_db::Options::max_row_locks), a million by
 /// default; `collie serve` has room for more than its threads can take).
 pub(crate) const LOCKED_ONE_BY_ONE: usize = 1_000;
+
+/// Whether somebody may wait for locks. A thread that serves connections may not: what would wait there runs aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    Allowed,
+    GoesAside,
+}
+
+impl Waiting {
+    fn patience(self) -> Duration {
+        match self {
+            Waiting::Allowed => PATIENCE,
+            Waiting::GoesAside => Duration::ZERO,
+        }
+    }
+
+    fn judge<T>(self, asked: Result<T, Error>) -> Result<T, Failure> {
+        match asked {
+            Err(Error::LockTimeout { .. }) if self == Waiting::GoesAside => Err(Failure::Aside(Aside::Waits)),
+            asked => Ok(asked?),
+        }
+    }
+}
 
 /// Keeps those who lock all keys from those who lock several, one by one, and from those who add a database.
 #[derive(Debug, Default)]
@@ -68,8 +93,9 @@ impl KeyLocks {
         owner: &mut RowOwner,
         family: &Family,
         key: &[u8],
-    ) -> Result<Held<'a>, Error> {
-        let rows = db.lock_rows(owner, [(family, key)], PATIENCE)?;
+        waiting: Waiting,
+    ) -> Result<Held<'a>, Failure> {
+        let rows = waiting.judge(db.lock_rows(owner, [(family, key)], waiting.patience()))?;
         Ok(Held {
             rows,
             everything: None,
@@ -77,7 +103,15 @@ impl KeyLocks {
     }
 
     /// While this is held nobody locks all keys, or exchanges keyspaces.
-    pub(crate) fn asking(&self) -> RwLockReadGuard<'_, ()> {
+    pub(crate) fn asking(&self, waiting: Waiting) -> Result<RwLockReadGuard<'_, ()>, Failure> {
+        match waiting {
+            Waiting::Allowed => Ok(self.asking_patiently()),
+            Waiting::GoesAside => self.everything.try_read().ok_or(Failure::Aside(Aside::Waits)),
+        }
+    }
+
+    /// As [`KeyLocks::asking`], of a thread that may block.
+    pub(crate) fn asking_patiently(&self) -> RwLockReadGuard<'_, ()> {
         self.everything.read()
     }
 
@@ -89,8 +123,9 @@ impl KeyLocks {
         db: &'a Db,
         owner: &mut RowOwner,
         rows: impl Iterator<Item = (&'k Family, &'k [u8])>,
-    ) -> Result<Held<'a>, Error> {
-        let rows = db.lock_rows(owner, rows, PATIENCE)?;
+        waiting: Waiting,
+    ) -> Result<Held<'a>, Failure> {
+        let rows = waiting.judge(db.lock_rows(owner, rows, waiting.patience()))?;
         Ok(Held {
             rows,
             everything: None,

@@ -3,7 +3,7 @@
 //! The engine pushes back by blocking the writer: while a family's memtables wait to be flushed, and while the
 //! log's ring is full because the device does not keep up. Almost never is there any of that, and handing a
 //! write to another thread costs more than the write. So writes are made where they arrive, unless the engine
-//! is under pressure, or the write is large, which alone can use up what room there is.
+//! is under pressure, or the write is [large](crate::cost::LARGE), which alone can use up what room there is.
 //!
 //! That is seen in time. The log prepares half a ring's worth of its files ahead, and calls its flusher when
 //! the ring is half full; what is visible and not durable tells how much of that may be used up. The engine
@@ -19,8 +19,6 @@ use collie_db::{Db, Stall};
 
 use crate::config::Ack;
 
-/// Requests of at least this many bytes are large.
-pub(crate) const LARGE: usize = 64 * 1024;
 /// Bytes that come in between two looks at the engine's figures.
 const STEP: u64 = 256 * 1024;
 
@@ -74,7 +72,7 @@ impl Pressure {
         self.stalls.load(Ordering::Relaxed) || db.visible().saturating_sub(db.durable()) > self.ring_bytes / 2
     }
 
-    /// Makes a write of a request of `bytes`, on a thread that may block.
+    /// Runs a command that works on `bytes`, on a thread that may block.
     pub(crate) fn aside<T>(&self, db: &Db, bytes: usize, write: impl FnOnce() -> T) -> T {
         self.aside.fetch_add(bytes as u64, Ordering::Relaxed);
         let made = write();

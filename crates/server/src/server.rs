@@ -15,8 +15,10 @@ use crate::clients::{Client, Clients};
 use crate::commands::{self, SlowLog};
 use crate::config::{ServerConfig, Settings};
 use crate::connection;
+use crate::cost::Room;
 use crate::error::ServerError;
 use crate::gate::Gate;
+use crate::health::WriteHealth;
 use crate::metrics;
 use crate::pressure::Pressure;
 use crate::process;
@@ -35,6 +37,71 @@ const IDLE_CHECK: Duration = Duration::from_secs(1);
 /// How long nothing is accepted after the system refused to give a connection, as it does when there are no
 /// file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Searches through all keys that are at work at a time; others wait for their turn.
+const SEARCHES: usize = 2;
+
+/// The addresses of a server that has no store yet.
+///
+/// Taking them first keeps a start that cannot succeed, because another server has the address, from creating a store or
+/// recovering one. Nobody can connect before the store is open.
+#[derive(Debug)]
+pub struct Addresses {
+    config: ServerConfig,
+    listener: Taken,
+    metrics: Option<Taken>,
+}
+
+impl Addresses {
+    /// Takes the addresses that the configuration names, where it is one that a server can run with.
+    ///
+    /// # Errors
+    /// The configuration contradicts itself or would let strangers in, or an address cannot be had.
+    pub fn take(mut config: ServerConfig) -> Result<Addresses, ServerError> {
+        config.check()?;
+        config.clients_max = allow_clients(config.clients_max);
+        let listener = Taken::take(config.listen)?;
+        let metrics = config.metrics.map(Taken::take).transpose()?;
+        Ok(Addresses {
+            config,
+            listener,
+            metrics,
+        })
+    }
+}
+
+/// An address that others cannot have any more, on which nobody is listened to yet.
+#[derive(Debug)]
+struct Taken {
+    addr: SocketAddr,
+    socket: socket2::Socket,
+}
+
+impl Taken {
+    fn take(addr: SocketAddr) -> Result<Taken, ServerError> {
+        let taken = || {
+            let socket = socket2::Socket::new(
+                socket2::Domain::for_address(addr),
+                socket2::Type::STREAM.nonblocking().cloexec(),
+                Some(socket2::Protocol::TCP),
+            )?;
+            socket.set_reuse_address(true)?;
+            socket.bind(&addr.into())?;
+            Ok(socket)
+        };
+        match taken() {
+            Ok(socket) => Ok(Taken { addr, socket }),
+            Err(source) => Err(ServerError::Listen { addr, source }),
+        }
+    }
+
+    fn listen(self) -> Result<StdListener, ServerError> {
+        let Taken { addr, socket } = self;
+        match socket.listen(BACKLOG) {
+            Ok(()) => Ok(socket.into()),
+            Err(source) => Err(ServerError::Listen { addr, source }),
+        }
+    }
+}
 
 /// A server that listens and is ready to run.
 #[derive(Debug)]
@@ -46,26 +113,32 @@ pub struct Server {
 }
 
 impl Server {
+    /// Takes the addresses and listens there, for a store that is open already. As [`Addresses::take`] and
+    /// [`Server::listen`].
+    ///
+    /// # Errors
+    /// As those.
+    pub fn bind(config: ServerConfig, db: Db) -> Result<Server, ServerError> {
+        Server::listen(Addresses::take(config)?, db)
+    }
+
     /// Opens the databases in `db` and listens. Clients may connect from now on; they are served by
     /// [`run`](Server::run).
     ///
     /// # Errors
-    /// The configuration contradicts itself or would let strangers in, the address cannot be listened on, or
-    /// the databases cannot be opened.
-    pub fn bind(mut config: ServerConfig, db: Db) -> Result<Server, ServerError> {
-        config.check()?;
-        config.clients_max = allow_clients(config.clients_max);
-        let addr = config.listen;
-        let listener = listen(addr).map_err(|source| ServerError::Listen { addr, source })?;
+    /// Another server has begun to listen on the address, or the databases cannot be opened.
+    pub fn listen(addresses: Addresses, db: Db) -> Result<Server, ServerError> {
+        let Addresses {
+            config,
+            listener,
+            metrics,
+        } = addresses;
+        let addr = listener.addr;
+        let listener = listener.listen()?;
         let listen = listener
             .local_addr()
             .map_err(|source| ServerError::Listen { addr, source })?;
-        let metrics = match config.metrics {
-            None => None,
-            Some(addr) => {
-                Some(crate::server::listen(addr).map_err(|source| ServerError::Listen { addr, source })?)
-            }
-        };
+        let metrics = metrics.map(Taken::listen).transpose()?;
         let mut seed = [0; 40];
         random(&mut seed).map_err(|source| ServerError::Thread {
             what: "random numbers",
@@ -89,6 +162,10 @@ impl Server {
             counters: Counters::default(),
             calls: commands::names().map(|_| CommandCounter::default()).collect(),
             pressure: Pressure::new(config.ring_bytes),
+            health: WriteHealth::default(),
+            // Two of the longest values.
+            room: Room::new(config.ring_bytes),
+            searches: tokio::sync::Semaphore::new(SEARCHES),
             clock: config.clock,
             started_ms,
             listen,
@@ -197,6 +274,21 @@ pub async fn termination() {
     }
 }
 
+/// Has SIGHUP do nothing from now on, for as long as the process lives: a terminal that closes takes no server with it.
+/// There is nothing to be read again, so the signal has no other use; Redis ignores it too.
+///
+/// # Errors
+/// The system does not let the signal be caught.
+pub fn ignore_hangup() -> io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let _entered = runtime.enter();
+    // What is registered stays, also when nobody waits for the signal.
+    signal(SignalKind::hangup()).map(drop)
+}
+
 /// Raises the limit of open files as far as the system lets it, and gives how many of `wanted` clients find room
 /// beside the engine's files.
 fn allow_clients(wanted: usize) -> usize {
@@ -225,18 +317,6 @@ fn allow_clients(wanted: usize) -> usize {
 /// How many clients find room where so many files may be open. Half of them are theirs at least.
 pub(crate) fn clients_possible(files: u64) -> usize {
     usize::try_from(files - OWN_DESCRIPTORS.min(files / 2)).unwrap_or(usize::MAX)
-}
-
-fn listen(addr: SocketAddr) -> io::Result<StdListener> {
-    let socket = socket2::Socket::new(
-        socket2::Domain::for_address(addr),
-        socket2::Type::STREAM.nonblocking().cloexec(),
-        Some(socket2::Protocol::TCP),
-    )?;
-    socket.set_reuse_address(true)?;
-    socket.bind(&addr.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
 }
 
 fn random(buffer: &mut [u8]) -> io::Result<()> {

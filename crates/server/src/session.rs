@@ -10,7 +10,9 @@ use tokio::sync::watch;
 use crate::clients::{Client, Clients};
 use crate::commands::{Command, SlowLog};
 use crate::config::{Ack, Settings, Verbosity};
+use crate::cost::{Aside, Room};
 use crate::gate::Gate;
+use crate::health::WriteHealth;
 use crate::keyspace::Keyspace;
 use crate::pressure::Pressure;
 use crate::stats::{CommandCounter, Counters, Tally};
@@ -30,6 +32,11 @@ pub(crate) struct Shared {
     /// By the number of the command in the table.
     pub(crate) calls: Vec<CommandCounter>,
     pub(crate) pressure: Pressure,
+    pub(crate) health: WriteHealth,
+    /// What is worked on aside at a time.
+    pub(crate) room: Room,
+    /// Searches through all keys that are at work at a time.
+    pub(crate) searches: tokio::sync::Semaphore,
     pub(crate) verbosity: Option<Arc<dyn Verbosity>>,
     pub(crate) config_file: Option<std::path::PathBuf>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -89,6 +96,9 @@ pub(crate) struct Session {
     /// The full name of the latest command.
     pub(crate) last_command: &'static str,
     pub(crate) tally: Tally,
+    /// Where the latest command was heavy, what it worked on: the next one is not even tried where it arrived, for finding
+    /// the value may take long by itself.
+    pub(crate) heavy: Option<Aside>,
     /// The largest commit end that the current command wrote or saw.
     pub(crate) seen: Lsn,
     /// The largest commit end that this connection ever wrote or saw, for `WAITAOF`.
@@ -148,6 +158,7 @@ impl Session {
             clock_ns: 0,
             last_command: "NULL",
             tally: Tally::default(),
+            heavy: None,
             seen: 0,
             last: 0,
             owner: shared.store.db.row_owner("a client"),

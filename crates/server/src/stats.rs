@@ -108,6 +108,10 @@ pub(crate) struct Counters {
     /// Times that a connection waited for its replies to become tellable; against `commands` it shows how many
     /// commands share one wait.
     pub(crate) waits: Counter,
+    /// Times that a connection let others have its thread before it had executed all that it had read.
+    pub(crate) yields: Counter,
+    /// Commands that ran on a thread that may block.
+    pub(crate) aside: Counter,
     pub(crate) bytes_in: Counter,
     pub(crate) bytes_out: Counter,
     pub(crate) hits: Counter,
@@ -136,6 +140,8 @@ impl Counters {
             commands,
             commands_failed,
             waits,
+            yields,
+            aside,
             bytes_in,
             bytes_out,
             hits,
@@ -155,6 +161,8 @@ impl Counters {
             commands,
             commands_failed,
             waits,
+            yields,
+            aside,
             bytes_in,
             bytes_out,
             hits,

@@ -131,7 +131,7 @@ impl Store {
         let name = self.stored_name(index)?;
         let keyspace = Arc::new(Keyspace::empty(name, self.new_family(name)?));
         // Not while somebody has locked all keys, of all databases that there are.
-        let _asking = self.locks.asking();
+        let _asking = self.locks.asking_patiently();
         if let Some(slot) = self.current.lock().get_mut(usize::from(index)) {
             *slot = Some(Arc::clone(&keyspace));
         }

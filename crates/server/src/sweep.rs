@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::exec::Exec;
 use crate::failure::Failure;
+use crate::health::Effect;
 use crate::keyspace::Keyspace;
 use crate::locks::LOCKED_WRITE;
 use crate::session::{Session, Shared};
@@ -120,6 +121,7 @@ fn remove_due(
             return Ok(Some(expiry_ms));
         }
         let mut exec = Exec::new(shared, session, &mut reply, now_ms);
+        exec.may_block = true;
         if !exec.expire(key)? {
             drop_stale(&mut exec, &entry, expiry_ms, key)?;
         }
@@ -135,7 +137,8 @@ fn drop_stale(exec: &mut Exec<'_>, entry: &[u8], expiry_ms: u64, key: &[u8]) -> 
         return Ok(());
     }
     let keyspace = &exec.session.keyspace;
-    match keyspace.family.delete_with(entry, &LOCKED_WRITE) {
+    let written = keyspace.family.delete_with(entry, &LOCKED_WRITE);
+    match exec.shared.health.note(Effect::Removes, written) {
         Ok(_) | Err(DbError::FamilyDropped { .. }) => {}
         Err(error) => return Err(error.into()),
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use collie_db::{Batch, Value};
 
 use crate::failure::Failure;
+use crate::health::Effect;
 use crate::keyspace::Keyspace;
 use crate::locks::{Held, LOCKED_WRITE};
 use crate::session::Shared;
@@ -194,7 +195,19 @@ impl<'a> Transaction<'a> {
         let end = if batch.is_empty() {
             0
         } else {
-            shared.store.db.write_ref(&batch, &LOCKED_WRITE)?
+            let is_removal = |change: &Option<Value>| change.is_none();
+            let mut changes = self
+                .databases
+                .iter()
+                .flatten()
+                .flat_map(|database| database.changes.values());
+            let effect = if changes.all(is_removal) {
+                Effect::Removes
+            } else {
+                Effect::Adds
+            };
+            let written = shared.store.db.write_ref(&batch, &LOCKED_WRITE);
+            shared.health.note(effect, written)?
         };
         Ok(Replaced { end, old: Vec::new() })
     }
@@ -211,7 +224,8 @@ impl<'a> Transaction<'a> {
                 self.mark_watchers(shared, *index, old, database)?;
             }
         }
-        let end = shared.store.replace(batch, &new)?;
+        let replaced = shared.store.replace(batch, &new);
+        let end = shared.health.note(Effect::Removes, replaced)?;
         let is_kept = |old: &Arc<Keyspace>| {
             let now = shared.store.keyspaces();
             now.iter().any(|(_, keyspace)| Arc::ptr_eq(keyspace, old))

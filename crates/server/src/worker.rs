@@ -133,7 +133,7 @@ fn run(
         for (pump, is_disk) in pumps.into_iter().zip([false, true]) {
             tokio::task::spawn_local(async move {
                 let barrier = if is_disk { &pump.disk } else { &pump.process };
-                barrier.pump(&pump.shared.store.db).await;
+                barrier.pump(&pump.shared.store.db, &pump.shared.health).await;
             });
         }
         let mut connections = tokio::task::JoinSet::new();

@@ -254,6 +254,70 @@ fn health_fails_with_the_log() {
 }
 
 #[test]
+fn health_fails_with_the_first_write_that_a_full_disk_refuses_and_recovers_with_the_first_that_is_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(7);
+    let options = Options {
+        segment_bytes: 1 << 20,
+        ..options(&device)
+    };
+    let server = served(Db::open(dir.path(), options).unwrap());
+    let mut client = server.0.client();
+    let value = "v".repeat(60_000);
+    assert_eq!(client.call(&["SET", "a", &value]), "+OK\r\n");
+    device.limit_space(Some(0));
+    let mut set = |number: usize| client.call(&["SET", &format!("k{number}"), &value]);
+    let refused = (0..10_000)
+        .map(&mut set)
+        .find(|reply| *reply != "+OK\r\n")
+        .unwrap();
+    assert!(
+        refused.starts_with("-MISCONF") && refused.contains("no space left"),
+        "{refused}"
+    );
+    // A client's own mistake changes nothing, nor does a read.
+    for line in ["INCR a", "GET nothing", "SET a"] {
+        client.line(line);
+    }
+    let (status, reason) = get(server.1, "/healthz");
+    assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
+    assert!(
+        reason.starts_with("writes are refused: no space left"),
+        "{reason}"
+    );
+    assert_eq!(
+        samples(&get(server.1, "/metrics").1)["collie_writes_refused"],
+        1.0
+    );
+    let info = client.line("INFO log");
+    assert!(info.contains("writes_refused_because:no space left"), "{info}");
+    assert!(
+        client
+            .line("INFO persistence")
+            .contains("aof_last_write_status:err")
+    );
+
+    device.limit_space(None);
+    let mut set = |number: usize| client.call(&["SET", &format!("k{number}"), &value]);
+    assert!(
+        (0..10_000).any(|number| set(number) == "+OK\r\n"),
+        "writes do not go on"
+    );
+    assert_eq!(get(server.1, "/healthz").0, "HTTP/1.1 200 OK");
+    assert_eq!(
+        samples(&get(server.1, "/metrics").1)["collie_writes_refused"],
+        0.0
+    );
+    let info = client.line("INFO log");
+    assert!(info.contains("writes_refused_because:no\r\n"), "{info}");
+    assert!(
+        client
+            .line("INFO persistence")
+            .contains("aof_last_write_status:ok")
+    );
+}
+
+#[test]
 fn what_is_no_request_is_refused_and_a_slow_one_holds_up_nobody() {
     let dir = tempfile::tempdir().unwrap();
     let server = served(open(&SimDevice::new(3), dir.path()));

@@ -210,10 +210,9 @@ pub(super) fn bitfield(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         .live()
         .map(|found| found.payload().to_vec())
         .unwrap_or_default();
-    let mut has_changed = grow(
-        &mut bytes,
-        usize::try_from(last_bit >> 3).unwrap_or(usize::MAX - 1) + 1,
-    );
+    let last = usize::try_from(last_bit >> 3).unwrap_or(usize::MAX - 1);
+    exec.weigh(last)?;
+    let mut has_changed = grow(&mut bytes, last + 1);
     exec.reply.array(operations.len());
     for operation in &operations {
         let (value, changed) = operation.run(&mut bytes);

@@ -43,6 +43,7 @@ pub(super) fn setbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         .live()
         .map(|found| found.payload().to_vec())
         .unwrap_or_default();
+    exec.weigh(byte)?;
     let has_grown = grow(&mut bytes, byte + 1);
     let mut was_on = false;
     if let Some(byte) = bytes.get_mut(byte) {

@@ -109,6 +109,7 @@ fn persistence(shared: &Shared, text: &mut String) {
         "aof_enabled": 1,
         "aof_rewrite_in_progress": 0,
         "rdb_bgsave_in_progress": 0,
+        "aof_last_write_status": if shared.health.refusal(None).is_some() { "err" } else { "ok" },
         "ack": shared.settings.ack(),
     );
 }
@@ -133,6 +134,8 @@ fn stats(shared: &Shared, text: &mut String) {
         "client_query_buffer_limit_disconnections": counters.request_limit_closed.get(),
         "client_output_buffer_limit_disconnections": counters.output_limit_closed.get(),
         "durability_waits": counters.waits.get(),
+        "commands_aside": counters.aside.get(),
+        "turns_given": counters.yields.get(),
     );
 }
 
@@ -152,13 +155,14 @@ fn cpu(_shared: &Shared, text: &mut String) {
 
 fn log(shared: &Shared, text: &mut String) {
     let stats = shared.store.db.stats();
+    let refusal = shared.health.refusal(Some(&stats));
     fields!(text,
         "visible": stats.visible,
         "commits": stats.commits,
         "commit_bytes": stats.commit_bytes,
         "wal_bytes": stats.wal_bytes,
         "wal_size_flushes": stats.wal_size_flushes,
-        "writes_refused_because": stats.refusal.as_deref().unwrap_or("no"),
+        "writes_refused_because": refusal.as_deref().unwrap_or("no"),
     );
     if let Some(log) = &stats.log {
         fields!(text,

@@ -1,20 +1,22 @@
 //! Keys as such.
 
-use collie_db::{Error as DbError, Key, Value};
+use collie_db::{Error as DbError, Key, Lsn, Value};
 use collie_protocol::{ReplyBuffer, Request};
 
 use super::names::Names;
 use super::numbers::is;
+use crate::cost::{Aside, LOOKUP};
 use crate::exec::{Exec, Flow, Outcome, Pause, Prior};
 use crate::failure::{Failure, text};
 use crate::glob;
-use crate::session::{Session, Shared};
+use crate::keyspace::Keyspace;
+use crate::session::Shared;
 use crate::store::Store;
 use crate::transaction::Transaction;
 use crate::value;
 
-/// Keys that `KEYS` looks at before it lets other connections have the thread.
-const KEYS_STEP: usize = 512;
+/// What one step of `KEYS` may cost, in bytes that are read and compared.
+const SEARCH_STEP: usize = 16 * 1024 * 1024;
 
 pub(super) fn del(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let mut keys: Vec<&[u8]> = request.iter().skip(1).collect();
@@ -98,7 +100,7 @@ fn flush(exec: &mut Exec<'_>, request: Request<'_>, databases: impl Fn(&Store) -
             transaction.empty(shared, &emptied())
         })?;
     } else {
-        return Ok(Flow::Aside);
+        return Ok(Flow::Aside(Aside::Waits));
     }
     exec.reply.ok();
     Ok(Flow::Next)
@@ -175,42 +177,80 @@ impl<'a> Matching<'a> {
     }
 }
 
-/// Does `KEYS`: encodes the names that match, letting go of the thread now and then.
-pub(crate) async fn collect_keys(
-    shared: &Shared,
-    session: &mut Session,
-    reply: &mut ReplyBuffer,
-    pattern: &[u8],
-) -> Result<(), Failure> {
-    loop {
-        session.refresh(&shared.store);
-        let limit = shared.settings.reply_bytes_max();
-        let mut found = Matching::new(pattern, shared.now_ms(), limit);
-        match collect(session, &mut found).await {
-            // The database was emptied meanwhile: what it holds now is looked at.
-            Err(Failure::Engine(DbError::FamilyDropped { .. })) => {}
-            Err(error) => return Err(error),
-            Ok(()) => {
-                found.tell(reply);
-                return Ok(());
-            }
-        }
-    }
+/// `KEYS` outside of transactions: it goes through all keys in steps.
+pub(crate) struct Search {
+    pattern: Vec<u8>,
+    limit: usize,
+    found: ReplyBuffer,
+    count: usize,
+    names: Option<Names>,
 }
 
-async fn collect(session: &mut Session, found: &mut Matching<'_>) -> Result<(), Failure> {
-    let family = &session.keyspace.family;
-    let mut names = Names::stored(family, glob::literal_prefix(found.pattern), None)?;
-    let mut looked_at = 0;
-    for item in names.by_ref() {
-        if !found.look_at(&item?)? {
-            break; // The connection sees the limit passed and closes.
-        }
-        looked_at += 1;
-        if looked_at % KEYS_STEP == 0 {
-            tokio::task::yield_now().await;
+impl Search {
+    pub(crate) fn new(pattern: Vec<u8>, limit: usize) -> Search {
+        Search {
+            pattern,
+            limit,
+            found: ReplyBuffer::new(),
+            count: 0,
+            names: None,
         }
     }
-    session.note(names.seen());
-    Ok(())
+
+    /// One step, on a thread that may block; `true` after the last.
+    pub(crate) fn step(&mut self, keyspace: &Keyspace, now_ms: u64) -> Result<bool, Failure> {
+        match self.walk(keyspace, now_ms) {
+            // The database was emptied meanwhile: what it holds then is looked at.
+            Err(Failure::Engine(DbError::FamilyDropped { .. })) => {
+                *self = Search::new(std::mem::take(&mut self.pattern), self.limit);
+                Ok(false)
+            }
+            walked => walked,
+        }
+    }
+
+    fn walk(&mut self, keyspace: &Keyspace, now_ms: u64) -> Result<bool, Failure> {
+        let names = match &mut self.names {
+            Some(names) => names,
+            slot => slot.insert(Names::stored(
+                &keyspace.family,
+                glob::literal_prefix(&self.pattern),
+                None,
+            )?),
+        };
+        let mut found = Matching {
+            pattern: &self.pattern,
+            now_ms,
+            limit: self.limit,
+            names: std::mem::take(&mut self.found),
+            count: self.count,
+        };
+        let mut left = SEARCH_STEP;
+        let mut is_done = true;
+        for item in names.by_ref() {
+            let item = item?;
+            let weight = LOOKUP + item.0.len() * found.pattern.len() + item.1.len();
+            if !found.look_at(&item)? {
+                break; // The connection sees the limit passed and closes.
+            }
+            left = left.saturating_sub(weight);
+            if left == 0 {
+                is_done = false;
+                break;
+            }
+        }
+        self.count = found.count;
+        self.found = found.names;
+        Ok(is_done)
+    }
+
+    /// The largest end of a commit that was seen.
+    pub(crate) fn seen(&self) -> Lsn {
+        self.names.as_ref().map_or(0, Names::seen)
+    }
+
+    pub(crate) fn tell(&self, reply: &mut ReplyBuffer) {
+        reply.array(self.count);
+        reply.append(&self.found);
+    }
 }

@@ -129,6 +129,7 @@ pub(super) fn lcs(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if cells.saturating_mul(4) > exec.shared.settings.bulk_len_max() as u64 {
         return Err("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len".into());
     }
+    exec.weigh(usize::try_from(cells.saturating_mul(4)).unwrap_or(usize::MAX))?;
     let table = Table::new(one, other);
     if wanted.length {
         exec.reply.integer(table.length().into());

@@ -31,7 +31,7 @@ use crate::failure::{Failure, text};
 use crate::session::Session;
 
 pub(crate) use info::describe;
-pub(crate) use keyspace::collect_keys;
+pub(crate) use keyspace::Search;
 pub(crate) use slowlog::SlowLog;
 use table::COMMANDS;
 
@@ -240,9 +240,12 @@ pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 /// Executes a command, and notes it where it takes long.
 fn call(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
-    let outcome = (command.run)(exec, request);
+    let outcome = match (command.run)(exec, request) {
+        Err(Failure::Aside(why)) => Ok(Flow::Aside(why)),
+        outcome => outcome,
+    };
     // It is run again, where it may take its time.
-    if matches!(outcome, Ok(Flow::Aside)) {
+    if matches!(outcome, Ok(Flow::Aside(_))) {
         return outcome;
     }
     // The command before ended when this one began, or nearly so.
@@ -250,8 +253,11 @@ fn call(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) ->
     let took_ns = now_ns.saturating_sub(exec.session.clock_ns);
     exec.session.clock_ns = now_ns;
     if let Some(number) = number(request.get(0).unwrap_or_default()) {
-        let tally = &mut exec.session.tally;
-        tally.note(number, outcome.is_err(), took_ns, &exec.shared.calls);
+        exec.noted.calls.push((number, outcome.is_err(), took_ns));
+    }
+    // In a transaction all of them are counted when it ends: it may run again aside.
+    if exec.transaction.is_none() {
+        exec.hand_in();
     }
     let slow_ns = exec.shared.settings.slow_ns();
     if slow_ns.is_some_and(|slow_ns| took_ns >= slow_ns) && !command.is_secret() {
@@ -279,6 +285,12 @@ fn allowed(exec: &Exec<'_>, command: &'static Command) -> Result<&'static Comman
 fn is_http(request: Request<'_>) -> bool {
     let name = request.get(0).unwrap_or_default();
     name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
+}
+
+/// Whether a request names keys whose values may be large, `EXEC` included.
+pub(crate) fn names_keys(request: Request<'_>) -> bool {
+    lookup(request.get(0).unwrap_or_default())
+        .is_some_and(|command| !command.keys.is_empty() || command.name == "exec")
 }
 
 /// Whether what a request asks for may write.

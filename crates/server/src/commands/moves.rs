@@ -4,6 +4,7 @@ use collie_protocol::Request;
 
 use super::keyspace::rearrange;
 use super::numbers::{database, integer, is};
+use crate::cost::Aside;
 use crate::exec::{Exec, Flow, Found, Outcome};
 use crate::failure::{Failure, text};
 use crate::store::DATABASES;
@@ -68,7 +69,7 @@ pub(super) fn copy(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         return Err(text::SAME_OBJECT.into());
     }
     if !is_there(exec, target_db)? {
-        return Ok(Flow::Aside);
+        return Ok(Flow::Aside(Aside::Waits));
     }
     let copied = exec.step([(own, from), (target_db, to)].into_iter(), |exec| {
         let prior = exec.prior(from)?;
@@ -88,7 +89,7 @@ pub(super) fn move_key(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         return Err(text::SAME_OBJECT.into());
     }
     if !is_there(exec, target_db)? {
-        return Ok(Flow::Aside);
+        return Ok(Flow::Aside(Aside::Waits));
     }
     let moved = exec.step([(own, key), (target_db, key)].into_iter(), |exec| {
         let prior = exec.prior(key)?;
@@ -143,7 +144,7 @@ pub(super) fn swapdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         transaction.swap(exec.shared, one, other);
     } else if one != other {
         if !exec.may_block {
-            return Ok(Flow::Aside);
+            return Ok(Flow::Aside(Aside::Waits));
         }
         exec.shared.store.create(one)?;
         exec.shared.store.create(other)?;

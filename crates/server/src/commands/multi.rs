@@ -14,11 +14,22 @@ use collie_protocol::number::parse_i64;
 use super::Command;
 use super::moves::copy_options;
 use super::numbers::is;
+use crate::cost::{Aside, LARGE};
 use crate::exec::{Exec, Flow, Outcome, Pause};
-use crate::failure::Failure;
+use crate::failure::{Failure, text};
 use crate::keyspace::Keyspace;
 use crate::session::Queue;
 use crate::store::{DATABASES, Store};
+
+/// Commands of a transaction that are run where its `EXEC` arrived.
+const COMMANDS_MAX: usize = 256;
+
+impl Command {
+    /// Whether what it does in a transaction is undone with that: it works on the keys that it names and on nothing else.
+    fn can_be_undone(&self) -> bool {
+        !self.keys.is_empty() && !self.is_everywhere && !self.is_lasting
+    }
+}
 
 pub(super) fn multi(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     if exec.session.queue.is_some() {
@@ -116,12 +127,16 @@ pub(super) fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
         return Err("EXECABORT Transaction discarded because of previous errors.".into());
     }
     let commands = &queue.commands;
+    if !exec.may_block {
+        if queue.bytes >= LARGE {
+            return Ok(Flow::Aside(Aside::Heavy(queue.bytes)));
+        }
+        if commands.len() > COMMANDS_MAX || !commands.iter().all(|(command, _)| command.can_be_undone()) {
+            return Ok(Flow::Aside(Aside::Waits));
+        }
+    }
     let missing = missing_databases(exec, queue);
     let uncounted = uncounted_databases(exec, queue);
-    let is_lasting = commands.iter().any(|(command, _)| command.is_lasting);
-    if (is_lasting || !missing.is_empty() || !uncounted.is_empty()) && !exec.may_block {
-        return Ok(Flow::Aside);
-    }
     let Some(queue) = exec.session.set_queue(None) else {
         return Ok(Flow::Next);
     };
@@ -129,8 +144,14 @@ pub(super) fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     let ran = prepare(exec, &missing, &uncounted)
         .and_then(|()| begin(exec, &queue))
         .and_then(|()| execute(exec, &queue));
-    exec.session.watched.clear();
     let done = exec.finish(ran.is_ok()).and(ran);
+    if let Err(Failure::Aside(why)) = done {
+        // Nothing of it has happened, and all of it will, aside.
+        exec.session.set_queue(Some(queue));
+        return Ok(Flow::Aside(why));
+    }
+    exec.session.watched.clear();
+    exec.hand_in();
     // Nothing of a transaction that fails has happened, a SELECT neither.
     if done.is_err()
         && let Some(keyspace) = exec.shared.store.keyspace(selected)
@@ -205,12 +226,15 @@ fn execute(exec: &mut Exec<'_>, queue: &Queue) -> Result<(), Failure> {
         exec.session.last_command = command.full_name;
         let outcome = super::call(exec, command, kept.request()).and_then(|flow| settled(exec, flow));
         if let Err(failure) = outcome {
-            exec.shared.counters.commands_failed.add(1);
+            if matches!(failure, Failure::Aside(_)) {
+                return Err(failure);
+            }
+            exec.noted.failures += 1;
             exec.reply.truncate(start);
             exec.reply.error(failure.line());
         }
         if exec.reply_is_too_long() {
-            return Err("ERR the reply is larger than client-output-buffer-limit".into());
+            return Err(text::REPLY_TOO_LARGE.into());
         }
     }
     exec.session.last_command = "exec";
@@ -234,7 +258,8 @@ fn settled(exec: &mut Exec<'_>, flow: Flow) -> Result<(), Failure> {
             let text = super::describe(exec.shared, &sections);
             exec.reply.verbatim(*b"txt", text.as_bytes());
         }
-        Flow::Pause(Pause::Select(_) | Pause::Keys(_) | Pause::Size(_)) | Flow::Aside => {
+        Flow::Aside(why) if !exec.may_block => return Err(Failure::Aside(why)),
+        Flow::Pause(Pause::Select(_) | Pause::Keys(_) | Pause::Size(_)) | Flow::Aside(_) => {
             return Err("ERR internal error: the command was not prepared for a transaction".into());
         }
     }

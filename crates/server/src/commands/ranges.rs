@@ -36,6 +36,7 @@ pub(super) fn setrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         if end > exec.shared.settings.bulk_len_max() {
             return Err(text::TOO_LONG.into());
         }
+        exec.weigh(end)?;
         if bytes.len() < end {
             bytes.resize(end, 0);
         }

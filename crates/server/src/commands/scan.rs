@@ -8,6 +8,7 @@ use collie_protocol::number::parse_cursor;
 
 use super::names::{Names, successor};
 use super::numbers::{integer, is};
+use crate::cost::Aside;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
 use crate::glob;
@@ -18,6 +19,13 @@ use crate::value::{self, DATA};
 const SCAN_KEYS_MAX: usize = 10_000;
 /// Bytes of names after which one `SCAN` ends.
 const SCAN_BYTES_MAX: usize = 1024 * 1024;
+/// What one key weighs, beside its value.
+const SCAN_KEY: usize = 128;
+/// Bytes of keys and values that one `SCAN` reads where it may take its time, and comparisons with its pattern that it
+/// makes there, before it ends; and comparisons after which it goes there.
+const SCAN_READ_MAX: usize = 16 * 1024 * 1024;
+const SCAN_STEPS_MAX: u64 = 10_000_000;
+const SCAN_STEPS_HERE: u64 = 200_000;
 /// How often `RANDOMKEY` tries again where it came upon an expired key, as in Redis.
 const RANDOM_TRIES: usize = 100;
 
@@ -98,17 +106,38 @@ fn page(
     let mut iter = Names::of(exec, prefix, after)?;
     let (mut names, mut last) = (Vec::new(), None);
     let mut expired = Vec::new();
-    let (mut looked_at, mut bytes) = (0, 0);
+    let (mut looked_at, mut bytes, mut read) = (0, 0, 0_usize);
+    let may_block = exec.may_block;
+    let mut steps = if may_block {
+        SCAN_STEPS_MAX
+    } else {
+        SCAN_STEPS_HERE
+    };
+    let is_match = |key: &Key, steps: &mut u64| {
+        let Some(pattern) = pattern else { return Ok(true) };
+        match glob::matches_within(pattern, user_key(key), false, steps) {
+            Some(is_match) => Ok(is_match),
+            None if !may_block => Err(Failure::Aside(Aside::Searches)),
+            // The last key of this call.
+            None => {
+                *steps = 0;
+                Ok(glob::matches(pattern, user_key(key), false))
+            }
+        }
+    };
     let more = loop {
         let Some(item) = iter.next() else { break false };
-        if looked_at == options.count || bytes > SCAN_BYTES_MAX {
+        if looked_at == options.count || bytes > SCAN_BYTES_MAX || read > SCAN_READ_MAX || steps == 0 {
             break true;
         }
         looked_at += 1;
         let (key, stored) = item?;
+        let weight = SCAN_KEY + key.len() + stored.len();
+        read = read.saturating_add(weight);
+        exec.weigh(weight)?;
         if value::read_header(&stored)?.is_expired(exec.now_ms) {
             expired.push(key.clone());
-        } else if pattern.is_none_or(|pattern| glob::matches(pattern, user_key(&key), false)) {
+        } else if is_match(&key, &mut steps)? {
             bytes += key.len();
             names.push(key.clone());
         }
@@ -132,8 +161,8 @@ pub(super) fn randomkey(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     }
     for _ in 0..RANDOM_TRIES {
         let family = exec.session.keyspace.family.clone();
-        let drawn = match draw(&family, &mut || exec.shared.counters.random()) {
-            Err(DbError::FamilyDropped { .. }) => None,
+        let drawn = match draw(exec, &family) {
+            Err(Failure::Engine(DbError::FamilyDropped { .. })) => None,
             drawn => drawn?,
         };
         exec.note_all();
@@ -154,7 +183,7 @@ fn random_in_transaction(exec: &mut Exec<'_>) -> Outcome {
         exec.reply.null();
         return Ok(Flow::Next);
     };
-    let drawn = draw(&family, &mut || exec.shared.counters.random())?;
+    let drawn = draw(exec, &family)?;
     exec.note_all();
     let start = drawn.as_ref().map(|(key, _)| user_key(key));
     for after in [start, None] {
@@ -182,7 +211,7 @@ fn random_in_transaction(exec: &mut Exec<'_>) -> Outcome {
 /// Draws a key by descending a tree that is not there: from all keys with a common prefix it goes to those
 /// with one of the bytes that may follow, until one key is left. Every key can be drawn; keys in sparse
 /// branches are drawn more often than others.
-fn draw(family: &Family, random: &mut impl FnMut() -> u64) -> Result<Option<(Key, Value)>, DbError> {
+fn draw(exec: &mut Exec<'_>, family: &Family) -> Result<Option<(Key, Value)>, Failure> {
     let mut prefix = vec![DATA];
     loop {
         let Some(first) = family.prefix(&prefix)?.next().transpose()? else {
@@ -191,6 +220,7 @@ fn draw(family: &Family, random: &mut impl FnMut() -> u64) -> Result<Option<(Key
         let Some(last) = family.prefix(&prefix)?.next_back().transpose()? else {
             return Ok(None);
         };
+        exec.weigh(first.1.len() + last.1.len())?;
         let common = first
             .0
             .iter()
@@ -202,7 +232,7 @@ fn draw(family: &Family, random: &mut impl FnMut() -> u64) -> Result<Option<(Key
             return Ok(Some(first));
         };
         let branches = u64::from(high) + 1 - low.map_or(0, u64::from) + u64::from(low.is_none());
-        let branch = random() % branches;
+        let branch = exec.shared.counters.random() % branches;
         let byte = match low {
             None if branch == 0 => return Ok(Some(first)),
             None => branch - 1,

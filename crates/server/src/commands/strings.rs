@@ -9,6 +9,9 @@ use super::numbers::{StringOptions, Unit, expiry_of, integer};
 use crate::exec::{Exec, Flow, Outcome, Prior};
 use crate::failure::{Failure, text};
 
+/// What a reply's string takes beside its bytes, at most.
+const BULK_FRAME: usize = 24;
+
 pub(super) fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
@@ -128,6 +131,9 @@ pub(super) fn getex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 pub(super) fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    if exec.may_block && request.len() > 2 {
+        return mget_aside(exec, request);
+    }
     exec.reply.array(request.len() - 1);
     if request.len() == 2 {
         let found = exec.find(request.at(1))?;
@@ -138,12 +144,43 @@ pub(super) fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     // A snapshot, so that an MSET of the same keys is seen as a whole or not at all.
     let snapshot = exec.shared.store.db.snapshot();
     for key in request.iter().skip(1) {
-        let found = exec.find_at(&snapshot, key)?;
+        // Who asks for one large value asks for others like it.
+        let found = exec.find_at(&snapshot, key).map_err(|failure| match failure {
+            Failure::Aside(why) => Failure::Aside(why.times(request.len() - 1)),
+            failure => failure,
+        })?;
         exec.count_lookup(found.is_some());
         push_found(exec, found.as_ref().map(|found| found.payload()));
         if exec.reply_is_too_long() {
             break;
         }
+    }
+    Ok(Flow::Next)
+}
+
+/// `MGET` of values that may be large: all are found first, and copied into a reply that has the room for them.
+fn mget_aside(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let snapshot = exec.shared.store.db.snapshot();
+    let limit = exec.shared.settings.reply_bytes_max();
+    let (mut all, mut bytes) = (Vec::with_capacity(request.len() - 1), 0_usize);
+    for key in request.iter().skip(1) {
+        let found = exec.find_at(&snapshot, key)?;
+        exec.count_lookup(found.is_some());
+        bytes += found.as_ref().map_or(0, |found| found.payload().len()) + BULK_FRAME;
+        all.push(found);
+        if bytes > limit {
+            if exec.transaction.is_some() {
+                return Err(text::REPLY_TOO_LARGE.into());
+            }
+            exec.shared.counters.output_limit_closed.add(1);
+            exec.reply.error(text::REPLY_TOO_LARGE);
+            return Ok(Flow::Close);
+        }
+    }
+    exec.reply.reserve(bytes + BULK_FRAME);
+    exec.reply.array(all.len());
+    for found in &all {
+        push_found(exec, found.as_ref().map(|found| found.payload()));
     }
     Ok(Flow::Next)
 }

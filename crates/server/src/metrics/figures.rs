@@ -21,6 +21,11 @@ fn seconds(ns: u64) -> f64 {
 pub(super) fn page(shared: &Shared, engine: Option<&(Stats, u64)>) -> String {
     let mut page = Page::default();
     server(shared, &mut page);
+    page.gauge(
+        "collie_writes_refused",
+        "1 from the first write that is refused until one is taken, since the disk is full or the log failed.",
+        u8::from(shared.health.refusal(engine.map(|(stats, _)| stats)).is_some()),
+    );
     commands(shared, &mut page);
     keyspace(shared, &mut page);
     process(&mut page);
@@ -129,6 +134,16 @@ fn server(shared: &Shared, page: &mut Page) {
             "collie_durability_waits_total",
             "Times that a connection waited for its replies to become durable.",
             &c.waits,
+        ),
+        (
+            "collie_commands_aside_total",
+            "Commands that ran on threads of their own, since they are heavy or had to wait.",
+            &c.aside,
+        ),
+        (
+            "collie_turns_given_total",
+            "Times that a connection let others have the thread in the middle of a pipeline.",
+            &c.yields,
         ),
         (
             "collie_keyspace_hits_total",
@@ -249,11 +264,6 @@ fn store(stats: &Stats, page: &mut Page) {
         "collie_log_limit_flushes_total",
         "Times that families were flushed for that.",
         stats.wal_size_flushes,
-    );
-    page.gauge(
-        "collie_writes_refused",
-        "1 while writes are refused, since the log failed or is full.",
-        u8::from(stats.refusal.is_some()),
     );
 }
 

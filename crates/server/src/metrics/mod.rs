@@ -192,7 +192,10 @@ async fn answer(head: &str, shared: &Arc<Shared>, latest: &Arc<Latest>) -> Respo
                 ..Response::plain("200 OK", figures::page(shared, figures.as_ref()))
             }
         }
-        "/healthz" => health(figures_of(shared, latest).await.as_ref()),
+        "/healthz" => {
+            let figures = figures_of(shared, latest).await;
+            health(shared.health.refusal(figures.as_ref().map(|(stats, _)| stats)))
+        }
         _ => Response::error("404 Not Found", "there are /metrics and /healthz"),
     };
     Response {
@@ -201,9 +204,9 @@ async fn answer(head: &str, shared: &Arc<Shared>, latest: &Arc<Latest>) -> Respo
     }
 }
 
-/// Whether writes are taken. An engine that is held up is well; a log that failed is not.
-fn health(engine: Option<&(Stats, u64)>) -> Response {
-    match engine.and_then(|(stats, _)| stats.refusal.as_deref()) {
+/// Whether writes are taken. An engine that is held up is well; one that refuses is not.
+fn health(refusal: Option<String>) -> Response {
+    match refusal {
         Some(reason) => Response::error(
             "503 Service Unavailable",
             &format!("writes are refused: {reason}"),

@@ -133,7 +133,11 @@ impl Verbosity for Reloadable {
 pub(crate) fn start(filter: &Filter, format: LogFormat) -> anyhow::Result<Arc<dyn Verbosity>> {
     let (layer, handle) = reload::Layer::new(filter.targets());
     let registry = tracing_subscriber::registry().with(layer);
-    let lines = lines::layer().with_writer(io::stderr).with_ansi(false);
+    // Standard error may be a terminal that was closed. Nobody can be told that, and to try would be a panic.
+    let lines = lines::layer()
+        .with_writer(io::stderr)
+        .with_ansi(false)
+        .log_internal_errors(false);
     match format {
         LogFormat::Text => registry.with(lines).try_init(),
         LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),

@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::Context;
 use collie_db::{Db, Options, RecoveryReport};
 use collie_log::{RingMode, RingOutcome};
-use collie_server::{Ack, Server, ServerConfig, termination};
+use collie_server::{Ack, Addresses, Server, ServerConfig, ignore_hangup, termination};
 
 use crate::args::ServeArgs;
 use crate::output::{Results, grouped};
@@ -32,6 +32,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
         effective.warnings.iter().for_each(crate::output::note);
         return Ok(Outcome::Good);
     }
+    ignore_hangup().context("SIGHUP cannot be ignored")?;
     let diagnostics = &effective.config.diagnostics;
     let format = diagnostics.log_format;
     let verbosity = logging::start(&diagnostics.log_level, format)?;
@@ -77,6 +78,8 @@ pub(crate) fn serve(
         ..config
     };
     let ring_bytes = config.ring_bytes as u64;
+    // Before there is a store: a start that is refused leaves nothing behind.
+    let addresses = Addresses::take(config)?;
     let db = Db::open(dir, options).with_context(|| format!("cannot open the store in {}", dir.display()))?;
     announce(
         format,
@@ -94,7 +97,7 @@ pub(crate) fn serve(
             tracing::warn!("{warning}");
         }
     }
-    let server = match Server::bind(config, db.clone()) {
+    let server = match Server::listen(addresses, db.clone()) {
         Ok(server) => server,
         Err(error) => {
             // What was to be said about the store has been said; why nobody is served counts more.

@@ -222,3 +222,51 @@ fn a_password_file_keeps_strangers_out() {
     let (status, last) = served.end(Signal::TERM);
     assert!(status.success(), "{last}");
 }
+
+#[test]
+fn an_address_that_is_taken_is_told_before_there_is_a_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    for flags in [
+        vec!["--listen", &addr],
+        vec!["--listen", "127.0.0.1:0", "--metrics", &addr],
+        vec!["--listen", "0.0.0.0:0"],
+    ] {
+        let refused = collie()
+            .args(["serve", "--dir"])
+            .arg(&store)
+            .args(&flags)
+            .output()
+            .unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{flags:?}");
+        assert!(!store.exists(), "{flags:?} left a store: {}", stderr(&refused));
+    }
+    drop(taken);
+    let served = Served::start(&store, &[]);
+    assert!(served.said[0].contains("a new store"), "{:?}", served.said);
+}
+
+#[test]
+fn a_terminal_that_closes_takes_no_server_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut served = Served::start(dir.path(), &[]);
+    let mut client = served.connect();
+    assert_eq!(client.call(&["SET", "a", "1"]).unwrap(), "+OK");
+    for _ in 0..3 {
+        kill_process(served.pid(), Signal::HUP).unwrap();
+    }
+    // Nobody reads any more what it says, and it has something to say.
+    served.rest = BufReader::new({
+        let (ours, _) = std::io::pipe().unwrap();
+        ChildStderr::from(std::os::fd::OwnedFd::from(ours))
+    });
+    let mut browser = served.connect();
+    browser.send(&["POST", "/"]).unwrap();
+    assert!(browser.bulk().is_err(), "it is closed");
+    kill_process(served.pid(), Signal::HUP).unwrap();
+    assert_eq!(client.call(&["INCR", "a"]).unwrap(), ":2");
+    let (status, _) = served.end(Signal::TERM);
+    assert!(status.success(), "{status}");
+}

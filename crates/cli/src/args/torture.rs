@@ -50,6 +50,9 @@ pub(crate) struct HostileArgs {
     /// Below this its p99 beside them is no violation, in µs: what a scheduler of few cores does is no fault.
     #[arg(long, value_name = "US", default_value_t = 2_000.0)]
     pub(crate) floor_us: f64,
+    /// How long a good client's longest read beside heavy commands may take, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 200.0)]
+    pub(crate) heavy_ms: f64,
     /// What the clients do follows from it; by default a new one, which is printed.
     #[arg(long)]
     pub(crate) seed: Option<u64>,
@@ -63,6 +66,8 @@ pub(crate) struct HostileArgs {
 pub(crate) enum HostilePart {
     /// Slow connections.
     Crowd,
+    /// Small requests that work on large values, or compare much.
+    Heavy,
     /// A disk that is filled and freed.
     Full,
     /// A file system, a directory, a ring that go.

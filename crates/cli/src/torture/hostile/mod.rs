@@ -1,9 +1,10 @@
 //! `collie torture hostile`: a server among clients and on disks that mean it ill. A crowd of slow connections beside a
-//! good client; a disk that is filled and freed; files that vanish.
+//! good client; small requests that make much work beside one; a disk that is filled and freed; files that vanish.
 
 mod crowd;
 mod full;
 mod gone;
+mod heavy;
 mod tmpfs;
 mod writers;
 
@@ -40,6 +41,7 @@ struct Report {
     test: &'static str,
     seed: u64,
     crowd: Option<crowd::Report>,
+    heavy: Option<heavy::Report>,
     full: Option<full::Report>,
     vanished: Option<gone::Report>,
     violations: Vec<String>,
@@ -76,6 +78,7 @@ pub(crate) fn run(args: &HostileArgs, seed: u64) -> anyhow::Result<Outcome> {
         test: "hostile",
         seed,
         crowd: None,
+        heavy: None,
         full: None,
         vanished: None,
         violations: Vec::new(),
@@ -99,7 +102,11 @@ impl Report {
         if is_wanted(HostilePart::Crowd) {
             self.crowd = Some(self.crowd(args, stage).context("the crowd")?);
         }
-        if args.part == Some(HostilePart::Crowd) {
+        if is_wanted(HostilePart::Heavy) {
+            let heavy = heavy::run(stage, args.heavy_ms, &mut self.violations);
+            self.heavy = Some(heavy.context("the heavy commands")?);
+        }
+        if matches!(args.part, Some(HostilePart::Crowd | HostilePart::Heavy)) {
             return Ok(());
         }
         if let Err(missing) = Tmpfs::mount(&stage.dir.join("trial"), TRIAL) {
@@ -141,6 +148,7 @@ impl Report {
         } else {
             let lines = [
                 self.crowd.as_ref().map(crowd::Report::line),
+                self.heavy.as_ref().map(heavy::Report::line),
                 self.full.as_ref().map(full::Report::line),
                 self.vanished.as_ref().map(gone::Report::line),
             ];

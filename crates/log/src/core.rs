@@ -9,7 +9,8 @@ use std::sync::atomic::AtomicBool;
 
 use collie_io::{Clock, Nanos, Opener};
 
-use crate::error::LogError;
+use crate::durable::DurableBoundary;
+use crate::error::{Failure, LogError};
 use crate::flusher::{Flusher, Load, Reach};
 use crate::futures::Waiting;
 use crate::gate::{Gate, Pilot, Start, Takeoff};
@@ -24,7 +25,7 @@ use crate::stats::{Recorder, since};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, WaitWord, lock};
 use crate::{Lsn, Span};
 
-/// A watermark on cache lines of its own.
+/// A watermark on cache lines of its own; see also [`DurableBoundary`].
 #[derive(Debug)]
 #[repr(align(128))]
 struct Alone(AtomicU64);
@@ -61,7 +62,7 @@ pub(crate) struct Core {
     pub(crate) next: Reservations,
     /// Raised by the flusher, read by every append.
     written: Alone,
-    durable: Alone,
+    durable: DurableBoundary,
     /// Where `written` stood before it was raised last, and where it stood so when `durable` was: there a frame
     /// begins, and is durable.
     last_written: AtomicU64,
@@ -75,7 +76,7 @@ pub(crate) struct Core {
     pub(crate) gate: Gate<Core>,
     pub(crate) waiting: Waiting,
     state: AtomicU32,
-    cause: OnceLock<String>,
+    failure: OnceLock<Failure>,
     pub(crate) holders: Mutex<Holders>,
     pub(crate) counted: Box<[Counted]>,
     pub(crate) recorder: Recorder,
@@ -99,7 +100,7 @@ impl fmt::Debug for Core {
             .field("dir", &self.dir)
             .field("epoch", &self.epoch)
             .field("durable", &self.durable())
-            .field("poisoned", &self.cause.get())
+            .field("poisoned", &self.failure.get())
             .finish_non_exhaustive()
     }
 }
@@ -187,13 +188,13 @@ impl Core {
             ring_shared: AtomicBool::new(ring.file.is_some()),
             next: Reservations::new(end),
             written: Alone(AtomicU64::new(end)),
-            durable: Alone(AtomicU64::new(end)),
+            durable: DurableBoundary::new(end),
             last_written: AtomicU64::new(segments.epoch_start()),
             last_durable: AtomicU64::new(segments.epoch_start()),
             gate: Gate::new(Flusher::new(end, &partial, filler_slot, in_flight), in_flight),
             waiting: Waiting::default(),
             state: AtomicU32::new(RUNNING),
-            cause: OnceLock::new(),
+            failure: OnceLock::new(),
             holders: Mutex::new(Holders::default()),
             recorder: Recorder::new(),
             kick: WaitWord::new(),
@@ -233,9 +234,8 @@ impl Core {
         self.written.0.load(Ordering::Acquire)
     }
 
-    /// Acquire pairs with the Release in `raise_durable`.
     pub(crate) fn durable(&self) -> Lsn {
-        self.durable.0.load(Ordering::Acquire)
+        self.durable.get()
     }
 
     /// Fails in a child of the process that opened the log.
@@ -263,14 +263,24 @@ impl Core {
     }
 
     pub(crate) fn poisoned(&self) -> Option<LogError> {
-        self.cause
-            .get()
-            .map(|cause| LogError::Poisoned { cause: cause.clone() })
+        self.failure.get().map(|failure| LogError::Poisoned {
+            cause: failure.cause.to_string(),
+        })
     }
 
-    /// Stops the log for good; the first cause is the one that everybody is told.
+    /// Why the log stopped for good, and what of it is certain.
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        self.failure.get()
+    }
+
+    /// Stops the log for good; the first cause is the one that everybody is told. What is not durable by now is
+    /// in doubt from here on, whatever flights that are in the air come to.
     pub(crate) fn poison(&self, cause: &str) {
-        let first = self.cause.set(cause.to_owned()).is_ok();
+        let failure = Failure {
+            cause: cause.into(),
+            durable: self.durable.fix(),
+        };
+        let first = self.failure.set(failure).is_ok();
         // Release pairs with the Acquire in `check`.
         self.state.store(POISONED, Ordering::Release);
         self.wake_everybody();
@@ -329,13 +339,16 @@ impl Core {
 
     /// Whether `end` is safe at `level`, or never will be; `None` while it is worth waiting.
     pub(crate) fn reached(&self, end: Lsn, level: Level) -> Option<Result<(), LogError>> {
-        let safe = match level {
-            Level::Buffered => true,
+        let safe = match (level, self.failure.get()) {
+            (Level::Buffered, _) => true,
+            // After a failure the page cache need not have what was written to it.
+            (Level::Disk, _) | (Level::Process, Some(_)) => self.durable() >= end,
             // Whoever knows the end of a frame knows that it is copied. Relaxed: the flag changes once, when
             // somebody removed the ring's file, and nothing is ordered by it.
-            Level::Process if self.ring_shared.load(Ordering::Relaxed) => return Some(self.check_ring(end)),
-            Level::Process => self.written() >= end,
-            Level::Disk => self.durable() >= end,
+            (Level::Process, None) if self.ring_shared.load(Ordering::Relaxed) => {
+                return Some(self.check_ring(end));
+            }
+            (Level::Process, None) => self.written() >= end,
         };
         if safe {
             Some(Ok(()))
@@ -478,8 +491,9 @@ impl Core {
     }
 
     fn raise_durable(&self, durable: Lsn) {
-        // Release pairs with the Acquire in `durable`.
-        self.durable.0.store(durable, Ordering::Release);
+        if !self.durable.raise(durable) {
+            return;
+        }
         // Relaxed: one thread at a time comes here, and it tells of nothing that is not durable by now.
         let frame = self.last_written.load(Ordering::Relaxed);
         self.last_durable.store(frame, Ordering::Relaxed);
@@ -587,7 +601,7 @@ impl Pilot for Core {
     type Until = Until;
 
     fn start(&self, flusher: &mut Flusher, end: Lsn, until: Until, takeoff: &mut Takeoff<'_>) -> Start<Load> {
-        if self.cause.get().is_some() || self.has_ended() {
+        if self.failure.get().is_some() || self.has_ended() {
             return Start::Idle;
         }
         // Who leads next must not sync again what this leader may have failed to sync.

@@ -161,6 +161,17 @@ pub enum LogError {
     },
 }
 
+/// Why a log stopped for good, and what of it is certain.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Failure {
+    /// The first failure.
+    pub cause: Arc<str>,
+    /// Frames below are durable. Those from here on are in doubt: reopening finds some of them, or none. It does not
+    /// move any more.
+    pub durable: Lsn,
+}
+
 impl LogError {
     /// Whether it says that the device is full.
     pub(crate) fn is_full(&self) -> bool {

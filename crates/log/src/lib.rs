@@ -61,6 +61,8 @@ mod compress;
 #[cfg(not(loom))]
 mod core;
 #[cfg(not(loom))]
+mod durable;
+#[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
 mod flusher;
@@ -108,7 +110,7 @@ mod worker;
 pub use herd::{Herd, SlotId};
 #[cfg(not(loom))]
 pub use {
-    error::LogError,
+    error::{Failure, LogError},
     format::FRAME_HEADER,
     futures::Durable,
     log::Log,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::archive::Archive;
 use crate::background::Background;
 use crate::core::{Core, Until};
-use crate::error::LogError;
+use crate::error::{Failure, LogError};
 use crate::futures::Durable;
 use crate::options::{Level, LogOptions};
 use crate::reader::Reader;
@@ -85,6 +85,9 @@ impl Log {
     /// Blocks until everything below `end` is safe at `level`; `end` is that of an appended frame. The
     /// caller may lead the flush of its whole group.
     ///
+    /// Once the log has failed, [`Level::Process`] asks for as much as [`Level::Disk`]: the page cache need not keep
+    /// what could not be brought to the device.
+    ///
     /// # Errors
     /// [`LogError::Poisoned`] or [`LogError::Closed`] where it never will be; [`LogError::Options`] where
     /// nothing was appended up to `end`.
@@ -138,7 +141,7 @@ impl Log {
         self.core().written()
     }
 
-    /// On the device up to here.
+    /// On the device up to here. It does not move any more once the log has failed.
     #[must_use]
     pub fn durable(&self) -> Lsn {
         self.core().durable()
@@ -231,6 +234,12 @@ impl Log {
     #[must_use]
     pub fn poisoned(&self) -> Option<LogError> {
         self.core().poisoned()
+    }
+
+    /// Why the log stopped for good, if it did, and up to where it is certain.
+    #[must_use]
+    pub fn failure(&self) -> Option<&Failure> {
+        self.core().failure()
     }
 
     /// Where the log stands, and what it did so far.

@@ -125,6 +125,33 @@ fn a_failed_write_takes_those_behind_it_along() {
     assert!(air.log.close().is_err());
 }
 
+/// Whoever was refused is refused by all: what is in doubt does not become certain in the running log.
+#[test]
+fn a_write_that_ends_well_after_the_failure_moves_nothing() {
+    let air = two_in_the_air();
+    air.device
+        .inject(Fault::new(FaultKind::WriteFails).on(DIR).once());
+    air.gate.let_go(1);
+    while air.log.failure().is_none() {
+        std::thread::yield_now();
+    }
+    assert_eq!(air.log.failure().unwrap().durable, air.start);
+    air.gate.let_go(0);
+    for waiter in air.waiters {
+        let refused = waiter.join().unwrap();
+        assert!(matches!(refused, Err(LogError::Poisoned { .. })), "{refused:?}");
+    }
+    assert_eq!(air.log.durable(), air.start);
+    for level in [Level::Process, Level::Disk] {
+        let refused = air.log.wait(air.spans[0].end, level);
+        assert!(
+            matches!(refused, Err(LogError::Poisoned { .. })),
+            "{level:?}: {refused:?}"
+        );
+        air.log.wait(air.start, level).unwrap();
+    }
+}
+
 #[test]
 fn no_block_is_in_two_writes_at_once() {
     let device = SimDevice::new(1);

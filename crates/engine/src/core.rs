@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use collie_io::{Device, File, Opener};
@@ -16,6 +16,7 @@ use crate::garbage::Garbage;
 use crate::journal::Journal;
 use crate::manifest_file::ManifestFile;
 use crate::memtable::{At, Chunks, Mem};
+use crate::read_point::ReadPoint;
 use crate::registered::{Flushed, Kept};
 use crate::stats::{Counters, FamilyCounters};
 use crate::tables::{Pinned, Shared, Tables};
@@ -103,11 +104,16 @@ impl Families {
     }
 }
 
-/// Whether the store takes writes.
+/// Whether the store takes writes, and what of it can be read.
+#[derive(Default)]
 pub(crate) struct Health {
     /// Set once, together with `cause`.
     failed: AtomicBool,
     cause: Mutex<Option<Error>>,
+    /// A commit has its place in the order and will never be applied: the visible boundary does not pass it.
+    unapplied: OnceLock<Error>,
+    /// A thread panicked in mid-commit: what it has left in the memtables nobody knows.
+    half_applied: OnceLock<Arc<str>>,
     closed: AtomicBool,
 }
 
@@ -212,11 +218,7 @@ impl Core {
             garbage: Mutex::new(Some(garbage)),
             chunks,
             shared,
-            health: Health {
-                failed: AtomicBool::new(false),
-                cause: Mutex::new(None),
-                closed: AtomicBool::new(false),
-            },
+            health: Health::default(),
             stalls: Mutex::new(()),
             gates: Condvar::new(),
             wal_check_at: AtomicU64::new(Lsn::MAX),
@@ -299,28 +301,35 @@ impl Core {
         self.gates.notify_all();
     }
 
-    /// Why what is under way cannot end, if it cannot; closing alone is no reason.
-    fn failure(&self) -> Option<Error> {
-        if self.health.failed.load(Ordering::Relaxed) {
-            return self.health.cause.lock().clone();
-        }
-        self.journal.poisoned()
+    /// A commit that has its place in the order will never be applied.
+    fn leave_unapplied(&self, cause: Error) {
+        // Its waiters look when `fail` wakes them.
+        self.health.unapplied.get_or_init(|| cause.clone());
+        self.fail(cause);
     }
 
-    /// Waits until everything below `end` is in its memtables.
+    /// Waits until everything below `end` is in its memtables. Neither a failure nor closing ends that by itself: what
+    /// is under way is applied all the same.
     pub(crate) fn wait_visible(&self, end: Lsn) -> Result<()> {
-        self.visible.wait(end, &self.journal, || self.failure())
+        let unapplied = || self.health.unapplied.get().cloned();
+        self.visible.wait(end, &self.journal, unapplied)
     }
 
-    /// The newest boundary that may be read at.
-    pub(crate) fn read_boundary(&self, durable: bool) -> Lsn {
+    /// What a read shows that begins now.
+    pub(crate) fn read_point(&self, durable: bool) -> ReadPoint {
+        // First: as long as no failure is seen below, what is visible here was so before any.
         let visible = self.visible.boundary();
-        if (durable || self.journal.poisoned().is_some())
-            && let Some(durable) = self.journal.durable()
-        {
-            return visible.min(durable);
+        reach!("read has its boundary");
+        if let Some(cause) = self.health.half_applied.get() {
+            return ReadPoint::nothing_certain(visible, cause);
         }
-        visible
+        if let Some(failure) = self.journal.failure() {
+            return ReadPoint::certain_below(visible.min(failure.durable), &failure.cause);
+        }
+        match self.journal.durable() {
+            Some(durable_boundary) if durable => ReadPoint::at(visible.min(durable_boundary)),
+            _ => ReadPoint::at(visible),
+        }
     }
 
     /// Takes a place in the order for something that is no commit.
@@ -331,7 +340,9 @@ impl Core {
     fn mark_as(&self, record: Record<'_>) -> Result<At> {
         let mut system = self.system.lock();
         let hand = system.as_mut().ok_or(Error::Closed)?;
+        let unfinished = Unfinished(self);
         let mark = hand.commit(&self.journal, &self.visible, KIND_MARK, record, |_| ());
+        std::mem::forget(unfinished);
         self.settle(mark)
     }
 
@@ -388,7 +399,7 @@ impl Core {
     fn settle(&self, committed: std::result::Result<At, (Error, bool)>) -> Result<At> {
         committed.map_err(|(error, reserved)| {
             if reserved {
-                self.fail(error.clone());
+                self.leave_unapplied(error.clone());
             }
             error
         })
@@ -481,16 +492,21 @@ impl Core {
         Arc::new(tables.pin(self.lock.lock().clone()))
     }
 
-    /// A view and a boundary that fit together; see `view.rs` for the argument. The view is borrowed from
+    /// A view and a point that fit together; see `view.rs` for the argument. The view is borrowed from
     /// the family, so that readers share no reference count.
-    pub(crate) fn read_at(&self, family: &FamilyState, durable: bool) -> (arc_swap::Guard<Arc<View>>, Lsn) {
+    pub(crate) fn read_at(
+        &self,
+        family: &FamilyState,
+        durable: bool,
+    ) -> (arc_swap::Guard<Arc<View>>, ReadPoint) {
         let mut view = family.view.load();
         reach!("read has its view");
         loop {
-            let boundary = self.read_boundary(durable);
+            let point = self.read_point(durable);
             let again = family.view.load();
             if Arc::ptr_eq(&view, &again) {
-                return (view, boundary);
+                reach!("read has its point");
+                return (view, point);
             }
             view = again;
         }
@@ -519,13 +535,13 @@ impl Turn<'_> {
     }
 }
 
-/// Dropped only by a panic between the reservation and the end of the application.
+/// Dropped only by a panic before the end of the application. The commit may be complete in the log by then.
 struct Unfinished<'a>(&'a Core);
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        self.0.fail(Error::Background {
-            cause: "a thread panicked in mid-commit".into(),
-        });
+        let cause = "a thread panicked in mid-commit";
+        self.0.health.half_applied.get_or_init(|| cause.into());
+        self.0.leave_unapplied(Error::Background { cause: cause.into() });
     }
 }

@@ -357,7 +357,7 @@ impl Db {
     }
 
     /// Everything below this LSN is on the device. With the log off nothing waits for that, and this is
-    /// what is visible.
+    /// what is visible. It does not move any more once the log has failed.
     #[must_use]
     pub fn durable(&self) -> Lsn {
         self.core().journal.durable().unwrap_or_else(|| self.visible())
@@ -434,10 +434,11 @@ impl Db {
     /// # Errors
     /// As [`Family::get_with`].
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let (view, boundary) = self.core().read_at(&self.0.default_family, false);
+        let family = &self.0.default_family;
+        let (view, point) = self.core().read_at(family, false);
         // After the view was loaded: closing empties views, and says that it does before.
         self.core().check_open()?;
-        Ok(read::get(&view, key.as_ref(), boundary)?.value)
+        Ok(read::get(&view, &point, &family.name, key.as_ref())?.value)
     }
 
     /// [`Family::put`] on the default family.

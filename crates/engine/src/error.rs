@@ -46,10 +46,22 @@ pub enum Error {
         /// Where it was to be written.
         path: PathBuf,
     },
-    /// A write or sync of the log failed earlier. Reads go on at the last durable state; only reopening
-    /// the store makes it writable again.
+    /// A write or sync of the log failed earlier, and what is not durable by now may or may not survive. Keys that
+    /// are not [in doubt](Error::InDoubt) can be read; only reopening the store makes it writable again.
     #[error("the log is poisoned by an earlier failure: {cause}; reopen the store")]
     Poisoned {
+        /// The first failure.
+        cause: String,
+    },
+    /// The last write of what was to be read may or may not survive: the log failed before it was durable, and only
+    /// reopening the store tells. Neither its value nor the one before it is shown, for either could be taken back.
+    #[error("{} of the family {family:?} is in doubt: its last write may or may not survive an earlier failure ({cause}); \
+             reopen the store to know", key.as_ref().map_or_else(|| "a key".to_owned(), |key| format!("the key {key:?}")))]
+    InDoubt {
+        /// The family's name.
+        family: String,
+        /// The key; `None` where all of the family was asked for, or nothing is certain.
+        key: Option<Key>,
         /// The first failure.
         cause: String,
     },

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use crate::codec::Op;
 use crate::core::FamilyState;
-use crate::iter::{Iter, bounds, prefix_bounds};
+use crate::iter::{Bounds, Iter, bounds, prefix_bounds};
 use crate::memtable::Write;
 use crate::read::{self, Read};
+use crate::read_point::ReadPoint;
 use crate::view::{FlushCause, View};
 use crate::{Db, Error, Lsn, ReadOptions, Result, Value, WriteOptions, compaction, flush};
 
@@ -66,10 +67,21 @@ impl Family {
     /// The value of `key`, and the commit that it comes from.
     ///
     /// # Errors
-    /// [`Error::FamilyDropped`], [`Error::Closed`]; [`Error::Table`] where a table cannot be read.
+    /// [`Error::FamilyDropped`], [`Error::Closed`]; [`Error::Table`] where a table cannot be read;
+    /// [`Error::InDoubt`] where the log has failed and the key's last write may be lost.
     pub fn get_with(&self, key: impl AsRef<[u8]>, options: &ReadOptions) -> Result<Read<Option<Value>>> {
-        let (view, boundary) = self.read_at(options.durable)?;
-        read::get(&view, key.as_ref(), boundary)
+        let (view, point) = self.read_at(options.durable)?;
+        read::get(&view, &point, self.name(), key.as_ref())
+    }
+
+    /// Whether all that was written to it is certain: for whoever keeps figures of his own about what it holds.
+    ///
+    /// # Errors
+    /// [`Error::InDoubt`] where the log has failed, and the last write of some key may be lost. [`Error::FamilyDropped`],
+    /// [`Error::Closed`].
+    pub fn check_certain(&self) -> Result<()> {
+        let (view, point) = self.read_at(false)?;
+        point.check_all(self.name(), &view)
     }
 
     /// Sets `key` to `value` and waits for the store's default durability. Returns the commit's end.
@@ -124,7 +136,8 @@ impl Family {
     /// All keys and values.
     ///
     /// # Errors
-    /// [`Error::FamilyDropped`], [`Error::Closed`].
+    /// [`Error::FamilyDropped`], [`Error::Closed`]. The iterator itself gives [`Error::Table`], and where the log has
+    /// failed [`Error::InDoubt`] in the place of a key whose last write may be lost.
     pub fn iter(&self) -> Result<Iter> {
         self.range::<&[u8]>(..)
     }
@@ -132,19 +145,22 @@ impl Family {
     /// The keys and values in `range`, now.
     ///
     /// # Errors
-    /// [`Error::FamilyDropped`], [`Error::Closed`].
+    /// As [`Family::iter`].
     pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<Iter> {
-        let (view, boundary) = self.read_at(false)?;
-        Ok(Iter::new(&view, bounds(&range), boundary))
+        self.scan(bounds(&range))
     }
 
     /// The keys that start with `prefix`, and their values, now.
     ///
     /// # Errors
-    /// [`Error::FamilyDropped`], [`Error::Closed`].
+    /// As [`Family::iter`].
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Iter> {
-        let (view, boundary) = self.read_at(false)?;
-        Ok(Iter::new(&view, prefix_bounds(prefix.as_ref()), boundary))
+        self.scan(prefix_bounds(prefix.as_ref()))
+    }
+
+    fn scan(&self, bounds: Bounds) -> Result<Iter> {
+        let (view, point) = self.read_at(false)?;
+        Iter::new(&view, bounds, &point, &self.state.name)
     }
 
     /// Brings everything that was written before the call to tables, durably.
@@ -171,7 +187,7 @@ impl Family {
         compaction::compact_all(core, &self.state)
     }
 
-    pub(crate) fn read_at(&self, durable: bool) -> Result<(arc_swap::Guard<Arc<View>>, Lsn)> {
+    pub(crate) fn read_at(&self, durable: bool) -> Result<(arc_swap::Guard<Arc<View>>, ReadPoint)> {
         let read = self.db.core().read_at(&self.state, durable);
         // After the view was loaded: closing empties views, and says that it does before.
         self.check()?;

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use collie_sim::{Fault, FaultKind, SimDevice};
+
 use crate::core::FamilyState;
 use crate::open::start_thread;
 use crate::testing::hold;
@@ -149,16 +151,16 @@ fn a_read_finds_all_commits_below_its_boundary_in_its_view() {
     let read = {
         let family = family.clone();
         hold("read has its view", move || {
-            let (view, boundary) = family.db().core().read_at(family.state(), false);
-            (arc_swap::Guard::into_inner(view), boundary)
+            let (view, point) = family.db().core().read_at(family.state(), false);
+            (arc_swap::Guard::into_inner(view), point)
         })
         .at_point()
     };
     rotate(&family);
     put(&family, "k", "new");
-    let (view, boundary) = read.finish();
-    assert_eq!(boundary, db.visible());
-    let found = crate::read::get(&view, b"k", boundary).unwrap();
+    let (view, point) = read.finish();
+    assert_eq!(point.below(), db.visible());
+    let found = crate::read::get(&view, &point, family.name(), b"k").unwrap();
     assert_eq!(text(found.value.as_ref()), Some("new"));
 }
 
@@ -220,8 +222,114 @@ fn a_panic_in_mid_commit_refuses_writes_and_hides_what_was_half_done() {
         );
     }
     assert!(db.core().mark().is_ok_and(|mark| db.visible() < mark.start));
-    assert_eq!(text(family.get("before").unwrap().as_ref()), Some("1"));
+    // Its frame is complete, and which keys it wrote nobody knows.
+    let refused = [
+        family.get("before").map(drop),
+        family.iter().map(drop),
+        db.snapshot().get(&family, "before").map(drop),
+        db.snapshot().iter(&family).map(drop),
+        family.check_certain(),
+    ];
+    for refused in refused {
+        assert!(
+            matches!(refused, Err(crate::Error::InDoubt { key: None, .. })),
+            "{refused:?}"
+        );
+    }
     assert_eq!(db.core().snapshots.load(Ordering::Relaxed), 0);
+}
+
+/// A store on a device of which every sync of the log fails from now on, without threads that would notice.
+fn on_a_failing_device() -> (tempfile::TempDir, Db) {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(1);
+    device.support_direct(false);
+    let options = Options {
+        device: Arc::new(device.clone()),
+        ring: RingMode::Private,
+        ring_bytes: 64 << 10,
+        segment_bytes: 64 << 10,
+        ..Options::default()
+    };
+    let db = Db::open(dir.path(), options).unwrap();
+    db.put("k", "old").unwrap();
+    device.inject(Fault::new(FaultKind::SyncFails).on("/log/"));
+    (dir, db)
+}
+
+fn is_in_doubt<T: std::fmt::Debug>(read: crate::Result<T>) {
+    assert!(matches!(read, Err(crate::Error::InDoubt { .. })), "{read:?}");
+}
+
+/// The answer is of a moment before the failure, or there is none.
+#[test]
+fn a_read_beside_the_failure_is_of_before_or_refused() {
+    for (point, is_of_before) in [
+        ("read has its view", false),
+        ("read has its boundary", false),
+        ("read has its point", true),
+    ] {
+        let (_dir, db) = on_a_failing_device();
+        let family = db.default_family();
+        let end = family.put_with("k", "new", &WriteOptions::buffered()).unwrap();
+        let read = {
+            let family = family.clone();
+            hold(point, move || {
+                family.get_with("k", &crate::ReadOptions::default())
+            })
+            .at_point()
+        };
+        assert!(db.wait(end, crate::Durability::Disk).is_err());
+        let read = read.finish();
+        if is_of_before {
+            let read = read.unwrap();
+            assert_eq!(text(read.value.as_ref()), Some("new"));
+            assert_eq!(read.seen, end, "whoever waits for it gets the failure");
+        } else {
+            is_in_doubt(read);
+        }
+        is_in_doubt(family.get("k"));
+    }
+}
+
+/// What is visible is found out before it is asked for a failure: else what became visible after that would be shown.
+#[test]
+fn what_becomes_visible_beside_the_failure_is_not_shown() {
+    let (_dir, db) = on_a_failing_device();
+    let family = db.default_family();
+    let read = {
+        let family = family.clone();
+        hold("read has its boundary", move || family.get("k")).at_point()
+    };
+    let end = family.put_with("k", "new", &WriteOptions::buffered()).unwrap();
+    // No failure yet: what was visible when it looked.
+    assert_eq!(text(read.finish().unwrap().as_ref()), Some("old"));
+    assert!(db.wait(end, crate::Durability::Disk).is_err());
+    is_in_doubt(family.get("k"));
+}
+
+/// A write that was told of the failure is met, though one before it is still on its way and keeps it from being visible.
+#[test]
+fn a_failed_write_is_in_doubt_before_it_is_visible() {
+    let (_dir, db) = on_a_failing_device();
+    let family = db.default_family();
+    let slow = {
+        let family = family.clone();
+        hold("appended", move || {
+            family.put_with("other", "1", &WriteOptions::buffered())
+        })
+        .at_point()
+    };
+    let failed = family.put("k", "new");
+    assert!(matches!(failed, Err(crate::Error::Poisoned { .. })), "{failed:?}");
+    is_in_doubt(family.get("k"));
+    is_in_doubt(family.iter().unwrap().collect::<crate::Result<Vec<_>>>());
+    is_in_doubt(db.snapshot().get(&family, "k"));
+    is_in_doubt(family.check_certain());
+    // It is applied all the same, and was not told that it failed.
+    slow.finish().unwrap();
+    is_in_doubt(family.get("other"));
+    assert!(family.get("absent").unwrap().is_none());
 }
 
 /// A flush on a caller's thread went on after `close` had given the directory free.

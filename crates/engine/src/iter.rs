@@ -7,6 +7,7 @@ use std::sync::Arc;
 use collie_log::Lsn;
 
 use crate::memtable::{Direction, Entry, Mem, Scan};
+use crate::read_point::ReadPoint;
 use crate::tables::{Pinned, TableIter};
 use crate::view::View;
 use crate::{Error, Key, Result, Value};
@@ -19,11 +20,15 @@ const LARGEST_FETCH: usize = 1024;
 ///
 /// It sees the commits below the boundary at which it was made and no later ones, and keeps the memtables
 /// and table files that it needs for as long as it lives, and with them the store's lock: a store can be
-/// opened again when the last iterator is gone. After an error it ends.
+/// opened again when the last iterator is gone. After an error it ends. One that was made after the log failed gives
+/// [`Error::InDoubt`] in the place of the first key that is in doubt, and ends there.
 pub struct Iter {
     /// From the newest memtable to the oldest.
     mems: Vec<MemSource>,
     tables: TableSource,
+    point: ReadPoint,
+    /// The family's name.
+    family: Arc<str>,
     seen: Lsn,
     failed: bool,
 }
@@ -64,7 +69,8 @@ pub(crate) fn is_empty(bounds: &Bounds) -> bool {
 }
 
 impl Iter {
-    pub(crate) fn new(view: &View, bounds: Bounds, below: Lsn) -> Self {
+    pub(crate) fn new(view: &View, bounds: Bounds, point: &ReadPoint, family: &Arc<str>) -> Result<Self> {
+        point.check_any(family)?;
         let empty = is_empty(&bounds);
         let (low, high) = bounds;
         let mems = if empty {
@@ -74,15 +80,17 @@ impl Iter {
         };
         let mems = mems
             .into_iter()
-            .map(|mem| MemSource::new(mem, low.clone(), high.clone(), below))
+            .map(|mem| MemSource::new(mem, low.clone(), high.clone(), point.searched_below()))
             .collect();
-        let tables = TableSource::new(&view.tables, empty, (low, high), below);
-        Self {
+        let tables = TableSource::new(&view.tables, empty, (low, high), point.below());
+        Ok(Self {
             mems,
             tables,
+            point: point.clone(),
+            family: Arc::clone(family),
             seen: 0,
             failed: false,
-        }
+        })
     }
 
     /// The largest end of a commit that was seen so far, removals included; 0 if all that was seen came
@@ -113,7 +121,12 @@ impl Iter {
     /// The next key with its value, or without one where it is removed.
     fn step_or_fail(&mut self, direction: Direction) -> Result<Option<(Key, Option<Value>)>> {
         let Self {
-            mems, tables, seen, ..
+            mems,
+            tables,
+            point,
+            family,
+            seen,
+            ..
         } = self;
         let before = |a: &Key, b: &Key| match direction {
             Direction::Forward => a < b,
@@ -143,6 +156,7 @@ impl Iter {
                 && let Some(entry) = mem.pop(direction)
                 && newest == Some(number)
             {
+                point.check(family, &key, entry.found.at)?;
                 *seen = (*seen).max(entry.found.at.end);
                 value = entry.found.value;
             }

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use collie_log::{AppendHook, Level, Log, LogStats, Lsn, RecoveryReport, Span, Worker};
+use collie_log::{AppendHook, Failure, Level, Log, LogStats, Lsn, RecoveryReport, Span, Worker};
 
 use crate::Result;
 use crate::codec::VIRTUAL_FRAME;
@@ -125,6 +125,14 @@ impl Journal {
     pub(crate) fn poisoned(&self) -> Option<crate::Error> {
         match self {
             Self::Log(log) => log.poisoned().map(Into::into),
+            Self::Virtual(_) => None,
+        }
+    }
+
+    /// Why the log stopped for good, if it did, and what of it is certain.
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Log(log) => log.failure(),
             Self::Virtual(_) => None,
         }
     }

@@ -10,8 +10,8 @@
 //!   of its locks before it is durable without giving anything away ([`CommitMode`], `docs/transactions.md`).
 //! * Every read tells the newest commit that it depends on ([`Read::seen`]), so that whoever promises
 //!   durability for what was *read* can wait for that commit and for no other.
-//! * After a failed write or sync of the log nothing more is accepted, and reads show what is durable;
-//!   reopening recovers at least that ([`Error::Poisoned`]).
+//! * After a failed write or sync of the log nothing more is accepted ([`Error::Poisoned`]). Keys whose last write is
+//!   not durable are in doubt until the store is reopened, and are not read ([`Error::InDoubt`]); all others are.
 //!
 //! ```
 //! use collie_db::{Batch, Db, FamilyOptions, Options, WriteOptions};
@@ -105,6 +105,7 @@ mod memtable;
 mod open;
 mod options;
 mod read;
+mod read_point;
 mod registered;
 mod replay;
 mod stall;

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 use collie_log::Lsn;
 
 use crate::core::FamilyState;
-use crate::iter::{Iter, bounds, prefix_bounds};
+use crate::iter::{Bounds, Iter, bounds, prefix_bounds};
+use crate::read_point::ReadPoint;
 use crate::view::View;
 use crate::{Db, Error, Family, MAX_KEY_BYTES, Result, Value};
 
@@ -22,17 +23,17 @@ pub struct Read<T> {
     pub seen: Lsn,
 }
 
-pub(crate) fn get(view: &View, key: &[u8], below: Lsn) -> Result<Read<Option<Value>>> {
+pub(crate) fn get(view: &View, point: &ReadPoint, family: &str, key: &[u8]) -> Result<Read<Option<Value>>> {
     if key.is_empty() || key.len() > MAX_KEY_BYTES {
         return Ok(Read { value: None, seen: 0 });
     }
-    if let Some(found) = view.mems().find_map(|mem| mem.get(key, below)) {
+    if let Some(found) = point.newest(view, family, key)? {
         return Ok(Read {
             value: found.value,
             seen: found.at.end,
         });
     }
-    let item = view.tables.get(key, below)?;
+    let item = view.tables.get(key, point.below())?;
     let value = item
         .filter(|item| !item.is_tombstone())
         .map(|item| Value(item.value));
@@ -43,15 +44,15 @@ pub(crate) fn get(view: &View, key: &[u8], below: Lsn) -> Result<Read<Option<Val
 ///
 /// It keeps the memtables and table files that it needs for as long as it lives, and with them the store's
 /// lock: a closed store can be opened again when the last snapshot and iterator are gone. One that was
-/// taken before the log was poisoned goes on showing what it showed, [`Read::seen`] tells what is durable.
-/// Cheap to clone.
+/// taken before the log failed goes on showing what it showed, [`Read::seen`] tells what is durable; one that is
+/// taken after that refuses what is [in doubt](Error::InDoubt). Cheap to clone.
 #[derive(Clone)]
 pub struct Snapshot(Arc<Inner>);
 
 struct Inner {
     /// Dropped before the store's handle, which may be the last one and close the store.
     views: HashMap<u32, Arc<View>>,
-    boundary: Lsn,
+    point: ReadPoint,
     db: Db,
 }
 
@@ -67,10 +68,10 @@ impl Snapshot {
         core.snapshots.fetch_add(1, Ordering::Relaxed);
         let families = core.families.read();
         let view_of = |family: &Arc<FamilyState>| (family.id, family.view.load_full());
-        let (boundary, views) = loop {
+        let (point, views) = loop {
             let views: HashMap<_, _> = families.by_name.values().map(view_of).collect();
             reach!("snapshot has its views");
-            let boundary = core.read_boundary(false);
+            let point = core.read_point(false);
             // As for a single read (`view.rs`): no view may have been replaced before the boundary was read.
             let same = |family: &Arc<FamilyState>| {
                 views
@@ -78,13 +79,13 @@ impl Snapshot {
                     .is_some_and(|view| Arc::ptr_eq(view, &family.view.load()))
             };
             if families.by_name.values().all(same) {
-                break (boundary, views);
+                break (point, views);
             }
         };
         drop(families);
         Self(Arc::new(Inner {
             db: db.clone(),
-            boundary,
+            point,
             views,
         }))
     }
@@ -92,7 +93,7 @@ impl Snapshot {
     /// The LSN below which it sees all commits, and from which on it sees none.
     #[must_use]
     pub fn lsn(&self) -> Lsn {
-        self.0.boundary
+        self.0.point.below()
     }
 
     /// The value of `key`.
@@ -107,9 +108,10 @@ impl Snapshot {
     ///
     /// # Errors
     /// Where the snapshot does not know the family: [`Error::FamilyTooNew`], or [`Error::FamilyDropped`] where it
-    /// was dropped before. [`Error::ForeignFamily`], [`Error::Closed`], [`Error::Table`].
+    /// was dropped before. [`Error::ForeignFamily`], [`Error::Closed`], [`Error::Table`]. [`Error::InDoubt`] of a
+    /// snapshot that was taken after the log failed.
     pub fn get_with(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<Read<Option<Value>>> {
-        get(self.view(family)?, key.as_ref(), self.0.boundary)
+        get(self.view(family)?, &self.0.point, family.name(), key.as_ref())
     }
 
     /// All keys and values.
@@ -125,7 +127,7 @@ impl Snapshot {
     /// # Errors
     /// As [`Snapshot::get_with`].
     pub fn range<K: AsRef<[u8]>>(&self, family: &Family, range: impl RangeBounds<K>) -> Result<Iter> {
-        Ok(Iter::new(self.view(family)?, bounds(&range), self.0.boundary))
+        self.scan(family, bounds(&range))
     }
 
     /// The keys that start with `prefix`, and their values.
@@ -133,11 +135,11 @@ impl Snapshot {
     /// # Errors
     /// As [`Snapshot::get_with`].
     pub fn prefix(&self, family: &Family, prefix: impl AsRef<[u8]>) -> Result<Iter> {
-        Ok(Iter::new(
-            self.view(family)?,
-            prefix_bounds(prefix.as_ref()),
-            self.0.boundary,
-        ))
+        self.scan(family, prefix_bounds(prefix.as_ref()))
+    }
+
+    pub(crate) fn scan(&self, family: &Family, bounds: Bounds) -> Result<Iter> {
+        Iter::new(self.view(family)?, bounds, &self.0.point, &family.state().name)
     }
 
     pub(crate) fn view(&self, family: &Family) -> Result<&View> {
@@ -160,7 +162,7 @@ impl Snapshot {
 impl std::fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Snapshot")
-            .field("lsn", &self.0.boundary)
+            .field("lsn", &self.lsn())
             .finish_non_exhaustive()
     }
 }

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// Scans before a waiter lies down. A commit that is being applied on another core is done in about that
 /// time; one whose thread is not running is waited for asleep.
 const SCANS: usize = 16;
-/// A sleeper looks again after this long at the latest, for a poisoned log wakes nobody here.
+/// A sleeper looks again after this long at the latest.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// See the module's page.

@@ -94,6 +94,9 @@ pub(crate) trait Memtable: Send + Sync {
     /// The newest version of each key, tombstones included, in order; of a memtable that is no longer written.
     fn newest(&self) -> Box<dyn Iterator<Item = Entry> + '_>;
 
+    /// The largest start of all versions; 0 where there are none. Exact for inserts that have returned.
+    fn last_start(&self) -> Lsn;
+
     /// Memory in use, in bytes; lags behind a little.
     fn bytes(&self) -> u64;
 
@@ -181,6 +184,11 @@ impl Mem {
     /// As [`Memtable::newest`].
     pub(crate) fn newest(&self) -> impl Iterator<Item = Entry> + '_ {
         self.table.iter().flat_map(|table| table.newest())
+    }
+
+    /// As [`Memtable::last_start`].
+    pub(crate) fn last_start(&self) -> Lsn {
+        self.table.as_ref().map_or(0, |table| table.last_start())
     }
 
     pub(crate) fn bytes(&self) -> u64 {

@@ -25,6 +25,8 @@ struct Padded {
 #[derive(Debug)]
 struct Counted {
     shard: Shard,
+    /// The largest start of its versions.
+    last_start: Lsn,
     /// Bytes that the total does not know of yet.
     unreported: u64,
 }
@@ -47,6 +49,7 @@ impl Sharded {
         let shard = || Padded {
             shard: Mutex::new(Counted {
                 shard: Shard::new(Arc::clone(chunks)),
+                last_start: 0,
                 unreported: 0,
             }),
         };
@@ -64,8 +67,9 @@ impl Sharded {
         counted
     }
 
-    /// Notes that a shard grew.
-    fn grown(&self, counted: &mut Counted, bytes: usize) {
+    /// Notes that a shard got a version, and grew by it.
+    fn grown(&self, counted: &mut Counted, at: At, bytes: usize) {
+        counted.last_start = counted.last_start.max(at.start);
         counted.unreported += bytes as u64;
         if counted.unreported >= self.report_every {
             // Relaxed: the size decides when to rotate, nothing is published by it.
@@ -92,13 +96,13 @@ impl Memtable for Sharded {
     fn insert(&self, key: &[u8], at: At, write: Write<'_>) {
         let mut counted = self.sorted(shard_of(key));
         let bytes = counted.shard.insert(key, at, write);
-        self.grown(&mut counted, bytes);
+        self.grown(&mut counted, at, bytes);
     }
 
     fn load(&self, key: &[u8], at: At, write: Write<'_>) {
         let mut counted = self.shards[shard_of(key)].shard.lock();
         let bytes = counted.shard.load(key, at, write);
-        self.grown(&mut counted, bytes);
+        self.grown(&mut counted, at, bytes);
     }
 
     fn sort(&self, share: usize, of: usize) {
@@ -146,6 +150,11 @@ impl Memtable for Sharded {
 
     fn newest(&self) -> Box<dyn Iterator<Item = Entry> + '_> {
         Box::new(Newest::of(self))
+    }
+
+    fn last_start(&self) -> Lsn {
+        let starts = self.shards.iter().map(|padded| padded.shard.lock().last_start);
+        starts.max().unwrap_or(0)
     }
 
     fn bytes(&self) -> u64 {

@@ -37,7 +37,7 @@ use collie_log::Lsn;
 
 use crate::batch::check_key;
 use crate::iter::{Bounds, Iter, bounds, is_empty, prefix_bounds};
-use crate::view::View;
+use crate::read_point::ReadPoint;
 use crate::{Db, Error, Family, Key, Result, Snapshot, Value, read};
 
 pub use commit::Ticket;
@@ -98,8 +98,6 @@ struct Inner {
     read_ranges: Vec<(Family, Arc<RangeRead>)>,
     /// The newest commit that a read saw.
     seen: Lsn,
-    /// The last boundary at which what is there was read under locks.
-    boundary: Lsn,
 }
 
 impl Transaction {
@@ -121,7 +119,6 @@ impl Transaction {
                 read_keys: BTreeMap::new(),
                 read_ranges: Vec::new(),
                 seen: 0,
-                boundary: 0,
             }),
             options,
             entry,
@@ -146,9 +143,9 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Error::FamilyDropped`], [`Error::FamilyTooNew`], [`Error::ForeignFamily`], [`Error::Closed`],
-    /// [`Error::Table`]. Where it locks: [`Error::LockTimeout`], [`Error::Deadlock`],
-    /// [`Error::TooManyLocks`], and [`Error::Poisoned`] where the log has failed since it read the last time.
-    /// [`Error::TransactionAborted`] after a deadlock.
+    /// [`Error::Table`]; [`Error::InDoubt`] where the log has failed and the key's last write may be lost (of those
+    /// that read their snapshot: where it had failed when that was taken). Where it locks: [`Error::LockTimeout`],
+    /// [`Error::Deadlock`], [`Error::TooManyLocks`]. [`Error::TransactionAborted`] after a deadlock.
     pub fn get(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
         let inner = &mut *self.active(family)?;
@@ -274,7 +271,8 @@ impl Transaction {
         let inner = &mut *self.active(family)?;
         let read = RangeRead::new(bounds.clone());
         if is_empty(&bounds) {
-            let nothing = Iter::new(&family.state().view.load(), bounds, 0);
+            let point = ReadPoint::at(0);
+            let nothing = Iter::new(&family.state().view.load(), bounds, &point, &family.state().name)?;
             return Ok(TransactionIter::new(nothing, Vec::new(), read));
         }
         // Before a lock is taken for it.
@@ -285,11 +283,10 @@ impl Transaction {
                 .held
                 .lock_range(family.id(), bounds.clone(), self.options.lock_timeout);
             self.locked(inner, family, None, locked)?;
-            let (view, boundary) = inner.now(family)?;
-            Iter::new(&view, bounds, boundary)
+            let (view, point) = family.read_at(false)?;
+            Iter::new(&view, bounds, &point, &family.state().name)?
         } else {
-            let snapshot = inner.snapshot(&self.db);
-            Iter::new(snapshot.view(family)?, bounds, snapshot.lsn())
+            inner.snapshot(&self.db).scan(family, bounds)?
         };
         inner.read_ranges.push((family.clone(), Arc::clone(&read)));
         Ok(TransactionIter::new(committed, own, read))
@@ -441,23 +438,12 @@ impl Inner {
 
     /// What is there now. The caller holds the key's lock.
     fn latest(&mut self, family: &Family, key: &[u8]) -> Result<Option<Value>> {
-        let (view, boundary) = self.now(family)?;
-        let read = read::get(&view, key, boundary)?;
+        // Where the log has failed since the read before, this is still of the same moment: what is read now has its
+        // last value since then, or is refused.
+        let (view, point) = family.read_at(false)?;
+        let read = read::get(&view, &point, family.name(), key)?;
         self.seen = self.seen.max(read.seen);
         Ok(read.value)
-    }
-
-    /// What is there now, to be read under locks.
-    fn now(&mut self, family: &Family) -> Result<(arc_swap::Guard<Arc<View>>, Lsn)> {
-        let (view, boundary) = family.read_at(false)?;
-        // Where the log fails, reads go back to what is durable. Together with what was read before it did, that would
-        // be a state that never was: parts of a commit, or a commit without one that it saw.
-        if boundary < self.boundary {
-            let core = family.db().core();
-            return Err(core.journal.poisoned().unwrap_or(Error::Closed));
-        }
-        self.boundary = boundary;
-        Ok((view, boundary))
     }
 
     /// Ends it before its time: others may have its locks.

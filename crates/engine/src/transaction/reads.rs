@@ -26,15 +26,14 @@ const FETCH: usize = 256;
 /// Whether a key was written since the snapshot.
 pub(crate) fn is_key_changed(snapshot: &Snapshot, family: &Family, key: &[u8]) -> Result<bool> {
     let then = snapshot.view(family)?;
-    let (now, boundary) = family.read_at(false)?;
-    let newest = now.mems().find_map(|mem| mem.get(key, boundary));
-    if let Some(newest) = newest {
+    let (now, point) = family.read_at(false)?;
+    if let Some(newest) = point.newest(&now, family.name(), key)? {
         return Ok(newest.at.start >= snapshot.lsn());
     }
     if Arc::ptr_eq(&now.tables, &then.tables) {
         return Ok(false);
     }
-    match now.tables.get(key, boundary)? {
+    match now.tables.get(key, point.below())? {
         Some(newest) => Ok(newest.key.seqno >= snapshot.lsn()),
         None => Ok(removed_since(snapshot, family).may_have(key)),
     }
@@ -43,7 +42,8 @@ pub(crate) fn is_key_changed(snapshot: &Snapshot, family: &Family, key: &[u8]) -
 /// Whether a key between the bounds was written since the snapshot.
 pub(crate) fn is_range_changed(snapshot: &Snapshot, family: &Family, bounds: &Bounds) -> Result<bool> {
     let then = snapshot.view(family)?;
-    let (now, boundary) = family.read_at(false)?;
+    let (now, point) = family.read_at(false)?;
+    point.check_any(family.name())?;
     for mem in now.mems() {
         let mut low = bounds.0.clone();
         loop {
@@ -51,9 +51,12 @@ pub(crate) fn is_range_changed(snapshot: &Snapshot, family: &Family, bounds: &Bo
             let scan = Scan {
                 low: low.as_ref().map(|key| &**key),
                 high: bounds.1.as_ref().map(|key| &**key),
-                below: boundary,
+                below: point.searched_below(),
             };
             let exhausted = mem.scan(scan, Direction::Forward, FETCH, &mut entries);
+            for entry in &entries {
+                point.check(family.name(), &entry.key, entry.found.at)?;
+            }
             if entries.iter().any(|entry| entry.found.at.start >= snapshot.lsn()) {
                 return Ok(true);
             }
@@ -136,6 +139,7 @@ pub struct TransactionIter {
     back: Option<(Key, Value)>,
     own: VecDeque<(Key, Option<Value>)>,
     read: Arc<RangeRead>,
+    failed: bool,
 }
 
 impl TransactionIter {
@@ -146,6 +150,7 @@ impl TransactionIter {
             back: None,
             own: own.into(),
             read,
+            failed: false,
         }
     }
 
@@ -213,7 +218,11 @@ impl TransactionIter {
     }
 
     fn show(&mut self, direction: Direction) -> Option<Result<(Key, Value)>> {
+        if self.failed {
+            return None;
+        }
         let stepped = self.step(direction);
+        self.failed = stepped.is_err();
         let mut ends = self.read.ends.lock();
         match (&stepped, direction) {
             (Ok(Some((key, _))), Direction::Forward) => ends.front = Some(key.clone()),

@@ -351,8 +351,10 @@ impl Connection {
             Pause::Keys(pattern) => return self.search(pattern).await,
             Pause::Size(keyspace) => {
                 keyspace.counted().await?;
-                self.session.note(shared.store.db.visible());
-                self.reply.integer(keyspace.size().0);
+                let size = keyspace.size().0;
+                let mut exec = Exec::new(&shared, &mut self.session, &mut self.reply, shared.now_ms());
+                exec.note_count(&keyspace)?;
+                exec.reply.integer(size);
             }
             Pause::Info(sections) => {
                 let text = blocking(move || commands::describe(&shared, &sections)).await?;

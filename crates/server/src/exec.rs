@@ -330,6 +330,7 @@ impl<'a> Exec<'a> {
             Some(_) | None => family.get_with(&self.session.scratch.key, &ReadOptions::default())?,
         };
         self.session.note(read.seen);
+        self.session.note_database(&self.shared.store)?;
         Ok(read.value)
     }
 
@@ -624,6 +625,14 @@ impl<'a> Exec<'a> {
     /// further stops there; the connection sees the same and closes.
     pub(crate) fn reply_is_too_long(&self) -> bool {
         self.reply.len() > self.shared.settings.reply_bytes_max()
+    }
+
+    /// Notes that the reply tells how many keys there are in a keyspace of the session's database, counted before.
+    pub(crate) fn note_count(&mut self, keyspace: &Keyspace) -> Result<(), Failure> {
+        keyspace.family.check_certain()?;
+        self.session.note_database(&self.shared.store)?;
+        self.note_all();
+        Ok(())
     }
 
     /// Notes that the reply tells of everything that is visible now.

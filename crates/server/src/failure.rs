@@ -60,6 +60,10 @@ pub(crate) fn engine_line(error: &DbError) -> String {
         DbError::StorageFull { .. } | DbError::Poisoned { .. } | DbError::Background { .. } => {
             not_durable(error)
         }
+        DbError::InDoubt { cause, .. } => not_durable(&format_args!(
+            "the last write of what was asked for may or may not be there after a restart, which is needed to know \
+             ({cause})"
+        )),
         DbError::Closed => "ERR the server is shutting down".to_owned(),
         DbError::BatchTooLarge { size, limit } => {
             format!("ERR the command would commit {size} bytes at once, the limit is {limit}: split it")

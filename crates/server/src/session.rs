@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use collie_db::{Batch, Lsn, RowOwner};
+use collie_db::{Batch, Error as DbError, Lsn, RowOwner};
 use collie_io::Clock;
 use collie_protocol::{KeptRequest, ReplyBuffer, Version};
 use tokio::sync::watch;
@@ -173,6 +173,13 @@ impl Session {
     /// Notes that the current command wrote or saw the commit that ends at `end`.
     pub(crate) fn note(&mut self, end: Lsn) {
         self.seen = self.seen.max(end);
+    }
+
+    /// Notes that the current command tells what the database holds, whose keyspace was fetched before.
+    pub(crate) fn note_database(&mut self, store: &Store) -> Result<(), DbError> {
+        let end = store.exchanged(self.db)?;
+        self.note(end);
+        Ok(())
     }
 
     /// Fetches the database again where it was emptied since.

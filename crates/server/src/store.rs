@@ -36,6 +36,8 @@ pub(crate) struct Store {
     current: Mutex<[Option<Arc<Keyspace>>; DATABASES as usize]>,
     /// Grows whenever a database gets another family. Changed with all key locks held.
     generation: AtomicU64,
+    /// The end of the newest commit that gave a database another family.
+    exchanged: AtomicU64,
     /// The generation of the next family. Held by whoever creates or drops families. Those are threads that
     /// may block.
     families: Mutex<u64>,
@@ -53,6 +55,7 @@ impl Store {
             cursors: Mutex::new(Cursors::new(cursor_seed)),
             current: Mutex::new([const { None }; DATABASES as usize]),
             generation: AtomicU64::new(0),
+            exchanged: AtomicU64::new(0),
             families: Mutex::new(1),
             family_options,
             stop_counting: Arc::new(AtomicBool::new(false)),
@@ -94,6 +97,20 @@ impl Store {
     pub(crate) fn generation(&self) -> u64 {
         // Acquire pairs with the Release in `replace`.
         self.generation.load(Ordering::Acquire)
+    }
+
+    /// The newest commit that whoever reads a database depends on, for it says which family is the database's. The
+    /// caller has fetched the keyspace before.
+    ///
+    /// # Errors
+    /// [`Error::InDoubt`] where the log has failed, and which family is the database's shows only after a restart.
+    pub(crate) fn exchanged(&self, database: u8) -> Result<Lsn, Error> {
+        // Acquire pairs with the Release in `replace`; that the keyspace comes first is the mutex's doing.
+        let end = self.exchanged.load(Ordering::Acquire);
+        if end > self.db.durable() {
+            self.stored_name(database)?;
+        }
+        Ok(end)
     }
 
     /// Has the threads that count keys end soon.
@@ -185,6 +202,8 @@ impl Store {
             batch.put(&names, meta_key(*index), meta_value(*index, keyspace.name))?;
         }
         let end = self.db.write_ref(batch, &LOCKED_WRITE)?;
+        // Before the keyspaces are handed out. Release pairs with the Acquire in `exchanged`.
+        self.exchanged.fetch_max(end, Ordering::Release);
         let mut current = self.current.lock();
         for (index, keyspace) in new {
             if let Some(slot) = current.get_mut(usize::from(*index)) {

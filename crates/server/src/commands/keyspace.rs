@@ -1,5 +1,7 @@
 //! Keys as such.
 
+use std::sync::Arc;
+
 use collie_db::{Error as DbError, Key, Lsn, Value};
 use collie_protocol::{ReplyBuffer, Request};
 
@@ -61,16 +63,18 @@ pub(super) fn kind(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 pub(super) fn dbsize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     if let Some(database) = exec.database() {
-        let size = database.size();
-        exec.note_all();
+        let (size, keyspace) = (database.size(), Arc::clone(&database.keyspace));
+        exec.note_count(&keyspace)?;
         exec.reply.integer(size);
         return Ok(Flow::Next);
     }
-    if !exec.session.keyspace.is_counted() {
-        return Ok(Flow::Pause(Pause::Size(exec.session.keyspace.clone())));
+    let keyspace = Arc::clone(&exec.session.keyspace);
+    if !keyspace.is_counted() {
+        return Ok(Flow::Pause(Pause::Size(keyspace)));
     }
-    exec.note_all();
-    exec.reply.integer(exec.session.keyspace.size().0);
+    let size = keyspace.size().0;
+    exec.note_count(&keyspace)?;
+    exec.reply.integer(size);
     Ok(Flow::Next)
 }
 

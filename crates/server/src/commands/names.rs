@@ -21,6 +21,7 @@ pub(super) struct Names {
 impl Names {
     /// The keys of the session's database that start with `prefix` and come after `after`.
     pub(super) fn of(exec: &mut Exec<'_>, prefix: &[u8], after: Option<&[u8]>) -> Result<Names, Failure> {
+        exec.session.note_database(&exec.shared.store)?;
         let Some(database) = exec.database() else {
             return Ok(Names::stored(&exec.session.keyspace.family, prefix, after)?);
         };

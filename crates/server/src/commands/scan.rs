@@ -161,6 +161,7 @@ pub(super) fn randomkey(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     }
     for _ in 0..RANDOM_TRIES {
         let family = exec.session.keyspace.family.clone();
+        exec.session.note_database(&exec.shared.store)?;
         let drawn = match draw(exec, &family) {
             Err(Failure::Engine(DbError::FamilyDropped { .. })) => None,
             drawn => drawn?,

@@ -114,6 +114,7 @@ impl Connection {
             })
             .await?;
             search = stepped;
+            self.session.note_database(&shared.store)?;
             if done? {
                 break;
             }

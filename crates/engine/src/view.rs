@@ -15,7 +15,8 @@
 //! *Nothing is hidden.* A table holds only the newest version of each key in its memtable. The memtable ends
 //! at `R`, and it is flushed only when both the visible and the durable boundary are past `R`; so every read
 //! that finds the table in its view has a `V` above all of the table's entries, also one at the durable
-//! boundary, which a failed log does not move any more (`read_point.rs`). A snapshot keeps the views that it was born with, old memtables and old tables alike.
+//! boundary, which a failed log does not move any more (`read_point.rs`). A snapshot keeps the views that it
+//! was born with, old memtables and old tables alike.
 //!
 //! So `V` decides only among memtable entries, tables never need old versions, and compaction may drop
 //! whatever is shadowed.

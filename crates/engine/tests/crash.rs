@@ -55,10 +55,12 @@ fn copy(from: &Path, to: &Path) {
 }
 
 fn number(family: &Family, key: &str) -> u64 {
-    family
-        .get(key)
-        .unwrap()
-        .map_or(0, |v| u64::from_le_bytes(v[..8].try_into().unwrap()))
+    read_number(family, key).unwrap()
+}
+
+fn read_number(family: &Family, key: &str) -> collie_db::Result<u64> {
+    let value = family.get(key)?;
+    Ok(value.map_or(0, |v| u64::from_le_bytes(v[..8].try_into().unwrap())))
 }
 
 /// A writer's batches: its n-th sets its counter in both families and adds a key to each.
@@ -103,7 +105,10 @@ fn load(counters: &[AtomicU64; 2]) -> [u64; 2] {
 fn write(first: &Family, second: &Family, writer: u64, promised: &Promised, seed: u64) {
     let mut rng = Rng::new(seed * 2 + writer);
     for n in 1..=60 {
-        let seen = number(first, &format!("count/{}", 1 - writer));
+        // The device dies under the last writes, and what they wrote is in doubt then.
+        let Ok(seen) = read_number(first, &format!("count/{}", 1 - writer)) else {
+            return;
+        };
         let batch = batch(first, second, writer, n, seen);
         let (level, counter) = match rng.below(4) {
             0 => (Durability::Disk, Some(&promised.disk)),
@@ -114,7 +119,6 @@ fn write(first: &Family, second: &Family, writer: u64, promised: &Promised, seed
             durability: level,
             ..WriteOptions::default()
         };
-        // The device dies under the last writes.
         if first.db().write(batch, &options).is_err() {
             return;
         }

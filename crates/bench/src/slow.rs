@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::{Clock, Device, Entry, File, Mapping, OpenMode, RealDevice, Stat};
+use collie_io::{Clock, Device, Dir, Entry, File, Mapping, OpenMode, RealDevice, Stat};
 
 /// The real device, on which each sync of a file takes so much longer, and so does each write that is durable by itself
 /// (past the page cache).
@@ -62,6 +62,9 @@ impl Device for SlowDevice {
     }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.real.sync_dir(dir)
+    }
+    fn open_dir(&self, dir: &Path) -> io::Result<Arc<dyn Dir>> {
+        self.real.open_dir(dir)
     }
     fn boot_id(&self) -> io::Result<[u8; 16]> {
         self.real.boot_id()

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use collie_db::{Batch, Db, Durability, FamilyOptions, Options, WriteOptions};
-use collie_io::{Clock, Device, Entry, File, Mapping, OpenMode, RealDevice, Stat};
+use collie_io::{Clock, Device, Dir, Entry, File, Mapping, OpenMode, RealDevice, Stat};
 use parking_lot::Mutex;
 
 /// Open files belong to the process: these tests run one at a time.
@@ -220,6 +220,9 @@ impl Device for Counting {
     }
     fn sync_dir(&self, dir: &Path) -> std::io::Result<()> {
         self.device.sync_dir(dir)
+    }
+    fn open_dir(&self, dir: &Path) -> std::io::Result<Arc<dyn Dir>> {
+        self.device.open_dir(dir)
     }
     fn boot_id(&self) -> std::io::Result<[u8; 16]> {
         self.device.boot_id()

@@ -75,6 +75,8 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn remove_dir_all(&self, dir: &Path) -> io::Result<()>;
     /// Makes the names in `dir` durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Opens `dir` to sync its names, for whoever must not need a further descriptor for that.
+    fn open_dir(&self, dir: &Path) -> io::Result<Arc<dyn Dir>>;
     /// Identifies this boot of the machine: what only lived in memory is gone when it changes.
     fn boot_id(&self) -> io::Result<[u8; 16]>;
     /// Fills `buf` with unpredictable bytes (a simulated device: reproducible ones).
@@ -83,6 +85,12 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn uid(&self) -> u32;
     /// The clock of this device's world.
     fn clock(&self) -> &dyn Clock;
+}
+
+/// An open directory. All methods may be called from any thread.
+pub trait Dir: fmt::Debug + Send + Sync {
+    /// Makes the names in it durable, as [`Device::sync_dir`] does.
+    fn sync(&self) -> io::Result<()>;
 }
 
 /// An open file. All methods may be called from any thread; none moves a shared position.
@@ -97,7 +105,8 @@ pub trait File: fmt::Debug + Send + Sync {
     /// Sets the length; new bytes read as zeros.
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Reserves space for `len` bytes from the start, extending the file, so that later writes or
-    /// accesses through a mapping cannot run out of it.
+    /// accesses through a mapping cannot run out of it. Fails with [`io::ErrorKind::Unsupported`] where the
+    /// file system cannot do that: see [`allocate_or_zero`].
     fn allocate(&self, len: u64) -> io::Result<()>;
     /// What the open file is.
     fn stat(&self) -> io::Result<Stat>;
@@ -156,6 +165,28 @@ pub fn write_all_at(file: &dyn File, mut buf: &[u8], mut offset: u64) -> io::Res
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
+    }
+    Ok(())
+}
+
+/// Takes room for `len` bytes from the start of a file whose bytes from `from` on are not used yet: by
+/// [`File::allocate`] or, where the file system has none, by writing zeros there.
+///
+/// # Errors
+/// The file's error.
+pub fn allocate_or_zero(file: &dyn File, from: u64, len: u64) -> io::Result<()> {
+    match file.allocate(len) {
+        Err(e) if e.kind() == io::ErrorKind::Unsupported => {}
+        allocated => return allocated,
+    }
+    const PIECE: u64 = 1 << 16;
+    let zeros = vec![0; PIECE as usize];
+    let mut at = from;
+    while at < len {
+        let n = PIECE.min(len - at);
+        let (piece, _) = zeros.split_at(n as usize);
+        write_all_at(file, piece, at)?;
+        at += n;
     }
     Ok(())
 }

@@ -35,13 +35,15 @@ mod device;
 mod mapping;
 mod process;
 mod real;
+mod reserve;
 
 pub use class::{IoClass, set_io_class};
 pub use clock::{Clock, Nanos, RealClock};
-pub use device::{Device, Entry, File, OpenMode, Stat, read_exact_at, write_all_at};
+pub use device::{Device, Dir, Entry, File, OpenMode, Stat, allocate_or_zero, read_exact_at, write_all_at};
 pub use mapping::Mapping;
 pub use process::Opener;
 pub use real::RealDevice;
+pub use reserve::Reserve;
 
 /// The unit in which direct writes must be aligned, in bytes: buffer address, length and file offset.
 pub const BLOCK: usize = 4096;

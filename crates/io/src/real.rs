@@ -12,7 +12,7 @@ use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlag
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::{Clock, Device, Entry, File, Mapping, OpenMode, Opener, RealClock, Stat};
+use crate::{Clock, Device, Dir, Entry, File, Mapping, OpenMode, Opener, RealClock, Stat};
 
 /// The file systems of this machine.
 #[derive(Debug, Default, Clone, Copy)]
@@ -105,6 +105,10 @@ impl Device for RealDevice {
         Ok(fs::fsync(open_dir(dir)?)?)
     }
 
+    fn open_dir(&self, dir: &Path) -> io::Result<Arc<dyn Dir>> {
+        Ok(Arc::new(RealDir { fd: open_dir(dir)? }))
+    }
+
     fn boot_id(&self) -> io::Result<[u8; 16]> {
         let file = self.open(Path::new("/proc/sys/kernel/random/boot_id"), OpenMode::Read)?;
         let mut text = [0; 64];
@@ -188,6 +192,17 @@ fn to_stat(stat: &fs::Stat) -> Stat {
 /// parent's open files until it executes its program, so a lock can outlive by that moment the file that took it.
 const LOCK_TRIES: u32 = 20;
 const BETWEEN_LOCK_TRIES: Duration = Duration::from_millis(5);
+
+#[derive(Debug)]
+struct RealDir {
+    fd: OwnedFd,
+}
+
+impl Dir for RealDir {
+    fn sync(&self) -> io::Result<()> {
+        Ok(fs::fsync(&self.fd)?)
+    }
+}
 
 #[derive(Debug)]
 struct RealFile {

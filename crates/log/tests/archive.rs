@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_io::{Clock, Device, Entry, File, OpenMode, RealDevice, Stat};
+use collie_io::{Clock, Device, Dir, Entry, File, OpenMode, RealDevice, Stat};
 use collie_log::follow::Follower;
 use collie_log::{FIRST_LSN, Frame, Level, Log, LogError, LogOptions, Lsn, RingMode, Span};
 
@@ -411,6 +411,16 @@ impl fmt::Debug for Watched {
     }
 }
 
+/// A directory that stays open: its syncs are seen as those by its path.
+#[derive(Debug)]
+struct WatchedDir(Watched, PathBuf);
+
+impl Dir for WatchedDir {
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_dir(&self.1)
+    }
+}
+
 impl Device for Watched {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
         self.around("open", path, || self.device.open(path, mode))
@@ -440,6 +450,9 @@ impl Device for Watched {
     }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.around("sync", dir, || self.device.sync_dir(dir))
+    }
+    fn open_dir(&self, dir: &Path) -> io::Result<Arc<dyn Dir>> {
+        Ok(Arc::new(WatchedDir(self.clone(), dir.to_owned())))
     }
     fn boot_id(&self) -> io::Result<[u8; 16]> {
         self.device.boot_id()

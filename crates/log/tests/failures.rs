@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use collie_io::{Clock, Device, Entry, File, OpenMode, RealDevice, Stat};
+use collie_io::{Clock, Device, Dir, Entry, File, OpenMode, RealDevice, Stat};
 use collie_log::{FIRST_LSN, Frame, Level, Log, LogError, LogOptions, RingMode};
 
 fn small() -> LogOptions {
@@ -209,6 +209,9 @@ impl Device for Failing {
     }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.real.sync_dir(dir)
+    }
+    fn open_dir(&self, dir: &Path) -> io::Result<Arc<dyn Dir>> {
+        self.real.open_dir(dir)
     }
     fn boot_id(&self) -> io::Result<[u8; 16]> {
         self.real.boot_id()

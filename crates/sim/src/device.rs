@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use collie_io::{BLOCK, Clock, Device, Entry, File, OpenMode, Stat};
+use collie_io::{BLOCK, Clock, Device, Dir, Entry, File, OpenMode, Stat};
 
 use crate::clock::SimClock;
 use crate::fault::{Fault, FaultCounts, FaultKind, Strike};
-use crate::file::SimFile;
+use crate::file::{SimDir, SimFile};
 use crate::image::{Points, Snapshot};
 use crate::state::{Call, HeldWrites, State, dead};
 use crate::trace::{Op, OpKind};
@@ -222,6 +222,18 @@ impl SimDevice {
     pub fn limit_volatile_space(&self, bytes: Option<u64>) {
         let mut state = self.shared.lock();
         state.volatile_room = bytes.map(|n| n + state.used(true));
+    }
+
+    /// Space that is in use on the disk, in bytes.
+    #[must_use]
+    pub fn used_space(&self) -> u64 {
+        self.shared.lock().used(false)
+    }
+
+    /// How many files and directories are open.
+    #[must_use]
+    pub fn open_files(&self) -> u64 {
+        self.shared.lock().opens.values().sum()
     }
 
     /// Every sync takes this much longer, in real time.
@@ -451,7 +463,10 @@ impl Device for SimDevice {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.operate(OpKind::Rename, from, |state, _| {
+        self.operate(OpKind::Rename, from, |state, strike| {
+            if let Some(strike) = strike {
+                return Err(errno(strike.code));
+            }
             state.world.rename(from, to)?;
             state.collect();
             Ok(())
@@ -459,7 +474,11 @@ impl Device for SimDevice {
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.operate(OpKind::RemoveFile, path, |state, _| state.remove_file(path))
+        self.operate(OpKind::RemoveFile, path, |state, strike| match strike {
+            // What is not there is said not to be there first.
+            Some(strike) if state.world.resolve(path).is_ok() => Err(errno(strike.code)),
+            _ => state.remove_file(path),
+        })
     }
 
     fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
@@ -474,6 +493,20 @@ impl Device for SimDevice {
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.shared.sync_dir(dir, |world| world.resolve(dir))
+    }
+
+    fn open_dir(&self, dir: &Path) -> io::Result<Arc<dyn Dir>> {
+        self.operate(OpKind::Open, dir, |state, strike| {
+            if let Some(strike) = strike {
+                return Err(errno(strike.code));
+            }
+            let ino = state.world.resolve(dir)?;
+            state.world.dir(ino)?;
+            *state.opens.entry(ino).or_default() += 1;
+            let handle = state.next_handle();
+            let open = SimDir::new(Arc::clone(&self.shared), ino, handle, dir);
+            Ok(Arc::new(open) as Arc<dyn Dir>)
+        })
     }
 
     fn boot_id(&self) -> io::Result<[u8; 16]> {

@@ -29,6 +29,14 @@ pub enum FaultKind {
     StaleSector,
     /// A written sector reaches another place of the same file.
     MisdirectedSector,
+    /// A file, or a directory, cannot be opened: too many are open (`EMFILE`).
+    OpenFails,
+    /// A file cannot be removed (`EPERM`).
+    RemoveFails,
+    /// A file cannot be renamed (`EPERM`).
+    RenameFails,
+    /// Space cannot be reserved: the file system has no call for it (`EOPNOTSUPP`).
+    AllocateFails,
     /// There is no room left for what a write or allocation needs.
     NoSpace,
     /// A sync had to wait at a [`SyncGate`](crate::SyncGate) or for the device's sync delay.
@@ -46,6 +54,10 @@ impl FaultKind {
             Self::WriteFails | Self::ShortWrite | Self::StaleSector | Self::MisdirectedSector => write,
             Self::SyncFails => matches!(op, OpKind::SyncData | OpKind::SyncDir),
             Self::Interrupted => read || write,
+            Self::OpenFails => matches!(op, OpKind::Open | OpKind::Create),
+            Self::RemoveFails => op == OpKind::RemoveFile,
+            Self::RenameFails => op == OpKind::Rename,
+            Self::AllocateFails => op == OpKind::Allocate,
             Self::NoSpace => write || matches!(op, OpKind::Allocate | OpKind::Create | OpKind::CreateDir),
             Self::SlowSync => false,
         }
@@ -78,6 +90,9 @@ impl Fault {
             code: match kind {
                 FaultKind::NoSpace => libc::ENOSPC,
                 FaultKind::Interrupted => libc::EINTR,
+                FaultKind::OpenFails => libc::EMFILE,
+                FaultKind::RemoveFails | FaultKind::RenameFails => libc::EPERM,
+                FaultKind::AllocateFails => libc::EOPNOTSUPP,
                 _ => libc::EIO,
             },
             seen: 0,

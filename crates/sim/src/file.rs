@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_io::{BLOCK, File, Mapping, OpenMode, Stat};
+use collie_io::{BLOCK, Dir, File, Mapping, OpenMode, Stat};
 
 use crate::content::{Route, SECTOR, sectors_in, to_usize};
 use crate::device::{Shared, aligned};
@@ -336,6 +336,47 @@ impl File for SimFile {
             state.memories.insert(self.ino, memory);
             Ok(mapping)
         })
+    }
+}
+
+/// A directory that is open to be synced.
+pub(crate) struct SimDir {
+    shared: Arc<Shared>,
+    ino: u64,
+    handle: u64,
+    path: PathBuf,
+}
+
+impl SimDir {
+    pub(crate) fn new(shared: Arc<Shared>, ino: u64, handle: u64, path: &Path) -> Self {
+        Self {
+            shared,
+            ino,
+            handle,
+            path: path.to_path_buf(),
+        }
+    }
+}
+
+impl Dir for SimDir {
+    fn sync(&self) -> io::Result<()> {
+        self.shared
+            .sync_dir(&self.path, |world| world.dir(self.ino).map(|_| self.ino))
+    }
+}
+
+impl Drop for SimDir {
+    fn drop(&mut self) {
+        self.shared.lock().close(self.ino, self.handle);
+    }
+}
+
+impl fmt::Debug for SimDir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDir")
+            .field("path", &self.path)
+            .field("ino", &self.ino)
+            .finish_non_exhaustive()
     }
 }
 

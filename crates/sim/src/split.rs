@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_io::{Clock, Device, Entry, File, OpenMode, Stat};
+use collie_io::{Clock, Device, Dir, Entry, File, OpenMode, Stat};
 
 /// Hands each call to the device that its path is on. What has no path is asked of `elsewhere`.
 #[derive(Debug, Clone)]
@@ -58,6 +58,9 @@ impl Device for SplitDevice {
     }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.side(dir).sync_dir(dir)
+    }
+    fn open_dir(&self, dir: &Path) -> io::Result<Arc<dyn Dir>> {
+        self.side(dir).open_dir(dir)
     }
     fn boot_id(&self) -> io::Result<[u8; 16]> {
         self.elsewhere.boot_id()

@@ -169,6 +169,10 @@ fn fault_name(kind: FaultKind) -> &'static str {
         FaultKind::ShortWrite => "short write",
         FaultKind::StaleSector => "stale sector",
         FaultKind::MisdirectedSector => "misdirected sector",
+        FaultKind::OpenFails => "open fails",
+        FaultKind::RemoveFails => "removing fails",
+        FaultKind::RenameFails => "renaming fails",
+        FaultKind::AllocateFails => "reserving space fails",
         FaultKind::NoSpace => "no space",
         FaultKind::SlowSync => "slow sync",
     }

@@ -1,0 +1,119 @@
+//! Room that is kept back on a file system for what frees room.
+//!
+//! A file system that is full refuses also the work by which it could become an emptier one. Whoever has a
+//! reserve keeps an allocated file there that holds nothing, and gives it up for such work.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use crate::{Device, OpenMode, allocate_or_zero};
+
+/// Where there is no room for all of it, what there is is taken in steps that shrink to this, in bytes.
+const LEAST: u64 = 64 << 10;
+
+/// A file that takes room and holds nothing. It need not be durable: what a crash takes of it is room, too, and
+/// the next [`Reserve::fill`] makes up for it.
+///
+/// Calls are ordered by whoever owns it.
+#[derive(Debug)]
+pub struct Reserve {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Reserve {
+    /// The reserve of `bytes` bytes that is kept at `path`. Nothing is done yet.
+    #[must_use]
+    pub fn new(path: PathBuf, bytes: u64) -> Self {
+        Self { path, bytes }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its size in bytes when all of it is there.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes the room that is missing. `true`: all of it is there. `false`: the file system is full, and has given
+    /// what it could. A reserve of 0 bytes is always there, and has no file.
+    ///
+    /// # Errors
+    /// The device's, where it is no lack of room.
+    pub fn fill(&self, device: &dyn Device) -> io::Result<bool> {
+        if self.bytes == 0 {
+            return self.give_up(device).map(|_| true);
+        }
+        let file = device.open(&self.path, OpenMode::OpenOrCreate);
+        let file = match file {
+            Err(e) if is_full(&e) => return Ok(false),
+            file => file?,
+        };
+        let mut have = file.stat()?.len;
+        if have > self.bytes {
+            file.set_len(self.bytes)?;
+        }
+        let mut step = self.bytes.saturating_sub(have);
+        while have < self.bytes && step >= LEAST.min(self.bytes) {
+            // What is there was allocated, so that it stays what it is.
+            step = step.min(self.bytes - have);
+            match allocate_or_zero(&*file, have, have + step) {
+                Err(e) if is_full(&e) => {
+                    // Some file systems have taken a part before they find that it is too much.
+                    file.set_len(have)?;
+                    step /= 2;
+                }
+                allocated => {
+                    allocated?;
+                    have += step;
+                }
+            }
+        }
+        Ok(have >= self.bytes)
+    }
+
+    /// Gives the room back; `false` where there is none to give.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn give_up(&self, device: &dyn Device) -> io::Result<bool> {
+        match device.remove_file(&self.path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+            removed => removed.map(|()| true),
+        }
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RealDevice;
+
+    #[test]
+    fn a_reserve_takes_its_room_and_gives_it_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = RealDevice::new();
+        let path = dir.path().join("RESERVE");
+        let reserve = Reserve::new(path.clone(), 1 << 20);
+        assert!(!reserve.give_up(&device).unwrap());
+        assert!(reserve.fill(&device).unwrap() && reserve.fill(&device).unwrap());
+        assert_eq!(device.stat(&path).unwrap().len, 1 << 20);
+        // Other options want less, or none.
+        let less = Reserve::new(path.clone(), 1 << 19);
+        assert!(less.fill(&device).unwrap());
+        assert_eq!(device.stat(&path).unwrap().len, 1 << 19);
+        assert!(Reserve::new(path.clone(), 0).fill(&device).unwrap());
+        assert_eq!(device.stat(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(reserve.fill(&device).unwrap());
+        assert!(reserve.give_up(&device).unwrap());
+    }
+}

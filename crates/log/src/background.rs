@@ -11,11 +11,15 @@ use crate::core::Core;
 use crate::error::{At, LogError};
 use crate::format::KIND_SEAL;
 use crate::options::Level;
+use crate::stake::Fatal;
 use crate::sync::{Builder, JoinHandle, Mutex, Ordering, lock};
 use crate::worker::Worker;
 
 /// How often a shared ring's file and the log's directory are looked at, in flush intervals: once a second.
 const LOOK_AT_FILES: u32 = 20;
+
+/// How long after a failure segments are prepared and released again.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// How often it gives up its time slice before it flies for tasks. Where no core is idle the threads whose tasks
 /// were served a moment ago do their work meanwhile, and what they append comes along; where one is, this costs
@@ -219,10 +223,10 @@ impl Flushing {
             Err(_) => return,
         };
         let dir = dir.display();
-        self.core.poison(&format!(
+        self.core.poison(&Fatal::not_to_be_found(format!(
             "{dir} is no longer the directory that the log was opened in: {found}; what was written since cannot be found \
              there"
-        ));
+        )));
     }
 }
 
@@ -233,21 +237,35 @@ fn prepare(core: &Arc<Core>) {
     if let Err(error) = collie_io::set_io_class(IoClass::Foreground) {
         tracing::debug!(%error, "no I/O classes here");
     }
+    let mut told = None;
     loop {
         let word = core.prepare.read();
         if core.check().is_err() {
             return;
         }
-        if let Err(error) = core.release() {
-            tracing::warn!(%error, "cannot release segments");
+        match core.release().and_then(|()| core.prepare_ahead()) {
+            Ok(()) => {
+                told = None;
+                let interval = core.segments.archive().map(Archive::interval);
+                core.prepare.wait(word, interval);
+            }
+            Err(error) => {
+                // Also where nothing can be released room is prepared.
+                let prepared = core.prepare_ahead();
+                tell_once(core, &mut told, &prepared.err().unwrap_or(error));
+                // The cause may go without telling us.
+                core.prepare.wait(word, Some(RETRY));
+            }
         }
-        match core.prepare_ahead() {
-            Ok(()) => core
-                .prepare
-                .wait(word, core.segments.archive().map(Archive::interval)),
-            // The device is full. Somebody may make room without telling us.
-            Err(_) => core.prepare.wait(word, Some(Duration::from_millis(100))),
-        }
+    }
+}
+
+/// Says what cannot be done in the program's log, once as long as it stays the same.
+fn tell_once(core: &Core, told: &mut Option<String>, error: &LogError) {
+    let text = error.to_string();
+    if told.as_ref() != Some(&text) && core.check().is_ok() {
+        tracing::warn!(dir = %core.dir.display(), error = text, "segments cannot be prepared or released; it is tried again");
+        *told = Some(text);
     }
 }
 
@@ -262,7 +280,8 @@ struct PoisonOnPanic(Arc<Core>);
 impl Drop for PoisonOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.poison("a background thread of the log panicked");
+            let fatal = Fatal::unfinished("a background thread of the log panicked");
+            self.0.poison(&fatal);
         }
     }
 }

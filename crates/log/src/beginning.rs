@@ -6,7 +6,7 @@
 //! before it is let go.
 
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use collie_io::{Device, File, OpenMode, write_all_at};
 use zerocopy::{FromZeros, IntoBytes};
@@ -15,7 +15,8 @@ use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{BLOCK, FrameHeader, SEGMENT_HEAD, SegmentHeader};
 use crate::recovery::{read_header, read_or_zeros};
-use crate::segments::Segment;
+use crate::segments::Live;
+use crate::stake::{Fatal, HousekeepingError};
 
 /// Where the first frame begins that begins in a segment or behind it.
 #[derive(Debug, Default)]
@@ -53,18 +54,19 @@ impl Beginning {
 /// in a later one, and what is before that goes, oldest first.
 pub(crate) fn record(
     device: &dyn Device,
-    next: &[Arc<Segment>],
+    next: &[Live],
     lowest: Lsn,
-) -> Result<Option<u64>, LogError> {
+    direct: bool,
+) -> Result<Option<u64>, HousekeepingError> {
     let mut last = None;
     for segment in next {
-        let Beginning { lsn, recorded } = &segment.beginning;
+        let Beginning { lsn, recorded } = &*segment.beginning;
         if recorded.get().is_none() {
-            if lsn.get().is_none() && begins_frame(segment, lowest)? {
+            if lsn.get().is_none() && begins_frame(device, segment, lowest)? {
                 segment.beginning.set_lsn(lowest);
             }
             let Some(first) = lsn.get() else { continue };
-            tell(device, &segment.path, *first)?;
+            tell(device, &segment.path, *first, direct)?;
             segment.beginning.set_recorded();
         }
         last = Some(segment.number);
@@ -73,18 +75,19 @@ pub(crate) fn record(
 }
 
 /// Whether the frame at `lsn`, which is the start of one somewhere, stands in this segment.
-fn begins_frame(segment: &Segment, lsn: Lsn) -> Result<bool, LogError> {
+fn begins_frame(device: &dyn Device, segment: &Live, lsn: Lsn) -> Result<bool, LogError> {
     if !(segment.first_lsn..segment.end).contains(&lsn) {
         return Ok(false);
     }
+    let segment = segment.open(device, OpenMode::Read).at("open", &segment.path)?;
     let mut header = FrameHeader::new_zeroed();
     read_or_zeros(&*segment.file, header.as_mut_bytes(), segment.offset(lsn)).at("read", &segment.path)?;
     Ok(header.lsn == lsn && header.epoch == segment.epoch)
 }
 
 /// The file is opened for this alone: the log may write to it at the same time, and the kernel tells of a failed sync
-/// once per open file.
-fn tell(device: &dyn Device, path: &Path, first: Lsn) -> Result<(), LogError> {
+/// once per open file. Where frames are not durable when their writes return, it may have lost some of them.
+fn tell(device: &dyn Device, path: &Path, first: Lsn, direct: bool) -> Result<(), HousekeepingError> {
     let file = device.open(path, OpenMode::ReadWrite).at("open", path)?;
     let mut header = read_header(&*file, path)?.ok_or_else(|| LogError::Corrupt {
         path: path.to_owned(),
@@ -94,7 +97,10 @@ fn tell(device: &dyn Device, path: &Path, first: Lsn) -> Result<(), LogError> {
         found: "damage in both copies of it".to_owned(),
     })?;
     header.set_first_frame(first);
-    rewrite(&*file, path, &header)
+    rewrite(&*file, path, &header).map_err(|error| match direct {
+        true => HousekeepingError::Setback(error),
+        false => HousekeepingError::Fatal(Fatal::frames(&error)),
+    })
 }
 
 /// Writes a header where one stands, copy by copy, each durable before the other is touched, and a damaged one first: a

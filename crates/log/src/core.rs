@@ -21,6 +21,7 @@ use crate::recovery::{DirLock, RecoveryReport};
 use crate::ring::Ring;
 use crate::segments::Segments;
 use crate::space::Space;
+use crate::stake::{Fatal, HousekeepingError};
 use crate::stats::{Recorder, since};
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, WaitWord, lock};
 use crate::{Lsn, Span};
@@ -275,7 +276,8 @@ impl Core {
 
     /// Stops the log for good; the first cause is the one that everybody is told. What is not durable by now is
     /// in doubt from here on, whatever flights that are in the air come to.
-    pub(crate) fn poison(&self, cause: &str) {
+    pub(crate) fn poison(&self, fatal: &Fatal) {
+        let cause = fatal.cause();
         let failure = Failure {
             cause: cause.into(),
             durable: self.durable.fix(),
@@ -417,7 +419,7 @@ impl Core {
         end: Lsn,
         until: Until,
         takeoff: &mut Takeoff<'_>,
-    ) -> Result<Start<Load>, LogError> {
+    ) -> Result<Start<Load>, Fatal> {
         let reach = self.reach(flusher, end);
         let target = reach.to;
         if !self.space.is_ahead(target, self.ahead()) {
@@ -446,7 +448,7 @@ impl Core {
     }
 
     /// A flight to the page cache, and its sync.
-    fn write_and_sync(&self, flusher: &mut Flusher, reach: Reach, until: Until) -> Result<(), LogError> {
+    fn write_and_sync(&self, flusher: &mut Flusher, reach: Reach, until: Until) -> Result<(), Fatal> {
         while flusher.started() < reach.to {
             let Some(load) = flusher.take(&self.ring, &self.segments, reach, Lsn::MAX)? else {
                 break;
@@ -469,7 +471,7 @@ impl Core {
         Ok(())
     }
 
-    fn write(&self, load: &Load) -> Result<(), LogError> {
+    fn write(&self, load: &Load) -> Result<(), Fatal> {
         let start = self.now();
         load.write()?;
         self.recorder.write_ns.add(since(start, self.now()));
@@ -553,32 +555,34 @@ impl Core {
         self.options.segment_bytes.min(self.ring.capacity() / 2)
     }
 
-    /// Prepares segments until [`Core::ahead`] bytes are ready beyond what is reserved. Errors other than a
-    /// full device poison.
+    /// Prepares segments until [`Core::ahead`] bytes are ready beyond what is reserved.
     pub(crate) fn prepare_ahead(&self) -> Result<(), LogError> {
         while !self.space.is_ahead(self.appended(), self.ahead()) && self.check().is_ok() {
             let enough = || self.space.is_ahead(self.appended(), self.ahead());
-            self.poison_unless_full(self.space.extend_unless(&self.segments, enough))?;
+            self.weigh(self.space.extend_unless(&self.segments, enough))?;
         }
         Ok(())
     }
 
-    pub(crate) fn poison_unless_full<T>(&self, result: Result<T, LogError>) -> Result<T, LogError> {
-        if let Err(error) = &result
-            && !error.is_full()
-        {
-            self.poison(&error.to_string());
-        }
-        result
+    /// Stops the log where frames are at stake. All else is the caller's to tell, or to try again.
+    pub(crate) fn weigh<T>(&self, prepared: Result<T, HousekeepingError>) -> Result<T, LogError> {
+        prepared.map_err(|failure| match failure {
+            HousekeepingError::Setback(error) => error,
+            HousekeepingError::Fatal(fatal) => {
+                self.poison(&fatal);
+                let cause = fatal.cause().to_owned();
+                self.poisoned().unwrap_or(LogError::Poisoned { cause })
+            }
+        })
     }
 
     /// Releases the segments that nobody holds and that are durable, up to one in which a frame begins that is
     /// durable. Recovery begins at the first frame that begins there, and must not find a later one: of what is not
     /// durable the power may leave any block, and take the one before.
     pub(crate) fn release(&self) -> Result<(), LogError> {
-        // After a failure the segment that it met may still be there, and would have a gap behind it.
+        // A log that has stopped leaves everything as it is.
         self.check()?;
-        let result = self.segments.release(|| {
+        self.weigh(self.segments.release(|| {
             let holders = lock(&self.holders);
             let held = holders.lowest()?;
             let lowest = if held < self.durable() {
@@ -589,8 +593,8 @@ impl Core {
                 held.min(self.last_durable.load(Ordering::Relaxed))
             };
             Some((holders, lowest))
-        });
-        self.poison_unless_full(result.and_then(|()| self.segments.purge_archive()))
+        }))?;
+        self.segments.purge_archive()
     }
 }
 
@@ -608,8 +612,8 @@ impl Pilot for Core {
         let armed = self.armed("a thread failed in the middle of a flush");
         let planned = self.plan(flusher, end, until, takeoff);
         armed.disarm();
-        planned.unwrap_or_else(|error| {
-            self.poison(&error.to_string());
+        planned.unwrap_or_else(|fatal| {
+            self.poison(&fatal);
             Start::Idle
         })
     }
@@ -618,7 +622,7 @@ impl Pilot for Core {
         let armed = self.armed("a thread failed in the middle of a flush");
         let written = self.write(load);
         armed.disarm();
-        written.map_err(|error| self.poison(&error.to_string())).is_ok()
+        written.map_err(|fatal| self.poison(&fatal)).is_ok()
     }
 
     fn land(&self, flusher: &mut Flusher, load: Load) {
@@ -653,6 +657,6 @@ impl Armed<'_> {
 
 impl Drop for Armed<'_> {
     fn drop(&mut self) {
-        self.core.poison(self.cause);
+        self.core.poison(&Fatal::unfinished(self.cause));
     }
 }

@@ -40,7 +40,22 @@ pub enum LogError {
         /// Bytes that the append needed.
         needed: u64,
     },
-    /// An earlier write or sync failed, or a worker panicked in mid-append. Final until the log is reopened.
+    /// Room for a frame could not be prepared, for another reason than a full device: say that no further file can be
+    /// opened. Nothing was written, and nothing is at stake; appends go on when the cause is gone.
+    #[error(
+        "the log in {} could not prepare room for {needed} more bytes: {cause}; nothing was written, remove the cause and \
+         try again",
+        path.display()
+    )]
+    Unprepared {
+        /// The log's directory.
+        path: PathBuf,
+        /// Bytes that the append needed.
+        needed: u64,
+        /// What failed, and on which file.
+        cause: Box<LogError>,
+    },
+    /// An earlier write or sync of frames failed, or a worker panicked in mid-append. Final until the log is reopened.
     #[error("the log stopped for good after an earlier failure, reopen it to recover: {cause}")]
     Poisoned {
         /// The first failure.
@@ -173,6 +188,11 @@ pub struct Failure {
 }
 
 impl LogError {
+    /// Whether it says that there is no such file.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
     /// Whether it says that the device is full.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Self::Io { source, .. } if is_full(source))

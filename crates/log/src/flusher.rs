@@ -6,11 +6,12 @@ use collie_io::write_all_at;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::Lsn;
-use crate::error::{At, LogError};
+use crate::error::At;
 use crate::format::{BLOCK, FRAME_HEADER, FrameHeader};
 use crate::herd::SlotId;
 use crate::ring::{Block, Ring};
 use crate::segments::{Segment, Segments};
+use crate::stake::Fatal;
 
 /// The most that one flight carries, in bytes.
 const PIECE: usize = 1 << 20;
@@ -84,11 +85,12 @@ pub(crate) struct Load {
 
 impl Load {
     /// Writes it, durably where the segment is open for that.
-    pub(crate) fn write(&self) -> Result<(), LogError> {
+    pub(crate) fn write(&self) -> Result<(), Fatal> {
         let blocks = self.buffer.as_slice().as_bytes();
         let (blocks, _) = blocks.split_at(self.len.min(blocks.len()));
         let file = self.segment.direct.as_ref().unwrap_or(&self.segment.file);
-        write_all_at(&**file, blocks, self.offset).at("write", &self.segment.path)
+        let written = write_all_at(&**file, blocks, self.offset).at("write", &self.segment.path);
+        written.map_err(|error| Fatal::frames(&error))
     }
 }
 
@@ -159,7 +161,7 @@ impl Flusher {
         segments: &Segments,
         Reach { to, boundary }: Reach,
         end: Lsn,
-    ) -> Result<Option<Load>, LogError> {
+    ) -> Result<Option<Load>, Fatal> {
         let segment = self.segment_for(ring, segments)?;
         let most = to.min(segment.end) - self.started;
         let Some(n) = self.how_much(most, end) else {
@@ -258,9 +260,10 @@ impl Flusher {
 
     /// Makes everything written durable. After an error nothing may be synced again, ever: the kernel has
     /// marked the pages clean.
-    pub(crate) fn sync(&mut self) -> Result<(), LogError> {
+    pub(crate) fn sync(&mut self) -> Result<(), Fatal> {
         for segment in &self.unsynced {
-            segment.file.sync_data().at("sync", &segment.path)?;
+            let synced = segment.file.sync_data().at("sync", &segment.path);
+            synced.map_err(|error| Fatal::frames(&error))?;
         }
         self.unsynced.clear();
         Ok(())
@@ -281,16 +284,16 @@ impl Flusher {
         header.end()
     }
 
-    fn segment_for(&mut self, ring: &Ring, segments: &Segments) -> Result<Arc<Segment>, LogError> {
+    fn segment_for(&mut self, ring: &Ring, segments: &Segments) -> Result<Arc<Segment>, Fatal> {
         if let Some(segment) = &self.segment
             && self.started < segment.end
         {
             return Ok(Arc::clone(segment));
         }
         // Admission let no frame past what is prepared.
-        let segment = segments.find(self.started).ok_or_else(|| LogError::Poisoned {
-            cause: format!("no segment was prepared for LSN {}", self.started),
-        })?;
+        let segment = segments
+            .find_to_write(self.started)
+            .ok_or_else(|| Fatal::no_segment(self.started))?;
         if segment.first_lsn == self.started {
             segment.beginning.set_lsn(self.next_frame(ring));
         }

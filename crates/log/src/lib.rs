@@ -61,6 +61,8 @@ mod compress;
 #[cfg(not(loom))]
 mod core;
 #[cfg(not(loom))]
+mod directory;
+#[cfg(not(loom))]
 mod durable;
 #[cfg(not(loom))]
 mod error;
@@ -99,6 +101,8 @@ mod segments;
 mod source;
 #[cfg(not(loom))]
 mod space;
+#[cfg(not(loom))]
+mod stake;
 #[cfg(not(loom))]
 mod stats;
 mod sync;

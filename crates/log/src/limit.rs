@@ -12,10 +12,19 @@
 //! device, however full it is. After `next` has passed `limit - slack` at most one filler stands before the first
 //! frame that is reserved, and one behind each: `slack` has room for them.
 //!
-//! Commits are admitted while `next + slack + kept <= limit`, marks without `kept`. The argument does not ask
-//! which of the two a worker was admitted by, so `next` never passes the limit; and by the same argument commits
-//! alone never pass `limit - kept`. What `kept` has beyond another `slack` is therefore there for marks,
-//! however full the device is.
+//! Of what is prepared the last part is kept for marks, and the part before it for relief, so that a full log can
+//! become an emptier one:
+//!
+//! ```text
+//! … commits …  | relief | the largest relief | marks | slack |
+//!              ^                                            ^ prepared
+//! ```
+//!
+//! Each kind is admitted while `next + slack` and what is kept for those after it fit. The argument does not ask by
+//! which of them a worker was admitted, so `next` never passes what is prepared; and by the same argument commits
+//! alone never pass what is kept from them, nor commits and relief what is kept for marks. What commits need for a
+//! large frame lies before all that (`limit` is `prepared` without it), and what relief needs for one before what is
+//! kept for marks. What is kept for marks has beyond another `slack` room for them, however full the device is.
 
 use crate::Lsn;
 use crate::herd::Reservations;
@@ -26,6 +35,8 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) enum Room {
     /// Whoever brings data.
     Commit,
+    /// Whoever takes data away: see [`Worker::append_relief`](crate::Worker::append_relief).
+    Relief,
     /// Whoever may make room by it: see [`Worker::append_mark`](crate::Worker::append_mark).
     Mark,
 }
@@ -33,26 +44,51 @@ pub(crate) enum Room {
 /// Where the reservation counter may be at most when a frame is admitted.
 #[derive(Debug)]
 pub(crate) struct Limit {
-    /// `slack` included. Only grows.
+    /// For commits, `slack` and what is kept included. Only grows.
     at: AtomicU64,
+    /// For all others. Only grows, and is never below `at`.
+    prepared: AtomicU64,
     /// What all workers together may reserve after a look at `at`.
     slack: u64,
     /// The largest small frame.
     small: u64,
-    /// What commits leave to marks.
-    kept: u64,
+    /// What all others leave to marks.
+    marks: u64,
+    /// What commits leave to relief, beside its largest frame.
+    relief: u64,
+    /// The largest frame of relief that has room there.
+    relief_max: u64,
+}
+
+/// What is kept of the prepared room.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kept {
+    /// Small frames per worker, with their fillers, for marks.
+    pub(crate) marks: u64,
+    /// Bytes for relief, and as many once more for its largest frame.
+    pub(crate) relief: u64,
 }
 
 impl Limit {
     /// A limit for `workers` workers whose small frames have up to `small` bytes, and their fillers up to `filler`.
-    /// `frames` of both for each of them are left to marks.
-    pub(crate) fn new(workers: usize, [small, filler]: [u64; 2], frames: u64, at: Lsn) -> Self {
+    pub(crate) fn new(workers: usize, [small, filler]: [u64; 2], kept: Kept, at: Lsn) -> Self {
         let once = workers as u64 * (small + filler);
         Self {
             at: AtomicU64::new(at),
+            prepared: AtomicU64::new(at),
             slack: once + filler,
             small,
-            kept: once * frames,
+            marks: once * kept.marks,
+            relief: kept.relief,
+            relief_max: kept.relief,
+        }
+    }
+
+    /// By which rule a frame of `len` bytes is admitted: relief that is too large for what is kept is a commit.
+    pub(crate) fn room_for(&self, len: u64, room: Room) -> Room {
+        match room {
+            Room::Relief if !self.is_small(len) && len > self.relief_max => Room::Commit,
+            room => room,
         }
     }
 
@@ -67,18 +103,22 @@ impl Limit {
         let next = next.glance();
         match room {
             Room::Commit => self.is_ahead(next, 0),
-            Room::Mark => self.has_room(next),
+            Room::Relief => self.has_room(&self.prepared, next + self.relief_max + self.marks),
+            Room::Mark => self.has_room(&self.prepared, next),
         }
     }
 
     /// Whether commits of `ahead` further bytes are admitted beyond `next`.
     pub(crate) fn is_ahead(&self, next: Lsn, ahead: u64) -> bool {
-        self.has_room(next + self.kept + ahead)
+        self.has_room(
+            &self.at,
+            next + self.relief + self.relief_max + self.marks + ahead,
+        )
     }
 
     /// Acquire pairs with the Release in `raise`: whatever was prepared before the limit was raised is there.
-    fn has_room(&self, next: Lsn) -> bool {
-        next + self.slack <= self.at.load(Ordering::Acquire)
+    fn has_room(&self, limit: &AtomicU64, next: Lsn) -> bool {
+        next + self.slack <= limit.load(Ordering::Acquire)
     }
 
     /// The limit as it is; for whoever raises it. Relaxed: raises are ordered by the raiser's lock.
@@ -86,9 +126,11 @@ impl Limit {
         self.at.load(Ordering::Relaxed)
     }
 
-    /// Raises the limit to what is prepared; it never goes back.
-    pub(crate) fn raise(&self, to: Lsn) {
+    /// Raises the limit to what is prepared, for commits without what a large one of them needs; it never goes back.
+    pub(crate) fn raise(&self, prepared: Lsn, large: u64) {
         // Release pairs with the Acquire in `has_room`.
-        self.at.fetch_max(to, Ordering::Release);
+        self.prepared.fetch_max(prepared, Ordering::Release);
+        self.at
+            .fetch_max(prepared.saturating_sub(large), Ordering::Release);
     }
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use collie_io::Reserve;
+
 use crate::archive::Archive;
 use crate::background::Background;
 use crate::core::{Core, Until};
@@ -49,8 +51,25 @@ impl Log {
     /// same end.
     pub fn open(dir: impl AsRef<Path>, options: LogOptions) -> Result<Self, LogError> {
         options.check()?;
-        let lock = recovery::DirLock::take(&*options.device, dir.as_ref())?;
-        let opened = recovery::recover(dir.as_ref(), options, lock)?;
+        let dir = dir.as_ref();
+        let device = Arc::clone(&options.device);
+        let lock = recovery::DirLock::take(&*device, dir)?;
+        let reserve = Reserve::new(dir.join(recovery::RESERVE), options.reserve());
+        let opened = match recovery::recover(dir, options.clone(), lock.clone()) {
+            // It starts over, and comes to the same end.
+            Err(error) if error.is_full() && reserve.give_up(&*device).unwrap_or(false) => {
+                recovery::recover(dir, options, lock)?
+            }
+            opened => opened?,
+        };
+        // Before anybody prepares further segments, so that what an opening takes it gives back.
+        match reserve.fill(&*device) {
+            Ok(true) => {}
+            Ok(false) => opened.segments.owe(reserve),
+            Err(error) => {
+                tracing::warn!(path = %reserve.path().display(), %error, "no room is kept back for the next opening");
+            }
+        }
         let core = Arc::new(Core::new(opened));
         let closer = Mutex::new(Some(Worker::new(Arc::clone(&core))?));
         let background = Background::start(&core)?;
@@ -228,6 +247,13 @@ impl Log {
         let mut holders: Vec<_> = named.chain(readers).collect();
         holders.sort_by(|a, b| (a.1, &a.0).cmp(&(b.1, &b.0)));
         holders
+    }
+
+    /// Removes the spare segments, and what is archived, for somebody else who needs the room; `false` where there is
+    /// nothing of the kind. A log that is full does this by itself.
+    #[must_use]
+    pub fn give_up_spares(&self) -> bool {
+        self.core().check().is_ok() && self.core().segments.give_up_spares()
     }
 
     /// Why the log stopped, if it did.

@@ -8,6 +8,7 @@ use collie_io::{Device, RealDevice};
 
 use crate::format::{BLOCK, FRAME_HEADER, RING_DIR_MAX};
 use crate::gate::IN_FLIGHT_MAX;
+use crate::recovery::READY;
 use crate::{LogError, Lsn};
 
 /// Where LSNs start: high enough that no small number is mistaken for one.
@@ -173,6 +174,10 @@ pub struct LogOptions {
     /// [`LogOptions::flush_interval`] does not apply. With a private ring a full one is handed to the kernel
     /// and not synced. Default: false.
     pub manual_flush: bool,
+    /// Room that is kept back in the log's directory, in a file that holds nothing, in bytes: it is given up for an
+    /// opening that finds the device full, and taken again as soon as there is room. `None`, the default: the ring's
+    /// size and 4 MiB, so that the log can be opened, also after an opening that was cut short. 0: none is kept.
+    pub reserve_bytes: Option<u64>,
     /// Whether background threads flush, seal and prepare segments. Without them everything happens on
     /// callers' threads, and only when they wait or flush: for simulations. [`Log::when`](crate::Log::when)
     /// then needs somebody else to flush.
@@ -199,6 +204,7 @@ impl Default for LogOptions {
             writes_in_flight: None,
             flush_interval: Duration::from_millis(50),
             manual_flush: false,
+            reserve_bytes: None,
             threads: true,
         }
     }
@@ -268,6 +274,13 @@ impl LogOptions {
             );
         }
         Ok(())
+    }
+
+    /// The room that openings may need: for what the ring holds, and for the beginning of a segment, once more where
+    /// one was cut short.
+    pub(crate) fn reserve(&self) -> u64 {
+        let beginning = 2 * (READY.min(self.segment_bytes) + 4 * BLOCK as u64);
+        self.reserve_bytes.unwrap_or(self.ring_bytes as u64 + beginning)
     }
 
     /// Whether released segments are kept in an archive.

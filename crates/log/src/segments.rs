@@ -1,17 +1,20 @@
 //! The segment files: prepared ahead of need, found by LSN, released and used again.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use collie_io::{Device, File, OpenMode, write_all_at};
+use collie_io::{Device, File, OpenMode, Reserve, write_all_at};
 
 use crate::Lsn;
 use crate::archive::Archive;
 use crate::beginning::{self, Beginning};
+use crate::directory::Directory;
 use crate::error::{At, LogError};
 use crate::format::{SEGMENT_HEAD, SegmentHeader};
 use crate::ring::Block;
+use crate::stake::{Fatal, HousekeepingError};
 use crate::sync::{Mutex, lock};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -34,9 +37,9 @@ pub(crate) fn parse_file_name(name: &str) -> Option<u64> {
     (file_name(number) == name).then_some(number)
 }
 
-/// A segment that is in use: `[first_lsn, end)` of the log.
-#[derive(Debug)]
-pub(crate) struct Segment {
+/// What a segment is: `[first_lsn, end)` of the log.
+#[derive(Debug, Clone)]
+pub(crate) struct SegmentMeta {
     pub(crate) number: u64,
     pub(crate) epoch: u32,
     pub(crate) salt: u32,
@@ -45,16 +48,69 @@ pub(crate) struct Segment {
     pub(crate) end: Lsn,
     /// Where in the file the data begins.
     pub(crate) data_at: u64,
-    pub(crate) beginning: Beginning,
+    /// Whether its file is open or not.
+    pub(crate) beginning: Arc<Beginning>,
     pub(crate) path: PathBuf,
-    pub(crate) file: Arc<dyn File>,
-    /// The same file, for writes that bypass the page cache.
-    pub(crate) direct: Option<Arc<dyn File>>,
     /// Whether the whole file is allocated and this epoch's, so that it can be used again.
     pub(crate) reusable: bool,
 }
 
-impl Segment {
+/// A segment whose file is open.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) meta: SegmentMeta,
+    pub(crate) file: Arc<dyn File>,
+    /// The same file, for writes that bypass the page cache.
+    pub(crate) direct: Option<Arc<dyn File>>,
+}
+
+impl std::ops::Deref for Segment {
+    type Target = SegmentMeta;
+
+    fn deref(&self) -> &SegmentMeta {
+        &self.meta
+    }
+}
+
+/// A segment of the live log.
+#[derive(Debug, Clone)]
+pub(crate) enum Live {
+    /// It is, or will be, written to. What is written and not synced yet keeps it open by itself.
+    Open(Arc<Segment>),
+    /// Nothing is written to it any more: it needs no descriptor, and is opened by whoever reads it.
+    Cold(Arc<SegmentMeta>),
+}
+
+impl std::ops::Deref for Live {
+    type Target = SegmentMeta;
+
+    fn deref(&self) -> &SegmentMeta {
+        match self {
+            Self::Open(segment) => segment,
+            Self::Cold(meta) => meta,
+        }
+    }
+}
+
+impl Live {
+    fn meta(&self) -> SegmentMeta {
+        SegmentMeta::clone(self)
+    }
+
+    /// The segment with its file. A cold one may have been archived or released meanwhile.
+    pub(crate) fn open(&self, device: &dyn Device, mode: OpenMode) -> std::io::Result<Arc<Segment>> {
+        match self {
+            Self::Open(segment) => Ok(Arc::clone(segment)),
+            Self::Cold(meta) => Ok(Arc::new(Segment {
+                file: device.open(&meta.path, mode)?,
+                direct: None,
+                meta: SegmentMeta::clone(meta),
+            })),
+        }
+    }
+}
+
+impl SegmentMeta {
     /// Where an LSN's byte is in the file.
     pub(crate) fn offset(&self, lsn: Lsn) -> u64 {
         self.data_at + (lsn - self.first_lsn)
@@ -63,18 +119,20 @@ impl Segment {
 
 #[derive(Debug, Default)]
 struct Table {
-    live: VecDeque<Arc<Segment>>,
+    live: VecDeque<Live>,
     /// Released, oldest first, under their old names until they are used again.
-    spare: VecDeque<Arc<Segment>>,
-    /// On its way to the archive: it stays here until it is there, so that a reader that looks here first and then
-    /// there finds it.
+    spare: VecDeque<SegmentMeta>,
+    /// On its way out. It is older than all others and goes before any of them, however often it has to be tried:
+    /// a gap behind it would not be the log. Its file is open, so that it can be emptied when its name is gone.
     leaving: Option<Arc<Segment>>,
 }
 
 impl Table {
-    /// What can be read of it without the archive, oldest first.
-    fn readable(&self) -> impl Iterator<Item = &Arc<Segment>> {
-        self.leaving.iter().chain(&self.live)
+    /// What can be read of it without the archive, oldest first. A segment that is being archived stays until it is
+    /// there, so that a reader that looks here first and then there finds it.
+    fn readable(&self, archives: bool) -> impl Iterator<Item = Live> {
+        let leaving = self.leaving.iter().filter(move |_| archives).cloned();
+        leaving.map(Live::Open).chain(self.live.iter().cloned())
     }
 }
 
@@ -82,22 +140,24 @@ impl Table {
 #[derive(Debug)]
 pub(crate) enum Whereabouts {
     /// In this segment or, where none holds it, right before it: an epoch may begin above the end of the one before.
-    Live(Arc<Segment>),
+    Live(Live),
     /// Before this segment, which is the oldest that is not archived.
-    Before(Arc<Segment>),
+    Before(Live),
 }
 
 /// The segments of an open log.
 #[derive(Debug)]
 pub(crate) struct Segments {
     device: Arc<dyn Device>,
-    dir: PathBuf,
+    dir: Directory,
     direct: bool,
     archive: Option<Archive>,
     /// The epoch's header; number and first LSN vary.
     template: SegmentHeader,
     table: Mutex<Table>,
     builder: Mutex<Builder>,
+    /// The room that is to be kept back for an opening, as long as it is not all there.
+    owed: Mutex<Option<Reserve>>,
 }
 
 /// What is being prepared. One thread at a time; it may be a worker that ran out of room.
@@ -126,9 +186,9 @@ impl Segments {
     /// space zeroed.
     pub(crate) fn new(
         device: Arc<dyn Device>,
-        dir: PathBuf,
+        dir: Directory,
         template: SegmentHeader,
-        live: VecDeque<Arc<Segment>>,
+        mut live: VecDeque<Arc<Segment>>,
         ready: u64,
         archive: Option<Archive>,
     ) -> Result<Self, LogError> {
@@ -142,8 +202,11 @@ impl Segments {
                 unfinished = Some((file, last.path.clone(), last.end));
             }
         }
+        // Those before it are synced, and not written to any more.
+        let last = live.pop_back();
+        let cold = live.into_iter().map(|s| Live::Cold(Arc::new(s.meta.clone())));
         let table = Mutex::new(Table {
-            live,
+            live: cold.chain(last.map(Live::Open)).collect(),
             spare: VecDeque::new(),
             leaving: None,
         });
@@ -161,7 +224,27 @@ impl Segments {
             template,
             table,
             builder,
+            owed: Mutex::new(None),
         })
+    }
+
+    /// From here on nothing takes room before this reserve has its own.
+    pub(crate) fn owe(&self, reserve: Reserve) {
+        *lock(&self.owed) = Some(reserve);
+    }
+
+    /// Refuses to take room that is owed to the reserve.
+    fn fill_reserve(&self) -> Result<(), LogError> {
+        let mut owed = lock(&self.owed);
+        if let Some(reserve) = &*owed
+            && let Ok(false) = reserve.fill(&*self.device)
+        {
+            let full = std::io::Error::from(ErrorKind::StorageFull);
+            return Err(full).at("keep room back in", reserve.path());
+        }
+        // Where it cannot be kept for another reason, the log is not held up by it.
+        *owed = None;
+        Ok(())
     }
 
     /// The LSN of the epoch's first byte.
@@ -186,49 +269,77 @@ impl Segments {
     /// Makes room for more: zeroes a further chunk, or begins a further segment. Everything that it makes
     /// is synced, names included, before `total` tells of it. On a full device spares make way, and then what is
     /// archived.
-    pub(crate) fn extend(&self, builder: &mut Builder) -> Result<(), LogError> {
+    pub(crate) fn extend(&self, builder: &mut Builder) -> Result<(), HousekeepingError> {
         if builder.closed {
-            return Err(LogError::Closed);
+            return Err(LogError::Closed.into());
         }
         loop {
             match self.try_extend(builder) {
-                Err(error) if error.is_full() => self.make_room()?.then_some(()).ok_or(error)?,
+                Err(HousekeepingError::Setback(error)) if error.is_full() && self.make_room() => {}
                 extended => return extended,
             }
         }
     }
 
-    /// Removes what is not needed; `false` where there is nothing of the kind.
-    fn make_room(&self) -> Result<bool, LogError> {
-        let oldest = lock(&self.table).spare.pop_front();
-        match (oldest, &self.archive) {
-            (Some(spare), _) => self.remove(&spare).map(|()| true),
-            (None, Some(archive)) => archive.give_up_oldest(),
-            (None, None) => Ok(false),
-        }
+    /// Removes something that is not needed; `false` where there is nothing of the kind, or it cannot be removed.
+    fn make_room(&self) -> bool {
+        let removed = match self.finish_leaving() {
+            Ok(false) if self.let_spare_go() => self.finish_leaving(),
+            Ok(false) => self.archive.as_ref().map_or(Ok(false), Archive::give_up_oldest),
+            finished => finished,
+        };
+        removed.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the device is full, and what is not needed stays");
+            false
+        })
     }
 
-    fn try_extend(&self, builder: &mut Builder) -> Result<(), LogError> {
+    /// Removes the spares, and what is archived: somebody else needs the room.
+    pub(crate) fn give_up_spares(&self) -> bool {
+        let builder = self.builder();
+        let mut any = false;
+        while !builder.closed && self.make_room() {
+            any = true;
+        }
+        any
+    }
+
+    fn try_extend(&self, builder: &mut Builder) -> Result<(), HousekeepingError> {
         if let Some((file, path, end)) = &builder.unfinished {
+            self.fill_reserve()?;
             let chunk = CHUNK.min(end - builder.total);
             let offset = self.template.data_at() + self.template.data_bytes.get() - (end - builder.total);
             if self.direct {
                 // Past the page cache, writes that make a file longer keep all others from it until they are done.
-                file.allocate(offset + chunk).at("allocate", path)?;
+                allocate(&**file, path, offset + chunk)?;
             }
             zero(&**file, path, offset, chunk)?;
-            file.sync_data().at("sync", path)?;
+            match file.sync_data().at("sync", path) {
+                // Frames may be among what was to be synced.
+                Err(error) if !self.direct => return Err(HousekeepingError::Fatal(Fatal::frames(&error))),
+                // Those are durable when their writes return. The zeros are written again before they are synced again.
+                synced => synced?,
+            }
             builder.total += chunk;
             if builder.total == *end {
                 builder.unfinished = None;
             }
             return Ok(());
         }
-        let spare = lock(&self.table).spare.pop_front();
-        match spare {
-            Some(spare) => self.reuse(builder, spare),
-            None => self.begin(builder),
+        // As long as an older one has not left, a spare that takes a new name would leave a gap behind it.
+        let spare = match self.finish_leaving() {
+            Ok(_) => lock(&self.table).spare.pop_front(),
+            Err(_) => None,
+        };
+        let reused = spare.map(|spare| self.reuse(builder, spare));
+        if let Some(Err(error)) = &reused {
+            tracing::debug!(%error, "a spare segment cannot be used; a new one is made");
         }
+        if !matches!(reused, Some(Ok(()))) {
+            self.fill_reserve()?;
+            self.begin(builder)?;
+        }
+        Ok(())
     }
 
     fn header(&self, number: u64, first_lsn: Lsn) -> SegmentHeader {
@@ -240,80 +351,110 @@ impl Segments {
 
     /// A released file takes the next number. Its old frames cannot be mistaken for new ones: their LSNs
     /// differ from their positions.
-    fn reuse(&self, builder: &mut Builder, spare: Arc<Segment>) -> Result<(), LogError> {
+    fn reuse(&self, builder: &mut Builder, spare: SegmentMeta) -> Result<(), LogError> {
         let header = self.header(builder.number + 1, builder.total);
-        let path = self.dir.join(file_name(header.number.get()));
-        if let Err(error) = self.device.rename(&spare.path, &path).at("rename", &spare.path) {
-            lock(&self.table).spare.push_front(spare);
-            return Err(error);
-        }
-        if let Err(error) = self.device.sync_dir(&self.dir).at("sync", &self.dir) {
+        let path = self.dir.path().join(file_name(header.number.get()));
+        // Before it has the new name: when it has, nothing may be missing.
+        let opened = self
+            .device
+            .open(&spare.path, OpenMode::ReadWrite)
+            .at("open", &spare.path)
+            .and_then(|file| Ok((file, self.open_for_frames(&spare.path)?)));
+        let renamed = opened.and_then(|opened| {
+            let renamed = self.device.rename(&spare.path, &path).at("rename", &spare.path);
+            renamed.map(|()| opened)
+        });
+        let (file, direct) = match renamed {
+            Ok(opened) => opened,
+            Err(error) => {
+                // It is gone where somebody removed it, or where it could not have its old name back.
+                if !error.is_not_found() {
+                    lock(&self.table).spare.push_front(spare);
+                }
+                return Err(error);
+            }
+        };
+        if let Err(error) = self.dir.sync() {
             rename_back(&*self.device, &spare.path, &path);
             lock(&self.table).spare.push_front(spare);
             return Err(error);
         }
-        let file = Arc::clone(&spare.file);
         // Cut short by the power, it is known for what it was: nobody need guess what its old frames prove.
-        beginning::rewrite(&*file, &path, &header)?;
-        self.add(builder, &header, path, file, header.data_bytes.get())
+        if let Err(error) = beginning::rewrite(&*file, &path, &header) {
+            // It is nobody's now; the next attempt makes a file of its own.
+            let _ = self.device.remove_file(&path);
+            return Err(error);
+        }
+        let ready = header.data_bytes.get();
+        self.add(builder, in_use(&header, path, file, direct), None, ready);
+        Ok(())
     }
 
     fn begin(&self, builder: &mut Builder) -> Result<(), LogError> {
         let header = self.header(builder.number + 1, builder.total);
         let chunk = CHUNK.min(header.data_bytes.get());
-        let path = self.dir.join(file_name(header.number.get()));
-        match create(&*self.device, &self.dir, &path, chunk, Some(&header)) {
-            Ok(file) => self.add(builder, &header, path, file, chunk),
+        let path = self.dir.path().join(file_name(header.number.get()));
+        let made = create(&self.dir, &path, chunk, Some(&header)).and_then(|file| {
+            let direct = self.open_for_frames(&path)?;
+            let is_whole = chunk == header.data_bytes.get();
+            let zeroing = (!is_whole).then(|| open_for_zeros(&*self.device, &path, self.direct));
+            Ok((file, direct, zeroing.transpose()?))
+        });
+        match made {
+            Ok((file, direct, zeroing)) => {
+                let segment = in_use(&header, path, file, direct);
+                self.add(builder, segment, zeroing, chunk);
+                Ok(())
+            }
             Err(error) => {
                 // What was written of it is in the way of others on a full device. If it cannot be removed,
-                // the next attempt begins by emptying it.
+                // the next attempt does it.
                 let _ = self.device.remove_file(&path);
                 Err(error)
             }
         }
     }
 
-    fn add(
-        &self,
-        builder: &mut Builder,
-        header: &SegmentHeader,
-        path: PathBuf,
-        file: Arc<dyn File>,
-        ready: u64,
-    ) -> Result<(), LogError> {
-        let end = header.end();
-        if ready < header.data_bytes.get() {
-            let zeroing = open_for_zeros(&*self.device, &path, self.direct)?;
-            builder.unfinished = Some((zeroing, path.clone(), end));
-        }
-        let direct = self
-            .direct
-            .then(|| open_direct(&*self.device, &path))
-            .transpose()?;
-        let segment = in_use(header, path, file, direct);
-        lock(&self.table).live.push_back(Arc::new(segment));
-        builder.number += 1;
-        builder.total += ready;
-        Ok(())
+    /// A further descriptor for frames, where they go past the page cache.
+    fn open_for_frames(&self, path: &Path) -> Result<Option<Arc<dyn File>>, LogError> {
+        self.direct.then(|| open_direct(&*self.device, path)).transpose()
     }
 
-    /// The segment that holds `lsn`.
-    pub(crate) fn find(&self, lsn: Lsn) -> Option<Arc<Segment>> {
-        let table = lock(&self.table);
+    /// `zeroing` is there where more of it is to be zeroed than is `ready`.
+    fn add(&self, builder: &mut Builder, segment: Segment, zeroing: Option<Arc<dyn File>>, ready: u64) {
+        builder.unfinished = zeroing.map(|file| (file, segment.path.clone(), segment.end));
+        lock(&self.table).live.push_back(Live::Open(Arc::new(segment)));
+        builder.number += 1;
+        builder.total += ready;
+    }
+
+    /// The segment that holds `lsn`, to write frames to it from there on. To those before it nothing is written any
+    /// more: from now on they are open only as long as somebody has yet to sync or read them.
+    pub(crate) fn find_to_write(&self, lsn: Lsn) -> Option<Arc<Segment>> {
+        let mut table = lock(&self.table);
         let at = table.live.partition_point(|s| s.end <= lsn);
-        table.live.get(at).filter(|s| s.first_lsn <= lsn).cloned()
+        for live in table.live.iter_mut().take(at) {
+            if let Live::Open(_) = live {
+                *live = Live::Cold(Arc::new(live.meta()));
+            }
+        }
+        match table.live.get(at)? {
+            Live::Open(segment) if segment.first_lsn <= lsn => Some(Arc::clone(segment)),
+            _ => None,
+        }
     }
 
     /// Where a reader finds `lsn`; `None`: in no segment that there is yet. One that is being archived at this moment
     /// is found here; whoever is told that the LSN lies before, finds it in the archive, or it is gone for good.
     pub(crate) fn locate(&self, lsn: Lsn) -> Option<Whereabouts> {
         let table = lock(&self.table);
-        let first = table.readable().next()?;
+        let archives = self.archive.is_some();
+        let first = table.readable(archives).next()?;
         if lsn < first.first_lsn {
-            return Some(Whereabouts::Before(Arc::clone(first)));
+            return Some(Whereabouts::Before(first));
         }
-        let holder = table.readable().find(|segment| segment.end > lsn)?;
-        Some(Whereabouts::Live(Arc::clone(holder)))
+        let holder = table.readable(archives).find(|segment| segment.end > lsn)?;
+        Some(Whereabouts::Live(holder))
     }
 
     /// The first LSN that is still held in a segment.
@@ -329,42 +470,85 @@ impl Segments {
     /// How many segments are live and spare, and the bytes that they take.
     pub(crate) fn size(&self) -> (usize, usize, u64) {
         let table = lock(&self.table);
-        let bytes = table
-            .live
-            .iter()
-            .chain(&table.spare)
-            .map(|s| s.data_at + s.end - s.first_lsn)
-            .sum();
-        (table.live.len(), table.spare.len(), bytes)
+        let live = table.live.iter().map(std::ops::Deref::deref);
+        let bytes = live.chain(&table.spare).map(|s| s.data_at + s.end - s.first_lsn);
+        (table.live.len(), table.spare.len(), bytes.sum())
     }
 
     /// Lets go of the segments that end at or below the LSN that `lowest` gives, oldest first, each for good
     /// before the next, so that a crash never leaves a gap. The guard that comes with the LSN is held until
     /// the segment has left the table: a new holder either is counted or finds it gone.
-    pub(crate) fn release<G>(&self, mut lowest: impl FnMut() -> Option<(G, Lsn)>) -> Result<(), LogError> {
+    pub(crate) fn release<G>(
+        &self,
+        mut lowest: impl FnMut() -> Option<(G, Lsn)>,
+    ) -> Result<(), HousekeepingError> {
         loop {
             // Held so that no spare is renamed while an older one's removal is not yet durable.
             let builder = self.builder();
             if builder.closed {
                 return Ok(());
             }
-            let Some((guard, lsn)) = lowest() else {
-                return Ok(());
-            };
-            drop(guard);
-            let kept_from = beginning::record(&*self.device, &self.behind_what_ends_by(lsn), lsn)?;
-            let Some((guard, lsn)) = lowest() else {
-                return Ok(());
-            };
-            let Some(surplus) = self.let_go(lsn, kept_from) else {
-                return Ok(());
-            };
-            drop(guard);
-            if let Some(segment) = surplus {
-                self.part_with(&segment)?;
-                lock(&self.table).leaving = None;
+            self.finish_leaving()?;
+            if self.has_surplus() && self.let_spare_go() {
+                continue;
             }
+            let Some(lsn) = lowest().map(|(_, lsn)| lsn) else {
+                return Ok(());
+            };
+            // What comes to be the oldest has to say where it begins, before what is before it goes.
+            let kept_from =
+                beginning::record(&*self.device, &self.behind_what_ends_by(lsn), lsn, self.direct)?;
+            let first = self.first_below(lsn);
+            let Some(first) = first.filter(|first| kept_from.is_some_and(|kept| first.number < kept)) else {
+                return Ok(());
+            };
+            // Spares are older than all that is live.
+            let is_spare = first.reusable && self.archive.is_none();
+            let leaving = if is_spare {
+                None
+            } else {
+                self.open_to_leave(&first)?
+            };
+            // Somebody may have come to hold it meanwhile.
+            let Some((guard, _)) = lowest().filter(|(_, lsn)| first.end <= *lsn) else {
+                return Ok(());
+            };
+            let mut table = lock(&self.table);
+            table.live.pop_front();
+            table.leaving = leaving;
+            if is_spare {
+                table.spare.push_back(first.meta());
+            }
+            drop((table, guard));
         }
+    }
+
+    /// Parts with what is on its way out; `false` where nothing is. The builder's lock is held.
+    fn finish_leaving(&self) -> Result<bool, LogError> {
+        let Some(leaving) = lock(&self.table).leaving.clone() else {
+            return Ok(false);
+        };
+        self.part_with(&leaving)?;
+        lock(&self.table).leaving = None;
+        Ok(true)
+    }
+
+    fn has_surplus(&self) -> bool {
+        lock(&self.table).spare.len() > SPARES
+    }
+
+    /// Sends the oldest spare on its way out, where there is one and nothing else is. The builder's lock is held.
+    fn let_spare_go(&self) -> bool {
+        let Some(oldest) = lock(&self.table).spare.front().cloned() else {
+            return false;
+        };
+        let Ok(leaving) = self.open_to_leave(&Live::Cold(Arc::new(oldest))) else {
+            return false;
+        };
+        let mut table = lock(&self.table);
+        table.spare.pop_front();
+        table.leaving = leaving;
+        true
     }
 
     /// Archives a released segment, or removes it, for good. The builder's lock is held.
@@ -404,39 +588,30 @@ impl Segments {
     /// Removes a segment's file for good. The builder's lock is held.
     fn remove(&self, segment: &Segment) -> Result<(), LogError> {
         let file = (segment.path.clone(), Arc::clone(&segment.file));
-        remove_for_good(&*self.device, &self.dir, &[file])
+        remove_for_good(&self.dir, &[file])
     }
 
     /// The live segments right behind those that end at or below `lsn`, oldest first.
-    fn behind_what_ends_by(&self, lsn: Lsn) -> Vec<Arc<Segment>> {
+    fn behind_what_ends_by(&self, lsn: Lsn) -> Vec<Live> {
         let table = lock(&self.table);
         let before = table.live.iter().take_while(|before| before.end <= lsn);
         let next = before.zip(table.live.iter().skip(1)).map(|(_, next)| next);
         next.cloned().collect()
     }
 
-    /// Takes the first segment out of the table if it ends at or below `lsn` and comes before segment
-    /// `kept_from`, which says where it begins, and keeps it as a spare where that is possible. Gives the file that is to be parted with, if any. Spares are older than all that is live.
-    fn let_go(&self, lsn: Lsn, kept_from: Option<u64>) -> Option<Option<Arc<Segment>>> {
-        let mut table = lock(&self.table);
-        // The last one is the one that is written to.
-        if table.live.len() < 2 || table.live.front()?.end > lsn || table.live.front()?.number >= kept_from? {
-            return None;
+    /// The oldest segment, if it ends at or below `lsn`. The last one is the one that is written to.
+    fn first_below(&self, lsn: Lsn) -> Option<Live> {
+        let table = lock(&self.table);
+        let first = table.live.front().filter(|first| first.end <= lsn)?;
+        (table.live.len() > 1).then(|| first.clone())
+    }
+
+    /// Opens what is to be parted with; `None` where somebody removed it for us.
+    fn open_to_leave(&self, segment: &Live) -> Result<Option<Arc<Segment>>, LogError> {
+        match segment.open(&*self.device, OpenMode::ReadWrite) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some).at("open", &segment.path),
         }
-        let first = table.live.pop_front()?;
-        if self.archive.is_some() {
-            table.leaving = Some(Arc::clone(&first));
-        }
-        if !first.reusable || self.archive.is_some() {
-            return Some(Some(first));
-        }
-        table.spare.push_back(first);
-        let surplus = if table.spare.len() > SPARES {
-            table.spare.pop_front()
-        } else {
-            None
-        };
-        Some(surplus)
     }
 }
 
@@ -447,64 +622,65 @@ pub(crate) fn in_use(
     file: Arc<dyn File>,
     direct: Option<Arc<dyn File>>,
 ) -> Segment {
-    Segment {
+    let meta = SegmentMeta {
         number: header.number.get(),
         epoch: header.epoch.get(),
         salt: header.salt.get(),
         first_lsn: header.first_lsn.get(),
         end: header.end(),
         data_at: header.data_at(),
-        beginning: Beginning::of(header),
+        beginning: Arc::new(Beginning::of(header)),
         path,
-        file,
-        direct,
         reusable: true,
-    }
+    };
+    Segment { meta, file, direct }
 }
 
 /// Makes a segment file whose first `ready` data bytes are zeros really written (a reserved extent would
 /// make every later sync write metadata), synced, name included.
 pub(crate) fn create(
-    device: &dyn Device,
-    dir: &Path,
+    dir: &Directory,
     path: &Path,
     ready: u64,
     header: Option<&SegmentHeader>,
 ) -> Result<Arc<dyn File>, LogError> {
-    let file = device.open(path, OpenMode::OpenOrCreate).at("create", path)?;
-    // An earlier attempt may have left something.
-    file.set_len(0).at("truncate", path)?;
+    let make = || dir.device().open(path, OpenMode::CreateNew);
+    let file = match make() {
+        // An earlier attempt has left it, and a failed sync may have lost its name for good: only a new one is synced.
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+            dir.device().remove_file(path).at("remove", path)?;
+            make()
+        }
+        made => made,
+    };
+    let file = file.at("create", path)?;
     zero(&*file, path, 0, SEGMENT_HEAD as u64 + ready)?;
     if let Some(header) = header {
         write_all_at(&*file, &header.encode(), 0).at("write", path)?;
     }
     file.sync_data().at("sync", path)?;
-    device.sync_dir(dir).at("sync", dir)?;
+    dir.sync()?;
     Ok(file)
 }
 
 /// Removes files of `dir` for good; one that is gone already is as good. Where the directory cannot be synced, a crash
 /// may bring a name back when what followed it is gone, and the process after this one cannot know: then the files
 /// are emptied, so that nothing comes back with their names.
-pub(crate) fn remove_for_good(
-    device: &dyn Device,
-    dir: &Path,
-    files: &[(PathBuf, Arc<dyn File>)],
-) -> Result<(), LogError> {
+pub(crate) fn remove_for_good(dir: &Directory, files: &[(PathBuf, Arc<dyn File>)]) -> Result<(), LogError> {
     if files.is_empty() {
         return Ok(());
     }
     for (path, _) in files {
-        match device.remove_file(path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        match dir.device().remove_file(path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
             removed => removed.at("remove", path)?,
         }
     }
-    let synced = device.sync_dir(dir);
+    let synced = dir.sync();
     if synced.is_err() {
         files.iter().for_each(|(_, file)| empty(&**file));
     }
-    synced.at("sync", dir)
+    synced
 }
 
 /// Empties a removed file, unless it has another name. Where that does not succeed there was one fault too many; the
@@ -534,6 +710,14 @@ fn open_for_zeros(device: &dyn Device, path: &Path, direct: bool) -> Result<Arc<
         open_direct(device, path)
     } else {
         device.open(path, OpenMode::ReadWrite).at("open", path)
+    }
+}
+
+/// Reserves room, where the file system has a call for that; the zeros that are written then take it anyway.
+fn allocate(file: &dyn File, path: &Path, len: u64) -> Result<(), LogError> {
+    match file.allocate(len) {
+        Err(e) if e.kind() == ErrorKind::Unsupported => Ok(()),
+        allocated => allocated.at("allocate", path),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::core::Core;
 use crate::error::{At, LogError};
 use crate::format::SegmentHeader;
 use crate::recovery::read_header;
-use crate::segments::{Segment, Whereabouts};
+use crate::segments::{Live, Segment, SegmentMeta, Whereabouts};
 
 /// An archived segment that is to be read.
 #[derive(Debug)]
@@ -31,6 +31,8 @@ struct Ahead {
 pub(crate) struct Source {
     /// Archived segments, in order and without a gap, up to what was live when they were looked for.
     ahead: VecDeque<Ahead>,
+    /// The live segment that was opened last, where the log itself does not keep it open.
+    entered: Option<Arc<Segment>>,
 }
 
 impl Source {
@@ -38,6 +40,9 @@ impl Source {
     pub(crate) fn pass(&mut self, lsn: Lsn) {
         while self.ahead.front().is_some_and(|first| first.archived.end <= lsn) {
             self.ahead.pop_front();
+        }
+        if self.entered.as_ref().is_some_and(|segment| segment.end <= lsn) {
+            self.entered = None;
         }
     }
 
@@ -47,6 +52,7 @@ impl Source {
     /// # Errors
     /// [`LogError::Missing`] where it is neither live nor archived any more, and those of reading an archived header.
     pub(crate) fn at_or_after(&mut self, core: &Core, lsn: Lsn) -> Result<Option<Arc<Segment>>, LogError> {
+        let mut moved = None;
         loop {
             if let Some(at) = self.ahead.iter().position(|ahead| ahead.archived.end > lsn) {
                 if self.leads_to(at, lsn)
@@ -59,7 +65,13 @@ impl Source {
             }
             match core.segments.locate(lsn) {
                 None => return Ok(None),
-                Some(Whereabouts::Live(segment)) => return Ok(Some(segment)),
+                Some(Whereabouts::Live(live)) => match self.enter(core, &live) {
+                    // Between the two looks it was archived or released; the next look finds it where it is.
+                    Err(error) if error.is_not_found() && moved != Some(live.number) => {
+                        moved = Some(live.number);
+                    }
+                    entered => return entered.map(Some),
+                },
                 Some(Whereabouts::Before(first)) => {
                     if let Some(segment) = self.look_back(core, lsn, first)? {
                         return Ok(Some(segment));
@@ -67,6 +79,20 @@ impl Source {
                 }
             }
         }
+    }
+
+    /// A live segment, open to be read.
+    fn enter(&mut self, core: &Core, live: &Live) -> Result<Arc<Segment>, LogError> {
+        if let Some(entered) = self.entered.as_ref().filter(|s| s.number == live.number) {
+            return Ok(Arc::clone(entered));
+        }
+        let segment = live
+            .open(&*core.options.device, OpenMode::Read)
+            .at("open", &live.path)?;
+        if let Live::Cold(_) = live {
+            self.entered = Some(Arc::clone(&segment));
+        }
+        Ok(segment)
     }
 
     /// Whether nothing is missing between `lsn` and the first segment ahead that ends above it.
@@ -99,16 +125,16 @@ impl Source {
 
     /// Looks for the archived segments that lead from `lsn` up to the live log. `None`: they are ahead now. A segment:
     /// there is nothing between `lsn` and it.
-    fn look_back(
-        &mut self,
-        core: &Core,
-        lsn: Lsn,
-        first: Arc<Segment>,
-    ) -> Result<Option<Arc<Segment>>, LogError> {
+    fn look_back(&mut self, core: &Core, lsn: Lsn, first: Live) -> Result<Option<Arc<Segment>>, LogError> {
         let Some(archive) = core.segments.archive() else {
             return Err(missing(core, lsn, first.first_lsn));
         };
-        let next = header_of(&first)?;
+        let next = match self.enter(core, &first) {
+            Ok(first) => header_of(&first)?,
+            // It was released since. Nothing of the log is where it was looked for.
+            Err(error) if error.is_not_found() => return Err(missing(core, lsn, core.segments.oldest())),
+            Err(error) => return Err(error),
+        };
         let mut last = None;
         let mut found = archive::leading_to(&next, lsn, archive.newest_first(), |number, path| {
             let opened = archive::open(archive.device(), path)?;
@@ -121,7 +147,7 @@ impl Source {
         found.retain(|archived| archived.end > lsn);
         let Some(oldest) = found.front() else {
             return if archive::is_reached_from(&next, lsn) {
-                Ok(Some(first))
+                self.enter(core, &first).map(Some)
             } else {
                 Err(missing(core, lsn, first.first_lsn))
             };
@@ -154,18 +180,21 @@ fn header_of(segment: &Segment) -> Result<SegmentHeader, LogError> {
 
 fn to_be_read(archived: &Archived, file: Arc<dyn File>) -> Segment {
     let header = &archived.header;
-    Segment {
+    let meta = SegmentMeta {
         number: header.number.get(),
         epoch: header.epoch.get(),
         salt: header.salt.get(),
         first_lsn: header.first_lsn.get(),
         end: archived.end,
         data_at: header.data_at(),
-        beginning: Beginning::of(header),
+        beginning: Arc::new(Beginning::of(header)),
         path: archived.path.clone(),
+        reusable: false,
+    };
+    Segment {
+        meta,
         file,
         direct: None,
-        reusable: false,
     }
 }
 

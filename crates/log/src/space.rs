@@ -3,18 +3,21 @@
 //! Small frames are admitted by a look at the [`Limit`]. Larger ones take turns; `reserve` bytes beyond the
 //! limit are kept for the one whose turn it is: as many as the largest frame so far had.
 //!
-//! What commits leave of the prepared space is for marks, by which a full log can become an emptier one.
+//! What commits leave of the prepared space is for relief and marks, by which a full log can become an emptier one.
 
 use crate::Lsn;
-use crate::error::LogError;
 use crate::herd::Reservations;
-use crate::limit::{Limit, Room};
+use crate::limit::{Kept, Limit, Room};
 use crate::segments::{Builder, Segments};
+use crate::stake::HousekeepingError;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 
 /// Small frames per worker that are left to marks: one for what commits may overrun their look by, so that the
 /// other is there whatever happens.
 const FOR_MARKS: u64 = 2;
+/// Of a segment so large a part is left to relief, and as much to its largest frame; and so many bytes at most.
+const FOR_RELIEF: u64 = 16;
+const FOR_RELIEF_MOST: u64 = 512 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Space {
@@ -33,8 +36,12 @@ impl Space {
     /// `filler_max`: the most bytes that may follow a frame for the sake of its block.
     pub(crate) fn new(max_workers: usize, segment_bytes: u64, filler_max: u64, total: Lsn) -> Self {
         let small = (segment_bytes / 8 / max_workers as u64).clamp(64, 4096);
+        let kept = Kept {
+            marks: FOR_MARKS,
+            relief: (segment_bytes / FOR_RELIEF).min(FOR_RELIEF_MOST),
+        };
         Self {
-            limit: Limit::new(max_workers, [small, filler_max], FOR_MARKS, total),
+            limit: Limit::new(max_workers, [small, filler_max], kept, total),
             large: Mutex::new(()),
             reserve: AtomicU64::new(0),
         }
@@ -48,7 +55,7 @@ impl Space {
     /// Raises the limit to what is prepared; the builder's lock is held.
     fn publish(&self, builder: &Builder) {
         let reserve = self.reserve.load(Ordering::Relaxed);
-        self.limit.raise(builder.total().saturating_sub(reserve));
+        self.limit.raise(builder.total(), reserve);
     }
 
     /// Prepares one step more, unless `enough` says so once it has the right to.
@@ -56,7 +63,7 @@ impl Space {
         &self,
         segments: &Segments,
         enough: impl FnOnce() -> bool,
-    ) -> Result<(), LogError> {
+    ) -> Result<(), HousekeepingError> {
         let mut builder = segments.builder();
         if enough() {
             return Ok(());
@@ -78,9 +85,10 @@ impl Space {
         next: &Reservations,
         len: u64,
         room: Room,
-    ) -> Result<Option<LargeTurn<'a>>, LogError> {
+    ) -> Result<Option<LargeTurn<'a>>, HousekeepingError> {
         let turn = (!self.limit.is_small(len)).then(|| lock(&self.large));
-        if turn.is_some() && len > self.reserve.load(Ordering::Relaxed) {
+        let room = self.limit.room_for(len, room);
+        if turn.is_some() && room == Room::Commit && len > self.reserve.load(Ordering::Relaxed) {
             // In steps, so that slowly growing frames do not prepare space each time.
             self.raise_reserve(segments, len.next_power_of_two())?;
         }
@@ -91,12 +99,13 @@ impl Space {
     }
 
     /// Keeps `len` bytes beyond the limit from now on. The limit cannot go back, so they are prepared first.
-    fn raise_reserve(&self, segments: &Segments, len: u64) -> Result<(), LogError> {
+    fn raise_reserve(&self, segments: &Segments, len: u64) -> Result<(), HousekeepingError> {
         let mut builder = segments.builder();
         while builder.total() < self.limit.get() + len {
             segments.extend(&mut builder)?;
         }
         self.reserve.store(len, Ordering::Relaxed);
+        self.publish(&builder);
         Ok(())
     }
 }

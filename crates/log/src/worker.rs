@@ -71,9 +71,8 @@ impl Worker {
     ///
     /// # Errors
     /// [`LogError::Options`] (`stream` or `kind`), [`LogError::TooLarge`], [`LogError::StorageFull`] (try again
-    /// later), [`LogError::Poisoned`], [`LogError::Closed`]: nothing was appended. [`LogError::Io`]: likewise,
-    /// and the failure, in securing space for the frame, has poisoned the log. If the log is poisoned while
-    /// the append waits for room, the frame is lost with it.
+    /// later), [`LogError::Unprepared`] (likewise), [`LogError::Poisoned`], [`LogError::Closed`]: nothing was appended.
+    /// If the log is poisoned while the append waits for room, the frame is lost with it.
     pub fn append(&mut self, stream: u32, kind: u8, payload: &[u8]) -> Result<Span, LogError> {
         self.append_with(stream, kind, payload, &mut ())
     }
@@ -105,6 +104,22 @@ impl Worker {
         hook: &mut H,
     ) -> Result<Span, LogError> {
         self.append_users(stream, kind, &[], hook, Room::Mark)
+    }
+
+    /// As [`Worker::append_with`], for a frame that takes data away rather than bringing some, so that it helps to make
+    /// room in the end. Where other appends are refused because the device is full, a part of the prepared space is
+    /// kept for these: a sixteenth of a segment, 512 KiB at most, and as much for one large frame.
+    ///
+    /// # Errors
+    /// As [`Worker::append`].
+    pub fn append_relief<H: AppendHook>(
+        &mut self,
+        stream: u32,
+        kind: u8,
+        payload: &[u8],
+        hook: &mut H,
+    ) -> Result<Span, LogError> {
+        self.append_users(stream, kind, payload, hook, Room::Relief)
     }
 
     fn append_users<H: AppendHook>(
@@ -236,18 +251,18 @@ impl Worker {
         if let Some(start) = late {
             core.recorder.prepare_ns.add(since(start, core.now()));
         }
-        turn.map_err(|error| {
+        core.weigh(turn).map_err(|error| {
             core.recorder.refused.fetch_add(1, Ordering::Relaxed);
-            if error.is_full() {
-                return LogError::StorageFull {
-                    path: core.dir.clone(),
+            let path = core.dir.clone();
+            match error {
+                full if full.is_full() => LogError::StorageFull { path, needed: len },
+                error @ (LogError::Closed | LogError::Poisoned { .. } | LogError::Forked { .. }) => error,
+                error => LogError::Unprepared {
+                    path,
                     needed: len,
-                };
+                    cause: Box::new(error),
+                },
             }
-            if !matches!(error, LogError::Closed) {
-                core.poison(&error.to_string());
-            }
-            error
         })
     }
 

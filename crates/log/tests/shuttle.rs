@@ -258,8 +258,8 @@ fn commit_until_stopped(world: &World, stream: u32, frames: usize, len: usize) {
         match done {
             Ok(()) => {}
             Err(LogError::Poisoned { .. } | LogError::Closed) => return,
-            // The first one whose admission fails is told the cause itself.
-            Err(LogError::Io { .. }) if world.log.poisoned().is_some() => return,
+            // No room could be prepared: nothing is at stake.
+            Err(LogError::Unprepared { .. }) => return,
             Err(other) => panic!("{other}"),
         }
     }
@@ -394,9 +394,8 @@ fn a_device_that_fails_poisons_the_log_and_leaves_nobody_waiting() {
         });
         join(committers);
         let cause = world.log.poisoned();
-        assert_eq!(
-            cause.is_some(),
-            world.device.fired(kind) > 0,
+        assert!(
+            cause.is_none() || world.device.fired(kind) > 0,
             "poisoned by what happened, and by nothing else: {cause:?}"
         );
         world.device.heal();

@@ -7,7 +7,7 @@ use std::path::Path;
 use collie_io::Device;
 use collie_log::{Level, Log, LogError, LogOptions, RingOutcome, Worker};
 use collie_sim::images::{DIR, Setup, commit, find};
-use collie_sim::{FaultKind, Ledger, PowerCut, SimDevice, Survives, VOLATILE_DIR};
+use collie_sim::{FaultKind, Ledger, Points, PowerCut, SimDevice, Survives, VOLATILE_DIR};
 
 fn open(device: &SimDevice, setup: Setup) -> (Log, Worker) {
     let log = Log::open(DIR, setup.options(device, false)).unwrap();
@@ -141,6 +141,130 @@ fn releasing_makes_room_for_the_rest_of_a_segment() {
         let frame = worker.append(0, 1, &payload).unwrap();
         log.wait(frame.end, Level::Disk).unwrap();
         log.hold("reader", frame.end);
+    }
+}
+
+/// Fills a log's device, and returns its capacity.
+fn filled(device: &SimDevice, ledger: &Ledger, setup: Setup, room: u64) -> (Log, Worker, u64) {
+    let (log, mut worker) = open(device, setup);
+    device.limit_space(Some(room));
+    let capacity = device.used_space() + room;
+    for len in [1_500, 24] {
+        while commit(&log, &mut worker, ledger, len, Some(Level::Disk)).is_ok() {}
+    }
+    (log, worker, capacity)
+}
+
+/// The same disk for another process: as full as it was.
+fn limit(device: &SimDevice, capacity: u64) {
+    device.limit_space(Some(capacity.saturating_sub(device.used_space())));
+}
+
+#[test]
+fn a_log_opens_on_a_full_disk_however_often_its_process_dies() {
+    for (shared, direct) in [(true, true), (true, false), (false, true), (false, false)] {
+        for room in (0..100_000).step_by(31_000) {
+            let setup = Setup::small(shared, direct);
+            let (mut device, ledger) = (SimDevice::new(room), Ledger::new());
+            let (log, worker, capacity) = filled(&device, &ledger, setup, room);
+            let next = device.snapshot().process_death().device();
+            device.kill();
+            drop((log, worker));
+            device = next;
+            for life in 0..113 {
+                limit(&device, capacity);
+                let (log, mut worker) = open(&device, setup);
+                let verdict = ledger.check(ledger.now(), Survives::Process, &find(&log).unwrap());
+                assert!(verdict.holds(), "{room}, {life}: {verdict}");
+                let refused = commit(&log, &mut worker, &ledger, 1_500, Some(Level::Disk));
+                assert!(
+                    matches!(refused, Err(LogError::StorageFull { .. }) | Ok(_)),
+                    "{refused:?}"
+                );
+                let next = device.snapshot().process_death().device();
+                device.kill();
+                drop((log, worker));
+                device = next;
+            }
+            assert!(device.used_space() <= capacity);
+            device.limit_space(None);
+            let (log, mut worker) = open(&device, setup);
+            commit(&log, &mut worker, &ledger, 1_500, Some(Level::Disk)).unwrap();
+            drop(worker);
+            log.close().unwrap();
+        }
+    }
+}
+
+/// Whenever a process dies while it opens the log on a full disk, the next one opens. After a power cut, which may take
+/// back what was removed, it opens or finds the disk full; nothing is lost either way.
+#[test]
+fn a_log_opens_on_a_full_disk_after_an_opening_that_was_cut_short() {
+    for (shared, direct) in [(true, true), (false, false)] {
+        let setup = Setup::small(shared, direct);
+        let (device, ledger) = (SimDevice::new(9), Ledger::new());
+        let (log, worker, capacity) = filled(&device, &ledger, setup, 40_000);
+        let next = device.snapshot().process_death().device();
+        device.kill();
+        drop((log, worker));
+        limit(&next, capacity);
+        let tags = ledger.clone();
+        next.tag_snapshots(move || tags.now());
+        next.record(Points::Changes, 1_000);
+        let (log, _worker) = open(&next, setup);
+        let shots = next.take_snapshots();
+        drop(log);
+        assert!(shots.len() > 5, "{}", shots.len());
+        let (mut refused, cuts) = (0, shots.len() * PowerCut::WAYS.len());
+        for shot in shots {
+            let died = shot.process_death().device();
+            limit(&died, capacity);
+            assert_all_there(&ledger, Survives::Process, &died, setup);
+            for (_, cut) in PowerCut::WAYS {
+                let after = shot.power_cut(cut, 3).device();
+                limit(&after, capacity);
+                if Log::open(DIR, setup.options(&after, false)).is_err() {
+                    refused += 1;
+                    after.limit_space(None);
+                }
+                assert_all_there(&ledger, Survives::Power, &after, setup);
+            }
+        }
+        println!("figures: {refused} of {cuts} power cuts left no room to open");
+        assert!(refused < cuts / 4, "{refused} of {cuts}");
+    }
+}
+
+/// What takes data away has room where commits have none, and so have marks; commits take none of it.
+#[test]
+fn relief_has_room_on_a_full_disk() {
+    for (shared, direct) in [(true, true), (false, false)] {
+        let setup = Setup {
+            segment_bytes: 256 << 10,
+            ring_bytes: 16 << 10,
+            ..Setup::small(shared, direct)
+        };
+        let (device, ledger) = (SimDevice::new(4), Ledger::new());
+        let (log, mut worker, _) = filled(&device, &ledger, setup, 600_000);
+        let kept = setup.segment_bytes / 16;
+        let large = worker.append_relief(0, 1, &[1; 3_000], &mut ()).unwrap();
+        log.wait(large.end, Level::Disk).unwrap();
+        let mut relieved = large.end - large.start;
+        while let Ok(span) = worker.append_relief(0, 1, &[1; 100], &mut ()) {
+            log.wait(span.end, Level::Disk).unwrap();
+            relieved += span.end - span.start;
+            let refused = worker.append(0, 1, &[1; 24]);
+            assert!(
+                matches!(refused, Err(LogError::StorageFull { .. })),
+                "{refused:?}"
+            );
+        }
+        // A frame and what a worker may overrun its look by are left.
+        assert!(relieved + 1_000 >= kept, "{relieved} bytes of {kept}");
+        for _ in 0..8 {
+            worker.append_mark(0, 1, &mut ()).unwrap();
+        }
+        log.flush(Level::Disk).unwrap();
     }
 }
 

@@ -252,7 +252,7 @@ fn a_crash_anywhere_in_an_archiving_loses_nothing_and_leaves_no_gap() {
 }
 
 #[test]
-fn a_device_that_fails_while_it_archives_poisons_and_the_next_open_goes_on() {
+fn a_device_that_fails_while_it_archives_loses_nothing_and_the_next_open_goes_on() {
     for after in 0..12 {
         let (device, ledger) = (SimDevice::new(after), Ledger::new());
         let (log, mut worker) = open(&device, HOUR, 2 * SEGMENT);

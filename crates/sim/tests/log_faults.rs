@@ -122,14 +122,18 @@ fn a_repaired_log_opens_although_its_ring_knew_more() {
 #[test]
 fn opens_that_fail_for_want_of_space_leave_nothing_behind() {
     let setup = Setup::small(true, true);
+    let options = |device: &SimDevice| LogOptions {
+        reserve_bytes: Some(0),
+        ..setup.options(device, false)
+    };
     let (device, ledger) = (SimDevice::new(5), Ledger::new());
-    let log = Log::open(DIR, setup.options(&device, false)).unwrap();
+    let log = Log::open(DIR, options(&device)).unwrap();
     let mut worker = log.worker().unwrap();
     commit(&log, &mut worker, &ledger, 300, Some(Level::Disk)).unwrap();
     let device = device.snapshot().process_death().device();
     device.limit_space(Some(10_000));
     for _ in 0..4 {
-        Log::open(DIR, setup.options(&device, false)).unwrap_err();
+        Log::open(DIR, options(&device)).unwrap_err();
         assert_eq!(
             device.list(Path::new(VOLATILE_DIR)).unwrap().len(),
             1,

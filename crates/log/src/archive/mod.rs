@@ -228,10 +228,13 @@ impl Archive {
 
     /// Removes the oldest segment; `false` where there is none.
     pub(crate) fn give_up_oldest(&self) -> Result<bool, LogError> {
-        let Some((_, oldest)) = lock(&self.kept).pop_first() else {
+        let Some((number, oldest)) = lock(&self.kept).pop_first() else {
             return Ok(false);
         };
-        self.remove(&oldest.path)?;
+        if let Err(error) = self.remove(&oldest.path) {
+            lock(&self.kept).insert(number, oldest);
+            return Err(error);
+        }
         Ok(true)
     }
 

@@ -7,7 +7,7 @@ use loom::thread;
 
 use super::{COMPLETE, FRAME, THREE, explore};
 use crate::herd::{Herd, Reservations, SlotId};
-use crate::limit::{Limit, Room};
+use crate::limit::{Kept, Limit, Room};
 
 /// A large frame.
 const LARGE: u64 = 4 * FRAME;
@@ -30,15 +30,40 @@ impl Admission {
 
     /// `frames` per worker are left to marks.
     fn with_marks(workers: usize, frames: u64, limit: u64) -> Arc<Self> {
-        Self::with_fillers(workers, frames, 0, limit)
+        Self::with(
+            workers,
+            Kept {
+                marks: frames,
+                relief: 0,
+            },
+            0,
+            limit,
+        )
+    }
+
+    /// `bytes` are left to relief, and as many to its largest frame.
+    fn with_relief(workers: usize, bytes: u64, limit: u64) -> Arc<Self> {
+        Self::with(
+            workers,
+            Kept {
+                marks: 0,
+                relief: bytes,
+            },
+            0,
+            limit,
+        )
     }
 
     /// Fillers of up to `filler` bytes may stand between frames.
-    fn with_fillers(workers: usize, frames: u64, filler: u64, limit: u64) -> Arc<Self> {
+    fn with_fillers(workers: usize, filler: u64, limit: u64) -> Arc<Self> {
+        Self::with(workers, Kept { marks: 0, relief: 0 }, filler, limit)
+    }
+
+    fn with(workers: usize, kept: Kept, filler: u64, limit: u64) -> Arc<Self> {
         Arc::new(Self {
             herd: Herd::new(workers + 1, 0),
             next: Reservations::new(0),
-            limit: Limit::new(workers, [FRAME, filler], frames, limit),
+            limit: Limit::new(workers, [FRAME, filler], kept, limit),
             large: Mutex::new(()),
         })
     }
@@ -106,7 +131,7 @@ fn three_workers_never_pass_a_limit_that_is_raised_under_them() {
                 })
             })
             .collect();
-        admission.limit.raise(limit + FRAME);
+        admission.limit.raise(limit + FRAME, 0);
         admission.append(&mine, FRAME, limit + FRAME);
         workers.into_iter().for_each(|w| w.join().unwrap());
     });
@@ -130,12 +155,30 @@ fn large_frames_take_turns_and_never_pass_what_is_kept_for_one() {
     });
 }
 
+/// Commits leave the room of a large frame of relief, and of a small one; however they overrun their looks, both have it.
+#[test]
+fn relief_has_room_where_commits_have_none_and_never_passes_the_limit() {
+    explore("admission, commits and a large relief", COMPLETE, || {
+        let limit = 3 * FRAME + 2 * LARGE;
+        let admission = Admission::with_relief(2, LARGE, limit);
+        let mine = admission.herd.register().unwrap();
+        let worker = {
+            let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+            thread::spawn(move || (0..3).filter(|_| admission.append(&slot, FRAME, limit)).count())
+        };
+        let relieved = admission.append_in(Room::Relief, &mine, LARGE, limit);
+        assert!(relieved, "relief was refused");
+        admission.append_in(Room::Relief, &mine, FRAME, limit);
+        worker.join().unwrap();
+    });
+}
+
 /// Fillers are not admitted: there is room for one behind every frame that was.
 #[test]
 fn fillers_never_pass_the_limit() {
     explore("admission, 2 workers and fillers", COMPLETE, || {
         let limit = 2 * (FRAME + FILLER) + FILLER;
-        let admission = Admission::with_fillers(2, 0, FILLER, limit);
+        let admission = Admission::with_fillers(2, FILLER, limit);
         let (mine, leader) = (
             admission.herd.register().unwrap(),
             admission.herd.register().unwrap(),

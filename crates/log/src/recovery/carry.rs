@@ -25,6 +25,7 @@ use crate::Lsn;
 use crate::archive::Archive;
 use crate::beginning;
 use crate::core::Opened;
+use crate::directory::Directory;
 use crate::error::{At, LogError};
 use crate::format::{
     BLOCK, FRAME_HEADER, FrameHeader, FrameStart, KIND_CLOSE, KIND_FILLER, KIND_SEAL, SEGMENT_HEAD, Salt,
@@ -36,7 +37,7 @@ use crate::segments::{self, Segment, Segments, remove_for_good};
 
 /// How much of a new epoch's first segment is zeroed before the log opens; the rest follows in the
 /// background.
-const READY: u64 = 2 << 20;
+pub(crate) const READY: u64 = 2 << 20;
 /// How much is copied with one write.
 const PIECE: usize = 1 << 20;
 
@@ -85,13 +86,18 @@ pub(crate) fn carry_on(
     // They proved nothing, and on a full device they are in the way.
     let strays = chain.strays.iter();
     let strays: Vec<_> = strays.map(|s| (s.path.clone(), Arc::clone(&s.file))).collect();
-    remove_for_good(&*device, dir, &strays)?;
+    let directory = Directory::open(&device, dir)?;
+    remove_for_good(&directory, &strays)?;
     let mut live = old_segments(&chain, &found);
     rely_on(&chain, &live)?;
+    // An opening that died before it could do so left them; on a full device they would be in the way of the next epoch.
+    remove_for_good(&directory, &chain.superseded)?;
+    shorten(&chain, &live);
 
     let mut epoch = Epoch {
         device: &*device,
         dir,
+        directory: &directory,
         options: &options,
         log_id: chain.log_id,
         number: chain.max_number,
@@ -130,7 +136,7 @@ pub(crate) fn carry_on(
     };
 
     // The new epoch counts. An error from here on is mended by the next open.
-    tidy(&*device, dir, &chain, taken_over_at, &mut warnings)?;
+    tidy(&directory, &chain, taken_over_at, &mut warnings)?;
     let archive = Archive::open(dir, &options, &mut warnings)?;
     remove_rings(&epoch.home(), &chain, &old, &found.ring, &ring, &mut warnings);
     // With a private ring `Process` means a write call, which must not wait for the device.
@@ -170,7 +176,7 @@ pub(crate) fn carry_on(
     let epoch = epoch.epoch;
     let segments = Segments::new(
         Arc::clone(&device),
-        dir.to_owned(),
+        directory,
         template,
         live,
         last.ready,
@@ -268,9 +274,22 @@ fn pad(found: &mut Found, first_lsn: Lsn) -> Lsn {
     found.end
 }
 
+/// Gives back the room behind where a later epoch took over, as `tidy` does for the one that begins now.
+fn shorten(chain: &Chain, live: &[Segment]) {
+    let newest = chain.last().and_then(|run| run.segments.first());
+    for segment in live {
+        let len = segment.offset(segment.end).next_multiple_of(BLOCK as u64);
+        let is_older = newest.is_some_and(|newest| segment.epoch < newest.header.epoch.get());
+        if is_older && segment.file.stat().is_ok_and(|stat| stat.len > len) {
+            // Where it cannot be shortened it takes more room than it needs, and is released with the others.
+            let _ = segment.file.set_len(len);
+        }
+    }
+}
+
 fn cut(segment: &mut Segment, end: Lsn) {
-    segment.end = segment.end.min(end);
-    segment.reusable = false;
+    segment.meta.end = segment.end.min(end);
+    segment.meta.reusable = false;
 }
 
 /// Makes durable what the log goes on to rely on: a reopened file may show pages that are not on the device.
@@ -292,6 +311,7 @@ fn rely_on(chain: &Chain, live: &[Segment]) -> Result<(), LogError> {
 struct Epoch<'a> {
     device: &'a dyn Device,
     dir: &'a Path,
+    directory: &'a Directory,
     options: &'a LogOptions,
     log_id: [u8; 16],
     /// The last number and epoch seen anywhere, then those given out last.
@@ -543,7 +563,7 @@ impl Writer<'_, '_> {
         let data = header.data_bytes.get();
         let ready = data.min(READY.max((self.buffer.len() as u64).next_multiple_of(BLOCK as u64)));
         self.epoch.unfinished.push(path.clone());
-        let file = segments::create(self.epoch.device, self.epoch.dir, &path, ready, None)?;
+        let file = segments::create(self.epoch.directory, &path, ready, None)?;
         self.files.push(Fresh {
             header,
             path,
@@ -594,13 +614,7 @@ impl Writer<'_, '_> {
 
 /// Removes what a later epoch took over, for good: if it came back after its successors are released, it would
 /// pass for the log.
-fn tidy(
-    device: &dyn Device,
-    dir: &Path,
-    chain: &Chain,
-    promise: Lsn,
-    warnings: &mut Vec<String>,
-) -> Result<(), LogError> {
+fn tidy(dir: &Directory, chain: &Chain, promise: Lsn, warnings: &mut Vec<String>) -> Result<(), LogError> {
     let mut litter = chain.superseded.clone();
     for segment in chain.last().iter().flat_map(|run| run.segments.iter().rev()) {
         if segment.first_lsn() >= promise {
@@ -613,5 +627,5 @@ fn tidy(
             }
         }
     }
-    remove_for_good(device, dir, &litter)
+    remove_for_good(dir, &litter)
 }

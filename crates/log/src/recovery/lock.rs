@@ -12,10 +12,12 @@ use crate::error::{At, LogError};
 use crate::segments::parse_file_name;
 
 const LOCK: &str = "LOCK";
+/// The room that is kept back for an opening: a file that holds nothing.
+pub(crate) const RESERVE: &str = "RESERVE";
 
 /// Held while a log is open. The kernel lets go of it when the process dies.
-#[derive(Debug)]
-pub(crate) struct DirLock(Mutex<Option<Arc<dyn File>>>);
+#[derive(Debug, Clone)]
+pub(crate) struct DirLock(Arc<Mutex<Option<Arc<dyn File>>>>);
 
 impl DirLock {
     /// Creates `dir` if needed and locks it.
@@ -31,9 +33,14 @@ impl DirLock {
             });
         }
         let pid = std::process::id().to_string();
-        file.set_len(0).at("truncate", &path)?;
-        write_all_at(&*file, pid.as_bytes(), 0).at("write", &path)?;
-        Ok(Self(Mutex::new(Some(file))))
+        // For people. On a full device there may be no room for it, and the lock is as good without.
+        if let Err(error) = file
+            .set_len(0)
+            .and_then(|()| write_all_at(&*file, pid.as_bytes(), 0))
+        {
+            tracing::debug!(path = %path.display(), %error, "the lock file does not say who holds it");
+        }
+        Ok(Self(Arc::new(Mutex::new(Some(file)))))
     }
 
     pub(crate) fn release(&self) {
@@ -66,7 +73,10 @@ fn check_directory(device: &dyn Device, dir: &Path) -> Result<(), LogError> {
         .iter()
         .any(|e| !e.is_dir && (e.name == LOCK || parse_file_name(&e.name).is_some()));
     let foreign = entries.iter().find(|e| {
-        let ours = e.name == LOCK || e.name.ends_with(CUT_SUFFIX) || parse_file_name(&e.name).is_some();
+        let ours = e.name == LOCK
+            || e.name == RESERVE
+            || e.name.ends_with(CUT_SUFFIX)
+            || parse_file_name(&e.name).is_some();
         if e.is_dir {
             e.name != archive::DIR || !is_log
         } else {

@@ -28,10 +28,11 @@ use crate::core::Opened;
 use crate::error::LogError;
 use crate::options::{LogId, LogOptions, RecoveryMode};
 
+pub(crate) use carry::READY;
 pub(crate) use chain::{Chain, read_header, read_or_zeros};
 pub use cut::Cut;
 pub(crate) use cut::cut;
-pub(crate) use lock::DirLock;
+pub(crate) use lock::{DirLock, RESERVE};
 pub(crate) use new_ring::{keep_aside, leave_spent};
 pub(crate) use old_ring::{OldRing, open as find_ring};
 pub(crate) use scan::{Seen, walk};

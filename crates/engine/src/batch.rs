@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::codec::{self, Op, Ops};
 use crate::core::FamilyState;
 use crate::memtable::{At, Write};
+use crate::workers::Room;
 use crate::{Error, Family, MAX_KEY_BYTES, Result};
 
 /// Writes to any families of one store, committed in one step by [`Db::write`](crate::Db::write).
@@ -15,6 +16,10 @@ pub struct Batch {
     payload: Vec<u8>,
     count: usize,
     families: Vec<Arc<FamilyState>>,
+    /// It has a put, which brings data.
+    brings: bool,
+    /// It makes room all the same.
+    relief: bool,
 }
 
 impl Batch {
@@ -67,6 +72,7 @@ impl Batch {
             }
             self.families.push(Arc::clone(state));
         }
+        self.brings |= matches!(write, Write::Put(_));
         codec::encode(
             &mut self.payload,
             Op {
@@ -102,6 +108,29 @@ impl Batch {
         self.payload.clear();
         self.families.clear();
         self.count = 0;
+        (self.brings, self.relief) = (false, false);
+    }
+
+    /// Whether the batch only takes data away, or was said to make room: then it is let in where others are refused
+    /// because the device is full, as far as the log's room for that goes: a sixteenth of a segment, 512 KiB at most.
+    #[must_use]
+    pub fn is_relief(&self) -> bool {
+        self.relief || !self.brings
+    }
+
+    /// Says that the batch makes room although it has puts: say one that lets another family take the place of one that
+    /// is dropped then.
+    pub fn set_relief(&mut self) {
+        self.relief = true;
+    }
+
+    /// Which room of the log it may use.
+    pub(crate) fn room(&self) -> Room {
+        if self.is_relief() {
+            Room::Relief
+        } else {
+            Room::Commit
+        }
     }
 
     pub(crate) fn payload(&self) -> &[u8] {

@@ -23,7 +23,9 @@ pub(crate) fn run(core: &Core) {
         if family.is_dropped() {
             continue;
         }
-        match compact_once(core, &family) {
+        let compacted = core.reserve.relieve(|| compact_once(core, &family));
+        core.fill_reserve();
+        match compacted {
             // There may be more to do; families take turns.
             Ok(true) => core.tasks.compact(&family),
             Ok(false) => {}
@@ -56,7 +58,11 @@ fn compact_once(core: &Core, family: &FamilyState) -> Result<bool> {
 
 /// Merges everything, on the caller's thread.
 pub(crate) fn compact_all(core: &Core, family: &FamilyState) -> Result<()> {
-    compact(core, family, |tables| tables.compact_all()).map(drop)
+    let compacted = core
+        .reserve
+        .relieve(|| compact(core, family, |tables| tables.compact_all()));
+    core.fill_reserve();
+    compacted.map(drop)
 }
 
 /// Merges until another run can be counted. Recovery and callers who flush pass no gate.

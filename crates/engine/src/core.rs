@@ -18,13 +18,14 @@ use crate::manifest_file::ManifestFile;
 use crate::memtable::{At, Chunks, Mem};
 use crate::read_point::ReadPoint;
 use crate::registered::{Flushed, Kept};
+use crate::reserve::Reserve;
 use crate::stats::{Counters, FamilyCounters};
 use crate::tables::{Pinned, Shared, Tables};
 use crate::tasks::Tasks;
 use crate::transaction::{Denied, Link, LockTable, Registry};
 use crate::view::{FlushCause, View};
 use crate::visible::Visible;
-use crate::workers::{Hand, Record, Workers};
+use crate::workers::{Hand, Record, Room, Workers};
 use crate::{DeadlockLink, Error, FamilyOptions, Key, Options, Result};
 
 /// Writes to the family go on as they come.
@@ -135,6 +136,7 @@ pub(crate) struct Core {
     system: Mutex<Option<Hand>>,
     pub(crate) families: RwLock<Families>,
     pub(crate) manifest: Mutex<ManifestFile>,
+    pub(crate) reserve: Reserve,
     pub(crate) tasks: Tasks,
     pub(crate) garbage: Mutex<Option<Sender<Garbage>>>,
     /// Memory for memtables.
@@ -170,6 +172,7 @@ pub(crate) struct Start {
     pub(crate) options: Options,
     pub(crate) journal: Journal,
     pub(crate) manifest: ManifestFile,
+    pub(crate) reserve: Reserve,
     pub(crate) garbage: Sender<Garbage>,
     pub(crate) chunks: Arc<Chunks>,
     pub(crate) shared: Shared,
@@ -183,6 +186,7 @@ impl Core {
             options,
             journal,
             manifest,
+            reserve,
             garbage,
             chunks,
             shared,
@@ -214,6 +218,7 @@ impl Core {
             journal,
             families: RwLock::default(),
             manifest: Mutex::new(manifest),
+            reserve,
             tasks: Tasks::default(),
             garbage: Mutex::new(Some(garbage)),
             chunks,
@@ -332,16 +337,28 @@ impl Core {
         }
     }
 
-    /// Takes a place in the order for something that is no commit.
-    pub(crate) fn mark(&self) -> Result<At> {
-        self.mark_as(Record::Place)
+    /// Takes the room again that the reserve gave up, where there is some.
+    pub(crate) fn fill_reserve(&self) {
+        self.reserve.fill(Some(&self.journal));
     }
 
-    fn mark_as(&self, record: Record<'_>) -> Result<At> {
+    /// Takes a place in the order for something that is no commit.
+    pub(crate) fn mark(&self) -> Result<At> {
+        self.mark_in(Room::Relief)
+    }
+
+    fn mark_in(&self, room: Room) -> Result<At> {
         let mut system = self.system.lock();
         let hand = system.as_mut().ok_or(Error::Closed)?;
         let unfinished = Unfinished(self);
-        let mark = hand.commit(&self.journal, &self.visible, KIND_MARK, record, |_| ());
+        let mark = hand.commit(
+            &self.journal,
+            &self.visible,
+            KIND_MARK,
+            Record::Place,
+            room,
+            |_| (),
+        );
         std::mem::forget(unfinished);
         self.settle(mark)
     }
@@ -422,7 +439,7 @@ impl Core {
         }
         // Ordered before the mark's reservation by that one's Release; see `FamilyState::with_mem`.
         family.rotating.store(true, Ordering::Relaxed);
-        let mark = self.mark_as(Record::Mark);
+        let mark = self.mark_in(Room::Mark);
         reach!("rotation has its LSN");
         if let Ok(at) = mark {
             family
@@ -521,11 +538,17 @@ pub(crate) struct Turn<'a> {
 
 impl Turn<'_> {
     /// Commits a record; on return it is applied and the visible boundary is on its way.
-    pub(crate) fn commit(mut self, kind: u8, record: Record<'_>, apply: impl FnOnce(At)) -> Result<At> {
+    pub(crate) fn commit(
+        mut self,
+        kind: u8,
+        record: Record<'_>,
+        room: Room,
+        apply: impl FnOnce(At),
+    ) -> Result<At> {
         let core = self.core;
         let hand = self.place.as_mut().ok_or(Error::Closed)?;
         let unfinished = Unfinished(core);
-        let committed = hand.commit(&core.journal, &core.visible, kind, record, apply);
+        let committed = hand.commit(&core.journal, &core.visible, kind, record, room, apply);
         std::mem::forget(unfinished);
         drop(self.place);
         if let Err((Error::StorageFull { .. }, _)) = &committed {

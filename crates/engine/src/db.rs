@@ -15,7 +15,7 @@ use crate::core::{Core, FamilyState, GATE_OPEN};
 use crate::iter::Iter;
 use crate::memtable::{At, Write};
 use crate::view::FlushCause;
-use crate::workers::Record;
+use crate::workers::{Record, Room};
 use crate::{
     Batch, Durability, Error, Family, FamilyOptions, Options, Result, Snapshot, Stats, Value, WriteOptions,
     compaction, families, flush, open, read, stall, stats, wal_size,
@@ -118,7 +118,12 @@ impl Db {
     pub fn create_family(&self, name: &str, options: FamilyOptions) -> Result<Family> {
         let _life = self.core().life.read();
         self.core().check_open()?;
-        let state = families::create(self.core(), name, options)?;
+        let core = self.core();
+        let created = core
+            .reserve
+            .relieve(|| families::create(core, name, options.clone()));
+        core.fill_reserve();
+        let state = created?;
         Ok(Family::new(self.clone(), state))
     }
 
@@ -136,7 +141,10 @@ impl Db {
                 name: family.name().into(),
             });
         }
-        families::remove(self.core(), family.state())
+        let core = self.core();
+        let removed = core.reserve.relieve(|| families::remove(core, family.state()));
+        core.fill_reserve();
+        removed
     }
 
     /// Commits a batch: on return all of it is visible, and as durable as the options ask; nobody ever sees
@@ -178,7 +186,7 @@ impl Db {
                 });
             }
             self.check_family(family)?;
-            self.admit(family, batch.size_bytes())?;
+            self.admit(family, batch.size_bytes(), batch.room())?;
         }
         Ok(())
     }
@@ -196,7 +204,7 @@ impl Db {
         };
         let unlogged = disable_wal || core.options.disable_wal;
         let (kind, record) = frame(Record::Encoded(batch.payload()), disable_wal);
-        let at = turn.commit(kind, record, |at| batch.apply(at, unlogged))?;
+        let at = turn.commit(kind, record, batch.room(), |at| batch.apply(at, unlogged))?;
         for family in batch.families() {
             self.see_to_size(family);
         }
@@ -217,7 +225,7 @@ impl Db {
         };
         let size = op.key.len() + value;
         self.check_family(family)?;
-        self.admit(family, size)?;
+        self.admit(family, size, room_of(op))?;
         if options.disable_wal || self.core().options.disable_wal {
             self.check_size(size + ENCODING)?;
         }
@@ -243,7 +251,7 @@ impl Db {
         let unlogged = disable_wal || self.core().options.disable_wal;
         let (kind, record) = frame(Record::One(op), disable_wal);
         let mut full = false;
-        let at = turn.commit(kind, record, |at| {
+        let at = turn.commit(kind, record, room_of(op), |at| {
             family.with_mem(at.start, |mem| {
                 if unlogged {
                     mem.note_unlogged();
@@ -280,9 +288,13 @@ impl Db {
     }
 
     /// Lets a write in, or holds it up.
-    fn admit(&self, family: &FamilyState, bytes: usize) -> Result<()> {
-        if let Some(refusal) = self.core().refusal() {
+    fn admit(&self, family: &FamilyState, bytes: usize, room: Room) -> Result<()> {
+        let core = self.core();
+        if let Some(refusal) = core.refusal() {
             return Err(refusal);
+        }
+        if room == Room::Commit {
+            core.reserve.admit(&core.journal)?;
         }
         // Relaxed: a write that passes a gate that is about to close changes little.
         if family.gate.load(Ordering::Relaxed) != GATE_OPEN {
@@ -489,6 +501,14 @@ impl Db {
 
 /// Bytes of an operation that are neither key nor value, at most.
 const ENCODING: usize = 16;
+
+/// A write that takes data away has room where others have none.
+fn room_of(op: Op<'_>) -> Room {
+    match op.write {
+        Write::Put(_) => Room::Commit,
+        Write::Delete => Room::Relief,
+    }
+}
 
 /// The frame's kind and content.
 fn frame(record: Record<'_>, disable_wal: bool) -> (u8, Record<'_>) {

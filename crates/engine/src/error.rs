@@ -38,7 +38,9 @@ pub enum Error {
         /// The largest commit that is accepted.
         limit: u64,
     },
-    /// No space on the device. Nothing was lost and nothing is poisoned; writes go on when there is room.
+    /// No space on the device. Nothing was lost and nothing is poisoned; writes go on when there is room. Meanwhile
+    /// deletes, batches of nothing else, [`Db::drop_family`](crate::Db::drop_family), flushes and compactions have room
+    /// that is kept back for them, [`Options::reserve_bytes`](crate::Options::reserve_bytes).
     #[error("no space left for {path}: {needed}; free some space and write again")]
     StorageFull {
         /// What could not be written.
@@ -302,7 +304,7 @@ fn holder(pid: Option<u32>) -> String {
 impl Error {
     pub(crate) fn io(op: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
         let path = path.into();
-        if source.kind() == io::ErrorKind::StorageFull {
+        if is_full(&source) {
             return Self::StorageFull {
                 needed: format!("cannot {op}"),
                 path,
@@ -318,7 +320,7 @@ impl Error {
     pub(crate) fn table(op: &'static str, path: impl Into<PathBuf>, source: lsm_tree::Error) -> Self {
         let path = path.into();
         match source {
-            lsm_tree::Error::Io(e) if e.kind() == io::ErrorKind::StorageFull => Self::StorageFull {
+            lsm_tree::Error::Io(e) if is_full(&e) => Self::StorageFull {
                 needed: format!("cannot {op} the tables"),
                 path,
             },
@@ -331,6 +333,14 @@ impl Error {
     }
 }
 
+/// The device has no space, or a quota is used up.
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
+
 impl From<LogError> for Error {
     fn from(error: LogError) -> Self {
         match error {
@@ -339,6 +349,10 @@ impl From<LogError> for Error {
             LogError::Forked { path, opener } => Self::Forked { path, opener },
             LogError::StorageFull { needed, path } => Self::StorageFull {
                 needed: format!("the log needs {needed} bytes"),
+                path,
+            },
+            LogError::Io { op, path, source } if is_full(&source) => Self::StorageFull {
+                needed: format!("cannot {op}"),
                 path,
             },
             other => Self::Log(other),

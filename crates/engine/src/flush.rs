@@ -96,8 +96,10 @@ fn register_sealed(
         && let Some(sealed) = family.view.load().sealed.first().cloned()
     {
         crate::compaction::keep_level0_countable(core, family)?;
-        let written = turn.write(sealed)?;
-        turn.register(written)?;
+        core.reserve.relieve(|| {
+            let written = turn.write(sealed.clone())?;
+            turn.register(written)
+        })?;
         crate::stall::update(core, family);
         after(turn)?;
         seal_what_is_full(core, family);
@@ -111,6 +113,7 @@ fn settle(core: &Core, family: &Arc<FamilyState>, flushed: &Result<()>) {
         family.counters.flush_failures.fetch_add(1, Ordering::Relaxed);
     }
     *family.flush_error.lock() = flushed.as_ref().err().cloned();
+    core.fill_reserve();
     crate::stall::update(core, family);
     core.open_gates();
     core.tasks.compact(family);

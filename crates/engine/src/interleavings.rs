@@ -210,6 +210,7 @@ fn a_panic_in_mid_commit_refuses_writes_and_hides_what_was_half_done() {
         core.turn(true).unwrap().unwrap().commit(
             crate::codec::KIND_COMMIT,
             crate::workers::Record::Place,
+            crate::workers::Room::Commit,
             |_| panic!("a memtable that fails, for the test"),
         )
     });

@@ -7,6 +7,7 @@ use collie_log::{AppendHook, Failure, Level, Log, LogStats, Lsn, RecoveryReport,
 
 use crate::Result;
 use crate::codec::VIRTUAL_FRAME;
+use crate::workers::Room;
 
 /// Where commits get their place in the order.
 pub(crate) enum Journal {
@@ -35,18 +36,21 @@ impl Journal {
         })
     }
 
-    /// Reserves a place and, with a log, copies the payload there. `hook` is told as by the log.
+    /// Reserves a place and, with a log, copies the payload there; a rotation's has none. `hook` is told as by the log.
     pub(crate) fn append(
         &self,
         worker: &mut JournalWorker,
         kind: u8,
         payload: &[u8],
+        room: Room,
         hook: &mut impl AppendHook,
     ) -> Result<Span> {
         match (self, worker) {
-            (Self::Log(_), JournalWorker::Log(worker)) => {
-                Ok(worker.append_with(STREAM, kind, payload, hook)?)
-            }
+            (Self::Log(_), JournalWorker::Log(worker)) => Ok(match room {
+                Room::Commit => worker.append_with(STREAM, kind, payload, hook)?,
+                Room::Relief => worker.append_relief(STREAM, kind, payload, hook)?,
+                Room::Mark => worker.append_mark(STREAM, kind, hook)?,
+            }),
             (Self::Log(log), JournalWorker::Virtual) => {
                 Ok(log.worker()?.append_with(STREAM, kind, payload, hook)?)
             }
@@ -61,19 +65,6 @@ impl Journal {
                 hook.reserved(span);
                 Ok(span)
             }
-        }
-    }
-
-    /// Reserves a place for a rotation, for which the log keeps room. `hook` is told as by the log.
-    pub(crate) fn append_mark(
-        &self,
-        worker: &mut JournalWorker,
-        kind: u8,
-        hook: &mut impl AppendHook,
-    ) -> Result<Span> {
-        match (self, worker) {
-            (Self::Log(_), JournalWorker::Log(worker)) => Ok(worker.append_mark(STREAM, kind, hook)?),
-            (_, worker) => self.append(worker, kind, &[], hook),
         }
     }
 
@@ -163,6 +154,14 @@ impl Journal {
         match self {
             Self::Log(log) => Some(log.oldest_end()),
             Self::Virtual(_) => None,
+        }
+    }
+
+    /// Removes what the log keeps for later and does not need; `false` where there is nothing of the kind.
+    pub(crate) fn give_up_spares(&self) -> bool {
+        match self {
+            Self::Log(log) => log.give_up_spares(),
+            Self::Virtual(_) => false,
         }
     }
 

@@ -108,6 +108,7 @@ mod read;
 mod read_point;
 mod registered;
 mod replay;
+mod reserve;
 mod stall;
 mod stats;
 mod tables;

@@ -64,9 +64,13 @@ pub(crate) fn lock(device: &dyn Device, dir: &Path) -> Result<Arc<dyn File>> {
         });
     }
     let pid = format!("{}\n", std::process::id());
-    file.set_len(0)
-        .and_then(|()| write_all_at(&*file, pid.as_bytes(), 0))
-        .map_err(|e| Error::io("write", &path, e))?;
+    // For people. On a full device there may be no room for it, and the lock is as good without.
+    let told = file
+        .set_len(0)
+        .and_then(|()| write_all_at(&*file, pid.as_bytes(), 0));
+    if let Err(error) = told {
+        tracing::debug!(path = %path.display(), %error, "the lock file does not say who holds it");
+    }
     Ok(file)
 }
 

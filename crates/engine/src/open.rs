@@ -28,6 +28,7 @@ use crate::lock::Found;
 use crate::manifest::{LogState, Manifest};
 use crate::manifest_file::ManifestFile;
 use crate::memtable::Chunks;
+use crate::reserve::Reserve;
 use crate::tables::Shared;
 use crate::view::FlushCause;
 use crate::{
@@ -50,13 +51,14 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
             .map_err(|e| Error::io("create", path, e))?;
     }
     let held = lock::lock(&*device, path)?;
+    let reserve = Reserve::new(path, &options);
     let manifest = match ManifestFile::read(&*device, path)? {
         Some(mut manifest) => {
             families::pass_over_leftovers(&*device, path, &mut manifest)?;
             // It may be in the page cache alone: of a process that was killed before its sync, or whose sync failed, after
             // which no later one writes it. So it is written anew before the log is released that it has no need of, and
             // before commits are acknowledged to families that it names.
-            manifest.write(&*device, path)?;
+            reserve.relieve(|| manifest.write(&*device, path))?;
             manifest
         }
         None => {
@@ -74,7 +76,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
     } else {
         manifest
     };
-    start(path, options, manifest, &held)
+    start(path, options, manifest, reserve, &held)
 }
 
 fn log_directory(path: &Path, options: &Options) -> PathBuf {
@@ -95,7 +97,8 @@ fn leave_log(
         disable_wal: false,
         ..options.clone()
     };
-    let handle = start(path, with_log, manifest, lock)?;
+    let reserve = Reserve::new(path, options);
+    let handle = start(path, with_log, manifest, reserve, lock)?;
     let all = handle.core.families.read().all();
     all.iter()
         .try_for_each(|family| flush::flush_all_of(&handle.core, family, FlushCause::Close))?;
@@ -120,11 +123,19 @@ fn remove_tree(device: &dyn Device, path: &Path) -> Result<()> {
 }
 
 /// Opens a store whose lock is held and whose manifest fits the options.
-fn start(path: &Path, options: Options, mut manifest: ManifestFile, lock: &Arc<dyn File>) -> Result<Handle> {
+fn start(
+    path: &Path,
+    options: Options,
+    mut manifest: ManifestFile,
+    reserve: Reserve,
+    lock: &Arc<dyn File>,
+) -> Result<Handle> {
     let device = Arc::clone(&options.device);
     remove_orphans(&*device, path, &manifest)?;
     manifest.amend(|manifest| use_options(manifest, &options));
-    let journal = open_journal(path, &options, &manifest)?;
+    let journal = reserve.relieve(|| open_journal(path, &options, &manifest))?;
+    // What the opening took of it was the log's before, and is free again.
+    reserve.fill(Some(&journal));
     let chunks = Arc::new(Chunks::default());
     let (garbage, _thread) = garbage::start(Arc::clone(&device), Arc::clone(&chunks))?;
     let shared = Shared {
@@ -139,6 +150,7 @@ fn start(path: &Path, options: Options, mut manifest: ManifestFile, lock: &Arc<d
         options,
         journal,
         manifest,
+        reserve,
         garbage,
         chunks,
         shared,
@@ -229,6 +241,11 @@ fn open_journal(path: &Path, options: &Options, manifest: &Manifest) -> Result<J
             pad_to_block: options.pad_to_block,
             archive_ttl: options.wal_ttl,
             archive_bytes: options.wal_size_limit,
+            // The store's own serves both where they share a device.
+            reserve_bytes: match options.wal_dir {
+                Some(_) if options.reserve_bytes != Some(0) => None,
+                _ => Some(0),
+            },
             recovery_mode: options.wal_recovery_mode,
             compression: match options.wal_compression {
                 Compression::None => collie_log::Compression::None,

@@ -66,11 +66,19 @@ pub struct Options {
     /// Past this much live log, in bytes, the families that pin its oldest segment are flushed, also where
     /// there is one alone. `None` or 0: four times the sum over all families of `write_buffer_bytes` ×
     /// `max_write_buffers`, and at least four segments; it changes as families come and go. Never more than
-    /// 256 segments, whose files are kept open. The least is two segments; what is below the families' write
+    /// 256 segments, all of which an opening has open. The least is two segments; what is below the families' write
     /// buffers is taken and warned about ([`Stats::warnings`](crate::Stats::warnings)): memtables are flushed
     /// before they are full then. [`Stats::max_total_wal_size`](crate::Stats::max_total_wal_size) tells the
     /// limit in force.
     pub max_total_wal_size: Option<u64>,
+    /// Room that is kept back in the store's directory, in bytes, in a file `RESERVE` that holds nothing. When the device
+    /// is full it is given up for what makes room: flushes, compactions, dropping a family, an opening. Until it is there
+    /// again only writes that take data away are let in: deletes, and batches of nothing else
+    /// ([`Batch::is_relief`](crate::Batch::is_relief)). `None`, the default: 4 MiB and the largest of
+    /// [`Options::ring_bytes`] and the `write_buffer_bytes` of the default family and of those in
+    /// [`Options::family_options`]; 68 MiB where all have their defaults. 0: none is kept. A log with a directory of its
+    /// own ([`Options::wal_dir`]) keeps the ring's size and 4 MiB there, too, unless this is 0.
+    pub reserve_bytes: Option<u64>,
     /// Size of the block cache that all families share. Default: 32 MiB.
     pub cache_bytes: u64,
     /// How many table files are kept open. Default: 256.
@@ -111,6 +119,7 @@ impl Default for Options {
             wal_size_limit: 0,
             wal_recovery_mode: WalRecoveryMode::default(),
             max_total_wal_size: None,
+            reserve_bytes: None,
             cache_bytes: 32 << 20,
             max_open_files: 256,
             flush_threads: 1,

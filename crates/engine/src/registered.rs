@@ -215,8 +215,8 @@ pub(crate) fn record(core: &Core, turns: &mut [Flush<'_>]) -> Result<()> {
         return Ok(());
     };
     let mut manifest = core.manifest.lock();
-    manifest
-        .commit(&*core.device, &core.path, &edit)
+    core.reserve
+        .relieve(|| manifest.commit(&*core.device, &core.path, &edit))
         .inspect_err(|e| core.fail_for_good(e))?;
     for turn in turns {
         let Some(registered) = turn.kept.0.take() else {

@@ -12,7 +12,7 @@ use crate::core::{Core, FamilyState};
 use crate::view::FlushCause;
 use crate::{FamilyOptions, Options, flush};
 
-/// Segments of live log, at most: each is an open file or two, and a process has 1024 by default.
+/// Segments of live log, at most: recovery has all of them open, and a process has 1024 files by default.
 const SEGMENTS_MOST: u64 = 256;
 /// The default limit in segments, at least.
 const SEGMENTS_LEAST: u64 = 4;
@@ -78,7 +78,7 @@ impl Buffers {
         if explicit > limit {
             warnings.push(format!(
                 "max_total_wal_size is {explicit}, and the log is kept to {limit} bytes, {SEGMENTS_MOST} segments, \
-                 since each is an open file; raise segment_bytes"
+                 since an opening has all of them open; raise segment_bytes"
             ));
         }
         warnings

@@ -25,7 +25,16 @@ pub(crate) enum Record<'a> {
     Encoded(&'a [u8]),
     /// Nothing: a place in the order.
     Place,
-    /// As `Place`, where the log may be full: what the place is for makes room.
+}
+
+/// Which room of the log is a commit's: for the last two some is kept when it is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// It brings data.
+    Commit,
+    /// It takes data away, or is for what does.
+    Relief,
+    /// A rotation's place: what is flushed up to there is let go of.
     Mark,
 }
 
@@ -72,6 +81,7 @@ impl Hand {
         visible: &Visible,
         kind: u8,
         record: Record<'_>,
+        room: Room,
         apply: impl FnOnce(At),
     ) -> std::result::Result<At, (Error, bool)> {
         let Self {
@@ -93,7 +103,7 @@ impl Hand {
                 &**staging
             }
             Record::Encoded(payload) => payload,
-            Record::Place | Record::Mark => &[],
+            Record::Place => &[],
         };
         // Cleared when all went well; a panic on the way leaves it set.
         *stuck = true;
@@ -102,11 +112,7 @@ impl Hand {
             slot,
             black: false,
         };
-        let appended = match record {
-            Record::Mark => journal.append_mark(worker, kind, &mut hook),
-            _ => journal.append(worker, kind, payload, &mut hook),
-        };
-        let span = match appended {
+        let span = match journal.append(worker, kind, payload, room, &mut hook) {
             Ok(span) => span,
             Err(error) => {
                 *stuck = hook.black;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use collie_db::{
     Db, Durability, Error, FamilyOptions, FlushCause, Options, ReadOptions, Stall, WriteOptions,
 };
+use collie_io::Device;
 use collie_sim::{Fault, FaultKind, SimDevice};
 
 /// Direct writes need no sync, so none of them could be held up or fail: the device has none.
@@ -202,4 +203,125 @@ fn a_full_device_refuses_writes_loses_nothing_and_recovers() {
     db.close().unwrap();
     let db = common::open(dir.path(), &options);
     assert_eq!(db.iter().unwrap().count(), written + written_again + 200);
+}
+
+/// How a store on a small device is opened: the tables, which are elsewhere, take nothing of it.
+fn on_a_small_device(device: &SimDevice) -> Options {
+    Options {
+        segment_bytes: 64 << 10,
+        ring_bytes: 64 << 10,
+        reserve_bytes: Some(512 << 10),
+        durability: Durability::Process,
+        default_family: FamilyOptions::default(),
+        ..simulated(device)
+    }
+}
+
+/// Writes until the device is full; returns how many keys there are, and the device's capacity.
+fn fill(db: &Db, device: &SimDevice, room: u64) -> (u32, u64) {
+    device.limit_space(Some(room));
+    let capacity = device.used_space() + room;
+    for n in 0..20_000 {
+        if let Err(error) = db.put(format!("{n:08}"), [5; 500]) {
+            assert!(matches!(error, Error::StorageFull { .. }), "{error}");
+            return (n, capacity);
+        }
+    }
+    panic!("the device never filled");
+}
+
+/// Ordinary writes are refused before the reserve is touched, those that take data away are not, and then the space
+/// comes back.
+#[test]
+fn a_full_device_is_relieved_from_inside() {
+    for room in [100_000, 300_000, 700_000] {
+        let dir = tempfile::tempdir().unwrap();
+        let device = SimDevice::new(room);
+        let db = common::open(dir.path(), &on_a_small_device(&device));
+        let other = db.create_family("other", FamilyOptions::default()).unwrap();
+        other.put("k", "v").unwrap();
+        let (keys, capacity) = fill(&db, &device, room);
+        let reserve = dir.path().join("RESERVE");
+        assert_eq!(device.stat(&reserve).unwrap().len, 512 << 10);
+        for n in 0..8 {
+            db.delete(format!("{n:08}")).unwrap();
+        }
+        let mut batch = collie_db::Batch::new();
+        for n in 8..30 {
+            batch.delete(&db.default_family(), format!("{n:08}")).unwrap();
+        }
+        db.write(batch, &WriteOptions::disk()).unwrap();
+        // The device is fuller still: somebody else took what was left.
+        device.limit_space(Some(0));
+        db.drop_family(&other).unwrap();
+        let other = db.create_family("again", FamilyOptions::default()).unwrap();
+        db.flush().unwrap();
+        device.limit_space(Some(capacity.saturating_sub(device.used_space())));
+        let again = (0..10_000).find(|_| {
+            std::thread::yield_now();
+            db.put("again", "v").is_ok()
+        });
+        assert!(again.is_some(), "{room}: {:?}", db.put("again", "v"));
+        other.put("k", "v").unwrap();
+        assert_eq!(db.iter().unwrap().count() as u32, keys - 30 + 1);
+        db.close().unwrap();
+    }
+}
+
+/// Work that makes room took it, and the device has nothing to take its place.
+#[test]
+fn the_reserve_is_taken_again_before_a_write_that_brings_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(5);
+    let db = common::open(dir.path(), &on_a_small_device(&device));
+    device.limit_space(Some(0));
+    db.put("k", "the log has room").unwrap();
+    // Enough for the manifest to need another sector.
+    for n in 0..24 {
+        db.create_family(&format!("{n:0190}"), FamilyOptions::default())
+            .unwrap();
+    }
+    let refused = db.put("k", "brings data");
+    assert!(
+        matches!(refused, Err(Error::StorageFull { .. })),
+        "let in beside a reserve that is not all there: {refused:?}"
+    );
+    db.delete("k").unwrap();
+    device.limit_space(None);
+    let again = (0..1_000_000).find(|_| {
+        std::thread::yield_now();
+        db.put("k", "brings data").is_ok()
+    });
+    assert!(again.is_some(), "{:?}", db.put("k", "brings data"));
+    let reserve = dir.path().join("RESERVE");
+    assert_eq!(device.stat(&reserve).unwrap().len, 512 << 10);
+}
+
+/// Killed on the full device and started again, over and over.
+#[test]
+fn a_store_opens_on_a_full_device_however_often_it_dies() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut device = SimDevice::new(7);
+    let mut db = common::open(dir.path(), &on_a_small_device(&device));
+    let (keys, capacity) = fill(&db, &device, 300_000);
+    for life in 0..113 {
+        let next = device.snapshot().process_death().device();
+        device.kill();
+        drop(db);
+        device = next;
+        device.limit_space(Some(capacity.saturating_sub(device.used_space())));
+        db = Db::open(dir.path(), on_a_small_device(&device))
+            .unwrap_or_else(|error| panic!("start {life}: {error}"));
+        assert!(db.iter().unwrap().count() as u32 >= keys, "start {life}");
+        // What the log takes for its next segment may be missing.
+        let reserve = device.stat(&dir.path().join("RESERVE")).unwrap().len;
+        assert!(reserve >= 256 << 10, "start {life}: {reserve}");
+    }
+    assert!(device.used_space() <= capacity);
+    device.limit_space(None);
+    let again = (0..1_000_000).find(|_| {
+        std::thread::yield_now();
+        db.put("again", "v").is_ok()
+    });
+    assert!(again.is_some(), "{:?}", db.put("again", "v"));
 }

@@ -198,8 +198,13 @@ impl Store {
     /// databases. The caller holds all key locks.
     pub(crate) fn replace(&self, batch: &mut Batch, new: &[(u8, Arc<Keyspace>)]) -> Result<Lsn, Error> {
         let names = self.db.default_family();
+        // The names are all that it brings, and what they take the place of goes.
+        let makes_room = batch.is_relief();
         for (index, keyspace) in new {
             batch.put(&names, meta_key(*index), meta_value(*index, keyspace.name))?;
+        }
+        if makes_room {
+            batch.set_relief();
         }
         let end = self.db.write_ref(batch, &LOCKED_WRITE)?;
         // Before the keyspaces are handed out. Release pairs with the Acquire in `exchanged`.

@@ -12,9 +12,9 @@ use super::writers::{self, Tally};
 use crate::torture::served::{Served, Start};
 use crate::torture::soak::ledger::Ledger;
 
-/// The file system's size: room for the log's limit several times and for all keys, so that it is full when it is
-/// filled and not before.
-const DISK: u64 = 160 << 20;
+/// The file system's size: room for what the store keeps back, for the log's limit several times and for all keys, so
+/// that it is full when it is filled and not before.
+const DISK: u64 = 256 << 20;
 /// How long the clients work before it is filled.
 const WORK: Duration = Duration::from_millis(1_500);
 /// How long a full disk is worked on once it has refused something, and how long until it does at most.

@@ -1,0 +1,120 @@
+//! A segment's file: made, opened, zeroed, and removed for good.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use collie_io::{Device, File, OpenMode, write_all_at};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::directory::Directory;
+use crate::error::{At, LogError};
+use crate::format::{SEGMENT_HEAD, SegmentHeader};
+use crate::ring::Block;
+
+/// How much of a segment one write zeroes: past the page cache, writes of frames to the same file wait for it.
+const PIECE: usize = 1 << 20;
+
+/// Makes a segment file whose first `ready` data bytes are zeros really written (a reserved extent would
+/// make every later sync write metadata), synced, name included.
+pub(crate) fn create(
+    dir: &Directory,
+    path: &Path,
+    ready: u64,
+    header: Option<&SegmentHeader>,
+) -> Result<Arc<dyn File>, LogError> {
+    let make = || dir.device().open(path, OpenMode::CreateNew);
+    let file = match make() {
+        // An earlier attempt has left it, and a failed sync may have lost its name for good: only a new one is synced.
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+            dir.device().remove_file(path).at("remove", path)?;
+            make()
+        }
+        made => made,
+    };
+    let file = file.at("create", path)?;
+    zero(&*file, path, 0, SEGMENT_HEAD as u64 + ready)?;
+    if let Some(header) = header {
+        write_all_at(&*file, &header.encode(), 0).at("write", path)?;
+    }
+    file.sync_data().at("sync", path)?;
+    dir.sync()?;
+    Ok(file)
+}
+
+/// Removes files of `dir` for good; one that is gone already is as good. Where the directory cannot be synced, a crash
+/// may bring a name back when what followed it is gone, and the process after this one cannot know: then the files
+/// are emptied, so that nothing comes back with their names.
+pub(crate) fn remove_for_good(dir: &Directory, files: &[(PathBuf, Arc<dyn File>)]) -> Result<(), LogError> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    for (path, _) in files {
+        match dir.device().remove_file(path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            removed => removed.at("remove", path)?,
+        }
+    }
+    let synced = dir.sync();
+    if synced.is_err() {
+        files.iter().for_each(|(_, file)| empty(&**file));
+    }
+    synced
+}
+
+/// Empties a removed file, unless it has another name. Where that does not succeed there was one fault too many; the
+/// first one is told.
+fn empty(file: &dyn File) {
+    if file.stat().is_ok_and(|stat| stat.links == 0) && file.set_len(0).is_ok() {
+        let _ = file.sync_data();
+    }
+}
+
+/// Undoes a renaming to `new` that could not be synced: the next process finds the file under the name that the device
+/// may still have, and does with it what this one could not. Told is why.
+pub(crate) fn rename_back(device: &dyn Device, old: &Path, new: &Path) {
+    if let Err(error) = device.rename(new, old) {
+        tracing::warn!(path = %new.display(), %error, "cannot rename it back");
+    }
+}
+
+pub(crate) fn open_direct(device: &dyn Device, path: &Path) -> Result<Arc<dyn File>, LogError> {
+    device
+        .open(path, OpenMode::DirectSync)
+        .at("open for direct writes", path)
+}
+
+pub(super) fn open_for_zeros(
+    device: &dyn Device,
+    path: &Path,
+    direct: bool,
+) -> Result<Arc<dyn File>, LogError> {
+    if direct {
+        open_direct(device, path)
+    } else {
+        device.open(path, OpenMode::ReadWrite).at("open", path)
+    }
+}
+
+/// Reserves room, where the file system has a call for that; the zeros that are written then take it anyway.
+pub(super) fn allocate(file: &dyn File, path: &Path, len: u64) -> Result<(), LogError> {
+    match file.allocate(len) {
+        Err(e) if e.kind() == ErrorKind::Unsupported => Ok(()),
+        allocated => allocated.at("allocate", path),
+    }
+}
+
+pub(super) fn zero(file: &dyn File, path: &Path, mut offset: u64, mut len: u64) -> Result<(), LogError> {
+    static ZEROS: OnceLock<Vec<Block>> = OnceLock::new();
+    let zeros = ZEROS
+        .get_or_init(|| vec![Block::new_zeroed(); PIECE / size_of::<Block>()])
+        .as_bytes();
+    while len > 0 {
+        let n = len.min(zeros.len() as u64);
+        let (piece, _) = zeros.split_at(n as usize);
+        write_all_at(file, piece, offset).at("write", path)?;
+        offset += n;
+        len -= n;
+    }
+    Ok(())
+}

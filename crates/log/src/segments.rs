@@ -14,7 +14,7 @@ use crate::archive::Archive;
 use crate::beginning::{self, Beginning};
 use crate::directory::Directory;
 use crate::error::{At, LogError};
-use crate::format::{SEGMENT_HEAD, SegmentHeader};
+use crate::format::SegmentHeader;
 use crate::stake::{Fatal, HousekeepingError};
 use crate::sync::{Mutex, lock};
 

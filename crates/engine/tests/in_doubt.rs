@@ -244,10 +244,13 @@ fn write(families: &[Family; 2], value: &str, rng: &mut Rng) {
     }
 }
 
+/// What was told of a key: who told it, and the value or its absence.
+type Told = Vec<(&'static str, Option<String>)>;
+
 /// What a store answered about the keys of a family: a value, or that there is none.
 #[derive(Default)]
 struct Answers {
-    told: BTreeMap<(usize, String), Vec<(&'static str, Option<String>)>>,
+    told: BTreeMap<(usize, String), Told>,
     refused: BTreeMap<(usize, String), ()>,
 }
 

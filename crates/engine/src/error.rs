@@ -271,7 +271,7 @@ pub struct DeadlockLink {
     pub name: String,
     /// The family of the row that it waits for.
     pub family: String,
-    /// That row's key.
+    /// That row's key; empty where it waits for a range of the family, or for all of it.
     pub key: Key,
 }
 
@@ -292,7 +292,12 @@ fn ring(cycle: &[DeadlockLink]) -> String {
         } else {
             format!(" ({name})")
         };
-        format!("transaction {transaction}{name} waits for {key:?} of the family {family:?}")
+        let row = if key.is_empty() {
+            "a range".to_owned()
+        } else {
+            format!("{key:?}")
+        };
+        format!("transaction {transaction}{name} waits for {row} of the family {family:?}")
     };
     cycle.iter().map(link).collect::<Vec<_>>().join(", ")
 }

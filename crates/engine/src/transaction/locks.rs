@@ -8,15 +8,17 @@
 //! the front, for those in the queue may wait for them. So nobody ever stands behind somebody who waits for it, and who
 //! stands before one need not be followed when rings are looked for: they wait for the same holders.
 //!
-//! *Ranges.* A range is locked, shared, by an entry in every shard, so that whoever wants a row exclusively sees it
-//! under the one mutex that it takes in any case. Rows in the range that are held exclusively at that moment are
-//! waited for one by one; no others can become so. A range that is refused on the way is taken back from all shards.
+//! *Ranges.* A range is locked by an entry in every shard, so that whoever wants a row sees it under the one mutex that it
+//! takes in any case. Rows in the range that others hold at that moment, in a way that it excludes, are waited for one by
+//! one; no others can become so. A range that is refused on the way is taken back from all shards. What is read is locked
+//! shared, and only a whole family exclusively: who locks a range of it has a row that stands for the family, shared,
+//! and who locks all of it has that row alone.
 //!
 //! *Deadlocks* are looked for when somebody begins to wait (`deadlock.rs`).
 //!
 //! Lock order inside: the graph of waits, then a shard, then an owner's slot.
 
-use std::ops::Deref;
+use std::ops::{Bound, Deref};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -293,11 +295,12 @@ impl LockTable {
     }
 }
 
-/// A range in which nobody else writes.
+/// A range in which nobody else writes; where it is held exclusively nobody else holds a row either.
 #[derive(Debug)]
 struct HeldRange {
     family: u32,
     bounds: Arc<Bounds>,
+    mode: Mode,
 }
 
 /// The locks that an owner holds. Dropping it lets go of them.
@@ -391,15 +394,36 @@ impl<T: Deref<Target = LockTable>> Held<T> {
         bounds: Bounds,
         timeout: Duration,
     ) -> Result<(), Denied> {
-        let is_same = |range: &HeldRange| range.family == family && *range.bounds == bounds;
+        self.lock_range_at(family, bounds, Mode::Shared, timeout)
+    }
+
+    /// Locks a whole family, so that nobody else writes in it, nor has locked any of it to read.
+    pub(crate) fn lock_family(&mut self, family: u32, timeout: Duration) -> Result<(), Denied> {
+        let all = (Bound::Unbounded, Bound::Unbounded);
+        self.lock_range_at(family, all, Mode::Exclusive, timeout)
+    }
+
+    fn lock_range_at(
+        &mut self,
+        family: u32,
+        bounds: Bounds,
+        mode: Mode,
+        timeout: Duration,
+    ) -> Result<(), Denied> {
+        let is_same =
+            |range: &HeldRange| range.mode >= mode && range.family == family && *range.bounds == bounds;
         if self.ranges.iter().any(is_same) {
             return Ok(());
         }
-        let mut request = RangeRequest::new(self, family, bounds);
+        let mut request = RangeRequest::new(self, family, bounds, mode);
+        // Ranges do not see each other: this keeps apart those that must not be held together.
+        request
+            .held
+            .lock_at(RowRef::whole(family), mode, false, timeout)?;
         for key in request.enter()? {
             let row = RowRef { family, key: &key };
-            // Before those that wait to write it: they wait for the range.
-            request.held.lock_at(row, Mode::Shared, true, timeout)?;
+            // Before those that wait for it: they wait for the range.
+            request.held.lock_at(row, mode, true, timeout)?;
         }
         request.complete();
         Ok(())
@@ -438,49 +462,57 @@ impl<T: Deref<Target = LockTable>> Drop for Held<T> {
     }
 }
 
-/// A range that is being locked: it is in the table, and rows in it that others are writing are waited for. Dropping it
-/// takes all of that back, unless it is complete.
+/// A range that is being locked: it is in the table, and rows in it that others hold are waited for. Dropping it takes all
+/// of that back, unless it is complete.
 struct RangeRequest<'h, T: Deref<Target = LockTable>> {
     held: &'h mut Held<T>,
     /// How many rows were held before. Those after them were locked for the range.
     rows_before: usize,
     family: u32,
     bounds: Arc<Bounds>,
+    mode: Mode,
     is_complete: bool,
 }
 
 impl<'h, T: Deref<Target = LockTable>> RangeRequest<'h, T> {
-    fn new(held: &'h mut Held<T>, family: u32, bounds: Bounds) -> Self {
+    fn new(held: &'h mut Held<T>, family: u32, bounds: Bounds, mode: Mode) -> Self {
         held.note_time();
         Self {
             rows_before: held.rows.len(),
             held,
             family,
             bounds: Arc::new(bounds),
+            mode,
             is_complete: false,
         }
     }
 
-    /// Puts the range into all shards, so that no row of it that is free now can be written from here on. Returns those
-    /// that are being written.
+    /// Puts the range into all shards, so that no row of it that is free now can be taken from here on. Returns those that
+    /// are taken.
     fn enter(&mut self) -> Result<Vec<Key>, Denied> {
-        let mut written = Vec::new();
+        let mut taken = Vec::new();
         let Held { table, owner, .. } = &*self.held;
         let limit = table.shard_limit();
+        let request = Request {
+            owner,
+            mode: self.mode,
+            front: false,
+        };
         for Padded(shard) in &table.shards {
             shard
                 .lock()
-                .add_range(owner, self.family, &self.bounds, limit, &mut written)
+                .add_range(request, self.family, &self.bounds, limit, &mut taken)
                 .ok_or(Denied::TooMany { limit: table.limit })?;
         }
-        Ok(written)
+        Ok(taken)
     }
 
-    /// Nobody writes in the range any more.
+    /// Nobody else has a row of the range any more, in a way that it excludes.
     fn complete(mut self) {
         self.held.ranges.push(HeldRange {
             family: self.family,
             bounds: Arc::clone(&self.bounds),
+            mode: self.mode,
         });
         self.is_complete = true;
     }

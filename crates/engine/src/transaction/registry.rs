@@ -50,7 +50,7 @@ pub struct TransactionInfo {
     pub locks: usize,
     /// Bytes that its commit would have.
     pub bytes: usize,
-    /// The row that it waits for, by family and key, if it waits.
+    /// The row that it waits for, by family and key, if it waits; the key is empty where it is a range.
     pub waits_for: Option<(String, Key)>,
 }
 

@@ -1,7 +1,6 @@
 //! Row locks without a transaction: for whoever reads, decides and writes in one go, and needs no snapshot.
 
 use std::fmt;
-use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -127,8 +126,8 @@ impl Db {
         Ok(locks)
     }
 
-    /// Locks families as a whole: nobody else writes any row of them, but for somebody who has locked the same family.
-    /// Whoever locks several rows meanwhile, or writes a batch, and has one of them already, may close a ring with this:
+    /// Locks families as a whole, exclusively: nobody else writes any row of them, has locked the same family, or has locked
+    /// a row or a range of it to read. Whoever locks several rows meanwhile, or writes a batch, and has one of them already, may close a ring with this:
     /// keep them apart, or try again.
     ///
     /// # Errors
@@ -148,8 +147,7 @@ impl Db {
         let mut locks = self.no_rows(owner);
         for family in families {
             self.check_own(family)?;
-            let all = (Bound::Unbounded, Bound::Unbounded);
-            let locked = locks.held.lock_range(family.id(), all, timeout);
+            let locked = locks.held.lock_family(family.id(), timeout);
             locked.map_err(|denied| self.core().denied(family.name(), None, denied))?;
         }
         Ok(locks)

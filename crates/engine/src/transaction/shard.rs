@@ -32,6 +32,11 @@ pub(crate) struct RowRef<'a> {
 }
 
 impl RowRef<'_> {
+    /// The row that stands for a family as a whole: no key is empty.
+    pub(crate) fn whole(family: u32) -> Self {
+        Self { family, key: &[] }
+    }
+
     pub(crate) fn hash(self) -> u64 {
         xxh3_64_with_seed(self.key, u64::from(self.family))
     }
@@ -58,12 +63,13 @@ struct Row {
     queue: VecDeque<Waiter>,
 }
 
-/// A range that somebody holds, shared.
+/// A range that somebody holds.
 #[derive(Debug)]
 pub(crate) struct RangeHold {
     owner: Arc<Owner>,
     family: u32,
     bounds: Arc<Bounds>,
+    mode: Mode,
 }
 
 impl RangeHold {
@@ -78,6 +84,11 @@ impl RangeHold {
 
     fn covers(&self, family: u32, key: &[u8]) -> bool {
         self.family == family && contains(&self.bounds, key)
+    }
+
+    /// Whether it keeps others from holding a row in it that way.
+    fn excludes(&self, mode: Mode) -> bool {
+        mode == Mode::Exclusive || self.mode == Mode::Exclusive
     }
 }
 
@@ -199,29 +210,32 @@ impl Shard {
         }
     }
 
-    /// Adds a range, and to `written` those of its rows that others hold exclusively. `None`: there is no room for it.
+    /// Adds a range, and to `taken` those of its rows that others hold in a way that it excludes. `None`: there is no room
+    /// for it.
     pub(crate) fn add_range(
         &mut self,
-        owner: &Arc<Owner>,
+        request: Request<'_>,
         family: u32,
         bounds: &Arc<Bounds>,
         limit: usize,
-        written: &mut Vec<Key>,
+        taken: &mut Vec<Key>,
     ) -> Option<()> {
         if self.entries() >= limit {
             return None;
         }
-        self.ranges.push(RangeHold {
-            owner: Arc::clone(owner),
+        let range = RangeHold {
+            owner: Arc::clone(request.owner),
             family,
             bounds: Arc::clone(bounds),
-        });
-        let is_written = |row: &&Row| {
-            let by_another = |holder: &Holder| holder.owner.id != owner.id && holder.mode == Mode::Exclusive;
-            row.family == family && contains(bounds, &row.key) && row.holders.iter().any(by_another)
+            mode: request.mode,
         };
-        let found = self.rows.iter().filter(is_written);
-        written.extend(found.map(|row| row.key.clone()));
+        let is_taken = |row: &&Row| {
+            let by_another = |holder: &Holder| !range.is_of(&holder.owner) && range.excludes(holder.mode);
+            range.covers(row.family, &row.key) && row.holders.iter().any(by_another)
+        };
+        let found = self.rows.iter().filter(is_taken);
+        taken.extend(found.map(|row| row.key.clone()));
+        self.ranges.push(range);
         Some(())
     }
 
@@ -243,17 +257,14 @@ impl Shard {
         let Some(place) = found.queue.iter().position(|w| w.owner.id == owner.id) else {
             return Vec::new();
         };
-        // Those before it in the queue wait for the same holders. It waits for a range's holder if it wants the row
-        // exclusively or stands behind somebody who does.
-        let exclusive = found
-            .queue
-            .iter()
-            .take(place + 1)
-            .any(|waiter| waiter.mode == Mode::Exclusive);
+        // Those before it in the queue wait for the same holders. It waits for a range's holder if that one keeps it, or
+        // somebody it stands behind, from the row.
+        let waiters = found.queue.iter().take(place + 1);
+        let mode = waiters.map(|waiter| waiter.mode).max().unwrap_or(Mode::Shared);
         let holders = found.holders.iter().map(|holder| &holder.owner);
         let in_ranges = ranges
             .iter()
-            .filter(|range| exclusive && range.covers(row.family, row.key))
+            .filter(|range| range.excludes(mode) && range.covers(row.family, row.key))
             .map(|range| &range.owner);
         holders
             .chain(in_ranges)
@@ -274,20 +285,13 @@ impl Row {
 
     /// Whether the owner can have it beside those who hold it and the ranges around it.
     fn admits(&self, owner: &Owner, mode: Mode, ranges: &[RangeHold]) -> bool {
-        let others = |holder: &&Holder| holder.owner.id != owner.id;
-        match mode {
-            Mode::Shared => self
-                .holders
-                .iter()
-                .filter(others)
-                .all(|holder| holder.mode == Mode::Shared),
-            Mode::Exclusive => {
-                self.holders.iter().find(others).is_none()
-                    && !ranges
-                        .iter()
-                        .any(|range| range.owner.id != owner.id && range.covers(self.family, &self.key))
-            }
-        }
+        let is_held = self.holders.iter().any(|holder| {
+            holder.owner.id != owner.id && (mode == Mode::Exclusive || holder.mode == Mode::Exclusive)
+        });
+        let is_in_range = |range: &RangeHold| {
+            !range.is_of(owner) && range.excludes(mode) && range.covers(self.family, &self.key)
+        };
+        !is_held && !ranges.iter().any(is_in_range)
     }
 
     fn held_by(&self, owner: &Owner) -> Option<Mode> {

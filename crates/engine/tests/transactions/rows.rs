@@ -188,3 +188,129 @@ fn rows_of_another_store_are_refused_and_a_full_table_is_told() {
         "a family of the same number in another store"
     );
 }
+
+#[test]
+fn a_family_is_locked_by_one_alone() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let (mut one, mut two) = (db.row_owner("one"), db.row_owner("two"));
+    let held = db.lock_families(&mut one, [&family], FOR_EVER).unwrap();
+    let refused = db.lock_families(&mut two, [&family], Duration::ZERO).unwrap_err();
+    assert!(
+        matches!(refused, Error::LockTimeout { key: None, .. }),
+        "{refused}"
+    );
+    drop(held);
+    drop(db.lock_families(&mut two, [&family], Duration::ZERO).unwrap());
+    // Each reads and writes in one go, as `increment` does.
+    const STEPS: u64 = 200;
+    std::thread::scope(|scope| {
+        for number in 0..3 {
+            let (db, family) = (&db, &family);
+            scope.spawn(move || {
+                let mut owner = db.row_owner(&format!("thread {number}"));
+                for _ in 0..STEPS {
+                    let _held = db.lock_families(&mut owner, [family], FOR_EVER).unwrap();
+                    increment(family, "n");
+                }
+            });
+        }
+    });
+    assert_eq!(text(family.get("n").unwrap()), Some((3 * STEPS).to_string()));
+    assert_eq!(db.stats().transactions.locks, 0, "all let go of");
+}
+
+#[test]
+fn a_family_that_is_locked_as_a_whole_has_no_other_reader_under_locks() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    family.put("k", "v").unwrap();
+    let begin = |isolation| {
+        let options = TransactionOptions {
+            isolation,
+            lock_timeout: Duration::ZERO,
+            ..TransactionOptions::default()
+        };
+        db.transaction(options).unwrap()
+    };
+    type Read<'a> = (
+        &'a str,
+        Isolation,
+        &'a dyn Fn(&collie_db::Transaction) -> Result<(), Error>,
+    );
+    let reads: [Read<'_>; 4] = [
+        ("a key", Isolation::Serializable, &|tx| {
+            tx.get(&family, "k").map(drop)
+        }),
+        ("a range", Isolation::Serializable, &|tx| {
+            tx.range(&family, "a".."z").map(drop)
+        }),
+        ("all", Isolation::Serializable, &|tx| tx.iter(&family).map(drop)),
+        ("a shared key", Isolation::Snapshot, &|tx| {
+            tx.get_for_share(&family, "k").map(drop)
+        }),
+    ];
+    let mut owner = db.row_owner("all");
+    for (what, isolation, read) in reads {
+        // Who has read keeps the family from being locked.
+        let tx = begin(isolation);
+        read(&tx).unwrap();
+        let refused = db.lock_families(&mut owner, [&family], Duration::ZERO).map(drop);
+        assert!(
+            matches!(refused, Err(Error::LockTimeout { key: None, .. })),
+            "{what}: {refused:?}"
+        );
+        tx.commit().unwrap();
+        // And the other way round.
+        let held = db.lock_families(&mut owner, [&family], FOR_EVER).unwrap();
+        let tx = begin(isolation);
+        let refused = read(&tx);
+        assert!(
+            matches!(refused, Err(Error::LockTimeout { .. })),
+            "{what}: {refused:?}"
+        );
+        drop(held);
+        read(&tx).unwrap();
+        // A snapshot's reads wait for nobody.
+        drop(tx);
+    }
+    let held = db.lock_families(&mut owner, [&family], FOR_EVER).unwrap();
+    let tx = begin(Isolation::Snapshot);
+    assert_eq!(text(tx.get(&family, "k").unwrap()).as_deref(), Some("v"));
+    assert_eq!(tx.iter(&family).unwrap().count(), 1);
+    drop((tx, held));
+    assert_eq!(db.stats().transactions.locks, 0, "all let go of");
+}
+
+#[test]
+fn a_ring_through_a_family_that_is_locked_as_a_whole_is_found() {
+    const LONG: Duration = Duration::from_secs(20);
+    let (_dir, db) = store();
+    let first = db.default_family();
+    let second = db.create_family("second", FamilyOptions::default()).unwrap();
+    let options = TransactionOptions {
+        lock_timeout: LONG,
+        ..TransactionOptions::serializable()
+    };
+    let tx = db.transaction(options).unwrap();
+    tx.get(&second, "k").unwrap();
+    let found = std::thread::scope(|scope| {
+        let locker = scope.spawn(|| {
+            let mut owner = db.row_owner("all");
+            // The first it gets, and waits for the second.
+            db.lock_families(&mut owner, [&first, &second], LONG).map(drop)
+        });
+        // Until it has the first: then this waits for it, or is told.
+        while db.stats().transactions.locks < 64 && !locker.is_finished() {
+            std::thread::yield_now();
+        }
+        let read = tx.get(&first, "k").map(drop);
+        drop(tx);
+        [read, locker.join().unwrap()]
+    });
+    let rings = found
+        .iter()
+        .filter(|end| matches!(end, Err(Error::Deadlock { .. })));
+    assert_eq!(rings.count(), 1, "{found:?}");
+    assert!(found.iter().any(Result::is_ok), "{found:?}");
+}

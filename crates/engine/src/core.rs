@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::codec::KIND_MARK;
 use crate::garbage::Garbage;
 use crate::journal::Journal;
-use crate::manifest_file::ManifestFile;
+use crate::manifest_file::{ManifestError, ManifestFile};
 use crate::memtable::{At, Chunks, Mem};
 use crate::read_point::ReadPoint;
 use crate::registered::{Flushed, Kept};
@@ -290,14 +290,15 @@ impl Core {
         self.open_gates();
     }
 
-    /// Refuses writes from now on because of an error that must not be tried again: a failed sync is final,
-    /// and what a manifest names may be unknown. A full device is told apart, it refuses and passes.
-    pub(crate) fn fail_for_good(&self, error: &Error) {
-        if !matches!(error, Error::StorageFull { .. }) {
+    /// The error of a change of the manifest. Where nobody knows whether the manifest says so, no write may rely on either,
+    /// and writes are refused from now on.
+    pub(crate) fn manifest_failed(&self, error: ManifestError) -> Error {
+        if let ManifestError::InDoubt(error) = &error {
             self.fail(Error::Background {
                 cause: error.to_string(),
             });
         }
+        error.into()
     }
 
     /// Lets stopped writers look again.

@@ -48,6 +48,17 @@ pub enum Error {
         /// Where it was to be written.
         path: PathBuf,
     },
+    /// The log could not prepare room for further commits, for another reason than a full device. Nothing was written and
+    /// nothing is poisoned; the log tries again, and writes go on when the cause is gone.
+    #[error(
+        "the log has no room prepared for another commit: {path}: {cause}; the log tries again, and so may the caller"
+    )]
+    Unprepared {
+        /// The log's directory.
+        path: PathBuf,
+        /// What failed, and on which file.
+        cause: String,
+    },
     /// A write or sync of the log failed earlier, and what is not durable by now may or may not survive. Keys that
     /// are not [in doubt](Error::InDoubt) can be read; only reopening the store makes it writable again.
     #[error("the log is poisoned by an earlier failure: {cause}; reopen the store")]
@@ -346,12 +357,22 @@ fn is_full(error: &io::Error) -> bool {
     )
 }
 
+impl AsRef<Self> for Error {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl From<LogError> for Error {
     fn from(error: LogError) -> Self {
         match error {
             LogError::TooLarge { len, limit } => Self::BatchTooLarge { size: len, limit },
             LogError::Poisoned { cause } => Self::Poisoned { cause },
             LogError::Forked { path, opener } => Self::Forked { path, opener },
+            LogError::Unprepared { path, cause, .. } => Self::Unprepared {
+                path,
+                cause: cause.to_string(),
+            },
             LogError::StorageFull { needed, path } => Self::StorageFull {
                 needed: format!("the log needs {needed} bytes"),
                 path,

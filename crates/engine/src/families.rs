@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::core::{Core, FamilyState, GATE_OPEN};
 use crate::db::DEFAULT_FAMILY;
 use crate::manifest::{Edit, FamilyRecord};
-use crate::manifest_file::ManifestFile;
+use crate::manifest_file::{ManifestError, ManifestFile};
 use crate::registered::Flushed;
 use crate::stats::FamilyCounters;
 use crate::tables::Tables;
@@ -144,12 +144,13 @@ fn create_in(
         ..Edit::default()
     };
     if let Err(error) = manifest.commit(&*core.device, &core.path, &edit) {
-        // Whether the manifest names the family is unknown, so its id and directory are left alone; if it
-        // does, the family is there, empty, after the next open.
-        manifest.amend(|manifest| manifest.next_family = id + 1);
         core.journal.unhold(name);
-        core.fail_for_good(&error);
-        return Err(error);
+        match &error {
+            ManifestError::NotWritten(_) => burn(core, &mut manifest, id),
+            // If the manifest names it, the family is there, empty, after the next open.
+            ManifestError::InDoubt(_) => manifest.amend(|manifest| manifest.next_family = id + 1),
+        }
+        return Err(core.manifest_failed(error));
     }
     core.families
         .write()
@@ -179,12 +180,13 @@ fn burn(core: &Core, manifest: &mut ManifestFile, id: u32) {
         next_family: id + 1,
         ..Edit::default()
     };
-    let burnt = manifest.commit(&*core.device, &core.path, &edit).and_then(|()| {
-        match core.device.remove_dir_all(&path) {
+    let committed = manifest.commit(&*core.device, &core.path, &edit);
+    let burnt = committed
+        .map_err(Error::from)
+        .and_then(|()| match core.device.remove_dir_all(&path) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", &path, e)),
             _ => Ok(()),
-        }
-    });
+        });
     if let Err(error) = burnt {
         tracing::warn!(path = %path.display(), %error, "what was made of a family stays until the next open");
         manifest.amend(|manifest| manifest.next_family = manifest.next_family.max(id + 1));
@@ -246,10 +248,9 @@ pub(crate) fn remove(core: &Core, family: &Arc<FamilyState>) -> Result<()> {
         dropped: Some(family.id),
         ..Edit::default()
     };
-    // After a failure the manifest may or may not name the family: no write may rely on either.
     manifest
         .commit(&*core.device, &core.path, &edit)
-        .inspect_err(|e| core.fail_for_good(e))?;
+        .map_err(|e| core.manifest_failed(e))?;
     family.dropped.store(true, Ordering::Relaxed);
     core.families.write().by_name.remove(&family.name);
     core.journal.unhold(&family.name);

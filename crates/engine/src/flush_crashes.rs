@@ -24,6 +24,8 @@ fn options() -> Options {
         ring_bytes: 64 << 10,
         segment_bytes: 64 << 10,
         max_total_wal_size: Some(128 << 10),
+        // What fails for want of room fails at once.
+        reserve_bytes: Some(0),
         ..Options::default()
     }
 }

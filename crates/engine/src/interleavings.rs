@@ -18,6 +18,8 @@ pub(crate) fn store() -> (tempfile::TempDir, Db) {
         ring: RingMode::Private,
         ring_bytes: 64 << 10,
         segment_bytes: 64 << 10,
+        // What fails for want of room fails at once.
+        reserve_bytes: Some(0),
         ..Options::default()
     };
     let db = Db::open(dir.path(), options).unwrap();

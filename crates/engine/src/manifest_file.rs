@@ -133,9 +133,13 @@ impl ManifestFile {
         self.tail = None;
     }
 
-    /// Makes a change, durably. After an error it may count or not; where the error is that the device is
-    /// full, it does not.
-    pub(crate) fn commit(&mut self, device: &dyn Device, dir: &Path, edit: &Edit) -> Result<()> {
+    /// Makes a change, durably.
+    pub(crate) fn commit(
+        &mut self,
+        device: &dyn Device,
+        dir: &Path,
+        edit: &Edit,
+    ) -> Result<(), ManifestError> {
         let room = |tail: &Tail| tail.end - tail.base <= EDITS_LEAST.max(2 * tail.base);
         match self.tail.take().filter(room) {
             Some(mut tail) => {
@@ -153,11 +157,11 @@ impl ManifestFile {
     }
 
     /// Writes all of it anew, durably. After an error the old one or the new one is there.
-    pub(crate) fn write(&mut self, device: &dyn Device, dir: &Path) -> Result<()> {
+    pub(crate) fn write(&mut self, device: &dyn Device, dir: &Path) -> Result<(), ManifestError> {
         self.replace(device, dir, self.manifest.clone())
     }
 
-    fn replace(&mut self, device: &dyn Device, dir: &Path, next: Manifest) -> Result<()> {
+    fn replace(&mut self, device: &dyn Device, dir: &Path, next: Manifest) -> Result<(), ManifestError> {
         let (path, temporary) = (dir.join(FILE), dir.join(TEMPORARY));
         self.tail = None;
         // Also where the writing fails: whether it did is not always known.
@@ -166,8 +170,9 @@ impl ManifestFile {
         match device.remove_file(&temporary) {
             Ok(()) => {}
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(Error::io("remove", temporary, e)),
+            Err(e) => return Err(Error::io("remove", temporary, e).into()),
         }
+        // A file that could not be written or synced has no name that counts; the next attempt makes another one.
         let written = device.open(&temporary, OpenMode::CreateNew).and_then(|file| {
             write_all_at(&*file, &bytes, 0)?;
             file.sync_data()?;
@@ -176,7 +181,10 @@ impl ManifestFile {
         let file = written.map_err(|e| Error::io("write", &temporary, e))?;
         device
             .rename(&temporary, &path)
-            .map_err(|e| Error::io("rename to", &path, e))?;
+            .map_err(|e| match Error::io("rename to", &path, e) {
+                full @ Error::StorageFull { .. } => ManifestError::NotWritten(full),
+                error => ManifestError::InDoubt(error),
+            })?;
         // Whatever the error: the new one has the name already, and is what a killed process
         // leaves.
         device
@@ -194,8 +202,8 @@ impl ManifestFile {
     }
 }
 
-/// Appends a change. Where there is no room for it, nothing is left of it.
-fn append(tail: &mut Tail, generation: u64, edit: &Edit, dir: &Path) -> Result<()> {
+/// Appends a change. Where it cannot be written, nothing is left of it.
+fn append(tail: &mut Tail, generation: u64, edit: &Edit, dir: &Path) -> Result<(), ManifestError> {
     let path = dir.join(FILE);
     let bytes = encode_edit(edit, generation, tail.number, &path)?;
     if let Err(error) = write_all_at(&*tail.file, &bytes, tail.end) {
@@ -203,7 +211,7 @@ fn append(tail: &mut Tail, generation: u64, edit: &Edit, dir: &Path) -> Result<(
         // does not.
         let undone = tail.file.set_len(tail.end).and_then(|()| tail.file.sync_data());
         return Err(match undone {
-            Ok(()) => Error::io("append to", path, error),
+            Ok(()) => Error::io("append to", path, error).into(),
             Err(undone) => in_doubt(
                 "append to",
                 path,
@@ -220,8 +228,39 @@ fn append(tail: &mut Tail, generation: u64, edit: &Edit, dir: &Path) -> Result<(
 }
 
 /// An error after which the change may count or not, whatever kind the device's own was.
-fn in_doubt(op: &'static str, path: PathBuf, what: String) -> Error {
-    Error::io(op, path, std::io::Error::other(what))
+fn in_doubt(op: &'static str, path: PathBuf, what: String) -> ManifestError {
+    ManifestError::InDoubt(Error::io(op, path, std::io::Error::other(what)))
+}
+
+/// Why a change of the manifest was not made, and whether that is certain. Where it failed decides, not the kind of error.
+#[derive(Debug)]
+pub(crate) enum ManifestError {
+    /// It does not count, and may be made once more.
+    NotWritten(Error),
+    /// A later process may find it or not, so nothing may rely on either.
+    InDoubt(Error),
+}
+
+impl From<Error> for ManifestError {
+    fn from(error: Error) -> Self {
+        Self::NotWritten(error)
+    }
+}
+
+impl From<ManifestError> for Error {
+    fn from(error: ManifestError) -> Self {
+        match error {
+            ManifestError::NotWritten(error) | ManifestError::InDoubt(error) => error,
+        }
+    }
+}
+
+impl AsRef<Error> for ManifestError {
+    fn as_ref(&self) -> &Error {
+        match self {
+            Self::NotWritten(error) | Self::InDoubt(error) => error,
+        }
+    }
 }
 
 fn encode_base(manifest: &Manifest, generation: u64, path: &Path) -> Result<Vec<u8>> {
@@ -502,7 +541,11 @@ mod tests {
         let tail = file.tail.as_mut().unwrap();
         tail.file = Arc::new(Full(Arc::clone(&tail.file), tail.end + SECTOR as u64));
         let refused = file.commit(&device, dir.path(), &edits()[2]);
-        assert!(matches!(refused, Err(Error::StorageFull { .. })), "{refused:?}");
+        let refused = refused.unwrap_err();
+        assert!(
+            matches!(refused, ManifestError::NotWritten(Error::StorageFull { .. })),
+            "{refused:?}"
+        );
         let crashed = ManifestFile::read(&device, dir.path()).unwrap().unwrap();
         assert_eq!((&crashed.manifest, &file.manifest), (&example(), &example()));
         file.commit(&device, dir.path(), &edits()[2]).unwrap();

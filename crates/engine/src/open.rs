@@ -303,7 +303,7 @@ fn adopt_log(core: &Core) -> Result<()> {
         }
         manifest.log = LogState::On;
     });
-    manifest.write(&*core.device, &core.path)
+    Ok(manifest.write(&*core.device, &core.path)?)
 }
 
 fn start_threads(core: &Arc<Core>, threads: &mut Vec<JoinHandle<()>>) -> Result<()> {

@@ -125,7 +125,7 @@ impl<'a> Flush<'a> {
             core.manifest
                 .lock()
                 .commit(&*core.device, &core.path, &edit)
-                .inspect_err(|e| core.fail_for_good(e))?;
+                .map_err(|e| core.manifest_failed(e))?;
         }
         let writing = family.tables.writing(&*core.device);
         let tables = if sealed.mem.is_empty() {
@@ -217,7 +217,7 @@ pub(crate) fn record(core: &Core, turns: &mut [Flush<'_>]) -> Result<()> {
     let mut manifest = core.manifest.lock();
     core.reserve
         .relieve(|| manifest.commit(&*core.device, &core.path, &edit))
-        .inspect_err(|e| core.fail_for_good(e))?;
+        .map_err(|e| core.manifest_failed(e))?;
     for turn in turns {
         let Some(registered) = turn.kept.0.take() else {
             continue;

@@ -56,9 +56,9 @@ impl Reserve {
 
     /// Does work that makes room, or that nothing goes on without; once more with the reserve's room where the device
     /// is full.
-    pub(crate) fn relieve<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn relieve<T, E: AsRef<Error>>(&self, mut work: impl FnMut() -> Result<T, E>) -> Result<T, E> {
         match work() {
-            Err(Error::StorageFull { .. }) if self.give_up() => work(),
+            Err(error) if matches!(error.as_ref(), Error::StorageFull { .. }) && self.give_up() => work(),
             done => done,
         }
     }

@@ -325,3 +325,27 @@ fn a_store_opens_on_a_full_device_however_often_it_dies() {
     });
     assert!(again.is_some(), "{:?}", db.put("again", "v"));
 }
+
+/// Of a manifest that could not be written under its temporary name no process will ever know: nothing is in doubt.
+#[test]
+fn a_manifest_that_cannot_be_written_anew_refuses_one_change_and_the_store_goes_on() {
+    for kind in [FaultKind::OpenFails, FaultKind::WriteFails, FaultKind::SyncFails] {
+        let dir = tempfile::tempdir().unwrap();
+        let device = SimDevice::new(7);
+        drop(common::open(dir.path(), &simulated(&device)));
+        let db = common::open(dir.path(), &simulated(&device));
+        // The first change since it was opened writes all of it.
+        device.inject(Fault::new(kind).on("MANIFEST").once());
+        let refused = db.create_family("orders", FamilyOptions::default()).unwrap_err();
+        assert_eq!(device.fired(kind), 1, "{kind:?}");
+        assert!(refused.to_string().contains("MANIFEST"), "{kind:?}: {refused}");
+        db.put("k", "v").unwrap();
+        let orders = db.create_family("orders", FamilyOptions::default()).unwrap();
+        orders.put("k", "v").unwrap();
+        drop(orders);
+        db.close().unwrap();
+        let db = common::open(dir.path(), &simulated(&device));
+        let orders = db.family("orders").unwrap();
+        assert!(orders.contains("k").unwrap() && db.get("k").unwrap().is_some());
+    }
+}

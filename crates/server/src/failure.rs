@@ -57,9 +57,10 @@ impl Failure {
 /// Redis cannot write its append-only file, and clients already know to report it.
 pub(crate) fn engine_line(error: &DbError) -> String {
     match error {
-        DbError::StorageFull { .. } | DbError::Poisoned { .. } | DbError::Background { .. } => {
-            not_durable(error)
-        }
+        DbError::StorageFull { .. }
+        | DbError::Unprepared { .. }
+        | DbError::Poisoned { .. }
+        | DbError::Background { .. } => not_durable(error),
         DbError::InDoubt { cause, .. } => not_durable(&format_args!(
             "the last write of what was asked for may or may not be there after a restart, which is needed to know \
              ({cause})"

@@ -72,7 +72,7 @@ impl WriteHealth {
     pub(crate) fn refused(&self, error: &DbError) {
         let next = match error {
             DbError::Poisoned { .. } | DbError::Background { .. } => State::Failed(error.to_string()),
-            DbError::StorageFull { .. } => State::Refused(error.to_string()),
+            DbError::StorageFull { .. } | DbError::Unprepared { .. } => State::Refused(error.to_string()),
             _ => return,
         };
         self.become_ill(next);

@@ -60,7 +60,6 @@ fn advice(error: &io::Error) -> &'static str {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
             "let this process read and write there, then open the store again"
         }
-        ErrorKind::QuotaExceeded => "free some space, or raise the quota",
         ErrorKind::AlreadyExists => "another program may write there: give the store a directory of its own",
         ErrorKind::Interrupted => "open the store again",
         // EMFILE and ENFILE.
@@ -108,7 +107,6 @@ mod tests {
                 system(ErrorKind::PermissionDenied),
                 "permission denied; let this process",
             ),
-            (system(ErrorKind::QuotaExceeded), "free some space"),
             (system(ErrorKind::AlreadyExists), "a directory of its own"),
             (system(ErrorKind::Interrupted), "open the store again"),
             (
@@ -170,7 +168,9 @@ mod tests {
         assert_eq!(system.map(io::Error::kind), Some(ErrorKind::NotFound));
         let damaged = crate::Error::table("open", "/s", lsm_tree::Error::Unrecoverable);
         assert!(damaged.source().unwrap().source().is_none());
-        let full = crate::Error::table("write", "/s", lsm_tree::Error::Io(ErrorKind::StorageFull.into()));
-        assert!(matches!(full, crate::Error::StorageFull { .. }), "{full}");
+        for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded] {
+            let full = crate::Error::table("write", "/s", lsm_tree::Error::Io(kind.into()));
+            assert!(matches!(full, crate::Error::StorageFull { .. }), "{full}");
+        }
     }
 }

@@ -50,8 +50,12 @@ pub(crate) struct HostileArgs {
     /// Below this its p99 beside them is no violation, in µs: what a scheduler of few cores does is no fault.
     #[arg(long, value_name = "US", default_value_t = 2_000.0)]
     pub(crate) floor_us: f64,
-    /// How long a good client's longest read beside heavy commands may take, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 200.0)]
+    /// How often each heavy command is sent, in one go.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) heavy_times: u32,
+    /// How long a good client's longest read beside heavy commands may take, in ms: 200 are the aim on an idle
+    /// machine.
+    #[arg(long, value_name = "MS", default_value_t = 1_000.0)]
     pub(crate) heavy_ms: f64,
     /// What the clients do follows from it; by default a new one, which is printed.
     #[arg(long)]

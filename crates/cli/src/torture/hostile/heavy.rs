@@ -10,14 +10,13 @@ use collie_io::{Clock, Device, OpenMode, RealClock, RealDevice, write_all_at};
 use serde::Serialize;
 
 use super::Stage;
+use crate::args::HostileArgs;
 use crate::torture::power::resp::{Client, Reply};
 use crate::torture::served::{Served, arguments};
 use crate::torture::soak::gauge::memory;
 
 /// The large values: about the longest that a ring of the default size takes.
 const LARGE: usize = 33_000_000;
-/// How often a command is sent, in one go.
-const TIMES: usize = 20;
 /// Keys of a hostile length, and how many.
 const LONG_KEY: usize = 4_000;
 const LONG_KEYS: usize = 40;
@@ -48,7 +47,7 @@ const COMMANDS: [(&str, &[&str]); 20] = [
     ("MGET", &["MGET big big due big"]),
     ("SCAN", &["SCAN 0 MATCH *PATTERN COUNT 10000"]),
     ("KEYS", &["KEYS *PATTERN"]),
-    ("EXEC", &["MULTI", "APPEND grows x", "EXPIRE due 1000", "EXEC"]),
+    ("EXEC", &["MULTI", "APPEND grows x", "BITCOUNT big", "EXEC"]),
 ];
 
 /// What was measured.
@@ -76,18 +75,18 @@ impl Report {
     }
 }
 
-pub(crate) fn run(stage: &Stage, worst_ms: f64, violations: &mut Vec<String>) -> anyhow::Result<Report> {
+pub(crate) fn run(stage: &Stage, args: &HostileArgs, violations: &mut Vec<String>) -> anyhow::Result<Report> {
     let config = stage.dir.join("heavy.toml");
     let file = RealDevice::new().open(&config, OpenMode::OpenOrCreate)?;
     write_all_at(&*file, b"[store]\nring = \"private\"\n", 0)?;
     let mut server = Served::start(&[], &arguments(&stage.dir.join("heavy"), &config, &[]))?;
-    let ran = beside(&server, worst_ms, violations);
+    let ran = beside(&server, args, violations);
     let report = ran.with_context(|| format!("the server said:\n{}", server.said()))?;
     stage.end(&mut server, violations)?;
     Ok(report)
 }
 
-fn beside(server: &Served, worst_ms: f64, violations: &mut Vec<String>) -> anyhow::Result<Report> {
+fn beside(server: &Served, args: &HostileArgs, violations: &mut Vec<String>) -> anyhow::Result<Report> {
     let mut hostile = Client::connect_for(server.port, PATIENCE)?;
     // As many as find their way to each of the server's threads.
     let mut good: Vec<Client> = (0..4)
@@ -106,7 +105,7 @@ fn beside(server: &Served, worst_ms: f64, violations: &mut Vec<String>) -> anyho
                 .iter_mut()
                 .map(|client| scope.spawn(|| read(client, &over)))
                 .collect();
-            let sent = send(&mut hostile, lines, &pattern);
+            let sent = send(&mut hostile, args.heavy_times, lines, &pattern);
             report.memory = report.memory.max(memory(server.pid())?.most);
             // Relaxed: a read more does no harm.
             over.store(true, Ordering::Relaxed);
@@ -124,9 +123,10 @@ fn beside(server: &Served, worst_ms: f64, violations: &mut Vec<String>) -> anyho
         });
         let ms = measured? as f64 / 1e6;
         report.worst_ms.push((name, ms));
-        if ms > worst_ms {
+        if ms > args.heavy_ms {
             violations.push(format!(
-                "beside {TIMES} times {name} a good client's read took {ms:.0} ms, at most {worst_ms} were expected"
+                "beside {} times {name} a good client's read took {ms:.0} ms, at most {} were expected",
+                args.heavy_times, args.heavy_ms
             ));
         }
     }
@@ -161,8 +161,8 @@ fn set_up(client: &mut Client) -> anyhow::Result<()> {
 }
 
 /// Sends the lines again and again, all at once, and takes the replies.
-fn send(client: &mut Client, lines: &[&str], pattern: &str) -> anyhow::Result<()> {
-    let times = TIMES.div_ceil(lines.len());
+fn send(client: &mut Client, times: u32, lines: &[&str], pattern: &str) -> anyhow::Result<()> {
+    let times = (times as usize).div_ceil(lines.len());
     for _ in 0..times {
         for line in lines {
             let words: Vec<String> = line

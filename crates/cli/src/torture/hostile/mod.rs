@@ -103,7 +103,7 @@ impl Report {
             self.crowd = Some(self.crowd(args, stage).context("the crowd")?);
         }
         if is_wanted(HostilePart::Heavy) {
-            let heavy = heavy::run(stage, args.heavy_ms, &mut self.violations);
+            let heavy = heavy::run(stage, args, &mut self.violations);
             self.heavy = Some(heavy.context("the heavy commands")?);
         }
         if matches!(args.part, Some(HostilePart::Crowd | HostilePart::Heavy)) {

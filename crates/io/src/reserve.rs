@@ -59,22 +59,25 @@ impl Reserve {
             file.set_len(self.bytes)?;
         }
         let mut step = self.bytes.saturating_sub(have);
-        while have < self.bytes && step >= LEAST.min(self.bytes) {
+        while have < self.bytes {
             // What is there was allocated, so that it stays what it is.
-            step = step.min(self.bytes - have);
-            match allocate_or_zero(&*file, have, have + step) {
+            let end = self.bytes.min(have + step);
+            match allocate_or_zero(&*file, have, end) {
                 Err(e) if is_full(&e) => {
                     // Some file systems have taken a part before they find that it is too much.
                     file.set_len(have)?;
-                    step /= 2;
+                    if end - have <= LEAST {
+                        return Ok(false);
+                    }
+                    step = ((end - have) / 2).max(LEAST);
                 }
                 allocated => {
                     allocated?;
-                    have += step;
+                    have = end;
                 }
             }
         }
-        Ok(have >= self.bytes)
+        Ok(true)
     }
 
     /// Gives the room back; `false` where there is none to give.
@@ -115,5 +118,19 @@ mod tests {
         assert_eq!(device.stat(&path).unwrap_err().kind(), ErrorKind::NotFound);
         assert!(reserve.fill(&device).unwrap());
         assert!(reserve.give_up(&device).unwrap());
+    }
+
+    #[test]
+    fn a_reserve_that_lacks_little_is_filled() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = RealDevice::new();
+        let path = dir.path().join("RESERVE");
+        for bytes in [1 << 20, (1 << 20) + 1, (1 << 20) + LEAST - 1, (1 << 21) + 5] {
+            assert!(
+                Reserve::new(path.clone(), bytes).fill(&device).unwrap(),
+                "{bytes}"
+            );
+            assert_eq!(device.stat(&path).unwrap().len, bytes);
+        }
     }
 }

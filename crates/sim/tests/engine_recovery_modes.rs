@@ -11,7 +11,7 @@ use collie_log::{FIRST_LSN, LogError, Lsn};
 use collie_sim::{Image, SimDevice, SplitDevice};
 
 /// Where the frames of a segment begin.
-const DATA: u64 = 4_096;
+const DATA: u64 = 8_192;
 
 fn options(path: &Path, sim: &SimDevice, mode: WalRecoveryMode) -> Options {
     let tables = path.join("families");

@@ -605,7 +605,7 @@ impl Writer<'_, '_> {
             segments: segments.collect(),
             template: self.template,
             ready,
-            spare: spare_blocks(ready, used),
+            spare: spare_blocks(self.template.data_at(), ready, used),
             partial: self.buffer,
             carried: end - self.template.first_lsn.get(),
         })

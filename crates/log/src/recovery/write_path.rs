@@ -202,11 +202,10 @@ fn pair(clock: &dyn Clock, file: &dyn File, [mine, theirs]: [u64; 2]) -> io::Res
 
 /// Where the zeroed blocks lie that hold nothing, in a segment of which `ready` bytes of data are zeroed and `used`
 /// are not zero.
-pub(super) fn spare_blocks(ready: u64, used: u64) -> Range<u64> {
+pub(super) fn spare_blocks(data_at: u64, ready: u64, used: u64) -> Range<u64> {
     let block = BLOCK as u64;
-    // Data begins behind the header's block.
-    let start = block + used.next_multiple_of(block);
-    start..start.max(block + ready / block * block)
+    let start = data_at + used.next_multiple_of(block);
+    start..start.max(data_at + ready / block * block)
 }
 
 #[cfg(test)]
@@ -216,11 +215,14 @@ mod tests {
     #[test]
     fn spare_blocks_hold_nothing_and_are_zeroed() {
         let block = BLOCK as u64;
-        assert_eq!(spare_blocks(8 * block, 100), 2 * block..9 * block);
-        assert_eq!(spare_blocks(2 * block, block), 2 * block..3 * block);
-        assert!(spare_blocks(2 * block, block + 8).is_empty());
-        assert!(spare_blocks(0, 0).is_empty());
-        assert!(spare_blocks(block, 3 * block).is_empty());
+        for data_at in [block, 2 * block] {
+            let spare = |ready, used| spare_blocks(data_at, ready, used);
+            assert_eq!(spare(8 * block, 100), data_at + block..data_at + 8 * block);
+            assert_eq!(spare(2 * block, block), data_at + block..data_at + 2 * block);
+            assert!(spare(2 * block, block + 8).is_empty());
+            assert!(spare(0, 0).is_empty());
+            assert!(spare(block, 3 * block).is_empty());
+        }
     }
 
     #[test]

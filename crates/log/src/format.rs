@@ -362,13 +362,16 @@ impl SegmentHeader {
         age(self) > age(other)
     }
 
-    /// Whether its LSNs, and an epoch after its own, are numbers that there are.
+    /// Whether its LSNs, and an epoch after its own, are numbers that there are, and its first frame is none of before.
     pub(crate) fn is_possible(&self) -> bool {
         let end = self.first_lsn.get().checked_add(self.data_bytes.get());
         end.is_some_and(|end| end < 1 << 63)
             && self.epoch.get() < u32::MAX
             && self.number.get() < SEGMENT_NUMBERS
             && self.first_frame.get() < 1 << 63
+            && self
+                .first_frame()
+                .is_none_or(|first| first >= self.first_lsn.get())
     }
 
     /// One past the last LSN that fits.
@@ -496,6 +499,8 @@ mod tests {
             (|h, _| h.number = SEGMENT_NUMBERS.into(), false),
             (|h, _| h.number = u64::MAX.into(), false),
             (|h, _| h.set_first_frame(1 << 63), false),
+            (|h, _| h.set_first_frame(1 << 32), true),
+            (|h, _| h.set_first_frame((1 << 32) - 8), false),
         ] {
             let mut header = good();
             change(&mut header, last);

@@ -55,6 +55,7 @@
 mod archive;
 #[cfg(not(loom))]
 mod background;
+#[cfg(not(loom))]
 mod beginning;
 #[cfg(not(loom))]
 mod compress;

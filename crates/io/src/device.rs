@@ -65,7 +65,8 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn stat(&self, path: &Path) -> io::Result<Stat>;
     /// The names in `dir`, sorted, without `.` and `..`.
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>>;
-    /// Creates `dir` and the parents that it lacks. Each new name is made durable.
+    /// Creates `dir` and the parents that it lacks. Each new name is made durable; where it fails, what it made is removed
+    /// again: see [`create_dirs`](crate::create_dirs).
     fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
     /// Gives `from` the name `to`, atomically replacing a file that has it.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;

@@ -31,6 +31,7 @@
 
 mod class;
 mod clock;
+mod create_dirs;
 mod device;
 mod mapping;
 mod process;
@@ -39,6 +40,7 @@ mod reserve;
 
 pub use class::{IoClass, set_io_class};
 pub use clock::{Clock, Nanos, RealClock};
+pub use create_dirs::{DirSteps, create_dirs};
 pub use device::{Device, Dir, Entry, File, OpenMode, Stat, allocate_or_zero, read_exact_at, write_all_at};
 pub use mapping::Mapping;
 pub use process::Opener;

@@ -12,7 +12,9 @@ use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlag
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::{Clock, Device, Dir, Entry, File, Mapping, OpenMode, Opener, RealClock, Stat};
+use crate::{
+    Clock, Device, Dir, DirSteps, Entry, File, Mapping, OpenMode, Opener, RealClock, Stat, create_dirs,
+};
 
 /// The file systems of this machine.
 #[derive(Debug, Default, Clone, Copy)]
@@ -75,18 +77,7 @@ impl Device for RealDevice {
     }
 
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
-        make_dirs(dir)?;
-        // Any of the names may have been made by a process that died before it synced them.
-        for named in dir.ancestors() {
-            let Some(parent) = parent_of(named) else { break };
-            match self.sync_dir(parent) {
-                Ok(()) => {}
-                // A directory that may be passed through and not opened was not made by the likes of us.
-                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => break,
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
+        create_dirs(self, dir)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -147,24 +138,21 @@ impl Device for RealDevice {
     }
 }
 
-/// Creates `dir` and the parents that it lacks.
-fn make_dirs(dir: &Path) -> io::Result<()> {
-    match fs::mkdir(dir, Mode::from_raw_mode(0o700)) {
-        Ok(()) => Ok(()),
-        Err(Errno::EXIST) if to_stat(&fs::statat(CWD, dir, AtFlags::empty())?).is_dir => Ok(()),
-        Err(Errno::NOENT) => {
-            make_dirs(parent_of(dir).ok_or(Errno::NOENT)?)?;
-            make_dirs(dir)
-        }
-        Err(e) => Err(e.into()),
+impl DirSteps for RealDevice {
+    fn make_dir(&self, dir: &Path) -> io::Result<()> {
+        Ok(fs::mkdir(dir, Mode::from_raw_mode(0o700))?)
     }
-}
 
-/// The directory that holds `path`, where it has a name; the current one for a bare name.
-fn parent_of(path: &Path) -> Option<&Path> {
-    match path.parent() {
-        Some(parent) if parent.as_os_str().is_empty() && !path.as_os_str().is_empty() => Some(Path::new(".")),
-        parent => parent,
+    fn is_dir(&self, path: &Path) -> io::Result<bool> {
+        Ok(self.stat(path)?.is_dir)
+    }
+
+    fn sync_names(&self, dir: &Path) -> io::Result<()> {
+        self.sync_dir(dir)
+    }
+
+    fn remove_empty_dir(&self, dir: &Path) -> io::Result<()> {
+        Ok(fs::rmdir(dir)?)
     }
 }
 

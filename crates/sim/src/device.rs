@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use collie_io::{BLOCK, Clock, Device, Dir, Entry, File, OpenMode, Stat};
+use collie_io::{BLOCK, Clock, Device, Dir, DirSteps, Entry, File, OpenMode, Stat, create_dirs};
 
 use crate::clock::SimClock;
 use crate::fault::{Fault, FaultCounts, FaultKind, Strike};
@@ -442,24 +442,7 @@ impl Device for SimDevice {
     }
 
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
-        let made = self.operate(OpKind::CreateDir, dir, |state, strike| match strike {
-            Some(strike) => Err(errno(strike.code)),
-            None if dir.parent().is_none() => Err(errno(libc::EEXIST)),
-            None => state.create_dir(dir),
-        });
-        match made {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && self.stat(dir)?.is_dir => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                self.create_dir_all(dir.parent().unwrap_or_else(|| Path::new("/")))?;
-                return self.create_dir_all(dir);
-            }
-            Err(e) => return Err(e),
-        }
-        // Those that were there as well: whoever made them may have died before their names were durable.
-        dir.ancestors()
-            .skip(1)
-            .try_for_each(|parent| self.sync_dir(parent))
+        create_dirs(self, dir)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -528,6 +511,33 @@ impl Device for SimDevice {
 
     fn clock(&self) -> &dyn Clock {
         &self.shared.clock
+    }
+}
+
+impl DirSteps for SimDevice {
+    fn make_dir(&self, dir: &Path) -> io::Result<()> {
+        self.operate(OpKind::CreateDir, dir, |state, strike| match strike {
+            Some(strike) => Err(errno(strike.code)),
+            None if dir.parent().is_none() => Err(errno(libc::EEXIST)),
+            None => state.create_dir(dir),
+        })
+    }
+
+    fn is_dir(&self, path: &Path) -> io::Result<bool> {
+        Ok(self.stat(path)?.is_dir)
+    }
+
+    fn sync_names(&self, dir: &Path) -> io::Result<()> {
+        self.sync_dir(dir)
+    }
+
+    fn remove_empty_dir(&self, dir: &Path) -> io::Result<()> {
+        self.operate(OpKind::RemoveDir, dir, |state, _| {
+            let (parent, name) = state.world.resolve_parent(dir)?;
+            state.world.remove_dir(parent, name)?;
+            state.collect();
+            Ok(())
+        })
     }
 }
 

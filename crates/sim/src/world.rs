@@ -350,10 +350,7 @@ impl World {
         }
     }
 
-    /// A directory sync that fails: each change in `dir` becomes durable or stays open for ever. The name of a
-    /// directory stays to be synced instead: whoever finds a directory cannot know that an earlier sync of its
-    /// name failed, and nobody could do more about it than sync it again. (Journals that fail to commit take no
-    /// more writes at all.)
+    /// A directory sync that fails: each change in `dir` becomes durable or stays open for ever.
     pub(crate) fn fail_sync_dir(&mut self, dir: u64, mut kept: impl FnMut() -> bool) {
         let mut open = Vec::new();
         for mut effect in std::mem::take(&mut self.effects) {
@@ -363,16 +360,11 @@ impl World {
                 self.make_durable(&effect);
                 outdate(&mut open, &effect);
             } else {
-                effect.stuck = !self.names_directory(&effect);
+                effect.stuck = true;
                 open.push(effect);
             }
         }
         self.effects = open;
-    }
-
-    fn names_directory(&self, effect: &NameEffect) -> bool {
-        let mut named = effect.changes.iter().filter_map(|change| change.new);
-        named.any(|ino| self.dir(ino).is_ok())
     }
 
     /// Applies an effect to the durable names.

@@ -229,6 +229,52 @@ fn after_a_failed_directory_sync_a_name_may_be_lost_for_good() {
 }
 
 #[test]
+fn a_directory_whose_name_could_not_be_synced_is_not_left_for_the_next_one_to_find() {
+    let (parent, dir) = (Path::new("/a"), Path::new("/a/b"));
+    for seed in 0..40 {
+        for failing in 0..2 {
+            let device = SimDevice::new(seed);
+            device.inject(Fault::new(FaultKind::SyncFails).after(failing).once());
+            let error = device.create_dir_all(dir).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EIO));
+            assert!(device.stat(parent).is_err(), "what was made is left");
+            device.create_dir_all(dir).unwrap();
+            synced_file(&device, "/a/b/f", b"there");
+            let after = device.snapshot().power_cut(LOST, seed).device();
+            assert_eq!(content(&after, "/a/b/f").as_deref(), Some(&b"there"[..]));
+        }
+    }
+}
+
+#[test]
+fn of_the_directories_on_the_way_only_what_was_made_is_removed_after_a_failure() {
+    let device = SimDevice::new(1);
+    device.create_dir_all(Path::new("/a")).unwrap();
+    device.inject(Fault::new(FaultKind::SyncFails).on("/a").once());
+    device.create_dir_all(Path::new("/a/b/c")).unwrap_err();
+    assert!(device.list(Path::new("/a")).unwrap().is_empty());
+    // Nor is one that was there already.
+    device.create_dir_all(Path::new("/a/b")).unwrap();
+    device.inject(Fault::new(FaultKind::SyncFails).once());
+    device.create_dir_all(Path::new("/a/b")).unwrap_err();
+    assert!(device.stat(Path::new("/a/b")).unwrap().is_dir);
+}
+
+#[test]
+fn a_directory_that_can_neither_be_synced_nor_removed_is_named() {
+    let device = SimDevice::new(1);
+    device.create_dir_all(Path::new("/a")).unwrap();
+    device.inject(Fault::new(FaultKind::SyncFails).once());
+    // Its creation is the first operation on it, its removal the second.
+    device.inject(Fault::new(FaultKind::AnyFails).on("/a/b").after(1));
+    let error = device.create_dir_all(Path::new("/a/b")).unwrap_err().to_string();
+    assert!(
+        error.contains("/a/b was created") && error.contains("remove it before the next try"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_name_that_was_settled_later_is_not_taken_back_by_an_open_change() {
     for seed in 0..50 {
         let device = SimDevice::new(seed);

@@ -1,6 +1,6 @@
 //! Every operation on a new family's files fails in turn, once; the caller tries again, in the same
 //! process or in the next, and writes. Then the power is cut: the store opens, the family is there,
-//! and so is what was acknowledged. It needs `/dev/fuse` and the right to mount; where they are
+//! and so is what was acknowledged. Likewise the directory of a store. It needs `/dev/fuse` and the right to mount; where they are
 //! missing the test says so and passes, unless `COLLIE_REQUIRE_TOOLS` is set.
 
 #![expect(
@@ -111,4 +111,34 @@ fn a_family_whose_creation_met_a_failed_sync_is_made_anew() {
 #[test]
 fn a_family_whose_creation_failed_is_made_anew() {
     each("a failure", || Fault::new(FaultKind::AnyFails).once());
+}
+
+/// The sync that fails is the one of the directory that is to hold the store.
+#[test]
+fn a_store_whose_own_name_met_a_failed_sync_is_made_anew() {
+    if let Err(missing) = faultfs::available() {
+        assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
+        println!("skipped: {missing}");
+        return;
+    }
+    let (_, lost) = PowerCut::WAYS[0];
+    // Whether the name is lost is the seed's choice.
+    for seed in 0..8 {
+        let at = tempfile::tempdir().unwrap();
+        let mut fs = FaultFs::mount(at.path(), Names::Posix, seed).unwrap();
+        let dir = at.path().join("store");
+        fs.inject(Fault::new(FaultKind::SyncFails).once()).unwrap();
+        let refused = Db::open(&dir, Options::default()).unwrap_err().to_string();
+        assert!(refused.contains("cannot create"), "{refused}");
+        let what = format!("seed {seed}");
+        let db = open(&dir, &what);
+        let family = db.default_family();
+        family.put_with("k", "v", &WriteOptions::disk()).unwrap();
+        drop(family);
+        db.close().unwrap();
+        fs.power_cycle(lost, seed).unwrap();
+        assert!(dir.exists(), "{what}: the store is lost");
+        let value = open(&dir, &what).default_family().get("k").unwrap();
+        assert_eq!(value.as_deref(), Some(&b"v"[..]), "{what}");
+    }
 }

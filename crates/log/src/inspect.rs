@@ -92,14 +92,18 @@ pub struct Inspection {
 ///
 /// # Errors
 /// As [`Log::open`](crate::Log::open), without [`resume_at`](crate::LogOptions::resume_at); [`LogError::Corrupt`] says where the first damage is. Where there is no
-/// log it is [`LogError::Missing`], and [`LogError::Io`] where there is no directory.
+/// log, or an archive lacks an epoch's last segments, it is [`LogError::Missing`], and [`LogError::Io`] where there is no
+/// directory. [`LogError::BeginningUnknown`]: of an archive whose oldest segments left it, no segment says where its first
+/// frame begins.
 pub fn inspect(
     device: &Arc<dyn Device>,
     dir: &Path,
     look: impl FnMut(FrameView<'_>),
 ) -> Result<Inspection, LogError> {
     match Chain::load_archive(&**device, dir) {
-        Ok(chain) if !chain.is_empty() => inspect_chain(&**device, dir, &chain, look),
+        Ok(chain) if !chain.is_empty() => {
+            inspect_chain(&**device, dir, &chain, look).map_err(|error| chain.missing_end(dir, error))
+        }
         // The directory is there: what failed is one of its archived segments.
         Err(error) if device.list(dir).is_ok() => Err(error),
         _ => {

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use collie_io::{Clock, Device, Dir, Entry, File, OpenMode, RealDevice, Stat};
 use collie_log::follow::Follower;
+use collie_log::inspect::inspect;
 use collie_log::{FIRST_LSN, Frame, Level, Log, LogError, LogOptions, Lsn, RingMode, Span};
 
 const SEGMENT: u64 = 32 << 10;
@@ -280,6 +281,53 @@ fn behind_an_archived_segment_that_somebody_removed_the_log_begins_anew() {
     assert!(first >= first_lsn(&there[4]));
     let all = read(&log, first).unwrap();
     check(&all, 200 - all.len() as u64..200);
+}
+
+#[test]
+fn an_archive_that_lacks_the_end_of_an_epoch_is_told_to_lack_it_and_not_to_be_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("archive");
+    let device: Arc<dyn Device> = Arc::new(RealDevice::new());
+    let log = Log::open(dir.path(), options()).unwrap();
+    append(&log, 0..60);
+    log.close().unwrap();
+    // All of the first epoch is archived by the second, whose own segments are live: its end, too, is the archive's.
+    let log = Log::open(dir.path(), options()).unwrap();
+    append(&log, 60..61);
+    release(&log);
+    let first_epoch = archived(dir.path());
+    assert!(first_epoch.len() > 2);
+    inspect(&device, &archive, |_| {}).unwrap();
+    append(&log, 61..120);
+    release(&log);
+    inspect(&device, &archive, |_| {}).unwrap();
+    let last = first_epoch.last().unwrap();
+    let begins = first_lsn(last);
+    std::fs::remove_file(last).unwrap();
+    let mut seen = 0;
+    let missing = inspect(&device, &archive, |frame| seen = frame.end).unwrap_err();
+    assert!(
+        seen <= begins && begins - seen < 4096,
+        "all that is there is shown"
+    );
+    match missing {
+        LogError::Missing {
+            path, wanted, oldest, ..
+        } => {
+            assert_eq!((&path, wanted), (&archive, begins));
+            assert!(oldest > begins);
+        }
+        other => panic!("{other}"),
+    }
+    // Damage before that is damage all the same.
+    let mut bytes = std::fs::read(&first_epoch[0]).unwrap();
+    bytes[8_192 + 34] ^= 1;
+    std::fs::write(&first_epoch[0], bytes).unwrap();
+    let damaged = inspect(&device, &archive, |_| {}).unwrap_err();
+    assert!(
+        matches!(&damaged, LogError::Corrupt { path, .. } if *path == first_epoch[0]),
+        "{damaged}"
+    );
 }
 
 #[test]

@@ -324,7 +324,7 @@ impl Follower {
         Err(LogError::BeginningUnknown {
             path: first.map_or(self.view.dir().to_owned(), |first| first.path.clone()),
             lsn: self.view.bounds().0,
-            why: "the segment that comes before it is missing or damaged".to_owned(),
+            why: "the segment that comes before it is not there or damaged".to_owned(),
         })
     }
 

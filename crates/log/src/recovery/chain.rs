@@ -6,6 +6,7 @@ use std::sync::Arc;
 use collie_io::{Device, File, OpenMode};
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::frames::Window;
 use crate::archive;
 use crate::error::{At, LogError};
 use crate::format::{
@@ -90,7 +91,7 @@ impl Run {
                 path: first.path.clone(),
                 lsn: first.first_lsn(),
                 why: format!(
-                    "segment {:016x}, which comes before it, is missing or damaged",
+                    "segment {:016x}, which comes before it, is not there or damaged",
                     first.number() - 1
                 ),
             }),
@@ -181,6 +182,30 @@ impl Chain {
         let mut chain = Self::load_named(device, segments.map(|(number, (_, path))| (number, path)))?;
         chain.goes_on_at = chain.next_live(device, dir)?.and_then(|next| next.first_frame());
         Ok(chain)
+    }
+
+    /// Why an archive's frames end where `error` says. Any of its segments may be missing: somebody removed it, or a power
+    /// cut took the name that it left as well as the one that it got. Where an epoch's last ones are, the next epoch tells
+    /// that it went on, and nothing of what is there is damaged.
+    pub(crate) fn missing_end(&self, dir: &Path, error: LogError) -> LogError {
+        let LogError::Corrupt { lsn, .. } = error else {
+            return error;
+        };
+        let mut pairs = self.runs.iter().zip(self.runs.iter().skip(1));
+        let lacking = pairs.find(|(run, next)| {
+            (run.first_lsn()..=run.end()).contains(&lsn) && run.end() < next.predecessor_end()
+        });
+        match lacking {
+            Some((run, next)) if Window::default().goes_beyond(run, lsn).unwrap_or(false) => {
+                LogError::Missing {
+                    path: dir.to_owned(),
+                    wanted: run.end(),
+                    oldest: next.first_lsn(),
+                    end: self.last().map_or(0, Run::end),
+                }
+            }
+            _ => error,
+        }
     }
 
     /// The header of the log's segment that follows an archive's last one.

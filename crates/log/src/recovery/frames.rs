@@ -134,6 +134,12 @@ impl Window {
         Ok(header.map(|header| header.end()))
     }
 
+    /// Whether the frame at `at` needs more than the run has: its header says so, or has no room itself.
+    pub(super) fn goes_beyond(&mut self, run: &Run, at: Lsn) -> Result<bool, LogError> {
+        let has_header = run.end().saturating_sub(at) >= FRAME_HEADER as u64;
+        Ok(!has_header || self.claimed_end(run, at)?.is_some_and(|end| end > run.end()))
+    }
+
     /// The first valid frame above `at` that `wanted` wants.
     pub(super) fn find(
         &mut self,

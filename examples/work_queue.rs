@@ -1,18 +1,21 @@
-//! A queue of jobs: workers claim them by locking their rows, so that no job is done twice and none is lost, whatever
-//! becomes of a worker.
+//! A queue of jobs: workers claim them by locking their rows, so that no job is done twice and none
+//! is lost, however a worker ends.
 //!
 //! ```text
 //! cargo run --example work_queue            # in a temporary directory
 //! cargo run --example work_queue -- DIR     # in DIR, which keeps the queue for the next run
 //! ```
 //!
-//! * A **claim** is an open transaction that has locked the job's row. What the work writes, and that the job is done,
-//!   become one commit. A worker that gives up, panics or is killed rolls back, and the job is there for the next one.
-//!   (For work of seconds. An open transaction keeps what its snapshot needs from being freed; who works for hours writes
-//!   down who has the job, and until when, and commits that.)
-//! * A job whose work **fails** goes back with one attempt more on its row; after the third it goes to the family `dead`,
-//!   with the reason, so that a poisonous one does not keep the workers busy for ever.
-//! * Commits are **acknowledged** many at a time: each leaves a ticket, and waiting for the newest waits for all before it.
+//! * A **claim** is an open transaction that has locked the job's row. What the work writes, and
+//!   that the job is done, become one commit. Where a worker gives up, panics or is killed, the
+//!   claim is rolled back, and the next worker finds the job. (This suits work of seconds. An open
+//!   transaction keeps what its snapshot needs from being freed; for work of hours, commit a row
+//!   that says which worker has the job, and until when.)
+//! * A job whose work **fails** is put back with one attempt more in its row. After the third it is
+//!   moved to the family `dead`, with the reason, so that a poisonous job does not keep the workers
+//!   busy for ever.
+//! * Commits are **acknowledged** many at a time: each leaves a ticket, and waiting for the newest
+//!   waits for all before it.
 
 #![expect(clippy::print_stdout, reason = "a program for the terminal")]
 
@@ -47,7 +50,7 @@ struct Job {
     attempts: u32,
 }
 
-/// A job that nobody does any more.
+/// A job that is not tried any more.
 #[derive(Debug, Serialize, Deserialize)]
 struct Dead {
     job: Job,
@@ -88,7 +91,7 @@ impl Queue {
     fn add(&self, texts: impl Iterator<Item = String>) -> anyhow::Result<()> {
         let counters = self.db.default_family();
         let tx = self.db.transaction(TransactionOptions::default())?;
-        // The first step, which waits for its turn: several that add at once do not conflict.
+        // The first step waits for the row's lock: several that add at once do not conflict.
         let mut last: u64 = match tx.get_for_update(&counters, LAST_JOB)? {
             Some(row) => decode(&row)?,
             None => 0,
@@ -103,16 +106,18 @@ impl Queue {
         Ok(())
     }
 
-    /// Claims the first job from `*from` on that nobody else has, and moves `*from` behind it.
+    /// Claims the first free job from `*from` on, and moves `*from` behind it.
     ///
-    /// Workers that all began at the oldest job would pass over each other's again and again, and over what the store still
-    /// remembers of jobs that are done; a job that was given back is found at the next round.
+    /// If all workers began at the oldest job, they would skip each other's jobs again and again,
+    /// and the tombstones of jobs that are done. A job that was put back is found in the next
+    /// round.
     fn claim(&self, from: &mut Vec<u8>) -> anyhow::Result<Option<Claim>> {
         // Without a lock: these are candidates, and the lock decides.
         for row in self.waiting.range(std::mem::take(from)..)? {
             let (key, _) = row?;
             let options = TransactionOptions {
-                // Who finds a job locked looks for another one instead of waiting (`SKIP LOCKED`).
+                // A worker that finds a job locked tries the next one instead of waiting (`SKIP
+                // LOCKED`).
                 lock_timeout: Duration::ZERO,
                 name: "claim".into(),
                 ..TransactionOptions::default()
@@ -132,7 +137,7 @@ impl Queue {
         Ok(None)
     }
 
-    /// Does a claimed job's work, and writes down what came of it.
+    /// Does a claimed job's work, and records the outcome.
     fn work(&self, worker: usize, claim: Claim) -> anyhow::Result<(Outcome, Ticket)> {
         let Claim { tx, key, mut job } = claim;
         tx.set_savepoint();
@@ -143,7 +148,8 @@ impl Queue {
                 Outcome::Done
             }
             Err(reason) => {
-                // What it had written goes, the lock stays: nobody tries the job before this attempt is on its row.
+                // Undoes what it had written and keeps the lock: no other worker tries the job
+                // before this attempt is in its row.
                 tx.rollback_to_savepoint()?;
                 job.attempts += 1;
                 if job.attempts < ATTEMPTS_MAX {
@@ -156,8 +162,8 @@ impl Queue {
                 }
             }
         };
-        // Visible from here on, and durable when the ticket says so. Nothing that this worker holds keeps others waiting
-        // until then.
+        // Visible from here on, and durable when the ticket says so. Its locks are released
+        // already, so other workers do not wait for that.
         Ok((outcome, tx.commit_ticket()?))
     }
 
@@ -177,7 +183,7 @@ impl Queue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// It goes back, to be tried again.
+    /// It is put back, to be tried again.
     Failed,
     Dead,
 }
@@ -185,7 +191,7 @@ enum Outcome {
 /// What one worker did.
 #[derive(Debug, Default)]
 struct Tally {
-    /// The jobs that it ended, done or dead, once that was durable: what it may tell others.
+    /// The jobs that it ended, done or dead, once that was durable: it may report these.
     acknowledged: Vec<u64>,
     done: u64,
     failed: u64,
@@ -204,21 +210,21 @@ fn run_worker(queue: &Queue, worker: usize, all_added: &AtomicBool) -> anyhow::R
     let mut ended: Vec<u64> = Vec::new();
     let mut newest: Option<Ticket> = None;
     loop {
-        // Looked at before the queue is: what was added before it was set is found.
+        // Read before the queue: jobs that were added before it was set are found.
         let is_last_round = all_added.load(Ordering::Acquire) && from.is_empty();
         let Some(claim) = queue.claim(&mut from)? else {
             if is_last_round && queue.waiting.iter()?.next().is_none() {
                 break;
             }
-            // Nothing new, or only what others have claimed and may give back. Nobody should wait for an answer until there
-            // is more to do.
+            // Nothing new, or only what others have claimed and may give back. Jobs that ended are
+            // acknowledged now, and not when there is more to do.
             acknowledge(&mut tally, &mut ended, newest.take())?;
             std::thread::sleep(Duration::from_millis(1));
             continue;
         };
         claims += 1;
         if claims % CALLED_AWAY_EVERY == 0 {
-            // Not a word to the queue is needed.
+            // Dropping the claim rolls it back; the queue needs no other call.
             drop(claim);
             tally.given_back += 1;
             continue;
@@ -242,13 +248,14 @@ fn run_worker(queue: &Queue, worker: usize, all_added: &AtomicBool) -> anyhow::R
     Ok(tally)
 }
 
-/// Waits once for all jobs that ended: the log is a sequence, and what is durable is a prefix of it.
+/// Waits once for all jobs that ended: the log is a sequence, and what is durable is a prefix of
+/// it.
 fn acknowledge(tally: &mut Tally, ended: &mut Vec<u64>, newest: Option<Ticket>) -> anyhow::Result<()> {
     if let Some(ticket) = newest {
         ticket.wait()?;
         tally.waits += 1;
     }
-    // From here on somebody else may be told.
+    // From here on they may be reported.
     tally.acknowledged.append(ended);
     Ok(())
 }
@@ -301,7 +308,7 @@ fn main() -> anyhow::Result<()> {
         wrong.len()
     );
     println!("Each job was ended once, and none was lost.");
-    // A store closes when its last handle goes, too; but only here would an error be told.
+    // A store closes when its last handle is dropped, too, but only `close` returns an error.
     let db = queue.db.clone();
     drop(queue);
     db.close()?;
@@ -313,7 +320,7 @@ fn add_jobs(queue: &Queue) -> anyhow::Result<()> {
     let text = |number: u64| match number % 100 {
         77 => "herd the sh33p home".to_owned(),
         odd if odd % 2 == 1 => "bring the sheep home before dark".to_owned(),
-        _ => "mind the gate".to_owned(),
+        _ => "count the lambs".to_owned(),
     };
     for first in (0..JOBS).step_by(JOBS_AT_ONCE as usize) {
         queue.add((first..first + JOBS_AT_ONCE).map(text))?;
@@ -378,12 +385,12 @@ fn check(queue: &Queue, before: &BTreeSet<u64>, tallies: &[Tally]) -> anyhow::Re
             wrong.push(format!("job {job} was ended twice"));
         }
     }
-    let untold: Vec<_> = ended
+    let unreported: Vec<_> = ended
         .difference(before)
         .filter(|job| !acknowledged.contains(job))
         .collect();
-    if !untold.is_empty() {
-        wrong.push(format!("jobs {untold:?} ended, and nobody was told"));
+    if !unreported.is_empty() {
+        wrong.push(format!("jobs {unreported:?} ended and were not acknowledged"));
     }
     let mut with_letters = BTreeSet::new();
     for row in queue.letters.iter()? {

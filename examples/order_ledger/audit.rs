@@ -40,7 +40,8 @@ impl Books {
         self.wrong.push(what);
     }
 
-    /// One entry later. Entries have the order of the commits, so that each must be right where it stands.
+    /// One entry later. Entries have the order of the commits, so that each must be right where it
+    /// stands.
     fn enter(&mut self, number: u64, entry: Entry) {
         match entry {
             Entry::Deposit { customer, cents } => {
@@ -102,8 +103,8 @@ impl Books {
 
 /// Reads the ledger from the beginning, and compares what must come of it with what is there.
 ///
-/// All of it is of one moment: a snapshot is a prefix of the commit order in every family, so this would find the same
-/// beside orders that are being placed.
+/// All of it is of one moment: a snapshot is a prefix of the commit order in every family, so this
+/// would find the same beside orders that are being placed.
 pub(crate) fn audit(shop: &Shop) -> Result<Books, ShopError> {
     let snapshot = shop.db.snapshot();
     let mut books = Books::default();
@@ -155,12 +156,12 @@ where
         .into_iter()
         .filter(|key| found.get(*key) != expected.get(*key));
     let name = family.name();
-    let tell = |key: &String| {
+    let describe = |key: &String| {
         format!(
             "{name}, {key}: the ledger makes it {:?}, the row is {:?}",
             expected.get(key),
             found.get(key)
         )
     };
-    Ok(wrong.map(tell).collect())
+    Ok(wrong.map(describe).collect())
 }

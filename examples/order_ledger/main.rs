@@ -1,5 +1,5 @@
-//! A shop: accounts, stock, orders and a ledger in families of their own, changed by transactions of both kinds from
-//! several threads at once, and an audit at the end.
+//! A shop: accounts, stock, orders and a ledger in families of their own, changed by transactions
+//! of both kinds from several threads at once, and an audit at the end.
 //!
 //! ```text
 //! cargo run --example order_ledger            # in a temporary directory
@@ -31,7 +31,8 @@ use shop::{Answer, CUSTOMERS, ITEMS, Sale, Shop, ShopError};
 const THREADS: u64 = 4;
 /// Orders that each thread places.
 const ORDERS: u64 = 200;
-/// What comes in at the beginning of a run: pieces of each item, and cents of each customer. Not enough for all orders.
+/// What comes in at the beginning of a run: pieces of each item, and cents of each customer. Not
+/// enough for all orders.
 const DELIVERY: i64 = 420;
 const DEPOSIT: i64 = 550_000;
 
@@ -100,7 +101,7 @@ fn main() -> anyhow::Result<()> {
         books.wrong.len()
     );
     println!("All of it adds up.");
-    // A store closes when its last handle goes, too; but only here would an error be told.
+    // A store closes when its last handle is dropped, too, but only `close` returns an error.
     let db = shop.db.clone();
     drop(shop);
     db.close()?;
@@ -121,7 +122,8 @@ fn serve(shop: &Shop, run: u64, thread: u64, kind: Concurrency, tally: &Tally) -
     let mut dice = Dice::new(run, thread);
     for number in 0..ORDERS {
         let sale = dice.sale();
-        // Chosen once, before the first attempt: however often the order is tried, it is the same one.
+        // Chosen once, before the first attempt: however often the order is tried, it is the same
+        // one.
         let order = format!("{run}-{thread}-{number:03}");
         let counter = match shop.place(&order, &sale, &options, &tally.retries)? {
             Answer::Placed => &tally.placed,

@@ -7,11 +7,11 @@ use collie_db::{Db, Error, Transaction, TransactionOptions};
 
 use crate::shop::ShopError;
 
-/// Whoever fails so often has a problem that another attempt does not solve.
+/// After so many failures another attempt does not help.
 const ATTEMPTS_MAX: u32 = 40;
 /// The longest pause before the second attempt; each further one may be twice as long.
 const PAUSE: Duration = Duration::from_micros(100);
-/// However many attempts there were, no pause is longer.
+/// The longest pause of all.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
 /// How often something had to be run again, by cause.
@@ -25,9 +25,10 @@ pub(crate) struct Retries {
 impl Retries {
     /// Counts an error after which the same work may well succeed; `false` for every other one.
     ///
-    /// All three say that nothing was written. Errors of the store (`Poisoned`, `Background`, `Log`) are not among them on
-    /// purpose: a commit that ends so may or may not be there after the store was opened again, and doing the work a second
-    /// time could do it twice. An order's name, which is chosen once, lets its client ask again then.
+    /// All three say that nothing was written. Errors of the store (`Poisoned`, `Background`,
+    /// `Log`) are not among them on purpose: a commit that ends so may or may not have survived
+    /// when the store is opened again, and doing the work a second time could do it twice. An order
+    /// has a name, chosen once, with which its client can ask again.
     fn count(&self, error: &Error) -> bool {
         let counter = match error {
             Error::Conflict { .. } => &self.conflicts,
@@ -40,8 +41,8 @@ impl Retries {
     }
 }
 
-/// Does `work` in a transaction and commits it; from the beginning again where somebody else was in the way. What `work`
-/// returns is as durable as the commit: it may be told to others.
+/// Does `work` in a transaction and commits it; from the beginning again after a conflict with
+/// another transaction. What `work` returns is as durable as the commit, and may be reported.
 ///
 /// `work` runs any number of times, so it must change nothing but through its transaction.
 pub(crate) fn commit<T>(
@@ -54,7 +55,7 @@ pub(crate) fn commit<T>(
     loop {
         let tx = db.transaction(options.clone())?;
         let spread = tx.id();
-        // An error drops the transaction, which rolls it back: nobody waits for its locks while we pause.
+        // An error drops the transaction, which rolls it back: its locks are free during the pause.
         let done = work(&tx).and_then(|result| {
             tx.commit()?;
             Ok(result)
@@ -75,11 +76,12 @@ pub(crate) fn commit<T>(
     }
 }
 
-/// Longer after each attempt, and different for each transaction: two that were in each other's way would meet again if they
-/// came back at the same moment.
+/// Longer after each attempt, and different for each transaction: two that conflicted would
+/// conflict again if they began at the same moment.
 fn pause(attempt: u32, spread: u64) -> Duration {
     let longest = PAUSE.saturating_mul(1 << attempt.min(16)).min(PAUSE_MAX);
-    // The upper bits of a product with an odd constant (Knuth's multiplicative hashing) are as good as random here.
+    // The upper bits of a product with an odd constant (Knuth's multiplicative hashing) are as good
+    // as random here.
     let share = spread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
     longest.mul_f64((share + 1) as f64 / 256.0)
 }

@@ -56,8 +56,8 @@ pub(crate) enum Entry {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sale {
     pub(crate) customer: String,
-    /// Pieces by item. That they are sorted has all orders lock the stock's rows in the same order, so that no two wait for
-    /// each other there.
+    /// Pieces by item. That they are sorted has all orders lock the stock's rows in the same order,
+    /// so that no two wait for each other there.
     pub(crate) lines: BTreeMap<String, i64>,
     pub(crate) cents: i64,
 }
@@ -135,13 +135,14 @@ impl Shop {
         })
     }
 
-    /// Places an order, unless something is sold out or the customer could not pay for it as well as for all that is not
-    /// paid yet. Asking again with the same name places nothing twice.
+    /// Places an order, unless something is sold out or the customer could not pay for it as well
+    /// as for all that is not paid yet. Asking again with the same name places nothing twice.
     ///
-    /// The options must be serializable. What a customer owes is the sum over a range, to which each order adds a row of its
-    /// own: two orders that both see enough credit and then write different rows are no conflict with snapshot isolation
-    /// (it is called write skew), and together they could be too much. That all meet at the ledger's counter keeps them
-    /// apart here as well; but nobody who changes how the ledger is numbered would think of credit.
+    /// The options must be serializable. What a customer owes is the sum over a range, to which
+    /// each order adds a row of its own: two orders that both see enough credit and then write
+    /// different rows are no conflict with snapshot isolation (it is called write skew), and
+    /// together they could be too much. Here the ledger's counter, which all of them lock, prevents
+    /// that as well; but a change of the ledger's numbering must not decide about credit.
     pub(crate) fn place(
         &self,
         order: &str,
@@ -153,9 +154,9 @@ impl Shop {
             if tx.get(&self.orders, order)?.is_some() {
                 return Ok(Answer::Placed);
             }
-            // All questions come before the first write, so that a refusal leaves nothing to take back: the transaction
-            // commits without having written, which waits until what it has read is durable. "Sold out" is then as
-            // final an answer as any.
+            // All questions come before the first write, so that a refusal leaves nothing to take
+            // back: the transaction commits without having written, which waits until what it has
+            // read is durable. "Sold out" is then as final an answer as any.
             let mut left = BTreeMap::new();
             for (item, pieces) in &sale.lines {
                 let rest = number::<i64>(tx, &self.stock, item)? - pieces;
@@ -164,9 +165,10 @@ impl Shop {
                 }
                 left.insert(item, rest);
             }
-            // Two orders of one customer may both read this range before either writes to it, and then each waits for the
-            // other. That is a deadlock, which the store ends; it is rare enough for a shop to just run one of them
-            // again. Were it not, reading the account with `get_for_update`, as `pay` does, would have them queue.
+            // Two orders of one customer may both read this range before either writes to it, and
+            // then each waits for the other. That is a deadlock, which the store ends; it is rare
+            // enough for a shop to just run one of them again. Were it not, reading the account
+            // with `get_for_update`, as `pay` does, would have them queue.
             let balance = tx.get(&self.accounts, &sale.customer)?;
             let balance: i64 = balance.map_or(Ok(0), |row| decode(&row))?;
             let mut owed = sale.cents;
@@ -204,7 +206,8 @@ impl Shop {
         retries: &Retries,
     ) -> Result<bool, ShopError> {
         retry::commit(&self.db, options, retries, |tx| {
-            // Before the range is read, so that a customer's payments and orders queue here and not in a deadlock.
+            // Before the range is read, so that a customer's payments and orders queue here and not
+            // in a deadlock.
             let balance = number::<i64>(tx, &self.accounts, customer)?;
             let owed = format!("{customer}/");
             let Some(first) = tx.prefix(&self.unpaid, &owed)?.next() else {
@@ -229,9 +232,10 @@ impl Shop {
 
     /// Adds an entry to the ledger: a transaction's last step.
     ///
-    /// All of them need the row with the last number, and have it from here on until they are visible, not until they are
-    /// on the disk (early lock release). A counter outside of the store would be faster still, and would leave gaps: a
-    /// transaction that is rolled back gives this number back.
+    /// All of them need the row with the last number, and have it from here on until they are
+    /// visible, not until they are on the disk (early lock release). A counter outside of the store
+    /// would be faster still, and would leave gaps: a transaction that is rolled back gives this
+    /// number back.
     fn enter(&self, tx: &Transaction, entry: &Entry) -> Result<(), ShopError> {
         let counters = self.db.default_family();
         let number = number::<u64>(tx, &counters, LAST_ENTRY)? + 1;

@@ -1,28 +1,27 @@
 //! The command line.
 
-mod bench;
 mod log;
 mod serve;
-mod torture;
-mod values;
-
-use std::ffi::OsString;
-use std::path::PathBuf;
+pub(crate) mod values;
 
 use clap::{Parser, Subcommand};
 
-pub(crate) use bench::{
-    BenchArgs, BenchCommand, CommitBenchArgs, CommitEnd, IsolationLevel, LogBenchArgs, OrdersBenchArgs,
-    TransactionKind, TransactionRunArgs, WorkloadArgs,
-};
 pub(crate) use log::LogCommand;
 pub(crate) use serve::ServeArgs;
-pub(crate) use torture::{HostileArgs, HostilePart, NamesArg, PowerArgs, SoakArgs, TortureCommand};
-pub(crate) use values::{Durability, Ring};
 
-/// Collie: a transactional store built around its log. Without a command: a tour of about forty seconds in a
-/// temporary directory, which ends by serving.
+#[cfg(feature = "lab")]
+use crate::lab::args::{LabCommand, TourArgs};
+
+/// Collie: a transactional store built around its log.
 #[derive(Debug, Parser)]
+#[cfg_attr(
+    feature = "lab",
+    doc = "Without a command: a tour of about forty seconds in a temporary directory, which ends by serving."
+)]
+#[cfg_attr(
+    not(feature = "lab"),
+    command(subcommand_required = true, arg_required_else_help = true)
+)]
 #[command(
     name = "collie",
     version,
@@ -34,69 +33,23 @@ pub(crate) struct Args {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
+    #[cfg(feature = "lab")]
     #[command(flatten)]
     pub(crate) tour: TourArgs,
 }
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct TourArgs {
-    /// End the tour instead of serving.
-    #[arg(long, conflicts_with = "serve")]
-    pub(crate) no_serve: bool,
-    /// Serve at the end of the tour even where standard output is no terminal.
-    #[arg(long)]
-    pub(crate) serve: bool,
-    /// A tour of a few seconds, whose figures say little.
-    #[arg(long)]
-    pub(crate) short: bool,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Looks at a closed log, follows one that is in use, or cuts away what is damaged.
+    /// Inspects a closed log, follows one that is in use, or truncates it at its first damage.
     #[command(subcommand)]
     Log(LogCommand),
-    /// Measures: workloads on a store, by db_bench's names and flags; or the log beside lock-based ones.
-    Bench(Box<BenchArgs>),
     /// Serves a store to Redis clients, until SIGTERM, SIGINT or SHUTDOWN.
     Serve(ServeArgs),
-    /// Crash tests: nothing that was acknowledged may be lost.
-    #[command(subcommand)]
-    Torture(TortureCommand),
-    /// The process that `torture kill` kills.
-    #[command(name = WRITER, hide = true)]
-    Writer {
-        /// The store's directory.
-        dir: PathBuf,
-        /// Where the ring's file goes, if not where it does by default.
-        #[arg(long)]
-        rings: Option<PathBuf>,
-    },
-    /// Becomes another program, which ends when the process that started it does.
-    #[command(name = LEASHED, hide = true)]
-    Leashed {
-        /// The program.
-        program: PathBuf,
-        /// Its arguments.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<OsString>,
-    },
-    /// What a command that a signal ended becomes.
-    #[command(name = REMOVER, hide = true)]
-    Remover {
-        /// The exit code.
-        code: u8,
-        /// What is to go.
-        places: Vec<PathBuf>,
-    },
+    /// Measurements and tests: see `lab`.
+    #[cfg(feature = "lab")]
+    #[command(flatten)]
+    Lab(Box<LabCommand>),
 }
-
-/// The hidden command that `torture kill` and the tour start as a process of its own.
-pub(crate) const WRITER: &str = "torture-writer";
-/// The hidden command that `torture power` starts servers by.
-pub(crate) const LEASHED: &str = "torture-leashed";
-/// The hidden command that removes what is temporary, see `temporary`.
-pub(crate) const REMOVER: &str = "remove-temporary";
 
 #[cfg(test)]
 mod tests {
@@ -109,6 +62,7 @@ mod tests {
         Args::command().debug_assert();
     }
 
+    #[cfg(feature = "lab")]
     #[test]
     fn without_a_command_there_is_a_tour_and_its_flags_go_with_nothing_else() {
         let args = Args::try_parse_from(["collie", "--no-serve", "--short"]).unwrap();

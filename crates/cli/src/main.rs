@@ -1,17 +1,15 @@
-//! The binary `collie`: the log's tools, and what else can be done with Collie from a shell.
+//! The binary `collie`: the server, the log's tools, and the lab's commands.
 //!
-//! Results go to standard output, one JSON object per line where `--json` asks for it; everything else goes
-//! to standard error. The exit code is 0 where all was well, 1 where something was found or failed, 2 where
-//! the command line was wrong.
+//! Results go to standard output, one JSON object per line where `--json` asks for it; everything
+//! else goes to standard error. The exit code is 0 for success, 1 if something was found or failed,
+//! 2 for a wrong command line.
 
 mod args;
-mod bench;
+#[cfg(feature = "lab")]
+mod lab;
 mod log;
 mod output;
 mod serve;
-mod temporary;
-mod torture;
-mod tour;
 
 use std::process::ExitCode;
 
@@ -19,23 +17,23 @@ use clap::Parser;
 
 use args::{Args, Command};
 
-// glibc's allocator gives memory back in bursts that stall writers for a tenth of a second after a memtable
-// was freed.
+// glibc's allocator returns memory in bursts that stall writers for a tenth of a second after a
+// memtable was freed.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How a command ended that did what it was asked to.
+/// The outcome of a command that ran to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
-    /// All is well.
+    /// Success.
     Good,
-    /// It found what should not be; it has said what.
+    /// It found a problem and has reported it.
     Bad,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    // A server is told by its configuration what it shows.
+    // The diagnostics of a server are set by its configuration.
     if !matches!(args.command, Some(Command::Serve(_))) {
         output::show_diagnostics();
     }
@@ -51,18 +49,15 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> anyhow::Result<Outcome> {
-    let Some(command) = args.command else {
-        return tour::run(&args.tour);
-    };
-    match command {
-        Command::Serve(args) => serve::run(&args),
-        Command::Torture(command) => torture::run(&command),
-        Command::Writer { dir, rings } => {
-            torture::writer::run(&dir, rings.as_deref()).map(|()| Outcome::Good)
-        }
-        Command::Leashed { program, arguments } => torture::leashed(&program, &arguments),
-        Command::Remover { code, places } => temporary::remove_and_exit(code, &places),
-        Command::Log(command) => log::run(&command),
-        Command::Bench(args) => bench::run(&args),
+    match args.command {
+        Some(Command::Serve(args)) => serve::run(&args),
+        Some(Command::Log(command)) => log::run(&command),
+        #[cfg(feature = "lab")]
+        Some(Command::Lab(command)) => lab::run(*command),
+        #[cfg(feature = "lab")]
+        None => lab::tour(&args.tour),
+        // The command line requires a command without the lab.
+        #[cfg(not(feature = "lab"))]
+        None => Ok(Outcome::Good),
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-/// Standard output, buffered unless somebody watches.
+/// Standard output, buffered unless it is a terminal.
 pub(crate) struct Results {
     out: io::BufWriter<io::Stdout>,
 }
@@ -30,24 +30,24 @@ impl Results {
         self.out.write_all(b"\n")
     }
 
-    /// Hands everything to the system. What was printed is not there before.
+    /// Writes the buffer to the system. Lines may not be visible before.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 }
 
-/// Tells the user something beside the results.
+/// Prints a message beside the results.
 pub(crate) fn note(text: impl std::fmt::Display) {
-    // Nobody can be told that standard error is closed.
+    // A closed standard error cannot be reported anywhere.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Tells why the command failed, causes included.
+/// Prints why the command failed, causes included.
 pub(crate) fn complain(error: &anyhow::Error) {
     note(format_args!("error: {}", sentence(error)));
 }
 
-/// An error with its causes, each said once: most of them tell their cause themselves.
+/// An error with its causes, each once: most errors contain the text of their cause already.
 fn sentence(error: &anyhow::Error) -> String {
     let causes = error.chain().map(ToString::to_string);
     causes.fold(String::new(), |said, cause| {
@@ -61,9 +61,9 @@ fn sentence(error: &anyhow::Error) -> String {
     })
 }
 
-/// Has warnings and errors that the crates below log written to standard error.
+/// Writes warnings and errors that the crates below log to standard error.
 pub(crate) fn show_diagnostics() {
-    // Nobody else sets a subscriber.
+    // No other subscriber is set, so this cannot fail.
     let _ = tracing_subscriber::fmt()
         .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
         .with_writer(|| Diagnostics)
@@ -72,12 +72,13 @@ pub(crate) fn show_diagnostics() {
         .try_init();
 }
 
-/// Whether diagnostics are expected, and say nothing to anybody.
+/// Whether diagnostics are expected and suppressed.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Does `work`, whose logs fail as they are meant to, without diagnostics.
+/// Runs `work`, whose logs fail on purpose, without diagnostics.
+#[cfg(feature = "lab")]
 pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> T {
-    // Relaxed, here and below: nothing else is ordered by it.
+    // Relaxed, here and below: it orders nothing.
     QUIET.store(true, Ordering::Relaxed);
     let done = work();
     QUIET.store(false, Ordering::Relaxed);
@@ -100,7 +101,7 @@ impl Write for Diagnostics {
     }
 }
 
-/// Whether somebody closed the pipe that results went to, as `head` does.
+/// Whether the reader of the results' pipe has closed it, as `head` does.
 pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause
@@ -109,19 +110,8 @@ pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// A bar on standard error for `total` steps, where that is a terminal; otherwise nothing is shown.
-pub(crate) fn progress(what: &'static str, total: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(total), target());
-    // The template is a constant; a wrong one would only cost the bar its looks.
-    if let Ok(style) = ProgressStyle::with_template("{prefix:>12} {bar:30} {pos}/{len} {msg} · {eta} left") {
-        bar.set_style(style);
-    }
-    bar.set_prefix(what);
-    bar
-}
-
-/// A counter on standard error for work whose length is not known, where that is a terminal; otherwise
-/// nothing is shown.
+/// A counter on standard error for work whose length is not known, where that is a terminal;
+/// otherwise nothing is shown.
 pub(crate) fn spinner(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, target());
     if let Ok(style) = ProgressStyle::with_template("{prefix:>12} {spinner} {human_pos} {msg} · {elapsed}") {
@@ -130,15 +120,6 @@ pub(crate) fn spinner(what: &'static str) -> ProgressBar {
     bar.set_prefix(what);
     bar.enable_steady_tick(Duration::from_millis(100));
     bar
-}
-
-/// A line on standard error that is renewed, where that is a terminal; otherwise nothing is shown.
-pub(crate) fn live() -> ProgressBar {
-    let line = ProgressBar::with_draw_target(None, target());
-    if let Ok(style) = ProgressStyle::with_template("{msg}") {
-        line.set_style(style);
-    }
-    line
 }
 
 /// Standard error where it is a terminal, otherwise nowhere.
@@ -163,41 +144,12 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// A figure to three digits: 950, 12.3 k, 4.56 M.
-pub(crate) fn count(figure: f64) -> String {
-    let (scaled, unit) = match figure {
-        f if f >= 999_500_000.0 => (f / 1e9, " G"),
-        f if f >= 999_500.0 => (f / 1e6, " M"),
-        f if f >= 999.5 => (f / 1e3, " k"),
-        f => return format!("{f:.0}"),
-    };
-    let digits = if scaled < 9.995 {
-        2
-    } else if scaled < 99.95 {
-        1
-    } else {
-        0
-    };
-    format!("{scaled:.digits$}{unit}")
-}
-
-/// Microseconds, with as many digits as say something.
-pub(crate) fn micros(us: f64) -> String {
-    if us < 9.995 {
-        format!("{us:.2}")
-    } else if us < 99.95 {
-        format!("{us:.1}")
-    } else {
-        format!("{us:.0}")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_that_an_error_tells_itself_is_not_said_twice() {
+    fn a_cause_that_an_error_contains_is_not_repeated() {
         let cause = io::Error::other("the disk is gone");
         let error = anyhow::Error::new(cause).context("cannot open x: the disk is gone");
         assert_eq!(
@@ -207,28 +159,10 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_three_digits() {
-        let shown = [
-            7.0,
-            999.4,
-            999.5,
-            12_345.0,
-            999_499.0,
-            999_500.0,
-            4_567_890.0,
-            2.5e9,
-        ]
-        .map(count);
-        assert_eq!(
-            shown,
-            [
-                "7", "999", "1.00 k", "12.3 k", "999 k", "1.00 M", "4.57 M", "2.50 G"
-            ]
-        );
+    fn digits_stand_in_groups_of_three() {
         assert_eq!(
             [7, 999, 1000, 1_234_567].map(grouped),
             ["7", "999", "1,000", "1,234,567"]
         );
-        assert_eq!([0.123, 12.34, 1234.5].map(micros), ["0.12", "12.3", "1234"]);
     }
 }

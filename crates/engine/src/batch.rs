@@ -1,24 +1,25 @@
-//! Writes that happen together or not at all.
+//! Batches: writes that are committed together or not at all.
 
 use std::sync::Arc;
 
-use crate::codec::{self, Op, Ops};
-use crate::core::FamilyState;
+use crate::commit::codec::{self, Op, Ops};
+use crate::commit::sequencer::Room;
 use crate::memtable::{At, Write};
-use crate::workers::Room;
-use crate::{Error, Family, MAX_KEY_BYTES, Result};
+use crate::store::family_state::FamilyState;
+use crate::{Error, Family, Result};
 
 /// Writes to any families of one store, committed in one step by [`Db::write`](crate::Db::write).
 ///
-/// Operations are encoded for the log as they are added. A key that is written twice has its last write.
+/// Operations are encoded for the log as they are added. Of two writes of a key the later one
+/// counts.
 #[derive(Default, Clone)]
 pub struct Batch {
     payload: Vec<u8>,
     count: usize,
     families: Vec<Arc<FamilyState>>,
-    /// It has a put, which brings data.
-    brings: bool,
-    /// It makes room all the same.
+    /// It has a put.
+    has_puts: bool,
+    /// The caller said that it makes room although it has puts.
     relief: bool,
 }
 
@@ -41,8 +42,8 @@ impl Batch {
     /// Sets `key` to `value`.
     ///
     /// # Errors
-    /// [`Error::EmptyKey`], [`Error::KeyTooLong`], [`Error::ForeignFamily`] where the batch has writes to
-    /// another store.
+    /// [`Error::EmptyKey`], [`Error::KeyTooLong`], [`Error::ForeignFamily`] where the batch has
+    /// writes to another store.
     pub fn put(&mut self, family: &Family, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.add(family, key.as_ref(), Write::Put(value.as_ref()))
     }
@@ -56,27 +57,27 @@ impl Batch {
     }
 
     fn add(&mut self, family: &Family, key: &[u8], write: Write<'_>) -> Result<()> {
-        check_key(key)?;
+        codec::check_key(key)?;
         self.push(family.state(), key, write)
     }
 
-    /// Adds a write whose key is one.
+    /// Adds a write whose key is valid.
     pub(crate) fn push(&mut self, state: &Arc<FamilyState>, key: &[u8], write: Write<'_>) -> Result<()> {
         if self.families.last().is_none_or(|last| !Arc::ptr_eq(last, state))
             && !self.families.iter().any(|known| Arc::ptr_eq(known, state))
         {
-            if self.families.iter().any(|known| known.id == state.id) {
+            if self.families.iter().any(|known| known.id() == state.id()) {
                 return Err(Error::ForeignFamily {
-                    name: state.name.to_string(),
+                    name: state.name().to_string(),
                 });
             }
             self.families.push(Arc::clone(state));
         }
-        self.brings |= matches!(write, Write::Put(_));
+        self.has_puts |= matches!(write, Write::Put(_));
         codec::encode(
             &mut self.payload,
             Op {
-                family: state.id,
+                family: state.id(),
                 key,
                 write,
             },
@@ -103,23 +104,24 @@ impl Batch {
         self.payload.len()
     }
 
-    /// Forgets the writes and keeps the memory.
+    /// Removes the writes and keeps the memory.
     pub fn clear(&mut self) {
         self.payload.clear();
         self.families.clear();
         self.count = 0;
-        (self.brings, self.relief) = (false, false);
+        (self.has_puts, self.relief) = (false, false);
     }
 
-    /// Whether the batch only takes data away, or was said to make room: then it is let in where others are refused
-    /// because the device is full, as far as the log's room for that goes: a sixteenth of a segment, 512 KiB at most.
+    /// Whether the batch has only deletes, or was marked by [`Batch::set_relief`]. Such a batch is
+    /// admitted while the device is full and others are refused, as long as the log has room kept
+    /// back for it: a sixteenth of a segment, 512 KiB at most.
     #[must_use]
     pub fn is_relief(&self) -> bool {
-        self.relief || !self.brings
+        self.relief || !self.has_puts
     }
 
-    /// Says that the batch makes room although it has puts: say one that lets another family take the place of one that
-    /// is dropped then.
+    /// Marks the batch as one that makes room although it has puts: for example one that replaces a
+    /// family, which is dropped afterwards.
     pub fn set_relief(&mut self) {
         self.relief = true;
     }
@@ -142,36 +144,26 @@ impl Batch {
     }
 
     /// Its operations.
-    pub(crate) fn ops(&self) -> impl Iterator<Item = Op<'_>> {
+    pub(crate) fn ops(&self) -> impl Iterator<Item = Op<'_>> + '_ {
         Ops::new(&self.payload).flatten()
     }
 
-    /// Applies the writes to the families' memtables.
-    pub(crate) fn apply(&self, at: At, unlogged: bool) {
-        if let [family] = self.families() {
+    /// Inserts the writes into the families' memtables. Returns whether one of these is full now.
+    pub(crate) fn apply(&self, at: At, unlogged: bool) -> bool {
+        let one = self.families.len() == 1;
+        let mut full = false;
+        for family in &self.families {
             family.with_mem(at.start, |mem| {
                 if unlogged {
                     mem.note_unlogged();
                 }
-                for op in Ops::new(&self.payload).flatten() {
+                for op in self.ops().filter(|op| one || op.family == family.id()) {
                     mem.insert(op.key, at, op.write);
                 }
-            });
-            return;
-        }
-        for family in self.families() {
-            family.with_mem(at.start, |mem| {
-                if unlogged {
-                    mem.note_unlogged();
-                }
-                for op in Ops::new(&self.payload)
-                    .flatten()
-                    .filter(|op| op.family == family.id)
-                {
-                    mem.insert(op.key, at, op.write);
-                }
+                full |= mem.bytes() >= family.options().write_buffer_bytes;
             });
         }
+        full
     }
 }
 
@@ -181,16 +173,5 @@ impl std::fmt::Debug for Batch {
             .field("len", &self.count)
             .field("size_bytes", &self.payload.len())
             .finish_non_exhaustive()
-    }
-}
-
-pub(crate) fn check_key(key: &[u8]) -> Result<()> {
-    match key.len() {
-        0 => Err(Error::EmptyKey),
-        len if len > MAX_KEY_BYTES => Err(Error::KeyTooLong {
-            len,
-            limit: MAX_KEY_BYTES,
-        }),
-        _ => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Keys and values as they are handed out.
+//! Keys and values that reads return.
 
 use std::fmt;
 use std::ops::Deref;

@@ -1,4 +1,4 @@
-//! What can go wrong, and what to do about it.
+//! The errors, and what to do about each.
 
 mod table;
 
@@ -15,7 +15,7 @@ pub use table::TableError;
 /// The result of most calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a call failed. Cheap to clone: one failure may have to be told to many waiters.
+/// Why a call failed. Cheap to clone: many waiters may get the same failure.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -38,9 +38,10 @@ pub enum Error {
         /// The largest commit that is accepted.
         limit: u64,
     },
-    /// No space on the device. Nothing was lost and nothing is poisoned; writes go on when there is room. Meanwhile
-    /// deletes, batches of nothing else, [`Db::drop_family`](crate::Db::drop_family), flushes and compactions have room
-    /// that is kept back for them, [`Options::reserve_bytes`](crate::Options::reserve_bytes).
+    /// No space on the device. Nothing was lost and nothing is poisoned; writes succeed again when
+    /// there is room. Meanwhile deletes, batches of deletes only,
+    /// [`Db::drop_family`](crate::Db::drop_family), flushes and compactions use room that is kept
+    /// back for them, [`Options::reserve_bytes`](crate::Options::reserve_bytes).
     #[error("no space left for {path}: {needed}; free some space and write again")]
     StorageFull {
         /// What could not be written.
@@ -48,8 +49,9 @@ pub enum Error {
         /// Where it was to be written.
         path: PathBuf,
     },
-    /// The log could not prepare room for further commits, for another reason than a full device. Nothing was written and
-    /// nothing is poisoned; the log tries again, and writes go on when the cause is gone.
+    /// The log could not prepare room for further commits, for another reason than a full device.
+    /// Nothing was written and nothing is poisoned; the log tries again, and writes succeed when
+    /// the cause is removed.
     #[error(
         "the log has no room prepared for another commit: {path}: {cause}; the log tries again, and so may the caller"
     )]
@@ -59,26 +61,29 @@ pub enum Error {
         /// What failed, and on which file.
         cause: String,
     },
-    /// A write or sync of the log failed earlier, and what is not durable by now may or may not survive. Keys that
-    /// are not [in doubt](Error::InDoubt) can be read; only reopening the store makes it writable again.
+    /// A write or sync of the log failed earlier, and what is not durable by now may or may not
+    /// survive. Keys that are not [in doubt](Error::InDoubt) can be read; only reopening the store
+    /// makes it writable again.
     #[error("the log is poisoned by an earlier failure: {cause}; reopen the store")]
     Poisoned {
         /// The first failure.
         cause: String,
     },
-    /// The last write of what was to be read may or may not survive: the log failed before it was durable, and only
-    /// reopening the store tells. Neither its value nor the one before it is shown, for either could be taken back.
+    /// The last write of the key may or may not survive: the log failed before it was durable, and
+    /// only reopening the store decides it. Neither its value nor the one before it is returned,
+    /// for a restart could revoke either.
     #[error("{} of the family {family:?} is in doubt: its last write may or may not survive an earlier failure ({cause}); \
              reopen the store to know", key.as_ref().map_or_else(|| "a key".to_owned(), |key| format!("the key {key:?}")))]
     InDoubt {
         /// The family's name.
         family: String,
-        /// The key; `None` where all of the family was asked for, or nothing is certain.
+        /// The key; `None` where the read was of the whole family, or nothing is certain.
         key: Option<Key>,
         /// The first failure.
         cause: String,
     },
-    /// A flush or compaction failed in a way that must not be repeated. Reads go on; reopen the store.
+    /// A flush or compaction failed in a way that must not be repeated. Reads still work; reopen
+    /// the store.
     #[error("background work failed: {cause}; writes are refused until the store is reopened")]
     Background {
         /// The first failure.
@@ -135,7 +140,7 @@ pub enum Error {
         "the store in {path} has the log {expected}, but {log} holds the log {found} of another store; give each \
          store a `wal_dir` of its own"
     )]
-    OtherLog {
+    LogIdMismatch {
         /// The store's directory.
         path: PathBuf,
         /// The log's directory.
@@ -168,10 +173,11 @@ pub enum Error {
     /// The family was dropped.
     #[error("the family {name:?} was dropped")]
     FamilyDropped {
-        /// The name that it had.
+        /// Its name.
         name: String,
     },
-    /// The family was created after the snapshot, or the transaction's, was taken. Take a newer one.
+    /// The family was created after the snapshot, or the transaction's, was taken. Take a newer
+    /// one.
     #[error("the family {name:?} was created after the snapshot was taken; take a newer one")]
     FamilyTooNew {
         /// Its name.
@@ -185,36 +191,38 @@ pub enum Error {
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// Somebody else wrote what the transaction depends on, since its snapshot. Roll it back and run it again.
+    /// Another commit wrote what the transaction depends on, since its snapshot. Roll it back and
+    /// run it again.
     #[error("{} of the family {family:?} was written by another commit since this transaction's snapshot; roll it back and \
              run it again", what(key.as_ref()))]
     Conflict {
         /// The family's name.
         family: String,
-        /// The key; `None` where it lies in a range that was read.
+        /// The key; `None` where the transaction read a range.
         key: Option<Key>,
     },
-    /// Waiting for this lock would never end: each of these transactions, or owners of row locks, waits for the next, and
-    /// the last for the first, which was rolled back and has let go of its locks. Run it again.
+    /// Waiting for this lock would never end: each of these transactions, or owners of row locks,
+    /// waits for the next, and the last for the first, which was rolled back and has released its
+    /// locks. Run it again.
     #[error("deadlock: {}; the first was rolled back, run it again", ring(cycle))]
     Deadlock {
-        /// The ring, from the transaction that got this error on.
+        /// The cycle, from the transaction that got this error on.
         cycle: Vec<DeadlockLink>,
     },
-    /// Somebody else held a lock for too long: a transaction, a write, or [`RowLocks`](crate::RowLocks). A transaction
-    /// that gets this goes on; try again, or roll it back.
-    #[error("{} of the family {family:?} is locked by somebody else for more than {waited_ms} ms; try again, or see \
+    /// A request for a row lock timed out: a transaction, a write or [`RowLocks`](crate::RowLocks)
+    /// held it. A transaction that gets this stays open; try again, or roll it back.
+    #[error("timed out after {waited_ms} ms waiting for a lock on {} of the family {family:?}; try again, or see \
              `Db::transactions` for which transactions hold locks", what(key.as_ref()))]
     LockTimeout {
         /// The family's name.
         family: String,
-        /// The key; `None` where it lies in a range that was to be locked.
+        /// The key; `None` where the request was for a range.
         key: Option<Key>,
-        /// For how long it was waited, in milliseconds.
+        /// How long the request waited, in milliseconds.
         waited_ms: u64,
     },
-    /// The table of row locks is full. Commit or roll back what is open, lock fewer rows at once, or raise
-    /// [`Options::max_row_locks`](crate::Options::max_row_locks).
+    /// The table of row locks is full. Commit or roll back what is open, lock fewer rows at once,
+    /// or raise [`Options::max_row_locks`](crate::Options::max_row_locks).
     #[error(
         "no room for another row lock, the limit is {limit}; lock fewer rows at once or raise `max_row_locks`"
     )]
@@ -222,13 +230,13 @@ pub enum Error {
         /// The limit for all together.
         limit: usize,
     },
-    /// The transaction was rolled back earlier, and nothing more can be done with it. Begin another one.
-    #[error("the transaction was rolled back already ({cause}); begin another one")]
+    /// The transaction was aborted earlier. Begin another one.
+    #[error("the transaction was aborted earlier ({cause}); begin another one")]
     TransactionAborted {
-        /// Why it was.
+        /// Why it was aborted.
         cause: String,
     },
-    /// There is no savepoint to go back to.
+    /// The transaction has no savepoint.
     #[error("the transaction has no savepoint")]
     NoSavepoint,
     /// A family was used with a store or a batch that it does not belong to.
@@ -250,7 +258,7 @@ pub enum Error {
     /// A file of the store could not be read or written.
     #[error("cannot {op} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         op: &'static str,
         /// The file or directory.
         path: PathBuf,
@@ -260,7 +268,7 @@ pub enum Error {
     /// The table library failed.
     #[error("cannot {op} the tables in {path}: {source}")]
     Table {
-        /// What was tried.
+        /// The operation that failed.
         op: &'static str,
         /// The family's directory.
         path: PathBuf,
@@ -272,7 +280,7 @@ pub enum Error {
     Log(LogError),
 }
 
-/// One member of a ring of transactions that wait for each other.
+/// One member of a cycle of transactions that wait for each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeadlockLink {

@@ -3,16 +3,20 @@
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-use crate::codec::Op;
-use crate::core::FamilyState;
-use crate::iter::{Bounds, Iter, bounds, prefix_bounds};
+use crate::background::{compaction, flush};
+use crate::bounds::{Bounds, bounds, prefix_bounds};
+use crate::commit::codec::Op;
+use crate::iter::Iter;
 use crate::memtable::Write;
 use crate::read::{self, Read};
-use crate::read_point::ReadPoint;
-use crate::view::{FlushCause, View};
-use crate::{Db, Error, Lsn, ReadOptions, Result, Value, WriteOptions, compaction, flush};
+use crate::store::family_state::FamilyState;
+use crate::store::read_point::ReadPoint;
+use crate::store::view::{FlushCause, View};
+use crate::write::Commit;
+use crate::{Db, Error, Lsn, ReadOptions, Result, Value, WriteOptions};
 
-/// A family of keys (RocksDB: a column family; fjall: a keyspace), with options and tables of its own.
+/// A family of keys (RocksDB: a column family; fjall: a keyspace), with options and tables of its
+/// own.
 ///
 /// Cheap to clone; may be used from any thread. It keeps its store open.
 #[derive(Clone)]
@@ -33,13 +37,13 @@ impl Family {
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.state.name
+        self.state.name()
     }
 
-    /// Its id, which no other family of the store ever had or will have.
+    /// Its id. No other family of the store ever had it or will have it.
     #[must_use]
     pub fn id(&self) -> u32 {
-        self.state.id
+        self.state.id()
     }
 
     /// The store that it belongs to.
@@ -74,17 +78,19 @@ impl Family {
         read::get(&view, &point, self.name(), key.as_ref())
     }
 
-    /// Whether all that was written to it is certain: for whoever keeps figures of his own about what it holds.
+    /// Fails where any write to the family is in doubt. For callers that keep figures about its
+    /// content.
     ///
     /// # Errors
-    /// [`Error::InDoubt`] where the log has failed, and the last write of some key may be lost. [`Error::FamilyDropped`],
-    /// [`Error::Closed`].
+    /// [`Error::InDoubt`] where the log has failed, and the last write of some key may be lost.
+    /// [`Error::FamilyDropped`], [`Error::Closed`].
     pub fn check_certain(&self) -> Result<()> {
         let (view, point) = self.read_at(false)?;
         point.check_all(self.name(), &view)
     }
 
-    /// Sets `key` to `value` and waits for the store's default durability. Returns the commit's end.
+    /// Sets `key` to `value` and waits for the store's default durability. Returns the commit's
+    /// end.
     ///
     /// # Errors
     /// As [`Family::put_with`].
@@ -92,13 +98,15 @@ impl Family {
         self.put_with(key, value, &self.db.default_write())
     }
 
-    /// Sets `key` to `value`. On return the write is visible to every read that begins later, and as
-    /// durable as the options ask. Returns the commit's end, for [`Db::wait`] and [`Db::when`].
+    /// Sets `key` to `value`. On return the write is visible to every read that begins later, and
+    /// as durable as the options ask. Returns the commit's end, for [`Db::wait`] and
+    /// [`Db::wait_async`].
     ///
     /// # Errors
-    /// [`Error::EmptyKey`], [`Error::KeyTooLong`], [`Error::BatchTooLarge`], [`Error::StorageFull`],
-    /// [`Error::FamilyDropped`], [`Error::Closed`]: nothing was written. [`Error::Poisoned`],
-    /// [`Error::Background`], [`Error::Log`]: the write may or may not survive a restart.
+    /// [`Error::EmptyKey`], [`Error::KeyTooLong`], [`Error::BatchTooLarge`],
+    /// [`Error::StorageFull`], [`Error::FamilyDropped`], [`Error::Closed`]: nothing was written.
+    /// [`Error::Poisoned`], [`Error::Background`], [`Error::Log`]: the write may or may not survive
+    /// a restart.
     pub fn put_with(
         &self,
         key: impl AsRef<[u8]>,
@@ -126,18 +134,18 @@ impl Family {
 
     fn write(&self, key: &[u8], write: Write<'_>, options: &WriteOptions) -> Result<Lsn> {
         let op = Op {
-            family: self.state.id,
+            family: self.state.id(),
             key,
             write,
         };
-        self.db.write_one(&self.state, op, options)
+        self.db.commit(Commit::One(&self.state, op), options)
     }
 
     /// All keys and values.
     ///
     /// # Errors
-    /// [`Error::FamilyDropped`], [`Error::Closed`]. The iterator itself gives [`Error::Table`], and where the log has
-    /// failed [`Error::InDoubt`] in the place of a key whose last write may be lost.
+    /// [`Error::FamilyDropped`], [`Error::Closed`]. The iterator itself gives [`Error::Table`], and
+    /// where the log has failed [`Error::InDoubt`] instead of a key whose last write may be lost.
     pub fn iter(&self) -> Result<Iter> {
         self.range::<&[u8]>(..)
     }
@@ -160,7 +168,7 @@ impl Family {
 
     fn scan(&self, bounds: Bounds) -> Result<Iter> {
         let (view, point) = self.read_at(false)?;
-        Iter::new(&view, bounds, &point, &self.state.name)
+        Iter::new(&view, bounds, &point, self.state.name())
     }
 
     /// Brings everything that was written before the call to tables, durably.
@@ -169,10 +177,10 @@ impl Family {
     /// [`Error::FamilyDropped`], [`Error::Closed`], [`Error::StorageFull`], [`Error::Table`],
     /// [`Error::Io`], [`Error::Poisoned`].
     pub fn flush(&self) -> Result<()> {
-        let core = self.db.core();
-        let _life = core.life.read();
-        self.check()?;
-        flush::flush_all_of(core, &self.state, FlushCause::Manual)
+        let store = self.db.store();
+        let _used = store.use_directory()?;
+        self.state.check_not_dropped()?;
+        flush::flush_all_of(store, &self.state, FlushCause::Manual)
     }
 
     /// Flushes, and merges all tables into one level.
@@ -180,28 +188,23 @@ impl Family {
     /// # Errors
     /// As [`Family::flush`].
     pub fn compact(&self) -> Result<()> {
-        let core = self.db.core();
-        let _life = core.life.read();
-        self.check()?;
-        flush::flush_all_of(core, &self.state, FlushCause::Manual)?;
-        compaction::compact_all(core, &self.state)
+        let store = self.db.store();
+        let _used = store.use_directory()?;
+        self.state.check_not_dropped()?;
+        flush::flush_all_of(store, &self.state, FlushCause::Manual)?;
+        compaction::compact_all(store, &self.state)
     }
 
     pub(crate) fn read_at(&self, durable: bool) -> Result<(arc_swap::Guard<Arc<View>>, ReadPoint)> {
-        let read = self.db.core().read_at(&self.state, durable);
-        // After the view was loaded: closing empties views, and says that it does before.
+        let read = self.db.store().read_at(&self.state, durable);
+        // After the view was loaded: a store is marked closed before it empties its views.
         self.check()?;
         Ok(read)
     }
 
-    pub(crate) fn check(&self) -> Result<()> {
-        self.db.core().check_open()?;
-        if self.state.is_dropped() {
-            return Err(Error::FamilyDropped {
-                name: self.name().into(),
-            });
-        }
-        Ok(())
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.db.store().check_open()?;
+        self.state.check_not_dropped()
     }
 }
 

@@ -1,27 +1,30 @@
 //! Scans: memtables and tables merged, from either end.
 
 use std::collections::VecDeque;
-use std::ops::{Bound, RangeBounds};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use collie_log::Lsn;
 
+use crate::bounds::{Bounds, is_empty};
 use crate::memtable::{Direction, Entry, Mem, Scan};
-use crate::read_point::ReadPoint;
+use crate::store::read_point::ReadPoint;
+use crate::store::view::View;
 use crate::tables::{Pinned, TableIter};
-use crate::view::View;
 use crate::{Error, Key, Result, Value};
 
-/// Keys that are fetched from a memtable at first, and at most; each fetch takes twice the one before.
+/// Keys that are fetched from a memtable at first, and at most; each fetch takes twice the one
+/// before.
 const FIRST_FETCH: usize = 32;
 const LARGEST_FETCH: usize = 1024;
 
 /// Keys and values in a range at one moment, in order; from the back in reverse order.
 ///
-/// It sees the commits below the boundary at which it was made and no later ones, and keeps the memtables
-/// and table files that it needs for as long as it lives, and with them the store's lock: a store can be
-/// opened again when the last iterator is gone. After an error it ends. One that was made after the log failed gives
-/// [`Error::InDoubt`] in the place of the first key that is in doubt, and ends there.
+/// It sees the commits below the boundary at which it was made and no later ones, and keeps the
+/// memtables and table files that it needs for as long as it lives, and with them the store's lock:
+/// a store can be opened again when the last iterator is gone. After an error it ends. One that was
+/// made after the log failed returns [`Error::InDoubt`] instead of the first key that is in doubt,
+/// and ends there.
 pub struct Iter {
     /// From the newest memtable to the oldest.
     mems: Vec<MemSource>,
@@ -31,41 +34,6 @@ pub struct Iter {
     family: Arc<str>,
     seen: Lsn,
     failed: bool,
-}
-
-/// The bounds of a scan, owned.
-pub(crate) type Bounds = (Bound<Key>, Bound<Key>);
-
-pub(crate) fn bounds<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> Bounds {
-    let own = |bound: Bound<&K>| bound.map(|key| Key::from(key.as_ref()));
-    (own(range.start_bound()), own(range.end_bound()))
-}
-
-/// All keys that start with `prefix`.
-pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
-    // The first key after them: the last byte that can be raised is, and what follows it goes.
-    let end = prefix.iter().rposition(|&byte| byte != 0xff).map(|at| {
-        let mut end = prefix[..=at].to_vec();
-        end[at] += 1;
-        Key::from(&*end)
-    });
-    let low = if prefix.is_empty() {
-        Bound::Unbounded
-    } else {
-        Bound::Included(Key::from(prefix))
-    };
-    (low, end.map_or(Bound::Unbounded, Bound::Excluded))
-}
-
-/// Whether no key can lie between the bounds.
-pub(crate) fn is_empty(bounds: &Bounds) -> bool {
-    match bounds {
-        (Bound::Included(low), Bound::Included(high)) => low > high,
-        (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
-            low >= high
-        }
-        _ => false,
-    }
 }
 
 impl Iter {
@@ -93,9 +61,9 @@ impl Iter {
         })
     }
 
-    /// The largest end of a commit that was seen so far, removals included; 0 if all that was seen came
-    /// from tables, which hold only what is durable. Whoever promises durability of what was read waits
-    /// for this, see [`Db::wait`](crate::Db::wait).
+    /// The largest end of a commit that was seen so far, removals included; 0 if all of it came
+    /// from tables, which hold only what is durable. To promise durability of what was read, wait
+    /// for this with [`Db::wait`](crate::Db::wait).
     #[must_use]
     pub fn seen(&self) -> Lsn {
         self.seen
@@ -323,7 +291,7 @@ impl TableSource {
             *near = match next {
                 Some(Ok(item)) => Some((Key(item.key.user_key), Value(item.value))),
                 Some(Err(e)) => return Err(Error::table("read", tables.path(), e)),
-                // What the other end has fetched is all that is left.
+                // The entry that the other end has fetched is the last one.
                 None => far.take(),
             };
         }
@@ -337,19 +305,5 @@ impl TableSource {
             Direction::Backward => &mut self.back,
         };
         near.take().map(|(_, value)| value)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_prefix_ends_where_its_last_raisable_byte_is_raised() {
-        let end = |prefix: &[u8]| prefix_bounds(prefix).1;
-        assert_eq!(end(b"ab"), Bound::Excluded(Key::from(&b"ac"[..])));
-        assert_eq!(end(b"a\xff\xff"), Bound::Excluded(Key::from(&b"b"[..])));
-        assert_eq!(end(b"\xff\xff"), Bound::Unbounded);
-        assert_eq!(prefix_bounds(b""), (Bound::Unbounded, Bound::Unbounded));
     }
 }

@@ -1,24 +1,26 @@
-//! **An embedded, transactional key-value store built around a wait-free log**: many threads write at once,
-//! none waits for another's write, and one sync makes them all durable.
+//! **An embedded, transactional key-value store built around a wait-free log**: many threads write
+//! at once, none waits for another's write, and one sync makes all of them durable.
 //!
-//! * Writes are durable on return by default ([`Durability::Disk`]); [`WriteOptions`] weakens that per
-//!   write, down to leaving the log out.
-//! * A [`Batch`] commits to any number of families at once; nobody ever sees a part of it.
+//! * Writes are durable on return by default ([`Durability::Disk`]); [`WriteOptions`] weakens that
+//!   per write, down to leaving the log out.
+//! * A [`Batch`] commits to any number of families at once; no reader ever sees a part of it.
 //! * A [`Snapshot`] is a prefix of the commit order. It is cheap to take, reads take no lock on the
 //!   tables, and neither flush nor compaction takes anything from it.
-//! * A [`Transaction`] is pessimistic or optimistic, with snapshot isolation or serializable, with savepoints, and lets go
-//!   of its locks before it is durable without giving anything away ([`CommitMode`], `docs/transactions.md`).
-//! * Every read tells the newest commit that it depends on ([`Read::seen`]), so that whoever promises
-//!   durability for what was *read* can wait for that commit and for no other.
-//! * After a failed write or sync of the log nothing more is accepted ([`Error::Poisoned`]). Keys whose last write is
-//!   not durable are in doubt until the store is reopened, and are not read ([`Error::InDoubt`]); all others are.
+//! * A [`Transaction`] is pessimistic or optimistic, with snapshot isolation or serializable, with
+//!   savepoints, and releases its locks before it is durable without weakening what it guarantees
+//!   ([`CommitMode`], `docs/transactions.md`).
+//! * Every read returns the newest commit that it depends on ([`Read::seen`]), so that a caller
+//!   that promises durability for what it *read* can wait for that commit and for no other.
+//! * After a failed write or sync of the log nothing more is accepted ([`Error::Poisoned`]). Keys
+//!   whose last write is not durable are in doubt until the store is reopened, and are not read
+//!   ([`Error::InDoubt`]); all others are.
 //!
 //! ```
 //! use collie_db::{Batch, Db, FamilyOptions, Options, WriteOptions};
 //! # let dir = tempfile::tempdir().unwrap();
 //! # let path = dir.path().join("store");
 //! let db = Db::open(&path, Options::default())?;
-//! let orders = db.open_family("orders", FamilyOptions::default())?; // Created where it is not there yet.
+//! let orders = db.open_family("orders", FamilyOptions::default())?; // Created where it does not exist.
 //!
 //! db.put("greeting", "hello")?; // On the device when this returns.
 //!
@@ -41,19 +43,20 @@
 //! # Ok::<(), collie_db::Error>(())
 //! ```
 //!
-//! # How a write goes
+//! # The path of a write
 //!
-//! A commit is encoded once and takes its place in the log by one reservation. Its start there, an [`Lsn`],
-//! is the sequence number of all its writes. It is copied into the log's ring, inserted into the families'
-//! memtables, and becomes visible when every commit before it is; then the write waits for as much
-//! durability as it asked for. Full memtables become tables of an LSM-tree in the background, never before
-//! the log is durable that far. [`Stats`] tells where time and space go.
+//! A commit is encoded once and gets its position in the log by one reservation. Its start there,
+//! an [`Lsn`], is the sequence number of all its writes. It is copied into the log's ring, inserted
+//! into the families' memtables, and becomes visible when every commit before it is; then the write
+//! waits until it is as durable as its options ask. Full memtables become tables of an LSM-tree in
+//! the background, never before the log is durable that far. [`Stats`] shows where time and space
+//! go.
 //!
 //! # Threads
 //!
-//! Everything here may be used from any thread. At most [`Options::max_workers`] threads append at one
-//! instant; more of them wait for a turn, which is as long as a copy takes. Background threads flush,
-//! merge tables and free memory.
+//! Everything here may be used from any thread. At most [`Options::max_workers`] threads append at
+//! one instant; more of them wait for a free appender, for as long as a copy takes. Background
+//! threads flush, merge tables and free memory.
 //!
 //! # More
 //!
@@ -66,11 +69,11 @@
 //! | what transactions see, wait for and promise | `docs/transactions.md` |
 //! | the log | [`collie_log`] |
 
-/// A place where a test can hold a thread; nothing in other builds.
+/// A point at which a test can stop a thread; nothing in other builds.
 #[cfg(test)]
 macro_rules! reach {
     ($point:literal) => {
-        $crate::testing::reach($point)
+        $crate::test::reach($point)
     };
 }
 #[cfg(not(test))]
@@ -78,53 +81,35 @@ macro_rules! reach {
     ($point:literal) => {};
 }
 
+mod background;
 mod batch;
+mod bounds;
 mod bytes;
-mod codec;
-mod compaction;
-mod core;
+mod catalog;
+mod commit;
 mod db;
 mod error;
-#[cfg(test)]
-mod failures;
-mod families;
 mod family;
-mod flush;
-#[cfg(test)]
-mod flush_crashes;
-mod garbage;
-#[cfg(test)]
-mod interleavings;
+mod handle;
 mod iter;
-mod journal;
-mod litter;
-mod lock;
+mod locks;
 mod manifest;
-mod manifest_file;
 mod memtable;
-mod open;
 mod options;
 mod read;
-mod read_point;
-mod registered;
-mod replay;
-mod reserve;
-mod stall;
+mod recovery;
 mod stats;
+mod store;
 mod tables;
-mod tasks;
 #[cfg(test)]
-mod testing;
+mod test;
 mod transaction;
-mod view;
-mod visible;
-mod wal_size;
-mod workers;
+mod write;
 
 pub use batch::Batch;
 pub use bytes::{Key, Value};
 pub use collie_log::{LogId, LogStats, Lsn, RecoveryReport, RingMode};
-pub use db::{DEFAULT_FAMILY, Db};
+pub use db::Db;
 pub use error::{DeadlockLink, Error, Result, TableError};
 pub use family::Family;
 pub use iter::Iter;
@@ -132,12 +117,16 @@ pub use options::{
     Compression, Durability, FamilyOptions, Options, ReadOptions, WalRecoveryMode, WriteOptions,
 };
 pub use read::{Read, Snapshot};
-pub use stats::{FamilyStats, Stall, Stats, TransactionStats};
+pub use stats::{FamilyStats, Stats, TransactionStats};
+pub use store::stall::Stall;
+pub use store::view::FlushCause;
 pub use transaction::{
     CommitMode, Concurrency, Isolation, RowLocks, RowOwner, Ticket, Transaction, TransactionInfo,
     TransactionIter, TransactionOptions,
 };
-pub use view::FlushCause;
+
+/// The name of the family that every store has.
+pub const DEFAULT_FAMILY: &str = "default";
 
 /// The longest key, in bytes.
 pub const MAX_KEY_BYTES: usize = 65_535;

@@ -21,8 +21,8 @@ pub use collie_log::RecoveryMode as WalRecoveryMode;
 pub struct Options {
     /// Create the store where the directory is missing or empty. Default: true.
     pub create_if_missing: bool,
-    /// Where the store's own files live; another device than the real one is for tests. The table files
-    /// are opened by the table library and do not go through it.
+    /// Where the store's own files live; another device than the real one is for tests. The table
+    /// files are opened by the table library and do not go through it.
     pub device: Arc<dyn Device>,
     /// No log at all: a crash loses what was not flushed to tables. Default: false.
     pub disable_wal: bool,
@@ -36,48 +36,54 @@ pub struct Options {
     pub ring_bytes: usize,
     /// The size of one log segment. Default: 64 MiB.
     pub segment_bytes: u64,
-    /// How many threads append at the same instant; more of them wait for a turn. Default: 64.
+    /// How many threads append at the same instant; more of them wait for a free appender. Default:
+    /// 64.
     pub max_workers: usize,
-    /// The log is flushed by hand, by [`Db::flush_wal`](crate::Db::flush_wal), and not every 50 ms. With a
-    /// private ring a write at [`Durability::Process`] then ends with its copy in memory, without a write call:
-    /// a crash of the process loses what came after the last flush. With a shared ring it costs no call
-    /// anyway and keeps what it promises; a power cut loses what came after the last flush. Whatever the
-    /// option says, writes at [`Durability::Disk`] are synced, and so is the log up to the end of a memtable
-    /// that is flushed; half a ring of writes goes to the kernel by itself. Default: false.
+    /// The log is flushed by hand, by [`Db::flush_wal`](crate::Db::flush_wal), and not every 50 ms.
+    /// With a private ring a write at [`Durability::Process`] then ends with its copy in memory,
+    /// without a write call: a crash of the process loses what came after the last flush. With a
+    /// shared ring it costs no call anyway and keeps what it promises; a power cut loses what came
+    /// after the last flush. With this option too, writes at [`Durability::Disk`] are synced, and
+    /// so is the log up to the end of a memtable that is flushed; half a ring of writes is written
+    /// to the kernel without a call. Default: false.
     pub manual_wal_flush: bool,
-    /// Compression of commits in the log, each by itself; what does not become smaller is stored as it is. A log
-    /// may hold both. Default: none.
+    /// Compression of commits in the log, each by itself; what does not become smaller is stored as
+    /// it is. A log may hold both. Default: none.
     pub wal_compression: Compression,
     /// No block of the log that holds acknowledged commits is ever written again; see
-    /// [`collie_log::LogOptions::pad_to_block`] for what is assumed of the device without it. It costs up to 4,096
-    /// bytes of the log per flush of it. The ring has at least 16 KiB then, and a commit is 4,096 bytes less than half
-    /// of it. Default: false.
+    /// [`collie_log::LogOptions::pad_to_block`] for what is assumed of the device without it. It
+    /// costs up to 4,096 bytes of the log per flush of it. The ring has at least 16 KiB then, and a
+    /// commit is 4,096 bytes less than half of it. Default: false.
     pub pad_to_block: bool,
-    /// Segments of the log that no family needs any more are kept for so long, by the wall clock, in the directory
-    /// `archive` inside the log's. Zero, and [`Options::wal_size_limit`] 0: there is no archive. Default: zero.
+    /// Segments of the log that are released are kept for so long, by the wall clock, in the
+    /// directory `archive` inside the log's. Zero, and [`Options::wal_size_limit`] 0: there is no
+    /// archive. Default: zero.
     pub wal_ttl: Duration,
-    /// Such segments are kept as long as all of them take no more than so many bytes; the oldest go first. 0: as many
-    /// as [`Options::wal_ttl`] keeps. Without both what an earlier open archived is removed. A full device gives
-    /// the archive up before it refuses a write. Default: 0.
+    /// Such segments are kept as long as all of them take no more than so many bytes; the oldest go
+    /// first. 0: as many as [`Options::wal_ttl`] keeps. Without both what an earlier open archived
+    /// is removed. A full device gives the archive up before it refuses a write. Default: 0.
     pub wal_size_limit: u64,
-    /// What opening does about damage in the log. [`WalRecoveryMode::PointInTimeRecovery`] refuses where a
-    /// family has been flushed beyond the damage: its tables would be of a later time than the rest.
+    /// What opening does about damage in the log. [`WalRecoveryMode::PointInTimeRecovery`] refuses
+    /// where a family has been flushed beyond the damage: its tables would be of a later time than
+    /// the rest.
     pub wal_recovery_mode: WalRecoveryMode,
-    /// Past this much live log, in bytes, the families that pin its oldest segment are flushed, also where
-    /// there is one alone. `None` or 0: four times the sum over all families of `write_buffer_bytes` ×
-    /// `max_write_buffers`, and at least four segments; it changes as families come and go. Never more than
-    /// 256 segments, all of which an opening has open. The least is two segments; what is below the families' write
-    /// buffers is taken and warned about ([`Stats::warnings`](crate::Stats::warnings)): memtables are flushed
-    /// before they are full then. [`Stats::max_total_wal_size`](crate::Stats::max_total_wal_size) tells the
-    /// limit in force.
+    /// Past this much live log, in bytes, the families are flushed for which its oldest segment is
+    /// retained, even if it is the only one. `None` or 0: four times the sum over all families of
+    /// `write_buffer_bytes` × `max_write_buffers`, and at least four segments; it changes as
+    /// families come and go. Never more than 256 segments, all of which an opening has open. The
+    /// least is two segments; a limit below the families' write buffers is accepted with a warning
+    /// ([`Stats::warnings`](crate::Stats::warnings)): memtables are then flushed before they are
+    /// full. [`Stats::max_total_wal_size`](crate::Stats::max_total_wal_size) is the limit in force.
     pub max_total_wal_size: Option<u64>,
-    /// Room that is kept back in the store's directory, in bytes, in a file `RESERVE` that holds nothing. When the device
-    /// is full it is given up for what makes room: flushes, compactions, dropping a family, an opening. Until it is there
-    /// again only writes that take data away are let in: deletes, and batches of nothing else
-    /// ([`Batch::is_relief`](crate::Batch::is_relief)). `None`, the default: 4 MiB and the largest of
-    /// [`Options::ring_bytes`] and the `write_buffer_bytes` of the default family and of those in
-    /// [`Options::family_options`]; 68 MiB where all have their defaults. 0: none is kept. A log with a directory of its
-    /// own ([`Options::wal_dir`]) keeps the ring's size and 4 MiB there, too, unless this is 0.
+    /// Room that is kept back in the store's directory, in bytes, in a file `RESERVE` without
+    /// content. When the device is full it is given up for work that makes room: flushes,
+    /// compactions, dropping a family, an opening. Until it is complete again only writes that
+    /// remove data are admitted: deletes, and batches of deletes only
+    /// ([`Batch::is_relief`](crate::Batch::is_relief)). `None`, the default: 4 MiB and the largest
+    /// of [`Options::ring_bytes`] and the `write_buffer_bytes` of the default family and of those
+    /// in [`Options::family_options`]; 68 MiB where all have their defaults. 0: none is kept. A log
+    /// with a directory of its own ([`Options::wal_dir`]) keeps the ring's size and 4 MiB there,
+    /// too, unless this is 0.
     pub reserve_bytes: Option<u64>,
     /// Size of the block cache that all families share. Default: 32 MiB.
     pub cache_bytes: u64,
@@ -87,11 +93,12 @@ pub struct Options {
     pub flush_threads: usize,
     /// Threads that merge tables. Default: 1.
     pub compaction_threads: usize,
-    /// Row locks that transactions, writes and [`RowLocks`](crate::RowLocks) may hold or wait for, all together; about, for
-    /// the table's 64 shards fill at their own pace. A range or family counts as 64. Also how many removals that were
-    /// flushed are kept in memory for the conflicts of open transactions. Default: 1,048,576.
+    /// Row locks that transactions, writes and [`RowLocks`](crate::RowLocks) may hold or wait for,
+    /// all together. The limit is approximate, for each of the table's 64 shards has its share of
+    /// it. A range or family counts as 64. Also how many flushed removals are kept in memory to
+    /// detect conflicts of open transactions. Default: 1,048,576.
     pub max_row_locks: usize,
-    /// How long a write outside of transactions waits for a row that somebody has locked. Default: one second.
+    /// How long a write outside of transactions waits for a locked row. Default: one second.
     pub lock_timeout: Duration,
     /// Options of the family `default`, at every open.
     pub default_family: FamilyOptions,
@@ -135,8 +142,8 @@ impl Default for Options {
 /// How a family keeps its data. Stored with the family.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FamilyOptions {
-    /// Memory of one memtable, in bytes; a fuller one is sealed and flushed. Default: 64 MiB. (A store keeps up to
-    /// 64 MiB of freed memtables for the next ones, for some seconds.)
+    /// Memory of one memtable, in bytes; a fuller one is sealed and flushed. Default: 64 MiB. (A
+    /// store keeps up to 64 MiB of freed memtables for the next ones, for some seconds.)
     pub write_buffer_bytes: u64,
     /// Memtables in memory, the active one included; writes stop when all are full. Default: 4.
     pub max_write_buffers: usize,
@@ -188,11 +195,11 @@ pub enum Compression {
 pub struct WriteOptions {
     /// What the write waits for before it returns.
     pub durability: Durability,
-    /// Keep the write out of the log: it has its place in the order, a crash loses it unless it was flushed
-    /// to a table, and there is nothing to wait for (`durability` does not apply).
+    /// Keep the write out of the log: it has its position in the order, a crash loses it unless it
+    /// was flushed to a table, and `durability` does not apply.
     pub disable_wal: bool,
-    /// Write without asking for row locks, though transactions are in use: the caller holds them
-    /// ([`Db::lock_rows`](crate::Db::lock_rows)), or knows that nobody else wants these rows.
+    /// Write without row locks, although transactions are in use: the caller holds them
+    /// ([`Db::lock_rows`](crate::Db::lock_rows)), or knows that no other owner uses these rows.
     pub skip_row_locks: bool,
 }
 
@@ -242,8 +249,8 @@ impl WriteOptions {
 /// How one read behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReadOptions {
-    /// Read the newest state below which the log is durable on disk, instead of the newest state. Writes
-    /// that were kept out of the log have their place in that state too, and are not durable.
+    /// Read the newest state below which the log is durable on disk, instead of the newest state.
+    /// Writes that were kept out of the log are in that state too, and are not durable.
     pub durable: bool,
 }
 

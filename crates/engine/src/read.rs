@@ -1,16 +1,15 @@
 //! Point reads, and snapshots.
 
-use std::collections::HashMap;
 use std::ops::RangeBounds;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use collie_log::Lsn;
 
-use crate::core::FamilyState;
-use crate::iter::{Bounds, Iter, bounds, prefix_bounds};
-use crate::read_point::ReadPoint;
-use crate::view::View;
+use crate::bounds::{Bounds, bounds, prefix_bounds};
+use crate::iter::Iter;
+use crate::store::Views;
+use crate::store::read_point::ReadPoint;
+use crate::store::view::View;
 use crate::{Db, Error, Family, MAX_KEY_BYTES, Result, Value};
 
 /// What a read found, and the newest commit that it depends on.
@@ -18,8 +17,9 @@ use crate::{Db, Error, Family, MAX_KEY_BYTES, Result, Value};
 pub struct Read<T> {
     /// What was found.
     pub value: T,
-    /// The end of the commit that wrote it, or removed it; 0 where tables told, which hold only what is
-    /// durable. Whoever promises durability of what was read waits for this, see [`Db::wait`].
+    /// The end of the commit that wrote or removed it; 0 where the answer came from tables, which
+    /// hold only what is durable. To promise durability of what was read, wait for this with
+    /// [`Db::wait`].
     pub seen: Lsn,
 }
 
@@ -42,47 +42,30 @@ pub(crate) fn get(view: &View, point: &ReadPoint, family: &str, key: &[u8]) -> R
 
 /// The state of all families at one moment: a prefix of the commit order.
 ///
-/// It keeps the memtables and table files that it needs for as long as it lives, and with them the store's
-/// lock: a closed store can be opened again when the last snapshot and iterator are gone. One that was
-/// taken before the log failed goes on showing what it showed, [`Read::seen`] tells what is durable; one that is
-/// taken after that refuses what is [in doubt](Error::InDoubt). Cheap to clone.
+/// It keeps the memtables and table files that it needs for as long as it lives, and with them the
+/// store's lock: a closed store can be opened again when the last snapshot and iterator are gone. A
+/// snapshot from before a failure of the log shows what it showed before; [`Read::seen`] says
+/// whether that is durable. One from after it fails for keys that are [in doubt](Error::InDoubt).
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct Snapshot(Arc<Inner>);
 
 struct Inner {
     /// Dropped before the store's handle, which may be the last one and close the store.
-    views: HashMap<u32, Arc<View>>,
+    views: Views,
     point: ReadPoint,
     db: Db,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.db.core().snapshots.fetch_sub(1, Ordering::Relaxed);
+        self.db.store().end_snapshot();
     }
 }
 
 impl Snapshot {
     pub(crate) fn new(db: &Db) -> Self {
-        let core = db.core();
-        core.snapshots.fetch_add(1, Ordering::Relaxed);
-        let families = core.families.read();
-        let view_of = |family: &Arc<FamilyState>| (family.id, family.view.load_full());
-        let (point, views) = loop {
-            let views: HashMap<_, _> = families.by_name.values().map(view_of).collect();
-            reach!("snapshot has its views");
-            let point = core.read_point(false);
-            // As for a single read (`view.rs`): no view may have been replaced before the boundary was read.
-            let same = |family: &Arc<FamilyState>| {
-                views
-                    .get(&family.id)
-                    .is_some_and(|view| Arc::ptr_eq(view, &family.view.load()))
-            };
-            if families.by_name.values().all(same) {
-                break (point, views);
-            }
-        };
-        drop(families);
+        let (point, views) = db.store().begin_snapshot();
         Self(Arc::new(Inner {
             db: db.clone(),
             point,
@@ -107,9 +90,10 @@ impl Snapshot {
     /// The value of `key`, and the commit that it comes from.
     ///
     /// # Errors
-    /// Where the snapshot does not know the family: [`Error::FamilyTooNew`], or [`Error::FamilyDropped`] where it
-    /// was dropped before. [`Error::ForeignFamily`], [`Error::Closed`], [`Error::Table`]. [`Error::InDoubt`] of a
-    /// snapshot that was taken after the log failed.
+    /// Where the snapshot does not know the family: [`Error::FamilyTooNew`], or
+    /// [`Error::FamilyDropped`] where it was dropped before. [`Error::ForeignFamily`],
+    /// [`Error::Closed`], [`Error::Table`]. [`Error::InDoubt`] of a snapshot that was taken after
+    /// the log failed.
     pub fn get_with(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<Read<Option<Value>>> {
         get(self.view(family)?, &self.0.point, family.name(), key.as_ref())
     }
@@ -139,7 +123,7 @@ impl Snapshot {
     }
 
     pub(crate) fn scan(&self, family: &Family, bounds: Bounds) -> Result<Iter> {
-        Iter::new(self.view(family)?, bounds, &self.0.point, &family.state().name)
+        Iter::new(self.view(family)?, bounds, &self.0.point, family.state().name())
     }
 
     pub(crate) fn view(&self, family: &Family) -> Result<&View> {
@@ -147,7 +131,7 @@ impl Snapshot {
         if !family.db().is(&self.0.db) {
             return Err(Error::ForeignFamily { name: name() });
         }
-        self.0.db.core().check_open()?;
+        self.0.db.store().check_open()?;
         self.0
             .views
             .get(&family.id())

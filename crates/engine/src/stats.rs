@@ -1,58 +1,14 @@
-//! What the store tells about itself.
+//! Statistics of a store and its families.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_log::{LogStats, Lsn};
-use parking_lot::Mutex;
 
-use crate::core::{Core, FamilyState, GATE_SLOW, GATE_STOP};
-use crate::replay::Replayed;
-use crate::view::FlushCause;
-
-/// Counters of the store that no hot path shares.
-#[derive(Default)]
-pub(crate) struct Counters {
-    pub(crate) wal_size_flushes: AtomicU64,
-    replayed_commits: AtomicU64,
-    replayed_bytes: AtomicU64,
-    replay_ns: AtomicU64,
-}
-
-impl Counters {
-    pub(crate) fn note_replay(&self, replayed: &Replayed) {
-        self.replayed_commits.store(replayed.commits, Ordering::Relaxed);
-        self.replayed_bytes.store(replayed.bytes, Ordering::Relaxed);
-        self.replay_ns.store(replayed.ns, Ordering::Relaxed);
-    }
-}
-
-/// Counters of a family, all off the path of writes that are not held up.
-#[derive(Default)]
-pub(crate) struct FamilyCounters {
-    pub(crate) flushes: Mutex<BTreeMap<u8, (FlushCause, u64)>>,
-    pub(crate) flushed_bytes: AtomicU64,
-    pub(crate) flush_ns: AtomicU64,
-    pub(crate) flush_failures: AtomicU64,
-    pub(crate) compactions: AtomicU64,
-    pub(crate) compaction_ns: AtomicU64,
-    pub(crate) compaction_failures: AtomicU64,
-    pub(crate) delays: AtomicU64,
-    pub(crate) delay_ns: AtomicU64,
-    pub(crate) stops: AtomicU64,
-    pub(crate) stop_ns: AtomicU64,
-    pub(crate) seal_ns: AtomicU64,
-    /// Delay that writers owe but have not slept yet.
-    pub(crate) debt_ns: AtomicU64,
-}
-
-impl FamilyCounters {
-    pub(crate) fn count_flush(&self, cause: FlushCause, bytes: u64, ns: u64) {
-        self.flushes.lock().entry(cause as u8).or_insert((cause, 0)).1 += 1;
-        self.flushed_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.flush_ns.fetch_add(ns, Ordering::Relaxed);
-    }
-}
+use crate::store::Store;
+use crate::store::family_state::FamilyState;
+use crate::store::stall::Stall;
+use crate::store::view::FlushCause;
 
 /// A store's figures at one moment. Counts are since the store was opened.
 #[derive(Debug, Clone)]
@@ -66,14 +22,14 @@ pub struct Stats {
     pub commits: u64,
     /// Bytes of commits as they are encoded for the log.
     pub commit_bytes: u64,
-    /// How long commits waited for earlier ones that were still being applied, in nanoseconds; all threads
-    /// together.
+    /// How long commits waited for earlier ones that were still being applied, in nanoseconds; all
+    /// threads together.
     pub apply_wait_ns: u64,
-    /// Snapshots that live.
+    /// Snapshots that are open.
     pub snapshots: usize,
     /// Transactions and their locks.
     pub transactions: TransactionStats,
-    /// Times that families were flushed because the log had grown past `max_total_wal_size`.
+    /// How often families were flushed because the log had grown past `max_total_wal_size`.
     pub wal_size_flushes: u64,
     /// Commits that opening replayed from the log.
     pub replayed_commits: u64,
@@ -85,11 +41,11 @@ pub struct Stats {
     pub wal_bytes: u64,
     /// The limit on them that is in force now; see [`Options::max_total_wal_size`](crate::Options).
     pub max_total_wal_size: u64,
-    /// What somebody should know about the options in their combination, in words.
+    /// Warnings about the combination of options.
     pub warnings: Vec<String>,
     /// The log's own figures, holders included.
     pub log: Option<LogStats>,
-    /// Why writes are refused, if they are.
+    /// The error with which writes are refused, if they are.
     pub refusal: Option<String>,
     /// By name.
     pub families: BTreeMap<String, FamilyStats>,
@@ -105,17 +61,18 @@ pub struct TransactionStats {
     pub begun: u64,
     /// Transactions that were committed.
     pub committed: u64,
-    /// Times that somebody else had written what a transaction depended on.
+    /// Conflicts: another commit had written what a transaction depended on.
     pub conflicts: u64,
     /// Transactions and single writes that were the victims of a deadlock.
     pub deadlocks: u64,
-    /// Locks that were not to be had in time.
+    /// Requests for locks that timed out.
     pub lock_timeouts: u64,
-    /// Locks that were not to be had at once.
+    /// Requests for locks that had to wait.
     pub lock_waits: u64,
     /// How long they were waited for, in nanoseconds; all threads together.
     pub lock_wait_ns: u64,
-    /// Transactions and single writes that held locks and let go of them; [`RowLocks`](crate::RowLocks) are not counted.
+    /// Transactions and single writes that held locks and have released them;
+    /// [`RowLocks`](crate::RowLocks) are not counted.
     pub lock_holders: u64,
     /// How long they held locks, from the first to the end, in nanoseconds; all together.
     pub locks_held_ns: u64,
@@ -137,7 +94,7 @@ pub struct FamilyStats {
     pub sealed_bytes: u64,
     /// Commits below this LSN are in tables.
     pub flushed: Lsn,
-    /// Bytes of log from there on, which the family pins; 0 with the log off.
+    /// Bytes of log from there on, which are retained for the family; 0 with the log off.
     pub pinned_wal_bytes: u64,
     /// Flushes by cause.
     pub flushes: Vec<(FlushCause, u64)>,
@@ -157,13 +114,13 @@ pub struct FamilyStats {
     pub delays: u64,
     /// Time that they slept, in nanoseconds.
     pub delay_ns: u64,
-    /// Writes that had to stop.
+    /// Writes that were stopped.
     pub stops: u64,
     /// Time that they waited, in nanoseconds.
     pub stop_ns: u64,
     /// Time that writes spent sealing the memtable that they had filled, in nanoseconds.
     pub seal_ns: u64,
-    /// What writes meet right now.
+    /// What it does to writes right now.
     pub stall: Stall,
     /// Runs in level 0.
     pub level0_runs: usize,
@@ -173,99 +130,72 @@ pub struct FamilyStats {
     pub table_bytes: u64,
 }
 
-/// What a family does to writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Stall {
-    /// Nothing.
-    None,
-    /// It delays them.
-    Delayed,
-    /// It makes them wait.
-    Stopped,
-}
-
-pub(crate) fn collect(core: &Core) -> Stats {
-    let families = core.families.read().all();
-    let end = core.journal.reserved();
-    let (commits, commit_bytes) = core.workers.totals();
-    let logged = core.journal.durable().is_some();
+pub(crate) fn collect(store: &Store) -> Stats {
+    let sequencer = store.sequencer();
+    let end = sequencer.reserved();
+    let counts = store.counts();
+    let log_end = sequencer.durable().map(|_| end);
+    let families = store.families();
     let families = families
         .iter()
-        .map(|family| {
-            (
-                family.name.to_string(),
-                family_stats(family, logged.then_some(end)),
-            )
-        })
+        .map(|family| (family.name().to_string(), family_stats(family, log_end)))
         .collect();
     Stats {
-        visible: core.visible.boundary(),
-        durable: core.journal.durable(),
-        commits,
-        commit_bytes,
-        apply_wait_ns: core.visible.slept_ns(),
-        snapshots: core.snapshots.load(Ordering::Relaxed),
-        transactions: transactions(core),
-        wal_size_flushes: core.counters.wal_size_flushes.load(Ordering::Relaxed),
-        replayed_commits: core.counters.replayed_commits.load(Ordering::Relaxed),
-        replayed_bytes: core.counters.replayed_bytes.load(Ordering::Relaxed),
-        replay_ns: core.counters.replay_ns.load(Ordering::Relaxed),
-        wal_bytes: core
-            .journal
-            .oldest()
-            .map_or(0, |oldest| end.saturating_sub(oldest)),
-        max_total_wal_size: crate::wal_size::limit(core),
-        warnings: crate::wal_size::warnings(core),
-        log: core.journal.stats(),
-        refusal: core
-            .refusal()
-            .or_else(|| core.journal.poisoned())
-            .map(|e| e.to_string()),
+        visible: store.visible_boundary(),
+        durable: sequencer.durable(),
+        commits: counts.commits,
+        commit_bytes: counts.commit_bytes,
+        apply_wait_ns: counts.apply_wait_ns,
+        snapshots: counts.snapshots,
+        transactions: transactions(store),
+        wal_size_flushes: counts.wal_size_flushes,
+        replayed_commits: counts.replayed.commits,
+        replayed_bytes: counts.replayed.bytes,
+        replay_ns: counts.replayed.ns,
+        wal_bytes: sequencer.oldest().map_or(0, |oldest| end.saturating_sub(oldest)),
+        max_total_wal_size: crate::background::wal_limit::limit(store),
+        warnings: crate::background::wal_limit::warnings(store),
+        log: sequencer.stats(),
+        refusal: store.failure().map(|e| e.to_string()),
         families,
     }
 }
 
 fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
-    let view = family.view.load();
-    let counters = &family.counters;
-    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let flushed = family.flushed.get();
+    let view = family.view();
+    let counters = family.counters();
+    let flushed = family.flushed().get();
     FamilyStats {
-        id: family.id,
+        id: family.id(),
         active_bytes: view.active.bytes(),
         sealed: view.sealed.len(),
         sealed_bytes: view.sealed.iter().map(|sealed| sealed.mem.bytes()).sum(),
         flushed,
         pinned_wal_bytes: log_end.map_or(0, |end| end.saturating_sub(flushed)),
-        flushes: counters.flushes.lock().values().copied().collect(),
-        flushed_bytes: count(&counters.flushed_bytes),
-        flush_ns: count(&counters.flush_ns),
-        flush_failures: count(&counters.flush_failures),
-        compactions: count(&counters.compactions),
-        compaction_ns: count(&counters.compaction_ns),
-        compaction_failures: count(&counters.compaction_failures),
-        delays: count(&counters.delays),
-        delay_ns: count(&counters.delay_ns),
-        stops: count(&counters.stops),
-        stop_ns: count(&counters.stop_ns),
-        seal_ns: count(&counters.seal_ns),
-        stall: match family.gate.load(Ordering::Relaxed) {
-            GATE_STOP => Stall::Stopped,
-            GATE_SLOW => Stall::Delayed,
-            _ => Stall::None,
-        },
-        level0_runs: family.level0.load(Ordering::Relaxed),
-        tables: family.tables.table_count(),
-        table_bytes: family.tables.disk_bytes(),
+        flushes: counters.flushes(),
+        flushed_bytes: counters.flushed_bytes.get(),
+        flush_ns: counters.flush_ns.get(),
+        flush_failures: counters.flush_failures.get(),
+        compactions: counters.compactions.get(),
+        compaction_ns: counters.compaction_ns.get(),
+        compaction_failures: counters.compaction_failures.get(),
+        delays: counters.delays.get(),
+        delay_ns: counters.delay_ns.get(),
+        stops: counters.stops.get(),
+        stop_ns: counters.stop_ns.get(),
+        seal_ns: counters.seal_ns.get(),
+        stall: family.stall(),
+        level0_runs: family.level0_runs(),
+        tables: family.tables().table_count(),
+        table_bytes: family.tables().disk_bytes(),
     }
 }
 
-fn transactions(core: &Core) -> TransactionStats {
-    let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    let (all, locks) = (&core.transactions.counters, &core.locks.counters);
+fn transactions(store: &Store) -> TransactionStats {
+    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let (all, locks) = (&store.transactions().counters, &store.locks().counters);
     TransactionStats {
-        open: core.transactions.open(),
+        open: store.transactions().open(),
         begun: get(&all.begun),
         committed: get(&all.committed),
         conflicts: get(&all.conflicts),
@@ -275,6 +205,6 @@ fn transactions(core: &Core) -> TransactionStats {
         lock_wait_ns: get(&locks.wait_ns),
         lock_holders: get(&locks.held),
         locks_held_ns: get(&locks.held_ns),
-        locks: core.locks.entries(),
+        locks: store.locks().entries(),
     }
 }

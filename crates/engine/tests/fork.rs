@@ -1,7 +1,9 @@
-//! A child that is forked from a process with an open store gets a typed error for whatever it tries, and leaves its
-//! parent's store alone. (Both had been acknowledged at the same LSNs, into the same files.)
+//! A child that is forked from a process with an open store gets a typed error for whatever it
+//! tries, and leaves its parent's store alone. (Both had been acknowledged at the same LSNs, into
+//! the same files.)
 //!
-//! Shown with real processes. The child runs no destructor but those that are tested, and tells by its exit status.
+//! Shown with real processes. The child runs no destructor but those that are tested, and reports
+//! by its exit status.
 
 #![expect(clippy::disallowed_methods, reason = "looks at files from outside")]
 
@@ -157,7 +159,8 @@ fn a_forked_child_is_refused_and_its_parent_goes_on() {
     assert_eq!(orders.iter().unwrap().count(), 103);
 }
 
-/// A handle is dropped in a child that ends as programs end, not only in one that is told to be careful.
+/// A handle is dropped in a child that ends as programs end, not only in one that is made to be
+/// careful.
 #[test]
 fn the_last_handle_of_a_child_does_not_close_its_parents_store() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,6 @@
-//! A thousand families, or as many as `COLLIE_FAMILIES` says: open files stay within a bound, idle families do not
-//! keep the log, and the work of creating and dropping is proportional to their number. Counted, not timed.
+//! A thousand families, or as many as `COLLIE_FAMILIES` says: open files stay within a bound, idle
+//! families do not keep the log, and the work of creating and dropping is proportional to their
+//! number. Counted, not timed.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -140,7 +141,8 @@ fn a_thousand_idle_families_do_not_keep_the_log() {
         0,
         "they were empty"
     );
-    // Far from one for each of them and each time; what is written while it is waited for is synced by and by.
+    // Far from one for each of them and each time; what is written while it is waited for is synced
+    // by and by.
     let syncs = stats.log.unwrap().syncs - syncs;
     assert!(syncs < *FAMILIES as u64 + looks, "{syncs} syncs, {looks} looks");
 }
@@ -238,7 +240,8 @@ impl Device for Counting {
     }
 }
 
-/// Each family costs its own lines in the manifest and its share of a rewriting, however many there are.
+/// Each family costs its own lines in the manifest and its share of a rewriting, however many there
+/// are.
 #[test]
 fn creating_and_dropping_families_writes_as_much_for_the_last_as_for_the_first() {
     let _alone = ALONE.lock();

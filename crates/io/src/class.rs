@@ -2,23 +2,23 @@
 
 use std::io;
 
-/// The I/O class of a thread. What it does depends on the block device's scheduler: mq-deadline and BFQ
-/// honour it, `none` ignores it.
+/// The I/O class of a thread. What it does depends on the block device's scheduler: mq-deadline and
+/// BFQ honour it, `none` ignores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoClass {
     /// Commits and reads: the kernel's best-effort class at its highest level.
     Foreground,
     /// Flush, compaction, segment preparation: best effort at the lowest level.
     Background,
-    /// Work that nobody waits for: served when the device is idle.
+    /// Work that no caller waits for: served when the device is idle.
     Idle,
 }
 
 /// Gives the calling thread an I/O class, until it is set again.
 ///
 /// # Errors
-/// The kernel's error, where it does not know I/O classes or a sandbox forbids the call. Carry on then:
-/// the class is a wish, nothing depends on it for correctness.
+/// The kernel's error, where it does not know I/O classes or a sandbox forbids the call. Carry on
+/// then: the class is a wish, nothing depends on it for correctness.
 pub fn set_io_class(class: IoClass) -> io::Result<()> {
     const CLASS_SHIFT: libc::c_int = 13;
     const BEST_EFFORT: libc::c_int = 2;

@@ -5,13 +5,14 @@ use std::fmt;
 /// A point or a span in nanoseconds.
 pub type Nanos = u64;
 
-/// Tells the time. Cheap enough for a commit path (tens of nanoseconds).
+/// Reads the time. Cheap enough for a commit path (tens of nanoseconds).
 pub trait Clock: fmt::Debug + Send + Sync {
     /// Nanoseconds since an arbitrary start; never goes back.
     fn monotonic(&self) -> Nanos;
     /// Milliseconds since the Unix epoch; may be stepped by an administrator.
     fn wall_ms(&self) -> u64;
-    /// Microseconds since the Unix epoch. A clock that counts no finer than milliseconds tells the start of one.
+    /// Microseconds since the Unix epoch. A clock that counts no finer than milliseconds returns
+    /// the start of one.
     fn wall_us(&self) -> u64 {
         self.wall_ms().saturating_mul(1_000)
     }

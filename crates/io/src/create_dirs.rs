@@ -1,12 +1,13 @@
-//! Creating directories durably: the rule, which every device that creates some shares.
+//! Creating directories durably, for all devices.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// What [`create_dirs`] needs of a device.
 pub trait DirSteps {
-    /// Creates one directory. Where there is anything of that name it is [`io::ErrorKind::AlreadyExists`], and where its
-    /// parent is missing [`io::ErrorKind::NotFound`].
+    /// Creates one directory. Where there is anything of that name it is
+    /// [`io::ErrorKind::AlreadyExists`], and where its parent is missing
+    /// [`io::ErrorKind::NotFound`].
     fn make_dir(&self, dir: &Path) -> io::Result<()>;
     /// Whether `path` refers to a directory.
     fn is_dir(&self, path: &Path) -> io::Result<bool>;
@@ -16,21 +17,23 @@ pub trait DirSteps {
     fn remove_empty_dir(&self, dir: &Path) -> io::Result<()>;
 }
 
-/// Creates `dir` and the parents that it lacks, and makes each name on the way durable: any of them may have been made
-/// by a process that died before it synced them.
+/// Creates `dir` and the parents that it lacks, and makes each name on the way durable: any of them
+/// may have been made by a process that died before it synced them.
 ///
-/// Where that fails, what this call made is removed again. The next sync of a parent succeeds although the one that failed
-/// left a name out, so whoever found such a directory later would take its name for durable.
+/// Where that fails, what this call made is removed again. The next sync of a parent succeeds
+/// although the one that failed left a name out, so a later call that found such a directory would
+/// take its name for durable.
 ///
 /// # Errors
 /// A step's error. It says so where a directory that was made could not be removed.
 pub fn create_dirs(steps: &impl DirSteps, dir: &Path) -> io::Result<()> {
     let mut made = Vec::new();
-    let created = make(steps, dir, &mut made).and_then(|()| sync(steps, dir));
+    let created = make(steps, dir, &mut made).and_then(|()| sync(steps, dir, &made));
     created.map_err(|error| take_back(steps, &made, error))
 }
 
-/// Creates `dir` and the parents that it lacks, and notes in `made` those that were not there, deepest last.
+/// Creates `dir` and the parents that it lacks, and notes in `made` those that were not there,
+/// deepest last.
 fn make(steps: &impl DirSteps, dir: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
     match steps.make_dir(dir) {
         Ok(()) => {
@@ -46,19 +49,23 @@ fn make(steps: &impl DirSteps, dir: &Path, made: &mut Vec<PathBuf>) -> io::Resul
     }
 }
 
-fn sync(steps: &impl DirSteps, dir: &Path) -> io::Result<()> {
+/// Syncs the names on the way to `dir`. A parent that this process may traverse but not open ends
+/// the walk, because another user made it; but where this call created a name in it, that is an
+/// error.
+fn sync(steps: &impl DirSteps, dir: &Path, made: &[PathBuf]) -> io::Result<()> {
     for parent in dir.ancestors().map_while(parent_of) {
+        let holds_a_new_name = made.iter().any(|new| parent_of(new) == Some(parent));
         match steps.sync_names(parent) {
             Ok(()) => {}
-            // A directory that may be passed through and not opened was not made by the likes of us.
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => break,
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !holds_a_new_name => break,
             Err(e) => return Err(e),
         }
     }
     Ok(())
 }
 
-/// Removes what was made, deepest first, and returns the error to tell. What somebody else has put something into stays.
+/// Removes what was made, deepest first, and returns the error to report. A directory that another
+/// process has put a file into stays.
 fn take_back(steps: &impl DirSteps, made: &[PathBuf], error: io::Error) -> io::Error {
     for dir in made.iter().rev() {
         if let Err(kept) = steps.remove_empty_dir(dir) {
@@ -78,5 +85,74 @@ fn parent_of(path: &Path) -> Option<&Path> {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() && !path.as_os_str().is_empty() => Some(Path::new(".")),
         parent => parent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Directories in memory. Those in `closed` can be passed through and not opened.
+    struct Steps {
+        dirs: RefCell<BTreeSet<PathBuf>>,
+        closed: &'static str,
+    }
+
+    impl Steps {
+        fn new(dirs: &[&str], closed: &'static str) -> Self {
+            let dirs = RefCell::new(dirs.iter().map(PathBuf::from).collect());
+            Self { dirs, closed }
+        }
+    }
+
+    impl DirSteps for Steps {
+        fn make_dir(&self, dir: &Path) -> io::Result<()> {
+            if !parent_of(dir).is_some_and(|parent| self.dirs.borrow().contains(parent)) {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            match self.dirs.borrow_mut().insert(dir.to_owned()) {
+                true => Ok(()),
+                false => Err(io::ErrorKind::AlreadyExists.into()),
+            }
+        }
+
+        fn is_dir(&self, path: &Path) -> io::Result<bool> {
+            Ok(self.dirs.borrow().contains(path))
+        }
+
+        fn sync_names(&self, dir: &Path) -> io::Result<()> {
+            match dir == Path::new(self.closed) {
+                true => Err(io::ErrorKind::PermissionDenied.into()),
+                false => Ok(()),
+            }
+        }
+
+        fn remove_empty_dir(&self, dir: &Path) -> io::Result<()> {
+            self.dirs.borrow_mut().remove(dir);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_directory_of_another_user_on_the_way_is_passed_over() {
+        let steps = Steps::new(&["/", "/srv", "/srv/mine"], "/srv");
+        create_dirs(&steps, Path::new("/srv/mine/a/b")).unwrap();
+        assert!(steps.dirs.borrow().contains(Path::new("/srv/mine/a/b")));
+    }
+
+    /// A store could not be opened after a power cut: the sync of its family's name had been
+    /// skipped.
+    #[test]
+    fn a_new_name_whose_directory_cannot_be_opened_to_sync_it_is_an_error_and_is_removed() {
+        for dir in ["/srv/a", "/srv/a/b"] {
+            let steps = Steps::new(&["/", "/srv"], "/srv");
+            let refused = create_dirs(&steps, Path::new(dir)).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+            let left: Vec<_> = steps.dirs.borrow().iter().cloned().collect();
+            assert_eq!(left, [Path::new("/"), Path::new("/srv")], "{dir}");
+        }
     }
 }

@@ -48,7 +48,8 @@ pub struct Stat {
 /// One name in a directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// The last component of the path. Names that are not UTF-8 are shown with replacement characters.
+    /// The last component of the path. Names that are not UTF-8 are shown with replacement
+    /// characters.
     pub name: String,
     /// Whether it is a directory.
     pub is_dir: bool,
@@ -65,8 +66,8 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn stat(&self, path: &Path) -> io::Result<Stat>;
     /// The names in `dir`, sorted, without `.` and `..`.
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>>;
-    /// Creates `dir` and the parents that it lacks. Each new name is made durable; where it fails, what it made is removed
-    /// again: see [`create_dirs`](crate::create_dirs).
+    /// Creates `dir` and the parents that it lacks. Each new name is made durable; where it fails,
+    /// what it made is removed again: see [`create_dirs`](crate::create_dirs()).
     fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
     /// Gives `from` the name `to`, atomically replacing a file that has it.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -76,7 +77,8 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn remove_dir_all(&self, dir: &Path) -> io::Result<()>;
     /// Makes the names in `dir` durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Opens `dir` to sync its names, for whoever must not need a further descriptor for that.
+    /// Opens `dir` to sync its names, for callers that must not need another descriptor for that
+    /// later.
     fn open_dir(&self, dir: &Path) -> io::Result<Arc<dyn Dir>>;
     /// Identifies this boot of the machine: what only lived in memory is gone when it changes.
     fn boot_id(&self) -> io::Result<[u8; 16]>;
@@ -100,22 +102,23 @@ pub trait File: fmt::Debug + Send + Sync {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Writes up to `buf.len()` bytes at `offset`. May be short.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize>;
-    /// Makes all completed writes, and the length, durable (`fdatasync`). Never call it again after it
-    /// failed: see the crate's front page.
+    /// Makes all completed writes, and the length, durable (`fdatasync`). Never call it again after
+    /// it failed: see the crate's front page.
     fn sync_data(&self) -> io::Result<()>;
     /// Sets the length; new bytes read as zeros.
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Reserves space for `len` bytes from the start, extending the file, so that later writes or
-    /// accesses through a mapping cannot run out of it. Fails with [`io::ErrorKind::Unsupported`] where the
-    /// file system cannot do that: see [`allocate_or_zero`].
+    /// accesses through a mapping cannot run out of it. Fails with [`io::ErrorKind::Unsupported`]
+    /// where the file system cannot do that: see [`allocate_or_zero`].
     fn allocate(&self, len: u64) -> io::Result<()>;
     /// What the open file is.
     fn stat(&self) -> io::Result<Stat>;
     /// Takes the file's exclusive advisory lock, held until the file is closed or the process dies;
-    /// `false` where another open file holds it, in this process or in another one, and goes on to for some
-    /// moments (a child process that is being started has its parent's open files until it executes).
+    /// `false` where another open file holds it, in this process or in another one, and goes on to
+    /// for some moments (a child process that is being started has its parent's open files until it
+    /// executes).
     fn try_lock(&self) -> io::Result<bool>;
-    /// Maps the first `len` bytes, shared with everybody who maps the same file. The file must be at
+    /// Maps the first `len` bytes, shared with all mappings of the same file. The file must be at
     /// least that long and stay so.
     fn map(&self, len: usize) -> io::Result<Mapping>;
 }
@@ -170,8 +173,8 @@ pub fn write_all_at(file: &dyn File, mut buf: &[u8], mut offset: u64) -> io::Res
     Ok(())
 }
 
-/// Takes room for `len` bytes from the start of a file whose bytes from `from` on are not used yet: by
-/// [`File::allocate`] or, where the file system has none, by writing zeros there.
+/// Takes room for `len` bytes from the start of a file whose bytes from `from` on are not used yet:
+/// by [`File::allocate`] or, where the file system has none, by writing zeros there.
 ///
 /// # Errors
 /// The file's error.

@@ -1,18 +1,20 @@
-//! Collie's one way out: everything that touches a file, a directory, a shared mapping or a clock.
+//! Collie's access to the operating system: files, directories, shared mappings and clocks.
 //!
-//! The crates above know only the traits here. [`RealDevice`] implements them over system calls; the
-//! simulated device of `collie-sim` implements them over memory, with every fault that the crash tests
-//! need. Nothing else in Collie opens a file (the table library, `lsm-tree`, opens its own).
+//! The crates above know only the traits here. [`RealDevice`] implements them over system calls;
+//! the simulated device of `collie-sim` implements them over memory, with every fault that the
+//! crash tests need. Nothing else in Collie opens a file (the table library, `lsm-tree`, opens its
+//! own).
 //!
 //! * [`Device`] names files and directories; a [`File`] reads, writes, syncs, locks and maps.
 //! * [`Mapping`] is memory shared with a file: the log's ring lives in one.
-//! * [`Clock`] tells monotonic and wall time.
-//! * [`Opener`] tells a process from the children that it forks, which must not use what it has open.
-//! * [`IoClass`] says whose I/O may wait: background threads step back for commits.
+//! * [`Clock`] reads monotonic and wall time.
+//! * [`Opener`] distinguishes a process from the children that it forks, which must not use what it
+//!   has open.
+//! * [`IoClass`] is a thread's I/O priority: that of background threads is below that of commits.
 //!
-//! No call here retries a failed sync. The kernel marks pages clean after a failed `fsync`, so a second
-//! call may report success for data that is not on the device; the caller must treat the first failure
-//! as final.
+//! No call here retries a failed sync. The kernel marks pages clean after a failed `fsync`, so a
+//! second call may report success for data that is not on the device; the caller must treat the
+//! first failure as final.
 //!
 //! ```
 //! use collie_io::{Device, OpenMode, RealDevice, read_exact_at, write_all_at};
@@ -47,5 +49,6 @@ pub use process::Opener;
 pub use real::RealDevice;
 pub use reserve::Reserve;
 
-/// The unit in which direct writes must be aligned, in bytes: buffer address, length and file offset.
+/// The unit in which direct writes must be aligned, in bytes: buffer address, length and file
+/// offset.
 pub const BLOCK: usize = 4096;

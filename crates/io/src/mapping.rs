@@ -6,9 +6,9 @@ use std::ptr::NonNull;
 
 /// A shared mapping, valid as long as this value lives.
 ///
-/// It hands out a raw pointer and no slices: other threads, and after a restart another process, write
-/// the same bytes, and only the owner's protocol (for the log's ring: the herd) says which bytes may be
-/// touched when.
+/// It returns a raw pointer and no slices: other threads, and after a restart another process,
+/// write the same bytes, and only the owner's protocol (for the log's ring: the completion
+/// boundary) says which bytes may be touched when.
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -17,8 +17,8 @@ pub struct Mapping {
 }
 
 #[expect(unsafe_code, reason = "a mapping is plain memory at a fixed address")]
-// SAFETY: the pointer stays valid wherever the value moves; all access through it is the caller's to
-// synchronise, as `as_ptr` says.
+// SAFETY: the pointer stays valid wherever the value moves; all access through it is the caller's
+// to synchronise, as `as_ptr` says.
 unsafe impl Send for Mapping {}
 #[expect(unsafe_code, reason = "see Send")]
 // SAFETY: sharing the value shares an address and a length, nothing else.
@@ -28,8 +28,9 @@ impl Mapping {
     /// A mapping over memory that `owner` keeps alive.
     ///
     /// # Safety
-    /// `start` must be valid for reads and writes of `len` bytes, aligned to [`BLOCK`](crate::BLOCK),
-    /// until `owner` is dropped, and no reference into that memory may exist.
+    /// `start` must be valid for reads and writes of `len` bytes, aligned to
+    /// [`BLOCK`](crate::BLOCK), until `owner` is dropped, and no reference into that memory may
+    /// exist.
     #[expect(unsafe_code, reason = "the caller vouches for the memory")]
     pub unsafe fn from_raw(start: NonNull<u8>, len: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
         Self {
@@ -39,8 +40,8 @@ impl Mapping {
         }
     }
 
-    /// The first byte. Valid for [`Mapping::len`] bytes while the mapping lives; whoever reads or writes
-    /// through it must rule out data races by itself.
+    /// The first byte. Valid for [`Mapping::len`] bytes while the mapping lives; code that reads or
+    /// writes through it must rule out data races by itself.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start

@@ -60,7 +60,7 @@ impl Device for RealDevice {
             }
             let is_dir = match entry.file_type() {
                 fs::FileType::Directory => true,
-                // Some file systems do not tell the type with the name.
+                // Some file systems do not return the type with the name.
                 fs::FileType::Unknown => {
                     let stat = fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
                     fs::FileType::from_raw_mode(stat.st_mode) == fs::FileType::Directory
@@ -176,8 +176,9 @@ fn to_stat(stat: &fs::Stat) -> Stat {
     }
 }
 
-/// How often a lock is tried for, and how long apart. A child process that is being started has all of its
-/// parent's open files until it executes its program, so a lock can outlive by that moment the file that took it.
+/// How often a lock is tried for, and how long apart. A child process that is being started has all
+/// of its parent's open files until it executes its program, so a lock can outlive by that moment
+/// the file that took it.
 const LOCK_TRIES: u32 = 20;
 const BETWEEN_LOCK_TRIES: Duration = Duration::from_millis(5);
 
@@ -250,15 +251,16 @@ impl File for RealFile {
             len,
             opener: Opener::here(),
         };
-        // A child that touched it would write into its parent's memory. It is told so before (see `Opener`), so where the
-        // kernel cannot keep the mapping from children nothing is lost.
+        // A child that touched it would write into its parent's memory. Its calls fail before that
+        // (see `Opener`), so where the kernel cannot keep the mapping from children nothing is
+        // lost.
         #[expect(unsafe_code, reason = "system call")]
         // SAFETY: the mapping from above; this process keeps it as it is.
         let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontFork) };
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
         #[expect(unsafe_code, reason = "hands the fresh mapping to its owner")]
-        // SAFETY: mmap gave `len` readable and writable bytes, page-aligned; `pages` unmaps them when it
-        // is dropped, and nothing else refers to them.
+        // SAFETY: mmap gave `len` readable and writable bytes, page-aligned; `pages` unmaps them
+        // when it is dropped, and nothing else refers to them.
         Ok(unsafe { Mapping::from_raw(start, len, Box::new(pages)) })
     }
 }
@@ -277,7 +279,8 @@ impl Drop for Pages {
             return;
         }
         #[expect(unsafe_code, reason = "system call")]
-        // SAFETY: exactly the range that mmap returned, unmapped once; `Mapping` owned the only pointer.
+        // SAFETY: exactly the range that mmap returned, unmapped once; `Mapping` owned the only
+        // pointer.
         let unmapped = unsafe { rustix::mm::munmap(self.start as *mut c_void, self.len) };
         debug_assert!(unmapped.is_ok(), "munmap of our own mapping: {unmapped:?}");
     }

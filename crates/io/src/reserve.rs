@@ -1,20 +1,21 @@
-//! Room that is kept back on a file system for what frees room.
+//! Room that is kept back on a file system for work that frees room.
 //!
-//! A file system that is full refuses also the work by which it could become an emptier one. Whoever has a
-//! reserve keeps an allocated file there that holds nothing, and gives it up for such work.
+//! On a full file system, work that would free room fails too. The owner of a reserve keeps an
+//! allocated file there without content, and gives it up for such work.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use crate::{Device, OpenMode, allocate_or_zero};
 
-/// Where there is no room for all of it, what there is is taken in steps that shrink to this, in bytes.
+/// Where there is no room for all of it, the available room is taken in steps that shrink to this,
+/// in bytes.
 const LEAST: u64 = 64 << 10;
 
-/// A file that takes room and holds nothing. It need not be durable: what a crash takes of it is room, too, and
-/// the next [`Reserve::fill`] makes up for it.
+/// A file that occupies room and has no content. It need not be durable: what a crash loses of it
+/// is free room, which the next [`Reserve::fill`] takes again.
 ///
-/// Calls are ordered by whoever owns it.
+/// Its owner orders the calls.
 #[derive(Debug)]
 pub struct Reserve {
     path: PathBuf,
@@ -40,8 +41,8 @@ impl Reserve {
         self.bytes
     }
 
-    /// Takes the room that is missing. `true`: all of it is there. `false`: the file system is full, and has given
-    /// what it could. A reserve of 0 bytes is always there, and has no file.
+    /// Takes the room that is missing. `true`: all of it is there. `false`: the file system is
+    /// full, and has given what it could. A reserve of 0 bytes is always there, and has no file.
     ///
     /// # Errors
     /// The device's, where it is no lack of room.

@@ -4,9 +4,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{LogId, Lsn};
+use crate::Lsn;
+use crate::format::LogId;
 
-/// An error of the log. Cheap to clone: a poisoned log hands its first cause to everybody.
+/// An error of the log. Cheap to clone: a poisoned log gives every caller its first cause.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogError {
@@ -19,7 +20,7 @@ pub enum LogError {
     Locked {
         /// The log's directory.
         path: PathBuf,
-        /// The holder, where its lock file tells.
+        /// The holder, where its lock file names it.
         pid: Option<u32>,
     },
     /// A frame above the limit. Nothing was written.
@@ -40,8 +41,9 @@ pub enum LogError {
         /// Bytes that the append needed.
         needed: u64,
     },
-    /// Room for a frame could not be prepared, for another reason than a full device: say that no further file can be
-    /// opened. Nothing was written, and nothing is at stake; appends go on when the cause is gone.
+    /// Room for a frame could not be prepared, for another reason than a full device: say that no
+    /// further file can be opened. Nothing was written, and nothing is at stake; appends go on when
+    /// the cause is gone.
     #[error(
         "the log in {} could not prepare room for {needed} more bytes: {cause}; nothing was written, remove the cause and \
          try again",
@@ -55,7 +57,8 @@ pub enum LogError {
         /// What failed, and on which file.
         cause: Box<LogError>,
     },
-    /// An earlier write or sync of frames failed, or a worker panicked in mid-append. Final until the log is reopened.
+    /// An earlier write or sync of frames failed, or a worker panicked in mid-append. Final until
+    /// the log is reopened.
     #[error("the log stopped for good after an earlier failure, reopen it to recover: {cause}")]
     Poisoned {
         /// The first failure.
@@ -94,8 +97,9 @@ pub enum LogError {
         /// What is there.
         found: String,
     },
-    /// The oldest segment begins in the middle of a frame, and nothing says where its first frame begins. What stands
-    /// there may be anything that was ever appended, so it is not searched for one.
+    /// The oldest segment begins in the middle of a frame, and nothing says where its first frame
+    /// begins. What stands there may be anything that was ever appended, so it is not searched for
+    /// one.
     #[error(
         "{} begins in the middle of a frame, and it is not known where its first one begins (LSN {lsn} or above): {why}; \
          nothing was changed; bring back what is missing, or open the log with `resume_at`",
@@ -127,8 +131,8 @@ pub enum LogError {
         /// What is there.
         found: String,
     },
-    /// The log does not reach to where its caller wants to resume. Archived segments count as far as readers go: back to
-    /// the first gap.
+    /// The log does not reach to where its caller wants to resume. Archived segments count as far
+    /// as readers go: back to the first gap.
     #[error("the log in {} holds LSN {oldest} to {end}, but {wanted} is needed: part of it is missing", path.display())]
     Missing {
         /// The log's directory.
@@ -142,7 +146,7 @@ pub enum LogError {
     },
     /// The directory holds another log than the one that is wanted. It was left untouched.
     #[error("{} holds the log {found}, but {expected} is wanted; nothing was changed", path.display())]
-    OtherLog {
+    LogIdMismatch {
         /// The directory.
         path: PathBuf,
         /// The log that is wanted, [`LogOptions::log_id`](crate::LogOptions::log_id).
@@ -182,8 +186,8 @@ pub enum LogError {
 pub struct Failure {
     /// The first failure.
     pub cause: Arc<str>,
-    /// Frames below are durable. Those from here on are in doubt: reopening finds some of them, or none. It does not
-    /// move any more.
+    /// Frames below are durable. Those from here on are in doubt: reopening finds some of them, or
+    /// none. It does not move any more.
     pub durable: Lsn,
 }
 

@@ -5,11 +5,29 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::Lsn;
 
+/// What distinguishes logs: random bytes that stand in every segment of a log.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LogId(pub [u8; 16]);
+
+impl std::fmt::Display for LogId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl std::fmt::Debug for LogId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LogId({self})")
+    }
+}
+
 /// The format that this version writes.
 pub(crate) const VERSION: u32 = 3;
-/// The oldest format that it reads. Format 1 knows no compressed frames, and is the same as 2 otherwise.
+/// The oldest format that it reads. Format 1 knows no compressed frames, and is the same as 2
+/// otherwise.
 const OLDEST_VERSION: u32 = 1;
-/// The last format whose segments have both copies of the header in one block, and do not record their first frame.
+/// The last format whose segments have both copies of the header in one block, and do not record
+/// their first frame.
 const ONE_BLOCK_VERSION: u32 = 2;
 /// The unit of device writes.
 pub(crate) const BLOCK: usize = collie_io::BLOCK;
@@ -20,7 +38,7 @@ pub(crate) const MAX_STREAM: u32 = (1 << 24) - 1;
 
 /// Kinds from here on are the log's own; readers do not hand them out.
 pub(crate) const FIRST_OWN_KIND: u8 = 240;
-/// Carries a promise and nothing else, written when the log falls idle.
+/// Records the durable mark and nothing else, written when the log falls idle.
 pub(crate) const KIND_SEAL: u8 = 240;
 /// The last frame of a log that was closed: everything before it is in the segments.
 pub(crate) const KIND_CLOSE: u8 = 241;
@@ -33,7 +51,8 @@ pub(crate) const KIND_FILLER: u8 = 242;
 pub(crate) struct FrameHeader {
     /// CRC-32C, seeded with the epoch's salt, of the payload and then of the rest of this header.
     pub(crate) crc: U32,
-    /// Length of the payload as it is stored, in bytes and before padding; the top bit is [`COMPRESSED`].
+    /// Length of the payload as it is stored, in bytes and before padding; the top bit is
+    /// [`COMPRESSED`].
     stored: U32,
     /// Where the frame starts; equal to its position, or it is no frame.
     pub(crate) lsn: U64,
@@ -48,7 +67,8 @@ pub(crate) struct FrameHeader {
 pub const FRAME_HEADER: usize = size_of::<FrameHeader>();
 const _: () = assert!(FRAME_HEADER == 32 && FRAME_HEADER.is_multiple_of(ALIGN as usize));
 
-/// Set in the length of a payload that is stored compressed: its own length in 4 bytes, then an LZ4 block.
+/// Set in the length of a payload that is stored compressed: its own length in 4 bytes, then an LZ4
+/// block.
 const COMPRESSED: u32 = 1 << 31;
 
 /// What of a frame's header is known before its place is.
@@ -115,8 +135,8 @@ pub(crate) const fn frame_len(payload: usize) -> u64 {
     (FRAME_HEADER as u64 + payload as u64).next_multiple_of(ALIGN)
 }
 
-/// The random seed of an epoch's frame checksums: no payload can carry bytes that pass for a frame, and no
-/// frame of another epoch passes for one of this.
+/// The random seed of an epoch's frame checksums: no payload can contain bytes that pass for a
+/// frame, and no frame of another epoch passes for one of this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Salt(pub(crate) u32);
 
@@ -130,8 +150,8 @@ const SEGMENT_MAGIC: [u8; 8] = *b"CollieSg";
 const RING_MAGIC: [u8; 8] = *b"CollieRg";
 /// The longest path of a ring directory, in bytes.
 pub(crate) const RING_DIR_MAX: usize = 256;
-/// Where the copies of a segment's header stand: each in a block of its own, so that a write of one that is cut
-/// short by the power leaves the other.
+/// Where the copies of a segment's header stand: each in a block of its own, so that a write of one
+/// that the power interrupts leaves the other.
 pub(crate) const SEGMENT_COPIES: [usize; 2] = [0, BLOCK];
 /// Where they stand up to format 2: in different sectors of one block.
 const SEGMENT_COPIES_IN_ONE_BLOCK: [usize; 2] = [0, BLOCK / 2];
@@ -160,16 +180,17 @@ pub(crate) struct SegmentHeader {
     pub(crate) epoch_first: U64,
     /// In an epoch's first segment: where the epoch before ends; all below was durable.
     pub(crate) predecessor_end: U64,
-    /// In an epoch's first segment: the end of what recovery carried over; durable before this header was.
-    pub(crate) carried_end: U64,
+    /// In an epoch's first segment: the end of what recovery copied forward; durable before this
+    /// header was.
+    pub(crate) copied_end: U64,
     /// The boot that the epoch runs in.
     pub(crate) boot_id: [u8; 16],
     /// Names the epoch's ring; zeros where it is private.
     pub(crate) ring: [u8; 16],
     ring_dir_len: U16,
     ring_dir: [u8; RING_DIR_MAX],
-    /// Where the first frame begins that begins here or behind; 0 until the segment before is to be released. Formats
-    /// up to 2 end before it.
+    /// Where the first frame begins that begins here or behind; 0 until the segment before is to be
+    /// released. Formats up to 2 end before it.
     first_frame: U64,
     // CRC-32C of all before follows.
 }
@@ -198,8 +219,8 @@ pub(crate) struct RingHeader {
     crc: U32,
 }
 
-/// Where in the ring's first block the written mark lies: a little-endian LSN, up to which the segment
-/// files hold what the ring held.
+/// Where in the ring's first block the written mark lies: a little-endian LSN, up to which the
+/// segment files hold what the ring held.
 pub(crate) const RING_WRITTEN: usize = 2048;
 const _: () = assert!(size_of::<RingHeader>() <= RING_WRITTEN);
 
@@ -241,7 +262,8 @@ impl SegmentHeader {
         true
     }
 
-    /// Whether both copies stand in one block and the first frame is not recorded, as up to format 2.
+    /// Whether both copies stand in one block and the first frame is not recorded, as up to format
+    /// 2.
     pub(crate) fn is_one_block(&self) -> bool {
         self.version.get() <= ONE_BLOCK_VERSION
     }
@@ -255,10 +277,16 @@ impl SegmentHeader {
         }
     }
 
-    /// Where the first frame begins that begins in the segment or behind it, as far as the header tells: an epoch's
-    /// first segment begins with a frame, and others are told before the one before them is released.
+    /// Whether it is its epoch's first segment, which begins with a frame.
+    pub(crate) fn begins_epoch(&self) -> bool {
+        self.number == self.epoch_first
+    }
+
+    /// Where the first frame begins that begins in the segment or behind it, as far as the header
+    /// says: an epoch's first segment begins with a frame, and others record it before the one
+    /// before them is released.
     pub(crate) fn first_frame(&self) -> Option<Lsn> {
-        if self.number == self.epoch_first {
+        if self.begins_epoch() {
             return Some(self.first_lsn.get());
         }
         Some(self.first_frame.get()).filter(|lsn| *lsn > 0)
@@ -298,7 +326,8 @@ impl SegmentHeader {
         head
     }
 
-    /// The header from a segment's first blocks: of two that are whole the later one, else the most telling failure.
+    /// The header from a segment's first blocks: of two that are whole the later one, else the most
+    /// telling failure.
     pub(crate) fn decode(head: &[u8]) -> Result<Self, BadHeader> {
         let [first, second] = Self::copies(head);
         match (first, second) {
@@ -312,8 +341,8 @@ impl SegmentHeader {
         }
     }
 
-    /// Both copies. Data of a segment whose header is in one block are never taken for the second one, whoever wrote
-    /// them.
+    /// Both copies. Data of a segment whose header is in one block are never taken for the second
+    /// one.
     pub(crate) fn copies(head: &[u8]) -> [Result<Self, BadHeader>; 2] {
         let copy = |at: usize| Self::check(head.get(at..).unwrap_or_default());
         let one_block = SEGMENT_COPIES_IN_ONE_BLOCK.map(copy);
@@ -322,7 +351,8 @@ impl SegmentHeader {
                 .map(|copy| copy.and_then(|h| h.is_one_block().then_some(h).ok_or(BadHeader::Damaged)));
         }
         let [first, in_between] = one_block;
-        // Where the first block tells nothing, and one of format 2 would have told: its version, if it is a newer one.
+        // Where the first block says nothing, and one of format 2 would have said it: its version,
+        // if it is a newer one.
         let second =
             copy(SEGMENT_COPIES[1]).and_then(|h| (!h.is_one_block()).then_some(h).ok_or(BadHeader::Damaged));
         match in_between {
@@ -351,18 +381,19 @@ impl SegmentHeader {
         if header.is_one_block() {
             header.first_frame = U64::ZERO;
         }
-        // Nobody wrote others, whatever the checksum says.
+        // No version wrote others, whatever the checksum says.
         header.is_possible().then_some(header).ok_or(BadHeader::Damaged)
     }
 
-    /// Whether it was written over the other: a segment is used again under a higher number only, and nobody takes
-    /// back what it says of its first frame.
+    /// Whether it was written over the other: a segment is used again under a higher number only,
+    /// and what it says of its first frame is never taken back.
     fn is_later_than(&self, other: &Self) -> bool {
         let age = |header: &Self| (header.number.get(), header.first_frame.get() > 0);
         age(self) > age(other)
     }
 
-    /// Whether its LSNs, and an epoch after its own, are numbers that there are, and its first frame is none of before.
+    /// Whether its LSNs, and an epoch after its own, are numbers that there are, and its first
+    /// frame is none of before.
     pub(crate) fn is_possible(&self) -> bool {
         let end = self.first_lsn.get().checked_add(self.data_bytes.get());
         end.is_some_and(|end| end < 1 << 63)
@@ -516,11 +547,11 @@ mod tests {
     fn of_two_copies_the_one_that_was_written_later_counts() {
         let mut older = SegmentHeader::blank();
         (older.number, older.epoch_first, older.epoch) = (4.into(), 1.into(), 1.into());
-        let mut told = older;
-        told.set_first_frame(4096);
+        let mut known = older;
+        known.set_first_frame(4096);
         let mut reused = older;
         reused.number = 9.into();
-        for later in [told, reused] {
+        for later in [known, reused] {
             let (old, new) = (older.encode(), later.encode());
             for (first, second) in [(&old, &new), (&new, &old)] {
                 let head = [first.split_at(BLOCK).0, second.split_at(BLOCK).1].concat();
@@ -529,7 +560,8 @@ mod tests {
         }
     }
 
-    /// Whoever could choose a segment's data: the header of format 2 stands before them, in the first block.
+    /// With chosen data in the segment, too: the header of format 2 stands before them, in the
+    /// first block.
     #[test]
     fn data_behind_a_header_in_one_block_are_not_taken_for_its_second_copy() {
         let mut old = SegmentHeader::blank();

@@ -1,5 +1,5 @@
-//! Mutated headers and frames: what decodes is what was encoded, and what carries a good checksum is taken for
-//! what it says.
+//! Mutated headers and frames: what decodes is what was encoded, and what carries a good checksum
+//! is taken for what it says.
 
 use collie_sim::Rng;
 use collie_sim::fuzz::mutations;
@@ -26,8 +26,8 @@ fn segment_headers() -> Vec<Vec<u8>> {
     vec![with(1, b"/dev/shm"), with(1 << 40, b""), with(9, &[b'd'; 256])]
 }
 
-/// One of the copies is as it was, or the block is refused; a header with a good checksum is the one that the
-/// bytes say, and asking it anything does not panic.
+/// One of the copies is as it was, or the block is refused; a header with a good checksum is the
+/// one that the bytes say, and asking it anything does not panic.
 fn check_segment_header(rng: &mut Rng, block: &[u8]) {
     let made = segment_headers();
     if let Ok(header) = SegmentHeader::decode(block) {

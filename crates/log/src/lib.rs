@@ -1,16 +1,17 @@
-//! **A write-ahead log that any number of threads append to without a lock**, with one commit order, group
-//! durability and exact recovery.
+//! **A write-ahead log that any number of threads append to without a lock**, with one commit
+//! order, group durability and exact recovery.
 //!
-//! * An append is one fetch-and-add and one copy into a ring; no thread waits for another while the ring has
-//!   room. How far the log is complete is found by a *herd*, a scan of one word per worker ([`Herd`]).
-//! * The first thread that waits for durability flushes for everybody ([`Log::wait`]); futures are served by
-//!   a background flusher ([`Log::when`]).
-//! * The ring lives in shared memory, so what was appended survives the death of the process without a
-//!   system call per append ([`Level::Process`]).
-//! * Recovery decides by a table and never appends to an old tail; what was durable and is damaged is
-//!   reported with its place, never skipped ([`LogError::Corrupt`]).
-//! * A failed write or sync is final until the log is reopened ([`LogError::Poisoned`]); a full device is
-//!   not ([`LogError::StorageFull`]).
+//! * An append is one fetch-and-add and one copy into a ring; no thread waits for another while the
+//!   ring has room. How far the log is complete is found by a scan of one word per worker
+//!   ([`CompletionBoundary`]).
+//! * The first thread that waits for durability flushes for all that wait ([`Log::wait`]); futures
+//!   are served by a background flusher ([`Log::wait_async`]).
+//! * The ring lives in shared memory, so what was appended survives the death of the process
+//!   without a system call per append ([`Level::Process`]).
+//! * Recovery decides by a table and never appends to an old tail; what was durable and is damaged
+//!   is reported with its place, never skipped ([`LogError::Corrupt`]).
+//! * A failed write or sync is final until the log is reopened ([`LogError::Poisoned`]); a full
+//!   device is not ([`LogError::StorageFull`]).
 //!
 //! ```
 //! use collie_log::{Level, Log, LogOptions};
@@ -39,49 +40,28 @@
 //!
 //! # Words
 //!
-//! An [`Lsn`] is a byte position in the frame stream. *appended*: reserved up to here. *boundary*: complete
-//! without a hole up to here. *written*: in the segment files up to here. *durable*: on the device up to
-//! here. durable ≤ written ≤ boundary ≤ appended, and each only grows.
+//! An [`Lsn`] is a byte position in the frame stream. *appended*: reserved up to here. *boundary*:
+//! complete without a hole up to here. *written*: in the segment files up to here. *durable*: on
+//! the device up to here. durable ≤ written ≤ boundary ≤ appended, and each only grows.
 //!
-//! The algorithm is Border-Collie's (Kim et al., SIGMOD 2019), with the corrections that [`Herd`]'s module
-//! argues. The formats are drawn in `docs/format/log.md`.
+//! The algorithm is Border-Collie's (Kim et al., SIGMOD 2019), with the corrections that
+//! [`CompletionBoundary`]'s module argues. The formats are drawn in `docs/format/log.md`.
 
 #![cfg_attr(
     loom,
     allow(dead_code, reason = "of the modules that loom builds, the models use a part")
 )]
 
-#[cfg(not(loom))]
-mod archive;
-#[cfg(not(loom))]
-mod background;
-#[cfg(not(loom))]
-mod beginning;
-#[cfg(not(loom))]
-mod compress;
-#[cfg(not(loom))]
-mod core;
+mod append;
+mod commit;
 #[cfg(not(loom))]
 mod directory;
 #[cfg(not(loom))]
-mod durable;
-#[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
-mod flusher;
-#[cfg(not(loom))]
-pub mod follow;
-#[cfg(not(loom))]
 mod format;
-#[cfg(not(loom))]
-mod futures;
 #[cfg(all(test, not(loom), not(shuttle)))]
 mod fuzz;
-mod gate;
-mod herd;
-#[cfg(not(loom))]
-pub mod inspect;
-mod limit;
 #[cfg(not(loom))]
 mod log;
 #[cfg(all(test, loom))]
@@ -89,42 +69,34 @@ mod models;
 #[cfg(not(loom))]
 mod options;
 #[cfg(not(loom))]
-mod pad;
-#[cfg(not(loom))]
-mod reader;
+mod read;
 #[cfg(not(loom))]
 mod recovery;
 #[cfg(not(loom))]
-mod ring;
-#[cfg(not(loom))]
 mod segments;
 #[cfg(not(loom))]
-mod source;
-#[cfg(not(loom))]
-mod space;
+mod shared;
 #[cfg(not(loom))]
 mod stake;
 #[cfg(not(loom))]
 mod stats;
 mod sync;
-#[cfg(not(loom))]
-mod tail;
-#[cfg(not(loom))]
-mod worker;
 
-pub use herd::{Herd, SlotId};
+pub use append::boundary::{CompletionBoundary, SlotId};
 #[cfg(not(loom))]
 pub use {
+    append::worker::{AppendHook, Worker},
+    commit::future::Durable,
     error::{Failure, LogError},
-    format::FRAME_HEADER,
-    futures::Durable,
+    format::{FRAME_HEADER, LogId},
     log::Log,
-    options::{Compression, FIRST_LSN, Level, LogId, LogOptions, RecoveryMode, RingMode, WritePath},
-    reader::Reader,
+    options::{Compression, FIRST_LSN, Level, LogOptions, RecoveryMode, RingMode, WritePath},
+    read::follow,
+    read::reader::Reader,
+    read::tail::{NextFrame, Tail},
+    recovery::inspect,
     recovery::{Cut, Probe, RecoveryReport, RingOutcome, TornTail},
     stats::{Compressed, LogStats, SAMPLE, Stages, Summary},
-    tail::{NextFrame, Tail},
-    worker::{AppendHook, Worker},
 };
 
 /// A log sequence number: a byte position in the log's frame stream, a multiple of 8.

@@ -4,20 +4,19 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use collie_io::Reserve;
-
-use crate::archive::Archive;
-use crate::background::Background;
-use crate::core::{Core, Until};
+use crate::append::worker::Worker;
+use crate::commit::background::Background;
+use crate::commit::future::Durable;
 use crate::error::{Failure, LogError};
-use crate::futures::Durable;
 use crate::options::{Level, LogOptions};
-use crate::reader::Reader;
+use crate::read::reader::Reader;
+use crate::read::retention::Holder;
+use crate::read::tail::Tail;
 use crate::recovery::{self, RecoveryReport};
+use crate::segments::archive::Archive;
+use crate::shared::Core;
 use crate::stats::{Compressed, LogStats, SAMPLE, Stages, since};
 use crate::sync::{Mutex, Ordering, lock};
-use crate::tail::Tail;
-use crate::worker::Worker;
 use crate::{Frame, Lsn};
 
 /// An open log. Clones are handles to the same log; all methods may be called from any thread.
@@ -41,20 +40,21 @@ struct Shared {
 }
 
 impl Log {
-    /// Opens the log in `dir`, which is created where it does not exist, recovers what an earlier process
-    /// left there, and begins a new epoch. Takes the directory's lock until the log is closed.
+    /// Opens the log in `dir`, which is created where it does not exist, recovers what an earlier
+    /// process left there, and begins a new epoch. Takes the directory's lock until the log is
+    /// closed.
     ///
     /// # Errors
-    /// [`LogError::Options`], [`LogError::Locked`], [`LogError::WrongDirectory`], [`LogError::Version`] and
-    /// [`LogError::Corrupt`] leave the directory as it was; so do [`LogError::Missing`] and
-    /// [`LogError::OtherLog`]. [`LogError::Io`] may come at any point; opening again starts over and comes to the
-    /// same end.
+    /// [`LogError::Options`], [`LogError::Locked`], [`LogError::WrongDirectory`],
+    /// [`LogError::Version`] and [`LogError::Corrupt`] leave the directory as it was; so do
+    /// [`LogError::Missing`] and [`LogError::LogIdMismatch`]. [`LogError::Io`] may come at any
+    /// point; opening again starts over and comes to the same end.
     pub fn open(dir: impl AsRef<Path>, options: LogOptions) -> Result<Self, LogError> {
         options.check()?;
         let dir = dir.as_ref();
         let device = Arc::clone(&options.device);
         let lock = recovery::DirLock::take(&*device, dir)?;
-        let reserve = Reserve::new(dir.join(recovery::RESERVE), options.reserve());
+        let reserve = recovery::reserve(dir, &options);
         let opened = match recovery::recover(dir, options.clone(), lock.clone()) {
             // It starts over, and comes to the same end.
             Err(error) if error.is_full() && reserve.give_up(&*device).unwrap_or(false) => {
@@ -92,7 +92,8 @@ impl Log {
         &self.core().report
     }
 
-    /// A worker to append with. It owns one of [`LogOptions::max_workers`] slots until it is dropped.
+    /// A worker to append with. It owns one of [`LogOptions::max_workers`] slots until it is
+    /// dropped.
     ///
     /// # Errors
     /// [`LogError::TooManyWorkers`].
@@ -101,15 +102,15 @@ impl Log {
         Worker::new(Arc::clone(&self.shared.core))
     }
 
-    /// Blocks until everything below `end` is safe at `level`; `end` is that of an appended frame. The
-    /// caller may lead the flush of its whole group.
+    /// Blocks until everything below `end` is safe at `level`; `end` is that of an appended frame.
+    /// The caller may lead the flush of its whole group.
     ///
-    /// Once the log has failed, [`Level::Process`] asks for as much as [`Level::Disk`]: the page cache need not keep
-    /// what could not be brought to the device.
+    /// Once the log has failed, [`Level::Process`] asks for as much as [`Level::Disk`]: the page
+    /// cache need not keep what could not be brought to the device.
     ///
     /// # Errors
-    /// [`LogError::Poisoned`] or [`LogError::Closed`] where it never will be; [`LogError::Options`] where
-    /// nothing was appended up to `end`.
+    /// [`LogError::Poisoned`] or [`LogError::Closed`] where it never will be; [`LogError::Options`]
+    /// where nothing was appended up to `end`.
     pub fn wait(&self, end: Lsn, level: Level) -> Result<(), LogError> {
         let core = self.core();
         // Ends are multiples of 8: these bits choose one wait in SAMPLE, evenly enough.
@@ -122,9 +123,9 @@ impl Log {
         answer
     }
 
-    /// As [`Log::wait`], to be awaited on any executor. Never flushes by itself: the background flusher
-    /// does. It resolves to the errors of [`Log::wait`].
-    pub fn when(&self, end: Lsn, level: Level) -> Durable {
+    /// As [`Log::wait`], to be awaited on any executor. Never flushes by itself: the background
+    /// flusher does. It resolves to the errors of [`Log::wait`].
+    pub fn wait_async(&self, end: Lsn, level: Level) -> Durable {
         Durable::new(Arc::clone(&self.shared.core), end, level)
     }
 
@@ -142,13 +143,14 @@ impl Log {
         self.core().wait(end, level).map(|()| end)
     }
 
-    /// The reservation counter: everything up to here is reserved. Acquire: it can serve as a herd's cutoff.
+    /// The reservation counter: everything up to here is reserved. Acquire: it can serve as a
+    /// scan's cutoff.
     #[must_use]
     pub fn appended(&self) -> Lsn {
         self.core().appended()
     }
 
-    /// Runs a herd: everything below the answer is complete in the ring or beyond.
+    /// Scans the workers: everything below the answer is complete in the ring or beyond.
     #[must_use]
     pub fn boundary(&self) -> Lsn {
         self.core().boundary()
@@ -178,30 +180,33 @@ impl Log {
         self.core().segments.oldest_end()
     }
 
-    /// The durable frames from `from` on, up to what is durable now. `from` is the start of a frame, or
-    /// [`RecoveryReport::first_frame`], or any frame's end. It may lie in the archive ([`LogOptions::archive_ttl`],
-    /// [`LogOptions::archive_bytes`]): that is read first, and then the live log, without a gap.
+    /// The durable frames from `from` on, up to what is durable now. `from` is the start of a
+    /// frame, or [`RecoveryReport::first_frame`], or any frame's end. It may lie in the archive
+    /// ([`LogOptions::archive_ttl`], [`LogOptions::archive_bytes`]): that is read first, and then
+    /// the live log, without a gap.
     ///
-    /// What is live is held until it is read; what is archived is not, nor is the live log held for a reader that is
-    /// still in the archive. So a segment may leave the archive before it is read.
+    /// What is live is held until it is read; what is archived is not, nor is the live log held for
+    /// a reader that is still in the archive. So a segment may leave the archive before it is read.
     ///
     /// # Errors
-    /// [`LogError::Missing`] where that part is not durable yet, or was released and is not in the archive either; it says
-    /// from which LSN on the log is there, archive included. [`LogError::Corrupt`] where the header of an archived segment is damaged,
-    /// [`LogError::OtherLog`] where it is another log's, and [`LogError::Io`]. The reader itself gives the same.
+    /// [`LogError::Missing`] where that part is not durable yet, or was released and is not in the
+    /// archive either; it says from which LSN on the log is there, archive included.
+    /// [`LogError::Corrupt`] where the header of an archived segment is damaged,
+    /// [`LogError::LogIdMismatch`] where it is another log's, and [`LogError::Io`]. The reader
+    /// itself gives the same.
     pub fn read(&self, from: Lsn) -> Result<Reader, LogError> {
         Reader::start(&self.shared.core, Holder::Reader, from)
     }
 
-    /// The durable frames from `from` on, as [`Log::read`], and then those that become durable, as they do.
-    /// [`Log::durable`] begins with what comes from now on.
+    /// The durable frames from `from` on, as [`Log::read`], and then those that become durable, as
+    /// they do. [`Log::durable`] begins with what comes from now on.
     ///
-    /// The tail keeps what it has yet to give from being released, under the name `tail/NAME`; a slow one is
-    /// thereby seen to pin the log. (One that began in the archive does so from where it comes upon the live log.) What it
-    /// holds goes with it. To go on later where it stopped, hold its
-    /// [`Tail::resume_at`] with [`Log::hold`] before it is dropped. After the log was closed or its process died,
-    /// take the tail up at that place right after opening, before the first call of [`Log::hold`]: an
-    /// opened log releases nothing until then.
+    /// The tail keeps what it has yet to give from being released, under the name `tail/NAME`; a
+    /// slow one is thereby seen to pin the log. (One that began in the archive does so from where
+    /// it comes upon the live log.) What it holds goes with it. To go on later where it stopped,
+    /// hold its [`Tail::resume_at`] with [`Log::retain`] before it is dropped. After the log was
+    /// closed or its process died, take the tail up at that place right after opening, before the
+    /// first call of [`Log::retain`]: an opened log releases nothing until then.
     ///
     /// # Errors
     /// As [`Log::read`].
@@ -209,10 +214,11 @@ impl Log {
         Reader::start(&self.shared.core, Holder::Tail(name.to_owned()), from).map(Tail::new)
     }
 
-    /// Keeps the log from `lsn` on, where a frame starts or ends, from being released, under a name that says who
-    /// wants it; a holder that exists is moved. Whole segments below all holders are released in the background, the
-    /// last of them when something durable stands behind it. As long as there is no holder nothing is released.
-    pub fn hold(&self, name: &str, lsn: Lsn) {
+    /// Keeps the log from `lsn` on, where a frame starts or ends, from being released, under a name
+    /// that says what needs it; a holder that exists is moved. Whole segments below all holders are
+    /// released in the background, the last of them when something durable stands behind it. As
+    /// long as there is no holder nothing is released.
+    pub fn retain(&self, name: &str, lsn: Lsn) {
         let core = self.core();
         if core.check_process().is_err() {
             return;
@@ -230,7 +236,7 @@ impl Log {
     }
 
     /// Forgets a holder.
-    pub fn unhold(&self, name: &str) {
+    pub fn release(&self, name: &str) {
         if self.core().check_process().is_err() {
             return;
         }
@@ -249,8 +255,9 @@ impl Log {
         holders
     }
 
-    /// Removes the spare segments, and what is archived, for somebody else who needs the room; `false` where there is
-    /// nothing of the kind. A log that is full does this by itself.
+    /// Removes the spare segments, and what is archived, for another user of the disk that needs
+    /// the room; `false` where there is nothing of the kind. A log that is full does this by
+    /// itself.
     #[must_use]
     pub fn give_up_spares(&self) -> bool {
         self.core().check().is_ok() && self.core().segments.give_up_spares()
@@ -309,20 +316,20 @@ impl Log {
             archived_segments,
             archived_bytes,
             segment_bytes,
-            workers: core.herd.slots_in_use(),
+            workers: core.completion.slots_in_use(),
             ring_shared: core.ring_shared.load(Ordering::Relaxed),
             holders: self.holders(),
             poisoned: core.poisoned().map(|e| e.to_string()),
         }
     }
 
-    /// Stops appends, flushes, syncs, and marks the log as cleanly closed. Other handles and workers get
-    /// [`LogError::Closed`] from then on. A poisoned log keeps its directory locked until its last worker and
-    /// its last future are gone, too.
+    /// Stops appends, flushes, syncs, and marks the log as cleanly closed. Other handles and
+    /// workers get [`LogError::Closed`] from then on. A poisoned log keeps its directory locked
+    /// until its last worker and its last future are gone, too.
     ///
     /// # Errors
-    /// [`LogError::Poisoned`] with the first cause, where the log stopped earlier or in the last flush; what was
-    /// acknowledged before is safe all the same.
+    /// [`LogError::Poisoned`] with the first cause, where the log stopped earlier or in the last
+    /// flush; what was acknowledged before is safe all the same.
     pub fn close(self) -> Result<(), LogError> {
         self.shared.close()
     }
@@ -332,22 +339,22 @@ impl Shared {
     fn close(&self) -> Result<(), LogError> {
         let core = &self.core;
         core.check_process()?;
-        // Whoever waits gets its answer before the log stops.
+        // Each waiter gets its answer before the log stops.
         let _ = core.wait(core.appended(), Level::Disk);
         let first = core.stop();
         self.background.join();
         let Some(mut closer) = lock(&self.closer).take().filter(|_| first) else {
             return core.poisoned().map_or(Ok(()), Err);
         };
-        // A worker may have passed its check before the stop and be in mid-copy: its frame is taken along, or
-        // it learns from its wait that the log is closed.
+        // A worker may have passed its check before the stop and be in mid-copy: its frame is taken
+        // along, or it learns from its wait that the log is closed.
         core.finish()?;
-        // Where there is no room for the mark, the ring stays instead and tells the next open that it holds
-        // nothing more.
+        // Where there is no room for the mark, the ring stays instead and says to the next open
+        // that it holds nothing more.
         let marked = closer.append_close().is_ok();
         core.finish()?;
-        // An append that passed its check before the stop may still be under way: it must not touch the files
-        // of whoever opens the log next.
+        // An append that passed its check before the stop may still be under way: it must not touch
+        // the files of the next process that opens the log.
         core.end();
         if marked {
             self.drop_ring();
@@ -368,8 +375,8 @@ impl Shared {
         }
     }
 
-    /// The ring's content is in the segments, and they cannot say so. The file itself stays locked as long as
-    /// an old handle or worker has it, so another one says it.
+    /// The ring's content is in the segments, and they cannot say so. The file itself stays locked
+    /// as long as an old handle or worker has it, so another one says it.
     fn leave_spent_ring(&self) {
         if let Some(ring) = &self.core.ring.file
             && let Err(error) = recovery::leave_spent(&*self.core.options.device, ring, self.core.written())
@@ -389,83 +396,6 @@ impl Drop for Shared {
         if let Err(error) = self.close() {
             tracing::error!(dir = %self.core.dir.display(), %error, "the log did not close cleanly");
         }
-    }
-}
-
-impl Core {
-    /// The last flights, until nothing is appended any more: a flight may leave behind a part of a frame that
-    /// nobody waited for when it was planned, and that must not be how the log ends.
-    fn finish(&self) -> Result<(), LogError> {
-        loop {
-            let end = self.appended();
-            self.gate.wait(self, end, Until::Durable, || {
-                match (self.durable() >= end, self.poisoned()) {
-                    (true, _) => Some(Ok(())),
-                    (_, Some(error)) => Some(Err(error)),
-                    _ => None,
-                }
-            })?;
-            if self.appended() == end {
-                return Ok(());
-            }
-        }
-    }
-}
-
-/// Who reads: what a hold is named after.
-#[derive(Debug)]
-pub(crate) enum Holder {
-    /// Named by the number of the hold.
-    Reader,
-    /// Named by its user.
-    Tail(String),
-}
-
-impl Holder {
-    fn name(&self, id: u64) -> String {
-        match self {
-            Self::Reader => format!("reader/{id}"),
-            Self::Tail(name) => format!("tail/{name}"),
-        }
-    }
-}
-
-/// A reader's hold on what it has yet to read.
-#[derive(Debug)]
-pub(crate) struct Hold {
-    core: Arc<Core>,
-    id: u64,
-    at: Lsn,
-}
-
-impl Hold {
-    pub(crate) fn take(core: &Arc<Core>, at: Lsn, holder: &Holder) -> Self {
-        let readers = &mut lock(&core.holders).readers;
-        let id = readers.last_key_value().map_or(0, |(id, _)| id + 1);
-        readers.insert(id, (holder.name(id), at));
-        Self {
-            core: Arc::clone(core),
-            id,
-            at,
-        }
-    }
-
-    /// Lets go of what lies below `at`, a segment's worth at a time.
-    pub(crate) fn advance(&mut self, at: Lsn) {
-        if at - self.at >= self.core.options.segment_bytes {
-            self.at = at;
-            if let Some((_, held)) = lock(&self.core.holders).readers.get_mut(&self.id) {
-                *held = at;
-            }
-            self.core.call_preparer();
-        }
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        lock(&self.core.holders).readers.remove(&self.id);
-        self.core.call_preparer();
     }
 }
 

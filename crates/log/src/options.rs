@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use collie_io::{Device, RealDevice};
 
+use crate::Lsn;
+use crate::error::LogError;
+use crate::format::LogId;
 use crate::format::{BLOCK, FRAME_HEADER, RING_DIR_MAX};
-use crate::gate::IN_FLIGHT_MAX;
-use crate::recovery::READY;
-use crate::{LogError, Lsn};
 
 /// Where LSNs start: high enough that no small number is mistaken for one.
 pub const FIRST_LSN: Lsn = 1 << 32;
@@ -20,9 +20,9 @@ pub enum Level {
     /// Copied into the ring. Nothing is promised; it reaches the device within about
     /// [`LogOptions::flush_interval`] as long as the process lives.
     Buffered,
-    /// Survives the death of the process (a crash, SIGKILL) within the same boot: complete in the shared
-    /// ring or, where the ring is private, handed to the kernel. A container restart that takes `/dev/shm`
-    /// along loses it.
+    /// Survives the death of the process (a crash, SIGKILL) within the same boot: complete in the
+    /// shared ring or, where the ring is private, handed to the kernel. A container restart that
+    /// takes `/dev/shm` along loses it.
     Process,
     /// On the device; survives the loss of power.
     #[default]
@@ -32,8 +32,9 @@ pub enum Level {
 /// Where the ring lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RingMode {
-    /// In a file of this directory, which must be on tmpfs to be worth it. Where the ring cannot be made
-    /// there the log runs with a private one and says so in its [`RecoveryReport`](crate::RecoveryReport).
+    /// In a file of this directory, which must be on tmpfs to be worth it. Where the ring cannot be
+    /// made there the log runs with a private one and says so in its
+    /// [`RecoveryReport`](crate::RecoveryReport).
     Shared {
         /// The directory, `/dev/shm` by default.
         dir: PathBuf,
@@ -53,8 +54,8 @@ impl Default for RingMode {
 /// The largest ring, in bytes.
 pub(crate) const MAX_RING_BYTES: usize = 1 << 30;
 
-/// Whether payloads are compressed, each by itself, before they are appended. What is read back is what was
-/// appended; a log may hold frames of both sorts.
+/// Whether payloads are compressed, each by itself, before they are appended. What is read back is
+/// what was appended; a log may hold frames of both sorts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum Compression {
@@ -70,52 +71,38 @@ pub enum Compression {
 #[non_exhaustive]
 pub enum WritePath {
     /// The faster of the two on this device, found out at each open with a few writes of a block
-    /// ([`RecoveryReport::probe`](crate::RecoveryReport::probe)): [`WritePath::Direct`], unless the other takes less
-    /// than four fifths of its time. Where no zeroed block is free to try it on, that is taken untried, and so it is
-    /// on a device whose clock stands still (a simulated one).
+    /// ([`RecoveryReport::probe`](crate::RecoveryReport::probe)): [`WritePath::Direct`], unless the
+    /// other takes less than four fifths of its time. Where no zeroed block is free to try it on,
+    /// that is taken untried, and so it is on a device whose clock stands still (a simulated one).
     #[default]
     Auto,
     /// Write to the page cache, then `fdatasync`.
     FdataSync,
-    /// Write past the page cache, durable on return (`O_DIRECT | O_DSYNC`), where the file system can;
-    /// else as [`WritePath::FdataSync`], with a warning in the report. With a private ring, too, as
-    /// [`WritePath::FdataSync`]: there [`Level::Process`] means a write call, which must not wait for the device. Several
-    /// writes may be under way at once: [`LogOptions::writes_in_flight`].
+    /// Write past the page cache, durable on return (`O_DIRECT | O_DSYNC`), where the file system
+    /// can; else as [`WritePath::FdataSync`], with a warning in the report. With a private ring,
+    /// too, as [`WritePath::FdataSync`]: there [`Level::Process`] means a write call, which must
+    /// not wait for the device.
     Direct,
 }
 
-/// What an open does about damage. The names are RocksDB's; its fourth mode, which goes on behind any damage,
-/// is not offered: what it recovers is no prefix of the commit order. Frames behind damage can be had from
-/// the copies that a cut keeps.
+/// What an open does about damage. The names are RocksDB's; its fourth mode, which goes on behind
+/// any damage, is not offered: what it recovers is no prefix of the commit order. Frames behind
+/// damage can be had from the copies that a cut keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum RecoveryMode {
-    /// What stands incomplete at the log's end, and was never promised to be durable, is cut and reported.
-    /// Damage in what was durable refuses to open.
+    /// What stands incomplete at the log's end, and was never promised to be durable, is cut and
+    /// reported. Damage in what was durable refuses to open.
     #[default]
     TolerateCorruptedTailRecords,
-    /// As the first, and an incomplete end refuses to open, too; so does the loss of a ring within one boot.
+    /// As the first, and an incomplete end refuses to open, too; so does the loss of a ring within
+    /// one boot.
     AbsoluteConsistency,
-    /// The log is cut at its first damage, even in what was durable, and opens with what stood before.
-    /// What was cut off is kept in files beside it, which the [`RecoveryReport`](crate::RecoveryReport) names.
-    /// It does not cut below [`LogOptions::min_lsn`]: what the caller holds would be of a later time.
+    /// The log is cut at its first damage, even in what was durable, and opens with what stood
+    /// before. What was cut off is kept in files beside it, which the
+    /// [`RecoveryReport`](crate::RecoveryReport) names. It does not cut below
+    /// [`LogOptions::min_lsn`]: what the caller holds would be of a later time.
     PointInTimeRecovery,
-}
-
-/// What tells logs apart: random bytes that stand in every segment of a log.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct LogId(pub [u8; 16]);
-
-impl std::fmt::Display for LogId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl std::fmt::Debug for LogId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LogId({self})")
-    }
 }
 
 /// Options of [`Log::open`](crate::Log::open).
@@ -125,20 +112,21 @@ pub struct LogOptions {
     pub device: Arc<dyn Device>,
     /// Where the ring lives.
     pub ring: RingMode,
-    /// Size of the ring in bytes, a power of two, at least 8 KiB. A frame may take half of it. Default
-    /// 32 MiB.
+    /// Size of the ring in bytes, a power of two, at least 8 KiB. A frame may take half of it.
+    /// Default 32 MiB.
     pub ring_bytes: usize,
-    /// Size of a segment in bytes, header included; a multiple of 4,096, at least 32 KiB. Default 64 MiB.
+    /// Size of a segment in bytes, header included; a multiple of 4,096, at least 32 KiB. Default
+    /// 64 MiB.
     pub segment_bytes: u64,
     /// How many [`Worker`](crate::Worker)s may exist at once. Default 256.
     pub max_workers: usize,
     /// The first LSN to hand out is at least this: above everything that the caller's tables hold.
     pub min_lsn: Lsn,
-    /// Where the caller will read from. A frame must start exactly there, or it must be the log's end;
-    /// what lies before is not verified. `None`: from the oldest segment on.
+    /// Where the caller will read from. A frame must start exactly there, or it must be the log's
+    /// end; what lies before is not verified. `None`: from the oldest segment on.
     pub resume_at: Option<Lsn>,
-    /// Which log it is: a new one gets this id, and one that has another is refused. `None`: whichever is
-    /// there, and a random id for a new one.
+    /// Which log it is: a new one gets this id, and one that has another is refused. `None`:
+    /// whichever is there, and a random id for a new one.
     pub log_id: Option<LogId>,
     /// Whether payloads are compressed. Default: not.
     pub compression: Compression,
@@ -146,41 +134,40 @@ pub struct LogOptions {
     pub recovery_mode: RecoveryMode,
     /// How flushed groups are written.
     pub write_path: WritePath,
-    /// Every flight ends with a block of 4,096 bytes, with a filler where there is no more to write, so that no block
-    /// that holds acknowledged bytes is ever written again. Without it the last, partly filled block is, which
-    /// assumes of the device that rewriting a block never damages the leading bytes that stay the same. It costs up
-    /// to a block of the log per flight: a lone committer writes 4,096 bytes for each of its small commits. The
-    /// ring has at least 16 KiB then, and a frame takes a block less than half of it. Default: false.
+    /// Every write group ends with a block of 4,096 bytes, with a filler where there is no more to
+    /// write, so that no block that holds acknowledged bytes is ever written again. Without it the
+    /// last, partly filled block is, which assumes of the device that rewriting a block never
+    /// damages the leading bytes that stay the same. It costs up to a block of the log per group:
+    /// a lone committer writes 4,096 bytes for each of its small commits. The ring has at least 16
+    /// KiB then, and a frame takes a block less than half of it. Default: false.
     pub pad_to_block: bool,
-    /// Released segments are moved to the directory `archive` in the log's, and removed when they have been there for
-    /// so long by the wall clock. Zero: see [`LogOptions::archive_bytes`]. Recovery does not look there; readers, tails and
-    /// [followers](crate::follow) do, and so does [`inspect`](crate::inspect::inspect) of that directory. None of them keeps
-    /// a segment there: one that is removed before it was read is [`LogError::Missing`]. Default: zero.
+    /// Released segments are moved to the directory `archive` in the log's, and removed when they
+    /// have been there for so long by the wall clock. Zero: see [`LogOptions::archive_bytes`].
+    /// Recovery does not look there; readers, tails and [followers](crate::follow) do, and so does
+    /// [`inspect`](crate::inspect::inspect) of that directory. None of them keeps a segment there:
+    /// one that is removed before it was read is [`LogError::Missing`]. Default: zero.
     pub archive_ttl: Duration,
-    /// Released segments are moved to the archive, and the oldest removed when all take more than so many bytes. 0:
-    /// any number of bytes for [`LogOptions::archive_ttl`]; if that is zero too, there is no archive: released segments
-    /// are used again, and what an earlier open archived is removed. A full device gives up what is archived,
-    /// oldest first, before an append is refused. Default: 0.
+    /// Released segments are moved to the archive, and the oldest removed when all take more than
+    /// so many bytes. 0: any number of bytes for [`LogOptions::archive_ttl`]; if that is zero too,
+    /// there is no archive: released segments are used again, and what an earlier open archived is
+    /// removed. A full device gives up what is archived, oldest first, before an append is refused.
+    /// Default: 0.
     pub archive_bytes: u64,
-    /// How many writes may be under way at once, 1 to 3, where they go past the page cache; where a sync is needed it
-    /// is one at a time. `None`, the default: found out at each open, as with [`WritePath::Auto`]: three where two
-    /// writes at once take hardly longer than one, else one. With one, a flush takes everything that is there; with
-    /// several, those of 16 KiB and more leave their last, partly filled block to the next one.
-    pub writes_in_flight: Option<usize>,
-    /// How long appended bytes may stay in the ring before they are flushed although nobody waits; at least
-    /// a millisecond. Default 50 ms.
+    /// How long appended bytes may stay in the ring before they are flushed although no thread
+    /// waits; at least a millisecond. Default 50 ms.
     pub flush_interval: Duration,
-    /// What nobody waits for stays in the ring until it is flushed by hand or half the ring is full:
-    /// [`LogOptions::flush_interval`] does not apply. With a private ring a full one is handed to the kernel
-    /// and not synced. Default: false.
+    /// What no thread waits for stays in the ring until it is flushed by hand or half the ring is
+    /// full: [`LogOptions::flush_interval`] does not apply. With a private ring a full one is
+    /// handed to the kernel and not synced. Default: false.
     pub manual_flush: bool,
-    /// Room that is kept back in the log's directory, in a file that holds nothing, in bytes: it is given up for an
-    /// opening that finds the device full, and taken again as soon as there is room. `None`, the default: the ring's
-    /// size and 4 MiB, so that the log can be opened, also after an opening that was cut short. 0: none is kept.
+    /// Room that is kept back in the log's directory, in a file that holds nothing, in bytes: it is
+    /// given up for an opening that finds the device full, and taken again as soon as there is
+    /// room. `None`, the default: the ring's size and 4 MiB, so that the log can be opened, also
+    /// after an opening that was cut short. 0: none is kept.
     pub reserve_bytes: Option<u64>,
-    /// Whether background threads flush, seal and prepare segments. Without them everything happens on
-    /// callers' threads, and only when they wait or flush: for simulations. [`Log::when`](crate::Log::when)
-    /// then needs somebody else to flush.
+    /// Whether background threads flush, seal and prepare segments. Without them everything happens
+    /// on callers' threads, and only when they wait or flush: for simulations.
+    /// [`Log::wait_async`](crate::Log::wait_async) then needs another thread that flushes.
     pub threads: bool,
 }
 
@@ -201,7 +188,6 @@ impl Default for LogOptions {
             pad_to_block: false,
             archive_ttl: Duration::ZERO,
             archive_bytes: 0,
-            writes_in_flight: None,
             flush_interval: Duration::from_millis(50),
             manual_flush: false,
             reserve_bytes: None,
@@ -245,14 +231,6 @@ impl LogOptions {
                 format!("{} is not from 2 to 65,536", self.max_workers),
             );
         }
-        if let Some(writes) = self.writes_in_flight
-            && !(1..=IN_FLIGHT_MAX).contains(&writes)
-        {
-            return bad(
-                "writes_in_flight",
-                format!("{writes} is not from 1 to {IN_FLIGHT_MAX}"),
-            );
-        }
         if !self.min_lsn.is_multiple_of(8) || self.min_lsn >= 1 << 62 {
             return bad(
                 "min_lsn",
@@ -276,20 +254,13 @@ impl LogOptions {
         Ok(())
     }
 
-    /// The room that openings may need: for what the ring holds, and for the beginning of a segment, once more where
-    /// one was cut short.
-    pub(crate) fn reserve(&self) -> u64 {
-        let beginning = 2 * (READY.min(self.segment_bytes) + 4 * BLOCK as u64);
-        self.reserve_bytes.unwrap_or(self.ring_bytes as u64 + beginning)
-    }
-
     /// Whether released segments are kept in an archive.
     pub(crate) fn archives(&self) -> bool {
         self.archive_ttl > Duration::ZERO || self.archive_bytes > 0
     }
 
-    /// The largest payload in bytes, before compression: as it is, its frame takes at most half the ring, or a block
-    /// less with [`LogOptions::pad_to_block`].
+    /// The largest payload in bytes, before compression: as it is, its frame takes at most half the
+    /// ring, or a block less with [`LogOptions::pad_to_block`].
     #[must_use]
     pub fn max_payload(&self) -> usize {
         let block = if self.pad_to_block { BLOCK } else { 0 };

@@ -1,9 +1,11 @@
 //! What a failure puts at stake.
 //!
-//! A log that went on after a failed write or sync of frames could acknowledge what is lost: that is final. Nothing is
-//! lost by what fails before a reservation and in housekeeping, where a segment is prepared, archived or removed: it
-//! is refused or put off, and tried again, and passes when its cause is gone. Only a [`Fatal`] stops the log
-//! ([`Core::poison`](crate::core::Core::poison)), and only what is here makes one: no other error ever becomes one.
+//! A log that went on after a failed write or sync of frames could acknowledge what is lost: that
+//! is final. Nothing is lost by what fails before a reservation and in housekeeping, where a
+//! segment is prepared, archived or removed: it is refused or put off, and tried again, and passes
+//! when its cause is gone. Only a [`Fatal`] stops the log
+//! ([`Core::poison`](crate::shared::Core::poison)), and only what is here makes one: no other error
+//! ever becomes one.
 
 use crate::error::LogError;
 

@@ -148,7 +148,7 @@ impl Recorder {
         }
     }
 
-    /// A sync brought the log to `frames` in all. Called by flight leaders only.
+    /// A sync brought the log to `frames` in all. Called by leaders only.
     pub(crate) fn count_group(&self, frames: u64) {
         let before = self.frames_synced.swap(frames, Ordering::Relaxed);
         if frames > before {
@@ -166,8 +166,8 @@ pub struct Stages {
     pub copy_ns: Summary,
     /// Waiting for room in the ring; every wait.
     pub room_ns: Summary,
-    /// Waiting for space on the device, or for the turn of a large frame; every append that was not admitted at
-    /// once.
+    /// Waiting for space on the device, or for the turn of a large frame; every append that was not
+    /// admitted at once.
     pub prepare_ns: Summary,
     /// From asking for durability to having it; one blocking wait in [`SAMPLE`].
     pub durable_ns: Summary,
@@ -180,7 +180,8 @@ pub struct Stages {
 /// Payloads and compression, since the log was opened with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Compressed {
-    /// Frames that are stored compressed; the others would not have shrunk, or were too small to try.
+    /// Frames that are stored compressed; the others would not have shrunk, or were too small to
+    /// try.
     pub frames: u64,
     /// Bytes of all payloads as they were appended.
     pub bytes_before: u64,
@@ -191,8 +192,8 @@ pub struct Compressed {
 /// One in so many appends is timed.
 pub const SAMPLE: u32 = 64;
 
-/// What a log did since it was opened, and where it stands. The watermarks are read one after the other,
-/// durable first, so that durable ≤ written ≤ boundary ≤ appended holds in here too.
+/// What a log did since it was opened, and where it stands. The watermarks are read one after the
+/// other, durable first, so that durable ≤ written ≤ boundary ≤ appended holds in here too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LogStats {
@@ -210,7 +211,8 @@ pub struct LogStats {
     pub frames: u64,
     /// Bytes of those frames, headers and padding included.
     pub frame_bytes: u64,
-    /// Bytes of the fillers between them, [`LogOptions::pad_to_block`](crate::LogOptions::pad_to_block).
+    /// Bytes of the fillers between them,
+    /// [`LogOptions::pad_to_block`](crate::LogOptions::pad_to_block).
     pub filler_bytes: u64,
     /// What compression did; zeros without it.
     pub compression: Compressed,

@@ -1,4 +1,5 @@
-//! Atomics, locks, threads and sleeping, behind one name each, so that loom and shuttle check the shipped code.
+//! Atomics, locks, threads and sleeping, behind one name each, so that loom and shuttle check the
+//! shipped code.
 //!
 //! Built with `--cfg loom` or `--cfg shuttle`, the same modules run on the model checker's types.
 
@@ -35,21 +36,21 @@ mod real {
 pub(crate) use real::*;
 use std::time::Duration;
 
-/// Locks, and carries on with what is there when another holder panicked: whoever panics while the state
-/// is inconsistent poisons the log itself, which every user of the state looks at.
+/// Locks, and carries on with what is there when another holder panicked: a thread that panics
+/// while the state is inconsistent poisons the log itself, which every user of the state looks at.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// A word that threads sleep on until it changes.
 ///
-/// The sleeper reads the word *before* it looks at the condition that it waits for, and sleeps only while
-/// the word still has that value; whoever makes the condition true bumps the word and then wakes. So a
-/// change between look and sleep is never missed.
+/// The sleeper reads the word *before* it looks at the condition that it waits for, and sleeps only
+/// while the word still has that value; the thread that makes the condition true bumps the word and
+/// then wakes. So a change between look and sleep is never missed.
 ///
-/// Sleepers are counted, so that waking nobody costs no system call. The sleeper counts itself, then looks
-/// at the word; the waker bumps the word, then looks at the count; a SeqCst fence on either side lies
-/// between. So one of the two sees what the other has done.
+/// Sleepers are counted, so that a wake without sleepers costs no system call. The sleeper counts
+/// itself, then looks at the word; the waker bumps the word, then looks at the count; a SeqCst
+/// fence on either side lies between. So one of the two sees what the other has done.
 #[derive(Debug)]
 pub(crate) struct WaitWord {
     word: AtomicU32,
@@ -73,8 +74,8 @@ impl WaitWord {
         self.word.load(Ordering::Acquire)
     }
 
-    /// Makes every thread that read an earlier value stay awake. Release pairs with the Acquire in `read`:
-    /// who sees the bump sees the condition.
+    /// Makes every thread that read an earlier value stay awake. Release pairs with the Acquire in
+    /// `read`: who sees the bump sees the condition.
     pub(crate) fn bump(&self) {
         self.word.fetch_add(1, Ordering::Release);
     }
@@ -103,7 +104,8 @@ impl WaitWord {
 impl WaitWord {
     fn sleep(&self, seen: u32, timeout: Option<Duration>) {
         let timeout = timeout.and_then(|t| rustix::thread::futex::Timespec::try_from(t).ok());
-        // Woken, changed before the sleep, interrupted, timed out: in each case the caller looks again.
+        // Woken, changed before the sleep, interrupted, timed out: in each case the caller looks
+        // again.
         let _ = rustix::thread::futex::wait(
             &self.word,
             rustix::thread::futex::Flags::PRIVATE,

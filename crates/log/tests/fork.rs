@@ -1,5 +1,5 @@
-//! A log in a child that is forked from the process that opened it: a typed error for whatever it tries, and nothing of
-//! its parent's is touched. Shown with a real process.
+//! A log in a child that is forked from the process that opened it: a typed error for whatever it
+//! tries, and nothing of its parent's is touched. Shown with a real process.
 
 #![cfg(not(any(loom, shuttle)))]
 
@@ -37,8 +37,8 @@ fn a_forked_child_appends_nothing_and_closes_nothing() {
             refused("worker", log.worker())?;
             refused("read", log.read(FIRST_LSN))?;
             refused("tail", log.tail("child", FIRST_LSN))?;
-            log.hold("child", first.end);
-            log.unhold("child");
+            log.retain("child", first.end);
+            log.release("child");
             refused("close", log.clone().close())?;
             drop((worker, log));
             Ok::<(), String>(())
@@ -48,15 +48,15 @@ fn a_forked_child_appends_nothing_and_closes_nothing() {
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "{}", std::io::Error::last_os_error());
         if child == 0 {
-            let told = in_child(&mut copies);
-            if let Err(problem) = &told {
+            let result = in_child(&mut copies);
+            if let Err(problem) = &result {
                 // Past what the test harness collects, which would be lost here.
                 let _ = writeln!(std::io::stderr(), "in the child: {problem}");
             }
             #[expect(unsafe_code, reason = "the point of the test")]
             // SAFETY: ends the process at once.
             unsafe {
-                libc::_exit(i32::from(told.is_err()))
+                libc::_exit(i32::from(result.is_err()))
             };
         }
         let mut status = 0;

@@ -1,8 +1,10 @@
-//! The whole log under shuttle: its code as shipped, on a simulated device, through random schedules.
+//! The whole log under shuttle: its code as shipped, on a simulated device, through random
+//! schedules.
 //!
-//! `scripts/models shuttle` runs it. `COLLIE_SCHEDULES` sets how many schedules all tests together try,
-//! `COLLIE_SEED` where they begin. A failure prints its schedule; `COLLIE_REPLAY=SCHEDULE` with the test's
-//! name replays it. Shuttle takes every atomic for sequentially consistent; orderings are loom's business.
+//! `scripts/models shuttle` runs it. `COLLIE_SCHEDULES` sets how many schedules all tests together
+//! try, `COLLIE_SEED` where they begin. A failure prints its schedule; `COLLIE_REPLAY=SCHEDULE`
+//! with the test's name replays it. Shuttle takes every atomic for sequentially consistent;
+//! orderings are loom's business.
 
 #![cfg(shuttle)]
 #![expect(
@@ -26,12 +28,12 @@ use shuttle::{Config, Runner, future, thread};
 
 const DIR: &str = "/log";
 /// How many tests share `COLLIE_SCHEDULES`.
-const TESTS: u64 = 10;
+const TESTS: u64 = 11;
 const RING: usize = 8 << 10;
 const SEGMENT: u64 = 32 << 10;
 
-/// Runs a test through its share of schedules: half of them at random, half by priorities that change at
-/// few points (which finds bugs of few ordering constraints more often).
+/// Runs a test through its share of schedules: half of them at random, half by priorities that
+/// change at few points (which finds bugs of few ordering constraints more often).
 fn explore(name: &str, test: impl Fn() + Send + Sync + 'static) {
     let from_env = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let config = || {
@@ -80,7 +82,7 @@ fn options(device: &SimDevice) -> LogOptions {
                 dir: PathBuf::from(VOLATILE_DIR),
             }
         },
-        // A frame is a block less than half of it where flights pad.
+        // A frame is a block less than half of it where write groups are padded.
         ring_bytes: if pad_to_block { 2 * RING } else { RING },
         segment_bytes: SEGMENT,
         max_workers: 4,
@@ -89,7 +91,6 @@ fn options(device: &SimDevice) -> LogOptions {
         } else {
             WritePath::FdataSync
         },
-        writes_in_flight: Some(if coin() { 3 } else { 1 }),
         flush_interval: Duration::from_secs(1),
         threads: false,
         ..LogOptions::default()
@@ -130,7 +131,7 @@ impl World {
         }
     }
 
-    /// Appends a frame whose bytes tell it from every other, and notes it.
+    /// Appends a frame whose bytes differ from every other's, and notes it.
     fn append(&self, worker: &mut Worker, stream: u32, n: usize, len: usize) -> Result<Span, LogError> {
         let payload: Vec<u8> = (0..len)
             .map(|i| (stream as usize * 83 + n * 29 + i * 7) as u8)
@@ -179,7 +180,8 @@ impl World {
         device.kill();
     }
 
-    /// Demands that every frame of `acknowledged` is there, and that whatever is there was appended.
+    /// Demands that every frame of `acknowledged` is there, and that whatever is there was
+    /// appended.
     fn demand(&self, log: &Log, acknowledged: &[Span], after: &str) {
         let oldest = log.recovery().first_frame;
         let found: Vec<Frame> = log.read(oldest).unwrap().collect::<Result<_, _>>().unwrap();
@@ -203,7 +205,8 @@ impl World {
         self.compare(&frames);
     }
 
-    /// Demands that frames are what their appenders say. One that is being noted right now is let pass.
+    /// Demands that frames are what their appenders say. One that is being noted right now is let
+    /// pass.
     fn compare(&self, found: &[Frame]) {
         let expected = self.expected.lock().unwrap();
         for frame in found {
@@ -282,6 +285,33 @@ fn what_a_group_commit_acknowledges_survives_a_power_cut_at_any_moment() {
     });
 }
 
+/// One thread writes for `Process`, another syncs: the sync covers what it makes durable.
+#[test]
+fn a_sync_covers_what_another_thread_wrote() {
+    explore("a write beside a sync", || {
+        let (device, options) = setting();
+        let world = World::on(
+            device,
+            LogOptions {
+                ring: RingMode::Private,
+                write_path: WritePath::FdataSync,
+                ..options
+            },
+        );
+        let mut worker = world.log.worker().unwrap();
+        let first = world.append(&mut worker, 0, 0, 100).unwrap();
+        world.commit(first).unwrap();
+        let second = world.append(&mut worker, 0, 1, 100).unwrap();
+        let writer = {
+            let world = world.clone();
+            thread::spawn(move || world.log.wait(second.end, Level::Process).unwrap())
+        };
+        world.commit(second).unwrap();
+        world.cut_power();
+        writer.join().unwrap();
+    });
+}
+
 #[test]
 fn a_full_ring_and_full_segments_lose_and_mix_nothing() {
     explore("rotation", || {
@@ -325,7 +355,7 @@ fn what_is_held_can_be_read_while_the_rest_is_released_and_used_again() {
         });
         let mut at = world.log.recovery().first_frame;
         for _ in 0..4 {
-            world.log.hold("keeper", at);
+            world.log.retain("keeper", at);
             let frames: Vec<_> = world.log.read(at).unwrap().collect::<Result<_, _>>().unwrap();
             world.compare(&frames);
             at = frames.last().map_or(at, |frame| frame.end);
@@ -333,7 +363,7 @@ fn what_is_held_can_be_read_while_the_rest_is_released_and_used_again() {
         }
         world.cut_power();
         join(committers);
-        world.log.hold("keeper", world.log.durable());
+        world.log.retain("keeper", world.log.durable());
         assert!(
             world.log.oldest() > world.log.recovery().first_frame,
             "nothing was released"
@@ -357,7 +387,7 @@ fn readers_find_every_segment_while_it_goes_to_the_archive() {
             for n in 0..6 {
                 let span = world.append(&mut worker, stream, n, 3_900).unwrap();
                 world.commit(span).unwrap();
-                world.log.hold("keeper", world.log.durable());
+                world.log.retain("keeper", world.log.durable());
             }
         });
         threads.extend(spawn(&world, 1, move |world, _| {
@@ -374,7 +404,7 @@ fn readers_find_every_segment_while_it_goes_to_the_archive() {
             thread::yield_now();
         }
         join(threads);
-        world.log.hold("keeper", world.log.durable());
+        world.log.retain("keeper", world.log.durable());
         assert!(world.log.stats().archived_segments > 0, "nothing was archived");
         let acknowledged = world.expected.lock().unwrap().durable.clone();
         world.demand_all(from, &acknowledged);
@@ -443,7 +473,7 @@ fn futures_are_woken_by_whoever_flushes() {
         let tasks = spawn(&world, 2, |world, stream| {
             let mut worker = world.log.worker().unwrap();
             let span = world.append(&mut worker, stream, 0, 100).unwrap();
-            future::block_on(world.log.when(span.end, Level::Disk)).unwrap();
+            future::block_on(world.log.wait_async(span.end, Level::Disk)).unwrap();
             assert!(
                 world.log.durable() >= span.end,
                 "acknowledged before it was durable"
@@ -459,7 +489,7 @@ fn futures_are_woken_by_whoever_flushes() {
     });
 }
 
-/// One tail blocks and one is awaited; whoever commits, or closes, wakes both.
+/// One tail blocks and one is awaited; a commit, or a close, wakes both.
 #[test]
 fn tails_see_every_frame_once_and_are_woken_by_flushes_and_by_the_close() {
     const FRAMES: usize = 2;
@@ -529,13 +559,13 @@ fn the_background_flusher_serves_every_future_and_dropped_ones_harm_nobody() {
             let mut worker = world.log.worker().unwrap();
             let span = world.append(&mut worker, stream, 0, 100).unwrap();
             drop(future::block_on(async {
-                let mut dropped = Box::pin(world.log.when(span.end, Level::Disk));
+                let mut dropped = Box::pin(world.log.wait_async(span.end, Level::Disk));
                 std::future::poll_fn(|cx| std::task::Poll::Ready(dropped.as_mut().poll(cx))).await
             }));
-            let mut kept = Box::pin(world.log.when(span.end, Level::Disk));
+            let mut kept = Box::pin(world.log.wait_async(span.end, Level::Disk));
             future::block_on(kept.as_mut()).unwrap();
             world.expected.lock().unwrap().durable.push(span);
-            // A future that has its answer and is still there keeps nobody busy.
+            // A future that has its answer and is still there keeps no thread busy.
             thread::yield_now();
         });
         join(tasks);
@@ -548,11 +578,11 @@ fn the_background_flusher_serves_every_future_and_dropped_ones_harm_nobody() {
 fn background_threads_and_committers_share_the_work_and_stop_with_the_log() {
     explore("background threads", || {
         let world = with_threads();
-        world.log.hold("keeper", world.log.recovery().first_frame);
+        world.log.retain("keeper", world.log.recovery().first_frame);
         let committers = spawn(&world, 2, |world, stream| {
             commit_until_stopped(world, stream, 4, 3_900);
         });
-        world.log.hold("keeper", world.log.durable());
+        world.log.retain("keeper", world.log.durable());
         if thread_rng().gen_bool(0.5) {
             world.log.clone().close().unwrap();
         }

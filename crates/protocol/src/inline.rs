@@ -6,11 +6,13 @@ use crate::request::Span;
 #[derive(Debug)]
 pub(crate) struct Unbalanced;
 
-/// Splits `line` into arguments, appending their bytes to `text` and where they lie in it to `spans`.
+/// Splits `line` into arguments, appending their bytes to `text` and where they lie in it to
+/// `spans`.
 ///
 /// The rules are those of Redis' `sdssplitargs`: double quotes know `\n \r \t \b \a`, `\xHH`, and a
-/// backslash before anything else stands for that character; single quotes know only `\'`; a quote may
-/// open in the middle of a word; a closing quote ends the argument and must be followed by a blank.
+/// backslash before anything else stands for that character; single quotes know only `\'`; a quote
+/// may open in the middle of a word; a closing quote ends the argument and must be followed by a
+/// blank.
 pub(crate) fn split(line: &[u8], text: &mut Vec<u8>, spans: &mut Vec<Span>) -> Result<(), Unbalanced> {
     let mut rest = line;
     loop {

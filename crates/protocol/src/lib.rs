@@ -1,10 +1,12 @@
 //! The Redis protocol, RESP2 and RESP3, without I/O.
 //!
-//! * [`RequestParser`] finds requests — arrays of bulk strings and inline commands — in the bytes that a
-//!   client sent. It resumes where it stopped, copies nothing but quoted inline arguments, and holds
-//!   memory in proportion to what arrived, never to what a header announces.
-//! * [`Limits`] names what a client may send before and after it authenticated; past a limit the parser
-//!   answers with Redis' own error text ([`ProtocolError`]) and the connection is to be closed.
+//! * [`RequestParser`] finds requests — arrays of bulk strings and inline commands — in the bytes
+//!   that a client sent. It resumes where it stopped, copies only quoted inline arguments, and
+//!   allocates memory in proportion to the bytes that arrived, never to the size that a header
+//!   announces.
+//! * [`Limits`] names what a client may send before and after it has authenticated. A request past
+//!   a limit gives Redis' own error text ([`ProtocolError`]), after which the caller closes the
+//!   connection.
 //! * [`ReplyBuffer`] encodes every reply type for both protocol versions into one reusable buffer.
 //! * [`number`] reads and writes numbers as Redis does.
 //!

@@ -1,19 +1,19 @@
-//! What a client may send, and what it is told when it sends more.
+//! Limits on what a client may send, and the errors that it gets past them.
 
 use thiserror::Error;
 
 /// Bounds on one request. The defaults are those of Redis 7.0 except where a field says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Arguments in one request. Redis takes up to 2³¹ − 1; a request of a million arguments is already
-    /// 6 MB of pure framing, so the default here is 1,048,576.
+    /// Arguments in one request. Redis takes up to 2³¹ − 1; a request of a million arguments is
+    /// already 6 MB of pure framing, so the default here is 1,048,576.
     pub args_max: usize,
     /// Bytes in one argument (`proto-max-bulk-len`, 512 MiB).
     pub bulk_len_max: usize,
     /// Bytes in one inline command, or in the line that announces a count or a length (64 KiB).
     pub line_len_max: usize,
-    /// Bytes in one whole request, framing included (`client-query-buffer-limit`, 1 GiB). Never more than
-    /// 4 GiB − 1, whatever is set.
+    /// Bytes in one whole request, framing included (`client-query-buffer-limit`, 1 GiB). Never
+    /// more than 4 GiB − 1, whatever is set.
     pub request_len_max: usize,
     /// Arguments in one request of a client that has yet to authenticate.
     pub unauthenticated_args_max: usize,
@@ -34,8 +34,8 @@ impl Default for Limits {
     }
 }
 
-/// A request that breaks the protocol or a limit. The text is what Redis sends (after `-ERR `) before it
-/// closes the connection; nothing that follows on the connection can be understood.
+/// A request that breaks the protocol or a limit. The text is what Redis sends (after `-ERR `)
+/// before it closes the connection; the bytes after such a request cannot be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
@@ -69,14 +69,15 @@ pub enum ProtocolError {
     /// A longer argument than a client may send before it authenticated.
     #[error("Protocol error: unauthenticated bulk length")]
     UnauthenticatedLength,
-    /// The whole request is longer than [`Limits::request_len_max`]. Redis closes without a word here.
+    /// The whole request is longer than [`Limits::request_len_max`]. Redis closes without a word
+    /// here.
     #[error("Protocol error: too big request")]
     RequestTooLong,
 }
 
 impl ProtocolError {
-    /// The error's text as bytes. It differs from the `Display` form where Redis echoes a byte that is not
-    /// ASCII.
+    /// The error's text as bytes. It differs from the `Display` form where Redis echoes a byte that
+    /// is not ASCII.
     #[must_use]
     pub fn text(&self) -> Vec<u8> {
         match self {

@@ -1,7 +1,7 @@
 //! Numbers in the forms that Redis reads and writes.
 
-/// Reads a signed 64-bit integer as strictly as Redis does: an optional minus, no plus, no leading zero,
-/// no `-0`, no space, and nothing beyond the range.
+/// Reads a signed 64-bit integer as strictly as Redis does: an optional minus, no plus, no leading
+/// zero, no `-0`, no space, and nothing beyond the range.
 ///
 /// ```
 /// use collie_protocol::number::parse_i64;
@@ -35,8 +35,9 @@ pub fn parse_i64(text: &[u8]) -> Option<i64> {
     }
 }
 
-/// Reads a SCAN cursor: an unsigned 64-bit integer as C's `strtoul` reads it — spaces are refused, a sign
-/// is taken (minus wraps around), leading zeros are taken, and what is beyond the range is refused.
+/// Reads a SCAN cursor: an unsigned 64-bit integer as C's `strtoul` reads it — spaces are refused,
+/// a sign is taken (minus wraps around), leading zeros are taken, and what is beyond the range is
+/// refused.
 #[must_use]
 pub fn parse_cursor(text: &[u8]) -> Option<u64> {
     let (negative, digits) = match text {

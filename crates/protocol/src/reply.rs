@@ -14,8 +14,8 @@ pub enum Version {
 
 /// Encoded replies, in order, in one buffer that is reused.
 ///
-/// Types that RESP2 lacks are sent in the form that Redis gives them there: a map as a flat array, a
-/// boolean as 0 or 1, a double and a big number as bulk strings.
+/// Types that RESP2 lacks are sent in the form that Redis gives them there: a map as a flat array,
+/// a boolean as 0 or 1, a double and a big number as bulk strings.
 #[derive(Debug, Default)]
 pub struct ReplyBuffer {
     bytes: Vec<u8>,
@@ -161,8 +161,8 @@ impl ReplyBuffer {
         }
     }
 
-    /// The header of a message out of turn; `len` replies follow. RESP2 clients get an array, which they
-    /// can tell from a reply only in a mode that they asked for.
+    /// The header of an out-of-band message (a push); `len` replies follow. RESP2 clients get an
+    /// array, which they can distinguish from a reply only in a mode that they asked for.
     pub fn push(&mut self, len: usize) {
         match self.version {
             Version::Resp2 => self.header(b'*', len),

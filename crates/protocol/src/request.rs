@@ -43,8 +43,8 @@ enum Stage {
 
 /// Finds requests in a client's bytes, resuming where the bytes ended the last time.
 ///
-/// What Redis overlooks is overlooked here too, so that both take the same input: the byte after a
-/// header's carriage return and the two bytes after an argument are skipped without a look.
+/// What Redis does not check is not checked here either, so that both accept the same input: the
+/// byte after a header's carriage return and the two bytes after an argument are skipped.
 #[derive(Debug)]
 pub struct RequestParser {
     limits: Limits,
@@ -85,12 +85,14 @@ impl RequestParser {
 
     /// Takes one request from the start of `input`, or `None` where it is not yet complete.
     ///
-    /// The caller then drops [`Request::consumed`] bytes; until a request is complete `input` must keep its
-    /// start and may only grow at its end. An empty request (a blank line, an array without elements) has
-    /// no arguments and gets no reply. `authenticated` says whether the limits for strangers are off.
+    /// The caller then drops [`Request::consumed`] bytes; until a request is complete `input` must
+    /// keep its start and may only grow at its end. An empty request (a blank line, an array
+    /// without elements) has no arguments and gets no reply. `authenticated` turns off the limits
+    /// for clients that have yet to authenticate.
     ///
     /// # Errors
-    /// The request breaks the protocol or a limit. Say so and close: the parser is of no further use.
+    /// The request breaks the protocol or a limit. Send the error and close the connection: the
+    /// parser cannot be used any more.
     pub fn parse<'a>(
         &'a mut self,
         input: &'a [u8],
@@ -117,8 +119,8 @@ impl RequestParser {
         }))
     }
 
-    /// How many more bytes are known to be missing from the current request; 0 where that is unknown.
-    /// A hint for the size of the next read, not a promise: never allocate it at once.
+    /// How many more bytes are known to be missing from the current request; 0 where that is
+    /// unknown. A hint for the size of the next read, not a promise: never allocate it at once.
     #[must_use]
     pub fn missing(&self, available: usize) -> usize {
         match self.stage {
@@ -264,7 +266,7 @@ impl RequestParser {
         Ok(true)
     }
 
-    /// Forgets the arguments of the request before.
+    /// Drops the arguments of the previous request.
     fn forget(&mut self) {
         self.is_inline = false;
         self.spans.clear();
@@ -322,7 +324,7 @@ impl<'a> Request<'a> {
         self.keep_from(0)
     }
 
-    /// A copy of the request that its arguments from number `first` on are.
+    /// A copy of the arguments from number `first` on, as a request of its own.
     #[must_use]
     pub fn keep_from(&self, first: usize) -> KeptRequest {
         let mut data = Vec::with_capacity(self.iter().skip(first).map(<[u8]>::len).sum());
@@ -344,7 +346,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A request that holds its arguments itself, to be executed later.
+/// A request that owns its arguments, to be executed later.
 #[derive(Debug, Clone)]
 pub struct KeptRequest {
     data: Box<[u8]>,
@@ -362,7 +364,7 @@ impl KeptRequest {
         }
     }
 
-    /// Bytes of memory that it holds.
+    /// Bytes of memory that it takes.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         self.data.len() + size_of_val(&*self.spans)

@@ -1,11 +1,12 @@
-//! Mutated requests: whatever the bytes, and wherever they are cut, the parser finds the same requests or the
-//! same error, and nothing that it finds is not there.
+//! Mutated requests: for any bytes, split anywhere, the parser returns the same requests or the
+//! same error, and only what the bytes contain.
 
 use collie_protocol::{Limits, ProtocolError, RequestParser, number};
 use collie_sim::Rng;
 use collie_sim::fuzz::{corpus, mutations};
 
-/// What a connection would make of the bytes: each request's arguments, and the error that ends them.
+/// What a connection would parse from the bytes: each request's arguments, and the error that ends
+/// them.
 #[derive(Debug, PartialEq, Eq)]
 struct Parsed {
     requests: Vec<Vec<Vec<u8>>>,
@@ -25,7 +26,7 @@ fn parse(input: &[u8], cuts: &[usize], limits: Limits, authenticated: bool) -> P
                     assert!(request.len() <= limits.args_max.max(limits.line_len_max));
                     let kept = request.keep();
                     assert!(kept.request().iter().eq(request.iter()));
-                    // An empty one may be told in many ways: *0, *-1.
+                    // An empty request has several encodings: *0, *-1.
                     if input[from] == b'*' && !request.is_empty() {
                         assert_eq!(encoded_len(request.iter()), request.consumed());
                     }
@@ -33,7 +34,7 @@ fn parse(input: &[u8], cuts: &[usize], limits: Limits, authenticated: bool) -> P
                     from += request.consumed();
                 }
                 Ok(None) => {
-                    // A hint is no more than one argument and its end.
+                    // A hint is at most one argument and its end.
                     assert!(parser.missing(to - from) <= limits.bulk_len_max + 2);
                     break;
                 }
@@ -75,7 +76,8 @@ fn some_limits(rng: &mut Rng) -> Limits {
     }
 }
 
-/// Where a request is too long and wrong besides, what arrived decides which of the two is told.
+/// If a request is both too long and malformed, the bytes that have arrived decide which error is
+/// returned.
 fn check_same(pieces: &Parsed, whole: &Parsed) {
     let too_long = Some(ProtocolError::RequestTooLong.to_string());
     let both_refuse = pieces.error.is_some() && whole.error.is_some();
@@ -103,7 +105,7 @@ fn check(rng: &mut Rng, input: &[u8]) {
     }
 }
 
-/// A number that is read is the one that is there.
+/// A number that is parsed is the one in the text.
 fn check_numbers(text: &[u8]) {
     if let Some(value) = number::parse_i64(text) {
         assert_eq!(value.to_string().as_bytes(), text);

@@ -1,7 +1,7 @@
-//! The request parser against requests that are known, cut anywhere, and against bytes that are hostile.
+//! The request parser against requests that are known, split anywhere, and against hostile bytes.
 //!
-//! Random cases come from proptest, which prints the smallest failing input and stores its seed beside this
-//! file; `PROPTEST_CASES` sets how many there are.
+//! Random cases come from proptest, which prints the smallest failing input and stores its seed
+//! beside this file; `PROPTEST_CASES` sets how many there are.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
 
@@ -12,8 +12,8 @@ use redis_protocol::resp2::types::{OwnedFrame, Resp2Frame};
 
 type Args = Vec<Vec<u8>>;
 
-/// Feeds `input` in pieces that end at the sorted `cuts`, as a connection would: what is consumed is
-/// dropped, the rest stays in front of the next piece.
+/// Feeds `input` in pieces that end at the sorted `cuts`, as a connection would: consumed bytes are
+/// dropped, the rest is kept before the next piece.
 fn parse_in_pieces(
     input: &[u8],
     cuts: &[usize],
@@ -75,7 +75,7 @@ fn args() -> impl Strategy<Value = Args> {
     prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..8)
 }
 
-/// Bytes that look enough like the protocol to get deep into the parser.
+/// Bytes so similar to the protocol that they get deep into the parser.
 fn hostile() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         Just(b"*".to_vec()),
@@ -230,8 +230,9 @@ fn limits_hold_at_the_limit_and_break_one_beyond() {
 
 #[test]
 fn a_header_that_announces_much_takes_no_memory_until_it_arrives() {
-    // Shown by what the parser tells its caller to expect, and by the announced sizes being accepted at
-    // once: had they been allocated, 1,048,576 arguments of 512 MiB would not have been.
+    // Shown by the parser's hint for the next read, and by the announced sizes being accepted at
+    // once: if they had been allocated, 1,048,576 arguments of 512 MiB would not have been
+    // accepted.
     let mut parser = RequestParser::new(Limits::default());
     let input = b"*1048576\r\n$536870912\r\nabc";
     assert!(parser.parse(input, true).unwrap().is_none());

@@ -1,4 +1,4 @@
-//! The password, compared without telling how much of a guess was right.
+//! The password, compared in constant time.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use subtle::{Choice, ConstantTimeEq};
 /// Longest password, in bytes. A longer guess is wrong at once; its length is no secret.
 pub const PASSWORD_LEN_MAX: usize = 512;
 
-/// A password in a buffer of fixed length, so that a comparison always looks at as many bytes.
+/// A password in a buffer of fixed length, so that a comparison always reads as many bytes.
 pub(crate) struct Password {
     padded: Box<[u8; PASSWORD_LEN_MAX]>,
     len: usize,
 }
 
 impl Password {
-    /// Holds `text`, cut to [`PASSWORD_LEN_MAX`] bytes.
+    /// Stores `text`, cut to [`PASSWORD_LEN_MAX`] bytes.
     pub(crate) fn new(text: &[u8]) -> Password {
         let mut padded = Box::new([0; PASSWORD_LEN_MAX]);
         let len = text.len().min(PASSWORD_LEN_MAX);
@@ -24,7 +24,8 @@ impl Password {
         Password { padded, len }
     }
 
-    /// Whether `guess` is the password. Takes as long for any guess of up to [`PASSWORD_LEN_MAX`] bytes.
+    /// Whether `guess` is the password. Takes as long for any guess of up to [`PASSWORD_LEN_MAX`]
+    /// bytes.
     pub(crate) fn is(&self, guess: &[u8]) -> bool {
         if guess.len() > PASSWORD_LEN_MAX {
             return false;

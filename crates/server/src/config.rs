@@ -1,4 +1,4 @@
-//! What a server is told at start, and what of it may change while it runs.
+//! The configuration of a server: what is fixed at start, and what may change while it runs.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,16 +16,17 @@ use parking_lot::RwLock;
 use crate::auth::{PASSWORD_LEN_MAX, Password};
 use crate::error::ServerError;
 
-/// When a reply may leave.
+/// The level of durability that a reply waits for.
 ///
-/// The rule covers replies to reads and to refused writes as well: what a reply tells has reached the level.
+/// The rule covers replies to reads and to refused writes as well: every commit that a reply
+/// reflects has reached the level when the reply is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Ack {
-    /// At once. A crash of the process may take back what was told, unless `WAITAOF` was used.
+    /// None. A crash of the process may undo what a reply said, unless `WAITAOF` was used.
     Buffered,
-    /// When it survives the death of the process.
+    /// Every commit survives the death of the process.
     Process,
-    /// When it survives a power cut.
+    /// Every commit survives a power cut.
     #[default]
     Disk,
 }
@@ -41,7 +42,7 @@ impl Ack {
         }
     }
 
-    /// As it is written in configuration and commands.
+    /// Its name in the configuration and in commands.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -93,47 +94,52 @@ pub struct ServerConfig {
     pub listen: SocketAddr,
     /// Threads that serve connections; 0 means one per core.
     pub threads: usize,
-    /// When replies leave, for connections that do not choose for themselves.
+    /// The level of durability of replies, for connections that do not choose their own.
     pub ack: Ack,
-    /// What clients must say to `AUTH`; none lets everybody in.
+    /// The password that clients give to `AUTH`; without one every client is let in.
     pub password: Option<String>,
-    /// Listens off loopback even without a password.
+    /// Allows an address off loopback although no password is set.
     pub open_to_network: bool,
-    /// Where `/metrics` and `/healthz` are answered over HTTP; nowhere by default. Who asks there says no password, so
-    /// off loopback this needs `open_to_network`.
+    /// Where `/metrics` and `/healthz` are answered over HTTP; by default nowhere. These requests
+    /// carry no password, so an address off loopback needs `open_to_network`.
     pub metrics: Option<SocketAddr>,
-    /// Connections at a time.
+    /// The most connections at a time.
     pub clients_max: usize,
-    /// A connection that sends nothing for so long is closed; zero means never.
+    /// A connection that sends nothing for this long is closed; zero means never.
     pub idle_timeout: Duration,
-    /// Seconds of silence after which the system probes whether a peer still is there; 0 turns that off.
+    /// Seconds of silence after which the system probes whether the peer is still reachable; 0
+    /// turns that off.
     pub tcp_keepalive_s: u32,
-    /// What one request may hold. One argument is at most what the log takes as a value, whatever is said here.
+    /// Limits on one request. An argument is never longer than the longest value that fits into the
+    /// log's ring, whatever is set here.
     pub limits: Limits,
-    /// The size of the ring that the store was opened with ([`Options::ring_bytes`](collie_db::Options)): a
-    /// value has to fit into half of it, with room for its key and for the key's entry in the expiry index.
+    /// The size of the ring that the store was opened with
+    /// ([`Options::ring_bytes`](collie_db::Options)): a value has to fit into half of it, with room
+    /// for its key and for the key's entry in the expiry index.
     pub ring_bytes: usize,
-    /// Bytes of replies that one connection may have unsent; 0 means no bound but that of all connections. Replies are sent in
-    /// pieces as the client takes them, so that only a single huge reply comes near.
+    /// Most bytes of unsent replies of one connection; 0 means that only the limit on all
+    /// connections applies. Replies are sent in pieces as the client reads them, so that only a
+    /// single huge reply comes near.
     pub output_bytes_max: usize,
-    /// Bytes that all connections together may hold in requests and replies. The connection that would go
-    /// beyond is closed, unless it holds no more than 256 KiB: so the bound is this plus that for each client.
+    /// Most bytes that requests and replies of all connections take together. The connection that
+    /// would exceed it is closed, unless it takes no more than 256 KiB itself: so the bound is this
+    /// plus 256 KiB for each client.
     pub in_flight_bytes_max: usize,
-    /// How long a shutdown waits for clients to take their last replies.
+    /// How long a shutdown waits for clients to read their last replies.
     pub shutdown_grace: Duration,
-    /// A command that takes so many microseconds goes to the slow log (`slowlog-log-slower-than`); none does
-    /// below 0.
+    /// A command that takes so many microseconds is added to the slow log
+    /// (`slowlog-log-slower-than`); below 0 none is.
     pub slow_us: i64,
-    /// Entries of the slow log (`slowlog-max-len`).
+    /// Most entries of the slow log (`slowlog-max-len`).
     pub slow_log_len_max: usize,
     /// The file that the configuration was read from, for error texts.
     pub config_file: Option<PathBuf>,
     /// What `CONFIG SET loglevel` changes; without it the level is fixed.
     pub verbosity: Option<Arc<dyn Verbosity>>,
-    /// Tells the time by which keys expire.
+    /// The clock by which keys expire.
     pub clock: Arc<dyn Clock>,
-    /// How the family of a database is kept that is made while this server runs: one that was never selected before,
-    /// or was emptied by `FLUSHDB` or `FLUSHALL`. Others stay as they were made.
+    /// Options of column families that this server creates: for a database that is selected for the
+    /// first time, or that `FLUSHDB` or `FLUSHALL` emptied. Existing families keep theirs.
     pub databases: FamilyOptions,
 }
 
@@ -190,15 +196,15 @@ impl Default for ServerConfig {
     }
 }
 
-/// How much the process says of its work, so that `CONFIG SET loglevel` can change it.
+/// The level of the process's diagnostics, so that `CONFIG SET loglevel` can change it.
 pub trait Verbosity: fmt::Debug + Send + Sync {
-    /// What is said is at least so important.
+    /// The least severe level that is logged.
     fn level(&self) -> tracing::Level;
 
-    /// Has what is at least so important said from now on.
+    /// Logs this level and the more severe ones from now on.
     ///
     /// # Errors
-    /// Why that is not possible, in words.
+    /// Why the level cannot be set, as text.
     fn set_level(&self, level: tracing::Level) -> Result<(), String>;
 }
 
@@ -209,7 +215,8 @@ impl ServerConfig {
         value_len_max(self.ring_bytes)
     }
 
-    /// Looks for what contradicts itself or would let strangers in, without opening anything.
+    /// Checks for settings that contradict each other or open the server to the network without a
+    /// password. Opens nothing.
     ///
     /// # Errors
     /// [`ServerError::OpenToNetwork`] and [`ServerError::Config`], which name what is wrong.
@@ -254,18 +261,18 @@ impl ServerConfig {
     }
 }
 
-/// Room that a commit keeps for what comes with a value: its key, and the entries of the expiry index that
-/// come and go with it, each of which holds the key again.
+/// Room in a commit for what is written with a value: its key, and the entries of the expiry index
+/// that are added and removed with it, each of which contains the key again.
 const BESIDE_VALUE: usize = 256 * 1024;
 
-/// The longest value that surely fits into a commit, whatever its key and its expiry.
+/// The longest value that always fits into a commit, whatever its key and its expiry.
 fn value_len_max(ring_bytes: usize) -> usize {
     let half = ring_bytes / 2;
     half - BESIDE_VALUE.min(half / 2)
 }
 
-/// What `CONFIG SET` may change. Every field is read on its own; no order between them is promised, so all
-/// accesses are Relaxed.
+/// The settings that `CONFIG SET` may change. Every field is read on its own and no order between
+/// them is promised, so all accesses are Relaxed.
 #[derive(Debug)]
 pub(crate) struct Settings {
     ack: AtomicU8,
@@ -278,7 +285,7 @@ pub(crate) struct Settings {
     in_flight_bytes_max: AtomicUsize,
     slow_us: AtomicI64,
     slow_log_len_max: AtomicUsize,
-    /// What `bulk_len_max` may be at most.
+    /// The largest allowed `bulk_len_max`.
     value_len_max: usize,
     fixed: Limits,
     password: RwLock<Option<Arc<Password>>>,
@@ -326,7 +333,7 @@ impl Settings {
         *self.password.write() = password.map(Arc::new);
     }
 
-    /// The longest value that the log takes.
+    /// The longest value that fits into a commit.
     pub(crate) fn value_len_max(&self) -> usize {
         self.value_len_max
     }
@@ -339,14 +346,14 @@ impl Settings {
         }
     }
 
-    /// From how many nanoseconds on a command is slow; `None` where none is.
+    /// From how many nanoseconds on a command is slow; `None` where the slow log is off.
     pub(crate) fn slow_ns(&self) -> Option<u64> {
         u64::try_from(self.slow_us())
             .ok()
             .map(|us| us.saturating_mul(1000))
     }
 
-    /// The limits of one request as they are now.
+    /// The limits on one request that are in force now.
     pub(crate) fn limits(&self) -> Limits {
         Limits {
             bulk_len_max: self.bulk_len_max(),
@@ -382,8 +389,8 @@ numbers! {
     slow_us, set_slow_us: i64;
     slow_log_len_max, set_slow_log_len_max: usize;
 }
-/// A number of bytes with one of Redis' units: `k` is a thousand, `kb` is 1024, and so on; `None` where it is none, or
-/// too large.
+/// A number of bytes with one of Redis' units: `k` is a thousand, `kb` is 1024, and so on; `None`
+/// where it is none, or too large.
 #[must_use]
 pub fn parse_bytes(text: &str) -> Option<i64> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

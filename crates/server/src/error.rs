@@ -4,21 +4,21 @@ use std::net::SocketAddr;
 
 use thiserror::Error;
 
-use crate::store::OpenError;
+use crate::data::keyspace::OpenError;
 
 /// Why a server cannot start or did not end well.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// The address cannot be listened on.
+    /// The server cannot listen on the address.
     #[error("cannot listen on {addr}; is another server there, or is the address not this machine's?")]
     Listen {
         /// The address that was asked for.
         addr: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The address can be reached from other machines and nothing keeps strangers out.
+    /// The address can be reached from other machines and no password is set.
     #[error(
         "{addr} can be reached from other machines and no password is set: set one, listen on a loopback \
          address, or state that the server shall be open to the network"
@@ -27,7 +27,7 @@ pub enum ServerError {
         /// The address that was asked for.
         addr: SocketAddr,
     },
-    /// The metrics can be read from other machines, and whoever asks for them says no password.
+    /// The metrics can be read from other machines, since requests for them need no password.
     #[error(
         "the metrics at {addr} could be read from other machines without a password: use a loopback address, or \
          state that the server shall be open to the network"
@@ -41,20 +41,20 @@ pub enum ServerError {
     Config {
         /// The field of the configuration.
         name: &'static str,
-        /// What it says.
+        /// Its value.
         found: u64,
-        /// What it may be.
+        /// The allowed values.
         expected: &'static str,
     },
-    /// The databases cannot be opened, or not be closed cleanly.
+    /// The databases cannot be opened, or could not be closed cleanly.
     #[error("the engine: {0}")]
     Engine(#[from] collie_db::Error),
-    /// A thread or its event loop cannot be started, or ended by a panic.
+    /// A thread or its event loop could not be started, or a thread panicked.
     #[error("{what} failed")]
     Thread {
         /// Which thread.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! Why a command fails, and what its client reads.
+//! Errors of commands, and the text that the client reads.
 
 use std::borrow::Cow;
 
@@ -6,9 +6,9 @@ use collie_db::Error as DbError;
 use thiserror::Error;
 
 use crate::cost::Aside;
-use crate::value::BadValue;
+use crate::data::value::BadValue;
 
-/// A command's error. It says what the client reads after the minus sign, code first.
+/// A command's error. Its text is what the client reads after the minus sign, code first.
 #[derive(Debug, Error)]
 pub(crate) enum Failure {
     /// A text of Redis.
@@ -17,13 +17,14 @@ pub(crate) enum Failure {
     /// A text of Redis that echoes bytes of the client.
     #[error("{}", String::from_utf8_lossy(.0))]
     Bytes(Vec<u8>),
-    /// The engine refused.
+    /// The engine's error.
     #[error(transparent)]
     Engine(#[from] DbError),
     /// A stored value cannot be read.
     #[error(transparent)]
     Value(#[from] BadValue),
-    /// Nothing was done yet: the command is to run on a thread that may block. No client reads this.
+    /// The command must run again on a thread that may block; nothing was done yet. This is never
+    /// sent to a client.
     #[error("ERR internal error: the command is to run aside ({0:?})")]
     Aside(Aside),
 }
@@ -53,8 +54,8 @@ impl Failure {
     }
 }
 
-/// An engine's error in Redis' manner: what only an administrator can mend is `MISCONF`, as it is when
-/// Redis cannot write its append-only file, and clients already know to report it.
+/// The text for an engine's error. One that only an administrator can fix is `MISCONF`, as it is
+/// when Redis cannot write its append-only file; clients already report that code.
 pub(crate) fn engine_line(error: &DbError) -> String {
     match error {
         DbError::StorageFull { .. }
@@ -73,7 +74,7 @@ pub(crate) fn engine_line(error: &DbError) -> String {
     }
 }
 
-/// What the client of a write reads when the log cannot make it durable.
+/// The error of a write that the log cannot make durable.
 pub(crate) fn not_durable(cause: &dyn std::fmt::Display) -> String {
     format!("MISCONF Errors writing to the AOF file: {cause}")
 }

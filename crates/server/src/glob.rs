@@ -1,18 +1,19 @@
 //! Patterns as `KEYS`, `SCAN MATCH`, `CONFIG GET` and `COMMAND LIST` take them.
 
-/// Whether `pattern` matches all of `text`, as Redis' `stringmatchlen` decides it: `*`, `?`, `[a-c]`,
-/// `[^a]`, and a backslash before a character that stands for itself. Ranges compare signed bytes, an open
-/// bracket may stay open, and an empty text is matched by the empty pattern alone.
+/// Whether `pattern` matches all of `text`, as Redis' `stringmatchlen` decides it: `*`, `?`,
+/// `[a-c]`, `[^a]`, and a backslash before a character that stands for itself. Ranges compare
+/// signed bytes, an open bracket may stay open, and an empty text is matched by the empty pattern
+/// alone.
 ///
-/// Only the last star is ever retried — a match that fails behind it fails wherever the stars before it
-/// ended — so the time is at most pattern × text and nothing recurses.
+/// Only the last star is ever retried — a match that fails behind it fails wherever the stars
+/// before it ended — so the time is at most pattern × text and nothing recurses.
 pub(crate) fn matches(pattern: &[u8], text: &[u8], ignore_case: bool) -> bool {
     let mut steps = u64::MAX;
     matches_within(pattern, text, ignore_case, &mut steps).unwrap_or(false)
 }
 
-/// As [`matches`], in so many steps at most, of which it takes what it needs; `None` where they are not enough. A step is
-/// a comparison of two bytes.
+/// As [`matches()`], in at most `steps` comparisons of two bytes, from which those made are
+/// subtracted; `None` if they do not suffice.
 pub(crate) fn matches_within(
     pattern: &[u8],
     text: &[u8],
@@ -44,7 +45,7 @@ pub(crate) fn matches_within(
             t += 1;
             continue;
         }
-        // What was consumed by the last star grows by one character.
+        // The last star takes one more character.
         match retry {
             Some((star, from)) => {
                 retry = Some((star, from + 1));
@@ -56,7 +57,8 @@ pub(crate) fn matches_within(
     }
 }
 
-/// Matches the element of the pattern at `p` against one character; gives where the next one starts.
+/// Matches the pattern's element at `p` against one character; returns where the next element
+/// starts.
 fn one(pattern: &[u8], p: usize, c: u8, ignore_case: bool, steps: &mut u64) -> Option<usize> {
     let same = |a: u8, b: u8| a == b || (ignore_case && a.eq_ignore_ascii_case(&b));
     match pattern[p] {
@@ -108,7 +110,7 @@ fn class(pattern: &[u8], mut p: usize, c: u8, ignore_case: bool, steps: &mut u64
     (found != negated).then_some(p)
 }
 
-/// The bytes that every match of `pattern` starts with; a search may begin there.
+/// The bytes that every match of `pattern` starts with, at which a search can begin.
 pub(crate) fn literal_prefix(pattern: &[u8]) -> &[u8] {
     let end = pattern
         .iter()
@@ -181,7 +183,7 @@ mod tests {
         assert_eq!(matches_within(pattern, text, false, &mut steps), Some(false));
         let mut fewer = 1_000 - steps - 1;
         assert_eq!(matches_within(pattern, text, false, &mut fewer), None);
-        // A class costs what it is long.
+        // A class costs as many steps as it has bytes.
         let mut steps = 100;
         assert_eq!(matches_within(b"[bcdefgh]", b"a", false, &mut steps), Some(false));
         assert!(steps < 95, "{steps}");

@@ -1,52 +1,55 @@
-//! Whether writes are taken: what `/healthz`, `/metrics` and `INFO` tell.
+//! Whether writes are accepted, as `/healthz`, `/metrics` and `INFO` report it.
 //!
-//! Nobody asks the engine for it, for the engine refuses for several reasons and some of them pass: the writes
-//! themselves tell. The first that is refused makes the server ill, the first that is taken afterwards makes it well.
-//! A removal that is taken changes nothing: the engine keeps room for removals where it has none for more data.
-//! What was wrong with the request (too large, not of the type) is no refusal in this sense.
+//! The engine is not asked, since it refuses writes for several reasons of which some pass. The
+//! results of the writes decide: the first refused write sets the state to refusing, the next
+//! accepted write that adds data resets it. An accepted removal changes nothing, because the engine
+//! keeps space for removals when it has none left for data. An error of the request itself (too
+//! large, wrong type) does not count as a refusal.
+//! the type) is no refusal in this sense.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use collie_db::{Error as DbError, Stats};
 use parking_lot::Mutex;
 
-/// What a write does to the size of the data.
+/// Whether a write adds data or removes some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
     Adds,
     Removes,
 }
 
-/// What became of the latest writes.
+/// The outcome of the latest writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
     Taken,
-    /// Refused, for this reason, until one is taken.
+    /// Refused for this reason, until one is accepted.
     Refused(String),
     /// The log or a flush has failed: refused until the store is opened again.
     Failed(String),
 }
 
-/// See the module's page.
+/// Tracks whether writes are accepted; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct WriteHealth {
     state: Mutex<State>,
-    /// Whether `state` is another than taken, so that writes which are taken need not lock it. Set and cleared under the
-    /// lock; a writer that sees it late leaves the clearing to the next: Relaxed.
-    is_ill: AtomicBool,
+    /// Whether `state` is other than `Taken`, so that accepted writes need not lock it. It is set
+    /// and cleared under the lock; a writer that reads it late leaves the reset to the next writer,
+    /// so its accesses are Relaxed.
+    is_refusing: AtomicBool,
 }
 
 impl Default for WriteHealth {
     fn default() -> WriteHealth {
         WriteHealth {
             state: Mutex::new(State::Taken),
-            is_ill: AtomicBool::new(false),
+            is_refusing: AtomicBool::new(false),
         }
     }
 }
 
 impl WriteHealth {
-    /// Notes what became of a write, and hands it on.
+    /// Records the outcome of a write, and returns it.
     pub(crate) fn note<T>(&self, effect: Effect, written: Result<T, DbError>) -> Result<T, DbError> {
         match &written {
             Ok(_) if effect == Effect::Adds => self.taken(),
@@ -57,41 +60,41 @@ impl WriteHealth {
     }
 
     fn taken(&self) {
-        if !self.is_ill.load(Ordering::Relaxed) {
+        if !self.is_refusing.load(Ordering::Relaxed) {
             return;
         }
         let mut state = self.state.lock();
         if let State::Refused(reason) = &*state {
             tracing::info!(%reason, "writes are taken again");
             *state = State::Taken;
-            self.is_ill.store(false, Ordering::Relaxed);
+            self.is_refusing.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Notes why a write is refused, or why one that was taken will not become durable.
+    /// Records why a write is refused, or why an accepted one will not become durable.
     pub(crate) fn refused(&self, error: &DbError) {
         let next = match error {
             DbError::Poisoned { .. } | DbError::Background { .. } => State::Failed(error.to_string()),
             DbError::StorageFull { .. } | DbError::Unprepared { .. } => State::Refused(error.to_string()),
             _ => return,
         };
-        self.become_ill(next);
+        self.refuse(next);
     }
 
-    fn become_ill(&self, next: State) {
+    fn refuse(&self, next: State) {
         let mut state = self.state.lock();
         match &*state {
-            // The first cause says most.
+            // The first cause is the most informative.
             State::Failed(_) => return,
             State::Refused(_) => {}
             State::Taken => tracing::warn!(state = ?next, "writes are refused"),
         }
         *state = next;
-        self.is_ill.store(true, Ordering::Relaxed);
+        self.is_refusing.store(true, Ordering::Relaxed);
     }
 
-    /// Why writes are refused, if they are. `engine`: what the engine says of itself, which may have failed with nobody
-    /// writing.
+    /// Why writes are refused, or `None`. `engine`: the engine's statistics, since it may have
+    /// failed while there were no writes.
     pub(crate) fn refusal(&self, engine: Option<&Stats>) -> Option<String> {
         match &*self.state.lock() {
             State::Taken => engine.and_then(|stats| stats.refusal.clone()),
@@ -112,12 +115,12 @@ mod tests {
     }
 
     #[test]
-    fn the_first_refusal_makes_ill_and_the_first_write_that_adds_makes_well() {
+    fn the_first_refusal_sets_the_state_and_the_next_write_that_adds_resets_it() {
         let health = WriteHealth::default();
         assert_eq!(health.refusal(None), None);
         assert!(health.note(Effect::Adds, full()).is_err());
         assert!(health.refusal(None).unwrap().contains("no room"));
-        // There is room for removals when there is none for more.
+        // The engine has space for removals when it has none for data.
         health.note(Effect::Removes, Ok(())).unwrap();
         assert!(health.refusal(None).is_some());
         health.note(Effect::Adds, Ok(())).unwrap();
@@ -125,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_do_wrong_is_no_illness() {
+    fn errors_of_a_request_are_no_refusal() {
         let health = WriteHealth::default();
         for error in [DbError::BatchTooLarge { size: 2, limit: 1 }, DbError::Closed] {
             assert!(health.note::<()>(Effect::Adds, Err(error)).is_err());
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_failed_stays_so() {
+    fn a_failed_log_stays_failed() {
         let health = WriteHealth::default();
         let poisoned = DbError::Poisoned {
             cause: "a sync failed".into(),

@@ -1,9 +1,13 @@
-//! What the kernel says of this process; zeros where it does not.
+//! The process as the kernel reports it (zeros where it does not), and how many clients its limits
+//! allow.
 
 use std::path::Path;
 
 use collie_io::{Device, OpenMode, RealDevice};
 use rustix::process::{Resource, getrlimit};
+
+/// Open files that are not connections: the engine's tables and segments, and the program's own.
+const OWN_DESCRIPTORS: u64 = 1024;
 
 /// Resident memory, in bytes.
 pub(crate) fn resident_bytes() -> u64 {
@@ -17,7 +21,8 @@ pub(crate) fn resident_bytes() -> u64 {
 
 /// Processor time as user and in the system, in seconds.
 pub(crate) fn cpu_seconds() -> (f64, f64) {
-    // Behind the command's name in parentheses, user and system time are fields 12 and 13, in ticks.
+    // Behind the command's name in parentheses, user and system time are fields 12 and 13, in
+    // ticks.
     let stat = read("/proc/self/stat");
     let fields = stat
         .rsplit(')')
@@ -34,13 +39,19 @@ pub(crate) fn cpu_seconds() -> (f64, f64) {
 pub(crate) fn open_descriptors() -> u64 {
     RealDevice::new()
         .list(Path::new("/proc/self/fd"))
-        // The one that was opened to look is none.
+        // Without the descriptor that lists the directory.
         .map_or(0, |open| open.len().saturating_sub(1) as u64)
 }
 
-/// How many there may be.
+/// The limit on open file descriptors.
 pub(crate) fn descriptors_max() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// How many clients a limit of `files` open files allows: at least half of the files are for
+/// clients.
+pub(crate) fn clients_possible(files: u64) -> usize {
+    usize::try_from(files - OWN_DESCRIPTORS.min(files / 2)).unwrap_or(usize::MAX)
 }
 
 fn read(path: &str) -> String {
@@ -48,4 +59,22 @@ fn read(path: &str) -> String {
     let file = RealDevice::new().open(Path::new(path), OpenMode::Read);
     let read = file.and_then(|file| file.read_at(&mut buffer, 0)).unwrap_or(0);
     String::from_utf8_lossy(buffer.get(..read).unwrap_or_default()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_and_the_stores_files_share_what_may_be_open() {
+        for (files, clients) in [
+            (600, 300),
+            (2048, 1024),
+            (20_000, 18_976),
+            (131_072, 130_048),
+            (u64::MAX, usize::MAX - 1024),
+        ] {
+            assert_eq!(clients_possible(files), clients, "{files}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! What a connection remembers between commands, and the state that all connections share.
+//! The state of a connection between commands, and the state that all connections share.
 
 use std::sync::Arc;
 
@@ -7,17 +7,16 @@ use collie_io::Clock;
 use collie_protocol::{KeptRequest, ReplyBuffer, Version};
 use tokio::sync::watch;
 
-use crate::clients::{Client, Clients};
-use crate::commands::{Command, SlowLog};
 use crate::config::{Ack, Settings, Verbosity};
-use crate::cost::{Aside, Room};
-use crate::gate::Gate;
-use crate::health::WriteHealth;
-use crate::keyspace::Keyspace;
-use crate::pressure::Pressure;
+use crate::cost::{Aside, AsideBudget};
+use crate::data::keyspace::Keyspace;
+use crate::data::store::{Replaced, Store};
+use crate::data::watch::{WatchSet, Watches};
+use crate::net::clients::{Client, Clients};
+use crate::net::pause::ClientPause;
+use crate::net::pressure::Pressure;
+use crate::slow_log::SlowLog;
 use crate::stats::{CommandCounter, Counters, Tally};
-use crate::store::{Replaced, Store};
-use crate::watch::{WatchSet, Watches};
 
 /// What all connections share.
 #[derive(Debug)]
@@ -25,17 +24,16 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) watches: Arc<Watches>,
     pub(crate) slow_log: SlowLog,
-    pub(crate) gate: Gate,
+    pub(crate) client_pause: ClientPause,
     pub(crate) settings: Settings,
     pub(crate) clients: Clients,
     pub(crate) counters: Counters,
-    /// By the number of the command in the table.
+    /// Indexed by the number of the command in the table.
     pub(crate) calls: Vec<CommandCounter>,
     pub(crate) pressure: Pressure,
-    pub(crate) health: WriteHealth,
-    /// What is worked on aside at a time.
-    pub(crate) room: Room,
-    /// Searches through all keys that are at work at a time.
+    /// Bounds the bytes that commands work on aside.
+    pub(crate) aside_budget: AsideBudget,
+    /// Bounds the searches through all keys that run at a time.
     pub(crate) searches: tokio::sync::Semaphore,
     pub(crate) verbosity: Option<Arc<dyn Verbosity>>,
     pub(crate) config_file: Option<std::path::PathBuf>,
@@ -45,7 +43,7 @@ pub(crate) struct Shared {
     pub(crate) threads: usize,
     /// Identifies this run of the server, as forty hexadecimal digits.
     pub(crate) run_id: String,
-    /// True from the moment on at which the server ends.
+    /// True from the moment at which the server begins to shut down.
     pub(crate) ending: watch::Sender<bool>,
 }
 
@@ -55,7 +53,7 @@ impl Shared {
         self.clock.wall_ms()
     }
 
-    /// Asks the server to end, as `SHUTDOWN` does.
+    /// Begins the shutdown of the server, as `SHUTDOWN` does.
     pub(crate) fn end(&self) {
         self.ending.send_replace(true);
     }
@@ -72,49 +70,51 @@ pub(crate) enum ReplyMode {
     SkipNext,
 }
 
-/// What one connection remembers.
+/// The state of one connection.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) client: Arc<Client>,
-    /// The selected database's number, and what it holds.
+    /// The number of the selected database.
     pub(crate) db: u8,
     pub(crate) keyspace: Arc<Keyspace>,
     /// The store's generation when `keyspace` was fetched.
     pub(crate) generation: u64,
     pub(crate) authenticated: bool,
     pub(crate) ack: Ack,
-    /// Whether `ack` was chosen by the client, and so survives a change of the server's own.
+    /// Whether the client chose `ack`, so that a change of the server's level does not change it.
     pub(crate) ack_chosen: bool,
     pub(crate) reply_mode: ReplyMode,
     /// The commands since `MULTI`.
     pub(crate) queue: Option<Queue>,
     pub(crate) watched: WatchSet,
-    /// Keyspaces that the command took out of use; dropping them is left to the connection.
+    /// Keyspaces that the command took out of use; the connection drops them.
     pub(crate) replaced: Option<Replaced>,
-    /// When the command before ended, by the monotonic clock.
+    /// When the previous command ended, by the monotonic clock.
     pub(crate) clock_ns: u64,
     /// The full name of the latest command.
     pub(crate) last_command: &'static str,
     pub(crate) tally: Tally,
-    /// Where the latest command was heavy, what it worked on: the next one is not even tried where it arrived, for finding
-    /// the value may take long by itself.
+    /// How much the latest command worked on if it was heavy. The next command then starts aside at
+    /// once, since finding a large value may already take long.
     pub(crate) heavy: Option<Aside>,
     /// The largest commit end that the current command wrote or saw.
     pub(crate) seen: Lsn,
     /// The largest commit end that this connection ever wrote or saw, for `WAITAOF`.
     pub(crate) last: Lsn,
-    /// Whom it locks keys for.
+    /// Owns the row locks of its commands.
     pub(crate) owner: RowOwner,
     /// Reused by every command: the engine's form of a key and of a value, and a batch.
     pub(crate) scratch: Scratch,
 }
 
-/// Commands that wait for `EXEC`.
+/// The commands that wait for `EXEC`.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    pub(crate) commands: Vec<(&'static Command, KeptRequest)>,
-    /// Memory that they hold, in bytes.
+    pub(crate) commands: Vec<KeptRequest>,
+    /// Memory that they take, in bytes.
     pub(crate) bytes: usize,
+    /// Whether one of them may write.
+    pub(crate) may_write: bool,
     /// Whether one of them was refused, so that `EXEC` refuses all.
     pub(crate) is_broken: bool,
 }
@@ -128,7 +128,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Forgets the batch's entries, and its memory where that is large.
+    /// Drops the batch's entries, and its memory if that is large.
     pub(crate) fn empty_batch(&mut self) {
         if self.batch.size_bytes() > SCRATCH_KEPT {
             self.batch = Batch::new();
@@ -138,7 +138,7 @@ impl Scratch {
     }
 }
 
-/// Scratch memory above this size is given back after a command.
+/// Scratch memory above this size is freed after a command.
 const SCRATCH_KEPT: usize = 64 * 1024;
 
 impl Session {
@@ -175,14 +175,15 @@ impl Session {
         self.seen = self.seen.max(end);
     }
 
-    /// Notes that the current command tells what the database holds, whose keyspace was fetched before.
+    /// Notes that the reply reflects which keyspace the session's database has. The keyspace was
+    /// fetched before.
     pub(crate) fn note_database(&mut self, store: &Store) -> Result<(), DbError> {
         let end = store.exchanged(self.db)?;
         self.note(end);
         Ok(())
     }
 
-    /// Fetches the database again where it was emptied since.
+    /// Fetches the keyspace again if the database was emptied or swapped since.
     pub(crate) fn refresh(&mut self, store: &Store) {
         let generation = store.generation();
         if generation != self.generation {
@@ -193,7 +194,7 @@ impl Session {
         }
     }
 
-    /// Turns to another database.
+    /// Changes to another database.
     pub(crate) fn select(&mut self, db: u8, keyspace: Arc<Keyspace>) {
         // Relaxed: a statistic.
         self.client.db.store(db, std::sync::atomic::Ordering::Relaxed);
@@ -201,7 +202,7 @@ impl Session {
         self.keyspace = keyspace;
     }
 
-    /// Begins to queue commands, or ends it and gives what was queued.
+    /// Begins to queue commands, or stops and returns the queue.
     pub(crate) fn set_queue(&mut self, queue: Option<Queue>) -> Option<Queue> {
         // Relaxed: a statistic.
         let queued = if queue.is_some() { 0 } else { -1 };
@@ -211,7 +212,7 @@ impl Session {
         std::mem::replace(&mut self.queue, queue)
     }
 
-    /// Ends the connection's choices, as `RESET` does.
+    /// Resets what the client has chosen, as `RESET` does.
     pub(crate) fn reset(&mut self, shared: &Shared, reply: &mut ReplyBuffer) {
         if let Some(first) = shared.store.keyspace(0) {
             self.select(0, first);
@@ -226,7 +227,7 @@ impl Session {
         self.client.labels.lock().name.clear();
     }
 
-    /// Speaks another version of the protocol from the next reply on.
+    /// Uses another version of the protocol from the next reply on.
     pub(crate) fn set_version(&self, reply: &mut ReplyBuffer, version: Version) {
         let number = if version == Version::Resp3 { 3 } else { 2 };
         // Relaxed: a statistic.
@@ -236,9 +237,9 @@ impl Session {
         reply.set_version(version);
     }
 
-    /// Gives back what a large value made the scratch memory grow to.
+    /// Frees scratch memory that a large value has made grow.
     pub(crate) fn trim(&mut self) {
-        // A command that failed left its batch, and with it a hold on the family.
+        // A command that failed left its batch, which keeps the family from being dropped.
         if !self.scratch.batch.is_empty() {
             self.scratch.empty_batch();
         }

@@ -1,8 +1,8 @@
-//! Counters for `INFO`. Statistics alone: nothing is ordered by them, so all accesses are Relaxed.
+//! Counters for `INFO`. They are statistics and order nothing, so all accesses are Relaxed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One counter on a cache line of its own, since the threads that serve connections all count.
+/// One counter on a cache line of its own, since all threads that serve connections update it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct Counter(AtomicU64);
@@ -21,7 +21,7 @@ impl Counter {
     }
 }
 
-/// What one command cost so far. On a cache line of its own, as a [`Counter`].
+/// The calls of one command and their cost so far. On a cache line of its own, as a [`Counter`].
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct CommandCounter {
@@ -62,8 +62,8 @@ impl CommandCounter {
     }
 }
 
-/// Calls of the same command one after the other, which are counted together: the threads that serve connections
-/// share the counters, and a pipeline touches them once.
+/// Consecutive calls of the same command, which are added to the shared counters together, so that
+/// a pipeline updates them once.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     command: usize,
@@ -71,10 +71,10 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Notes a call of the command of that number in the table.
+    /// Adds a call of the command with that number in the table.
     pub(crate) fn note(&mut self, command: usize, has_failed: bool, ns: u64, counters: &[CommandCounter]) {
         if command != self.command {
-            self.hand_in(counters);
+            self.flush(counters);
             self.command = command;
         }
         self.calls.calls += 1;
@@ -82,8 +82,8 @@ impl Tally {
         self.calls.ns += ns;
     }
 
-    /// Adds what was noted to the counters.
-    pub(crate) fn hand_in(&mut self, counters: &[CommandCounter]) {
+    /// Adds the calls to the shared counters.
+    pub(crate) fn flush(&mut self, counters: &[CommandCounter]) {
         let calls = std::mem::take(&mut self.calls);
         if calls.calls > 0
             && let Some(counter) = counters.get(self.command)
@@ -93,7 +93,7 @@ impl Tally {
     }
 }
 
-/// What a server counts. `CONFIG RESETSTAT` sets all to zero.
+/// The statistics of a server. `CONFIG RESETSTAT` sets all to zero.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) connections: Counter,
@@ -105,10 +105,11 @@ pub(crate) struct Counters {
     pub(crate) protocol_errors: Counter,
     pub(crate) commands: Counter,
     pub(crate) commands_failed: Counter,
-    /// Times that a connection waited for its replies to become tellable; against `commands` it shows how many
-    /// commands share one wait.
+    /// Times that a connection waited for its replies to become durable; `commands` divided by it
+    /// is the number of commands that share one wait.
     pub(crate) waits: Counter,
-    /// Times that a connection let others have its thread before it had executed all that it had read.
+    /// Times that a connection yielded its thread before all requests that it had read were
+    /// executed.
     pub(crate) yields: Counter,
     /// Commands that ran on a thread that may block.
     pub(crate) aside: Counter,
@@ -122,7 +123,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// A number that is hard to foresee but no secret, for `RANDOMKEY`.
+    /// A number that is hard to predict, for `RANDOMKEY`; not for secrets.
     pub(crate) fn random(&self) -> u64 {
         self.draws.add(1);
         xxhash_rust::xxh3::xxh3_64_with_seed(&self.draws.get().to_le_bytes(), self.bytes_in.get())

@@ -1,4 +1,5 @@
-//! What people who run the server use: pauses, the slow log, what `CLIENT LIST` shows of transactions, their limit.
+//! What operators of the server use: client pauses, the slow log, transactions in `CLIENT LIST`,
+//! and their limit.
 
 mod support;
 
@@ -7,7 +8,7 @@ use std::time::Duration;
 use collie_io::{Clock, RealClock};
 use support::{Client, command, config, field, start, wait_for};
 
-/// Long enough for a reply that is not held back.
+/// Long enough for a reply that is not delayed.
 const SILENCE: Duration = Duration::from_millis(150);
 
 #[test]
@@ -29,18 +30,18 @@ fn a_pause_holds_back_writes_or_everything_until_it_ends() {
         (b"+OK\r\n".to_vec(), b"+QUEUED\r\n".to_vec())
     );
     let mut has_come = false;
-    wait_for("a transaction that writes is held back", || {
+    wait_for("a transaction that writes is delayed", || {
         has_come = !writer.is_silent_for(Duration::from_millis(1));
         has_come || field(&mut admin, "clients", "blocked_clients") == "1"
     });
     assert!(
         !has_come && writer.is_silent_for(SILENCE),
-        "a transaction that writes is not held back"
+        "a transaction that writes is not delayed"
     );
     assert_eq!(reader.line("GET key"), "$6\r\nbefore\r\n");
     assert_eq!(admin.line("CLIENT UNPAUSE"), "+OK\r\n");
     assert_eq!(writer.reply(), b"*1\r\n+OK\r\n");
-    // A pause of everything ends with its time, and no earlier.
+    // A pause of everything ends at its time, and no earlier.
     let began = RealClock.monotonic();
     admin.line("CLIENT PAUSE 300");
     reader.send(&command(&["GET", "key"]));
@@ -48,7 +49,7 @@ fn a_pause_holds_back_writes_or_everything_until_it_ends() {
     let waited = Duration::from_nanos(RealClock.monotonic() - began);
     assert!(
         waited >= Duration::from_millis(300),
-        "a read is not held back: {waited:?}"
+        "a read is not delayed: {waited:?}"
     );
 }
 

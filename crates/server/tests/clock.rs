@@ -1,5 +1,5 @@
-//! A wall clock that is stepped back and forth, as an administrator or a time service does: what has expired stays
-//! gone, what has not lives on, and nothing is forgotten.
+//! A wall clock that is stepped back and forth, as an administrator or a time service does: expired
+//! keys stay removed, other keys stay, and no entry is lost.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
 
@@ -15,7 +15,7 @@ use support::{Client, Random, Running, config, field, rounds, start, until, wait
 const START_MS: u64 = 1_800_000_000_000;
 const HOUR_MS: u64 = 3_600_000;
 
-/// A wall clock that tests set. The other one goes on whatever they do.
+/// A wall clock that tests set. The monotonic clock is the real one.
 #[derive(Debug)]
 struct Stepped(AtomicU64);
 
@@ -46,7 +46,7 @@ fn with_clock(clock: &Arc<Stepped>) -> ServerConfig {
     }
 }
 
-/// What the engine holds of the databases, keys and index entries alike.
+/// How many entries the engine stores for the databases, keys and index entries alike.
 fn entries(server: &Running) -> usize {
     let families = server.db.families();
     let databases = families.iter().filter(|name| name.starts_with("db"));
@@ -87,7 +87,7 @@ fn a_key_that_was_found_expired_stays_gone_when_the_clock_is_stepped_back() {
             );
         }
     }
-    // A page of keys leaves the expired ones out, for good.
+    // A page of keys never contains the expired ones.
     for i in 0..KEYS {
         client.line(&format!("SET scanned{i} v PX 1000"));
     }
@@ -117,7 +117,7 @@ fn steps_that_stay_before_an_expiry_expire_nothing_and_a_step_back_lengthens_liv
         client.line(&format!("SET k{i} v PX 10000"));
     }
     for _ in 0..rounds("COLLIE_CLOCK_STEPS", 100) {
-        // From an hour before to the very expiry.
+        // From an hour before to exactly the expiry.
         clock.set(START_MS + 10_000 - random.below(HOUR_MS as usize) as u64);
         assert_eq!(client.line("EXISTS k0 k1 k2"), ":3\r\n");
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -130,7 +130,8 @@ fn steps_that_stay_before_an_expiry_expire_nothing_and_a_step_back_lengthens_liv
     until(&mut client, "DBSIZE", ":0\r\n");
 }
 
-/// The sweeper has looked as far as the clock had come; what expires before that, after a step back, is found.
+/// The sweeper has read the index up to the clock; after a step back it still finds what expires
+/// before that.
 #[test]
 fn keys_that_are_set_after_a_step_back_expire_by_the_clock_as_it_is_then() {
     let clock = Stepped::new();
@@ -149,7 +150,7 @@ fn keys_that_are_set_after_a_step_back_expire_by_the_clock_as_it_is_then() {
         }
         assert_eq!(client.line("EXISTS again49 late"), ":2\r\n");
         clock.set(now + 51);
-        // Nobody asks for them by name.
+        // The keys are not accessed, so that only the sweeper removes them.
         until(&mut client, "DBSIZE", ":1\r\n");
     }
     assert_eq!(entries(&server), 2, "the late one and its index entry");
@@ -187,7 +188,7 @@ fn at_the_ends_of_time_expiries_are_refused_or_kept_and_nothing_panics() {
     let server = start(dir.path(), with_clock(&clock));
     let mut client = server.client();
     let refused = "-ERR invalid expire time in 'set' command\r\n";
-    // The start of 1970; the last moment of the kernel's clock; the last that an expiry can name.
+    // The start of 1970; the last time of the kernel's clock; the last possible expiry.
     let last = i64::MAX.unsigned_abs();
     for (now, expected) in [
         (0, "+OK\r\n"),
@@ -247,7 +248,7 @@ fn counts_and_index_stay_exact_while_the_clock_goes_back_and_forth_under_many() 
         done.store(true, Ordering::SeqCst);
     });
     let mut client = server.client();
-    // Whatever has an expiry goes, and leaves no entry behind; the rest is what is counted.
+    // Every key with an expiry is removed, and leaves no entry behind; the others are counted.
     clock.set(START_MS + HOUR_MS);
     wait_for("nothing is left that expires", || {
         field(&mut client, "keyspace", "db0").contains(",expires=0,")

@@ -1,5 +1,5 @@
-//! Commands over a real socket: what a comparison with Redis cannot show, because it depends on time, on
-//! order, or is Collie's own.
+//! Commands over a real socket, as far as they cannot be compared with Redis: they depend on time
+//! or on order, or are Collie's own.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
 
@@ -13,7 +13,7 @@ use collie_io::{Clock, Nanos};
 use collie_server::ServerConfig;
 use support::{Client, Random, config, field, rounds, sorted_names, start, until, wait_for};
 
-/// A wall clock that tests move. The engine keeps its own.
+/// A wall clock that tests set. The engine has its own.
 #[derive(Debug)]
 struct TestClock(AtomicU64);
 
@@ -45,7 +45,7 @@ fn with_clock(clock: &Arc<TestClock>) -> ServerConfig {
 }
 
 #[test]
-fn a_key_is_gone_for_everybody_the_moment_it_expires() {
+fn an_expired_key_is_gone_for_every_client_at_once() {
     let clock = TestClock::new();
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), with_clock(&clock));
@@ -55,7 +55,7 @@ fn a_key_is_gone_for_everybody_the_moment_it_expires() {
     assert_eq!(
         client.line("GET k"),
         "$1\r\nv\r\n",
-        "it is there at its very expiry"
+        "it exists at its exact expiry"
     );
     assert_eq!(client.line("PTTL k"), ":0\r\n");
     clock.advance(1);
@@ -77,12 +77,12 @@ fn a_key_is_gone_for_everybody_the_moment_it_expires() {
 }
 
 #[test]
-fn what_nobody_asks_for_is_removed_when_it_expires() {
+fn expired_keys_are_removed_without_being_accessed() {
     let clock = TestClock::new();
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), with_clock(&clock));
     let mut client = server.client();
-    // More than one look of the sweeper takes, in two databases, and some that stay.
+    // More than the sweeper removes in one sweep, in two databases, and some that stay.
     for i in 0..1_500 {
         client.line(&format!("SET a{i} v PX {}", 1_000 + i % 7));
     }
@@ -97,16 +97,17 @@ fn what_nobody_asks_for_is_removed_when_it_expires() {
     until(&mut client, "DBSIZE", ":2\r\n");
     client.line("SELECT 0");
     until(&mut client, "DBSIZE", ":0\r\n");
-    // It counts a key once that is gone.
+    // A removed key is counted once.
     wait_for("1520 expired keys are counted", || {
         field(&mut client, "stats", "expired_keys") == "1520"
     });
-    // The index follows every change: what was moved goes at its new time and no earlier.
+    // The index follows every change: a key whose expiry was moved is removed at its new time and
+    // no earlier.
     client.line("SELECT 3");
     assert_eq!(client.line("EXISTS moved stays"), ":2\r\n");
     clock.advance(10_000_000);
     until(&mut client, "DBSIZE", ":0\r\n");
-    // A key that was persisted, or set anew, does not go with its old entry.
+    // A key that was persisted, or set again, is not removed by its old entry.
     client.line("SET p v PX 100");
     client.line("PERSIST p");
     client.line("SET q v PX 100");
@@ -204,7 +205,7 @@ fn emptied_databases_stay_empty_and_the_others_full_over_a_restart() {
 
 #[test]
 fn silent_connections_do_not_keep_an_emptied_database_on_disk() {
-    // Every connection has used the database that is emptied, and says nothing more.
+    // Every connection has used the database that is emptied, and is silent from now on.
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let mut silent: Vec<Client> = (0..20).map(|_| server.client()).collect();
@@ -227,7 +228,7 @@ fn silent_connections_do_not_keep_an_emptied_database_on_disk() {
 /// All directories below one.
 fn walk(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
-    // What is removed while this looks is not there.
+    // Entries that are removed meanwhile are not listed.
     for entry in collie_io::Device::list(&collie_io::RealDevice::new(), dir).unwrap_or_default() {
         if entry.is_dir {
             let path = dir.join(entry.name);
@@ -238,7 +239,7 @@ fn walk(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     found
 }
 
-/// Scans to the end with options; every name as often as it came.
+/// Scans to the end with options; returns every name as often as it was returned.
 fn scan(client: &mut Client, options: &str, mut between: impl FnMut(usize)) -> Vec<Vec<u8>> {
     let (mut cursor, mut names) = ("0".to_owned(), Vec::new());
     for call in 0..100_000 {
@@ -288,7 +289,7 @@ fn a_scan_returns_all_that_stays_whatever_comes_and_goes() {
         }
     }
     assert_eq!(scan(&mut client, " TYPE list", |_| {}), Vec::<Vec<u8>>::new());
-    // A cursor that is not known starts over, and so loses nothing.
+    // An unknown cursor restarts the scan, which loses nothing.
     assert!(client.line("SCAN 99999999 COUNT 10").contains("goes:") || client.line("DBSIZE") == ":0\r\n");
 }
 
@@ -385,8 +386,8 @@ fn a_set_of_several_keys_is_seen_whole_or_not_at_all() {
 
 #[test]
 fn counts_stay_exact_under_random_changes_by_many() {
-    // Four clients change the same few keys in every way; then DBSIZE and the expiry count must be what a
-    // look at every key gives.
+    // Four clients change the same few keys in every way; then DBSIZE and the expiry count must
+    // equal what reading every key gives.
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let mut seeds = Random::new("counts_stay_exact_under_random_changes_by_many");
@@ -436,7 +437,7 @@ fn the_time_counts_microseconds() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let mut client = server.client();
-    // That all of them fall on the start of a millisecond by chance happens once in 10^60 times.
+    // By chance all of them fall on the start of a millisecond once in 10^60 times.
     let odd = (0..20).any(|_| {
         let reply = client.line("TIME");
         let micros: u64 = reply.lines().last().unwrap().parse().unwrap();

@@ -1,4 +1,5 @@
-//! Connections: who may come, what they may send and hold, and how they end.
+//! Connections: who may connect, what they may send and how much memory they take, and how they
+//! end.
 
 mod support;
 
@@ -113,7 +114,7 @@ fn a_stranger_gets_nowhere_before_the_password() {
     );
     assert_eq!(client.line("CLIENT GETNAME"), "$2\r\nme\r\n");
     assert_eq!(client.line("GET b"), "_\r\n", "RESP3 has one null");
-    // A stranger can neither announce nor send much.
+    // A client that has not authenticated can neither announce nor send much.
     let mut stranger = server.client();
     stranger.send(b"*11\r\n");
     assert_eq!(
@@ -126,7 +127,7 @@ fn a_stranger_gets_nowhere_before_the_password() {
         stranger.rest(),
         "-ERR Protocol error: unauthenticated bulk length\r\n"
     );
-    // The password can be changed, and taken away; whoever is in stays in.
+    // The password can be changed and removed; authenticated clients stay authenticated.
     assert_eq!(client.line("CONFIG SET requirepass other"), "+OK\r\n");
     assert_eq!(client.line("GET b"), "_\r\n");
     assert_eq!(server.client().line("AUTH secret"), wrong);
@@ -153,10 +154,10 @@ fn there_are_as_many_clients_as_allowed_and_no_more() {
     assert_eq!(field(&mut clients[0], "stats", "rejected_connections"), "1");
     assert_eq!(clients[0].line("CONFIG SET maxclients 4"), "+OK\r\n");
     assert_eq!(server.client().line("PING"), "+PONG\r\n");
-    // One that leaves makes room.
+    // A connection that ends makes room for another.
     assert_eq!(clients[0].line("CONFIG SET maxclients 3"), "+OK\r\n");
     assert_eq!(clients.pop().unwrap().line("QUIT"), "+OK\r\n");
-    wait_for("the place is free again", || {
+    wait_for("a connection slot is free again", || {
         let mut client = server.client();
         client.send(b"PING\r\n");
         client.reply() == b"+PONG\r\n"
@@ -171,7 +172,7 @@ fn a_silent_client_is_closed_when_its_time_is_up() {
     assert_eq!(silent.line("PING"), "+PONG\r\n");
     assert_eq!(said_to(server.addr, "CONFIG SET timeout 1"), Some("+OK".into()));
     assert_eq!(silent.rest(), "", "closed without a word");
-    // Where the machine stands still for so long, whoever wants to change that is closed, too.
+    // If the machine stands still for so long, the client that is to change it is closed, too.
     let mut closed = 1;
     while said_to(server.addr, "CONFIG SET timeout 0").is_none() {
         closed += 1;
@@ -180,7 +181,7 @@ fn a_silent_client_is_closed_when_its_time_is_up() {
     assert_eq!(counted, closed.to_string());
 }
 
-/// The first line that is answered to a command on a connection of its own.
+/// The first line of the reply to a command on a connection of its own.
 fn said_to(addr: SocketAddr, line: &str) -> Option<String> {
     Some(all_said_to(addr, line)?.lines().next()?.to_owned())
 }
@@ -234,8 +235,8 @@ fn requests_at_their_limits_are_served_and_larger_ones_refused() {
 
 #[test]
 fn a_value_as_long_as_is_advertised_is_stored_and_one_byte_more_is_refused_with_a_reason() {
-    // With the longest key, an expiry that comes and one that goes: what is most to commit beside a value. One
-    // ring is the default, the other so small that the room for keys is bounded by it.
+    // With the longest key, an old and a new expiry: the most that is committed beside a value. One
+    // ring has the default size, the other is so small that the space for keys is bounded by it.
     for ring_bytes in [32 << 20, 256 << 10] {
         let dir = tempfile::tempdir().unwrap();
         let options = collie_db::Options {
@@ -273,13 +274,14 @@ fn a_value_as_long_as_is_advertised_is_stored_and_one_byte_more_is_refused_with_
             limit + 3 + limit.to_string().len() + 2
         );
         assert_eq!(client.call(&["PERSIST", &key]), ":1\r\n");
-        // What grows up to the limit fits, beyond it the command fails and the connection goes on.
+        // A value that grows up to the limit fits; beyond it the command fails and the connection
+        // stays open.
         let too_long = "-ERR string exceeds maximum allowed size (proto-max-bulk-len)\r\n";
         assert_eq!(client.call(&["APPEND", &key, "x"]), too_long);
         assert_eq!(client.call(&["SET", &key, almost]), "+OK\r\n");
         assert_eq!(client.call(&["APPEND", &key, "x"]), format!(":{limit}\r\n"));
         assert_eq!(client.call(&["APPEND", &key, "x"]), too_long);
-        // Each of them fits, all of them do not.
+        // Each of them fits, all together do not.
         let refused = client.call(&["MSET", "a", &value, "b", &value, "c", &value]);
         assert!(
             refused.starts_with("-ERR the command would commit ") && refused.ends_with(": split it\r\n"),
@@ -295,7 +297,7 @@ fn a_value_as_long_as_is_advertised_is_stored_and_one_byte_more_is_refused_with_
             "{raised:?}"
         );
         assert_eq!(client.line("PING"), "+PONG\r\n");
-        // A client that writes all of it before it reads is told why, too.
+        // A client that writes all of it before it reads gets the error, too.
         client.send(&command(&["SET", &key, &(value + "v")]));
         assert_eq!(client.rest(), "-ERR Protocol error: invalid bulk length\r\n");
         assert_eq!(server.client().call(&["STRLEN", &key]), format!(":{limit}\r\n"));
@@ -312,7 +314,7 @@ fn a_hostile_frame_ends_its_connection_after_the_replies_before_it() {
         client.rest(),
         "+PONG\r\n$2\r\nhi\r\n-ERR Protocol error: expected '$', got '!'\r\n"
     );
-    // Binary rubbish of every length never keeps the server from serving others.
+    // Random bytes of every length never keep the server from serving others.
     for len in 0..300_usize {
         let mut client = server.client();
         let rubbish: Vec<u8> = (0..len).map(|i| (i * 31 + len * 7) as u8).collect();
@@ -364,7 +366,8 @@ fn a_reply_beyond_the_output_limit_closes_its_connection() {
 
 #[test]
 fn a_client_that_does_not_read_holds_back_itself_alone() {
-    // It asks for 400 MB in one pipeline and reads nothing: what it is owed is made as it takes it.
+    // It requests 400 MB in one pipeline and reads nothing: replies are encoded only as the client
+    // reads them.
     let dir = tempfile::tempdir().unwrap();
     let server = start(
         dir.path(),
@@ -380,9 +383,9 @@ fn a_client_that_does_not_read_holds_back_itself_alone() {
     for _ in 0..200 {
         assert_eq!(client.line("PING"), "+PONG\r\n");
     }
-    // As much as is made before it is taken, and never more.
+    // As much as is encoded ahead of the client, and never more.
     let mut held = 0;
-    wait_for("replies wait for who does not read", || {
+    wait_for("replies wait for a client that does not read", || {
         held = field(&mut client, "memory", "mem_clients_normal")
             .parse::<u64>()
             .unwrap();
@@ -411,7 +414,7 @@ fn all_requests_together_stay_within_their_memory() {
     start.extend(vec![b'x'; 1_900_000]);
     let mut hogs: Vec<Client> = (0..10).map(|_| server.client()).collect();
     for hog in &mut hogs {
-        // Those that are closed meanwhile refuse the rest.
+        // Those that are closed meanwhile fail to send the rest.
         let _ = hog.stream.write_all(&start);
     }
     let mut evicted = 0;
@@ -449,7 +452,7 @@ fn a_thousand_slow_clients_and_a_thousand_silent_ones_do_not_keep_a_good_one_wai
     for client in &mut slow {
         assert_eq!(client.reply(), b"+OK\r\n");
     }
-    // There is no room for another one, and nobody goes for it.
+    // There is no room for another one, and no other client is closed for it.
     assert_eq!(server.client().rest(), "-ERR max number of clients reached\r\n");
     assert_eq!(good.line("SET k good"), "+OK\r\n");
     for client in &mut silent {
@@ -491,7 +494,7 @@ fn clients_are_listed_named_and_killed() {
     assert_eq!(
         one.line("CLIENT KILL TYPE normal"),
         ":0\r\n",
-        "not oneself unless asked to"
+        "CLIENT KILL spares its own connection by default"
     );
     let refused = one.call(&["CLIENT", "SETNAME", &"x".repeat(1025)]);
     assert_eq!(refused, "-ERR Client names cannot be longer than 1024 bytes.\r\n");
@@ -534,7 +537,8 @@ fn inline_commands_and_arrays_mix() {
     assert_eq!(client.reply(), b":2\r\n");
 }
 
-/// Which run of a server listens at an address. It may be another test's by now, or the socket that asks.
+/// The run id of the server that listens at an address. It may be another test's by now, or the
+/// socket that asks.
 fn run_at(addr: SocketAddr) -> Option<String> {
     let said = all_said_to(addr, "INFO server")?;
     let run = said.lines().find_map(|line| line.strip_prefix("run_id:"))?;
@@ -559,8 +563,12 @@ fn shutdown_finishes_what_was_read_and_closes_the_store() {
     assert_eq!(idle.rest(), "");
     let addr = server.addr;
     server.join().unwrap();
-    assert_ne!(run_at(addr).as_deref(), Some(&*run), "it listens no more");
-    // The store is closed: it can be opened again at once.
+    assert_ne!(
+        run_at(addr).as_deref(),
+        Some(&*run),
+        "it does not listen any more"
+    );
+    // The store is closed, so that it can be opened again at once.
     let server = start(dir.path(), config());
     assert_eq!(server.client().line("DBSIZE"), ":50\r\n");
 }
@@ -568,7 +576,7 @@ fn shutdown_finishes_what_was_read_and_closes_the_store() {
 /// A client that waits for a replica, which never comes.
 fn waiting_for_replicas(server: &Running) -> Client {
     let mut client = server.client();
-    // What was told before a command that waits is sent when that begins to wait.
+    // The replies before a command that waits are sent when it begins to wait.
     client.send(b"PING\r\nWAIT 1 0\r\n");
     assert_eq!(client.reply(), b"+PONG\r\n");
     client
@@ -586,12 +594,12 @@ fn a_signal_ends_the_server_although_clients_wait_for_ever() {
         },
     );
     let mut blocked = waiting_for_replicas(&server);
-    // Another one does not take what it asked for.
+    // Another client does not read what it requested.
     server.client().call(&["SET", "big", &"x".repeat(1_000_000)]);
     let mut deaf = server.client();
     deaf.send(&command(&["GET", "big"]).repeat(50));
     let mut admin = server.client();
-    wait_for("replies wait for who does not read", || {
+    wait_for("replies wait for a client that does not read", || {
         field(&mut admin, "memory", "mem_clients_normal") != "0"
     });
     server.stop().unwrap();
@@ -665,7 +673,7 @@ fn the_log_shows_in_info() {
     assert!(durable > 1 << 32 && durable <= written && written <= boundary && boundary <= appended);
     assert!(
         number(&mut client, "syncs") >= 10,
-        "each of the ten was waited for on its own"
+        "each of the ten waited on its own"
     );
     assert_eq!(field(&mut client, "log", "poisoned"), "no");
     assert!(field(&mut client, "log", "group_frames").contains("mean="));

@@ -1,5 +1,5 @@
-//! When replies leave, and what is left after a crash: a server on a simulated device, whose syncs a test
-//! holds back or makes fail.
+//! When replies are sent, and what is left after a crash: a server on a simulated device, whose
+//! syncs a test blocks or makes fail.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
 
@@ -20,7 +20,7 @@ use support::{Client, Random, Running, command, config, field, rounds, start_on,
 const A_WHILE: Duration = Duration::from_millis(150);
 
 fn open(device: &SimDevice, dir: &Path) -> Db {
-    // Writes that are durable when they return would pass by the held syncs.
+    // Writes that are durable when they return would not be blocked with the syncs.
     device.support_direct(false);
     let options = Options {
         device: Arc::new(device.clone()),
@@ -36,8 +36,8 @@ fn start(device: &SimDevice, dir: &Path, config: ServerConfig) -> Running {
     start_on(open(device, dir), config)
 }
 
-/// The tables' directories as they were at some moments. They lie outside the simulated device; while none of
-/// them is written to, they go with any image of it.
+/// The tables' directories at some moments. They lie outside the simulated device; while none of
+/// them is written to, they match any image of it.
 struct Tables {
     kept: tempfile::TempDir,
 }
@@ -49,12 +49,12 @@ impl Tables {
         }
     }
 
-    /// Adds what is in a store's directory now.
+    /// Adds the current contents of a store's directory.
     fn keep(&self, dir: &Path) {
         copy(dir, self.kept.path());
     }
 
-    /// Makes a store's directory what was kept.
+    /// Restores a store's directory.
     fn put_back(&self, dir: &Path) {
         std::fs::remove_dir_all(dir).unwrap();
         copy(self.kept.path(), dir);
@@ -65,7 +65,7 @@ fn copy(from: &Path, to: &Path) {
     if !to.exists() {
         std::fs::create_dir(to).unwrap();
     }
-    // What is removed at this very moment belongs to a dropped family, and was kept before.
+    // Files that are removed at this moment belong to a dropped family, and were copied before.
     for entry in RealDevice::new().list(from).unwrap_or_default() {
         let (from, to) = (from.join(&entry.name), to.join(&entry.name));
         if entry.is_dir {
@@ -82,19 +82,20 @@ fn waits(client: &mut Client) -> u64 {
     field(client, "stats", "durability_waits").parse().unwrap()
 }
 
-/// A client that is told at once, whatever is durable.
+/// A client whose replies do not wait for durability.
 fn watcher(server: &Running) -> Client {
     let mut watcher = server.client();
     assert_eq!(watcher.line("CLIENT ACK buffered"), "+OK\r\n");
     watcher
 }
 
-/// Whether a connection's request, which it sends now, is executed and not answered. `watcher` looks on.
-fn is_held_back(watcher: &mut Client, client: &mut Client, request: &[u8]) -> bool {
+/// Whether a connection's request, which it sends now, is executed and its reply delayed. `watcher`
+/// observes that.
+fn is_delayed(watcher: &mut Client, client: &mut Client, request: &[u8]) -> bool {
     let before = waits(watcher);
     client.send(request);
     let mut has_come = false;
-    wait_for("a reply comes or is held back", || {
+    wait_for("a reply arrives or is delayed", || {
         has_come = !client.is_silent_for(Duration::from_millis(1));
         has_come || waits(watcher) > before
     });
@@ -102,15 +103,16 @@ fn is_held_back(watcher: &mut Client, client: &mut Client, request: &[u8]) -> bo
 }
 
 #[test]
-fn a_reply_never_tells_what_is_not_durable() {
-    // The device's syncs are held: whoever wrote, or read what was written, hears nothing; all others do.
+fn no_reply_reflects_a_commit_that_is_not_durable() {
+    // The device's syncs are blocked: clients that wrote, or read what was written, get no reply;
+    // all others do.
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(1);
     let server = start(&device, dir.path(), config());
     server.client().line("SET old 1");
     let mut watcher = watcher(&server);
-    let gate = device.hold_syncs();
-    let mut tellers = Vec::new();
+    let held_syncs = device.hold_syncs();
+    let mut answered = Vec::new();
     for (line, expected) in [
         ("SET new 2", "+OK\r\n"),
         ("GET new", "$1\r\n2\r\n"),
@@ -127,49 +129,49 @@ fn a_reply_never_tells_what_is_not_durable() {
         let request = command(&line.split(' ').collect::<Vec<_>>());
         if line.starts_with("SELECT") {
             client.send(&request);
-            assert_eq!(client.reply(), expected.as_bytes(), "{line} tells of no data");
+            assert_eq!(client.reply(), expected.as_bytes(), "{line} reflects no data");
         } else {
             assert!(
-                is_held_back(&mut watcher, &mut client, &request),
+                is_delayed(&mut watcher, &mut client, &request),
                 "{line} was answered before it was durable"
             );
-            tellers.push((client, line, expected));
+            answered.push((client, line, expected));
         }
     }
     let mut client = server.client();
     assert_eq!(
         client.line("GET old"),
         "$1\r\n1\r\n",
-        "what is durable is told at once"
+        "a reply that reflects only durable commits is sent at once"
     );
     assert_eq!(client.line("GET nothing"), "$-1\r\n");
     assert_eq!(client.line("CLIENT ACK buffered"), "+OK\r\n");
     assert_eq!(
         client.line("GET new"),
         "$1\r\n2\r\n",
-        "whoever asked for less is told at once"
+        "a client with a weaker level gets its reply at once"
     );
-    gate.release();
-    for (mut client, line, expected) in tellers {
+    held_syncs.release();
+    for (mut client, line, expected) in answered {
         assert_eq!(String::from_utf8(client.reply()).unwrap(), expected, "{line}");
     }
 }
 
 #[test]
-fn a_deletion_is_not_told_before_it_is_durable() {
+fn a_deletion_is_not_reflected_before_it_is_durable() {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(2);
     let server = start(&device, dir.path(), config());
     server.client().line("MSET a 1 b 2");
     let mut watcher = watcher(&server);
-    let gate = device.hold_syncs();
+    let held_syncs = device.hold_syncs();
     let (mut deleter, mut reader) = (server.client(), server.client());
-    assert!(is_held_back(&mut watcher, &mut deleter, &command(&["DEL", "a"])));
+    assert!(is_delayed(&mut watcher, &mut deleter, &command(&["DEL", "a"])));
     assert!(
-        is_held_back(&mut watcher, &mut reader, &command(&["GET", "a"])),
-        "that there is nothing is news as well"
+        is_delayed(&mut watcher, &mut reader, &command(&["GET", "a"])),
+        "a reply that a key is gone waits as well"
     );
-    gate.release();
+    held_syncs.release();
     assert_eq!(deleter.reply(), b":1\r\n");
     assert_eq!(reader.reply(), b"$-1\r\n");
 }
@@ -181,14 +183,14 @@ fn a_pipeline_waits_once() {
     let server = start(&device, dir.path(), config());
     let (mut client, mut watcher) = (server.client(), watcher(&server));
     let before = waits(&mut watcher);
-    let gate = device.hold_syncs();
+    let held_syncs = device.hold_syncs();
     let mut pipeline = Vec::new();
     for i in 0..100 {
         pipeline.extend(command(&["SET", &format!("k{i}"), "v"]));
         pipeline.extend(command(&["INCR", "counter"]));
     }
-    assert!(is_held_back(&mut watcher, &mut client, &pipeline));
-    gate.release();
+    assert!(is_delayed(&mut watcher, &mut client, &pipeline));
+    held_syncs.release();
     for i in 1..=100 {
         assert_eq!(client.reply(), b"+OK\r\n");
         assert_eq!(client.reply(), format!(":{i}\r\n").into_bytes());
@@ -196,9 +198,9 @@ fn a_pipeline_waits_once() {
     assert_eq!(waits(&mut watcher) - before, 1);
 }
 
-/// Forty clients write more than there is room for while the device holds every sync, and all share
-/// their only thread with those who read.
-fn readers_go_on_while_writers_are_held_up(options: Options, value_len: usize) {
+/// Forty clients write more than the ring takes while the device blocks every sync, and share their
+/// only thread with clients that read.
+fn readers_go_on_while_writers_are_stalled(options: Options, value_len: usize) {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(11);
     device.support_direct(false);
@@ -218,12 +220,12 @@ fn readers_go_on_while_writers_are_held_up(options: Options, value_len: usize) {
         },
     );
     let value = "v".repeat(value_len);
-    // The log has met frames of this size, and so keeps room for them.
+    // The log has met frames of this size, and so reserves space for them.
     assert_eq!(
         server.client().call(&["MSET", "old", "1", "large", &value]),
         "+OK\r\n"
     );
-    let gate = device.hold_syncs();
+    let held_syncs = device.hold_syncs();
     let mut writers: Vec<Client> = (0..40).map(|_| server.client()).collect();
     let (mut reader, mut watcher) = (server.client(), watcher(&server));
     let mut read = || -> usize {
@@ -235,7 +237,7 @@ fn readers_go_on_while_writers_are_held_up(options: Options, value_len: usize) {
         writer.send(&command(&["SET", &format!("k{number}"), &value]));
         assert_eq!(reader.line("GET old"), "$1\r\n1\r\n");
     }
-    // Once all of them was read whoever has to wait does.
+    // Once all of them have been read, every client that must wait does.
     wait_for("all writes are read", || read() > before + 40 * value_len);
     for (line, expected) in [
         ("GET old", "$1\r\n1\r\n"),
@@ -244,7 +246,8 @@ fn readers_go_on_while_writers_are_held_up(options: Options, value_len: usize) {
     ] {
         assert_eq!(reader.line(line), expected);
     }
-    // The engine's figures come when its writers go on; whoever asks for them waits alone.
+    // The engine's statistics are delivered when its writers go on; only the client that requests
+    // them waits.
     let mut asking = server.client();
     asking.line("CLIENT ACK buffered");
     asking.send(&command(&["INFO"]));
@@ -255,7 +258,7 @@ fn readers_go_on_while_writers_are_held_up(options: Options, value_len: usize) {
             "nothing is durable"
         );
     }
-    gate.release();
+    held_syncs.release();
     for mut writer in writers {
         assert_eq!(writer.reply(), b"+OK\r\n");
     }
@@ -264,19 +267,20 @@ fn readers_go_on_while_writers_are_held_up(options: Options, value_len: usize) {
 
 #[test]
 fn readers_go_on_while_writers_wait_for_room_in_the_ring() {
-    // Small writes, which are made where they arrive while all is well, and large ones, which never are.
+    // Small writes, which run on the connection's thread while the engine is not under pressure,
+    // and large ones, which never do.
     for value_len in [60_000, 200_000] {
         let options = Options {
             ring_bytes: 1 << 20,
             ..support::options()
         };
-        readers_go_on_while_writers_are_held_up(options, value_len);
+        readers_go_on_while_writers_are_stalled(options, value_len);
     }
 }
 
 #[test]
 fn readers_go_on_while_writers_wait_for_memtables_to_be_flushed() {
-    // A memtable is flushed when the log is durable past it, which the held syncs prevent.
+    // A memtable is flushed when the log is durable past it, which the blocked syncs prevent.
     let family = FamilyOptions {
         write_buffer_bytes: 512 << 10,
         ..FamilyOptions::default()
@@ -286,12 +290,12 @@ fn readers_go_on_while_writers_wait_for_memtables_to_be_flushed() {
         family_options: vec![("db0.0".to_owned(), family)],
         ..support::options()
     };
-    readers_go_on_while_writers_are_held_up(options, 60_000);
+    readers_go_on_while_writers_are_stalled(options, 60_000);
 }
 
 #[test]
-fn a_waiting_connection_holds_up_nobody() {
-    // One thread: every connection shares it with those that wait for the held sync.
+fn a_waiting_connection_delays_no_other() {
+    // One thread: every connection shares it with those that wait for the blocked sync.
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(4);
     let server = start(
@@ -303,7 +307,7 @@ fn a_waiting_connection_holds_up_nobody() {
         },
     );
     server.client().line("SET old 1");
-    let gate = device.hold_syncs();
+    let held_syncs = device.hold_syncs();
     let mut waiting: Vec<Client> = (0..20).map(|_| server.client()).collect();
     for (i, client) in waiting.iter_mut().enumerate() {
         client.send(&command(&["SET", &format!("k{i}"), "v"]));
@@ -313,7 +317,7 @@ fn a_waiting_connection_holds_up_nobody() {
         assert_eq!(client.line("GET old"), "$1\r\n1\r\n");
     }
     assert!(waiting[0].is_silent_for(A_WHILE));
-    gate.release();
+    held_syncs.release();
     for client in &mut waiting {
         assert_eq!(client.reply(), b"+OK\r\n");
     }
@@ -337,12 +341,12 @@ fn the_level_is_the_servers_or_the_connections() {
         client.line("CLIENT ACK often"),
         "-ERR ack must be one of disk, process, buffered\r\n"
     );
-    let gate = device.hold_syncs();
+    let held_syncs = device.hold_syncs();
     assert_eq!(client.line("SET a 1"), "+OK\r\n");
     assert_eq!(
         client.line("WAITAOF 1 0 50"),
         "*2\r\n:0\r\n:0\r\n",
-        "the barrier tells that it was not reached"
+        "the barrier reports that it was not reached"
     );
     let mut strict = server.client();
     assert_eq!(strict.line("CLIENT ACK disk"), "+OK\r\n");
@@ -350,7 +354,7 @@ fn the_level_is_the_servers_or_the_connections() {
     assert!(strict.is_silent_for(A_WHILE));
     client.send(&command(&["WAITAOF", "1", "0", "0"]));
     assert!(client.is_silent_for(A_WHILE));
-    gate.release();
+    held_syncs.release();
     assert_eq!(client.reply(), b"*2\r\n:1\r\n:0\r\n");
     assert_eq!(strict.reply(), b"$1\r\n1\r\n");
     assert_eq!(client.line("CONFIG SET ack disk"), "+OK\r\n");
@@ -363,10 +367,10 @@ fn the_level_is_the_servers_or_the_connections() {
         "$4\r\ndisk\r\n",
         "new connections take the server's level"
     );
-    // A pipeline that turns weaker midway keeps what its first part was promised.
+    // A pipeline that changes to a weaker level keeps the promise to its first part.
     let mut turning = server.client();
     turning.line("CLIENT ACK disk");
-    let gate = device.hold_syncs();
+    let held_syncs = device.hold_syncs();
     turning.send(
         &[
             command(&["SET", "b", "1"]),
@@ -375,7 +379,7 @@ fn the_level_is_the_servers_or_the_connections() {
         .concat(),
     );
     assert!(turning.is_silent_for(A_WHILE));
-    gate.release();
+    held_syncs.release();
     assert_eq!(
         (turning.reply(), turning.reply()),
         (b"+OK\r\n".to_vec(), b"+OK\r\n".to_vec())
@@ -392,7 +396,8 @@ fn after_a_failed_sync_writes_are_refused_and_reads_go_on() {
     assert_eq!(client.line("SET old 1"), "+OK\r\n");
     device.inject(Fault::new(FaultKind::SyncFails));
     let misconf = "-MISCONF Errors writing to the AOF file: ";
-    // In one pipeline: what was durable is told, what is not becomes an error, and the framing holds.
+    // In one pipeline: replies that reflect durable commits are sent, the others become errors, and
+    // the framing stays intact.
     client.send(
         &[
             command(&["GET", "old"]),
@@ -455,8 +460,9 @@ fn a_full_disk_refuses_writes_until_there_is_room() {
 
 #[test]
 fn a_power_cut_leaves_emptied_databases_full_or_empty_and_never_both() {
-    // The world is caught at every change that FLUSHALL makes, and its unsynced part lost in one way after
-    // another. Two databases, both of which must be as before or both empty; empty if that was told.
+    // The device is captured at every change that FLUSHALL makes, and its unsynced part lost in one
+    // way after another. Two databases, both of which must be as before or both empty; empty if
+    // that was acknowledged.
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(11);
     let server = start(&device, dir.path(), config());
@@ -468,7 +474,7 @@ fn a_power_cut_leaves_emptied_databases_full_or_empty_and_never_both() {
     tables.keep(dir.path());
     device.record(Points::Changes, 400);
     assert_eq!(client.line("FLUSHALL"), "+OK\r\n");
-    let told = device.snapshot();
+    let acknowledged = device.snapshot();
     tables.keep(dir.path());
     assert_eq!(client.line("SET after 1"), "+OK\r\n");
     drop(client);
@@ -476,7 +482,7 @@ fn a_power_cut_leaves_emptied_databases_full_or_empty_and_never_both() {
     let mut seen = [0, 0];
     let snapshots = device.take_snapshots();
     let step = (snapshots.len() / rounds("COLLIE_POWER_CUTS", 2) / 15).max(1);
-    for (i, snapshot) in snapshots.iter().step_by(step).chain([&told]).enumerate() {
+    for (i, snapshot) in snapshots.iter().step_by(step).chain([&acknowledged]).enumerate() {
         let (name, way) = PowerCut::WAYS[i % PowerCut::WAYS.len()];
         let after = snapshot.power_cut(way, i as u64).device();
         tables.put_back(dir.path());
@@ -488,8 +494,8 @@ fn a_power_cut_leaves_emptied_databases_full_or_empty_and_never_both() {
         let is_empty = (first.as_str(), client.line("EXISTS d e").as_str()) == (":0\r\n", ":0\r\n");
         assert!(is_full != is_empty, "{name}, snapshot {i}: {first:?}");
         assert!(
-            is_empty || snapshot.op() < told.op(),
-            "{name}: it was told that all is empty"
+            is_empty || snapshot.op() < acknowledged.op(),
+            "{name}: FLUSHALL was acknowledged"
         );
         assert!(
             server.db.families().len() <= 3,
@@ -520,7 +526,7 @@ fn a_power_cut_leaves_a_transaction_that_empties_and_swaps_databases_whole_or_no
     }
     device.record(Points::Changes, 400);
     assert_eq!(client.line("EXEC"), "*5\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n");
-    let told = device.snapshot();
+    let acknowledged = device.snapshot();
     tables.keep(dir.path());
     assert_eq!(client.line("SET after 1"), "+OK\r\n");
     drop(client);
@@ -528,7 +534,7 @@ fn a_power_cut_leaves_a_transaction_that_empties_and_swaps_databases_whole_or_no
     let mut seen = [0, 0];
     let snapshots = device.take_snapshots();
     let step = (snapshots.len() / rounds("COLLIE_POWER_CUTS", 2) / 15).max(1);
-    for (i, snapshot) in snapshots.iter().step_by(step).chain([&told]).enumerate() {
+    for (i, snapshot) in snapshots.iter().step_by(step).chain([&acknowledged]).enumerate() {
         let (name, way) = PowerCut::WAYS[i % PowerCut::WAYS.len()];
         let after = snapshot.power_cut(way, i as u64).device();
         tables.put_back(dir.path());
@@ -547,8 +553,8 @@ fn a_power_cut_leaves_a_transaction_that_empties_and_swaps_databases_whole_or_no
             "{name}, snapshot {i}: {first:?} and {other:?}"
         );
         assert!(
-            is_after || snapshot.op() < told.op(),
-            "{name}: it was told that it is done"
+            is_after || snapshot.op() < acknowledged.op(),
+            "{name}: EXEC was acknowledged"
         );
         seen[usize::from(is_after)] += 1;
         drop(client);
@@ -558,11 +564,11 @@ fn a_power_cut_leaves_a_transaction_that_empties_and_swaps_databases_whole_or_no
 }
 
 #[test]
-fn what_was_told_is_there_after_a_power_cut() {
-    // Clients increment one counter and read it, each noting the largest value it was told. The world is
-    // caught in mid-flight and its unsynced part lost in one way after another: the counter must not lie
-    // below what anybody was told.
-    let mut random = Random::new("what_was_told_is_there_after_a_power_cut");
+fn what_a_reply_reflected_survives_a_power_cut() {
+    // Clients increment one counter and read it, each recording the largest value that it was sent.
+    // The device is captured meanwhile and its unsynced part lost in one way after another: the
+    // counter must not be below any value that was sent.
+    let mut random = Random::new("what_a_reply_reflected_survives_a_power_cut");
     for _ in 0..rounds("COLLIE_POWER_CUTS", 2) {
         let seed = random.below(1 << 30) as u64;
         let dir = tempfile::tempdir().unwrap();
@@ -572,27 +578,27 @@ fn what_was_told_is_there_after_a_power_cut() {
         let server = start_on(db, config());
         let tables = Tables::new();
         tables.keep(dir.path());
-        let told = AtomicI64::new(0);
+        let acknowledged = AtomicI64::new(0);
         let images = std::thread::scope(|scope| {
             for i in 0..6 {
                 let mut client = server.client();
-                let told = &told;
+                let acknowledged = &acknowledged;
                 scope.spawn(move || {
                     for _ in 0..100 {
                         let reply = client.line(if i % 3 == 0 { "GET counter" } else { "INCR counter" });
                         let number = reply.trim_end().rsplit([':', '\n']).next().unwrap();
                         let number: i64 = number.parse().unwrap_or(0);
-                        told.fetch_max(number, Ordering::SeqCst);
+                        acknowledged.fetch_max(number, Ordering::SeqCst);
                     }
                 });
             }
             (1..3)
                 .map(|moment| {
                     // Of 400 increments.
-                    while told.load(Ordering::SeqCst) < 100 * moment {
+                    while acknowledged.load(Ordering::SeqCst) < 100 * moment {
                         std::thread::yield_now();
                     }
-                    let floor = told.load(Ordering::SeqCst);
+                    let floor = acknowledged.load(Ordering::SeqCst);
                     (floor, device.snapshot())
                 })
                 .collect::<Vec<_>>()
@@ -607,7 +613,7 @@ fn what_was_told_is_there_after_a_power_cut() {
                 let found: i64 = found.trim_end().rsplit('\n').next().unwrap().parse().unwrap_or(0);
                 assert!(
                     found >= floor,
-                    "told {floor}, found {found}, {name:?}, seed {seed}"
+                    "acknowledged {floor}, found {found}, {name:?}, seed {seed}"
                 );
             }
         }

@@ -1,5 +1,5 @@
-//! Small requests that work on large values, that wait, or that come by the thousand: other clients of the same thread
-//! are served meanwhile.
+//! Small requests that work on large values, that wait, or that arrive by the thousand: other
+//! clients of the same thread are served meanwhile.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
 
@@ -13,14 +13,14 @@ use collie_server::ServerConfig;
 use collie_sim::SimDevice;
 use support::{Client, Running, command, config, options, start, start_on};
 
-/// A large value, and how often it is written: several times what the log's ring holds.
+/// A large value, and how often it is written: several times the capacity of the log's ring.
 const LARGE: usize = 100_000;
 const TIMES: usize = 40;
 const RING: usize = 1 << 20;
-/// Above what a command may read where it arrived.
+/// Above what a command may read on the connection's thread.
 const HEAVY: usize = 1_000_000;
 
-/// One thread, so that whoever blocks it blocks all.
+/// One thread, so that a command which blocks it blocks all clients.
 fn one_thread() -> ServerConfig {
     ServerConfig {
         threads: 1,
@@ -28,10 +28,10 @@ fn one_thread() -> ServerConfig {
     }
 }
 
-/// A server on a device whose syncs can be held.
+/// A server on a device whose syncs can be blocked.
 fn start_simulated(dir: &std::path::Path) -> (Running, SimDevice) {
     let device = SimDevice::new(17);
-    // Writes that are durable when they return would pass by the held syncs.
+    // Writes that are durable when they return would not be blocked with the syncs.
     device.support_direct(false);
     let options = Options {
         device: Arc::new(device.clone()),
@@ -64,7 +64,8 @@ fn pipeline(lines: &[String]) -> Vec<u8> {
     lines.iter().flat_map(|line| command(&words(line))).collect()
 }
 
-/// While the device stands still each of these fills the ring by requests of a few bytes. The thread that they arrived on goes on.
+/// While the device is blocked each of these fills the ring by requests of a few bytes. The thread
+/// that reads them is not blocked.
 #[test]
 fn gets_are_answered_while_small_requests_that_write_large_values_wait_for_the_device() {
     for (name, lines) in [
@@ -90,14 +91,14 @@ fn gets_are_answered_while_small_requests_that_write_large_values_wait_for_the_d
         assert_eq!(writer.call(&["SET", "big", &value]), "+OK\r\n");
         assert_eq!(writer.call(&["SET", "due", &value, "EX", "1000"]), "+OK\r\n");
         assert_eq!(writer.line("SET small x"), "+OK\r\n");
-        let gate = device.hold_syncs();
+        let held_syncs = device.hold_syncs();
         let lines: Vec<String> = lines.iter().map(|&line| line.to_owned()).collect();
         let lines = vec![lines.clone(); TIMES / lines.len()].concat();
         writer.send(&pipeline(&lines));
         for n in 0..1_000 {
             assert_eq!(reader.line("GET small"), "$1\r\nx\r\n", "{name}, GET number {n}");
         }
-        gate.release();
+        held_syncs.release();
         for (n, line) in lines.iter().enumerate() {
             let reply = writer.reply();
             assert!(
@@ -110,11 +111,11 @@ fn gets_are_answered_while_small_requests_that_write_large_values_wait_for_the_d
 }
 
 #[test]
-fn a_client_that_waits_for_a_row_keeps_nobody_of_its_thread_waiting() {
+fn a_client_that_waits_for_a_row_delays_no_other_of_its_thread() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), one_thread());
     let (mut writer, mut reader) = (server.client(), server.client());
-    // Locks are waited for longer than that.
+    // Commands wait longer than that for locks.
     let patience = Some(Duration::from_secs(20));
     reader.stream.set_read_timeout(patience).unwrap();
     assert_eq!(writer.line("SET row 1"), "+OK\r\n");
@@ -125,7 +126,7 @@ fn a_client_that_waits_for_a_row_keeps_nobody_of_its_thread_waiting() {
         vec!["MULTI", "INCR row", "EXEC"],
         vec!["RENAME row row2", "RENAME row2 row"],
     ] {
-        // The program that has the store open beside its clients works on the same row.
+        // The program that shares the store with its clients changes the same row.
         let family = server.db.family("db0.0").unwrap();
         let mut owner = server.db.row_owner("a program");
         let locked = server
@@ -166,7 +167,7 @@ fn what_is_heavy_runs_aside_once_and_what_is_light_where_it_arrived() {
         ("SCAN 0 COUNT 100", "SCAN 0 MATCH a COUNT 1"),
         ("GETDEL big", "GETDEL a"),
     ] {
-        // A connection of its own: the one after a heavy command expects another.
+        // A connection of its own: after a heavy command a connection expects another.
         let mut client = server.client();
         let before = figure(&mut watcher, "stats", "commands_aside");
         client.line(light);
@@ -186,7 +187,7 @@ fn a_transaction_that_turns_out_to_be_heavy_runs_once_and_is_counted_once() {
     let server = start(dir.path(), one_thread());
     let (mut client, mut other) = (server.client(), server.client());
     assert_eq!(client.call(&["SET", "big", &"v".repeat(HEAVY)]), "+OK\r\n");
-    // Another connection, which does not know yet that it works on large values.
+    // Another connection, which does not know yet that its values are large.
     let mut client = server.client();
     assert_eq!(client.line("CONFIG RESETSTAT"), "+OK\r\n");
     let queue = |client: &mut Client| {
@@ -214,13 +215,13 @@ fn a_transaction_that_turns_out_to_be_heavy_runs_once_and_is_counted_once() {
     ] {
         assert_eq!(figure(&mut other, section, name), value, "{name}");
     }
-    // The watch holds there as well.
+    // The watch works on that thread as well.
     client.line("WATCH n");
     queue(&mut client);
     assert_eq!(other.line("INCR n"), ":2\r\n");
     assert_eq!(client.line("EXEC"), "*-1\r\n");
     assert_eq!(other.line("GET log"), "$1\r\nx\r\n");
-    // And the connection is out of the transaction.
+    // The connection is not in a transaction any more.
     assert_eq!(client.line("INCR n"), ":3\r\n");
 }
 
@@ -250,7 +251,7 @@ fn patterns_that_take_long_are_searched_for_aside_and_find_what_they_match() {
     for n in 0..20 {
         assert_eq!(client.call(&["SET", &format!("{long}{n}"), "x"]), "+OK\r\n");
     }
-    // 600 comparisons at each of 1,400 places of each key.
+    // 600 comparisons at each of 1,400 positions of each key.
     let pattern = format!("*{}b*", "a".repeat(600));
     let before = figure(&mut client, "stats", "commands_aside");
     let page = client.call(&["SCAN", "0", "MATCH", &pattern, "COUNT", "100"]);

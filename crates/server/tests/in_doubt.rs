@@ -1,4 +1,4 @@
-//! What a server answers once its log has failed: nothing that a restart could take back.
+//! The replies of a server whose log has failed: none that a restart could contradict.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
 
@@ -13,7 +13,7 @@ use collie_server::{Ack, ServerConfig};
 use collie_sim::{Fault, FaultKind, SimDevice};
 use support::{Client, command, config, start_on};
 
-/// Long enough for a reply that does not wait to have come.
+/// Long enough for a reply that does not wait to have arrived.
 const A_WHILE: Duration = Duration::from_millis(150);
 const MISCONF: &str = "-MISCONF Errors writing to the AOF file: ";
 const LEVELS: [Ack; 3] = [Ack::Disk, Ack::Process, Ack::Buffered];
@@ -35,12 +35,12 @@ fn with(ack: Ack) -> ServerConfig {
     ServerConfig { ack, ..config() }
 }
 
-/// From now on no sync of the log succeeds.
+/// Makes every sync of the log fail from now on.
 fn break_log(device: &SimDevice) {
     device.inject(Fault::new(FaultKind::SyncFails).on("/log/"));
 }
 
-/// Makes what is to be there for certain.
+/// Writes the initial data and makes it durable.
 fn set_up(client: &mut Client, lines: &[&str], ack: Ack) {
     assert_eq!(client.line("CLIENT ACK disk"), "+OK\r\n");
     for line in lines {
@@ -67,7 +67,7 @@ fn what_is_in_doubt_is_refused_and_all_else_is_answered() {
         let server = start_on(open(&device, dir.path()), with(ack));
         let mut client = server.client();
         set_up(&mut client, &["MSET old 1 changed 1 removed 1"], ack);
-        let gate = device.hold_syncs();
+        let held_syncs = device.hold_syncs();
         let mut writer = server.client();
         assert_eq!(writer.line("CLIENT ACK buffered"), "+OK\r\n");
         assert_eq!(writer.line("SET changed 2"), "+OK\r\n");
@@ -75,7 +75,7 @@ fn what_is_in_doubt_is_refused_and_all_else_is_answered() {
         assert_eq!(writer.line("SET added 1 EX 1000"), "+OK\r\n");
         assert_eq!(writer.line("GET changed"), "$1\r\n2\r\n");
         break_log(&device);
-        gate.release();
+        held_syncs.release();
         assert_eq!(writer.line("CLIENT ACK disk"), "+OK\r\n");
         is_refused(&mut writer, "SET x 1", Ack::Disk);
         for key in ["changed", "removed", "added", "x"] {
@@ -110,7 +110,7 @@ fn what_is_in_doubt_is_refused_and_all_else_is_answered() {
         ] {
             assert_eq!(client.line(line), expected, "{ack:?}, {line}");
         }
-        // In a transaction each command gets its own answer.
+        // In a transaction each command gets its own reply.
         for line in [
             "MULTI",
             "GET old",
@@ -143,8 +143,8 @@ fn what_is_in_doubt_is_refused_and_all_else_is_answered() {
     }
 }
 
-/// Where the log fails in an exchange of databases, which family is a database's nobody knows before a restart: what
-/// either holds, also that an empty one holds nothing, is no answer.
+/// If the log fails during an exchange of databases, it is unknown until a restart which family a
+/// database has: neither the keys of one, nor that it is empty, may be reported.
 #[test]
 fn a_database_that_was_exchanged_in_doubt_is_refused() {
     const READS: [&str; 9] = [
@@ -174,7 +174,7 @@ fn a_database_that_was_exchanged_in_doubt_is_refused() {
                 );
                 device.inject(Fault::new(FaultKind::SyncFails).on("/log/").after(skip));
                 client.line(line);
-                // Whoever asks for the disk makes the failure known.
+                // A client that waits for the disk makes the failure known.
                 let mut strict = server.client();
                 strict.line("CLIENT ACK disk");
                 while strict.line("SET x 1") == "+OK\r\n" {}
@@ -208,7 +208,8 @@ fn a_database_that_was_exchanged_in_doubt_is_refused() {
     }
 }
 
-/// Which family is a database's is told by a commit like any other: a reply that tells what is in it waits for that.
+/// Which family a database has is committed like any other write: a reply that reflects its keys
+/// waits for that commit.
 #[test]
 fn a_reply_waits_for_the_exchange_of_its_database() {
     let dir = tempfile::tempdir().unwrap();
@@ -220,9 +221,9 @@ fn a_reply_waits_for_the_exchange_of_its_database() {
         &["SET key 1", "SELECT 1", "SET other 1", "SELECT 0"],
         Ack::Disk,
     );
-    let gate = device.hold_syncs();
+    let held_syncs = device.hold_syncs();
     client.send(&command(&["SWAPDB", "0", "1"]));
-    // It is done when whoever asks for less sees it.
+    // It is done when a client with a weaker level sees it.
     let mut weak = server.client();
     weak.line("CLIENT ACK buffered");
     while weak.line("GET key") != "$-1\r\n" {
@@ -245,7 +246,7 @@ fn a_reply_waits_for_the_exchange_of_its_database() {
         );
         waiting.push((reader, line, expected));
     }
-    gate.release();
+    held_syncs.release();
     assert_eq!(client.reply(), b"+OK\r\n");
     for (mut reader, line, expected) in waiting {
         assert_eq!(String::from_utf8(reader.reply()).unwrap(), expected, "{line}");

@@ -16,7 +16,7 @@ use collie_sim::{Fault, FaultKind, SimDevice};
 use support::{Client, PATIENCE, Running, command, config, start_on, wait_for};
 
 fn options(device: &SimDevice) -> Options {
-    // Writes that are durable when they return would pass by the held syncs.
+    // Writes that are durable when they return would not be blocked with the syncs.
     device.support_direct(false);
     Options {
         device: Arc::new(device.clone()),
@@ -39,7 +39,7 @@ fn with_metrics() -> ServerConfig {
     }
 }
 
-/// Sends a request as it stands and gives the whole answer.
+/// Sends a request as it is and returns the whole response.
 fn ask(addr: SocketAddr, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(addr).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -57,7 +57,8 @@ fn get(addr: SocketAddr, path: &str) -> (String, String) {
     (head.lines().next().unwrap().to_owned(), body.to_owned())
 }
 
-/// The samples of a page by name and labels. Fails where the page breaks a rule of the format or of its names.
+/// The samples of a page by name and labels. Fails if the page breaks a rule of the format or of
+/// its names.
 fn samples(page: &str) -> BTreeMap<String, f64> {
     let mut found = BTreeMap::new();
     let (mut current, mut kind) = (String::new(), String::new());
@@ -94,7 +95,8 @@ fn samples(page: &str) -> BTreeMap<String, f64> {
     found
 }
 
-/// The page, once it has the engine's figures: one that took too long to ask for them comes without, at first.
+/// The page, once it has the engine's statistics: if these take too long, the first pages lack
+/// them.
 fn page(addr: SocketAddr) -> String {
     let mut page = String::new();
     wait_for("a page with the engine's figures", || {
@@ -163,7 +165,7 @@ fn the_page_counts_what_clients_did_and_its_names_are_those_of_the_document() {
     assert_eq!(shown, documented);
 }
 
-/// A running server and where its metrics are.
+/// A running server and the address of its metrics.
 fn served(db: Db) -> (Running, SocketAddr) {
     let server = start_on(db, with_metrics());
     let metrics = server.metrics.unwrap();
@@ -171,14 +173,14 @@ fn served(db: Db) -> (Running, SocketAddr) {
 }
 
 #[test]
-fn a_page_comes_although_writers_are_held_up() {
+fn a_page_is_served_while_writers_are_stalled() {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(11);
     let server = served(open(&device, dir.path()));
     let value = "v".repeat(60_000);
     assert_eq!(server.0.client().call(&["SET", "old", &value]), "+OK\r\n");
     page(server.1);
-    let gate = device.hold_syncs();
+    let held_syncs = device.hold_syncs();
     let mut writers: Vec<Client> = (0..40).map(|_| server.0.client()).collect();
     for (number, writer) in writers.iter_mut().enumerate() {
         writer.send(&command(&["SET", &format!("k{number}"), &value]));
@@ -190,20 +192,20 @@ fn a_page_comes_although_writers_are_held_up() {
         assert_eq!(status, "HTTP/1.1 200 OK");
         let samples = samples(&page);
         let accepted = samples["collie_connections"] >= 40.0;
-        // The engine's part is there too, fresh or of before.
+        // The engine's part is there too, current or previous.
         assert!(samples.contains_key("collie_log_durable_lsn"), "{page}");
         assert_eq!(get(server.1, "/healthz").0, "HTTP/1.1 200 OK");
         pages += 1;
         accepted && pages >= 3
     });
-    gate.release();
+    held_syncs.release();
     for mut writer in writers {
         assert_eq!(writer.reply(), b"+OK\r\n");
     }
 }
 
 #[test]
-fn what_goes_into_fillers_and_into_the_archive_is_told() {
+fn bytes_of_fillers_and_of_the_archive_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let options = Options {
         pad_to_block: true,
@@ -218,7 +220,8 @@ fn what_goes_into_fillers_and_into_the_archive_is_told() {
     for number in 0..60 {
         assert_eq!(client.call(&["SET", &format!("k{number}"), &value]), "+OK\r\n");
     }
-    // What holds more of the log than that is flushed, and segments go into the archive, in the background.
+    // Families that pin more of the log than that are flushed, and segments are archived, in the
+    // background.
     let mut samples = BTreeMap::new();
     wait_for("segments in the archive", || {
         samples = self::samples(&page(server.1));
@@ -249,7 +252,7 @@ fn health_fails_with_the_log() {
     let (status, reason) = get(server.1, "/healthz");
     assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
     assert!(reason.starts_with("writes are refused: "), "{reason}");
-    // It does not close in order any more.
+    // It does not shut down in order any more.
     let _ = server.0.stop();
 }
 
@@ -318,7 +321,7 @@ fn health_fails_with_the_first_write_that_a_full_disk_refuses_and_recovers_with_
 }
 
 #[test]
-fn what_is_no_request_is_refused_and_a_slow_one_holds_up_nobody() {
+fn malformed_requests_are_refused_and_a_slow_one_delays_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let server = served(open(&SimDevice::new(3), dir.path()));
     let mut slow = TcpStream::connect(server.1).unwrap();
@@ -345,14 +348,14 @@ fn what_is_no_request_is_refused_and_a_slow_one_holds_up_nobody() {
     assert!(answer.contains("collie_connections"), "{answer}");
 }
 
-/// Requests that are answered at a time, at most.
+/// The most requests that are answered at a time.
 const AT_A_TIME: usize = 16;
 
 #[test]
 fn beyond_sixteen_requests_the_next_waits_until_one_has_ended() {
     let dir = tempfile::tempdir().unwrap();
     let server = served(open(&SimDevice::new(3), dir.path()));
-    // They are accepted in their order, and say nothing.
+    // They are accepted in order, and send nothing.
     let mut silent: Vec<_> = (0..AT_A_TIME)
         .map(|_| TcpStream::connect(server.1).unwrap())
         .collect();
@@ -361,13 +364,13 @@ fn beyond_sixteen_requests_the_next_waits_until_one_has_ended() {
     next.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let mut byte = [0];
     if next.read(&mut byte).is_ok() {
-        // Only where the machine stood still until a silent one had taken too long.
+        // Only if the machine stood still until a silent one timed out.
         silent[0]
             .set_read_timeout(Some(Duration::from_millis(1)))
             .unwrap();
-        let told = silent[0].read(&mut byte);
+        let read = silent[0].read(&mut byte);
         assert!(
-            told.is_ok(),
+            read.is_ok(),
             "{AT_A_TIME} requests are under way, and the next was answered"
         );
         return;
@@ -401,4 +404,26 @@ fn metrics_leave_the_machine_only_when_forced() {
     assert!(server.metrics_addr().is_some());
     drop(server);
     db.close().unwrap();
+}
+
+/// A database that cannot be created, or emptied, is a refusal like any other.
+#[test]
+fn health_fails_with_the_first_database_that_a_full_disk_refuses() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(7);
+    let options = Options {
+        reserve_bytes: Some(0),
+        ..options(&device)
+    };
+    let server = served(Db::open(dir.path(), options).unwrap());
+    let mut client = server.0.client();
+    assert_eq!(client.line("SET a 1"), "+OK\r\n");
+    device.limit_space(Some(0));
+    let refused = client.line("SELECT 3");
+    assert!(refused.starts_with("-MISCONF"), "{refused}");
+    assert_eq!(get(server.1, "/healthz").0, "HTTP/1.1 503 Service Unavailable");
+    device.limit_space(None);
+    assert_eq!(client.line("SELECT 3"), "+OK\r\n");
+    assert_eq!(client.line("SET a 1"), "+OK\r\n");
+    assert_eq!(get(server.1, "/healthz").0, "HTTP/1.1 200 OK");
 }

@@ -1,5 +1,5 @@
-//! Keys, values and commits at their limits and one past them: what fits is stored and comes back, what does not is
-//! refused with its sizes, and the connection goes on.
+//! Keys, values and commits at their limits and one past them: what fits is stored and read back,
+//! what does not is refused with its sizes, and the connection stays open.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
 
@@ -9,7 +9,7 @@ use collie_db::{Db, Options};
 use collie_server::ServerConfig;
 use support::{Client, Running, command, config, options, start_on};
 
-/// The longest key: one of the engine's less what the server puts before it in its index by expiry.
+/// The longest key: the engine's limit less the server's prefix in the expiry index.
 const KEY_MAX: usize = 65_526;
 const VALUE_16_MIB: usize = 16 << 20;
 
@@ -25,7 +25,7 @@ fn start(dir: &std::path::Path, ring_bytes: usize) -> Running {
     start_on(Db::open(dir, options).unwrap(), config)
 }
 
-/// The value behind a reply's length.
+/// The content of a bulk string of this length.
 fn bulk(reply: &[u8], len: usize) -> &[u8] {
     let head = format!("${len}\r\n");
     assert!(
@@ -101,7 +101,8 @@ fn a_transaction_at_the_limit_of_a_commit_is_stored_and_one_past_it_changes_noth
     let ring = 1 << 20;
     let server = start(dir.path(), ring);
     let mut client = server.client();
-    // Four values of a length, in one commit; the longest is found by halving, then it and the next are tried.
+    // Four values of a length, in one commit; the longest is found by bisection, then it and the
+    // next one are tried.
     let exec = |client: &mut Client, len: usize| {
         client.line("MULTI");
         for key in ["a", "b", "c", "d"] {

@@ -1,4 +1,4 @@
-//! The tools that come with Redis, unmodified (Debian's redis-tools). Where they are missing the tests say so
+//! The tools of Redis, unmodified (Debian's redis-tools). If they are missing the tests print so
 //! and pass, unless `COLLIE_REQUIRE_TOOLS` is set.
 
 #![expect(
@@ -26,7 +26,7 @@ fn is_there(tool: &str) -> bool {
     found
 }
 
-/// Runs a tool against the server; what it says and that it ends well.
+/// Runs a tool against the server; returns its output, and fails if the tool does.
 fn run(tool: &str, addr: SocketAddr, args: &[&str]) -> String {
     let port = addr.port().to_string();
     let output = Command::new(tool)

@@ -1,4 +1,4 @@
-//! `MULTI` and `EXEC`: one step to everybody else, one commit to the store.
+//! `MULTI` and `EXEC`: one step for all other clients, one commit in the store.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use support::{Random, config, start};
 
-/// Sends lines and gives the last one's reply.
+/// Sends lines and returns the last one's reply.
 fn run(client: &mut support::Client, lines: &[&str]) -> String {
     lines
         .iter()
@@ -16,7 +16,7 @@ fn run(client: &mut support::Client, lines: &[&str]) -> String {
 }
 
 #[test]
-fn reads_inside_exec_see_the_writes_before_them_and_nobody_else_does_until_the_end() {
+fn only_reads_inside_exec_see_its_writes_before_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let (mut one, mut other) = (server.client(), server.client());
@@ -78,7 +78,7 @@ fn reads_inside_exec_see_the_writes_before_them_and_nobody_else_does_until_the_e
     assert_eq!(run(&mut other, &["SELECT 5", "GET fresh"]), "$1\r\n1\r\n");
     drop((one, other));
     server.stop().unwrap();
-    // The same after a start: which family is whose is part of the commit.
+    // The same after a restart: which family a database has is part of the commit.
     let server = start(dir.path(), config());
     let mut client = server.client();
     assert_eq!(client.line("DBSIZE"), ":0\r\n");
@@ -111,7 +111,7 @@ fn a_transaction_over_keys_and_databases_is_one_commit() {
     }
     assert!(client.line("EXEC").starts_with("*6\r\n+OK"));
     assert_eq!(frames(&mut client) - before, 1);
-    // One that changes nothing commits nothing.
+    // A transaction that changes nothing commits nothing.
     run(&mut client, &["MULTI", "GET c", "DEL nokey", "EXEC"]);
     assert_eq!(frames(&mut client) - before, 1);
 }
@@ -141,8 +141,8 @@ fn a_transaction_that_the_log_cannot_take_as_one_commit_changes_nothing() {
 
 #[test]
 fn transfers_between_accounts_are_never_seen_halfway_and_watch_loses_no_update() {
-    // Four clients move money with WATCH, and four with blind transactions; others add up all accounts, with one
-    // MGET and inside a transaction. The sum never changes.
+    // Four clients move money with WATCH, and four with blind transactions; others add up all
+    // accounts, with one MGET and inside a transaction. The sum never changes.
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let accounts = ["a", "b", "c", "d", "e"];
@@ -217,8 +217,8 @@ fn transfers_between_accounts_are_never_seen_halfway_and_watch_loses_no_update()
 
 #[test]
 fn increments_inside_transactions_of_many_are_exact() {
-    // Pipelines of transactions on two threads, all of the same two keys: without the locks some would read what
-    // another one is about to overwrite.
+    // Pipelines of transactions on two threads, all of the same two keys: without the locks some
+    // would read what another one is about to overwrite.
     const CLIENTS: usize = 4;
     const TRANSACTIONS: usize = 3_000;
     let dir = tempfile::tempdir().unwrap();
@@ -249,8 +249,8 @@ fn increments_inside_transactions_of_many_are_exact() {
 
 #[test]
 fn transactions_over_all_databases_beside_flushes_and_swaps_end() {
-    // Locks in every order, and commands that take all of them: a ring of waiting would hang the test. Each
-    // transaction leaves its two keys equal wherever they end up.
+    // Locks in every order, and commands that take all of them: a deadlock would hang the test.
+    // Each transaction leaves its two keys equal wherever they end up.
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     std::thread::scope(|scope| {
@@ -286,8 +286,9 @@ fn transactions_over_all_databases_beside_flushes_and_swaps_end() {
 
 #[test]
 fn increments_beside_swaps_of_their_databases_are_exact() {
-    // A lock that was waited for while databases were swapped is the wrong one: the key is another keyspace's by then.
-    // And who locks many keys, one by one, must not meet somebody who locks all.
+    // A command that waited for a lock while databases were swapped has locked the wrong row: the
+    // key is in another keyspace by then. And a command that locks many keys, one by one, must not
+    // run at the same time as one that locks all.
     const CLIENTS: usize = 4;
     const ROUNDS: usize = 20;
     let dir = tempfile::tempdir().unwrap();
@@ -339,8 +340,9 @@ fn increments_beside_swaps_of_their_databases_are_exact() {
 
 #[test]
 fn all_databases_are_flushed_however_new_they_are() {
-    // One client selects databases for the first time while another flushes all: no flush comes upon one that it has
-    // nothing to put in the place of, and what was written before a flush began is gone.
+    // One client selects databases for the first time while another flushes all: no flush meets a
+    // database for which it has no spare keyspace, and what was written before a flush began is
+    // gone.
     for round in 0..20 {
         let dir = tempfile::tempdir().unwrap();
         let server = start(dir.path(), config());
@@ -375,7 +377,7 @@ fn all_databases_are_flushed_however_new_they_are() {
 }
 
 #[test]
-fn a_transaction_copies_into_a_database_that_nobody_selected_before() {
+fn a_transaction_copies_into_a_database_that_was_never_selected() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let mut client = server.client();

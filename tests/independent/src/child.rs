@@ -55,7 +55,7 @@ pub fn run(args: &ChildArgs) -> i32 {
             }
         }
     }
-    out.tell(&Event::Done);
+    out.send(&Event::Done);
     0
 }
 
@@ -67,9 +67,9 @@ fn epoch(
     next_tx: &mut u64,
 ) -> Tried<()> {
     let options = plan.options(rng, PathBuf::from("/dev/shm"));
-    out.tell(&Event::Opening);
+    out.send(&Event::Opening);
     let db = Db::open(args.dir.join("store"), options.clone())?;
-    out.tell(&Event::Opened {
+    out.send(&Event::Opened {
         visible: db.visible(),
     });
     let mut families = Vec::new();
@@ -108,7 +108,7 @@ fn epoch(
         .map(|one| (one.family.name().to_owned(), one.family.id()))
         .collect();
     drop(passing);
-    out.tell(&Event::State {
+    out.send(&Event::State {
         lists: state.clone().into_iter().collect(),
         families: there,
     });
@@ -150,7 +150,7 @@ fn epoch(
     } else {
         drop(world.db);
     }
-    out.tell(&Event::End { closed: true });
+    out.send(&Event::End { closed: true });
     Ok(())
 }
 

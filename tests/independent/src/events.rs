@@ -1,4 +1,4 @@
-//! What the child tells its parent, one line of JSON each.
+//! What the child reports to its parent, one line of JSON each.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,8 @@ pub enum Step {
     /// Appended to a list.
     #[serde(rename = "a")]
     Append(ListId, Element),
-    /// Read a list. The flag: nobody else may have appended to it between this and the commit.
+    /// Read a list. The flag: no other transaction may have appended to it between this and
+    /// the commit.
     #[serde(rename = "r")]
     Read(ListId, Vec<Element>, bool),
 }

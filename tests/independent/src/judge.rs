@@ -1,7 +1,7 @@
 //! Whether an epoch, from an open to a close or a kill, went as the store promises.
 //!
-//! Dependencies between transactions are followed by `adya`. What it is not told, because a history has no place for
-//! it, is looked at here: which commits outlive the process, and what a snapshot's LSN says.
+//! Dependencies between transactions are followed by `adya`. What a history has no place for is
+//! checked here: which commits outlive the process, and what a snapshot's LSN says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -282,7 +282,7 @@ impl Epoch {
         let mut lost = BTreeSet::new();
         let (mut newest_there, mut oldest_lost) = ((0, 0), (u64::MAX, 0));
         for (id, tx) in &self.txs {
-            // Of one that was not acknowledged nobody knows where it ends.
+            // Of one that was not acknowledged it is not known where it ends.
             let commit_end = match tx.outcome {
                 Outcome::Ok { end, .. } => Some(end),
                 Outcome::Committing => None,
@@ -358,8 +358,8 @@ impl Epoch {
         }
     }
 
-    /// Has `adya` look at the epoch twice: everybody's reads for snapshot isolation, and those that hold until their
-    /// commits for serializability; both in real time.
+    /// Has `adya` look at the epoch twice: all reads for snapshot isolation, and those that hold
+    /// until their commits for serializability; both in real time.
     fn check(
         &self,
         when: &str,

@@ -1,5 +1,5 @@
-//! Transactions of a Collie store, checked from outside: a child process runs them and is killed, and what it told is
-//! judged by `adya`, a checker that is not ours. `README.md` says what is looked at.
+//! Transactions of a Collie store, checked from outside: a child process runs them and is killed, and
+//! what it reported is judged by `adya`, a checker that is not ours. `README.md` says what is looked at.
 
 #![allow(clippy::disallowed_methods, reason = "it stands outside of the store's seam")]
 

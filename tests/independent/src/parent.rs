@@ -17,11 +17,11 @@ use crate::plan::Plan;
 
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
-    /// Everything follows from it, as far as threads allow.
-    #[arg(long)]
+    /// Everything follows from it, as far as threads allow. The last one counts.
+    #[arg(long, overrides_with = "seed")]
     pub seed: Option<u64>,
     /// Ends after the round in which so many transactions have ended.
-    #[arg(long, default_value_t = 10_000)]
+    #[arg(long, overrides_with = "transactions", default_value_t = 10_000)]
     pub transactions: u64,
     /// Rounds with one store before the next.
     #[arg(long, default_value_t = 6)]
@@ -67,7 +67,7 @@ enum Kill {
 struct Store {
     dir: PathBuf,
     plan: Plan,
-    /// What was done since the last open, until the next tells how it came out.
+    /// What was done since the last open, until the next shows how it came out.
     epoch: Option<(Epoch, End)>,
     lists: Lists,
     next_tx: u64,
@@ -159,7 +159,7 @@ pub fn run(args: &RunArgs) -> Result<i32> {
         f("opens"),
         f("kills"),
         f("transactions ended"),
-        f("commits told"),
+        f("commits acknowledged"),
         f("commits that outlived a kill"),
         f("commits that did not outlive a kill"),
         totals.violations
@@ -341,7 +341,7 @@ impl Store {
                 totals.add(&format!("{}: committed", self.kind(*id)), 1);
                 totals.add("savepoints gone back to", u64::from(*back));
                 totals.add("transactions ended", 1);
-                totals.add("commits told", 1);
+                totals.add("commits acknowledged", 1);
             }
             Event::Fail { id, why, .. } => {
                 totals.add("transactions ended", 1);
@@ -397,7 +397,7 @@ impl Store {
                 }
                 None if !self.creating.contains(name) => {
                     self.violations
-                        .push(format!("nobody created the family {name:?} ({id})"));
+                        .push(format!("no transaction created the family {name:?} ({id})"));
                 }
                 _ => {}
             }

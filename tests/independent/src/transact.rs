@@ -100,14 +100,14 @@ fn kind_of(options: &TransactionOptions) -> String {
     format!("{concurrency} {isolation}")
 }
 
-/// Runs one; tells all about it.
+/// Runs one and reports every step of it.
 pub fn run(world: &World, rng: &mut SmallRng, thread: u32) -> Ended {
     let options = random_options(world, rng);
     let kind = kind_of(&options);
     let id = world.tx();
     // Lists first: which are there is looked up before it begins, so a family may be gone when it is used.
     let places = working_set(world, rng);
-    world.out.tell(&Event::Begin {
+    world.out.send(&Event::Begin {
         id,
         thread,
         kind: kind.clone(),
@@ -285,7 +285,7 @@ impl Run<'_> {
     fn roll_back(&mut self) -> Tried<()> {
         self.tx.rollback_to_savepoint()?;
         let Some(then) = self.saved.pop() else {
-            return wrong("a savepoint that nobody set".into());
+            return wrong("a savepoint that was never set".into());
         };
         let after = std::mem::replace(&mut self.model, then);
         self.steps.truncate(self.model.steps);
@@ -381,7 +381,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What is to be said of a failure; a wrong one is told.
+    /// How a failure is reported; a wrong one is a violation.
     fn judge(&self, trouble: &Trouble) -> String {
         let (id, kind) = (self.id, kind_of(&self.options));
         match trouble {
@@ -432,7 +432,7 @@ impl Run<'_> {
         } else {
             drop(tx);
         }
-        world.out.tell(&Event::Fail {
+        world.out.send(&Event::Fail {
             id,
             appended: all_appended,
             why: why.into(),
@@ -459,7 +459,7 @@ impl Run<'_> {
         }
         let steps = std::mem::take(&mut self.steps);
         let world = self.world;
-        world.out.tell(&Event::Commit {
+        world.out.send(&Event::Commit {
             id: self.id,
             steps: steps.clone(),
         });
@@ -483,7 +483,7 @@ impl Run<'_> {
         };
         match end {
             Ok(end) => {
-                world.out.tell(&Event::Ok {
+                world.out.send(&Event::Ok {
                     id,
                     steps,
                     end,
@@ -505,7 +505,7 @@ impl Run<'_> {
                         .out
                         .violation(format!("transaction {id} ({kind}) does not commit: {error}"));
                 }
-                world.out.tell(&Event::Fail {
+                world.out.send(&Event::Fail {
                     id,
                     appended,
                     why: name_of(&error).into(),

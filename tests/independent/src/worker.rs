@@ -130,7 +130,7 @@ impl<'a> Worker<'a> {
             crate::wait::block_on(ticket)
         };
         match waited {
-            Ok(_) if survives => self.world.out.tell(&Event::Promise { end }),
+            Ok(_) if survives => self.world.out.send(&Event::Promise { end }),
             Ok(_) => {}
             Err(error) => self
                 .world
@@ -149,7 +149,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Appends to lists that nobody else appends to, without a transaction and without reading them.
+    /// Appends to lists that no other thread appends to, without a transaction and without
+    /// reading them.
     fn write_own(&mut self, unlogged: bool) -> Tried<()> {
         let lists = self.world.owned_by(self.thread, unlogged);
         let mut options = self.write_options();
@@ -213,7 +214,7 @@ impl<'a> Worker<'a> {
             if unlogged && chance(&mut self.rng, 4) {
                 family.flush()?;
                 let (list, element) = appended[0];
-                self.world.out.tell(&Event::Flushed { list, element });
+                self.world.out.send(&Event::Flushed { list, element });
             }
         }
         Ok(())
@@ -221,13 +222,13 @@ impl<'a> Worker<'a> {
 
     fn begin(&self, id: TxId, kind: &str, steps: &[Step]) {
         let world = self.world;
-        world.out.tell(&Event::Begin {
+        world.out.send(&Event::Begin {
             id,
             thread: self.thread,
             kind: kind.into(),
         });
         if !steps.is_empty() {
-            world.out.tell(&Event::Commit {
+            world.out.send(&Event::Commit {
                 id,
                 steps: steps.to_vec(),
             });
@@ -238,7 +239,7 @@ impl<'a> Worker<'a> {
         let world = self.world;
         match end {
             Ok(end) => {
-                world.out.tell(&Event::Ok {
+                world.out.send(&Event::Ok {
                     id,
                     steps,
                     end,
@@ -255,7 +256,7 @@ impl<'a> Worker<'a> {
                     Step::Append(list, element) => Some((*list, *element)),
                     Step::Read(..) => None,
                 });
-                world.out.tell(&Event::Fail {
+                world.out.send(&Event::Fail {
                     id,
                     appended: appended.collect(),
                     why: name_of(&error).into(),
@@ -306,7 +307,7 @@ impl<'a> Worker<'a> {
                 seen.push((family, list.clone(), found));
             }
         }
-        self.world.out.tell(&Event::Snapshot {
+        self.world.out.send(&Event::Snapshot {
             id,
             lsn: snapshot.lsn(),
         });
@@ -432,7 +433,7 @@ impl<'a> Worker<'a> {
             steps.push(Step::Append(list.id, element(id, nth)));
             batch.put(family, &list.key, encode(list, &elements, world.limit()))?;
         }
-        world.out.tell(&Event::Commit {
+        world.out.send(&Event::Commit {
             id,
             steps: steps.clone(),
         });
@@ -451,7 +452,7 @@ impl<'a> Worker<'a> {
         let name = format!("passing {}", self.rng.random_range(0..3));
         match world.db.family(&name) {
             None => {
-                world.out.tell(&Event::Creating { name: name.clone() });
+                world.out.send(&Event::Creating { name: name.clone() });
                 let options = world.plan.family_options.clone();
                 match world.db.create_family(&name, options) {
                     Ok(family) => {
@@ -463,7 +464,7 @@ impl<'a> Worker<'a> {
                         let mut passing = world.passing.write().unwrap_or_else(PoisonError::into_inner);
                         passing.push(crate::world::Passing { family, lists });
                         drop(passing);
-                        world.out.tell(&Event::Created { name, id });
+                        world.out.send(&Event::Created { name, id });
                     }
                     Err(Error::FamilyExists { .. }) => {}
                     Err(error) => return Err(error.into()),
@@ -471,13 +472,13 @@ impl<'a> Worker<'a> {
             }
             Some(family) if chance(&mut self.rng, 2) => {
                 let id = family.id();
-                world.out.tell(&Event::Dropping {
+                world.out.send(&Event::Dropping {
                     name: name.clone(),
                     id,
                 });
                 match world.db.drop_family(&family) {
                     Ok(()) => {
-                        world.out.tell(&Event::Dropped { name, id });
+                        world.out.send(&Event::Dropped { name, id });
                         if !matches!(family.get(b"x"), Err(Error::FamilyDropped { .. })) {
                             return wrong(format!("the dropped family {id} can be read"));
                         }
@@ -570,7 +571,7 @@ pub fn work(world: &World, rng: &mut SmallRng) -> Tried<()> {
         9 => "compact all",
         _ => "flush wal",
     };
-    world.out.tell(&Event::Work {
+    world.out.send(&Event::Work {
         what: name.into(),
         done: false,
     });
@@ -594,12 +595,12 @@ pub fn work(world: &World, rng: &mut SmallRng) -> Tried<()> {
         Ok(()) | Err(Error::FamilyDropped { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    world.out.tell(&Event::Work {
+    world.out.send(&Event::Work {
         what: name.into(),
         done: true,
     });
     if let Some(end) = promise {
-        world.out.tell(&Event::Promise { end });
+        world.out.send(&Event::Promise { end });
     }
     Ok(())
 }

@@ -14,11 +14,11 @@ use crate::events::{Element, Event, ListId, TxId};
 use crate::forms::{Found, How, Reader, Tried, Trouble, decode, wrong};
 use crate::plan::{Form, List, Plan, Rule, passing_lists};
 
-/// Where events go: standard output. What the parent has read was told before the kill.
+/// Where events go: standard output. What the parent has read was written before the kill.
 pub struct Out;
 
 impl Out {
-    pub fn tell(&self, event: &Event) {
+    pub fn send(&self, event: &Event) {
         let mut line = serde_json::to_vec(event).expect("an event");
         line.push(b'\n');
         let mut out = std::io::stdout().lock();
@@ -28,7 +28,7 @@ impl Out {
     }
 
     pub fn violation(&self, text: impl Into<String>) {
-        self.tell(&Event::Violation { text: text.into() });
+        self.send(&Event::Violation { text: text.into() });
     }
 }
 
@@ -196,7 +196,7 @@ impl World {
                 if !known {
                     let key = String::from_utf8_lossy(&key[..key.len().min(40)]).into_owned();
                     return wrong(format!(
-                        "the family {:?} has a key that nobody wrote: {key:?}",
+                        "the family {:?} has a key that was never written: {key:?}",
                         family.name()
                     ));
                 }
@@ -265,8 +265,8 @@ impl World {
             }
         }
         let end = self.db.write(batch, &collie_db::WriteOptions::disk())?;
-        self.out.tell(&Event::Promise { end });
-        self.out.tell(&Event::Emptied { lists: emptied });
+        self.out.send(&Event::Promise { end });
+        self.out.send(&Event::Emptied { lists: emptied });
         Ok(())
     }
 

@@ -17,10 +17,10 @@ pub(crate) enum LogCommand {
         #[arg(long)]
         payload: bool,
     },
-    /// Shows the frames that are durable for certain, while another process may be writing the log: takes no lock
-    /// and holds nothing back. A frame comes once a later one proves that it was durable. What was released is read
-    /// from the log's archive, if there is one; where it is gone, the command fails, and never leaves anything out.
-    /// SIGINT ends it.
+    /// Shows the frames that are certain to be durable, while another process may be writing the
+    /// log: it takes no lock and keeps no segment from being released. A frame is shown once a
+    /// later one proves that it is durable. Released frames are read from the log's archive, if
+    /// there is one; if they are gone, the command fails instead of skipping them. SIGINT ends it.
     Tail {
         /// The log's directory, or the store's that holds it.
         dir: PathBuf,
@@ -30,15 +30,15 @@ pub(crate) enum LogCommand {
         /// Print whole payloads, in hexadecimal.
         #[arg(long)]
         payload: bool,
-        /// The LSN to begin at: a frame's `lsn` or `end`. Without it, the oldest frame, in the archive
-        /// where there is one.
+        /// The LSN to begin at: a frame's `lsn` or `end`. Default: the oldest frame, in the archive
+        /// if there is one.
         #[arg(long, value_name = "LSN")]
         from: Option<u64>,
-        /// Go on with frames to come.
+        /// Continue with frames that are written later.
         #[arg(long)]
         follow: bool,
     },
-    /// Reads the whole log and says where it is damaged, if it is; then the exit code is 1.
+    /// Reads the whole log and reports damage; the exit code is 1 if there is any.
     Verify {
         /// The log's directory, or the store's that holds it.
         dir: PathBuf,
@@ -46,8 +46,8 @@ pub(crate) enum LogCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Cuts the log at its first damage, so that it opens again without what followed. What is cut away is
-    /// kept in files that end in `.cut`.
+    /// Truncates the log at its first damage, so that it opens again without what followed. The
+    /// removed bytes are kept in files that end in `.cut`.
     Repair {
         /// The log's directory, or the store's that holds it.
         dir: PathBuf,

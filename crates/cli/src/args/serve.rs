@@ -6,62 +6,66 @@ use std::path::PathBuf;
 use super::values::{Durability, Ring};
 use crate::serve::{Filter, LogFormat};
 
-/// What stands here goes before what a configuration file says, and that before the defaults.
+/// Settings given here override the configuration file, which overrides the defaults.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// The store's directory; created where it does not exist.
+    /// The store's directory; created if it does not exist.
     #[arg(long, required_unless_present = "config")]
     pub(crate) dir: Option<PathBuf>,
     /// Read settings from this file, in TOML; packaging/collie.toml describes them all.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Print the settings that would be in force, without passwords, and end.
+    /// Print the settings that would be in force, without passwords, and exit.
     #[arg(long)]
     pub(crate) check_config: bool,
     /// Where to listen; port 0 takes a free one. By default 127.0.0.1:6380.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) listen: Option<SocketAddr>,
-    /// What a reply waits for, of all that it tells; by default the disk. Connections can choose for themselves.
+    /// The durability that a reply waits for, of every commit that it reflects; default: disk.
+    /// Connections can choose their own.
     #[arg(long, value_enum)]
     pub(crate) ack: Option<Durability>,
-    /// Where the log's ring lies; by default in shared memory.
+    /// Where the log's ring lies; default: shared memory.
     #[arg(long, value_enum)]
     pub(crate) ring: Option<Ring>,
-    /// End every write of the log with a block of 4,096 bytes, so that no block with acknowledged commits is written
-    /// again; docs/durability.md tells what that costs.
+    /// End every write of the log with a block of 4,096 bytes, so that no block with acknowledged
+    /// commits is written again; docs/durability.md describes the cost.
     #[arg(long)]
     pub(crate) pad_to_block: bool,
-    /// Keep segments of the log that are needed no more for so many seconds, in the archive; 0, the default, for
-    /// none. Without this and --wal-size-limit there is no archive, and one that is there is removed.
+    /// Keep released segments of the log in the archive for so many seconds; default: 0, none.
+    /// Without this and --wal-size-limit there is no archive, and an existing one is removed.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) wal_ttl: Option<u32>,
-    /// Keep such segments until all of them take more than so many bytes, the oldest go first; units as in 10gb. 0,
-    /// the default: as many as --wal-ttl keeps.
+    /// Limit the archive to so many bytes; the oldest segments are removed first. Units as in 10gb.
+    /// Default: 0, only --wal-ttl limits it.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub(crate) wal_size_limit: Option<i64>,
-    /// Threads that serve connections; 0, the default: one per core.
+    /// Threads that serve connections; default: 0, one per core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Let in only clients that say the password on the first line of this file.
+    /// Require the password on the first line of this file from clients.
     #[arg(long, value_name = "FILE")]
     pub(crate) password_file: Option<PathBuf>,
-    /// Listen off loopback even without a password.
+    /// Allow an address off loopback without a password.
     #[arg(long)]
     pub(crate) open_to_network: bool,
-    /// Answer requests for /metrics (Prometheus) and /healthz here; nowhere by default.
+    /// Answer requests for /metrics (Prometheus) and /healthz here; default: nowhere.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) metrics: Option<SocketAddr>,
-    /// Say what is at least so important: error, warn, info (the default), debug or trace; some modules from
-    /// another level on, as in info,collie_log=debug.
+    /// Log this level and the more severe ones: error, warn, info (the default), debug or trace;
+    /// another level for some modules as in info,collie_log=debug.
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log_level: Option<Filter>,
-    /// Whether diagnostics are lines for people, as by default, or JSON objects.
+    /// Format of diagnostics: text lines (the default) or JSON objects.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) log_format: Option<LogFormat>,
-    /// Keep memtables, tables and segments so small that they come and go all the time: for `torture power`.
+    /// Make memtables, tables and segments so small that they are replaced all the time: for
+    /// `torture power`.
+    #[cfg(feature = "lab")]
     #[arg(long, hide = true)]
     pub(crate) small: bool,
-    /// Keep them so small that a minute sees many: for `torture soak` and `torture hostile`.
+    /// Make them so small that a minute sees many: for `torture soak` and `torture hostile`.
+    #[cfg(feature = "lab")]
     #[arg(long, hide = true)]
     pub(crate) moderate: bool,
 }

@@ -1,27 +1,28 @@
 //! Values that several commands take.
 
 use std::path::Path;
-use std::time::Duration;
 
-use anyhow::ensure;
 use clap::ValueEnum;
-use collie_log::{Level, RingMode};
+#[cfg(feature = "lab")]
+use collie_log::Level;
+use collie_log::RingMode;
 use collie_server::Ack;
 use serde::{Deserialize, Serialize};
 
-/// What a write waits for.
+/// The durability that a write waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Durability {
-    /// Nothing.
+    /// None.
     Buffered,
-    /// That it survives the death of the process.
+    /// The write survives the death of the process.
     Process,
-    /// That it survives a power cut.
+    /// The write survives a power cut.
     Disk,
 }
 
 impl Durability {
+    #[cfg(feature = "lab")]
     pub(crate) fn level(self) -> Level {
         match self {
             Self::Buffered => Level::Buffered,
@@ -43,13 +44,14 @@ impl Durability {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Ring {
-    /// In shared memory (/dev/shm): what was written survives the process.
+    /// In shared memory (/dev/shm): its frames survive the process.
     Shared,
-    /// In the process.
+    /// In the process's memory.
     Private,
 }
 
 impl Ring {
+    #[cfg(feature = "lab")]
     pub(crate) fn mode(self) -> RingMode {
         match self {
             Self::Shared => RingMode::default(),
@@ -57,7 +59,7 @@ impl Ring {
         }
     }
 
-    /// As [`mode`](Self::mode), with the directory of a shared one.
+    /// With the directory of a shared ring.
     pub(crate) fn mode_in(self, dir: &Path) -> RingMode {
         match self {
             Self::Shared => RingMode::Shared {
@@ -66,12 +68,4 @@ impl Ring {
             Self::Private => RingMode::Private,
         }
     }
-}
-
-pub(super) fn seconds(flag: &str, seconds: f64) -> anyhow::Result<Duration> {
-    ensure!(
-        seconds > 0.0 && seconds <= 86_400.0,
-        "{flag}: {seconds} is not a number of seconds above 0 and up to a day"
-    );
-    Ok(Duration::from_secs_f64(seconds))
 }

@@ -15,10 +15,11 @@ use super::{FrameLine, Shown, frame_heading, frame_text, hex};
 use crate::Outcome;
 use crate::output::{self, Results};
 
-/// How long to wait for more after a look in vain: twice as long each time, up to the second figure.
+/// How long to wait for more frames after a read without any: doubled each time, up to the second
+/// value.
 const WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
-/// What to show, and for how long.
+/// The options of the command.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) from: Option<u64>,
@@ -36,14 +37,14 @@ pub(super) fn tail(device: &Arc<dyn Device>, dir: &Path, wanted: Wanted) -> anyh
     }
     let mut frames = 0_u64;
     let mut wait = WAIT.0;
-    // Relaxed: nothing is ordered by it.
+    // Relaxed: it orders nothing.
     while !stopped.load(Ordering::Relaxed) {
         let next = if wanted.follow {
             follower.poll()
         } else {
             follower.poll_to_end()
         };
-        // What was shown before an error is out before it is told.
+        // Frames are written out before an error is reported.
         if !matches!(next, Ok(Some(_))) {
             results.flush()?;
         }
@@ -97,14 +98,14 @@ fn line_of(followed: &Followed, shown: Shown) -> FrameLine<'_> {
     }
 }
 
-/// Waits a while; tells whether the pipe that results go to was closed meanwhile. Nobody else would tell a tail
-/// that has nothing to print.
+/// Waits for a time; returns whether the reader of the results' pipe has closed it meanwhile. A
+/// tail that has nothing to print would not notice that otherwise.
 fn listener_is_gone(wait: Duration) -> anyhow::Result<bool> {
     let stdout = rustix::stdio::stdout();
     let mut watched = [PollFd::new(&stdout, PollFlags::empty())];
     let wait = Timespec::try_from(wait).context("cannot wait")?;
     match rustix::event::poll(&mut watched, Some(&wait)) {
-        // A signal's handler ran; the caller looks whether it was to stop.
+        // A signal's handler ran; the caller checks the flag.
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
         Err(error) => return Err(error).context("cannot wait"),
     }
@@ -112,7 +113,7 @@ fn listener_is_gone(wait: Duration) -> anyhow::Result<bool> {
     Ok(watched.iter().any(|fd| fd.revents().intersects(closed)))
 }
 
-/// A flag that SIGINT and SIGTERM set, so that a tail ends where it can be taken up again.
+/// A flag that SIGINT and SIGTERM set, so that the tail ends at a frame at which it can be resumed.
 fn watch_signals() -> anyhow::Result<Arc<AtomicBool>> {
     let cannot = "cannot watch for signals";
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -124,7 +125,7 @@ fn watch_signals() -> anyhow::Result<Arc<AtomicBool>> {
     let mut terminate = signal(SignalKind::terminate()).context(cannot)?;
     drop(entered);
     let stopped = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&stopped);
+    let flag = Arc::clone(&stopped);
     let watch = move || {
         runtime.block_on(async {
             tokio::select! {
@@ -132,7 +133,7 @@ fn watch_signals() -> anyhow::Result<Arc<AtomicBool>> {
                 _ = terminate.recv() => {}
             }
         });
-        told.store(true, Ordering::Relaxed);
+        flag.store(true, Ordering::Relaxed);
     };
     std::thread::Builder::new()
         .name("collie-signals".to_owned())

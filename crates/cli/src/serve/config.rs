@@ -1,8 +1,9 @@
-//! The configuration of `collie serve`: defaults, over them the file, over both the command line.
+//! The configuration of `collie serve`: defaults, overridden by the file, overridden by the command
+//! line.
 //!
-//! The file is TOML. Every setting has one name, which is that of the command line's flag or of `CONFIG SET`;
-//! what is not known is refused, so that a misspelt limit is not silently absent. `packaging/collie.toml`
-//! describes all of it.
+//! The file is TOML. Every setting has the name of its command-line flag or of its `CONFIG SET`
+//! parameter; unknown names are refused, so that a misspelt limit is not silently ignored.
+//! `packaging/collie.toml` describes all of it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,13 +17,14 @@ use serde::{Deserialize, Serialize};
 use super::logging::{Filter, LogFormat};
 use super::store::{RingBytes, Store};
 use super::values::{Address, Bytes, Number, Secret};
-use crate::args::{Durability, ServeArgs};
+use crate::args::ServeArgs;
+use crate::args::values::Durability;
 
 /// The longest configuration file that is read, in bytes.
 const CONFIG_FILE_MAX: usize = 1 << 20;
 /// The longest password file that is read, in bytes.
 const PASSWORD_FILE_MAX: usize = 4096;
-/// Permission of everybody to read.
+/// The permission bit that lets every user read.
 const WORLD_READABLE: u32 = 0o004;
 const MIB: i64 = 1 << 20;
 
@@ -125,7 +127,7 @@ pub(super) fn seconds(span: Duration) -> i64 {
     i64::try_from(span.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// What is in force, and what somebody should know about where it came from.
+/// The configuration in force, with warnings about its sources.
 #[derive(Debug)]
 pub(crate) struct Effective {
     pub(crate) config: Config,
@@ -138,7 +140,7 @@ pub(crate) struct Effective {
 }
 
 impl Effective {
-    /// Reads the file, where there is one, puts the command line over it, and reads the password.
+    /// Reads the file, if there is one, overrides it by the command line, and reads the password.
     pub(crate) fn read(args: &ServeArgs) -> anyhow::Result<Self> {
         let mut warnings = Vec::new();
         let mut config = match &args.config {
@@ -176,7 +178,7 @@ impl Effective {
         Ok(effective)
     }
 
-    /// What no single setting can tell.
+    /// Checks what involves several settings.
     fn check(&self) -> anyhow::Result<()> {
         self.config.store.check(self.ring_bytes)?;
         let server = self.server();
@@ -194,17 +196,18 @@ impl Effective {
         Ok(())
     }
 
-    /// How the engine is opened.
+    /// The options that the engine is opened with.
     pub(crate) fn options(&self) -> Options {
         self.config.store.apply_to(Options {
             ring_bytes: self.ring_bytes,
-            // Clients cannot lock more rows than they name in the requests that are under way, which has limits.
+            // Clients cannot lock more rows than their current requests name, and requests have
+            // limits.
             max_row_locks: 1 << 26,
             ..Options::default()
         })
     }
 
-    /// How the server is set up.
+    /// The server's configuration.
     pub(crate) fn server(&self) -> ServerConfig {
         let Config {
             server,
@@ -239,7 +242,7 @@ impl Effective {
         config
     }
 
-    /// What is in force, as a file that could be given to `--config`. Passwords are left out.
+    /// The configuration in force, as a file that `--config` would accept. Passwords are left out.
     pub(crate) fn shown(&self) -> anyhow::Result<String> {
         let mut config = self.config.clone();
         config.store.ring_bytes = Some(RingBytes(Bytes(signed(self.ring_bytes))));
@@ -307,7 +310,7 @@ fn read_file(path: &Path, warnings: &mut Vec<String>) -> anyhow::Result<Config> 
     let config = parse(&text).map_err(|problem| anyhow!("{}, {problem}", path.display()))?;
     if config.server.requirepass.is_some() && mode & WORLD_READABLE != 0 {
         warnings.push(format!(
-            "{} holds a password and everybody may read it (mode {mode:04o}): chmod 0640 or stricter, or use \
+            "{} contains a password and every user can read it (mode {mode:04o}): chmod 0640 or stricter, or use \
              password-file",
             path.display()
         ));
@@ -315,7 +318,7 @@ fn read_file(path: &Path, warnings: &mut Vec<String>) -> anyhow::Result<Config> 
     Ok(config)
 }
 
-/// Reads a configuration. The error names line, section and key, and shows no value but the wrong one.
+/// Parses a configuration. The error names line, section and key, and shows only the wrong value.
 fn parse(text: &str) -> Result<Config, String> {
     toml::from_str(text).map_err(|error| {
         let message = error.message().trim_end();
@@ -343,13 +346,13 @@ fn parse(text: &str) -> Result<Config, String> {
     })
 }
 
-/// The first line of a file that nobody else should be able to read.
+/// The first line of a file that only its owner should be able to read.
 fn read_password(path: &Path, warnings: &mut Vec<String>) -> anyhow::Result<String> {
     let (text, mode) = read_text(path, PASSWORD_FILE_MAX)
         .with_context(|| format!("cannot read the password from {}", path.display()))?;
     if mode & WORLD_READABLE != 0 {
         warnings.push(format!(
-            "everybody may read the password in {} (mode {mode:04o}): chmod 0600 or 0640",
+            "every user can read the password in {} (mode {mode:04o}): chmod 0600 or 0640",
             path.display()
         ));
     }
@@ -385,7 +388,7 @@ mod tests {
 
     const EXAMPLE: &str = include_str!("../../../../packaging/collie.toml");
 
-    /// The example with the defaults that it shows put into force.
+    /// The example, with its commented-out defaults enabled.
     fn uncommented() -> String {
         let shows_a_default = |line: &str| line.starts_with(|c: char| c.is_ascii_lowercase());
         EXAMPLE
@@ -412,7 +415,7 @@ mod tests {
                 assert!(shown.contains_key(name), "{section}.{name} is missing");
             }
         }
-        // What is not set by default cannot be compared, but has to be there.
+        // Settings without a default cannot be compared, but the example must contain them.
         for name in [
             "ring-bytes",
             "metrics",
@@ -561,22 +564,23 @@ mod tests {
         }
     }
 
-    /// It begins with the line, and with the key where one is named; it does not show what stands at `requirepass`.
+    /// It begins with the line, and with the key if the error is about one; it does not show what
+    /// is set as `requirepass`.
     fn check_refusal(problem: &str, text: &str) {
-        let place = problem.strip_prefix("line ").and_then(|rest| {
-            let (place, what) = rest.split_once(": ")?;
-            let line = place.split_once(", ").map_or(place, |(line, _)| line);
+        let position = problem.strip_prefix("line ").and_then(|rest| {
+            let (position, what) = rest.split_once(": ")?;
+            let line = position.split_once(", ").map_or(position, |(line, _)| line);
             (!what.is_empty()).then(|| line.parse::<usize>().ok())?
         });
         let lines = text.matches('\n').count() + 1;
         assert!(
-            place.is_some_and(|line| (1..=lines).contains(&line)),
+            position.is_some_and(|line| (1..=lines).contains(&line)),
             "{problem:?}"
         );
         let names_it = problem
             .split(':')
             .next()
-            .is_some_and(|place| place.ends_with("requirepass"));
+            .is_some_and(|position| position.ends_with("requirepass"));
         assert!(!names_it || !problem.contains("sesame"), "{problem:?}");
     }
 
@@ -592,7 +596,7 @@ mod tests {
                 Ok(config) => config,
                 Err(problem) => return check_refusal(&problem, text),
             };
-            // A password is not shown.
+            // The password is not shown.
             config.server.requirepass = None;
             let shown = toml::to_string(&config).unwrap();
             assert_eq!(parse(&shown).as_ref(), Ok(&config), "{shown}");
@@ -603,7 +607,7 @@ mod tests {
                 assert!(what.iter().any(|what| says.contains(what)), "{says}");
                 return;
             }
-            // What is in force, with what was left to be found out, is a configuration too.
+            // The configuration in force, including derived values, is accepted again.
             let shown = effective.shown().unwrap();
             let again = self::effective(parse(&shown).unwrap());
             assert_eq!(again.shown().unwrap(), shown);

@@ -1,4 +1,4 @@
-//! What the server says of its work: how much of it, and in which form. All of it goes to standard error.
+//! The diagnostics of the server: their level and their format. All of them go to standard error.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ use tracing_subscriber::{Registry, fmt as lines};
 
 use crate::output::note;
 
-/// How diagnostics look.
+/// The format of diagnostics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LogFormat {
@@ -28,7 +28,8 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What is said: from a level on, and from other levels on by some modules, as in `info,collie_log=debug`.
+/// Which diagnostics are logged: a level, and other levels for some modules, as in
+/// `info,collie_log=debug`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Filter {
@@ -129,11 +130,12 @@ impl Verbosity for Reloadable {
     }
 }
 
-/// Has diagnostics written from now on; what is given changes how many.
+/// Starts logging; the returned handle changes the level.
 pub(crate) fn start(filter: &Filter, format: LogFormat) -> anyhow::Result<Arc<dyn Verbosity>> {
     let (layer, handle) = reload::Layer::new(filter.targets());
     let registry = tracing_subscriber::registry().with(layer);
-    // Standard error may be a terminal that was closed. Nobody can be told that, and to try would be a panic.
+    // Standard error may be a terminal that was closed. That cannot be reported anywhere, and the
+    // default would panic.
     let lines = lines::layer()
         .with_writer(io::stderr)
         .with_ansi(false)
@@ -149,8 +151,8 @@ pub(crate) fn start(filter: &Filter, format: LogFormat) -> anyhow::Result<Arc<dy
     }))
 }
 
-/// Tells what somebody who starts a server looks for. It is said whatever the level, and in lines for people
-/// without a time, so that it reads well in a terminal.
+/// Prints what an operator who starts the server needs. It is printed at every level and, as text,
+/// without a timestamp, so that it is readable in a terminal.
 pub(crate) fn announce(format: LogFormat, text: impl fmt::Display) {
     match format {
         LogFormat::Text => note(text),

@@ -16,7 +16,6 @@ use collie_server::{Ack, Addresses, Server, ServerConfig, ignore_hangup, termina
 
 use crate::args::ServeArgs;
 use crate::output::{Results, grouped};
-use crate::torture::soak::sizes;
 use crate::{Outcome, log};
 use config::Effective;
 use logging::announce;
@@ -39,21 +38,16 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
     for warning in &effective.warnings {
         tracing::warn!("{warning}");
     }
-    let mut config = ServerConfig {
+    let config = ServerConfig {
         verbosity: Some(verbosity),
         ..effective.server()
     };
-    let mut options = effective.options();
-    if args.small {
-        options = crate::torture::power::small(options);
-    }
-    if args.moderate {
-        options = sizes::options(options);
-        config.databases = sizes::databases();
-    }
+    let options = effective.options();
+    #[cfg(feature = "lab")]
+    let (options, config) = crate::lab::resized(args, options, config);
     let served = serve(&effective.dir, options, config, format, |_| {});
     match (served, format) {
-        // Whoever reads objects finds the reason among them.
+        // A program that reads JSON objects finds the error among them.
         (Err(error), LogFormat::Json) => {
             tracing::error!("{error:#}");
             Ok(Outcome::Bad)
@@ -62,7 +56,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Opens the store in `dir`, says what was recovered, and serves until it is asked to end. `listening` is
+/// Opens the store in `dir`, reports what was recovered, and serves until shutdown. `listening` is
 /// called as soon as clients can connect.
 pub(crate) fn serve(
     dir: &Path,
@@ -78,7 +72,7 @@ pub(crate) fn serve(
         ..config
     };
     let ring_bytes = config.ring_bytes as u64;
-    // Before there is a store: a start that is refused leaves nothing behind.
+    // Before the store is opened or created: a refused start leaves nothing behind.
     let addresses = Addresses::take(config)?;
     let db = Db::open(dir, options).with_context(|| format!("cannot open the store in {}", dir.display()))?;
     announce(
@@ -100,7 +94,8 @@ pub(crate) fn serve(
     let server = match Server::listen(addresses, db.clone()) {
         Ok(server) => server,
         Err(error) => {
-            // What was to be said about the store has been said; why nobody is served counts more.
+            // The state of the store has been reported; the reason why it is not served is the
+            // error to return.
             let _ = db.close();
             return Err(error.into());
         }
@@ -109,43 +104,44 @@ pub(crate) fn serve(
     let addr = server.local_addr();
     announce(
         format,
-        format_args!("ack {ack}: replies leave when {}", when(ack)),
+        format_args!("ack {ack}: replies are sent once {}", when(ack)),
     );
     if let Some(addr) = server.metrics_addr() {
         announce(format, format_args!("metrics at http://{addr}/metrics"));
     }
     let supervisor = Supervisor::from_environment();
-    let ending = supervisor.clone().tell_of_the_end();
-    let told = || {
+    let ending = supervisor.clone().stopping_on_drop();
+    let on_first_poll = || {
         announce(format, format_args!("listening on {addr}"));
         listening(addr);
         supervisor.ready(&format!("listening on {addr}, ack {ack}"));
     };
     server.run(async move {
-        // The server drops this when it stops to accept, whoever asked it to.
+        // The server drops this future when it stops accepting, whatever the reason.
         let _ending = ending;
-        after_first_look(termination(), told).await;
+        after_first_poll(termination(), on_first_poll).await;
     })?;
     announce(format, "ended in order: everything is on disk");
     Ok(Outcome::Good)
 }
 
-/// Calls `told` when `future` was looked at for the first time. For the signals that end the server this means
-/// that they are caught: whoever learns that it listens may end it at once, and it ends in order.
-async fn after_first_look(future: impl Future<Output = ()>, told: impl FnOnce()) {
+/// Calls `on_first_poll` once `future` has been polled. By then the signals that end the server are
+/// caught: a supervisor that learns that the server listens may end it at once, and it ends in
+/// order.
+async fn after_first_poll(future: impl Future<Output = ()>, on_first_poll: impl FnOnce()) {
     let mut future = std::pin::pin!(future);
-    let mut told = Some(told);
+    let mut on_first_poll = Some(on_first_poll);
     std::future::poll_fn(|context| {
-        let looked = future.as_mut().poll(context);
-        if let Some(told) = told.take() {
-            told();
+        let polled = future.as_mut().poll(context);
+        if let Some(on_first_poll) = on_first_poll.take() {
+            on_first_poll();
         }
-        looked
+        polled
     })
     .await;
 }
 
-/// Where the ring lies, and what that means for what is in it.
+/// Where the ring lies, and what its frames survive.
 fn ring_line(asked: &RingMode, bytes: u64, is_shared: bool) -> String {
     let size = grouped(bytes);
     match asked {
@@ -156,7 +152,7 @@ fn ring_line(asked: &RingMode, bytes: u64, is_shared: bool) -> String {
             )
         }
         RingMode::Shared { dir } => format!(
-            "ring of {size} bytes in the process, since {} has no room for it",
+            "ring of {size} bytes in the process, since {} has no space for it",
             dir.display()
         ),
         RingMode::Private => format!("ring of {size} bytes in the process, as asked"),
@@ -165,13 +161,13 @@ fn ring_line(asked: &RingMode, bytes: u64, is_shared: bool) -> String {
 
 fn when(ack: Ack) -> &'static str {
     match ack {
-        Ack::Disk => "what they tell survives a power cut",
-        Ack::Process => "what they tell survives the death of the process (not a power cut)",
-        Ack::Buffered => "they are ready: a crash may take back what they told",
+        Ack::Disk => "their commits survive a power cut",
+        Ack::Process => "their commits survive the death of the process (not a power cut)",
+        Ack::Buffered => "they are ready: a crash may take back what they on_first_poll",
     }
 }
 
-/// What opening a store found, in a line.
+/// The result of opening a store, in one line.
 pub(crate) fn recovered(report: &RecoveryReport) -> String {
     use std::fmt::Write;
     if report.epoch == 1 {

@@ -1,5 +1,5 @@
-//! Telling systemd when clients can connect, and when the server ends: a datagram to the socket that
-//! `NOTIFY_SOCKET` names, as sd_notify(3) describes it. Without that variable nobody is told.
+//! Notifies systemd when clients can connect, and when the server ends: a datagram to the socket in
+//! `NOTIFY_SOCKET`, as sd_notify(3) describes it. Without that variable nothing is sent.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -7,40 +7,41 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Whoever started the process and wants to know how it fares.
+/// The supervisor that started the process and follows its state.
 #[derive(Debug, Clone)]
 pub(crate) struct Supervisor {
     socket: Option<OsString>,
 }
 
 impl Supervisor {
-    /// The one that the environment names, if it names one.
+    /// The supervisor in the environment, if there is one.
     pub(crate) fn from_environment() -> Self {
         Self {
             socket: std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()),
         }
     }
 
-    /// Clients can connect.
+    /// Sends that clients can connect.
     pub(crate) fn ready(&self, status: &str) {
-        self.tell(&format!("READY=1\nSTATUS={status}\n"));
+        self.notify(&format!("READY=1\nSTATUS={status}\n"));
     }
 
-    /// The server ends.
+    /// Sends that the server ends.
     fn stopping(&self) {
-        self.tell("STOPPING=1\nSTATUS=finishing what was read\n");
+        self.notify("STOPPING=1\nSTATUS=finishing what was read\n");
     }
 
-    /// Tells that the server ends when what it returns is dropped.
-    pub(crate) fn tell_of_the_end(self) -> Ending {
+    /// Sends that the server ends when the returned value is dropped.
+    pub(crate) fn stopping_on_drop(self) -> Ending {
         Ending(self)
     }
 
-    fn tell(&self, message: &str) {
+    fn notify(&self, message: &str) {
         let Some(name) = &self.socket else { return };
-        // A supervisor that cannot be told waits in vain and then says so; that is no reason not to serve.
+        // A supervisor that misses the message waits in vain and then reports that; the server
+        // serves nevertheless.
         if let Err(error) = send(name, message.as_bytes()) {
-            tracing::warn!(socket = %name.display(), %error, "the supervisor cannot be told how the server fares");
+            tracing::warn!(socket = %name.display(), %error, "the supervisor could not be notified");
         }
     }
 }
@@ -53,7 +54,7 @@ fn send(name: &OsStr, message: &[u8]) -> io::Result<()> {
     UnixDatagram::unbound()?.send_to_addr(message, &address).map(drop)
 }
 
-/// See [`Supervisor::tell_of_the_end`].
+/// See [`Supervisor::stopping_on_drop`].
 pub(crate) struct Ending(Supervisor);
 
 impl Drop for Ending {

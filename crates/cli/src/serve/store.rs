@@ -11,15 +11,15 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::config::seconds;
 use super::values::{Bytes, Number};
-use crate::args::Ring;
+use crate::args::values::Ring;
 
-/// The ring's size where nothing is said, and where its file system has no room for that.
+/// The ring's default size, and the size if its file system has no room for that.
 const RING_BYTES: usize = 64 << 20;
 const RING_BYTES_LOW: usize = 32 << 20;
-/// What the ring's file holds beside the ring, and some more, in bytes.
+/// What the ring's file needs beside the ring, with a margin, in bytes.
 const RING_SPARE: u64 = 1 << 20;
 
-/// The least ring of a log that fills its blocks.
+/// The smallest ring of a log with padding.
 const RING_BYTES_PADDED: usize = 16 << 10;
 
 /// `[store]`
@@ -69,13 +69,14 @@ impl<'de> Deserialize<'de> for RingBytes {
 }
 
 impl Store {
-    /// The size of the ring. By default values of 16 MiB and more fit, where the ring's file system has room
-    /// for that; a smaller ring that is shared is better than a larger one that dies with the process.
+    /// The size of the ring. By default values of 16 MiB and more fit, if the ring's file system
+    /// has room for that; a smaller ring in shared memory is better than a larger one that is lost
+    /// with the process.
     pub(super) fn ring_size(&self, warnings: &mut Vec<String>) -> usize {
         if let Some(asked) = self.ring_bytes {
             return asked.0.size();
         }
-        // Where it cannot be told the log finds out.
+        // If the free space is unknown, the log finds out.
         let has_room = self.ring == Ring::Private
             || rustix::fs::statvfs(&self.ring_dir).is_ok_and(|system| {
                 system.f_bavail.saturating_mul(system.f_frsize) > RING_BYTES as u64 + RING_SPARE
@@ -88,7 +89,7 @@ impl Store {
             ..ServerConfig::default()
         };
         warnings.push(format!(
-            "{} has no room for a ring of {} MiB: it gets {} MiB, and no value is longer than {} bytes; make room \
+            "{} has no space for a ring of {} MiB: it gets {} MiB, and no value is longer than {} bytes; free some \
              there, or set ring-bytes",
             self.ring_dir.display(),
             RING_BYTES >> 20,
@@ -98,7 +99,7 @@ impl Store {
         RING_BYTES_LOW
     }
 
-    /// What the log's options cannot do together, of a ring of so many bytes.
+    /// Checks the log's options against each other and against the size of the ring.
     pub(super) fn check(&self, ring_bytes: usize) -> anyhow::Result<()> {
         ensure!(
             !self.pad_to_block || ring_bytes >= RING_BYTES_PADDED,
@@ -107,7 +108,7 @@ impl Store {
         Ok(())
     }
 
-    /// Says so where the archive is bounded below a single segment.
+    /// Warns if the archive's limit is below a single segment.
     pub(super) fn warn(&self, warnings: &mut Vec<String>) {
         let segment = Options::default().segment_bytes;
         let limit = self.wal_size_limit.0.unsigned_abs();
@@ -119,7 +120,7 @@ impl Store {
         }
     }
 
-    /// Puts it into the engine's options.
+    /// Sets the engine's options.
     pub(super) fn apply_to(&self, options: Options) -> Options {
         Options {
             ring: self.ring.mode_in(&self.ring_dir),
@@ -148,7 +149,7 @@ mod tests {
             panic!("{warnings:?}")
         };
         assert!(
-            warning.contains("/proc has no room") && warning.contains("16515072"),
+            warning.contains("/proc has no space") && warning.contains("16515072"),
             "{warning}"
         );
         store.ring = Ring::Private;

@@ -1,5 +1,5 @@
-//! The values that a configuration file holds. Each says in its error what was expected and what was found;
-//! the line and the key are added by whoever reads the file.
+//! The values in a configuration file. The error of each states what was expected and what was
+//! found; the parser of the file adds line and key.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub(crate) struct Number<const MIN: i64, const MAX: i64>(pub(crate) i64);
 
 impl<const MIN: i64, const MAX: i64> Number<MIN, MAX> {
-    /// For what counts things; a number below zero is none of them.
+    /// The value of a setting that is a count; negative numbers become 0.
     pub(crate) fn count(self) -> usize {
         usize::try_from(self.0).unwrap_or(0)
     }
@@ -70,7 +70,7 @@ impl<'de, const MIN: i64, const MAX: i64> Deserialize<'de> for Bytes<MIN, MAX> {
     }
 }
 
-/// Reads a number with bounds.
+/// Parses a number with bounds.
 struct Between {
     min: i64,
     max: i64,

@@ -182,8 +182,8 @@ fn what_a_signal_interrupts_leaves_nothing_behind() {
                 .spawn()
                 .unwrap();
             let files = || std::fs::read_dir(temporary.path()).unwrap().count();
-            // The one that kills has its rings in other processes.
-            let has_ring = words[0] == "bench" && rings_have_room();
+            // `torture kill` has its rings in other processes.
+            let has_ring = words[0] == "bench" && rings_have_space();
             let mut rings = Vec::new();
             while files() == 0 || (rings.is_empty() && has_ring) {
                 assert_eq!(child.try_wait().unwrap(), None, "{words:?}");
@@ -199,14 +199,14 @@ fn what_a_signal_interrupts_leaves_nothing_behind() {
     }
 }
 
-/// Whether shared memory has room for a ring beside those of all other tests. Where it has none, as in many a
-/// container, the ring is private.
-fn rings_have_room() -> bool {
-    let room = rustix::fs::statvfs("/dev/shm");
-    room.is_ok_and(|room| room.f_bavail * room.f_frsize >= 1 << 30)
+/// Whether shared memory has space for a ring beside those of all other tests. If not, as in many
+/// containers, the ring is private.
+fn rings_have_space() -> bool {
+    let system = rustix::fs::statvfs("/dev/shm");
+    system.is_ok_and(|system| system.f_bavail * system.f_frsize >= 1 << 30)
 }
 
-/// The directories that the rings lie in, which are the command's own.
+/// The directories of the rings, which are temporary ones of the command.
 fn rings_beside(rings: &[std::path::PathBuf]) -> Vec<std::path::PathBuf> {
     let dirs: Vec<_> = rings
         .iter()
@@ -282,7 +282,7 @@ fn bench_commit_prints_one_object_per_mode_and_its_rows_add_up() {
 #[test]
 fn bench_orders_prints_one_object_per_mode_and_its_orders_add_up() {
     let dir = tempfile::tempdir().unwrap();
-    // All kinds of transactions, and of loads: everything hot, nothing hot, look-ups alone.
+    // All kinds of transactions and distributions: everything hot, nothing hot, lookups only.
     for words in [
         &["--mode", "sync,early-release,async,own-flush", "--in-flight", "3"][..],
         &["--concurrency", "optimistic", "--districts", "1"],
@@ -354,7 +354,7 @@ fn bench_orders_prints_one_object_per_mode_and_its_orders_add_up() {
 }
 
 #[test]
-fn bench_orders_for_people_tells_what_it_checked_and_refuses_what_cannot_be() {
+fn bench_orders_for_people_reports_its_checks_and_refuses_impossible_settings() {
     let tiny = ["--threads", "2", "--duration", "0.05", "--repeat", "1"];
     let output = collie().args(["bench", "orders"]).args(tiny).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output};
 
 use serde_json::Value;
 
-/// The binary under test, to be run with the arguments that are added.
+/// The binary under test, to which a test adds arguments.
 pub(crate) fn collie() -> Command {
     Command::new(env!("CARGO_BIN_EXE_collie"))
 }

@@ -1,4 +1,5 @@
-//! `collie log dump | tail | verify | repair` through the real binary, on logs that are whole and logs that are not.
+//! `collie log dump | tail | verify | repair` through the real binary, on intact and on damaged
+//! logs.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -57,7 +58,7 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Turns a bit of the payload of frame `n`, wherever that lies.
+/// Flips a bit of the payload of frame `n`, in whichever file that lies.
 fn damage(dir: &Path, n: u64) -> PathBuf {
     for path in segments(dir) {
         let mut bytes = std::fs::read(&path).unwrap();
@@ -131,7 +132,7 @@ fn a_whole_log_verifies_and_is_not_repaired() {
 }
 
 #[test]
-fn damage_is_told_with_its_place_and_repair_cuts_there_and_keeps_the_rest_aside() {
+fn damage_is_reported_with_its_position_and_repair_truncates_there_and_keeps_the_rest() {
     let dir = tempfile::tempdir().unwrap();
     let spans = make(dir.path());
     let segment = damage(dir.path(), 40);
@@ -204,7 +205,7 @@ fn the_log_of_a_store_is_found_and_other_directories_are_left_alone() {
     assert!(stderr(&output).contains("/no/such/place"), "{}", stderr(&output));
 }
 
-/// Of a log in a store's place, the same objects as the dump's, but for the log's own.
+/// For a store's directory, the same objects as those of the dump, except for the log's own.
 #[test]
 fn a_tail_shows_the_durable_frames_with_the_fields_of_a_dump() {
     let store = tempfile::tempdir().unwrap();
@@ -252,7 +253,7 @@ fn a_tail_follows_a_log_in_use_until_it_is_interrupted() {
     for n in 0..FRAMES {
         let span = worker.append(1, 2, &payload(n)).unwrap();
         log.wait(span.end, Level::Disk).unwrap();
-        // The frame's promise comes with the seal of the idle log.
+        // The idle log writes a mark that proves the frame durable.
         if n % 10 == 9 {
             for line in lines.by_ref().take(10) {
                 assert_eq!(line["stream"], 1);
@@ -272,7 +273,7 @@ fn a_tail_follows_a_log_in_use_until_it_is_interrupted() {
 }
 
 #[test]
-fn a_tail_that_nobody_reads_any_more_ends() {
+fn a_tail_whose_reader_is_gone_ends() {
     let dir = tempfile::tempdir().unwrap();
     make(dir.path());
     let mut tail = follower(dir.path());
@@ -280,7 +281,7 @@ fn a_tail_that_nobody_reads_any_more_ends() {
     for _ in 0..FRAMES {
         lines.next().unwrap().unwrap();
     }
-    // It has nothing more to print, and finds out all the same.
+    // It has nothing more to print, and notices all the same.
     drop(lines);
     let output = tail.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -301,7 +302,7 @@ fn make_archived(dir: &Path) -> (Log, Vec<Span>) {
         log.wait(span.end, Level::Disk).unwrap();
         spans.push(span);
     }
-    log.hold("test", log.durable());
+    log.retain("test", log.durable());
     assert!(log.oldest() > spans[60].end && segments(&dir.join("archive")).len() >= 2);
     drop(worker);
     (log, spans)
@@ -320,7 +321,7 @@ fn a_tail_from_an_archived_frame_goes_on_into_the_live_log_while_that_is_open() 
         ));
         assert!(tailed.status.success(), "{}", stderr(&tailed));
         let lines = json_lines(&tailed);
-        // The last one has no promise yet.
+        // No later frame proves the last one durable yet.
         assert_eq!(lines.len() as u64, FRAMES - 1 - n);
         for (line, span) in lines.iter().zip(&spans[n as usize..]) {
             assert_eq!(
@@ -343,7 +344,7 @@ fn a_tail_from_an_archived_frame_goes_on_into_the_live_log_while_that_is_open() 
         "the oldest frame is in the archive"
     );
 
-    // Where the archive was cleaned, it says what there is.
+    // If the archive was cleaned up, the error names what is left.
     std::fs::remove_file(&segments(&dir.join("archive"))[0]).unwrap();
     let from = spans[5].start.to_string();
     let gone = run(args("tail", &dir, &["--json", "--from", &from]));
@@ -380,6 +381,18 @@ fn an_archive_is_dumped_and_verified_by_itself_and_its_damage_is_named() {
         "{}",
         stderr(&tailed)
     );
+
+    let last = segments(&archive).pop().unwrap();
+    let aside = dir.path().join("aside");
+    std::fs::rename(&last, &aside).unwrap();
+    let verified = run(args("verify", &archive, &[]));
+    assert_eq!(verified.status.code(), Some(1));
+    assert!(
+        stderr(&verified).contains("part of it is missing"),
+        "{}",
+        stderr(&verified)
+    );
+    std::fs::rename(&aside, &last).unwrap();
 
     let hit = damage(&archive, 40);
     let verified = run(args("verify", &archive, &[]));

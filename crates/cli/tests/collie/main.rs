@@ -8,7 +8,10 @@
 )]
 
 mod bench;
+#[path = "../../../server/tests/support/client.rs"]
+mod client;
 mod common;
+mod kills;
 mod log;
 mod operations;
 mod serve;

@@ -1,19 +1,20 @@
 //! `collie serve` through the real binary and a socket.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::client::{Client, command};
 use crate::common::{collie, rings_of, run, stderr};
 
-/// A served store; killed when the test ends before it does.
+/// A server in a process of its own; killed when dropped.
 pub(crate) struct Served {
     child: Child,
-    pub(crate) port: u16,
-    /// What it said before it listened.
+    pub(crate) addr: SocketAddr,
+    /// The lines that it printed up to the one with its address.
     pub(crate) said: Vec<String>,
     rest: BufReader<ChildStderr>,
 }
@@ -35,16 +36,16 @@ impl Served {
         let rest = BufReader::new(child.stderr.take().unwrap());
         let mut served = Self {
             child,
-            port: 0,
+            addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             said: Vec::new(),
             rest,
         };
-        while served.port == 0 {
+        while served.addr.port() == 0 {
             let mut line = String::new();
             let read = served.rest.read_line(&mut line).unwrap();
             assert_ne!(read, 0, "it ended: {:?}", served.said);
-            if let Some(rest) = line.strip_prefix("listening on 127.0.0.1:") {
-                served.port = rest.split_whitespace().next().unwrap().parse().unwrap();
+            if let Some(addr) = line.strip_prefix("listening on ") {
+                served.addr = addr.trim().parse().unwrap();
             }
             served.said.push(line);
         }
@@ -52,21 +53,20 @@ impl Served {
     }
 
     pub(crate) fn connect(&self) -> Client {
-        Client::connect(self.port).unwrap()
+        Client::connect(self.addr)
     }
 
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// Kills it and serves the same store again.
-    pub(crate) fn restart(self, dir: &Path) -> Self {
+    /// Kills it. The ring stays, for the next start on the same store.
+    pub(crate) fn kill(self) {
         let (status, _) = self.end(Signal::KILL);
         assert_eq!(status.code(), None, "it ended by itself");
-        Self::start(dir, &[])
     }
 
-    /// Sends a signal and waits for the end; what it said last comes with it.
+    /// Sends a signal and waits for the end; also returns its last output.
     pub(crate) fn end(mut self, signal: Signal) -> (ExitStatus, String) {
         kill_process(self.pid(), signal).unwrap();
         let status = self.child.wait().unwrap();
@@ -78,7 +78,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Nobody will open its store again: what it has in shared memory would stay.
+        // Its store is not opened again, so that its ring in shared memory would stay.
         let rings = match self.child.try_wait() {
             Ok(None) => rings_of(&self.child),
             _ => Vec::new(),
@@ -87,49 +87,6 @@ impl Drop for Served {
         let _ = self.child.wait();
         for ring in rings {
             let _ = std::fs::remove_file(ring);
-        }
-    }
-}
-
-/// A client that knows as much of the protocol as the tests need.
-pub(crate) struct Client(BufReader<TcpStream>);
-
-impl Client {
-    pub(crate) fn connect(port: u16) -> std::io::Result<Self> {
-        let stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_nodelay(true)?;
-        Ok(Self(BufReader::new(stream)))
-    }
-
-    /// Sends a command and returns its reply: the first line, and a bulk string's content instead.
-    pub(crate) fn call(&mut self, words: &[&str]) -> std::io::Result<String> {
-        self.send(words)?;
-        self.bulk()
-    }
-
-    fn send(&mut self, words: &[&str]) -> std::io::Result<()> {
-        let mut request = format!("*{}\r\n", words.len());
-        for word in words {
-            request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
-        }
-        self.0.get_mut().write_all(request.as_bytes())
-    }
-
-    /// The next reply, or the next of an array's.
-    pub(crate) fn bulk(&mut self) -> std::io::Result<String> {
-        let mut line = String::new();
-        if self.0.read_line(&mut line)? == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        let line = line.trim_end().to_owned();
-        match line.strip_prefix('$').map(|len| len.parse::<usize>()) {
-            Some(Ok(len)) => {
-                let mut bulk = vec![0; len + 2];
-                self.0.read_exact(&mut bulk)?;
-                bulk.truncate(len);
-                Ok(String::from_utf8(bulk).unwrap())
-            }
-            _ => Ok(line),
         }
     }
 }
@@ -151,11 +108,11 @@ fn a_store_is_served_ends_in_order_and_is_recovered() {
         }
         let mut client = served.connect();
         for before in 0..round {
-            let value = client.call(&["GET", &format!("round {before}")]).unwrap();
+            let value = client.text(&["GET", &format!("round {before}")]);
             assert_eq!(value, format!("value {before}"));
         }
         let (key, value) = (format!("round {round}"), format!("value {round}"));
-        assert_eq!(client.call(&["SET", &key, &value]).unwrap(), "+OK");
+        assert_eq!(client.text(&["SET", &key, &value]), "+OK");
         let (status, last) = served.end(signal);
         if signal == Signal::KILL {
             assert!(!status.success());
@@ -167,7 +124,7 @@ fn a_store_is_served_ends_in_order_and_is_recovered() {
 }
 
 #[test]
-fn a_second_server_is_told_who_holds_the_store() {
+fn a_second_server_reports_which_process_has_the_store_open() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::start(dir.path(), &["--ack", "process"]);
     let second = run([
@@ -216,15 +173,15 @@ fn a_password_file_keeps_strangers_out() {
     let store = dir.path().join("store");
     let served = Served::start(&store, &["--password-file", file.to_str().unwrap()]);
     let mut client = served.connect();
-    assert!(client.call(&["GET", "x"]).unwrap().starts_with("-NOAUTH"));
-    assert_eq!(client.call(&["AUTH", "sesame"]).unwrap(), "+OK");
-    assert_eq!(client.call(&["SET", "x", "1"]).unwrap(), "+OK");
+    assert!(client.text(&["GET", "x"]).starts_with("-NOAUTH"));
+    assert_eq!(client.text(&["AUTH", "sesame"]), "+OK");
+    assert_eq!(client.text(&["SET", "x", "1"]), "+OK");
     let (status, last) = served.end(Signal::TERM);
     assert!(status.success(), "{last}");
 }
 
 #[test]
-fn an_address_that_is_taken_is_told_before_there_is_a_store() {
+fn an_address_that_is_taken_is_reported_before_there_is_a_store() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -253,20 +210,20 @@ fn a_terminal_that_closes_takes_no_server_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let mut served = Served::start(dir.path(), &[]);
     let mut client = served.connect();
-    assert_eq!(client.call(&["SET", "a", "1"]).unwrap(), "+OK");
+    assert_eq!(client.text(&["SET", "a", "1"]), "+OK");
     for _ in 0..3 {
         kill_process(served.pid(), Signal::HUP).unwrap();
     }
-    // Nobody reads any more what it says, and it has something to say.
+    // The pipe of its standard error is closed, and it has something to write there.
     served.rest = BufReader::new({
         let (ours, _) = std::io::pipe().unwrap();
         ChildStderr::from(std::os::fd::OwnedFd::from(ours))
     });
     let mut browser = served.connect();
-    browser.send(&["POST", "/"]).unwrap();
-    assert!(browser.bulk().is_err(), "it is closed");
+    browser.send(&command(&["POST", "/"]));
+    assert!(browser.try_reply().is_err(), "it is closed");
     kill_process(served.pid(), Signal::HUP).unwrap();
-    assert_eq!(client.call(&["INCR", "a"]).unwrap(), ":2");
+    assert_eq!(client.text(&["INCR", "a"]), ":2");
     let (status, _) = served.end(Signal::TERM);
     assert!(status.success(), "{status}");
 }

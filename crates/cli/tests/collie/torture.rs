@@ -1,14 +1,13 @@
-//! `collie torture` through the real binary, and a served store that is killed under its clients.
+//! `collie torture` through the real binary.
 
 use std::path::Path;
 use std::process::Child;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::client::rounds;
 use crate::common::{collie, fields, json_lines, run, stderr};
-use crate::serve::{Client, Served};
 
 const FIELDS: [&str; 8] = [
     "acknowledged",
@@ -21,15 +20,9 @@ const FIELDS: [&str; 8] = [
     "test",
 ];
 
-/// How often something is killed: more in the long form of the tests.
-fn kills(default: u64) -> u64 {
-    let given = std::env::var("COLLIE_KILLS").ok();
-    given.map_or(default, |n| n.parse().unwrap())
-}
-
 #[test]
 fn nothing_acknowledged_is_lost_when_the_writer_is_killed() {
-    let rounds = kills(8).to_string();
+    let rounds = rounds("COLLIE_KILLS", 8).to_string();
     let output = run(["torture", "kill", "--rounds", &rounds, "--seed", "5", "--json"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let line = &json_lines(&output)[0];
@@ -61,7 +54,7 @@ fn crash_images_are_recovered() {
     );
 }
 
-/// Whether a file system can be mounted; where not, the test says so.
+/// Whether a file system can be mounted; if not, the test is skipped.
 fn can_mount() -> bool {
     let available = collie_sim::faultfs::available();
     if let Err(missing) = &available {
@@ -72,7 +65,7 @@ fn can_mount() -> bool {
 }
 
 #[test]
-fn nothing_that_clients_were_told_is_lost_when_the_power_goes() {
+fn no_acknowledged_commit_is_lost_when_the_power_goes() {
     if !can_mount() {
         return;
     }
@@ -172,90 +165,11 @@ fn a_power_test_that_is_ended_or_killed_leaves_nothing_that_the_next_one_does_no
     let mut child = running_power_test(dir.path());
     child.kill().unwrap();
     child.wait().unwrap();
-    // Whoever is killed so cannot end the server that it had started.
+    // A process that is killed this way cannot end the server that it has started.
     for server in processes_about(dir.path()) {
         kill_process(server, Signal::KILL).unwrap();
     }
     let output = run(["torture", "power", "--rounds", "1", "--seed", "1"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(mounts_below(dir.path()), 0);
-}
-
-#[test]
-fn fifty_clients_count_exactly_across_kills() {
-    const CLIENTS: u64 = 50;
-    const EACH: u64 = 100;
-    // The served process is killed while all count; each client then finds the new one, and asks for its own
-    // last acknowledged value: what it counts must be that or, where the kill swallowed a reply, one more.
-    let dir = tempfile::tempdir().unwrap();
-    let kills = kills(3);
-    let (port, counted) = (AtomicU16::new(0), AtomicU64::new(0));
-    let served = Served::start(dir.path(), &[]);
-    port.store(served.port, Ordering::SeqCst);
-    let served = std::thread::scope(|scope| {
-        let mut served = served;
-        let counting: Vec<_> = (0..CLIENTS)
-            .map(|client| {
-                let (port, counted) = (&port, &counted);
-                scope.spawn(move || count_to(client, EACH * (kills + 1), port, counted))
-            })
-            .collect();
-        for kill in 0..kills {
-            // In the middle of a share of the counting, so that much of it is still to come.
-            while counted.load(Ordering::SeqCst) < CLIENTS * (EACH * kill + EACH / 2)
-                && counting.iter().all(|client| !client.is_finished())
-            {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            // Somebody else may get the port meanwhile.
-            port.store(0, Ordering::SeqCst);
-            served = served.restart(dir.path());
-            port.store(served.port, Ordering::SeqCst);
-        }
-        counting.into_iter().for_each(|thread| thread.join().unwrap());
-        served
-    });
-    let mut client = served.connect();
-    let total: u64 = (0..CLIENTS)
-        .map(|n| {
-            client
-                .call(&["GET", &format!("counter {n}")])
-                .unwrap()
-                .parse::<u64>()
-                .unwrap()
-        })
-        .sum();
-    assert_eq!(total, CLIENTS * EACH * (kills + 1));
-    let (status, last) = served.end(Signal::TERM);
-    assert!(status.success(), "{last}");
-}
-
-/// Increments a counter of its own until it is `target`, over as many connections as it takes, and checks each
-/// reply. No port is 0, to which nobody can connect.
-fn count_to(client: u64, target: u64, port: &AtomicU16, counted: &AtomicU64) {
-    let key = format!("counter {client}");
-    let mut acknowledged = 0;
-    while acknowledged < target {
-        let Ok(mut connection) = Client::connect(port.load(Ordering::SeqCst)) else {
-            std::thread::sleep(Duration::from_millis(5));
-            continue;
-        };
-        let Ok(there) = connection.call(&["GET", &key]) else {
-            continue;
-        };
-        let there: u64 = if there == "$-1" { 0 } else { there.parse().unwrap() };
-        assert!(
-            there == acknowledged || there == acknowledged + 1,
-            "{key}: {acknowledged} was acknowledged, {there} is there"
-        );
-        acknowledged = there;
-        while acknowledged < target {
-            let Ok(reply) = connection.call(&["INCR", &key]) else {
-                break;
-            };
-            assert_eq!(reply, format!(":{}", acknowledged + 1));
-            acknowledged += 1;
-            counted.fetch_add(1, Ordering::SeqCst);
-        }
-    }
 }

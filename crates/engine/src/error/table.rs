@@ -1,11 +1,12 @@
-//! What the table library answers, in sentences.
+//! Errors of the table library, in sentences.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
-/// Why the table library failed, and what to do. Its `source` is the system's error, where there is one.
+/// Why the table library failed, and what to do. Its `source` is the system's error, where there is
+/// one.
 #[derive(Debug, Clone)]
 pub struct TableError(Arc<lsm_tree::Error>);
 
@@ -50,7 +51,7 @@ impl fmt::Display for TableError {
     }
 }
 
-/// What to do about a failure of the system.
+/// What to do about an error of the operating system.
 fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::NotFound => {

@@ -1,9 +1,9 @@
-//! The memory of memtables that are gone, kept for the next ones.
+//! Memory of freed memtables, kept for the next ones.
 //!
-//! Who first writes to a page of memory waits for the kernel to find and clear it: 2 to 20 % of a fill's time,
-//! by how busy the machine's memory is, and some milliseconds where a huge page is cleared at once. So the
-//! chunks of a memtable that is freed go to those that are filled, as many as a write buffer of the default
-//! size has. Where nobody took any for a while, they are given back.
+//! The first write to a page of memory waits for the kernel to find and clear it: 2 to 20 % of a
+//! fill's time, depending on how busy the machine's memory is, and some milliseconds where a huge
+//! page is cleared at once. So the chunks of a freed memtable are reused for new ones, as many as a
+//! write buffer of the default size has. Chunks that are not used for a while are freed.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 pub(super) const CHUNK: usize = 256 << 10;
 /// Chunks kept, at most: 64 MiB.
 const SPARE_MOST: usize = (64 << 20) / CHUNK;
-/// How long chunks are kept that nobody takes.
+/// How long unused chunks are kept.
 pub(crate) const IDLE: Duration = Duration::from_secs(5);
 
-/// Chunks without an owner. All methods may be called from any thread.
+/// Unused chunks. All methods may be called from any thread.
 #[derive(Debug, Default)]
 pub(crate) struct Chunks {
     spare: Mutex<Spare>,
@@ -25,7 +25,7 @@ pub(crate) struct Chunks {
 #[derive(Debug, Default)]
 struct Spare {
     chunks: Vec<Vec<u8>>,
-    /// One was taken since somebody looked.
+    /// One was taken since the last call of `free_unwanted`.
     wanted: bool,
 }
 
@@ -39,7 +39,8 @@ impl Chunks {
         chunk.unwrap_or_else(|| Vec::with_capacity(CHUNK))
     }
 
-    /// Keeps a chunk whose content nobody needs any more, unless it is of another size or there are enough.
+    /// Keeps a chunk whose content is not needed any more, unless it has another size or enough are
+    /// kept.
     pub(super) fn give(&self, mut chunk: Vec<u8>) {
         if chunk.capacity() != CHUNK {
             return;
@@ -51,7 +52,7 @@ impl Chunks {
         }
     }
 
-    /// Frees the chunks if none was taken since the last call. Returns whether there are any still.
+    /// Frees the chunks if none was taken since the last call. Returns whether any are left.
     pub(crate) fn free_unwanted(&self) -> bool {
         let mut spare = self.spare.lock();
         let freed = if std::mem::take(&mut spare.wanted) {
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spare_chunks_are_bounded_and_go_when_nobody_wants_them() {
+    fn spare_chunks_are_bounded_and_freed_when_none_is_taken() {
         let chunks = Chunks::default();
         for _ in 0..SPARE_MOST + 10 {
             chunks.give(vec![7; CHUNK]);

@@ -1,10 +1,10 @@
-//! A leaf of a shard: digests in order, and where their entries lie, in one piece of memory.
+//! A leaf of a shard: digests in order, and the addresses of their entries, in one piece of memory.
 //!
-//! Unused digests are the largest there is, and unused places none. So a search needs no length, and compares
-//! with the last digest of each cache line before it looks into one of them: loads that do not wait for each
-//! other, where a binary search would miss the cache three times in turn.
+//! Unused digests are the largest value, and unused addresses `NONE`. So a search needs no length.
+//! It compares with the last digest of each cache line before it searches one of them: these loads
+//! do not wait for each other, while a binary search would miss the cache three times in a row.
 
-use super::shard::Place;
+use super::shard::Address;
 
 /// Entries of a leaf.
 pub(super) const LEAF: usize = 64;
@@ -16,19 +16,19 @@ const LINE: usize = 8;
 #[repr(align(64))]
 pub(super) struct Leaf {
     digests: [u64; LEAF],
-    places: [Place; LEAF],
+    addresses: [Address; LEAF],
 }
 
 impl Leaf {
     /// A leaf of up to [`LEAF`] entries, in order.
-    pub(super) fn of(entries: &[(u64, Place)]) -> Box<Self> {
+    pub(super) fn of(entries: &[(u64, Address)]) -> Box<Self> {
         let mut leaf = Box::new(Self {
             digests: [u64::MAX; LEAF],
-            places: [Place::NONE; LEAF],
+            addresses: [Address::NONE; LEAF],
         });
-        for (slot, (digest, place)) in entries.iter().enumerate() {
+        for (slot, (digest, address)) in entries.iter().enumerate() {
             leaf.digests[slot] = *digest;
-            leaf.places[slot] = *place;
+            leaf.addresses[slot] = *address;
         }
         leaf
     }
@@ -38,16 +38,18 @@ impl Leaf {
         self.digests[0]
     }
 
-    /// The entries' places, in order.
-    pub(super) fn places(&self) -> &[Place] {
-        &self.places[..self.places.partition_point(|place| *place != Place::NONE)]
+    /// The entries' addresses, in order.
+    pub(super) fn addresses(&self) -> &[Address] {
+        &self.addresses[..self
+            .addresses
+            .partition_point(|address| *address != Address::NONE)]
     }
 
-    pub(super) fn place(&self, index: usize) -> Option<Place> {
-        self.places
+    pub(super) fn address(&self, index: usize) -> Option<Address> {
+        self.addresses
             .get(index)
             .copied()
-            .filter(|place| *place != Place::NONE)
+            .filter(|address| *address != Address::NONE)
     }
 
     pub(super) fn digest(&self, index: usize) -> Option<u64> {
@@ -55,11 +57,12 @@ impl Leaf {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.places[LEAF - 1] != Place::NONE
+        self.addresses[LEAF - 1] != Address::NONE
     }
 
-    /// How many entries lie before a target with this digest; `before` tells of one that has the same digest.
-    pub(super) fn lower_bound(&self, digest: u64, before: impl Fn(Place) -> bool) -> usize {
+    /// How many entries lie before a target with this digest; `before` decides for an entry with
+    /// the same digest.
+    pub(super) fn lower_bound(&self, digest: u64, before: impl Fn(Address) -> bool) -> usize {
         let (lines, _) = self.digests.as_chunks::<LINE>();
         let line = lines.iter().filter(|line| line[LINE - 1] < digest).count();
         let Some(within) = lines.get(line) else {
@@ -70,39 +73,40 @@ impl Leaf {
             return low;
         }
         let ties = self.digests[low..].partition_point(|there| *there == digest);
-        low + self.places[low..low + ties].partition_point(|place| *place != Place::NONE && before(*place))
+        low + self.addresses[low..low + ties]
+            .partition_point(|address| *address != Address::NONE && before(*address))
     }
 
-    /// Puts an entry before the one at `index`; the leaf is not full.
-    pub(super) fn insert(&mut self, index: usize, digest: u64, place: Place) {
-        if self.places[index] != Place::NONE {
+    /// Inserts an entry before the one at `index`; the leaf is not full.
+    pub(super) fn insert(&mut self, index: usize, digest: u64, address: Address) {
+        if self.addresses[index] != Address::NONE {
             self.digests.copy_within(index..LEAF - 1, index + 1);
-            self.places.copy_within(index..LEAF - 1, index + 1);
+            self.addresses.copy_within(index..LEAF - 1, index + 1);
         }
         self.digests[index] = digest;
-        self.places[index] = place;
+        self.addresses[index] = address;
     }
 
-    /// Lets an entry lie elsewhere.
-    pub(super) fn replace(&mut self, index: usize, place: Place) {
-        self.places[index] = place;
+    /// Replaces the address of an entry.
+    pub(super) fn replace(&mut self, index: usize, address: Address) {
+        self.addresses[index] = address;
     }
 
-    /// Takes the entries from `at` on into a leaf of their own.
+    /// Moves the entries from `at` on to a new leaf.
     pub(super) fn split_off(&mut self, at: usize) -> Box<Self> {
         let mut right = Self::of(&[]);
         right.digests[..LEAF - at].copy_from_slice(&self.digests[at..]);
-        right.places[..LEAF - at].copy_from_slice(&self.places[at..]);
+        right.addresses[..LEAF - at].copy_from_slice(&self.addresses[at..]);
         self.digests[at..].fill(u64::MAX);
-        self.places[at..].fill(Place::NONE);
+        self.addresses[at..].fill(Address::NONE);
         right
     }
 
-    /// Computes all digests anew.
-    pub(super) fn digest_anew(&mut self, digest: impl Fn(Place) -> u64) {
-        for (slot, place) in self.digests.iter_mut().zip(&self.places) {
-            if *place != Place::NONE {
-                *slot = digest(*place);
+    /// Recomputes all digests.
+    pub(super) fn digest_anew(&mut self, digest: impl Fn(Address) -> u64) {
+        for (slot, address) in self.digests.iter_mut().zip(&self.addresses) {
+            if *address != Address::NONE {
+                *slot = digest(*address);
             }
         }
     }
@@ -112,30 +116,30 @@ impl Leaf {
 mod tests {
     use super::*;
 
-    /// The largest digest is also what unused ones are.
+    /// The largest digest is also that of unused slots.
     #[test]
-    fn the_largest_digest_is_found_and_told_from_what_is_unused() {
+    fn the_largest_digest_is_distinguished_from_unused_slots() {
         let entries: Vec<_> = [1, 5, u64::MAX, u64::MAX]
             .iter()
             .zip(0..)
-            .map(|(digest, n)| (*digest, Place::new(0, n)))
+            .map(|(digest, n)| (*digest, Address::new(0, n)))
             .collect();
         let mut leaf = Leaf::of(&entries);
-        let bound = |leaf: &Leaf, digest| leaf.lower_bound(digest, |place| place.offset() < 3);
+        let bound = |leaf: &Leaf, digest| leaf.lower_bound(digest, |address| address.offset() < 3);
         assert_eq!(bound(&leaf, 0), 0);
         assert_eq!(bound(&leaf, 2), 1);
         assert_eq!(bound(&leaf, 6), 2);
         assert_eq!(bound(&leaf, u64::MAX), 3);
         assert_eq!(leaf.lower_bound(u64::MAX, |_| true), 4);
-        assert_eq!((leaf.places().len(), leaf.place(4)), (4, None));
-        leaf.insert(1, 3, Place::new(0, 9));
+        assert_eq!((leaf.addresses().len(), leaf.address(4)), (4, None));
+        leaf.insert(1, 3, Address::new(0, 9));
         assert_eq!(leaf.digests[..6], [1, 3, 5, u64::MAX, u64::MAX, u64::MAX]);
-        assert_eq!(leaf.place(1), Some(Place::new(0, 9)));
+        assert_eq!(leaf.address(1), Some(Address::new(0, 9)));
     }
 
     #[test]
     fn every_digest_of_a_full_leaf_is_found_at_its_place() {
-        let entries: Vec<_> = (0..LEAF).map(|n| (10 * n as u64, Place::new(0, n))).collect();
+        let entries: Vec<_> = (0..LEAF).map(|n| (10 * n as u64, Address::new(0, n))).collect();
         let mut leaf = Leaf::of(&entries);
         assert!(leaf.is_full());
         for n in 0..LEAF {
@@ -143,7 +147,7 @@ mod tests {
             assert_eq!(leaf.lower_bound(10 * n as u64 + 1, |_| false), n + 1);
         }
         let right = leaf.split_off(40);
-        assert_eq!((leaf.places().len(), right.places().len()), (40, LEAF - 40));
+        assert_eq!((leaf.addresses().len(), right.addresses().len()), (40, LEAF - 40));
         assert_eq!((leaf.first(), right.first()), (0, 400));
         assert_eq!(leaf.lower_bound(u64::MAX, |_| true), 40);
     }

@@ -1,12 +1,14 @@
-//! Where commits live until they are flushed to tables.
+//! Memtables: commits are here until they are flushed to tables.
 //!
-//! A memtable keeps every version of a key, ordered by key and then from the newest to the oldest. It is
-//! written by many threads at once and read by many more. [`Mem`] is one memtable with its place in the
-//! log; [`Sharded`] is the implementation (docs/decisions/0003-memtable.md has the measurements).
+//! A memtable keeps every version of a key, ordered by key and then from the newest to the oldest.
+//! It is written by many threads at once and read by many more. [`Mem`] is one memtable with its
+//! position in the log; [`Sharded`] is the implementation (docs/decisions/0003-memtable.md has the
+//! measurements).
 
 mod chunks;
 mod leaf;
 mod newest;
+pub(crate) mod reclaim;
 mod shard;
 mod sharded;
 
@@ -18,10 +20,10 @@ use std::sync::mpsc::Sender;
 
 use collie_log::Lsn;
 
-use crate::garbage::Garbage;
+use crate::memtable::reclaim::Reclaim;
 use crate::{Key, Value};
 
-pub(crate) use chunks::{Chunks, IDLE};
+pub(crate) use chunks::Chunks;
 pub(crate) use sharded::Sharded;
 
 /// What a write does to its key.
@@ -33,7 +35,8 @@ pub(crate) enum Write<'a> {
     Delete,
 }
 
-/// The place of a commit in the log: its start orders it, its end tells when it is durable.
+/// The position of a commit in the log: its start orders it, and it is durable when the log is
+/// durable up to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct At {
     pub(crate) start: Lsn,
@@ -70,47 +73,13 @@ pub(crate) enum Direction {
     Backward,
 }
 
-/// A sorted, versioned map in memory. All methods may be called from any thread.
-pub(crate) trait Memtable: Send + Sync {
-    /// Adds a version. A second write of the same key at the same LSN replaces the first: that is how a
-    /// batch's repeated keys are folded, and why replaying a commit twice is harmless.
-    fn insert(&self, key: &[u8], at: At, write: Write<'_>);
-
-    /// As `insert`, for many writes that nobody reads yet: they are put in order together, by `sort` or by
-    /// whoever looks first. Of repeated keys at one LSN the last counts, as there.
-    fn load(&self, key: &[u8], at: At, write: Write<'_>);
-
-    /// Puts in order what was loaded, or the `share`th `of` so many parts of that.
-    fn sort(&self, share: usize, of: usize);
-
-    /// The newest version with `start < below`.
-    fn get(&self, key: &[u8], below: Lsn) -> Option<Found>;
-
-    /// Appends to `out` the next keys in the bounds, in the direction's order, each with its newest version
-    /// below the scan's LSN, tombstones included. About `hint` keys are fetched. Returns whether the bounds
-    /// are exhausted; if not, at least one key was appended.
-    fn scan(&self, scan: Scan<'_>, direction: Direction, hint: usize, out: &mut VecDeque<Entry>) -> bool;
-
-    /// The newest version of each key, tombstones included, in order; of a memtable that is no longer written.
-    fn newest(&self) -> Box<dyn Iterator<Item = Entry> + '_>;
-
-    /// The largest start of all versions; 0 where there are none. Exact for inserts that have returned.
-    fn last_start(&self) -> Lsn;
-
-    /// Memory in use, in bytes; lags behind a little.
-    fn bytes(&self) -> u64;
-
-    /// Whether nothing was ever inserted. Exact when no insert is under way.
-    fn is_empty(&self) -> bool;
-}
-
 /// A memtable of a family, with the LSN from which on commits belong to it.
 pub(crate) struct Mem {
     /// `None` only while it is dropped.
-    table: Option<Box<dyn Memtable>>,
+    table: Option<Box<Sharded>>,
     from: Lsn,
     unlogged: AtomicBool,
-    garbage: Sender<Garbage>,
+    reclaim: Sender<Reclaim>,
 }
 
 impl Mem {
@@ -118,13 +87,13 @@ impl Mem {
         from: Lsn,
         write_buffer_bytes: u64,
         chunks: &Arc<Chunks>,
-        garbage: Sender<Garbage>,
+        reclaim: Sender<Reclaim>,
     ) -> Self {
         Self {
             table: Some(Box::new(Sharded::new(write_buffer_bytes, chunks))),
             from,
             unlogged: AtomicBool::new(false),
-            garbage,
+            reclaim,
         }
     }
 
@@ -133,9 +102,10 @@ impl Mem {
         self.from
     }
 
-    /// Notes that it holds writes that are not in the log.
+    /// Notes that it has writes that are not in the log.
     pub(crate) fn note_unlogged(&self) {
-        // A hint for closing, read after all writers are done; checked first to keep the line shared.
+        // Relaxed: read by closing, after all writers are done. Checked first to keep the cache
+        // line shared.
         if !self.unlogged.load(Ordering::Relaxed) {
             self.unlogged.store(true, Ordering::Relaxed);
         }
@@ -151,14 +121,14 @@ impl Mem {
         }
     }
 
-    /// As [`Memtable::load`].
+    /// As [`Sharded::load`].
     pub(crate) fn load(&self, key: &[u8], at: At, write: Write<'_>) {
         if let Some(table) = &self.table {
             table.load(key, at, write);
         }
     }
 
-    /// As [`Memtable::sort`].
+    /// As [`Sharded::sort`].
     pub(crate) fn sort(&self, share: usize, of: usize) {
         if let Some(table) = &self.table {
             table.sort(share, of);
@@ -181,12 +151,12 @@ impl Mem {
             .is_none_or(|table| table.scan(scan, direction, hint, out))
     }
 
-    /// As [`Memtable::newest`].
+    /// As [`Sharded::newest`].
     pub(crate) fn newest(&self) -> impl Iterator<Item = Entry> + '_ {
         self.table.iter().flat_map(|table| table.newest())
     }
 
-    /// As [`Memtable::last_start`].
+    /// As [`Sharded::last_start`].
     pub(crate) fn last_start(&self) -> Lsn {
         self.table.as_ref().map_or(0, |table| table.last_start())
     }
@@ -202,10 +172,11 @@ impl Mem {
 
 impl Drop for Mem {
     fn drop(&mut self) {
-        // The last holder may be a reader: freeing takes long and happens on the garbage thread. Where
-        // that has ended already (the store is closing), the failed send drops the memtable right here.
+        // The last owner may be a reader, and freeing takes long: the reclaiming thread does it.
+        // Where that has ended already (the store is closing), the failed send drops the memtable
+        // right here.
         if let Some(table) = self.table.take() {
-            drop(self.garbage.send(Garbage::Memtable(table)));
+            drop(self.reclaim.send(Reclaim::Memory(table)));
         }
     }
 }

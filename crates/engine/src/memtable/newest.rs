@@ -1,7 +1,8 @@
-//! What a flush takes from a memtable: the newest version of each key, in order.
+//! The newest version of each key, in order, for a flush.
 //!
-//! Each shard has its keys in order; a tournament among the shards' next keys merges them. A shard's entries
-//! are fetched a leaf's worth at a time under its lock, so that readers of the memtable are not kept waiting.
+//! Each shard has its keys in order; a tournament among the shards' next keys merges them. A
+//! shard's entries are fetched a leaf's worth at a time under its lock, so that readers of the
+//! memtable wait for a short time only.
 
 use std::cmp::Ordering;
 
@@ -14,8 +15,8 @@ use super::sharded::{SHARDS, Sharded};
 pub(super) struct Newest<'a> {
     table: &'a Sharded,
     streams: Vec<Stream>,
-    /// A tree of matches, the final at 1; the players are the streams, as if at `SHARDS` and beyond. Each
-    /// node has the loser of its match.
+    /// A tournament tree with its root at 1; the leaves are the streams, as if at `SHARDS` and
+    /// beyond. Each node has the loser of its match.
     losers: [usize; SHARDS],
     winner: usize,
 }
@@ -53,7 +54,7 @@ impl<'a> Newest<'a> {
         newest
     }
 
-    /// Plays all matches below a node and gives the winner.
+    /// Plays all matches below a node and returns the winner.
     fn play(&mut self, node: usize) -> usize {
         if node >= SHARDS {
             return node - SHARDS;
@@ -75,7 +76,7 @@ impl<'a> Newest<'a> {
         }
     }
 
-    /// Brings a stream to its next entry, and gives the one that it was at.
+    /// Advances a stream, and returns the entry that it was at.
     fn step(&mut self, shard: usize) -> Option<Entry> {
         let stream = &mut self.streams[shard];
         if stream.fetched.as_slice().is_empty()

@@ -1,9 +1,10 @@
 //! One shard of a memtable: a two-level sorted array over an arena, for one thread at a time.
 //!
-//! Entries (header, key, value) are appended to chunks and never move. What is sorted is a list of leaves;
-//! a leaf holds up to [`LEAF`] pairs of a key's eight distinguishing bytes and the place of its entry, so a
-//! search touches two small arrays and, only where the eight bytes tie, the entries themselves. The bytes
-//! that all keys of the shard have in common are skipped before the eight are taken.
+//! Entries (header, key, value) are appended to chunks and never move. What is sorted is a list of
+//! leaves; a leaf has up to [`LEAF`] pairs of a key's eight distinguishing bytes and the address of
+//! its entry, so a search reads two small arrays and, only where the eight bytes tie, the entries
+//! themselves. The bytes that all keys of the shard have in common are skipped before the eight are
+//! taken.
 //!
 //! The order is by key, and versions of one key from the newest to the oldest.
 
@@ -19,11 +20,12 @@ use super::leaf::{LEAF, Leaf};
 use super::{At, Direction, Entry, Found, Scan, Write};
 use crate::{Key, Value};
 
-/// Entries of a leaf that was built from sorted ones, so that the next inserts do not split it at once.
+/// Entries of a leaf that was built from sorted ones, so that the next inserts do not split it at
+/// once.
 const SORTED_LEAF: usize = LEAF * 3 / 4;
 /// Size of the first chunk; each further one is twice as large, up to those that [`Chunks`] keeps.
 const FIRST_CHUNK: usize = 4 << 10;
-/// Longer values are kept outside the arena, so that they are handed out without being copied.
+/// Longer values are kept outside the arena, so that reads return them without a copy.
 const INLINE_VALUE: usize = 4 << 10;
 /// After so many shrinkings the common prefix is given up: each one recomputes every leaf.
 const SHRINKINGS: u32 = 16;
@@ -34,12 +36,12 @@ const KIND_DELETE: u8 = 0;
 const KIND_INLINE: u8 = 1;
 const KIND_OUTSIDE: u8 = 2;
 
-/// Where an entry lies: the chunk in the upper half, the offset in the lower.
+/// The address of an entry: the chunk in the upper half, the offset in the lower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place(u64);
+pub(super) struct Address(u64);
 
-impl Place {
-    /// Where no entry lies.
+impl Address {
+    /// No entry's address.
     pub(super) const NONE: Self = Self(u64::MAX);
 
     pub(super) fn new(chunk: usize, offset: usize) -> Self {
@@ -55,7 +57,7 @@ impl Place {
     }
 }
 
-/// An entry, read in place.
+/// An entry, read in address.
 struct Stored<'a> {
     start: Lsn,
     key: &'a [u8],
@@ -79,11 +81,12 @@ pub(super) struct Shard {
     firsts: Vec<u64>,
     #[expect(
         clippy::vec_box,
-        reason = "a leaf is put in between others, and does not move for it"
+        reason = "inserting a leaf between others must not move those"
     )]
     leaves: Vec<Box<Leaf>>,
-    /// Entries that were loaded and not put in order yet. While there are any, nothing above is looked at.
-    unsorted: Vec<Place>,
+    /// Entries that were loaded and not sorted yet. While there are any, the fields above are not
+    /// read.
+    unsorted: Vec<Address>,
     /// What all keys here start with.
     common: Vec<u8>,
     shrinkings: u32,
@@ -98,7 +101,7 @@ impl Drop for Shard {
 }
 
 impl Shard {
-    /// An empty one, which takes its memory from `spare` and leaves it there.
+    /// An empty shard, which takes its memory from `spare` and returns it there.
     pub(super) fn new(spare: Arc<Chunks>) -> Self {
         Self {
             spare,
@@ -112,16 +115,16 @@ impl Shard {
         }
     }
 
-    /// Adds a version out of order and returns by how many bytes the shard grew; [`Shard::sort`] is to be called
-    /// before the next call of another kind.
+    /// Adds a version out of order and returns by how many bytes the shard grew; [`Shard::sort`] is
+    /// to be called before the next call of another kind.
     pub(super) fn load(&mut self, key: &[u8], at: At, write: Write<'_>) -> usize {
         self.shorten_common(key);
-        let (place, grown) = self.store(key, at, write);
-        self.unsorted.push(place);
+        let (address, grown) = self.store(key, at, write);
+        self.unsorted.push(address);
         grown
     }
 
-    /// Puts all that was loaded in its place.
+    /// Sorts all that was loaded.
     pub(super) fn sort(&mut self) {
         if !self.unsorted.is_empty() {
             self.rebuild();
@@ -130,18 +133,19 @@ impl Shard {
 
     #[cold]
     fn rebuild(&mut self) {
-        let mut places = std::mem::take(&mut self.unsorted);
+        let mut addresses = std::mem::take(&mut self.unsorted);
         for leaf in self.leaves.drain(..) {
-            places.extend_from_slice(leaf.places());
+            addresses.extend_from_slice(leaf.addresses());
         }
         let chunks = &self.chunks;
-        let key = |place: Place| read(chunks, place).key;
+        let key = |address: Address| read(chunks, address).key;
         let skip = self.common.len();
-        let mut entries: Vec<(u64, Place)> = places
+        let mut entries: Vec<(u64, Address)> = addresses
             .into_iter()
-            .map(|place| (digest(key(place), skip), place))
+            .map(|address| (digest(key(address), skip), address))
             .collect();
-        // Of two writes at the same LSN the later one counts, and lies behind the other: it comes first here.
+        // Of two writes at the same LSN the later one counts. Its address is larger, and it is
+        // sorted first.
         entries.sort_unstable_by(|(a, one), (b, other)| {
             a.cmp(b).then_with(|| {
                 let (x, y) = (read(chunks, *one), read(chunks, *other));
@@ -165,26 +169,26 @@ impl Shard {
     /// Adds a version and returns by how many bytes the shard grew.
     pub(super) fn insert(&mut self, key: &[u8], at: At, write: Write<'_>) -> usize {
         self.keep_common(key);
-        let (place, grown) = self.store(key, at, write);
+        let (address, grown) = self.store(key, at, write);
         let digest = self.digest(key);
         if self.leaves.is_empty() {
             self.firsts.push(digest);
-            self.leaves.push(Leaf::of(&[(digest, place)]));
+            self.leaves.push(Leaf::of(&[(digest, address)]));
             return grown;
         }
         let Cursor { leaf: number, index } = self.lower_bound(key, at.start, digest);
         if self.leaves[number].digest(index) == Some(digest)
-            && let Some(there) = self.leaves[number].place(index)
+            && let Some(there) = self.leaves[number].address(index)
         {
             let stored = read(&self.chunks, there);
             if stored.start == at.start && stored.key == key {
-                self.leaves[number].replace(index, place);
+                self.leaves[number].replace(index, address);
                 return grown;
             }
         }
         // An entry that belongs between two leaves is appended to the first of them.
         let (number, index) = if index == 0 && number > 0 {
-            (number - 1, self.leaves[number - 1].places().len())
+            (number - 1, self.leaves[number - 1].addresses().len())
         } else {
             (number, index)
         };
@@ -193,7 +197,7 @@ impl Shard {
         } else {
             (number, index)
         };
-        self.leaves[number].insert(index, digest, place);
+        self.leaves[number].insert(index, digest, address);
         if index == 0 {
             self.firsts[number] = digest;
         }
@@ -205,8 +209,8 @@ impl Shard {
         let newest = below.checked_sub(1)?;
         let cursor = self.seek(key, newest);
         let leaf = self.leaves.get(cursor.leaf)?;
-        let place = leaf.place(cursor.index)?;
-        let stored = read(&self.chunks, place);
+        let address = leaf.address(cursor.index)?;
+        let stored = read(&self.chunks, address);
         (stored.key == key).then(|| self.found(&stored))
     }
 
@@ -238,8 +242,8 @@ impl Shard {
         }
     }
 
-    /// Calls `take` with the newest versions of up to `limit` keys from a position on; returns the position to
-    /// go on at, if there are more. It is good as long as nothing is inserted.
+    /// Calls `take` with the newest versions of up to `limit` keys from a position on; returns the
+    /// position to go on at, if there are more. It is valid as long as nothing is inserted.
     pub(super) fn newest_from(&self, at: Cursor, limit: usize, take: impl FnMut(Entry)) -> Option<Cursor> {
         self.forward(at, self.end(), Lsn::MAX, limit, take)
     }
@@ -264,14 +268,14 @@ impl Shard {
         let mut last: Option<&[u8]> = None;
         while at < end {
             let leaf = self.leaves.get(at.leaf);
-            let Some(place) = leaf.and_then(|leaf| leaf.place(at.index)) else {
+            let Some(address) = leaf.and_then(|leaf| leaf.address(at.index)) else {
                 at = Cursor {
                     leaf: at.leaf + 1,
                     index: 0,
                 };
                 continue;
             };
-            let stored = read(&self.chunks, place);
+            let stored = read(&self.chunks, address);
             if stored.start < below && last != Some(stored.key) {
                 if limit == 0 {
                     return Some(at);
@@ -293,20 +297,20 @@ impl Shard {
         mut limit: usize,
         mut take: impl FnMut(Entry),
     ) -> bool {
-        // Walking down, a key's versions come from the oldest to the newest: the last one that may be seen
-        // is the one to take, and it is known when the key changes.
+        // Backwards, a key's versions come from the oldest to the newest: the last visible one is
+        // the one to take, and it is known when the key changes.
         let mut best: Option<Stored<'_>> = None;
         while at > start {
             if at.index == 0 {
                 at.leaf -= 1;
-                at.index = self.leaves.get(at.leaf).map_or(0, |leaf| leaf.places().len());
+                at.index = self.leaves.get(at.leaf).map_or(0, |leaf| leaf.addresses().len());
                 continue;
             }
             at.index -= 1;
-            let Some(place) = self.leaves[at.leaf].place(at.index) else {
+            let Some(address) = self.leaves[at.leaf].address(at.index) else {
                 continue;
             };
-            let stored = read(&self.chunks, place);
+            let stored = read(&self.chunks, address);
             if stored.start >= below {
                 continue;
             }
@@ -353,7 +357,7 @@ impl Shard {
     }
 
     /// Appends an entry to the arena.
-    fn store(&mut self, key: &[u8], at: At, write: Write<'_>) -> (Place, usize) {
+    fn store(&mut self, key: &[u8], at: At, write: Write<'_>) -> (Address, usize) {
         let (kind, length, inline): (u8, usize, &[u8]) = match write {
             Write::Delete => (KIND_DELETE, 0, &[]),
             Write::Put(value) if value.len() <= INLINE_VALUE => (KIND_INLINE, value.len(), value),
@@ -377,7 +381,7 @@ impl Shard {
         }
         let number = self.chunks.len() - 1;
         let chunk = &mut self.chunks[number];
-        let place = Place::new(number, chunk.len());
+        let address = Address::new(number, chunk.len());
         let mut header = [0; HEADER];
         header[0..8].copy_from_slice(&at.start.to_le_bytes());
         // A frame is at most half a ring and a ring at most 1 GiB; keys end at 65,535 bytes.
@@ -395,11 +399,12 @@ impl Shard {
         } else {
             0
         };
-        (place, size + outside + size_of::<(u64, Place)>())
+        (address, size + outside + size_of::<(u64, Address)>())
     }
 
-    /// Splits a full leaf, into which an entry is to be put at `index`; returns where to put it now. Where that is
-    /// behind all others, keys come in order: the full leaf is left full then.
+    /// Splits a full leaf, into which an entry is to be inserted at `index`; returns where to
+    /// insert it now. Where that is behind all others, keys arrive in order, and the full leaf is
+    /// left full.
     fn split(&mut self, number: usize, index: usize) -> (usize, usize) {
         let ascending = index == LEAF && number + 1 == self.leaves.len();
         let at = if ascending { LEAF } else { LEAF / 2 };
@@ -413,8 +418,8 @@ impl Shard {
         }
     }
 
-    /// Makes sure that `key` starts with the common prefix, shortening that where it does not. Returns whether it
-    /// was shortened: then all digests are to be computed anew.
+    /// Makes sure that `key` starts with the common prefix, shortening that where it does not.
+    /// Returns whether it was shortened: then all digests are to be computed anew.
     fn shorten_common(&mut self, key: &[u8]) -> bool {
         if key.starts_with(&self.common) {
             if self.chunks.is_empty() {
@@ -438,7 +443,7 @@ impl Shard {
         }
         let (chunks, skip) = (&self.chunks, self.common.len());
         for (leaf, first) in self.leaves.iter_mut().zip(&mut self.firsts) {
-            leaf.digest_anew(|place| digest(read(chunks, place).key, skip));
+            leaf.digest_anew(|address| digest(read(chunks, address).key, skip));
             *first = leaf.first();
         }
     }
@@ -465,10 +470,11 @@ impl Shard {
     /// The first entry after all versions of `key`.
     fn seek_past(&self, key: &[u8]) -> Cursor {
         let mut at = self.seek(key, 0);
-        // Version 0 does not exist, so what the search found is past the key unless it is that version.
+        // Version 0 does not exist, so what the search found is past the key unless it is that
+        // version.
         if let Some(leaf) = self.leaves.get(at.leaf)
-            && let Some(place) = leaf.place(at.index)
-            && read(&self.chunks, place).key == key
+            && let Some(address) = leaf.address(at.index)
+            && read(&self.chunks, address).key == key
         {
             at.index += 1;
         }
@@ -477,20 +483,20 @@ impl Shard {
 
     /// As `seek`, for a key with the common prefix.
     fn lower_bound(&self, key: &[u8], start: Lsn, digest: u64) -> Cursor {
-        let before = |place: Place| {
-            let stored = read(&self.chunks, place);
+        let before = |address: Address| {
+            let stored = read(&self.chunks, address);
             stored.key.cmp(key).then(start.cmp(&stored.start)) == Ordering::Less
         };
         // The leaf before the first one that starts at or after the target.
         let leaf = lower_bound(&self.firsts, digest, |i| {
-            self.leaves[i].place(0).is_some_and(before)
+            self.leaves[i].address(0).is_some_and(before)
         });
         let Some(number) = leaf.checked_sub(1) else {
             return Cursor { leaf: 0, index: 0 };
         };
         let leaf = &self.leaves[number];
         let index = leaf.lower_bound(digest, before);
-        if leaf.place(index).is_none() && number + 1 < self.leaves.len() {
+        if leaf.address(index).is_none() && number + 1 < self.leaves.len() {
             return Cursor {
                 leaf: number + 1,
                 index: 0,
@@ -500,9 +506,9 @@ impl Shard {
     }
 }
 
-/// How many of the sorted digests lie before the target, whose digest is `digest`; `before` tells of an index with
-/// that very digest. Digests seldom tie, so they are searched first and alone: that search has no branch to
-/// mispredict.
+/// How many of the sorted digests lie before the target, whose digest is `digest`; `before` decides
+/// for an index with the same digest. Digests seldom tie, so they are searched first and alone:
+/// that search has no branch to mispredict.
 fn lower_bound(digests: &[u64], digest: u64, before: impl Fn(usize) -> bool) -> usize {
     let mut low = digests.partition_point(|there| *there < digest);
     if digests.get(low) != Some(&digest) {
@@ -537,8 +543,8 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(word)
 }
 
-fn read(chunks: &[Vec<u8>], place: Place) -> Stored<'_> {
-    let bytes = &chunks[place.chunk()][place.offset()..];
+fn read(chunks: &[Vec<u8>], address: Address) -> Stored<'_> {
+    let bytes = &chunks[address.chunk()][address.offset()..];
     let mut start = [0; 8];
     start.copy_from_slice(&bytes[..8]);
     let key_len = usize::from(u16::from_le_bytes([bytes[16], bytes[17]]));
@@ -570,9 +576,9 @@ mod tests {
                 Write::Delete,
             );
         }
-        let sizes: usize = shard.leaves.iter().map(|leaf| leaf.places().len()).sum();
+        let sizes: usize = shard.leaves.iter().map(|leaf| leaf.addresses().len()).sum();
         assert_eq!(sizes, 1000);
-        assert!(shard.leaves.iter().all(|leaf| !leaf.places().is_empty()));
+        assert!(shard.leaves.iter().all(|leaf| !leaf.addresses().is_empty()));
         assert_eq!(shard.common, b"key00");
         for i in 0..1000_u32 {
             let found = shard.get(format!("key{i:05}").as_bytes(), u64::MAX).unwrap();
@@ -609,7 +615,7 @@ mod tests {
                 shard.insert(&i.to_be_bytes(), at(8), Write::Put(&i.to_le_bytes()));
             }
         }
-        let entries: usize = shard.leaves.iter().map(|leaf| leaf.places().len()).sum();
+        let entries: usize = shard.leaves.iter().map(|leaf| leaf.addresses().len()).sum();
         assert_eq!(entries, 500);
         for i in 0..500_u32 {
             let found = shard.get(&i.to_be_bytes(), 9).unwrap();

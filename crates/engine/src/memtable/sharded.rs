@@ -10,9 +10,10 @@ use parking_lot::{Mutex, MutexGuard};
 use super::chunks::Chunks;
 use super::newest::Newest;
 use super::shard::{Cursor, Shard};
-use super::{At, Direction, Entry, Found, Memtable, Scan, Write};
+use super::{At, Direction, Entry, Found, Scan, Write};
 
-/// Shards of a memtable, a power of two. More cost a scan more merging; fewer make writers meet.
+/// Shards of a memtable, a power of two. With more of them a scan merges more; with fewer, writers
+/// contend.
 pub(super) const SHARDS: usize = 16;
 
 /// A shard alone on its cache lines.
@@ -27,7 +28,7 @@ struct Counted {
     shard: Shard,
     /// The largest start of its versions.
     last_start: Lsn,
-    /// Bytes that the total does not know of yet.
+    /// Bytes that are not added to the total yet.
     unreported: u64,
 }
 
@@ -35,7 +36,7 @@ fn shard_of(key: &[u8]) -> usize {
     xxhash_rust::xxh3::xxh3_64(key) as usize % SHARDS
 }
 
-/// See the module's page.
+/// A sorted, versioned map in memory. All methods may be called from any thread.
 #[derive(Debug)]
 pub(crate) struct Sharded {
     shards: Box<[Padded]>,
@@ -67,7 +68,7 @@ impl Sharded {
         counted
     }
 
-    /// Notes that a shard got a version, and grew by it.
+    /// Counts a version that was added to a shard.
     fn grown(&self, counted: &mut Counted, at: At, bytes: usize) {
         counted.last_start = counted.last_start.max(at.start);
         counted.unreported += bytes as u64;
@@ -78,7 +79,8 @@ impl Sharded {
         }
     }
 
-    /// Appends to `out` the newest versions of up to `limit` keys of one shard; returns where to go on.
+    /// Appends to `out` the newest versions of up to `limit` keys of one shard; returns where to go
+    /// on.
     pub(super) fn fetch(
         &self,
         shard: usize,
@@ -90,36 +92,49 @@ impl Sharded {
             .shard
             .newest_from(at, limit, |entry| out.push(entry))
     }
-}
 
-impl Memtable for Sharded {
-    fn insert(&self, key: &[u8], at: At, write: Write<'_>) {
+    /// Adds a version. A second write of the same key at the same LSN replaces the first: so of a
+    /// batch's writes of one key the last counts, and replaying a commit twice is harmless.
+    pub(super) fn insert(&self, key: &[u8], at: At, write: Write<'_>) {
         let mut counted = self.sorted(shard_of(key));
         let bytes = counted.shard.insert(key, at, write);
         self.grown(&mut counted, at, bytes);
     }
 
-    fn load(&self, key: &[u8], at: At, write: Write<'_>) {
+    /// As `insert`, for many writes that are not read yet: they are sorted together, by `sort` or
+    /// by the first read. Of repeated keys at one LSN the last counts, as there.
+    pub(super) fn load(&self, key: &[u8], at: At, write: Write<'_>) {
         let mut counted = self.shards[shard_of(key)].shard.lock();
         let bytes = counted.shard.load(key, at, write);
         self.grown(&mut counted, at, bytes);
     }
 
-    fn sort(&self, share: usize, of: usize) {
+    /// Sorts one share of what was loaded, of `of` shares.
+    pub(super) fn sort(&self, share: usize, of: usize) {
         for number in (share..SHARDS).step_by(of) {
             drop(self.sorted(number));
         }
     }
 
-    fn get(&self, key: &[u8], below: Lsn) -> Option<Found> {
+    /// The newest version with `start < below`.
+    pub(super) fn get(&self, key: &[u8], below: Lsn) -> Option<Found> {
         self.sorted(shard_of(key)).shard.get(key, below)
     }
 
-    fn scan(&self, scan: Scan<'_>, direction: Direction, hint: usize, out: &mut VecDeque<Entry>) -> bool {
+    /// Appends to `out` the next keys in the bounds, in the direction's order, each with its newest
+    /// version below the scan's LSN, tombstones included. About `hint` keys are fetched. Returns
+    /// whether the bounds are exhausted; if not, at least one key was appended.
+    pub(super) fn scan(
+        &self,
+        scan: Scan<'_>,
+        direction: Direction,
+        hint: usize,
+        out: &mut VecDeque<Entry>,
+    ) -> bool {
         let each = hint.div_ceil(SHARDS).max(2);
         let mut entries = Vec::with_capacity(each * SHARDS);
-        // Where a shard has more keys, what it has not told lies beyond the last one that it told; keys of
-        // other shards beyond that have to wait for the next call.
+        // Where a shard has more keys than it returned, those lie beyond the last one that it
+        // returned. Keys of other shards beyond that are left for the next call.
         let mut limit: Option<crate::Key> = None;
         let beyond = |a: &[u8], b: &[u8]| match direction {
             Direction::Forward => a > b,
@@ -148,20 +163,26 @@ impl Memtable for Sharded {
         limit.is_none()
     }
 
-    fn newest(&self) -> Box<dyn Iterator<Item = Entry> + '_> {
-        Box::new(Newest::of(self))
+    /// The newest version of each key, tombstones included, in order; of a memtable that is no
+    /// longer written.
+    pub(super) fn newest(&self) -> Newest<'_> {
+        Newest::of(self)
     }
 
-    fn last_start(&self) -> Lsn {
+    /// The largest start of all versions; 0 where there are none. Exact for inserts that have
+    /// returned.
+    pub(super) fn last_start(&self) -> Lsn {
         let starts = self.shards.iter().map(|padded| padded.shard.lock().last_start);
         starts.max().unwrap_or(0)
     }
 
-    fn bytes(&self) -> u64 {
+    /// Memory in use, in bytes, less what shards have not reported yet.
+    pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    fn is_empty(&self) -> bool {
+    /// Whether nothing was inserted. Exact when no insert is under way.
+    pub(super) fn is_empty(&self) -> bool {
         self.shards
             .iter()
             .all(|padded| padded.shard.lock().shard.is_empty())
@@ -174,7 +195,7 @@ mod tests {
     use std::ops::Bound;
 
     use super::*;
-    use crate::testing::Rng;
+    use crate::test::Rng;
 
     type Model = BTreeMap<(Vec<u8>, u64), Option<Vec<u8>>>;
 
@@ -196,11 +217,12 @@ mod tests {
         }
     }
 
-    /// Random inserts, some of them loaded first and in between, against a map by (key, LSN): every version is found at every LSN, and scans in both
-    /// directions, in chunks of any size, and what a flush takes, show each key once with its newest version.
+    /// Random inserts, some of them loaded first and in between, against a map by (key, LSN): every
+    /// version is found at every LSN, and scans in both directions, in chunks of any size, and what
+    /// a flush takes, show each key once with its newest version.
     #[test]
     fn every_version_is_found_and_scans_and_flushes_show_the_newest() {
-        for seed in crate::testing::seeds(20) {
+        for seed in crate::test::seeds(20) {
             let mut rng = Rng::new(seed);
             let table = Sharded::new(1 << 20, &Arc::default());
             let mut model = Model::new();

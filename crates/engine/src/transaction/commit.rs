@@ -1,4 +1,4 @@
-//! A transaction's end: its writes become one commit, and its locks go.
+//! A transaction's commit, and the release of its locks.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -8,21 +8,26 @@ use std::sync::atomic::Ordering;
 use collie_log::Lsn;
 
 use super::reads::{is_key_changed, is_range_changed};
-use super::{CommitMode, Concurrency, Held, Isolation, Mode, RowRef, Transaction};
-use crate::core::FamilyState;
-use crate::{Db, Durability, Error, Family, Key, Result, WriteOptions, wal_size};
+use super::{CommitMode, Concurrency, Isolation, Transaction};
+use crate::locks::shard::{Mode, RowRef};
+use crate::locks::table::Held;
+use crate::store::family_state::FamilyState;
+use crate::write::Commit;
+use crate::{Db, Durability, Family, Key, Result, WriteOptions};
 
 impl Transaction {
-    /// Commits: on return everything that was written is visible, as a whole, and as durable as the options ask, but
-    /// for [`CommitMode::Async`]. A transaction that only read waits until what it saw is as durable. Returns the
-    /// commit's end, or that of the newest commit that was seen.
+    /// Commits: on return everything that was written is visible, as a whole, and as durable as the
+    /// options ask, but for [`CommitMode::Async`]. A read-only transaction waits until what it saw
+    /// is as durable. Returns the commit's end, or that of the newest commit that was seen.
     ///
     /// # Errors
-    /// [`Conflict`](Error::Conflict), [`Deadlock`](Error::Deadlock), [`LockTimeout`](Error::LockTimeout) (of
-    /// optimistic transactions), [`TransactionAborted`](Error::TransactionAborted),
-    /// [`FamilyDropped`](Error::FamilyDropped), [`BatchTooLarge`](Error::BatchTooLarge),
-    /// [`StorageFull`](Error::StorageFull), [`Closed`](Error::Closed): nothing was written.
-    /// [`Poisoned`](Error::Poisoned), [`Background`](Error::Background), [`Log`](Error::Log): the commit may or may
+    /// [`Conflict`](crate::Error::Conflict), [`Deadlock`](crate::Error::Deadlock),
+    /// [`LockTimeout`](crate::Error::LockTimeout) (of optimistic transactions),
+    /// [`TransactionAborted`](crate::Error::TransactionAborted),
+    /// [`FamilyDropped`](crate::Error::FamilyDropped),
+    /// [`BatchTooLarge`](crate::Error::BatchTooLarge), [`StorageFull`](crate::Error::StorageFull),
+    /// [`Closed`](crate::Error::Closed): nothing was written. [`Poisoned`](crate::Error::Poisoned),
+    /// [`Background`](crate::Error::Background), [`Log`](crate::Error::Log): the commit may or may
     /// not survive a restart.
     pub fn commit(self) -> Result<Lsn> {
         let mode = self.options.commit_mode;
@@ -33,21 +38,23 @@ impl Transaction {
         ticket.wait()
     }
 
-    /// Commits without waiting: on return everything is visible, and the ticket tells when it is durable. With
-    /// [`CommitMode::Sync`] the ticket keeps the locks until then, or until it is dropped.
+    /// Commits without waiting: on return everything is visible, and the ticket waits until it is
+    /// durable. With [`CommitMode::Sync`] the ticket keeps the locks until then, or until it is
+    /// dropped.
     ///
     /// # Errors
     /// As [`Transaction::commit`].
     pub fn commit_ticket(mut self) -> Result<Ticket> {
-        let core = self.db.core();
-        let level = self.options.durability.unwrap_or(core.options.durability);
+        let store = self.db.store();
+        let level = self.options.durability.unwrap_or(store.options().durability);
         let end = self.decide()?;
-        core.transactions
+        store
+            .transactions()
             .counters
             .committed
             .fetch_add(1, Ordering::Relaxed);
         let is_sync = self.options.commit_mode == CommitMode::Sync;
-        // What the ticket does not take goes with the transaction, now.
+        // Locks that the ticket does not take are released with the transaction, now.
         let locks = is_sync.then(|| self.inner.get_mut().held.take());
         Ok(Ticket {
             end,
@@ -57,10 +64,11 @@ impl Transaction {
         })
     }
 
-    /// Takes its place in the order, or finds that it cannot. Returns what its caller's promise depends on.
+    /// Appends and applies the commit, or fails. Returns the end of the newest commit that the
+    /// transaction depends on, its own included.
     fn decide(&self) -> Result<Lsn> {
-        let (db, core) = (&self.db, self.db.core());
-        core.check_open()?;
+        let (db, store) = (&self.db, self.db.store());
+        store.check_open()?;
         let inner = self.inner.borrow();
         inner.check_active()?;
         if inner.writes.is_empty() {
@@ -68,19 +76,17 @@ impl Transaction {
             return Ok(ranges.fold(inner.seen, Lsn::max));
         }
         let batch = inner.writes.to_batch()?;
-        db.admit_batch(&batch)?;
+        db.admit(Commit::Batch(&batch))?;
         drop(inner);
         if self.options.concurrency == Concurrency::Optimistic {
             self.lock_and_validate()?;
         }
-        let at = db.commit_batch(&batch, false, true)?.ok_or(Error::Closed)?;
-        wal_size::check(core, at.end);
-        // Before any lock goes: its next holder reads what is visible.
-        core.wait_visible(at.end)?;
-        Ok(at.end)
+        // Visible before any lock is released: its next owner reads what is visible.
+        Ok(db.append_locked(Commit::Batch(&batch), false)?.end)
     }
 
-    /// Takes all locks of an optimistic transaction, in an order that all take, and looks whether its reads hold.
+    /// Takes all locks of an optimistic transaction, in one order for all transactions, and checks
+    /// that what it read is unchanged.
     fn lock_and_validate(&self) -> Result<()> {
         let inner = &mut *self.inner.borrow_mut();
         let snapshot = inner.snapshot(&self.db).clone();
@@ -127,19 +133,19 @@ impl Transaction {
     }
 }
 
-/// A commit that has its place in the order, and is visible. It is not lost when the ticket is dropped.
+/// A commit that is in the log and visible. Dropping the ticket does not undo it.
 #[derive(Debug)]
 #[must_use = "the commit may not be durable yet"]
 pub struct Ticket {
     end: Lsn,
     level: Durability,
-    /// Of a commit that keeps them until it is durable.
+    /// Locks that are kept until the commit is durable.
     _locks: Option<Held>,
     db: Db,
 }
 
 impl Ticket {
-    /// The commit's end, for [`Db::wait`] and [`Db::when`].
+    /// The commit's end, for [`Db::wait`] and [`Db::wait_async`].
     #[must_use]
     pub fn end(&self) -> Lsn {
         self.end
@@ -148,13 +154,14 @@ impl Ticket {
     /// Blocks until the commit is as durable as its options ask. Returns its end.
     ///
     /// # Errors
-    /// [`Error::Poisoned`](crate::Error::Poisoned) and [`Error::Log`](crate::Error::Log): it may or may not survive a restart.
+    /// [`Error::Poisoned`](crate::Error::Poisoned) and [`Error::Log`](crate::Error::Log): it may or
+    /// may not survive a restart.
     pub fn wait(self) -> Result<Lsn> {
         let options = WriteOptions {
             durability: self.level,
             ..WriteOptions::default()
         };
-        self.db.wait_committed(self.end, &options)?;
+        self.db.wait_durable(self.end, &options)?;
         Ok(self.end)
     }
 }
@@ -167,7 +174,7 @@ impl IntoFuture for Ticket {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             if !self.db.is_left_to_flush_wal(self.level) {
-                self.db.when(self.end, self.level).await?;
+                self.db.wait_async(self.end, self.level).await?;
             }
             Ok(self.end)
         })

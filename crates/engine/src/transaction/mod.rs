@@ -1,30 +1,29 @@
-//! Transactions: several reads and writes that happen as if alone, or not at all.
+//! Transactions: reads and writes that take effect together and in isolation, or not at all.
 //!
-//! A *pessimistic* transaction locks rows as it goes (`locks.rs`); an *optimistic* one takes the same locks at its
-//! commit, for as long as that takes, and looks then whether anything that it read was changed (`reads.rs`). Its writes
-//! stay with it (`writes.rs`) until they become one commit. What the isolation levels promise, and what each commit mode
-//! keeps, is in `docs/transactions.md`.
+//! A *pessimistic* transaction locks rows as it reads and writes (`locks/`); an *optimistic* one
+//! takes the same locks during its commit, and checks then whether anything that it read was
+//! changed (`reads.rs`). Its writes stay in memory of its own (`writes.rs`) until they become one
+//! commit. `docs/transactions.md` has what the isolation levels and commit modes guarantee.
 //!
-//! # When locks go
+//! # When locks are released
 //!
-//! A commit has its place in the order when its frame is in the log, and from then on there is no abort: either it is
-//! recovered, or nothing after it is. So locks may go as soon as the commit is applied and visible, before it is durable
-//! ([`CommitMode::EarlyRelease`]). Whoever gets the row next commits behind it in the log, and is durable only together
-//! with it. A failure of the log is final for both. The source of the idea is Johnson et al., *Aether: A Scalable
+//! A commit has its position in the order when its frame is in the log, and from then on it cannot
+//! abort: either it is recovered, or nothing after it is. So locks may be released as soon as the
+//! commit is applied and visible, before it is durable ([`CommitMode::EarlyRelease`]). The next
+//! owner of a row commits behind it in the log, and is durable only together with it. A failure of
+//! the log is final for both. The source of the idea is Johnson et al., *Aether: A Scalable
 //! Approach to Logging*, VLDB 2010.
 //!
-//! Not before it is applied and visible: the next holder would read what was there before.
+//! They are not released before that: the next owner would read the state from before the commit.
 
 mod commit;
-mod deadlock;
-mod locks;
+mod denied;
 mod options;
 mod plain;
 mod reads;
 mod registry;
 mod removals;
 mod rows;
-mod shard;
 mod writes;
 
 use std::cell::RefCell;
@@ -35,15 +34,15 @@ use std::sync::atomic::Ordering;
 
 use collie_log::Lsn;
 
-use crate::batch::check_key;
-use crate::iter::{Bounds, Iter, bounds, is_empty, prefix_bounds};
-use crate::read_point::ReadPoint;
+use crate::bounds::{Bounds, bounds, is_empty, prefix_bounds};
+use crate::commit::codec::check_key;
+use crate::iter::Iter;
+use crate::locks::shard::{Mode, RowRef};
+use crate::locks::table::{Denied, Held};
+use crate::store::read_point::ReadPoint;
 use crate::{Db, Error, Family, Key, Result, Snapshot, Value, read};
 
 pub use commit::Ticket;
-pub(crate) use deadlock::Link;
-use locks::Held;
-pub(crate) use locks::{Denied, LockTable};
 pub use options::{CommitMode, Concurrency, Isolation, TransactionOptions};
 pub use reads::TransactionIter;
 use reads::{RangeRead, is_key_changed};
@@ -51,13 +50,12 @@ use registry::Entry;
 pub(crate) use registry::Registry;
 pub use registry::TransactionInfo;
 pub use rows::{RowLocks, RowOwner};
-use shard::{Mode, RowRef};
 use writes::Writes;
 
 /// A transaction under way. Dropping it rolls it back.
 ///
-/// It may be handed from thread to thread and is used by one at a time. Reads see its own writes. It keeps its store
-/// open.
+/// It may be sent from thread to thread and is used by one at a time. Reads see its own writes. It
+/// keeps its store open.
 ///
 /// ```
 /// use collie_db::{Db, Options, TransactionOptions};
@@ -73,7 +71,7 @@ use writes::Writes;
 /// };
 /// transfer.put(&accounts, "ann", (ann - 20).to_string())?;
 /// transfer.put(&accounts, "ben", "20")?;
-/// assert_eq!(accounts.get("ben")?, None); // Nobody else sees it yet.
+/// assert_eq!(accounts.get("ben")?, None); // Not visible to others yet.
 /// transfer.commit()?; // Visible as a whole, and durable.
 /// assert_eq!(accounts.get("ann")?.unwrap(), "50");
 /// # Ok::<(), collie_db::Error>(())
@@ -87,14 +85,14 @@ pub struct Transaction {
 }
 
 struct Inner {
-    /// Why nothing more can be done with it, if so.
+    /// Why it was aborted, if it was.
     aborted: Option<String>,
     held: Held,
     snapshot: Option<Snapshot>,
     writes: Writes,
     /// Keys that must be unchanged at the commit of an optimistic transaction.
     read_keys: BTreeMap<(u32, Key), Family>,
-    /// Ranges that were read, likewise; of other transactions those whose iterators are still there.
+    /// Ranges that were read, likewise; of other transactions those whose iterators live.
     read_ranges: Vec<(Family, Arc<RangeRead>)>,
     /// The newest commit that a read saw.
     seen: Lsn,
@@ -102,18 +100,20 @@ struct Inner {
 
 impl Transaction {
     pub(crate) fn begin(db: &Db, options: TransactionOptions) -> Result<Self> {
-        let core = db.core();
-        if let Some(refusal) = core.refusal() {
+        let store = db.store();
+        if let Some(refusal) = store.refusal() {
             return Err(refusal);
         }
-        core.use_locks();
-        let owner = core.locks.owner(&options.name);
-        let visible = core.visible.boundary();
-        let entry = core.transactions.enter(&owner, core.device.clock(), visible);
+        store.use_locks();
+        let owner = store.locks().owner(&options.name);
+        let visible = store.visible_boundary();
+        let entry = store
+            .transactions()
+            .enter(&owner, store.device().clock(), visible);
         let transaction = Self {
             inner: RefCell::new(Inner {
                 aborted: None,
-                held: Held::new(Arc::clone(&core.locks), owner),
+                held: Held::new(Arc::clone(store.locks()), owner),
                 snapshot: None,
                 writes: Writes::default(),
                 read_keys: BTreeMap::new(),
@@ -130,7 +130,7 @@ impl Transaction {
         Ok(transaction)
     }
 
-    /// Its number, which no other transaction of this open store has.
+    /// Its number, unique among the transactions of this open store.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.entry.id()
@@ -138,14 +138,15 @@ impl Transaction {
 
     /// The value of `key`, as the transaction sees it.
     ///
-    /// A pessimistic serializable transaction locks the key, shared, and may have to wait for that; all others read
-    /// their snapshot.
+    /// A pessimistic serializable transaction locks the key, shared, and may have to wait for that;
+    /// all others read their snapshot.
     ///
     /// # Errors
-    /// [`Error::FamilyDropped`], [`Error::FamilyTooNew`], [`Error::ForeignFamily`], [`Error::Closed`],
-    /// [`Error::Table`]; [`Error::InDoubt`] where the log has failed and the key's last write may be lost (of those
-    /// that read their snapshot: where it had failed when that was taken). Where it locks: [`Error::LockTimeout`],
-    /// [`Error::Deadlock`], [`Error::TooManyLocks`]. [`Error::TransactionAborted`] after a deadlock.
+    /// [`Error::FamilyDropped`], [`Error::FamilyTooNew`], [`Error::ForeignFamily`],
+    /// [`Error::Closed`], [`Error::Table`]; [`Error::InDoubt`] where the log has failed and the
+    /// key's last write may be lost (of those that read their snapshot: where it had failed when
+    /// that was taken). Where it locks: [`Error::LockTimeout`], [`Error::Deadlock`],
+    /// [`Error::TooManyLocks`]. [`Error::TransactionAborted`] after a deadlock.
     pub fn get(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         let key = key.as_ref();
         let inner = &mut *self.active(family)?;
@@ -165,19 +166,22 @@ impl Transaction {
         }
     }
 
-    /// The value of `key`, which nobody else can write until the transaction ends, as it means to write it.
+    /// The value of `key`, for a later write: no other transaction can write the key until this one
+    /// ends.
     ///
-    /// A pessimistic transaction locks the key, exclusively; an optimistic one does not commit if somebody else writes
-    /// it.
+    /// A pessimistic transaction locks the key, exclusively; the commit of an optimistic one fails
+    /// if another commit has written it.
     ///
     /// # Errors
-    /// As [`Transaction::get`], for pessimistic transactions always as where it locks; [`Error::EmptyKey`],
-    /// [`Error::KeyTooLong`]; with snapshot isolation [`Error::Conflict`] where the key was written since the snapshot.
+    /// As [`Transaction::get`], for pessimistic transactions always as where it locks;
+    /// [`Error::EmptyKey`], [`Error::KeyTooLong`]; with snapshot isolation [`Error::Conflict`]
+    /// where the key was written since the snapshot.
     pub fn get_for_update(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         self.get_locked(family, key.as_ref(), Mode::Exclusive)
     }
 
-    /// As [`Transaction::get_for_update`], but others may read it so, too (`SELECT … FOR SHARE`).
+    /// As [`Transaction::get_for_update`], but other transactions may lock the key in the same way
+    /// (`SELECT … FOR SHARE`).
     ///
     /// # Errors
     /// As [`Transaction::get_for_update`].
@@ -202,16 +206,17 @@ impl Transaction {
         }
     }
 
-    /// Sets `key` to `value`, for others when the transaction commits.
+    /// Sets `key` to `value`. Others see it when the transaction commits.
     ///
     /// # Errors
-    /// As [`Transaction::get_for_update`]; [`Error::BatchTooLarge`] where the transaction would pass
-    /// [`TransactionOptions::max_bytes`] or the largest commit. The transaction stays as it was.
+    /// As [`Transaction::get_for_update`]; [`Error::BatchTooLarge`] where the transaction would
+    /// pass [`TransactionOptions::max_bytes`] or the largest commit. The transaction stays as it
+    /// was.
     pub fn put(&self, family: &Family, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.write(family, key.as_ref(), Some(value.as_ref()))
     }
 
-    /// Removes `key`, for others when the transaction commits.
+    /// Removes `key`. Others see it when the transaction commits.
     ///
     /// # Errors
     /// As [`Transaction::put`].
@@ -224,12 +229,12 @@ impl Transaction {
         let inner = &mut *self.active(family)?;
         match self.options.concurrency {
             Concurrency::Pessimistic => self.lock_current(inner, family, key, Mode::Exclusive)?,
-            // From here on at the latest, others' writes of the key are conflicts.
+            // Other commits that write the key from here on are conflicts.
             Concurrency::Optimistic => {
                 inner.snapshot(&self.db);
             }
         }
-        let limit = self.options.max_bytes.min(self.db.core().max_payload);
+        let limit = self.options.max_bytes.min(self.db.store().max_commit_bytes());
         inner.writes.write(family.state(), key, value, limit)?;
         self.entry.bytes.store(inner.writes.bytes(), Ordering::Relaxed);
         Ok(())
@@ -243,11 +248,11 @@ impl Transaction {
         self.range::<&[u8]>(family, ..)
     }
 
-    /// The keys and values in `range`, as the transaction sees them now; later writes of its own do not show.
+    /// The keys and values in `range`, as the transaction sees them now, without its later writes.
     ///
-    /// A pessimistic serializable transaction locks the whole range, with the keys that are not there: nobody else can
-    /// write any of them until it ends. An optimistic serializable one does not commit if somebody else wrote in the
-    /// part that was read.
+    /// A pessimistic serializable transaction locks the whole range, absent keys included: no other
+    /// transaction can write any of them until it ends. The commit of an optimistic serializable
+    /// one fails if another commit wrote in the part that was read.
     ///
     /// # Errors
     /// As [`Transaction::get`].
@@ -272,10 +277,10 @@ impl Transaction {
         let read = RangeRead::new(bounds.clone());
         if is_empty(&bounds) {
             let point = ReadPoint::at(0);
-            let nothing = Iter::new(&family.state().view.load(), bounds, &point, &family.state().name)?;
+            let nothing = Iter::new(&family.state().view(), bounds, &point, family.state().name())?;
             return Ok(TransactionIter::new(nothing, Vec::new(), read));
         }
-        // Before a lock is taken for it.
+        // Before the lock is taken, so that a refused read leaves none.
         self.make_room_for_a_read(inner)?;
         let own = inner.writes.range(family.id(), &bounds);
         let committed = if self.is_two_phase() {
@@ -284,7 +289,7 @@ impl Transaction {
                 .lock_range(family.id(), bounds.clone(), self.options.lock_timeout);
             self.locked(inner, family, None, locked)?;
             let (view, point) = family.read_at(false)?;
-            Iter::new(&view, bounds, &point, &family.state().name)?
+            Iter::new(&view, bounds, &point, family.state().name())?
         } else {
             inner.snapshot(&self.db).scan(family, bounds)?
         };
@@ -292,13 +297,13 @@ impl Transaction {
         Ok(TransactionIter::new(committed, own, read))
     }
 
-    /// Marks a place to go back to with [`Transaction::rollback_to_savepoint`]. Savepoints nest.
+    /// Sets a savepoint for [`Transaction::rollback_to_savepoint`]. Savepoints nest.
     pub fn set_savepoint(&self) {
         self.inner.borrow_mut().writes.set_savepoint();
     }
 
-    /// Takes back what was written since the last savepoint, and forgets that savepoint. Locks stay: what was read
-    /// under them may have been acted upon.
+    /// Undoes what was written since the last savepoint, and removes that savepoint. Locks are
+    /// kept: the caller may have relied on what was read under them.
     ///
     /// # Errors
     /// [`Error::NoSavepoint`].
@@ -309,7 +314,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Forgets the last savepoint, and keeps what was written since.
+    /// Removes the last savepoint, and keeps what was written since.
     ///
     /// # Errors
     /// [`Error::NoSavepoint`].
@@ -317,7 +322,7 @@ impl Transaction {
         self.inner.borrow_mut().writes.pop_savepoint()
     }
 
-    /// Ends the transaction as if it had never been; so does dropping it.
+    /// Ends the transaction and discards its writes; so does dropping it.
     pub fn rollback(self) {}
 
     fn is_two_phase(&self) -> bool {
@@ -337,11 +342,12 @@ impl Transaction {
         Ok(inner)
     }
 
-    /// Locks a key, and makes sure that it is as the snapshot shows it.
+    /// Locks a key, and with snapshot isolation checks that it is unchanged since the snapshot.
     fn lock_current(&self, inner: &mut Inner, family: &Family, key: &[u8], mode: Mode) -> Result<()> {
         self.lock(inner, family, key, mode)?;
         if self.options.isolation == Isolation::Snapshot {
-            // Taken only now, where this is the transaction's first step: nothing can have changed since.
+            // Where this is the transaction's first step, the snapshot is taken only now, and
+            // nothing can have changed since.
             let snapshot = inner.snapshot(&self.db).clone();
             if is_key_changed(&snapshot, family, key)? {
                 return Err(self.conflict(family, Some(key)));
@@ -359,7 +365,8 @@ impl Transaction {
         self.locked(inner, family, Some(key), locked)
     }
 
-    /// What a request for a lock came to. Who is the victim of a deadlock lets go of everything here.
+    /// Handles the result of a request for a lock. The victim of a deadlock is aborted here, which
+    /// releases all its locks.
     fn locked(
         &self,
         inner: &mut Inner,
@@ -369,7 +376,7 @@ impl Transaction {
     ) -> Result<()> {
         self.entry.locks.store(inner.held.len(), Ordering::Relaxed);
         let Err(denied) = locked else { return Ok(()) };
-        let error = self.db.core().denied(family.name(), key, denied);
+        let error = denied::error(self.db.store(), family.name(), key, denied);
         if let Error::Deadlock { .. } = error {
             inner.abort(error.to_string());
         }
@@ -388,13 +395,13 @@ impl Transaction {
         Ok(())
     }
 
-    /// Makes sure that another read can be noted.
+    /// Fails where no other read can be noted.
     fn make_room_for_a_read(&self, inner: &mut Inner) -> Result<()> {
-        let limit = self.db.core().options.max_row_locks;
+        let limit = self.db.store().options().max_row_locks;
         let validates = self.options.concurrency == Concurrency::Optimistic
             && self.options.isolation == Isolation::Serializable;
         if !validates {
-            // All that counts of a range whose iterator is gone is what it saw.
+            // Of a range whose iterator is dropped only the newest commit that it saw is needed.
             let seen = &mut inner.seen;
             inner.read_ranges.retain(|(_, read)| {
                 *seen = (*seen).max(read.seen());
@@ -408,7 +415,7 @@ impl Transaction {
     }
 
     fn conflict(&self, family: &Family, key: Option<&[u8]>) -> Error {
-        let counters = &self.db.core().transactions.counters;
+        let counters = &self.db.store().transactions().counters;
         counters.conflicts.fetch_add(1, Ordering::Relaxed);
         Error::Conflict {
             family: family.name().to_owned(),
@@ -425,7 +432,7 @@ impl Inner {
         }
     }
 
-    /// The snapshot, taken now if this is the first that needs it.
+    /// The snapshot; the first call takes it.
     fn snapshot(&mut self, db: &Db) -> &Snapshot {
         self.snapshot.get_or_insert_with(|| db.snapshot())
     }
@@ -436,17 +443,17 @@ impl Inner {
         Ok(read.value)
     }
 
-    /// What is there now. The caller holds the key's lock.
+    /// The key's current value. The caller holds the key's lock.
     fn latest(&mut self, family: &Family, key: &[u8]) -> Result<Option<Value>> {
-        // Where the log has failed since the read before, this is still of the same moment: what is read now has its
-        // last value since then, or is refused.
+        // Where the log has failed since an earlier read, both still agree: this returns a value
+        // that is certain, or fails.
         let (view, point) = family.read_at(false)?;
         let read = read::get(&view, &point, family.name(), key)?;
         self.seen = self.seen.max(read.seen);
         Ok(read.value)
     }
 
-    /// Ends it before its time: others may have its locks.
+    /// Aborts it: releases its locks and discards its writes.
     fn abort(&mut self, cause: String) {
         self.held.release();
         self.aborted = Some(cause);
@@ -457,9 +464,9 @@ impl Inner {
 
 impl Drop for Transaction {
     fn drop(&mut self) {
-        // The snapshot and the locks go first: whoever looks at the list after this finds the rows free.
+        // The locks first: when the transaction is not listed any more, its rows are free.
         self.inner.get_mut().held.release();
-        self.db.core().transactions.leave(&self.entry);
+        self.db.store().transactions().leave(&self.entry);
     }
 }
 

@@ -8,10 +8,12 @@ use crate::Durability;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum Concurrency {
-    /// As they come: rows are locked when they are written, or read to be written, and whoever comes second waits.
+    /// At each access: rows are locked when they are written, or read to be written, and the second
+    /// transaction waits.
     #[default]
     Pessimistic,
-    /// At the commit: nobody waits before that, and whoever comes second starts over.
+    /// At the commit: no transaction waits before that, and the second one to commit fails and is
+    /// run again.
     Optimistic,
 }
 
@@ -19,27 +21,28 @@ pub enum Concurrency {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum Isolation {
-    /// Reads show one moment, and of two that write the same key the second fails. Two that each write what the other
-    /// has read may both commit (write skew). PostgreSQL calls it `REPEATABLE READ`.
+    /// Reads show one moment, and of two that write the same key the second fails. Two that each
+    /// write what the other has read may both commit (write skew). PostgreSQL calls it
+    /// `REPEATABLE READ`.
     #[default]
     Snapshot,
-    /// As if one transaction ran after the other: what was read, ranges with the keys that were not there too, is
-    /// still so at the commit.
+    /// As if one transaction ran after the other: what was read, absent keys in ranges included, is
+    /// unchanged at the commit.
     Serializable,
 }
 
-/// When a commit lets go of its locks, and what its caller waits for.
+/// When a commit releases its locks, and what its caller waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum CommitMode {
-    /// Waits until it is as durable as it should be, then lets go of its locks.
+    /// Waits until it is as durable as its options ask, then releases its locks.
     Sync,
-    /// Lets go of its locks once it has its place in the order and is visible, then waits. What it returns is as safe
+    /// Releases its locks once it is in the log and visible, then waits. What it returns is as safe
     /// as with [`CommitMode::Sync`].
     #[default]
     EarlyRelease,
-    /// As `EarlyRelease`, but does not wait: a crash may take what was committed, and what was read, though never a
-    /// commit without those that it depends on.
+    /// As `EarlyRelease`, but does not wait: a crash may lose the commit, and what it read, but
+    /// never a commit without all that depend on it.
     Async,
 }
 
@@ -55,11 +58,12 @@ pub struct TransactionOptions {
     /// What a commit waits for, but for [`CommitMode::Async`]; `None`: the store's
     /// [`durability`](crate::Options::durability). Default: `None`.
     pub durability: Option<Durability>,
-    /// How long it waits for one lock at most. Default: one second.
+    /// The longest wait for one lock. Default: one second.
     pub lock_timeout: Duration,
-    /// The largest commit that it may become, in bytes; at most as the log takes. Default: no less.
+    /// The largest commit that it may become, in bytes. The log's limit holds in any case, and is
+    /// the default.
     pub max_bytes: usize,
-    /// Take the snapshot when it begins, and not at its first step. Default: false.
+    /// Take the snapshot at the beginning, and not at the first step. Default: false.
     pub snapshot_at_begin: bool,
     /// A name for [`Db::transactions`](crate::Db::transactions) and errors. Default: empty.
     pub name: String,

@@ -1,11 +1,12 @@
-//! What a transaction has read, and whether it would read the same now.
+//! What a transaction has read, and whether that has changed.
 //!
-//! A key or a range is *changed* where a commit that the snapshot does not show wrote it: where the newest entry of a
-//! key has an LSN that is not below the snapshot's. It does not matter where that entry is by now: in a memtable, in a
-//! table, or dropped by a compaction as a tombstone that nobody needs, which is noted elsewhere (`removals.rs`). So
-//! neither a flush nor a compaction changes the answer, and a key that got its old value back has changed.
+//! A key or a range is *changed* where a commit that the snapshot does not show wrote it: where the
+//! newest entry of a key has an LSN that is not below the snapshot's. It does not matter where that
+//! entry is by now: in a memtable, in a table, or dropped by a compaction as an unneeded tombstone
+//! (`removals.rs` keeps those). So neither a flush nor a compaction changes the answer, and a key
+//! that got its old value back has changed.
 //!
-//! Whoever asks holds locks that keep the answer true.
+//! The caller holds locks, so that the answer stays true.
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -16,11 +17,12 @@ use collie_log::Lsn;
 use parking_lot::Mutex;
 
 use super::removals::RemovedSince;
-use crate::iter::{Bounds, Iter};
+use crate::bounds::Bounds;
+use crate::iter::Iter;
 use crate::memtable::{Direction, Scan};
 use crate::{Family, Key, Result, Snapshot, Value};
 
-/// Entries of a memtable that are looked at in one go.
+/// Entries of a memtable that are fetched at once.
 const FETCH: usize = 256;
 
 /// Whether a key was written since the snapshot.
@@ -76,18 +78,18 @@ pub(crate) fn is_range_changed(snapshot: &Snapshot, family: &Family, bounds: &Bo
     Ok(in_tables || removed_since(snapshot, family).may_have_any(bounds))
 }
 
-/// What flushes removed since the snapshot. To be asked for after the view was loaded: the flush whose tables are in it
-/// has told by then.
+/// What flushes removed since the snapshot. To be called after the view was loaded: a flush whose
+/// tables are in the view has noted its removals before.
 fn removed_since(snapshot: &Snapshot, family: &Family) -> RemovedSince {
-    let core = family.db().core();
-    core.transactions.removed_since(family.id(), snapshot.lsn())
+    let store = family.db().store();
+    store.transactions().removed_since(family.id(), snapshot.lsn())
 }
 
-/// How much of a range an iterator has shown: what its transaction depends on.
+/// How much of a range an iterator has returned: what its transaction depends on.
 #[derive(Debug)]
 pub(crate) struct RangeRead {
     pub(crate) bounds: Bounds,
-    /// The last key that was shown from either end.
+    /// The last key that was returned from either end.
     ends: Mutex<Ends>,
     /// The newest commit that was seen.
     seen: AtomicU64,
@@ -111,7 +113,7 @@ impl RangeRead {
 
     /// The newest commit that was seen; 0 where none was.
     pub(crate) fn seen(&self) -> Lsn {
-        // Relaxed: written and read by the transaction's thread, or handed over with it.
+        // Relaxed: written and read by the transaction's thread, or sent to another thread with it.
         self.seen.load(Ordering::Relaxed)
     }
 
@@ -128,10 +130,10 @@ impl RangeRead {
     }
 }
 
-/// The keys and values that a transaction sees in a range: what others committed, with its own writes in front.
-/// Ordered by key; from the back in reverse order. After an error it ends.
+/// The keys and values that a transaction sees in a range: committed ones, overlaid with its own
+/// writes. Ordered by key; from the back in reverse order. After an error it ends.
 ///
-/// It shows the transaction's writes as they were when it was made.
+/// It shows the transaction's writes as of its creation.
 #[derive(Debug)]
 pub struct TransactionIter {
     committed: Iter,
@@ -154,7 +156,7 @@ impl TransactionIter {
         }
     }
 
-    /// The next committed entry from one end; it stays there.
+    /// The next committed entry from one end, without taking it.
     fn peek(&mut self, direction: Direction) -> Result<Option<&Key>> {
         let Self {
             committed,
@@ -174,7 +176,7 @@ impl TransactionIter {
             };
             // Relaxed: see `RangeRead::seen`.
             read.seen.fetch_max(committed.seen(), Ordering::Relaxed);
-            // What the other end has fetched is all that is left.
+            // The entry that the other end has fetched is the last one.
             *near = next.transpose()?.or_else(|| far.take());
         }
         Ok(near.as_ref().map(|(key, _)| key))

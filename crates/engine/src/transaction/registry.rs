@@ -1,4 +1,4 @@
-//! The transactions that are open.
+//! The open transactions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use collie_io::Clock;
 use collie_log::Lsn;
 use parking_lot::Mutex;
 
-use super::locks::Owner;
 use super::removals::Removals;
 use crate::Key;
+use crate::locks::owner::Owner;
 
 /// An open transaction, as others see it.
 #[derive(Debug)]
@@ -22,8 +22,8 @@ pub(crate) struct Entry {
     /// All commits below this are in its snapshot.
     from: Lsn,
     thread: Option<String>,
-    /// What it holds, or an optimistic one will at its commit; and the size of its commit so far. Relaxed, for they
-    /// are shown and nothing else.
+    /// The locks that it holds, or that an optimistic one will take at its commit, and the size of
+    /// its commit so far. Relaxed: they are only shown.
     pub(crate) locks: AtomicUsize,
     pub(crate) bytes: AtomicUsize,
 }
@@ -46,15 +46,16 @@ pub struct TransactionInfo {
     pub thread: Option<String>,
     /// How long ago that was.
     pub age: Duration,
-    /// Rows and ranges that it has locked; of an optimistic one, keys that it will look at again.
+    /// Rows and ranges that it has locked; of an optimistic one, keys that its commit will check.
     pub locks: usize,
-    /// Bytes that its commit would have.
+    /// Bytes of its commit so far.
     pub bytes: usize,
-    /// The row that it waits for, by family and key, if it waits; the key is empty where it is a range.
+    /// The row that it waits for, by family and key, if it waits; the key is empty where it is a
+    /// range.
     pub waits_for: Option<(String, Key)>,
 }
 
-/// What became of transactions so far.
+/// How transactions ended so far.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) begun: AtomicU64,
@@ -62,7 +63,7 @@ pub(crate) struct Counters {
     pub(crate) conflicts: AtomicU64,
 }
 
-/// See the module.
+/// See the module's page.
 #[derive(Debug)]
 pub(crate) struct Registry {
     open: Mutex<Open>,
@@ -72,7 +73,7 @@ pub(crate) struct Registry {
 #[derive(Debug)]
 struct Open {
     entries: BTreeMap<u64, Arc<Entry>>,
-    /// What the open ones may ask for.
+    /// Removals that the open transactions may need.
     removals: Removals,
 }
 
@@ -83,7 +84,7 @@ impl Open {
 }
 
 impl Registry {
-    /// `limit`: of the removals that are kept for conflicts.
+    /// An empty registry, which keeps `limit` removals at most.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             open: Mutex::new(Open {
@@ -94,7 +95,7 @@ impl Registry {
         }
     }
 
-    /// To be called before its snapshot is taken. `visible` is the boundary, now or earlier.
+    /// Adds a transaction, before its snapshot is taken. `visible` is the boundary, now or earlier.
     pub(crate) fn enter(&self, owner: &Arc<Owner>, clock: &dyn Clock, visible: Lsn) -> Arc<Entry> {
         let entry = Arc::new(Entry {
             owner: Arc::clone(owner),
@@ -125,14 +126,15 @@ impl Registry {
         self.open.lock().entries.len()
     }
 
-    /// Uses the removals, with the lower bound of the open ones' snapshots, if there are any.
+    /// Runs `work` with the removals, and with the lower bound of the open transactions' snapshots,
+    /// if there are any.
     pub(crate) fn with_removals<T>(&self, work: impl FnOnce(&mut Removals, Option<Lsn>) -> T) -> T {
         let mut open = self.open.lock();
         let oldest = open.oldest();
         work(&mut open.removals, oldest)
     }
 
-    /// All that are open, from the oldest on. `waits_for` tells what one waits for.
+    /// All that are open, from the oldest on. `waits_for` returns the row that one waits for.
     pub(crate) fn list(
         &self,
         now: u64,

@@ -1,16 +1,18 @@
-//! Keys that were removed while transactions are open, which tables may not tell of any more.
+//! Keys that were removed while transactions are open. Tables may have lost their tombstones.
 //!
-//! Whether a key was written since a snapshot is decided by the LSN of its newest entry, which a table keeps too. But a
-//! removal's entry, the tombstone, is dropped by a compaction into the last level, and then nothing tells a key that was
-//! never there from one that was put and removed since. The table library does that whatever watermark it is given
-//! (docs/decisions/0008). So a flush notes here what it removes, before its tables replace the memtable in the view, as
-//! long as a transaction is open whose snapshot may be older.
+//! Whether a key was written since a snapshot is decided by the LSN of its newest entry, which a
+//! table keeps too. But a compaction into the last level drops tombstones, and then a key that
+//! never existed cannot be distinguished from one that was put and removed since. The table library
+//! does that whatever the watermark (docs/decisions/0008). So a flush notes here the keys that it
+//! removes, before its tables replace the memtable in the view, as long as a transaction is open
+//! whose snapshot may be older.
 //!
-//! *Nothing is missed.* A transaction is in the registry before it takes its snapshot. Where a flush does not find it
-//! there, the snapshot is taken after that, under whose boundary is all that the flush has: it waited for that before.
+//! *Nothing is missed.* A transaction is in the registry before it takes its snapshot. Where a
+//! flush does not find it there, the snapshot is taken later, and its boundary is above all commits
+//! of the flush, which waited until they were visible.
 //!
-//! *There is a limit* to how many keys are noted. Past it the oldest are forgotten, and a transaction that is older than
-//! these is told so: it cannot know.
+//! *The number of keys is limited.* Beyond the limit the oldest are discarded, and for a
+//! transaction that is older than these every key may have been removed.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -18,9 +20,9 @@ use std::sync::Arc;
 use collie_log::Lsn;
 
 use super::registry::Registry;
-use super::shard::contains;
 use crate::Key;
-use crate::iter::Bounds;
+use crate::bounds::Bounds;
+use crate::locks::shard::contains;
 use crate::memtable::Entry;
 
 /// What one flush removed.
@@ -29,7 +31,7 @@ struct Flushed {
     family: u32,
     /// The end of the memtable.
     until: Lsn,
-    /// In the order of the keys.
+    /// Sorted by key.
     keys: Vec<(Key, Lsn)>,
 }
 
@@ -41,7 +43,7 @@ pub(crate) struct Removals {
     /// In all of them.
     keys: usize,
     limit: usize,
-    /// Below this, removals may have been forgotten that open transactions may ask for.
+    /// Below this, removals may have been discarded that open transactions may need.
     forgotten: Lsn,
 }
 
@@ -56,7 +58,7 @@ impl Removals {
     }
 
     fn add(&mut self, new: Flushed) {
-        // An attempt before it may have failed later on.
+        // Replaces that of an earlier attempt at the same flush, which failed afterwards.
         self.retain(|old| (old.family, old.until) != (new.family, new.until));
         while self.keys + new.keys.len() > self.limit && !self.flushed.is_empty() {
             let oldest = self.flushed.remove(0);
@@ -80,7 +82,8 @@ impl Removals {
         self.flushed.is_empty()
     }
 
-    /// Forgets what no open transaction asks for; `oldest` is the lower bound of all their snapshots, if there are any.
+    /// Discards what no open transaction needs; `oldest` is the lower bound of all their snapshots,
+    /// if there are any.
     pub(crate) fn forget(&mut self, oldest: Option<Lsn>) {
         self.retain(|flushed| oldest.is_some_and(|oldest| flushed.until > oldest));
     }
@@ -101,12 +104,12 @@ impl Removals {
 pub(crate) struct RemovedSince {
     flushed: Vec<Arc<Flushed>>,
     since: Lsn,
-    /// Nothing of it was forgotten.
+    /// Nothing of it was discarded.
     is_whole: bool,
 }
 
 impl RemovedSince {
-    /// Whether a key may have been removed, of which the tables know nothing.
+    /// Whether a key may have been removed without a trace in the tables.
     pub(crate) fn may_have(&self, key: &[u8]) -> bool {
         let has = |flushed: &Arc<Flushed>| {
             let found = flushed.keys.binary_search_by(|(removed, _)| (**removed).cmp(key));
@@ -133,34 +136,34 @@ impl RemovedSince {
     }
 }
 
-/// Notes what a flush removes.
+/// Collects what a flush removes.
 pub(crate) struct Noting<'a> {
     registry: &'a Registry,
     flushed: Flushed,
-    /// Removals from here on are asked for; `None`: nobody asks.
+    /// Removals from here on are needed; `None`: no transaction is open that needs any.
     oldest: Option<Lsn>,
     limit: usize,
 }
 
 impl Noting<'_> {
     pub(crate) fn note(&mut self, entry: &Entry) {
-        // One more than the limit tells that it is passed.
+        // One key more than the limit shows that it is exceeded.
         if self.oldest.is_some_and(|oldest| entry.found.at.start >= oldest)
             && entry.found.value.is_none()
             && self.flushed.keys.len() <= self.limit
         {
-            // A copy: the entry's own may keep more alive.
+            // A copy: the entry's own key may share a larger allocation.
             let key = Key::from(&*entry.key);
             self.flushed.keys.push((key, entry.found.at.start));
         }
     }
 
-    /// To be called before the flush's tables are seen.
+    /// Adds them to the registry. To be called before reads see the flush's tables.
     pub(crate) fn keep(self) {
         if !self.flushed.keys.is_empty() {
             self.registry.with_removals(|removals, oldest| {
                 removals.add(self.flushed);
-                // Whoever asked for it may be gone by now.
+                // The transaction that needed it may have ended by now.
                 removals.forget(oldest);
             });
         }
@@ -168,7 +171,8 @@ impl Noting<'_> {
 }
 
 impl Registry {
-    /// Begins to note what the flush of a memtable that ends at `until` removes. All that is in it is visible.
+    /// Begins to collect what the flush of a memtable that ends at `until` removes. All its commits
+    /// are visible.
     pub(crate) fn note_removals(&self, family: u32, until: Lsn) -> Noting<'_> {
         let (oldest, limit) = self.with_removals(|removals, oldest| (oldest, removals.limit));
         Noting {
@@ -190,18 +194,18 @@ impl Registry {
 
 #[cfg(test)]
 mod tests {
-    use crate::interleavings::{put, store};
-    use crate::testing::hold;
+    use crate::test::hold;
+    use crate::test::interleavings::{new_store, put};
     use crate::{Db, Error, TransactionOptions};
 
     fn kept(db: &Db) -> (usize, usize) {
-        let registry = &db.core().transactions;
+        let registry = db.store().transactions();
         registry.with_removals(|removals, _| (removals.flushed.len(), removals.keys))
     }
 
     #[test]
-    fn removals_are_kept_as_long_as_a_transaction_is_open_that_may_ask_for_them() {
-        let (_dir, db) = store();
+    fn removals_are_kept_as_long_as_a_transaction_is_open_that_may_need_them() {
+        let (_dir, db) = new_store();
         let family = db.default_family();
         let remove = |keys: &[&str]| {
             for key in keys {
@@ -209,7 +213,7 @@ mod tests {
             }
             family.flush().unwrap();
         };
-        remove(&["nobody", "asks"]);
+        remove(&["not", "needed"]);
         assert_eq!(kept(&db), (0, 0));
         let first = db.transaction(TransactionOptions::default()).unwrap();
         remove(&["a"]);
@@ -218,17 +222,17 @@ mod tests {
         remove(&["b", "c"]);
         assert_eq!(kept(&db), (2, 3));
         drop(first);
-        assert_eq!(kept(&db), (1, 2), "the first asked for `a`");
+        assert_eq!(kept(&db), (1, 2), "the first needed `a`");
         let third = db.transaction(TransactionOptions::default()).unwrap();
         drop(second);
         assert_eq!(kept(&db), (0, 0));
         drop(third);
     }
 
-    /// A flush has looked who is there, and the transaction begins before the tables are seen.
+    /// A transaction begins after the flush has read the registry and before reads see its tables.
     #[test]
     fn a_transaction_that_begins_during_a_flush_sees_the_removals_or_conflicts() {
-        let (_dir, db) = store();
+        let (_dir, db) = new_store();
         let family = db.default_family();
         put(&family, "k", "v");
         family.delete("k").unwrap();

@@ -1,25 +1,30 @@
-//! Row locks without a transaction: for whoever reads, decides and writes in one go, and needs no snapshot.
+//! Row locks without a transaction, for a read, a decision and a write in one step that needs no
+//! snapshot.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::locks::Owner;
-use super::{Held, LockTable, Mode, RowRef};
+use super::denied;
+use crate::locks::owner::Owner;
+use crate::locks::shard::{Mode, RowRef};
+use crate::locks::table::{Held, LockTable};
 use crate::{Db, Error, Family, Result};
 
-/// Somebody who locks rows of one store with [`Db::lock_rows`] time and again, for one step at a time.
+/// An owner of row locks, which locks rows of one store with [`Db::lock_rows`] again and again, for
+/// one step at a time.
 #[derive(Debug)]
 pub struct RowOwner {
     owner: Arc<Owner>,
     table: Arc<LockTable>,
 }
 
-/// Rows that are locked. Dropping it lets go of them.
+/// Rows that are locked. Dropping it releases them.
 ///
-/// Transactions, and writes that do not say [`skip_row_locks`](crate::WriteOptions::skip_row_locks), wait for them, those
-/// of the thread that has them too.
+/// Transactions, and writes that do not say
+/// [`skip_row_locks`](crate::WriteOptions::skip_row_locks), wait for them, also on the thread that
+/// has locked them.
 #[must_use = "the rows are locked as long as it lives"]
 pub struct RowLocks<'a> {
     held: Held<&'a LockTable>,
@@ -49,29 +54,30 @@ impl RowLocks<'_> {
             family: family.id(),
             key,
         };
-        self.held.is_of(&family.db().core().locks) && self.held.covers(row)
+        self.held.is_of(family.db().store().locks()) && self.held.covers(row)
     }
 }
 
 impl Db {
-    /// Somebody to lock rows for. The name shows in reports of deadlocks.
+    /// Creates an owner of row locks. Reports of deadlocks show its name.
     #[must_use]
     pub fn row_owner(&self, name: &str) -> RowOwner {
-        let table = &self.core().locks;
+        let table = self.store().locks();
         RowOwner {
             owner: table.owner(name),
             table: Arc::clone(table),
         }
     }
 
-    /// Locks rows exclusively, whether they are there or not. Those who call only this never wait for each other in a ring:
-    /// they all go by the same order.
+    /// Locks rows exclusively, whether they exist or not. Callers that lock rows only by this never
+    /// deadlock: all lock in the same order.
     ///
-    /// What is then written with [`skip_row_locks`](crate::WriteOptions::skip_row_locks) is visible when the write
-    /// returns, and so when the locks go, whether it is durable or not.
+    /// What is then written with [`skip_row_locks`](crate::WriteOptions::skip_row_locks) is visible
+    /// when the write returns, and so when the locks are released, whether it is durable or not.
     ///
-    /// Costs less than a [transaction](Db::transaction): there is no snapshot, nothing is kept aside, and it is not listed.
-    /// As with the first transaction, from the first call on other writes take row locks too.
+    /// It costs less than a [transaction](Db::transaction): it has no snapshot, buffers no writes,
+    /// and is not listed. As with the first transaction, from the first call on other writes take
+    /// row locks too.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -89,7 +95,7 @@ impl Db {
     /// };
     /// let own = WriteOptions { skip_row_locks: true, ..WriteOptions::buffered() };
     /// let end = counters.put_with("visits", (visits + 1).to_string(), &own)?;
-    /// drop(locked); // Others go on here, while the disk is waited for.
+    /// drop(locked); // Others may lock the row while this waits for the disk.
     /// db.wait(end, collie_db::Durability::Disk)?;
     /// # Ok(())
     /// # }
@@ -99,8 +105,8 @@ impl Db {
     /// Where the owner still has locks, or is another store's.
     ///
     /// # Errors
-    /// [`Error::LockTimeout`] where a row was not to be had within `timeout` (which holds for each of them), [`Error::Deadlock`] (with transactions,
-    /// and where others lock families),
+    /// [`Error::LockTimeout`] where a row was not free within `timeout` (which is for each of
+    /// them), [`Error::Deadlock`] (with transactions, and where others lock families),
     /// [`Error::TooManyLocks`], [`Error::ForeignFamily`]: nothing is locked.
     pub fn lock_rows<'k>(
         &self,
@@ -121,14 +127,15 @@ impl Db {
                 key,
             };
             let locked = locks.held.lock(row, Mode::Exclusive, timeout);
-            locked.map_err(|denied| self.core().denied(family.name(), Some(key), denied))?;
+            locked.map_err(|denied| denied::error(self.store(), family.name(), Some(key), denied))?;
         }
         Ok(locks)
     }
 
-    /// Locks families as a whole, exclusively: nobody else writes any row of them, has locked the same family, or has locked
-    /// a row or a range of it to read. Whoever locks several rows meanwhile, or writes a batch, and has one of them already, may close a ring with this:
-    /// keep them apart, or try again.
+    /// Locks families as a whole, exclusively: no other owner writes any row of them, has locked
+    /// the same family, or has locked a row or a range of it to read. An owner that locks several
+    /// rows at the same time, or writes a batch, may deadlock with this; the victim gets
+    /// [`Error::Deadlock`] and may try again.
     ///
     /// # Errors
     /// As [`Db::lock_rows`].
@@ -148,24 +155,25 @@ impl Db {
         for family in families {
             self.check_own(family)?;
             let locked = locks.held.lock_family(family.id(), timeout);
-            locked.map_err(|denied| self.core().denied(family.name(), None, denied))?;
+            locked.map_err(|denied| denied::error(self.store(), family.name(), None, denied))?;
         }
         Ok(locks)
     }
 
     fn no_rows(&self, RowOwner { owner, table }: &mut RowOwner) -> RowLocks<'_> {
-        let core = self.core();
-        // Numbers of owners are a table's own.
+        let store = self.store();
+        // The numbers of owners are unique in one table only.
         assert!(
-            Arc::ptr_eq(table, &core.locks),
+            Arc::ptr_eq(table, store.locks()),
             "the owner of row locks is another store's"
         );
-        // Acquire: pairs with the store of `RowLocks::drop`. Two of one owner would not keep each other out.
+        // Acquire pairs with the store of `RowLocks::drop`. Two sets of locks of one owner would
+        // not exclude each other.
         let has_locks = owner.has_row_locks.swap(true, Ordering::Acquire);
         assert!(!has_locks, "the owner of row locks has some already");
-        core.use_locks();
+        store.use_locks();
         RowLocks {
-            held: Held::untimed(&*core.locks, Arc::clone(owner)),
+            held: Held::untimed(&**store.locks(), Arc::clone(owner)),
         }
     }
 

@@ -1,24 +1,24 @@
-//! What a transaction has written and nobody else sees yet.
+//! The writes of a transaction that has not committed.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::core::FamilyState;
-use crate::iter::Bounds;
+use crate::bounds::Bounds;
 use crate::memtable::Write;
+use crate::store::family_state::FamilyState;
 use crate::{Batch, Error, Key, Result, Value};
 
 /// Bytes of a write in its commit that are neither key nor value, at most.
 const OVERHEAD: usize = 16;
 
-/// The last write of each key, and how to go back.
+/// The last write of each key, and what undoes the writes since a savepoint.
 #[derive(Default)]
 pub(crate) struct Writes {
     families: BTreeMap<u32, FamilyWrites>,
-    /// Of the commit that it would become, at most.
+    /// The size of its commit, at most.
     bytes: usize,
-    /// Since the first savepoint: what each write replaced.
+    /// What each write since the first savepoint replaced.
     undo: Vec<Replaced>,
     /// How long `undo` was at each savepoint.
     savepoints: Vec<usize>,
@@ -49,7 +49,8 @@ impl Writes {
         self.bytes
     }
 
-    /// The transaction's own state of a key: `None` where it has not written it, `Some(None)` where it removed it.
+    /// The transaction's own state of a key: `None` where it has not written it, `Some(None)` where
+    /// it removed it.
     pub(crate) fn get(&self, family: u32, key: &[u8]) -> Option<Option<Value>> {
         let keys = &self.families.get(&family)?.keys;
         keys.get(&Key::from(key)).cloned()
@@ -72,7 +73,7 @@ impl Writes {
         value: Option<&[u8]>,
         limit: usize,
     ) -> Result<()> {
-        let family = self.families.entry(state.id).or_insert_with(|| FamilyWrites {
+        let family = self.families.entry(state.id()).or_insert_with(|| FamilyWrites {
             state: Arc::clone(state),
             keys: BTreeMap::new(),
         });
@@ -90,7 +91,7 @@ impl Writes {
         let before = family.keys.insert(key.clone(), value.map(Value::from));
         if !self.savepoints.is_empty() {
             self.undo.push(Replaced {
-                family: state.id,
+                family: state.id(),
                 key,
                 before,
             });
@@ -102,7 +103,7 @@ impl Writes {
         self.savepoints.push(self.undo.len());
     }
 
-    /// Goes back to the last savepoint, and forgets it.
+    /// Undoes the writes since the last savepoint, and removes that.
     pub(crate) fn roll_back(&mut self) -> Result<()> {
         let length = self.savepoints.pop().ok_or(Error::NoSavepoint)?;
         for Replaced { family, key, before } in self.undo.drain(length..).rev() {
@@ -120,7 +121,7 @@ impl Writes {
         Ok(())
     }
 
-    /// Forgets the last savepoint, and keeps what came after it.
+    /// Removes the last savepoint, and keeps the writes since.
     pub(crate) fn pop_savepoint(&mut self) -> Result<()> {
         self.savepoints.pop().ok_or(Error::NoSavepoint)?;
         if self.savepoints.is_empty() {
@@ -129,7 +130,7 @@ impl Writes {
         Ok(())
     }
 
-    /// The keys that are written, in the order in which all transactions take them.
+    /// The keys that are written, in the order in which all transactions lock rows.
     pub(crate) fn keys(&self) -> impl Iterator<Item = (&Arc<FamilyState>, &Key)> {
         self.families
             .values()

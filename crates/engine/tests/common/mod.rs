@@ -43,7 +43,8 @@ pub(crate) fn open(path: &Path, options: &Options) -> Db {
     Db::open(path, options.clone()).expect("the store opens")
 }
 
-/// A directory where a sync costs nothing, for tests that say nothing about durability: tmpfs if there is one.
+/// A directory where a sync costs nothing, for tests that say nothing about durability: tmpfs if
+/// there is one.
 pub(crate) fn fast_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm")
         .or_else(|_| tempfile::tempdir())

@@ -29,8 +29,8 @@ pub(crate) fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// The seeds of a random test: `COLLIE_SEED` alone where it is set, else the first `count`, or as many as
-/// `COLLIE_RUNS` says.
+/// The seeds of a random test: `COLLIE_SEED` alone where it is set, else the first `count`, or as
+/// many as `COLLIE_RUNS` says.
 pub(crate) fn seeds(count: u64) -> Vec<u64> {
     if let Some(seed) = number("COLLIE_SEED") {
         return vec![seed];

@@ -1,6 +1,7 @@
-//! Processes that are killed: the test runs itself as a second process that opens the store, runs the program's steps
-//! and tells each one that has ended, and is killed (SIGKILL) at a random moment, also while it opens. What is there
-//! afterwards is what the option set promises; then the store is brought to where the model is and goes on.
+//! Processes that are killed: the test runs itself as a second process that opens the store, runs
+//! the program's steps and reports each one that has ended, and is killed (SIGKILL) at a random
+//! moment, also while it opens. What is there afterwards is what the option set promises; then the
+//! store is brought to where the model is and goes on.
 
 use std::io::{BufRead, BufReader, Lines, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -15,7 +16,7 @@ use crate::program::{Families, Map, Model, NAMES, Program, Step, Stretch, write_
 use crate::sets::{self, Keeps};
 use crate::store::Store;
 
-/// What the second process is told: a directory, and numbers.
+/// The second process's parameters: a directory, and numbers.
 const DIR: &str = "COLLIE_MODEL_DIR";
 const SET: &str = "COLLIE_MODEL_SET";
 const KILL: &str = "COLLIE_MODEL_KILL";
@@ -98,19 +99,20 @@ fn what_a_killed_process_runs() {
     }
     println!("\ntold {OPENING}");
     let mut store = Store::open(set, &place.store(which));
-    println!("told {OPENED}");
+    println!("reported {OPENED}");
     let mut model = stretch.before;
     for (n, step) in stretch.steps.iter().take(steps).enumerate() {
         model.apply(step);
         store.apply(step);
         store.check(step, &model, &format!("in a process that is killed, step {n}"));
-        println!("told {}", OPENED + 1 + n);
+        println!("reported {}", OPENED + 1 + n);
     }
-    // Whoever started it kills it, or is gone.
+    // The process that started it kills it, or has ended.
     drop(std::io::stdin().read(&mut [0]));
 }
 
-/// What the second process tells: that it opens the store, that it has, and how many steps it has done since.
+/// What the second process reports: that it opens the store, that it has, and how many steps it has
+/// done since.
 const OPENING: usize = 1;
 const OPENED: usize = 2;
 
@@ -118,7 +120,7 @@ const OPENED: usize = 2;
 struct Process {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    told: usize,
+    reported: usize,
 }
 
 impl Process {
@@ -139,24 +141,24 @@ impl Process {
         Self {
             child,
             lines,
-            told: 0,
+            reported: 0,
         }
     }
 
-    /// Reads what it tells, until that or the end.
+    /// Reads its reports, up to that one or the end.
     fn hear(&mut self, until: usize) {
-        while self.told < until
+        while self.reported < until
             && let Some(line) = self.lines.next()
         {
-            if let Some(told) = line.unwrap().strip_prefix("told ") {
-                self.told = told.parse().unwrap();
+            if let Some(reported) = line.unwrap().strip_prefix("reported ") {
+                self.reported = reported.parse().unwrap();
             }
         }
     }
 
-    /// Kills it a while after it has told that; what it told in the end.
-    fn kill(mut self, told: usize, micros: u64) -> usize {
-        self.hear(told);
+    /// Kills it some time after it has reported that. Returns its last report.
+    fn kill(mut self, reported: usize, micros: u64) -> usize {
+        self.hear(reported);
         std::thread::sleep(Duration::from_micros(micros));
         self.child.kill().unwrap();
         self.hear(usize::MAX);
@@ -166,12 +168,12 @@ impl Process {
             Some(9),
             "the second process was not killed, it ended by itself ({status}); above is what it said"
         );
-        self.told
+        self.reported
     }
 }
 
-/// Runs a stretch on a store in processes that are killed, compares what they leave with what was promised, and goes
-/// on from there in this process.
+/// Runs a stretch on a store in processes that are killed, compares what they leave with what was
+/// promised, and goes on from there in this process.
 pub(crate) fn strike(
     place: &Place,
     (set, kill): (usize, u64),
@@ -182,15 +184,15 @@ pub(crate) fn strike(
 ) {
     let steps = &stretch.steps;
     store.close();
-    let told = match rng.below(4) {
+    let reported = match rng.below(4) {
         0 => OPENING,
         _ => OPENED + rng.below(steps.len() as u64 + 1) as usize,
     };
     let while_opening = 3_000;
-    let micros = rng.below(if told == OPENING { while_opening } else { 400 });
+    let micros = rng.below(if reported == OPENING { while_opening } else { 400 });
     let process = Process::start(place, set, kill, steps.len());
-    let done = process.kill(told, micros).saturating_sub(OPENED);
-    figures.note(told, done);
+    let done = process.kill(reported, micros).saturating_sub(OPENED);
+    figures.note(reported, done);
     // What it has left is often found by one that is killed over it.
     for _ in 0..rng.below(3) {
         Process::start(place, set, kill, 0).kill(OPENING, rng.below(while_opening));
@@ -220,9 +222,9 @@ pub(crate) fn strike(
 }
 
 impl Figures {
-    fn note(&mut self, told: usize, done: usize) {
+    fn note(&mut self, reported: usize, done: usize) {
         self.kills += 1;
-        self.opening += u64::from(told == OPENING);
+        self.opening += u64::from(reported == OPENING);
         self.acknowledged += done as u64;
     }
 }
@@ -236,11 +238,13 @@ fn is_safe(step: &Step, keeps: Keeps) -> bool {
     }
 }
 
-/// What a family may hold: with what no log holds lost from some moment on, and as the last one, with all of it.
+/// What a family may hold: with what no log holds lost from some moment on, and as the last one,
+/// with all of it.
 type Fates = [Option<Vec<Map>>; NAMES.len()];
 
-/// How many steps are there, when `done` were acknowledged and one more may have been under way; `None` where `found`
-/// is nothing that may be. Writes that no log holds may be missing, of each family from some moment on.
+/// How many steps are there, when `done` were acknowledged and one more may have been under way;
+/// `None` where `found` is nothing that may be. Writes that no log holds may be missing, of each
+/// family from some moment on.
 fn left(keeps: Keeps, stretch: &Stretch, done: usize, found: &Families) -> Option<usize> {
     if keeps == Keeps::Tables {
         return tables_alone(stretch, done, found).then_some(done);

@@ -1,6 +1,6 @@
-//! Random programs against a model, under option sets that must all agree: puts, deletes, batches, writes that no log
-//! holds, families that come and go, snapshots and iterators that are held while all else goes on, reopening, and
-//! processes that are killed.
+//! Random programs against a model, under option sets that must all agree: puts, deletes, batches,
+//! writes that no log holds, families that come and go, snapshots and iterators that are held while
+//! all else goes on, reopening, and processes that are killed.
 //!
 //! `COLLIE_RUNS=200 COLLIE_OPS=5000 cargo test -p collie-db --test model` is the long form;
 //! `COLLIE_SEED=N COLLIE_OPS=M` replays one run: all but the moments at which processes are killed.
@@ -18,7 +18,7 @@ use common::Rng;
 use program::{Model, Program, Step};
 use store::Store;
 
-/// Tells how to run a program again where a test panics, whatever it is that panics.
+/// Prints how to run a program again where a test panics.
 struct Replay {
     seed: u64,
     ops: u64,

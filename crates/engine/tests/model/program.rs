@@ -1,7 +1,7 @@
 //! Random programs, and what a store should show after each step of one.
 //!
-//! A program follows from its seed and its length alone: whoever has both, another process for instance, knows every
-//! step and the model after it.
+//! A program follows from its seed and its length alone: with both, another process for instance
+//! computes every step and the model after it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -21,7 +21,7 @@ const STRETCH_MOST: u64 = 250;
 /// What a batch does to a key of a family: a value, or none.
 pub(crate) type Write = (usize, Vec<u8>, Option<Vec<u8>>);
 
-/// One operation, the same for every store. Families, snapshots and iterators are told by number.
+/// One operation, the same for every store. Families, snapshots and iterators have numbers.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Put(usize, Vec<u8>, Vec<u8>),

@@ -29,7 +29,8 @@ fn family(name: &'static str, change: fn(&mut FamilyOptions)) -> Set {
 }
 
 fn set(name: &'static str, change: impl FnOnce(&mut Options)) -> Set {
-    // Most of them wait for no sync: those take nearly all of the time and change nothing that is seen.
+    // Most of them wait for no sync: those take nearly all of the time and change nothing that is
+    // seen.
     let mut options = Options {
         durability: Durability::Process,
         ..common::small()

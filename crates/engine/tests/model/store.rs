@@ -46,8 +46,8 @@ impl Store {
             .unwrap_or_else(|e| panic!("{}: it does not open: {e}", self.set.name));
     }
 
-    /// After a kill. A write that was cut off leaves an incomplete end, which [`WalRecoveryMode::AbsoluteConsistency`]
-    /// is to refuse; whether it did.
+    /// After a kill. A write that was cut off leaves an incomplete end, which
+    /// [`WalRecoveryMode::AbsoluteConsistency`] is to refuse; whether it did.
     pub(crate) fn reopen_after_kill(&mut self) -> bool {
         let mode = self.set.options.wal_recovery_mode;
         let refused = match self.try_reopen() {

@@ -1,8 +1,9 @@
-//! Power cuts in the middle of commits of which each has read what the one before wrote, and none waited for that to be
-//! durable.
+//! Power cuts in the middle of commits of which each has read what the one before wrote, and none
+//! waited for that to be durable.
 //!
-//! The device takes snapshots around its syncs and within its direct writes, each with the last link that was
-//! acknowledged before it and the last that was visible. `COLLIE_RUNS` sets how many chains, `COLLIE_SEED` one seed alone.
+//! The device takes snapshots around its syncs and within its direct writes, each with the last
+//! link that was acknowledged before it and the last that was visible. `COLLIE_RUNS` sets how many
+//! chains, `COLLIE_SEED` one seed alone.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -50,8 +51,8 @@ fn row(link: u64) -> String {
     format!("link/{link:06}")
 }
 
-/// A number as text: a sector of a durable frame that held nothing but zeros would pass for one that was never written,
-/// in which [`PowerCut`] may put garbage.
+/// A number as text: a sector of a durable frame that held nothing but zeros would pass for one
+/// that was never written, in which [`PowerCut`] may put garbage.
 fn value(number: u64) -> String {
     number.to_string()
 }
@@ -61,7 +62,7 @@ fn number(value: Option<Value>) -> u64 {
 }
 
 impl Chain {
-    /// Adds a link after the last one, and tells which it is.
+    /// Adds a link after the last one, and returns its number.
     fn add(self, tx: &Transaction, families: &[Family; 3], last: u64) -> Result<u64> {
         let of = |link: u64| &families[(link % 3) as usize];
         let link = match self {
@@ -134,7 +135,7 @@ impl Making<'_> {
         waiting.into_iter().for_each(|ticket| self.acknowledge(ticket));
     }
 
-    /// Adds a link, unless somebody else was first.
+    /// Adds a link, unless another client was first.
     fn link(&self, options: TransactionOptions) -> Option<(u64, Ticket)> {
         let mut last = match self.chain {
             Chain::OneRow => None,
@@ -162,7 +163,8 @@ impl Making<'_> {
     }
 }
 
-/// Kinds of transactions that make a chain: pessimistic ones wait for their turn, optimistic ones try again.
+/// Kinds of transactions that make a chain: pessimistic ones wait for their turn, optimistic ones
+/// try again.
 fn kinds() -> Vec<TransactionOptions> {
     let kind = |(concurrency, isolation)| TransactionOptions {
         concurrency,

@@ -1,6 +1,6 @@
-//! Histories of processes that are killed: the test runs itself as a second process whose threads tell through a pipe
-//! what they ask for and what they are told, and which is killed (SIGKILL) at a random moment, also while it opens what
-//! another one has left.
+//! Histories of processes that are killed: the test runs itself as a second process whose threads
+//! report through a pipe what they ask for and the answers that they get, and which is killed
+//! (SIGKILL) at a random moment, also while it opens what another one has left.
 //!
 //! `COLLIE_RUNS` sets how many histories, `COLLIE_SEED` one seed alone.
 
@@ -11,15 +11,15 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use collie_check::lives::{self, Found, Life};
 use collie_db::{Compression, Durability, Options, RingMode};
-use collie_sim::lives::{self, Found, Life};
 
 use crate::Replay;
 use crate::common::{self, Rng};
-use crate::ledger::{self, Figures, Told};
+use crate::ledger::{self, Figures, Report};
 use crate::program::{Client, Mixture, Store};
 
-/// What the second process is told: a directory, and numbers.
+/// The second process's parameters: a directory, and numbers.
 const DIR: &str = "COLLIE_TRANSACTIONS_DIR";
 const LIFE: &str = "COLLIE_TRANSACTIONS_LIFE";
 /// Its test's name.
@@ -78,7 +78,7 @@ fn what_a_killed_process_runs() {
     let mut rng = Rng::new(seed << 8 | life);
     let first = life * TRANSACTIONS;
     let next = AtomicU64::new(first);
-    let tell = |told: Told| println!("{told}");
+    let report = |reported: Report| println!("{reported}");
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             let client = Client {
@@ -86,28 +86,29 @@ fn what_a_killed_process_runs() {
                 mixture: Mixture::new(seed, true),
                 rng: Rng::new(rng.next()),
                 marks: (&next, first + TRANSACTIONS),
-                tell: &tell,
+                report: &report,
             };
             scope.spawn(move || client.run());
         }
     });
     println!("{DONE}");
-    // Whoever started it kills it, or is gone.
+    // The process that started it kills it, or has ended.
     drop(std::io::stdin().read(&mut [0]));
 }
 
-/// What the second process tells besides: that it opens the store, that it has and has told what it found, and that it
-/// is at its end.
+/// What the second process reports besides: that it opens the store, that it has opened it and has
+/// reported what it found, and that it has ended.
 const OPENING: &str = "opening";
 const OPENED: &str = "opened";
 const DONE: &str = "done";
 
-/// What a second process told. It begins with its transactions when it has told all that it found.
+/// What a second process reported. It begins its transactions when it has reported all that it
+/// found.
 #[derive(Default)]
 struct Heard {
     found: Found,
     is_open: bool,
-    told: Vec<Told>,
+    reported: Vec<Report>,
     commits: u64,
 }
 
@@ -115,13 +116,14 @@ impl Heard {
     fn note(&mut self, line: &str) {
         ledger::note_found(&mut self.found, line);
         self.is_open |= line == OPENED;
-        let told = Told::parse(line);
-        self.commits += u64::from(matches!(told, Some(Told::Visible(..))));
-        self.told.extend(told);
+        let reported = Report::parse(line);
+        self.commits += u64::from(matches!(reported, Some(Report::Visible(..))));
+        self.reported.extend(reported);
     }
 }
 
-/// Runs a second process, and kills it `delay` after it has begun to open, or has told of so many commits.
+/// Runs a second process, and kills it `delay` after it has begun to open, or has reported so many
+/// commits.
 fn run(dir: &Path, seed: u64, life: u64, commits: Option<u64>, delay: Duration) -> Heard {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", TEST, "--nocapture"])
@@ -189,7 +191,7 @@ fn history(seed: u64, figures: &mut Figures) -> u64 {
                 attempts,
                 found: heard.found,
             });
-            attempts = ledger::attempts(&heard.told, Durability::Process);
+            attempts = ledger::attempts(&heard.reported, Durability::Process);
         } else {
             opening += 1;
         }

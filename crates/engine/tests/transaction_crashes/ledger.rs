@@ -1,17 +1,18 @@
-//! What clients were told, kept outside of the store.
+//! What clients asked for and the answers that they got, kept outside of the store.
 
 use std::collections::BTreeMap;
 
+use collie_check::appends::Step;
+use collie_check::lives::{Attempt, Found, Life, Outcome};
 use collie_db::{Durability, Lsn};
-use collie_sim::appends::Step;
-use collie_sim::lives::{Attempt, Found, Life, Outcome};
 
-/// What a client asks for, and what it is told; each by its transaction's mark.
+/// What a client asks for, and the answers that it gets; each by its transaction's mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum Report {
     /// It asks to commit what it did.
     Asks(u64, Vec<Step>),
-    /// Committed and visible, up to here. A reader that waits for what it saw is told only that that is safe.
+    /// Committed and visible, up to here. A reader that waits for what it saw gets only the answer
+    /// that it is safe.
     Visible(u64, Lsn),
     /// As safe as that, with all that it saw.
     Safe(u64, Durability),
@@ -45,12 +46,12 @@ pub(crate) fn note_found(found: &mut Found, line: &str) {
     }
 }
 
-/// For a pipe: one line, with a full stop that tells a whole one from the beginning of one.
-impl std::fmt::Display for Told {
+/// For a pipe: one line that ends in a full stop, so that a line that was cut off is recognised.
+impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Asks(mark, steps) => {
-                write!(f, "told asks {mark}")?;
+                write!(f, "reported asks {mark}")?;
                 for step in steps {
                     match step {
                         Step::Append(list, element) => write!(f, " append {list} {element}")?,
@@ -61,20 +62,20 @@ impl std::fmt::Display for Told {
                     }
                 }
             }
-            Self::Visible(mark, place) => write!(f, "told visible {mark} {place}")?,
-            Self::Safe(mark, Durability::Disk) => write!(f, "told disk {mark}")?,
-            Self::Safe(mark, Durability::Process) => write!(f, "told process {mark}")?,
-            Self::Safe(mark, Durability::Buffered) => write!(f, "told buffered {mark}")?,
-            Self::Failed(mark) => write!(f, "told failed {mark}")?,
+            Self::Visible(mark, place) => write!(f, "reported visible {mark} {place}")?,
+            Self::Safe(mark, Durability::Disk) => write!(f, "reported disk {mark}")?,
+            Self::Safe(mark, Durability::Process) => write!(f, "reported process {mark}")?,
+            Self::Safe(mark, Durability::Buffered) => write!(f, "reported buffered {mark}")?,
+            Self::Failed(mark) => write!(f, "reported failed {mark}")?,
         }
         write!(f, " .")
     }
 }
 
-impl Told {
+impl Report {
     /// Reads a line; `None` where it is another's, or not all of it came.
     pub(crate) fn parse(line: &str) -> Option<Self> {
-        let mut words = line.strip_prefix("told ")?.strip_suffix(" .")?.split(' ');
+        let mut words = line.strip_prefix("reported ")?.strip_suffix(" .")?.split(' ');
         let what = words.next()?;
         let mut next = || words.next()?.parse::<u64>().ok();
         let mark = next()?;
@@ -102,11 +103,11 @@ impl Told {
     }
 }
 
-/// The transactions that were told of, when what comes takes all that is less safe than `survives`.
-pub(crate) fn attempts(told: &[Told], survives: Durability) -> Vec<Attempt> {
+/// The transactions in the reports, for a crash that loses all that is less safe than `survives`.
+pub(crate) fn attempts(reported: &[Report], survives: Durability) -> Vec<Attempt> {
     let mut attempts = BTreeMap::new();
-    for told in told {
-        if let Told::Asks(mark, steps) = told {
+    for reported in reported {
+        if let Report::Asks(mark, steps) = reported {
             let asked = Attempt {
                 mark: *mark,
                 steps: steps.clone(),
@@ -115,18 +116,19 @@ pub(crate) fn attempts(told: &[Told], survives: Durability) -> Vec<Attempt> {
             };
             assert_eq!(attempts.insert(*mark, asked), None, "a mark is one's own");
         }
-        let (Told::Asks(mark, _) | Told::Visible(mark, _) | Told::Safe(mark, _) | Told::Failed(mark)) = told;
+        let (Report::Asks(mark, _) | Report::Visible(mark, _) | Report::Safe(mark, _) | Report::Failed(mark)) =
+            reported;
         let attempt = attempts.get_mut(mark).unwrap();
         let appends = |step: &Step| matches!(step, Step::Append(..));
-        match told {
-            Told::Asks(..) => {}
-            Told::Visible(_, place) => {
+        match reported {
+            Report::Asks(..) => {}
+            Report::Visible(_, place) => {
                 attempt.outcome = Outcome::Visible;
                 attempt.place = attempt.steps.iter().any(appends).then_some(*place);
             }
-            Told::Safe(_, level) if *level >= survives => attempt.outcome = Outcome::Safe,
-            Told::Safe(..) => attempt.outcome = Outcome::Visible,
-            Told::Failed(_) => attempt.outcome = Outcome::Failed,
+            Report::Safe(_, level) if *level >= survives => attempt.outcome = Outcome::Safe,
+            Report::Safe(..) => attempt.outcome = Outcome::Visible,
+            Report::Failed(_) => attempt.outcome = Outcome::Failed,
         }
     }
     attempts.into_values().collect()
@@ -156,8 +158,8 @@ impl std::fmt::Display for Figures {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} lives; {} transactions that were promised, {} without an answer, {} commits gone that nobody was \
-             promised; violations 0",
+            "{} lives; {} transactions that must survive, {} without an answer, {} commits lost that were not acknowledged; \
+             violations 0",
             self.lives, self.safe, self.unknown, self.gone
         )
     }
@@ -182,16 +184,16 @@ fn a_line_of_the_ledger_is_read_as_it_was_written_or_not_at_all() {
         Step::Read(1, vec![17]),
         Step::Read(2, vec![3, 4]),
     ];
-    for told in [
-        Told::Asks(1, steps),
-        Told::Visible(12, 1 << 32),
-        Told::Safe(3, Durability::Disk),
-        Told::Safe(4, Durability::Process),
-        Told::Safe(5, Durability::Buffered),
-        Told::Failed(6),
+    for reported in [
+        Report::Asks(1, steps),
+        Report::Visible(12, 1 << 32),
+        Report::Safe(3, Durability::Disk),
+        Report::Safe(4, Durability::Process),
+        Report::Safe(5, Durability::Buffered),
+        Report::Failed(6),
     ] {
-        let line = told.to_string();
-        assert_eq!(Told::parse(&line), Some(told));
-        assert!((0..line.len()).all(|cut| Told::parse(&line[..cut]).is_none()));
+        let line = reported.to_string();
+        assert_eq!(Report::parse(&line), Some(reported));
+        assert!((0..line.len()).all(|cut| Report::parse(&line[..cut]).is_none()));
     }
 }

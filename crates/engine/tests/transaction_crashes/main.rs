@@ -1,8 +1,8 @@
-//! Transactions whose process is killed, whose power is cut and whose device fails: what is there afterwards, and what
-//! was seen of it before.
+//! Transactions whose process is killed, whose power is cut and whose device fails: what is there
+//! afterwards, and what was seen of it before.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-#![expect(clippy::print_stdout, reason = "a test tells its figures")]
+#![expect(clippy::print_stdout, reason = "a test prints its figures")]
 
 mod chain;
 #[path = "../common/mod.rs"]
@@ -12,7 +12,7 @@ mod ledger;
 mod power;
 mod program;
 
-/// Tells how to run a history again where a test panics, whatever it is that panics.
+/// Prints how to run a history again where a test panics.
 struct Replay {
     seed: u64,
     test: &'static str,

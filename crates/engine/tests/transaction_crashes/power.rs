@@ -1,22 +1,23 @@
-//! Histories on a simulated device: in each life its power is cut, its process dies, or it fails first and then one of
-//! these.
+//! Histories on a simulated device: in each life its power is cut, its process dies, or it fails
+//! first and then one of these.
 //!
-//! The log and the manifest are on the simulated device. The tables are on a real one, which keeps all that is written
-//! to it; they are written in one history of four. `COLLIE_RUNS` sets how many histories, `COLLIE_SEED` one seed alone.
+//! The log and the manifest are on the simulated device. The tables are on a real one, which keeps
+//! all that is written to it; they are written in one history of four. `COLLIE_RUNS` sets how many
+//! histories, `COLLIE_SEED` one seed alone.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use collie_check::lives::{self, Life};
 use collie_db::{CommitMode, Db, Durability, Error, FamilyOptions, Options, RingMode, TransactionOptions};
 use collie_io::RealDevice;
-use collie_sim::lives::{self, Life};
 use collie_sim::{Fault, FaultKind, PowerCut, SimDevice, SplitDevice, VOLATILE_DIR};
 
 use crate::Replay;
 use crate::common::{self, Rng};
-use crate::ledger::{Figures, Told, attempts};
+use crate::ledger::{Figures, Report, attempts};
 use crate::program::{Client, Mixture, Store};
 
 const THREADS: u64 = 5;
@@ -58,10 +59,11 @@ pub(crate) fn options(path: &Path, device: &SimDevice, shared: bool, mixture: Mi
     }
 }
 
-/// One life of a store, from its opening to the image that is left of it, and what its clients were told.
-fn live(store: &Store, device: &SimDevice, mixture: Mixture, life: u64, rng: &mut Rng) -> Vec<Told> {
-    let told = Mutex::new(Vec::new());
-    let tell = |one: Told| told.lock().unwrap().push(one);
+/// One life of a store, from its opening to the image that is left of it, and what its clients were
+/// reported.
+fn live(store: &Store, device: &SimDevice, mixture: Mixture, life: u64, rng: &mut Rng) -> Vec<Report> {
+    let reported = Mutex::new(Vec::new());
+    let report = |one: Report| reported.lock().unwrap().push(one);
     let first = life * TRANSACTIONS;
     let (next, end) = (AtomicU64::new(first), first + TRANSACTIONS);
     let killed_at = first + rng.below(TRANSACTIONS);
@@ -75,7 +77,7 @@ fn live(store: &Store, device: &SimDevice, mixture: Mixture, life: u64, rng: &mu
                     mixture,
                     rng: Rng::new(rng.next()),
                     marks: (&next, end),
-                    tell: &tell,
+                    report: &report,
                 };
                 scope.spawn(move || client.run())
             })
@@ -86,7 +88,7 @@ fn live(store: &Store, device: &SimDevice, mixture: Mixture, life: u64, rng: &mu
         }
         device.kill();
     });
-    told.into_inner().unwrap()
+    reported.into_inner().unwrap()
 }
 
 #[test]
@@ -103,8 +105,8 @@ fn what_transactions_were_promised_survives_power_cuts_deaths_and_failures_with_
     );
 }
 
-/// What a transaction saw of a commit that is in doubt by now, and what is read once the log has failed, are of one
-/// moment, or the second is refused.
+/// What a transaction saw of a commit that is in doubt by now, and what is read once the log has
+/// failed, are of one moment, or the second is refused.
 #[test]
 fn a_transaction_that_reads_while_the_log_fails_sees_no_part_of_a_commit() {
     let mixture = Mixture::new(2, false);
@@ -121,7 +123,7 @@ fn a_transaction_that_reads_while_the_log_fails_sees_no_part_of_a_commit() {
             })
             .unwrap()
         };
-        let gate = device.hold_syncs();
+        let syncs = device.hold_syncs();
         let writer = begin();
         writer.put(&family, "x", "1").unwrap();
         writer.put(&family, "y", "1").unwrap();
@@ -129,7 +131,7 @@ fn a_transaction_that_reads_while_the_log_fails_sees_no_part_of_a_commit() {
         let reader = begin();
         assert_eq!(reader.get(&family, "x").unwrap().as_deref(), Some(&b"1"[..]));
         device.inject(Fault::new(FaultKind::SyncFails));
-        drop(gate);
+        drop(syncs);
         assert!(matches!(
             db.wait(written.end(), Durability::Disk),
             Err(Error::Poisoned { .. })
@@ -173,7 +175,7 @@ fn history(seed: u64, figures: &mut Figures) -> (u64, u64) {
             let fault = Fault::new(kind).after(rng.below(15));
             device.inject(fault.times(if kind == FaultKind::NoSpace { 3 } else { 1 }));
         }
-        let told = live(&store, &device, mixture, life, &mut rng);
+        let reported = live(&store, &device, mixture, life, &mut rng);
         failed += u64::from(
             FAULTS
                 .iter()
@@ -191,7 +193,7 @@ fn history(seed: u64, figures: &mut Figures) -> (u64, u64) {
         device = image.device();
         store = open(&device);
         all.push(Life {
-            attempts: attempts(&told, survives),
+            attempts: attempts(&reported, survives),
             found: store.found(),
         });
     }

@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
+use collie_check::appends::{Demand, Step};
+use collie_check::lives::Found;
 use collie_db::{
     CommitMode, Concurrency, Db, Durability, Error, Family, Isolation, Lsn, Options, Result, Ticket,
     Transaction, TransactionOptions, Value,
 };
-use collie_sim::appends::{Demand, Step};
-use collie_sim::lives::Found;
 
 use crate::common::Rng;
-use crate::ledger::Told;
+use crate::ledger::Report;
 
 /// Lists; the even ones in one family, the odd ones in another.
 const LISTS: u64 = 8;
@@ -152,7 +152,7 @@ pub(crate) struct Client<'a> {
     pub(crate) rng: Rng,
     /// The next mark, and the first that is not for this life.
     pub(crate) marks: (&'a AtomicU64, u64),
-    pub(crate) tell: &'a (dyn Fn(Told) + Sync),
+    pub(crate) report: &'a (dyn Fn(Report) + Sync),
 }
 
 /// A commit that waits for the log.
@@ -206,11 +206,11 @@ impl Client<'_> {
             false => ticket.wait(),
         };
         if safe.is_ok() {
-            (self.tell)(Told::Safe(mark, level));
+            (self.report)(Report::Safe(mark, level));
         }
     }
 
-    /// Runs a transaction. `None` where nothing of it is written; an error where nobody can know.
+    /// Runs a transaction. `None` where nothing of it is written; an error where that is not known.
     fn attempt(&mut self, mark: u64, options: TransactionOptions) -> Result<Option<Ticket>> {
         let waits = options.commit_mode != CommitMode::Async;
         let tx = self.store.db.transaction(options)?;
@@ -220,17 +220,17 @@ impl Client<'_> {
             return Ok(None);
         }
         ran?;
-        // What a reader that waits has seen counts when it was told so.
+        // What a waiting reader has seen counts once it got the answer.
         let reads = !steps.iter().any(|step| matches!(step, Step::Append(..)));
-        (self.tell)(Told::Asks(mark, steps));
+        (self.report)(Report::Asks(mark, steps));
         let committed = tx.commit_ticket();
         if is_refusal(&committed) {
-            (self.tell)(Told::Failed(mark));
+            (self.report)(Report::Failed(mark));
             return Ok(None);
         }
         let ticket = committed?;
         if !(reads && waits) {
-            (self.tell)(Told::Visible(mark, ticket.end()));
+            (self.report)(Report::Visible(mark, ticket.end()));
         }
         Ok(Some(ticket))
     }
@@ -245,7 +245,7 @@ impl Client<'_> {
                     appended = true;
                 }
                 4 => {
-                    // What is taken back is there for nobody, whatever becomes of the rest.
+                    // What is rolled back is never visible, however the transaction ends.
                     tx.set_savepoint();
                     self.append(tx, list, element, &mut Vec::new())?;
                     tx.rollback_to_savepoint()?;

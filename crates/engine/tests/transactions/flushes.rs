@@ -1,5 +1,5 @@
-//! Isolation does not depend on when memtables are flushed and tables merged: what is a conflict without that is one
-//! with it, and nothing else is.
+//! Isolation does not depend on when memtables are flushed and tables merged: what is a conflict
+//! without that is one with it, and nothing else is.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ const HISTORIES: [(Option<&str>, &[Option<&str>]); 6] = [
     (None, &[Some("on"), None, None]),
 ];
 
-/// Tells `run` each history, with each way in which tables may change behind each of its steps.
+/// Calls `run` for each history, with each way in which tables may change behind each of its steps.
 fn each_history(run: impl Fn(Option<&str>, &[(Option<&str>, Behind)])) {
     for (before, steps) in HISTORIES {
         for mut way in 0..BEHIND.len().pow(steps.len() as u32) {
@@ -68,7 +68,8 @@ fn of_one_moment() -> impl Iterator<Item = TransactionOptions> {
     kinds().filter(|options| is_optimistic(options) || options.isolation == Isolation::Snapshot)
 }
 
-/// As one guards against write skew: whoever decides on the doctors writes the guard as it was.
+/// A guard against write skew: a transaction that decides on the doctors writes the guard back
+/// unchanged.
 #[test]
 fn a_guard_that_is_written_with_its_old_value_keeps_write_skew_away() {
     for options in of_one_moment() {
@@ -180,8 +181,8 @@ fn a_range_that_is_as_it_was_has_changed_all_the_same_if_somebody_wrote_in_it() 
     }
 }
 
-/// Past a limit it is not kept what was removed. Then a transaction that was open all the time is told of a conflict
-/// where it asks for a key that is not there, and no other.
+/// Past a limit it is not kept what was removed. Then a transaction that was open all the time is
+/// refused with a conflict where it asks for an absent key, and no other.
 #[test]
 fn a_transaction_that_outlives_too_many_removals_conflicts_rather_than_be_wrong() {
     const LIMIT: usize = 640;
@@ -230,7 +231,8 @@ const SLOTS: usize = 4;
 const KEYS: u64 = 6;
 const STEPS: usize = 500;
 
-/// One store's run of a random program: what each step answered. `behind` tells what happens to the tables before each.
+/// One store's run of a random program: what each step answered. `behind` says what happens to the
+/// tables before each.
 fn transcript(seed: u64, behind: impl Fn(usize) -> Behind) -> Vec<String> {
     let dir = crate::common::fast_dir();
     let options = Options {
@@ -251,7 +253,8 @@ fn transcript(seed: u64, behind: impl Fn(usize) -> Behind) -> Vec<String> {
         for family in &families {
             behind(step).happen(family);
         }
-        // All is drawn before anything is done, so that every run of the program takes the same steps.
+        // All is drawn before anything is done, so that every run of the program takes the same
+        // steps.
         let [slot, action, key, value, kind, which, many] =
             [SLOTS as u64, 20, KEYS, 2, 4, 2, 3].map(|n| rng.below(n));
         let (family, key) = (&families[which as usize], format!("k{key}"));
@@ -308,8 +311,8 @@ fn transcript(seed: u64, behind: impl Fn(usize) -> Behind) -> Vec<String> {
     answers
 }
 
-/// The same random program of transactions of all kinds, once with all in memory and then with flushes and compactions
-/// at random points: each step must answer the same, word for word.
+/// The same random program of transactions of all kinds, once with all in memory and then with
+/// flushes and compactions at random points: each step must answer the same, word for word.
 #[test]
 fn isolation_does_not_depend_on_flush_timing() {
     let (mut steps, mut conflicts) = (0, 0);
@@ -345,6 +348,6 @@ fn isolation_does_not_depend_on_flush_timing() {
     );
     assert!(
         conflicts > 0,
-        "nobody was in anybody's way: the test means nothing"
+        "no transactions conflicted: the test means nothing"
     );
 }

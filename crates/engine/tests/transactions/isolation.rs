@@ -1,4 +1,5 @@
-//! The anomalies by name, and which isolation keeps which away (Berenson et al. 1995, Adya 1999; docs/transactions.md).
+//! The anomalies by name, and which isolation keeps which away (Berenson et al. 1995, Adya 1999;
+//! docs/transactions.md).
 
 use std::thread::JoinHandle;
 
@@ -179,7 +180,7 @@ fn write_skew_is_kept_away_by_serializable_and_by_reads_for_share() {
                 assert_eq!(left, 1, "{options:?}");
                 assert!(is_conflict(&done) != is_conflict(&other));
             } else {
-                // What snapshot isolation lets happen: the test would tell if it did not.
+                // Snapshot isolation allows this; the test would show if it did not happen.
                 assert_eq!(left, 0, "{options:?}");
             }
         }
@@ -262,7 +263,8 @@ fn what_was_not_read_of_a_range_is_no_conflict_of_an_optimistic_one() {
     }
 }
 
-/// Flushes and compactions between the snapshot and the commit: what was written since is in tables then.
+/// Flushes and compactions between the snapshot and the commit: what was written since is in tables
+/// then.
 #[test]
 fn conflicts_are_found_in_tables_too() {
     for options in kinds() {

@@ -1,7 +1,8 @@
-//! Transactions through the public interface: what each kind sees, waits for, refuses and leaves behind.
+//! Transactions through the public interface: what each kind sees, waits for, refuses and leaves
+//! behind.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-#![expect(clippy::print_stdout, reason = "a test tells its figures")]
+#![expect(clippy::print_stdout, reason = "a test prints its figures")]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -50,7 +50,7 @@ fn steps_under_row_locks_lose_no_update_whatever_order_they_name_their_rows_in()
     let family = db.default_family();
     let counts = ["a", "b", "c"].map(|key| text(family.get(key).unwrap()).unwrap());
     assert_eq!(counts, [4 * STEPS, 3 * STEPS, STEPS].map(|n| n.to_string()));
-    assert_eq!(db.stats().transactions.locks, 0, "all let go of");
+    assert_eq!(db.stats().transactions.locks, 0, "all released");
 }
 
 #[test]
@@ -145,7 +145,8 @@ fn an_owner_that_has_locks_gets_no_others() {
 #[test]
 #[should_panic(expected = "another store's")]
 fn an_owner_belongs_to_one_store() {
-    // Owners are numbered by store: with another one's, two could have the same number, and both the row.
+    // Owners are numbered by store: with another one's, two could have the same number, and both
+    // the row.
     let ((_dir, db), (_other_dir, other)) = (store(), store());
     let family = db.default_family();
     let mut owner = other.row_owner("one");
@@ -217,7 +218,7 @@ fn a_family_is_locked_by_one_alone() {
         }
     });
     assert_eq!(text(family.get("n").unwrap()), Some((3 * STEPS).to_string()));
-    assert_eq!(db.stats().transactions.locks, 0, "all let go of");
+    assert_eq!(db.stats().transactions.locks, 0, "all released");
 }
 
 #[test]
@@ -271,7 +272,7 @@ fn a_family_that_is_locked_as_a_whole_has_no_other_reader_under_locks() {
         );
         drop(held);
         read(&tx).unwrap();
-        // A snapshot's reads wait for nobody.
+        // A snapshot's reads never wait.
         drop(tx);
     }
     let held = db.lock_families(&mut owner, [&family], FOR_EVER).unwrap();
@@ -279,7 +280,7 @@ fn a_family_that_is_locked_as_a_whole_has_no_other_reader_under_locks() {
     assert_eq!(text(tx.get(&family, "k").unwrap()).as_deref(), Some("v"));
     assert_eq!(tx.iter(&family).unwrap().count(), 1);
     drop((tx, held));
-    assert_eq!(db.stats().transactions.locks, 0, "all let go of");
+    assert_eq!(db.stats().transactions.locks, 0, "all released");
 }
 
 #[test]
@@ -300,7 +301,7 @@ fn a_ring_through_a_family_that_is_locked_as_a_whole_is_found() {
             // The first it gets, and waits for the second.
             db.lock_families(&mut owner, [&first, &second], LONG).map(drop)
         });
-        // Until it has the first: then this waits for it, or is told.
+        // Until it has the first: then this waits for it, or fails.
         while db.stats().transactions.locks < 64 && !locker.is_finished() {
             std::thread::yield_now();
         }

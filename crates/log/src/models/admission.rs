@@ -1,4 +1,5 @@
-//! Admission: whatever the interleaving, and however stale the looks, no reservation passes the limit.
+//! Admission: whatever the interleaving, and however stale the looks, no reservation passes the
+//! limit.
 
 use std::sync::Arc;
 
@@ -6,8 +7,8 @@ use loom::sync::Mutex;
 use loom::thread;
 
 use super::{COMPLETE, FRAME, THREE, explore};
-use crate::herd::{Herd, Reservations, SlotId};
-use crate::limit::{Kept, Limit, Room};
+use crate::append::boundary::{CompletionBoundary, Reservations, SlotId};
+use crate::append::limit::{Kept, Limit, Room};
 
 /// A large frame.
 const LARGE: u64 = 4 * FRAME;
@@ -16,7 +17,7 @@ const LARGE: u64 = 4 * FRAME;
 const FILLER: u64 = 2 * FRAME;
 
 struct Admission {
-    herd: Herd,
+    completion: CompletionBoundary,
     next: Reservations,
     limit: Limit,
     /// The turn of large frames, for which `LARGE` bytes are kept beyond the limit.
@@ -61,27 +62,28 @@ impl Admission {
 
     fn with(workers: usize, kept: Kept, filler: u64, limit: u64) -> Arc<Self> {
         Arc::new(Self {
-            herd: Herd::new(workers + 1, 0),
+            completion: CompletionBoundary::new(workers + 1, 0),
             next: Reservations::new(0),
             limit: Limit::new(workers, [FRAME, filler], kept, limit),
             large: Mutex::new(()),
         })
     }
 
-    /// Places a filler at the boundary, if anything was appended since the one that ended at `last`; returns where the last
-    /// one ends now.
+    /// Places a filler at the boundary, if anything was appended since the one that ended at
+    /// `last`; returns where the last one ends now.
     fn pad(&self, slot: &SlotId, last: u64, prepared: u64) -> u64 {
-        let at = self.herd.herd(|| self.next.cutoff());
-        if at == last || !self.herd.try_reserve_at(slot, &self.next, at, FILLER) {
+        let at = self.completion.scan(|| self.next.cutoff());
+        if at == last || !self.completion.try_reserve_at(slot, &self.next, at, FILLER) {
             return last;
         }
         let end = at + FILLER;
         assert!(end <= prepared, "reserved up to {end}, prepared up to {prepared}");
-        self.herd.white_at_boundary(slot, end);
+        self.completion.complete_at_boundary(slot, end);
         end
     }
 
-    /// Appends one frame if it is admitted. The limit may grow meanwhile: `prepared` tells how far at most.
+    /// Appends one frame if it is admitted. The limit may grow meanwhile: `prepared` says how far
+    /// at most.
     fn append(&self, slot: &SlotId, len: u64, prepared: u64) -> bool {
         self.append_in(Room::Commit, slot, len, prepared)
     }
@@ -90,9 +92,9 @@ impl Admission {
         let turn = (!self.limit.is_small(len)).then(|| self.large.lock().unwrap());
         let admitted = self.limit.admits(&self.next, room);
         if admitted {
-            let end = self.herd.reserve(slot, &self.next, len, |_| ()) + len;
+            let end = self.completion.reserve(slot, &self.next, len, |_| ()) + len;
             assert!(end <= prepared, "reserved up to {end}, prepared up to {prepared}");
-            self.herd.white(slot, end);
+            self.completion.set_complete(slot, end);
         }
         drop(turn);
         admitted
@@ -104,9 +106,9 @@ fn two_workers_never_pass_the_limit() {
     explore("admission, 2 workers", COMPLETE, || {
         let limit = 4 * FRAME;
         let admission = Admission::new(2, limit);
-        let mine = admission.herd.register().unwrap();
+        let mine = admission.completion.register().unwrap();
         let worker = {
-            let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+            let (admission, slot) = (Arc::clone(&admission), admission.completion.register().unwrap());
             thread::spawn(move || (0..3).filter(|_| admission.append(&slot, FRAME, limit)).count())
         };
         let ours = (0..3).filter(|_| admission.append(&mine, FRAME, limit)).count();
@@ -120,10 +122,10 @@ fn three_workers_never_pass_a_limit_that_is_raised_under_them() {
     explore("admission, 3 workers and a raised limit", THREE, || {
         let limit = 4 * FRAME;
         let admission = Admission::new(3, limit);
-        let mine = admission.herd.register().unwrap();
+        let mine = admission.completion.register().unwrap();
         let workers: Vec<_> = (0..2)
             .map(|n| {
-                let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+                let (admission, slot) = (Arc::clone(&admission), admission.completion.register().unwrap());
                 thread::spawn(move || {
                     for _ in 0..=n {
                         admission.append(&slot, FRAME, limit + FRAME);
@@ -142,10 +144,10 @@ fn large_frames_take_turns_and_never_pass_what_is_kept_for_one() {
     explore("admission, 2 large frames and a small one", THREE, || {
         let limit = 4 * FRAME;
         let admission = Admission::new(3, limit);
-        let mine = admission.herd.register().unwrap();
+        let mine = admission.completion.register().unwrap();
         let workers: Vec<_> = (0..2)
             .map(|_| {
-                let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+                let (admission, slot) = (Arc::clone(&admission), admission.completion.register().unwrap());
                 thread::spawn(move || admission.append(&slot, LARGE, limit + LARGE))
             })
             .collect();
@@ -155,15 +157,16 @@ fn large_frames_take_turns_and_never_pass_what_is_kept_for_one() {
     });
 }
 
-/// Commits leave the room of a large frame of relief, and of a small one; however they overrun their looks, both have it.
+/// Commits leave the room of a large frame of relief, and of a small one; however they overrun
+/// their looks, both have it.
 #[test]
 fn relief_has_room_where_commits_have_none_and_never_passes_the_limit() {
     explore("admission, commits and a large relief", COMPLETE, || {
         let limit = 3 * FRAME + 2 * LARGE;
         let admission = Admission::with_relief(2, LARGE, limit);
-        let mine = admission.herd.register().unwrap();
+        let mine = admission.completion.register().unwrap();
         let worker = {
-            let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+            let (admission, slot) = (Arc::clone(&admission), admission.completion.register().unwrap());
             thread::spawn(move || (0..3).filter(|_| admission.append(&slot, FRAME, limit)).count())
         };
         let relieved = admission.append_in(Room::Relief, &mine, LARGE, limit);
@@ -180,11 +183,11 @@ fn fillers_never_pass_the_limit() {
         let limit = 2 * (FRAME + FILLER) + FILLER;
         let admission = Admission::with_fillers(2, FILLER, limit);
         let (mine, leader) = (
-            admission.herd.register().unwrap(),
-            admission.herd.register().unwrap(),
+            admission.completion.register().unwrap(),
+            admission.completion.register().unwrap(),
         );
         let worker = {
-            let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+            let (admission, slot) = (Arc::clone(&admission), admission.completion.register().unwrap());
             thread::spawn(move || usize::from(admission.append(&slot, FRAME, limit)))
         };
         let (mut last, mut ours) = (0, 0);
@@ -197,15 +200,16 @@ fn fillers_never_pass_the_limit() {
     });
 }
 
-/// Commits leave two frames per worker; however far they overrun their looks, one per worker is left.
+/// Commits leave two frames per worker; however far they overrun their looks, one per worker is
+/// left.
 #[test]
 fn marks_have_room_where_commits_have_none_and_never_pass_the_limit() {
     explore("admission, commits and marks", COMPLETE, || {
         let limit = 7 * FRAME;
         let admission = Admission::with_marks(2, 2, limit);
-        let mine = admission.herd.register().unwrap();
+        let mine = admission.completion.register().unwrap();
         let worker = {
-            let (admission, slot) = (Arc::clone(&admission), admission.herd.register().unwrap());
+            let (admission, slot) = (Arc::clone(&admission), admission.completion.register().unwrap());
             thread::spawn(move || {
                 let commits = (0..3).filter(|_| admission.append(&slot, FRAME, limit)).count();
                 commits + usize::from(admission.append_in(Room::Mark, &slot, FRAME, limit))

@@ -1,13 +1,15 @@
-//! The lock-free core under loom: every model runs the shipped code of `herd`, `limit`, `gate` and `sync`
-//! through all interleavings, and all values that its orderings let a load return, within a bound.
+//! The lock-free core under loom: every model runs the shipped code of `boundary`, `limit`, `group`
+//! and `sync` through all interleavings, and all values that its orderings let a load return,
+//! within a bound.
 //!
-//! Two threads are explored completely, three up to a number of preemptions. `scripts/models loom` runs
-//! them and shows how many schedules each took. What loom cannot see: it treats SeqCst as AcqRel, never
-//! lets a load take a value that is stored later, and wakes sleepers in the order in which they came.
+//! Two threads are explored completely, three up to a number of preemptions. `scripts/models loom`
+//! runs them and shows how many schedules each took. What loom cannot see: it treats SeqCst as
+//! AcqRel, never lets a load take a value that is stored later, and wakes sleepers in the order in
+//! which they came.
 
 mod admission;
-mod gate;
-mod herd;
+mod boundary;
+mod group;
 pub(crate) mod steps;
 mod visible;
 
@@ -17,19 +19,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use loom::cell::UnsafeCell;
 
 use crate::Lsn;
-use crate::herd::{Herd, Reservations, SlotId};
+use crate::append::boundary::{CompletionBoundary, Reservations, SlotId};
 
 /// Explores every schedule; for models of two threads.
 const COMPLETE: Option<usize> = None;
 /// Explores the schedules with up to three preemptions, or `LOOM_MAX_PREEMPTIONS` of them.
 const THREE: Option<usize> = Some(3);
-/// Explores the schedules with up to two preemptions, where three take too long, or `LOOM_MAX_PREEMPTIONS` of them.
+/// Explores the schedules with up to two preemptions, where three take too long, or
+/// `LOOM_MAX_PREEMPTIONS` of them.
 const TWO: Option<usize> = Some(2);
 
 /// Every modelled frame has this many bytes.
 const FRAME: u64 = 8;
 
-/// As [`explore`], with every order of the core's steps: for what loom's own choice of orders leaves out.
+/// As [`explore`], with every order of the core's steps: for what loom's own choice of orders
+/// leaves out.
 fn explore_every_order(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     steps::try_every_order(true);
     explore(name, preemptions, model);
@@ -62,8 +66,8 @@ fn explore(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Syn
     );
 }
 
-/// Bytes that loom watches: reading them without having seen their writing is an error, and so is writing
-/// them while somebody may read.
+/// Bytes that loom watches: reading them without having seen their writing is an error, and so is
+/// writing them while another thread may read.
 struct Bytes(Vec<UnsafeCell<Lsn>>);
 
 #[expect(unsafe_code, reason = "shared bytes, watched by loom")]
@@ -83,14 +87,14 @@ impl Bytes {
     /// Writes the frame at `lsn`.
     fn write(&self, lsn: Lsn) {
         #[expect(unsafe_code, reason = "shared bytes, watched by loom")]
-        // SAFETY: loom checks that nobody else accesses the cell.
+        // SAFETY: loom checks that no other thread accesses the cell.
         self.cell(lsn).with_mut(|bytes| unsafe { *bytes = lsn });
     }
 
     /// Demands that the frame at `lsn` is complete.
     fn check(&self, lsn: Lsn) {
         #[expect(unsafe_code, reason = "shared bytes, watched by loom")]
-        // SAFETY: loom checks that nobody writes to the cell.
+        // SAFETY: loom checks that no thread writes to the cell.
         let found = self.cell(lsn).with(|bytes| unsafe { *bytes });
         assert_eq!(found, lsn, "a hole below the boundary");
     }
@@ -101,9 +105,9 @@ impl Bytes {
     }
 }
 
-/// The herd, the counter and the bytes of a log that never fills its ring.
+/// The boundary, the counter and the bytes of a log that never fills its ring.
 struct Model {
-    herd: Herd,
+    completion: CompletionBoundary,
     next: Reservations,
     bytes: Bytes,
 }
@@ -111,31 +115,31 @@ struct Model {
 impl Model {
     fn new(workers: usize, frames: usize) -> Arc<Self> {
         Arc::new(Self {
-            herd: Herd::new(workers, 0),
+            completion: CompletionBoundary::new(workers, 0),
             next: Reservations::new(0),
             bytes: Bytes::new(frames),
         })
     }
 
     fn register(&self) -> SlotId {
-        self.herd.register().unwrap()
+        self.completion.register().unwrap()
     }
 
     /// An append as a worker does it, as long as the ring has room. Returns the frame's end.
     fn append(&self, slot: &SlotId) -> Lsn {
-        let start = self.herd.reserve(slot, &self.next, FRAME, |_| ());
+        let start = self.completion.reserve(slot, &self.next, FRAME, |_| ());
         self.bytes.write(start);
-        self.herd.white(slot, start + FRAME);
+        self.completion.set_complete(slot, start + FRAME);
         start + FRAME
     }
 
     /// A filler as a leader places it: exactly at the boundary, or not at all. Returns its end.
     fn pad(&self, slot: &SlotId) -> Option<Lsn> {
         let at = self.boundary();
-        let placed = self.herd.try_reserve_at(slot, &self.next, at, FRAME);
+        let placed = self.completion.try_reserve_at(slot, &self.next, at, FRAME);
         placed.then(|| {
             self.bytes.write(at);
-            self.herd.white_at_boundary(slot, at + FRAME);
+            self.completion.complete_at_boundary(slot, at + FRAME);
             at + FRAME
         })
     }
@@ -147,10 +151,10 @@ impl Model {
     }
 
     fn boundary(&self) -> Lsn {
-        self.herd.herd(|| self.next.cutoff())
+        self.completion.scan(|| self.next.cutoff())
     }
 
-    /// A herd, and a look at everything below the boundary.
+    /// Scans, and checks everything below the boundary.
     fn check(&self) -> Lsn {
         let boundary = self.boundary();
         self.bytes.check_all(0, boundary);

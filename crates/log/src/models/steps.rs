@@ -1,9 +1,10 @@
 //! The core's words, as its models see them: every step on one is counted for its thread.
 //!
-//! Loom tries another order of two steps only where the second depends on the *last* step on that word. A
-//! thread that loads a word and then stores to it hides from loom that its store also competes with another
-//! thread's load before. Where a model asks for every order, each step first touches one common word, on
-//! which then every step depends; it is touched Relaxed and orders nothing. That takes many more schedules.
+//! Loom tries another order of two steps only where the second depends on the *last* step on that
+//! word. A thread that loads a word and then stores to it hides from loom that its store also
+//! competes with another thread's load before. Where a model asks for every order, each step first
+//! touches one common word, on which then every step depends; it is touched Relaxed and orders
+//! nothing. That takes many more schedules.
 
 use std::cell::Cell;
 

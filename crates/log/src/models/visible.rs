@@ -1,16 +1,17 @@
-//! A second herd on the same counter, over "applied", as a storage engine keeps it through an append's hook.
+//! A second boundary on the same counter, over "applied", as a storage engine keeps it through an
+//! append's hook.
 
 use std::sync::Arc;
 
 use loom::thread;
 
 use super::{Bytes, FRAME, Model, THREE, explore};
-use crate::herd::{Herd, SlotId};
+use crate::append::boundary::{CompletionBoundary, SlotId};
 
 /// A log, and what was applied of it.
 struct Engine {
     log: Arc<Model>,
-    visible: Herd,
+    visible: CompletionBoundary,
     applied: Bytes,
 }
 
@@ -18,7 +19,7 @@ impl Engine {
     fn new(workers: usize, frames: usize) -> Arc<Self> {
         Arc::new(Self {
             log: Model::new(workers, frames),
-            visible: Herd::new(workers, 0),
+            visible: CompletionBoundary::new(workers, 0),
             applied: Bytes::new(frames),
         })
     }
@@ -29,18 +30,22 @@ impl Engine {
 
     /// A commit: the hook's two calls, the copy, and the application.
     fn commit(&self, (slot, seat): &(SlotId, SlotId)) {
-        let Model { herd, next, bytes } = &*self.log;
-        let start = herd.reserve(slot, next, FRAME, |seen| self.visible.black(seat, seen));
-        self.visible.black(seat, start);
+        let Model {
+            completion,
+            next,
+            bytes,
+        } = &*self.log;
+        let start = completion.reserve(slot, next, FRAME, |seen| self.visible.set_pending(seat, seen));
+        self.visible.set_pending(seat, start);
         bytes.write(start);
-        herd.white(slot, start + FRAME);
+        completion.set_complete(slot, start + FRAME);
         self.applied.write(start);
-        self.visible.white(seat, start + FRAME);
+        self.visible.set_complete(seat, start + FRAME);
     }
 
     /// A snapshot: everything below it is applied, and complete in the log.
     fn snapshot(&self) -> u64 {
-        let visible = self.visible.herd(|| self.log.next.cutoff());
+        let visible = self.visible.scan(|| self.log.next.cutoff());
         self.applied.check_all(0, visible);
         self.log.bytes.check_all(0, visible);
         assert!(self.log.boundary() >= visible, "visible before it was logged");

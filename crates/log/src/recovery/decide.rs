@@ -11,13 +11,13 @@ pub(crate) struct Evidence {
     pub(crate) frame: bool,
     /// That frame reaches beyond the end that a later epoch recorded.
     pub(crate) frame_crosses_end: bool,
-    /// A later epoch recorded an end beyond this position, or this epoch's header says that recovery had
-    /// carried over more than this.
+    /// A later epoch recorded an end beyond this position, or this epoch's header says that
+    /// recovery had copied more than this forward.
     pub(crate) below_recorded_end: bool,
-    /// A valid later frame promises that this position was durable.
-    pub(crate) below_promise: bool,
-    /// The ring of the process before is there, matches, and either the segments are good up to its mark or
-    /// complete frames in the ring lead there from this position.
+    /// A valid later frame records that this position was durable.
+    pub(crate) below_mark: bool,
+    /// The ring of the process before is there, matches, and either the segments are good up to its
+    /// mark or complete frames in the ring lead there from this position.
     pub(crate) ring: bool,
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Decision {
 pub(crate) enum Proof {
     CrossesEnd,
     RecordedEnd,
-    Promise,
+    LaterFrame,
 }
 
 impl fmt::Display for Proof {
@@ -49,7 +49,7 @@ impl fmt::Display for Proof {
         f.write_str(match self {
             Self::CrossesEnd => "a frame that ends where the next epoch begins",
             Self::RecordedEnd => "a frame, since a segment header records that the log was durable beyond",
-            Self::Promise => "a frame, since a later frame promises that the log was durable beyond",
+            Self::LaterFrame => "a frame, since a later frame records that the log was durable beyond",
         })
     }
 }
@@ -73,9 +73,7 @@ pub(crate) fn decide(e: Evidence) -> Decision {
             below_recorded_end: true,
             ..
         } => Decision::Corrupt(Proof::RecordedEnd),
-        Evidence {
-            below_promise: true, ..
-        } => Decision::Corrupt(Proof::Promise),
+        Evidence { below_mark: true, .. } => Decision::Corrupt(Proof::LaterFrame),
         Evidence { .. } => Decision::End,
     }
 }
@@ -89,7 +87,7 @@ mod tests {
         frame: false,
         frame_crosses_end: false,
         below_recorded_end: false,
-        below_promise: false,
+        below_mark: false,
         ring: false,
     };
 
@@ -121,7 +119,7 @@ mod tests {
             (
                 Evidence {
                     below_recorded_end: true,
-                    below_promise: true,
+                    below_mark: true,
                     ring: true,
                     ..NOTHING
                 },
@@ -136,10 +134,10 @@ mod tests {
             ),
             (
                 Evidence {
-                    below_promise: true,
+                    below_mark: true,
                     ..NOTHING
                 },
-                Decision::Corrupt(Proof::Promise),
+                Decision::Corrupt(Proof::LaterFrame),
             ),
             (
                 Evidence {
@@ -157,8 +155,8 @@ mod tests {
 
     #[test]
     fn no_evidence_of_loss_is_ever_overlooked() {
-        // All 64 inputs: the log ends at a bad frame only without any proof that it was durable, and goes on there
-        // only in a ring that has what was.
+        // All 64 inputs: the log ends at a bad frame only without any proof that it was durable,
+        // and goes on there only in a ring that has what was.
         for bits in 0..64_u32 {
             let on = |bit: u32| bits & (1 << bit) != 0;
             let e = Evidence {
@@ -166,10 +164,10 @@ mod tests {
                 frame: on(1),
                 frame_crosses_end: on(2),
                 below_recorded_end: on(3),
-                below_promise: on(4),
+                below_mark: on(4),
                 ring: on(5),
             };
-            let proof = e.below_recorded_end || e.below_promise;
+            let proof = e.below_recorded_end || e.below_mark;
             match decide(e) {
                 Decision::NextEpoch => assert!(e.epoch_ends_here),
                 Decision::Take => assert!(e.frame && !e.frame_crosses_end),

@@ -1,4 +1,4 @@
-//! The directory's lock, and the look before it that leaves foreign directories alone.
+//! The directory's lock, and the check before it that leaves foreign directories alone.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,16 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use collie_io::{Device, File, OpenMode, write_all_at};
 
-use super::cut::CUT_SUFFIX;
-use crate::archive;
+use super::reserve::RESERVE;
+use super::truncate::CUT_SUFFIX;
 use crate::error::{At, LogError};
-use crate::segments::parse_file_name;
+use crate::segments::archive;
+use crate::segments::files::parse_file_name;
 
 const LOCK: &str = "LOCK";
-/// The room that is kept back for an opening: a file that holds nothing.
-pub(crate) const RESERVE: &str = "RESERVE";
-
-/// Held while a log is open. The kernel lets go of it when the process dies.
+/// Held while a log is open. The kernel releases it when the process dies.
 #[derive(Debug, Clone)]
 pub(crate) struct DirLock(Arc<Mutex<Option<Arc<dyn File>>>>);
 
@@ -33,7 +31,8 @@ impl DirLock {
             });
         }
         let pid = std::process::id().to_string();
-        // For people. On a full device there may be no room for it, and the lock is as good without.
+        // For people. On a full device there may be no room for it, and the lock is as good
+        // without.
         if let Err(error) = file
             .set_len(0)
             .and_then(|()| write_all_at(&*file, pid.as_bytes(), 0))

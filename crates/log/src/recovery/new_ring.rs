@@ -1,18 +1,18 @@
-//! The ring of a new epoch, and the end of those that nobody needs.
+//! The ring of a new epoch, and the removal of those that are not needed.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 
-use super::RingOutcome;
 use super::chain::Chain;
 use super::old_ring::{self, OldRing};
+use super::report::RingOutcome;
 use crate::Lsn;
+use crate::append::ring::{Ring, RingFile};
 use crate::error::{At, LogError};
 use crate::format::{BLOCK, RING_WRITTEN, RingHeader};
 use crate::options::{LogOptions, RingMode};
-use crate::ring::{Ring, RingFile};
 
 /// What a ring belongs to.
 pub(crate) struct Home<'a> {
@@ -23,8 +23,8 @@ pub(crate) struct Home<'a> {
     pub(crate) epoch: u32,
 }
 
-/// The ring of a new epoch. If the process dies before the epoch counts, the next open removes the file: its
-/// header says whose it is.
+/// The ring of a new epoch. If the process dies before the epoch counts, the next open removes the
+/// file: its header says whose it is.
 pub(crate) struct NewRing {
     pub(crate) incarnation: [u8; 16],
     pub(crate) ring: Ring,
@@ -74,7 +74,7 @@ impl NewRing {
         let dir = device.stat(home.dir)?;
         let file = device.open(path, OpenMode::CreateNew)?;
         if !file.try_lock()? {
-            return Err(io::Error::other("somebody locked the new ring"));
+            return Err(io::Error::other("another process locked the new ring"));
         }
         let mut header = RingHeader::blank();
         header.epoch = home.epoch.into();
@@ -100,9 +100,9 @@ impl NewRing {
     }
 }
 
-/// Puts the smallest ring in the place of `ring`'s file. It tells the next open what that one told, that the
-/// segments hold everything below `written`; and an append that is still under way copies into the old file,
-/// where no log looks.
+/// Puts the smallest ring in the place of `ring`'s file. It says to the next open what that one
+/// said, that the segments hold everything below `written`; and an append that is still under way
+/// copies into the old file, which no log reads.
 pub(crate) fn leave_spent(device: &dyn Device, ring: &RingFile, written: Lsn) -> io::Result<()> {
     let mut head = [0; BLOCK];
     read_exact_at(&*ring.file, &mut head, 0)?;
@@ -126,8 +126,9 @@ pub(crate) fn leave_spent(device: &dyn Device, ring: &RingFile, written: Lsn) ->
 /// What a ring that was not used is renamed to: its name, and this.
 pub(crate) const KEPT_SUFFIX: &str = ".kept";
 
-/// Ends the old ring, and removes those that no epoch names. A ring whose content is in the segments goes; one
-/// that was found wanting is kept aside. What cannot be removed takes room in memory, no more.
+/// Ends the old ring, and removes those that no epoch names. A ring whose content is in the
+/// segments goes; one that was found wanting is kept aside. What cannot be removed takes room in
+/// memory, no more.
 pub(crate) fn remove_rings(
     home: &Home<'_>,
     chain: &Chain,
@@ -156,7 +157,7 @@ pub(crate) fn remove_rings(
     }
 }
 
-/// Renames a ring so that no open looks at it again.
+/// Renames a ring so that no open finds it again.
 pub(crate) fn keep_aside(device: &dyn Device, path: &Path) -> io::Result<PathBuf> {
     let mut kept = path.as_os_str().to_owned();
     kept.push(KEPT_SUFFIX);
@@ -164,7 +165,7 @@ pub(crate) fn keep_aside(device: &dyn Device, path: &Path) -> io::Result<PathBuf
     Ok(kept.into())
 }
 
-/// Rings of this very directory that no epoch names: their recovery was cut short.
+/// Rings of this very directory that no epoch names: their recovery was interrupted.
 fn abandoned_rings(home: &Home<'_>, chain: &Chain, new: &NewRing) -> Vec<PathBuf> {
     let current = new.ring.file.as_ref().map(|file| file.path.as_path());
     let header = chain
@@ -199,7 +200,7 @@ fn abandoned_rings(home: &Home<'_>, chain: &Chain, new: &NewRing) -> Vec<PathBuf
     abandoned
 }
 
-/// Whether a ring was made for this directory, and nobody holds it.
+/// Whether a ring was made for this directory, and no process has it locked.
 fn is_ours(home: &Home<'_>, path: &Path) -> io::Result<bool> {
     let dir = home.device.stat(home.dir)?;
     let file = home.device.open(path, OpenMode::ReadWrite)?;

@@ -6,14 +6,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use collie_io::{Device, OpenMode};
-use zerocopy::FromBytes;
 
-use super::RingOutcome;
-use super::chain::{Chain, Run};
+use super::chain::Chain;
+use super::report::RingOutcome;
 use crate::Lsn;
+use crate::append::ring::{Ring, RingFile};
 use crate::error::{At, LogError};
 use crate::format::{BLOCK, FRAME_HEADER, FrameHeader, RingHeader, Salt, SegmentHeader};
-use crate::ring::{Ring, RingFile};
+use crate::segments::frames::header_at;
+use crate::segments::run::Run;
 
 /// The name of a ring: which log, which incarnation.
 pub(crate) fn file_name(log_id: [u8; 16], incarnation: [u8; 16]) -> String {
@@ -79,7 +80,7 @@ impl OldRing {
     }
 }
 
-/// Looks for the ring that the newest epoch's header names. Changes nothing.
+/// Finds the ring that the newest epoch's header names. Changes nothing.
 ///
 /// # Errors
 /// Those of the system. They must not pass for "there is no ring": what it holds would be lost.
@@ -147,8 +148,8 @@ fn try_open(
         return refused("its length is not what its header says");
     }
     if !file.try_lock()? {
-        // The directory's lock is ours, so its owner is not a log that works: a poisoned one whose workers live
-        // on, or a child that inherited the file. It may still be needed.
+        // The directory's lock is ours, so its owner is not a log that works: a poisoned one whose
+        // workers live on, or a child that inherited the file. It may still be needed.
         return Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
             "a living process holds the ring; end it first",
@@ -164,13 +165,13 @@ fn try_open(
     );
     let written = ring.written_mark();
     // What was released had been written: so the mark was above it, and a mark never goes back.
-    if epoch.number != epoch.epoch_first && written < epoch.first_lsn.get() {
+    if !epoch.begins_epoch() && written < epoch.first_lsn.get() {
         return refused(
             "it is older than the segments: what lay before them was released, and it does not know",
         );
     }
-    // The mark has no checksum, for it is written with every flight. One that is rotten must not send recovery
-    // looking for frames as far as it points.
+    // The mark has no checksum, for it is written with every flight. One that is rotten must not
+    // send recovery searching for frames as far as it points.
     let segments_end = chain.last().map_or(0, Run::end);
     let joins = written.saturating_sub(capacity) <= segments_end;
     if !joins || written.checked_add(capacity).is_none() {
@@ -197,10 +198,7 @@ impl Left {
         }
         let mut head = [0; FRAME_HEADER];
         self.read(at, &mut head);
-        let header = FrameHeader::read_from_bytes(&head).ok()?;
-        if header.lsn != at || header.epoch != self.epoch || header.end() > self.end() {
-            return None;
-        }
+        let header = header_at(&head, at, self.epoch, self.end()).ok()?;
         let mut payload = vec![0; header.stored_len()];
         self.read(at + FRAME_HEADER as u64, &mut payload);
         header.matches(self.salt, &payload).then_some((header, payload))
@@ -223,37 +221,32 @@ impl Left {
             .find(|lsn| self.frame(*lsn).is_some())
     }
 
-    /// Whether a frame began at `from` or above and below `to`, in what the segments must hold: it is still here, or
-    /// there is more in between than the longest frame.
+    /// Whether a frame began at `from` or above and below `to`, in what the segments must hold: it
+    /// is still here, or there is more in between than the longest frame.
     pub(crate) fn began_between(&self, from: Lsn, to: Lsn) -> bool {
         to.saturating_sub(from) > self.ring.capacity() / 2 || self.first_frame(from, to).is_some()
     }
 
-    /// Whether complete frames lead from `at` to exactly `to`.
-    pub(crate) fn leads(&self, mut at: Lsn, to: Lsn) -> bool {
-        while at < to {
-            match self.frame(at) {
-                Some((header, _)) => at = header.end(),
-                None => return false,
-            }
+    /// Where the complete frames end that follow one another from `at` on, as far as they begin
+    /// below `to`.
+    pub(crate) fn follow(&self, mut at: Lsn, to: Lsn) -> Lsn {
+        while at < to
+            && let Some((header, _)) = self.frame(at)
+        {
+            at = header.end();
         }
-        at == to
+        at
     }
 
-    /// Whether complete frames lead from `at` to the mark, so that the segments are not needed in between.
-    pub(crate) fn bridges(&self, mut at: Lsn) -> bool {
-        while at < self.written {
-            match self.frame(at) {
-                Some((header, _)) => at = header.end(),
-                None => return false,
-            }
-        }
-        true
+    /// Whether complete frames lead from `at` to the mark, so that the segments are not needed in
+    /// between.
+    pub(crate) fn bridges(&self, at: Lsn) -> bool {
+        self.follow(at, self.written) >= self.written
     }
 
     fn read(&self, at: Lsn, out: &mut [u8]) {
         #[expect(unsafe_code, reason = "reads the ring of a dead process")]
-        // SAFETY: its lock is ours, so its owner is dead and nobody writes to it.
+        // SAFETY: its lock is ours, so its owner is dead and no process writes to it.
         unsafe {
             self.ring.copy_out(at, out);
         }

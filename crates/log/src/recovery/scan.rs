@@ -1,18 +1,20 @@
-//! Walking the frames from the oldest segment to the log's end, and the look ahead at a bad one.
+//! Walking the frames from the oldest segment to the log's end, and the search behind a bad one.
 
 use std::collections::VecDeque;
 use std::path::Path;
 
-use super::chain::{Chain, Run, RunBeginning, SegmentFile};
+use super::chain::Chain;
 use super::decide::{Decision, Evidence, decide};
-use super::frames::{Bad, Window, corrupt, stray_proves};
 use super::old_ring::{Left, OldRing};
-use super::{RingOutcome, TornTail};
+use super::report::{RingOutcome, TornTail};
+use super::stray::stray_proves;
 use crate::Lsn;
 use crate::error::LogError;
-use crate::format::{FRAME_HEADER, FrameHeader, KIND_CLOSE, KIND_FILLER};
+use crate::format::{ALIGN, FRAME_HEADER, FrameHeader, KIND_CLOSE, KIND_FILLER};
+use crate::segments::frames::{Bad, Window, corrupt};
+use crate::segments::run::{Run, RunBeginning, SegmentFile};
 
-/// Where a piece of the log past the last promise is to be copied from.
+/// Where a piece of the log past the durable mark is to be copied from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The run with this index.
@@ -30,7 +32,7 @@ pub(crate) struct Piece {
     pub(crate) source: Source,
 }
 
-/// A frame that the walk took, for whoever looks on.
+/// A frame that the walk took, as its caller sees it.
 #[derive(Debug)]
 pub(crate) struct Seen<'a> {
     pub(crate) header: FrameHeader,
@@ -46,11 +48,12 @@ pub(crate) struct Found {
     /// The log's end.
     pub(crate) end: Lsn,
     /// Everything below was durable.
-    pub(crate) promise: Lsn,
-    /// What lies between the promise and the end.
-    pub(crate) unpromised: VecDeque<Piece>,
+    pub(crate) durable_mark: Lsn,
+    /// What lies between the durable mark and the end.
+    pub(crate) past_mark: VecDeque<Piece>,
     pub(crate) frames: u64,
-    /// Of segments that were walked into, by number: where the first frame begins that begins there or behind.
+    /// Of segments that were walked into, by number: where the first frame begins that begins there
+    /// or behind.
     pub(crate) beginnings: Vec<(u64, Lsn)>,
     pub(crate) torn: Option<TornTail>,
     /// Damage in the segments that the ring made good.
@@ -66,10 +69,10 @@ pub(crate) fn walk(
     chain: &Chain,
     ring: &OldRing,
     resume_at: Option<Lsn>,
-    look: &mut dyn FnMut(Seen<'_>),
+    visit: &mut dyn FnMut(Seen<'_>),
 ) -> Result<Found, LogError> {
     let mut walk = Walk::begin(chain, ring, resume_at)?;
-    while walk.step(look)? {}
+    while walk.step(visit)? {}
     Ok(walk.found)
 }
 
@@ -80,11 +83,12 @@ struct Walk<'a> {
     at: Lsn,
     window: Window,
     found: Found,
-    /// Where the ring took over. What comes from there is not in the segments, whatever was promised.
+    /// Where the ring took over. What comes from there is not in the segments, whatever
+    /// durable marks say.
     ring_from: Option<Lsn>,
     /// The last frame taken that is no filler closed the log.
     closed: bool,
-    /// What was taken for the first frame's place without being told: there may as well be none.
+    /// What was taken for the first frame's place without a record of it: there may be none.
     guessed: Option<Lsn>,
 }
 
@@ -100,8 +104,8 @@ impl<'a> Walk<'a> {
             found: Found {
                 first_frame: first,
                 end: first,
-                promise: 0,
-                unpromised: VecDeque::new(),
+                durable_mark: 0,
+                past_mark: VecDeque::new(),
                 frames: 0,
                 beginnings: Vec::new(),
                 torn: None,
@@ -118,7 +122,7 @@ impl<'a> Walk<'a> {
         }
         walk.found.first_frame = walk.at;
         walk.found.end = walk.at;
-        walk.found.promise = walk.at;
+        walk.found.durable_mark = walk.at;
         Ok(walk)
     }
 
@@ -158,8 +162,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The current position where a frame stands there, in the segments or in the ring, or where it is the first
-    /// of the run; else where the frames of this run end, which is the current position if it is the log's end.
+    /// The current position where a frame stands there, in the segments or in the ring, or where it
+    /// is the first of the run; else where the frames of this run end, which is the current
+    /// position if it is the log's end.
     fn log_end_unless_frame(&mut self) -> Result<Lsn, LogError> {
         let (run, at) = (self.current()?, self.at);
         let in_ring = |lsn| matches!(self.ring, OldRing::Usable(left) if left.frame(lsn).is_some());
@@ -169,16 +174,11 @@ impl<'a> Walk<'a> {
         }
         self.at = run.first_lsn();
         self.find_first_frame()?;
-        let mut end = self.at;
-        while let Ok(header) = self.window.frame(run, end)? {
-            end = header.end();
-        }
+        let mut end = self.window.follow(run, self.at, Lsn::MAX)?;
         if self.next_run().is_none()
             && let OldRing::Usable(left) = self.ring
         {
-            while let Some((header, _)) = left.frame(end).filter(|_| end < at) {
-                end = header.end();
-            }
+            end = left.follow(end, at);
         }
         self.at = at;
         // What follows in the next epoch is found from there.
@@ -186,9 +186,9 @@ impl<'a> Walk<'a> {
         Ok(if recorded_end == Some(at) { at } else { end })
     }
 
-    /// Where, before the current position, the segments are damaged and the ring has all from there on: then
-    /// the log is mended from there on, or nobody who begins earlier could read it any more, although nothing
-    /// is lost. Looks no further back than the ring does.
+    /// Where, before the current position, the segments are damaged and the ring has all from there
+    /// on: then the log is mended from there on, or no reader that begins earlier could read it
+    /// any more, although nothing is lost. Goes no further back than the ring does.
     fn mendable_from(&mut self) -> Result<Option<Lsn>, LogError> {
         let (run, wanted) = (self.current()?, self.at);
         let OldRing::Usable(left) = self.ring else {
@@ -197,17 +197,13 @@ impl<'a> Walk<'a> {
         if self.next_run().is_some() {
             return Ok(None);
         }
-        let begin = run.first_lsn().max(run.carried_end());
-        let Some(mut at) = left.first_frame(begin, wanted) else {
+        let begin = run.first_lsn().max(run.copied_end());
+        let Some(at) = left.first_frame(begin, wanted) else {
             return Ok(None);
         };
-        while at < wanted
-            && let Ok(header) = self.window.frame(run, at)?
-        {
-            at = header.end();
-        }
+        let at = self.window.follow(run, at, wanted)?;
         // Not where the position is unknown to the ring: then the segments are right and it is not.
-        Ok((at < wanted && left.leads(at, wanted) && left.bridges(at)).then_some(at))
+        Ok((at < wanted && left.follow(at, wanted) == wanted && left.bridges(at)).then_some(at))
     }
 
     fn missing(&self, wanted: Lsn, oldest: Lsn, end: Lsn) -> LogError {
@@ -221,16 +217,18 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// After a release the oldest segment may begin in mid-frame, and its header says where the first frame begins.
+    /// After a release the oldest segment may begin in mid-frame, and its header says where the
+    /// first frame begins.
     ///
     /// Formats 1 and 2 do not say it. There the first place where a frame of this epoch seems to
-    /// stand is the first. It need not be a good one: where it is damaged, or torn, that is for the next step to
-    /// judge, and not to be passed over as the end of a frame that began before. (Where the damage hit the few
-    /// bytes that tell its place and epoch, it is.) Or it is part of a payload; nobody can tell.
+    /// stand is the first. It need not be a good one: where it is damaged, or torn, that is for the
+    /// next step to judge, and not to be passed over as the end of a frame that began before.
+    /// (Where the damage hit the few bytes that give its place and epoch, it is.) Or it is part
+    /// of a payload; that cannot be known.
     fn find_first_frame(&mut self) -> Result<(), LogError> {
         let run = self.current()?;
         let end = self.next_run().map_or(run.end(), Run::predecessor_end);
-        if let RunBeginning::Told(first) = run.beginning()? {
+        if let RunBeginning::Known(first) = run.beginning()? {
             if first > end {
                 let expected = format!("the log to go on up to LSN {first}, where its first frame begins");
                 return Err(corrupt(run, end, &expected, "its end"));
@@ -249,7 +247,7 @@ impl<'a> Walk<'a> {
         {
             return Err(guess_failed(
                 run,
-                format!("the ring tells of a frame before LSN {found}"),
+                format!("the ring knows of a frame before LSN {found}"),
             ));
         }
         self.at = found;
@@ -258,22 +256,22 @@ impl<'a> Walk<'a> {
     }
 
     /// Decides at one position; `false` at the log's end.
-    fn step(&mut self, look: &mut dyn FnMut(Seen<'_>)) -> Result<bool, LogError> {
+    fn step(&mut self, visit: &mut dyn FnMut(Seen<'_>)) -> Result<bool, LogError> {
         let run = self.current()?;
         let recorded_end = self.next_run().map(Run::predecessor_end);
         let at = self.at;
-        let frame = self.window.frame(run, at)?;
+        let frame = self.window.frame(run, at)?.map(|(header, _)| header);
         let good = frame.as_ref().ok().copied();
         let mut evidence = Evidence {
             epoch_ends_here: recorded_end == Some(at),
             frame: good.is_some(),
             frame_crosses_end: good.zip(recorded_end).is_some_and(|(f, end)| f.end() > end),
-            below_recorded_end: recorded_end.is_some_and(|end| at < end) || at < run.carried_end(),
-            below_promise: false,
+            below_recorded_end: recorded_end.is_some_and(|end| at < end) || at < run.copied_end(),
+            below_mark: false,
             ring: good.is_none() && self.usable_ring().is_some(),
         };
         if good.is_none() && !evidence.ring {
-            evidence.below_promise = self.proven_by_later_frames(run)?;
+            evidence.below_mark = self.proven_by_later_frames(run)?;
         }
         match decide(evidence) {
             Decision::NextEpoch => {
@@ -284,26 +282,29 @@ impl<'a> Walk<'a> {
             }
             Decision::Take => {
                 if let Some(header) = good {
-                    self.take(run, header, look)?;
+                    self.take(run, header, visit)?;
                 }
             }
             Decision::Corrupt(proof) => {
                 let found = frame
                     .err()
-                    .map_or_else(|| "a frame that goes beyond".into(), |bad| bad.0);
+                    .map_or_else(|| "a frame that goes beyond".to_owned(), |bad| bad.to_string());
                 if self.guessed == Some(at) {
                     return Err(guess_failed(run, format!("LSN {at} holds {found}")));
                 }
-                return Err(corrupt(run, at, &proof.to_string(), &found));
+                return Err(corrupt(run, at, &proof.to_string(), found));
             }
             Decision::Ring => {
-                self.end_in_segments(run, frame.err());
-                self.follow_ring(run, look);
+                self.end_in_segments(run, something(frame.err()));
+                self.follow_ring(run, visit);
                 return Ok(false);
             }
             Decision::End => {
-                let bad = self.nothing_at_all(run, frame.err())?;
-                self.end_in_segments(run, bad);
+                let found = match something(frame.err()) {
+                    None => self.behind_zeros(run)?,
+                    found => found,
+                };
+                self.end_in_segments(run, found);
                 self.explain_ring();
                 return Ok(false);
             }
@@ -315,14 +316,14 @@ impl<'a> Walk<'a> {
         &mut self,
         run: &Run,
         header: FrameHeader,
-        look: &mut dyn FnMut(Seen<'_>),
+        visit: &mut dyn FnMut(Seen<'_>),
     ) -> Result<(), LogError> {
-        let payload = self
-            .window
-            .bytes(run, self.at + FRAME_HEADER as u64, header.stored_len())?;
+        let mut stretch = run;
+        let payload_at = self.at + FRAME_HEADER as u64;
+        let payload = self.window.bytes(&mut stretch, payload_at, header.stored_len())?;
         let segment = run.segments.iter().find(|s| s.header.end() > header.lsn.get());
         let place = segment.map(|s| (s, s.offset(header.lsn.get())));
-        look(Seen {
+        visit(Seen {
             header,
             payload,
             place,
@@ -335,7 +336,7 @@ impl<'a> Walk<'a> {
         }
         self.note_close(header.kind());
         self.accept(header, Source::Run(self.run));
-        self.promised(run.carried_end().max(run.predecessor_end()));
+        self.raise_mark(run.copied_end().max(run.predecessor_end()));
         Ok(())
     }
 
@@ -350,28 +351,28 @@ impl<'a> Walk<'a> {
             end: header.end(),
             source,
         };
-        self.found.unpromised.push_back(piece);
+        self.found.past_mark.push_back(piece);
         self.found.frames += 1;
         self.found.end = piece.end;
         self.at = piece.end;
-        self.promised(header.promised.get());
+        self.raise_mark(header.promised.get());
     }
 
     /// Everything below `lsn` was durable: it need not be copied.
-    fn promised(&mut self, lsn: Lsn) {
+    fn raise_mark(&mut self, lsn: Lsn) {
         let in_segments = self.ring_from.unwrap_or(self.found.end);
-        self.found.promise = self.found.promise.max(lsn.min(in_segments));
+        self.found.durable_mark = self.found.durable_mark.max(lsn.min(in_segments));
         while self
             .found
-            .unpromised
+            .past_mark
             .front()
-            .is_some_and(|piece| piece.end <= self.found.promise)
+            .is_some_and(|piece| piece.end <= self.found.durable_mark)
         {
-            self.found.unpromised.pop_front();
+            self.found.past_mark.pop_front();
         }
-        // Nobody promises a part of a frame; whoever forged that gets the whole of it copied.
-        if let Some(first) = self.found.unpromised.front() {
-            self.found.promise = self.found.promise.min(first.start);
+        // No writer marks a part of a frame as durable; where that was forged, all of it is copied.
+        if let Some(first) = self.found.past_mark.front() {
+            self.found.durable_mark = self.found.durable_mark.min(first.start);
         }
     }
 
@@ -385,11 +386,17 @@ impl<'a> Walk<'a> {
     /// Whether a frame further on shows that this position was durable.
     fn proven_by_later_frames(&mut self, run: &Run) -> Result<bool, LogError> {
         let at = self.at;
-        if self.chain.goes_on_at.is_some() && self.chain.goes_on_at == self.window.claimed_end(run, at)? {
-            // The rest of it stands in the next segment, which says so; what stands here of it is payload.
+        let claimed = self.window.claimed(run, at)?.map(|header| header.end());
+        if self.chain.goes_on_at.is_some() && self.chain.goes_on_at == claimed {
+            // The rest of it stands in the next segment, which says so; what stands here of it is
+            // payload.
             return Ok(false);
         }
-        if self.window.find(run, at, |h| h.promised.get() > at)?.is_some() {
+        if self
+            .window
+            .find(run, at + ALIGN, |h| h.promised.get() > at)?
+            .is_some()
+        {
             return Ok(true);
         }
         for stray in &self.chain.strays {
@@ -399,7 +406,7 @@ impl<'a> Walk<'a> {
                 return Ok(true);
             }
         }
-        // A ring that cannot be used may still tell.
+        // A ring that cannot be used may still show it.
         Ok(match self.ring {
             OldRing::Usable(left) if self.next_run().is_none() && left.written > at => {
                 let first = left
@@ -414,32 +421,28 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Where there is nothing, it still is no clean end if something follows: blocks that were written together
-    /// reach the device in any order.
-    fn nothing_at_all(&mut self, run: &Run, bad: Option<Bad>) -> Result<Option<Bad>, LogError> {
+    /// Where there is nothing, it still is no clean end if something follows: blocks that were
+    /// written together reach the device in any order.
+    fn behind_zeros(&mut self, run: &Run) -> Result<Option<String>, LogError> {
         let at = self.at;
-        if bad.as_ref().is_none_or(|bad| !bad.0.is_empty()) {
-            return Ok(bad);
-        }
-        if let Some(next) = self.window.find(run, at, |_| true)? {
-            return Ok(Some(Bad(format!("zeros, and a frame behind them at LSN {next}"))));
+        if let Some(next) = self.window.find(run, at + ALIGN, |_| true)? {
+            return Ok(Some(format!("zeros, and a frame behind them at LSN {next}")));
         }
         Ok(match self.ring {
-            OldRing::Usable(left) if self.next_run().is_none() && left.written > at => Some(Bad(format!(
-                "zeros, where the ring tells that all was written up to LSN {}",
+            OldRing::Usable(left) if self.next_run().is_none() && left.written > at => Some(format!(
+                "zeros, where the ring records that all was written up to LSN {}",
                 left.written
-            ))),
-            _ => bad,
+            )),
+            _ => None,
         })
     }
 
-    fn end_in_segments(&mut self, run: &Run, bad: Option<Bad>) {
-        // Behind a close lies at most a part of a frame whose appender was told that the log is closed, or what
-        // the segment held before it was used again.
-        if self.closed {
-            return;
-        }
-        if let Some(Bad(found)) = bad.filter(|b| !b.0.is_empty()) {
+    fn end_in_segments(&mut self, run: &Run, found: Option<String>) {
+        // Behind a close lies at most a part of a frame whose appender got an error because the log
+        // was closed, or what the segment held before it was used again.
+        if !self.closed
+            && let Some(found) = found
+        {
             self.found.torn = self.tail(run, found);
         }
     }
@@ -454,9 +457,9 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Takes the frames that only the ring has. A complete frame behind a hole counts: what belonged in the
-    /// hole was never applied nor seen, so nothing depends on it.
-    fn follow_ring(&mut self, run: &Run, look: &mut dyn FnMut(Seen<'_>)) {
+    /// Takes the frames that only the ring has. A complete frame behind a hole counts: what
+    /// belonged in the hole was never applied nor seen, so nothing depends on it.
+    fn follow_ring(&mut self, run: &Run, visit: &mut dyn FnMut(Seen<'_>)) {
         let Some(left) = self.usable_ring() else { return };
         if self.at < left.written {
             let zeros = self.tail(run, "zeros".into());
@@ -466,7 +469,7 @@ impl<'a> Walk<'a> {
         let (mut frames, mut holes) = (0, 0);
         loop {
             if let Some((header, payload)) = left.frame(self.at) {
-                look(Seen {
+                visit(Seen {
                     header,
                     payload: &payload,
                     place: None,
@@ -483,7 +486,7 @@ impl<'a> Walk<'a> {
             if next - self.at < FRAME_HEADER as u64 {
                 break;
             }
-            self.found.unpromised.push_back(Piece {
+            self.found.past_mark.push_back(Piece {
                 start: self.at,
                 end: next,
                 source: Source::Hole,
@@ -520,7 +523,13 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// What was taken for the first frame is none, and may be a damaged one or part of another's payload.
+/// What stands where there is no frame, if anything does.
+fn something(bad: Option<Bad>) -> Option<String> {
+    bad.filter(|bad| *bad != Bad::Nothing).map(|bad| bad.to_string())
+}
+
+/// What was taken for the first frame is none, and may be a damaged one or part of another's
+/// payload.
 fn guess_failed(run: &Run, found: String) -> LogError {
     LogError::BeginningUnknown {
         path: run.segments.first().map(|s| s.path.clone()).unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! A segment's file: made, opened, zeroed, and removed for good.
+//! A segment's file: named, made, opened, zeroed, read, and removed for good.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -7,16 +7,29 @@ use std::sync::{Arc, OnceLock};
 use collie_io::{Device, File, OpenMode, write_all_at};
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::append::ring::Block;
 use crate::directory::Directory;
 use crate::error::{At, LogError};
 use crate::format::{SEGMENT_HEAD, SegmentHeader};
-use crate::ring::Block;
 
-/// How much of a segment one write zeroes: past the page cache, writes of frames to the same file wait for it.
+/// How much of a segment one write zeroes: past the page cache, writes of frames to the same file
+/// wait for it.
 const PIECE: usize = 1 << 20;
 
-/// Makes a segment file whose first `ready` data bytes are zeros really written (a reserved extent would
-/// make every later sync write metadata), synced, name included.
+/// The name of segment `number`.
+pub(crate) fn file_name(number: u64) -> String {
+    format!("{number:016x}.seg")
+}
+
+/// The number in a segment's name.
+pub(crate) fn parse_file_name(name: &str) -> Option<u64> {
+    let digits = name.strip_suffix(".seg")?;
+    let number = u64::from_str_radix(digits, 16).ok()?;
+    (file_name(number) == name).then_some(number)
+}
+
+/// Makes a segment file whose first `ready` data bytes are zeros really written (a reserved extent
+/// would make every later sync write metadata), synced, name included.
 pub(crate) fn create(
     dir: &Directory,
     path: &Path,
@@ -25,7 +38,8 @@ pub(crate) fn create(
 ) -> Result<Arc<dyn File>, LogError> {
     let make = || dir.device().open(path, OpenMode::CreateNew);
     let file = match make() {
-        // An earlier attempt has left it, and a failed sync may have lost its name for good: only a new one is synced.
+        // An earlier attempt has left it, and a failed sync may have lost its name for good: only a
+        // new one is synced.
         Err(e) if e.kind() == ErrorKind::AlreadyExists => {
             dir.device().remove_file(path).at("remove", path)?;
             make()
@@ -42,9 +56,9 @@ pub(crate) fn create(
     Ok(file)
 }
 
-/// Removes files of `dir` for good; one that is gone already is as good. Where the directory cannot be synced, a crash
-/// may bring a name back when what followed it is gone, and the process after this one cannot know: then the files
-/// are emptied, so that nothing comes back with their names.
+/// Removes files of `dir` for good; one that is gone already is as good. Where the directory cannot
+/// be synced, a crash may bring a name back when what followed it is gone, and the process after
+/// this one cannot know: then the files are emptied, so that nothing comes back with their names.
 pub(crate) fn remove_for_good(dir: &Directory, files: &[(PathBuf, Arc<dyn File>)]) -> Result<(), LogError> {
     if files.is_empty() {
         return Ok(());
@@ -62,16 +76,17 @@ pub(crate) fn remove_for_good(dir: &Directory, files: &[(PathBuf, Arc<dyn File>)
     synced
 }
 
-/// Empties a removed file, unless it has another name. Where that does not succeed there was one fault too many; the
-/// first one is told.
+/// Empties a removed file, unless it has another name. Where that does not succeed there was one
+/// fault too many; the first one is reported.
 fn empty(file: &dyn File) {
     if file.stat().is_ok_and(|stat| stat.links == 0) && file.set_len(0).is_ok() {
         let _ = file.sync_data();
     }
 }
 
-/// Undoes a renaming to `new` that could not be synced: the next process finds the file under the name that the device
-/// may still have, and does with it what this one could not. Told is why.
+/// Undoes a renaming to `new` that could not be synced: the next process finds the file under the
+/// name that the device may still have, and does with it what this one could not. Why it failed is
+/// logged.
 pub(crate) fn rename_back(device: &dyn Device, old: &Path, new: &Path) {
     if let Err(error) = device.rename(new, old) {
         tracing::warn!(path = %new.display(), %error, "cannot rename it back");
@@ -96,7 +111,8 @@ pub(super) fn open_for_zeros(
     }
 }
 
-/// Reserves room, where the file system has a call for that; the zeros that are written then take it anyway.
+/// Reserves room, where the file system has a call for that; the zeros that are written then take
+/// it anyway.
 pub(super) fn allocate(file: &dyn File, path: &Path, len: u64) -> Result<(), LogError> {
     match file.allocate(len) {
         Err(e) if e.kind() == ErrorKind::Unsupported => Ok(()),
@@ -117,4 +133,53 @@ pub(super) fn zero(file: &dyn File, path: &Path, mut offset: u64, mut len: u64) 
         len -= n;
     }
     Ok(())
+}
+
+/// A file, open to be read; `None` where it is gone.
+pub(crate) fn open_if_there(device: &dyn Device, path: &Path) -> Result<Option<Arc<dyn File>>, LogError> {
+    match device.open(path, OpenMode::Read) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.at("open", path).map(Some),
+    }
+}
+
+/// Fills `buf` from `offset`; what lies beyond the file's end is zeros.
+pub(crate) fn read_or_zeros(file: &dyn File, buf: &mut [u8], mut offset: u64) -> std::io::Result<()> {
+    let mut rest = buf;
+    while !rest.is_empty() {
+        match file.read_at(rest, offset) {
+            Ok(0) => {
+                rest.fill(0);
+                return Ok(());
+            }
+            Ok(n) => {
+                rest = rest.split_at_mut(n).1;
+                offset += n as u64;
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_carry_numbers_and_nothing_else_is_taken_for_one() {
+        for number in [1, 255, u64::MAX] {
+            assert_eq!(parse_file_name(&file_name(number)), Some(number));
+        }
+        for name in [
+            "1.seg",
+            "000000000000000A.seg",
+            "0000000000000001",
+            "LOCK",
+            "+000000000000001.seg",
+        ] {
+            assert_eq!(parse_file_name(name), None, "{name}");
+        }
+    }
 }

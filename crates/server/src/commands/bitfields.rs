@@ -5,8 +5,28 @@ use collie_protocol::number::parse_i64;
 
 use super::bitmaps::{bit_offset, grow};
 use super::numbers::{integer, is};
+use super::row::{Command, Keys};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
+
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[
+    Command::new("bitfield", -2, bitfield)
+        .about(
+            "3.2.0",
+            "bitmap",
+            "Reads and changes integers of any width in a value.",
+        )
+        .flags(&["write", "denyoom"])
+        .categories(&["@write", "@bitmap", "@slow"])
+        .keys(&[Keys::at(1, &["RW", "access", "update", "variable_flags"])
+            .notes("This command allows both access and modification of the key")]),
+    Command::new("bitfield_ro", -2, bitfield_ro)
+        .about("6.0.0", "bitmap", "Reads integers of any width in a value.")
+        .flags(&["readonly", "fast"])
+        .categories(&["@read", "@bitmap", "@fast"])
+        .keys(&[Keys::at(1, &["RO", "access"])]),
+];
 
 /// Width and sign of an integer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// The least and the greatest value.
+    /// The smallest and the largest value.
     fn range(self) -> (i128, i128) {
         if self.is_signed {
             let half = 1 << (self.bits - 1);
@@ -43,15 +63,16 @@ impl Kind {
         }
     }
 
-    /// The value that the lowest bits of `wide` are.
+    /// The integer of this width whose bits are the lowest bits of `wide`.
     fn wrapped(self, wide: i128) -> i128 {
         let (_, max) = self.range();
         let low = wide & ((1 << self.bits) - 1);
         if low > max { low - (1 << self.bits) } else { low }
     }
 
-    /// A value that is set, for what does not fit. Redis computes the room above it in 64 bits, where that of the
-    /// very lowest values wraps: it takes them for too large instead of too small, and so they saturate at the top.
+    /// A value that `SET` writes and that does not fit. Redis computes the distance to the maximum
+    /// in 64 bits, where that of the smallest values wraps: it takes them for too large instead of
+    /// too small, and so they saturate at the maximum.
     fn as_redis_takes(self, value: i64) -> i128 {
         let (_, max) = self.range();
         let value = i128::from(value);
@@ -84,7 +105,7 @@ impl Kind {
     }
 }
 
-/// What happens to a value that the integer does not take.
+/// What happens to a value that does not fit into the integer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Overflow {
     Wrap,
@@ -102,7 +123,7 @@ impl Overflow {
         }
     }
 
-    /// What becomes of a value; `None` where it fails.
+    /// The value that is stored for `wide`; `None` if the operation fails.
     fn fit(self, kind: Kind, wide: i128) -> Option<i128> {
         let (min, max) = kind.range();
         match self {
@@ -130,7 +151,7 @@ struct Operation {
 }
 
 impl Operation {
-    /// Reads all operations of a request.
+    /// Parses all operations of a request.
     fn read_all(exec: &Exec<'_>, request: Request<'_>) -> Result<Vec<Operation>, Failure> {
         let mut operations = Vec::new();
         let mut overflow = Overflow::Wrap;
@@ -167,12 +188,12 @@ impl Operation {
         Ok(operations)
     }
 
-    /// Does it; gives what is answered, and whether `bytes` changed.
+    /// Executes the operation; returns the value for the reply, and whether `bytes` changed.
     fn run(&self, bytes: &mut [u8]) -> (Option<i128>, bool) {
         let before = self.kind.get(bytes, self.offset);
         let wide = match self.action {
             Action::Get => return (Some(before), false),
-            // What is negative is a very large number to an unsigned integer.
+            // To an unsigned integer a negative value is a very large number.
             Action::Set(value) if !self.kind.is_signed => i128::from(value.cast_unsigned()),
             Action::Set(value) => self.kind.as_redis_takes(value),
             Action::Add(by) => before + i128::from(by),
@@ -181,12 +202,12 @@ impl Operation {
             return (None, false);
         };
         self.kind.set(bytes, self.offset, after);
-        let told = if matches!(self.action, Action::Set(_)) {
+        let answer = if matches!(self.action, Action::Set(_)) {
             before
         } else {
             after
         };
-        (Some(told), after != before)
+        (Some(answer), after != before)
     }
 }
 
@@ -197,7 +218,7 @@ fn answer(exec: &mut Exec<'_>, value: Option<i128>) {
     }
 }
 
-pub(super) fn bitfield(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn bitfield(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let operations = Operation::read_all(exec, request)?;
     let writes = operations.iter().filter(|one| one.action != Action::Get);
     let Some(last_bit) = writes.map(|one| one.offset + u64::from(one.kind.bits) - 1).max() else {
@@ -225,7 +246,7 @@ pub(super) fn bitfield(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn bitfield_ro(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn bitfield_ro(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let operations = Operation::read_all(exec, request)?;
     if operations.iter().any(|one| one.action != Action::Get) {
         return Err("ERR BITFIELD_RO only supports the GET subcommand".into());

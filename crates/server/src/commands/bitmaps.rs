@@ -1,17 +1,54 @@
-//! Strings as rows of bits: `SETBIT`, `GETBIT`, `BITCOUNT`, `BITPOS` and `BITOP`. Bit 0 is the highest of the first
-//! byte.
+//! Strings as arrays of bits: `SETBIT`, `GETBIT`, `BITCOUNT`, `BITPOS` and `BITOP`. Bit 0 is the
+//! highest bit of the first byte.
 
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
-use super::numbers::{Unsettled, integer, is};
+use super::numbers::{RequestedRange, integer, is};
+use super::row::{Command, Keys};
 use crate::exec::{Exec, Flow, Outcome, Prior};
 use crate::failure::{Failure, text};
+
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[
+    Command::new("bitcount", -2, bitcount)
+        .about("2.6.0", "bitmap", "Counts the bits of a value that are set.")
+        .flags(&["readonly"])
+        .categories(&["@read", "@bitmap", "@slow"])
+        .keys(&[Keys::at(1, &["RO", "access"])]),
+    Command::new("bitop", -4, bitop)
+        .about("2.6.0", "bitmap", "Combines values bit by bit.")
+        .flags(&["write", "denyoom"])
+        .categories(&["@write", "@bitmap", "@slow"])
+        .keys(&[
+            Keys::at(2, &["OW", "update"]),
+            Keys::to(3, -1, 1, &["RO", "access"]),
+        ]),
+    Command::new("bitpos", -3, bitpos)
+        .about(
+            "2.8.7",
+            "bitmap",
+            "Finds the first bit of a value that is set or clear.",
+        )
+        .flags(&["readonly"])
+        .categories(&["@read", "@bitmap", "@slow"])
+        .keys(&[Keys::at(1, &["RO", "access"])]),
+    Command::new("getbit", 3, getbit)
+        .about("2.2.0", "bitmap", "Returns a bit of a value.")
+        .flags(&["readonly", "fast"])
+        .categories(&["@read", "@bitmap", "@fast"])
+        .keys(&[Keys::at(1, &["RO", "access"])]),
+    Command::new("setbit", 4, setbit)
+        .about("2.2.0", "bitmap", "Sets a bit of a value.")
+        .flags(&["write", "denyoom"])
+        .categories(&["@write", "@bitmap", "@slow"])
+        .keys(&[Keys::at(1, &["RW", "access", "update"])]),
+];
 
 const NO_OFFSET: &str = "ERR bit offset is not an integer or out of range";
 const NO_BIT: &str = "ERR bit is not an integer or out of range";
 
-/// The place of a bit. `#3` is the third of fields as wide as `width`, where one is given.
+/// The offset of a bit. `#3` is the third field of `width` bits, if a width is given.
 pub(super) fn bit_offset(exec: &Exec<'_>, arg: &[u8], width: Option<u32>) -> Result<u64, Failure> {
     let wide = match (arg.strip_prefix(b"#"), width) {
         (Some(number), Some(width)) => parse_i64(number).and_then(|n| n.checked_mul(i64::from(width))),
@@ -23,14 +60,14 @@ pub(super) fn bit_offset(exec: &Exec<'_>, arg: &[u8], width: Option<u32>) -> Res
         .ok_or_else(|| NO_OFFSET.into())
 }
 
-/// The byte that a bit lies in, and the bit alone in it.
-fn place(offset: u64) -> (usize, u8) {
+/// The byte that contains a bit, and a mask of the bit in it.
+fn byte_and_mask(offset: u64) -> (usize, u8) {
     let byte = usize::try_from(offset >> 3).unwrap_or(usize::MAX);
     (byte, 0x80 >> (offset & 7))
 }
 
-pub(super) fn setbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let (byte, mask) = place(bit_offset(exec, request.at(2), None)?);
+fn setbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let (byte, mask) = byte_and_mask(bit_offset(exec, request.at(2), None)?);
     let on = match integer(request.at(3)) {
         Ok(0) => false,
         Ok(1) => true,
@@ -57,7 +94,7 @@ pub(super) fn setbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// Has `bytes` be at least `len` long; says whether it was shorter.
+/// Extends `bytes` with zeros to at least `len`; returns whether it was shorter.
 pub(super) fn grow(bytes: &mut Vec<u8>, len: usize) -> bool {
     let is_short = bytes.len() < len;
     if is_short {
@@ -66,8 +103,8 @@ pub(super) fn grow(bytes: &mut Vec<u8>, len: usize) -> bool {
     is_short
 }
 
-pub(super) fn getbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let (byte, mask) = place(bit_offset(exec, request.at(2), None)?);
+fn getbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let (byte, mask) = byte_and_mask(bit_offset(exec, request.at(2), None)?);
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
     let byte = found
@@ -78,13 +115,13 @@ pub(super) fn getbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// A part of a string, first and last included, in bits from its start.
+/// A range of bits in a string, first and last included, counted from the start of the string.
 struct Part {
     first: u64,
     last: u64,
 }
 
-/// Whether `BIT` is said rather than `BYTE`, or nothing.
+/// Whether the unit is `BIT` rather than `BYTE`, which is the default.
 fn counts_bits(word: Option<&[u8]>) -> Result<bool, Failure> {
     match word {
         None => Ok(false),
@@ -94,8 +131,9 @@ fn counts_bits(word: Option<&[u8]>) -> Result<bool, Failure> {
     }
 }
 
-/// The part of `len` bytes from `start` to `end`, both in bits or both in bytes; `None` where it is empty.
-fn part(range: Unsettled, len: usize, in_bits: bool) -> Option<Part> {
+/// The range from `start` to `end`, both in bits or both in bytes, in a string of `len` bytes;
+/// `None` if it is empty.
+fn part(range: RequestedRange, len: usize, in_bits: bool) -> Option<Part> {
     let unit = if in_bits { 1 } else { 8 };
     let (first, last) = range.within(len as u64 * 8 / unit)?;
     Some(Part {
@@ -104,7 +142,7 @@ fn part(range: Unsettled, len: usize, in_bits: bool) -> Option<Part> {
     })
 }
 
-pub(super) fn bitcount(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn bitcount(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
     let Some(found) = found else {
@@ -113,10 +151,10 @@ pub(super) fn bitcount(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     };
     let bytes = found.payload();
     let wanted = match request.len() {
-        2 => part(Unsettled { start: 0, end: -1 }, bytes.len(), false),
+        2 => part(RequestedRange { start: 0, end: -1 }, bytes.len(), false),
         4 | 5 => {
-            let range = Unsettled::read(request, 2)?;
-            // Redis does not look at the unit of such a range.
+            let range = RequestedRange::read(request, 2)?;
+            // Redis does not check the unit of such a range.
             if range.is_backward() {
                 None
             } else {
@@ -130,7 +168,7 @@ pub(super) fn bitcount(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// Bits in `byte` number `index` that lie in the part.
+/// A mask of the bits of byte number `index` that lie in the range.
 fn mask_of(part: &Part, index: u64) -> u8 {
     let mut mask = 0xff;
     if index == part.first >> 3 {
@@ -142,9 +180,9 @@ fn mask_of(part: &Part, index: u64) -> u8 {
     mask
 }
 
-/// The bytes that a part touches, with their numbers.
+/// The bytes that a range touches, with their numbers.
 fn touched<'b>(bytes: &'b [u8], part: &Part) -> impl Iterator<Item = (u64, u8)> + use<'b> {
-    let (first, last) = (place(part.first).0, place(part.last).0);
+    let (first, last) = (byte_and_mask(part.first).0, byte_and_mask(part.last).0);
     let touched = bytes.get(first..=last.min(bytes.len().saturating_sub(1)));
     (first as u64..).zip(touched.unwrap_or_default().iter().copied())
 }
@@ -155,7 +193,7 @@ fn count_ones(bytes: &[u8], part: &Part) -> u64 {
         .sum()
 }
 
-pub(super) fn bitpos(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn bitpos(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let wanted = match integer(request.at(2))? {
         0 => false,
         1 => true,
@@ -164,19 +202,19 @@ pub(super) fn bitpos(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
     let Some(found) = found else {
-        // As if zeros followed without an end.
+        // A missing string counts as zeros without an end.
         exec.reply.integer(if wanted { -1 } else { 0 });
         return Ok(Flow::Next);
     };
     let bytes = found.payload();
     let has_end = request.len() > 4;
     let searched = match request.len() {
-        3 => part(Unsettled { start: 0, end: -1 }, bytes.len(), false),
+        3 => part(RequestedRange { start: 0, end: -1 }, bytes.len(), false),
         4..=6 => {
             let start = integer(request.at(3))?;
             let in_bits = counts_bits(request.get(5))?;
             let end = request.get(4).map_or(Ok(-1), integer)?;
-            part(Unsettled { start, end }, bytes.len(), in_bits)
+            part(RequestedRange { start, end }, bytes.len(), in_bits)
         }
         _ => return Err(text::SYNTAX.into()),
     };
@@ -184,7 +222,7 @@ pub(super) fn bitpos(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         None => -1,
         Some(part) => match first_bit(bytes, &part, wanted) {
             Some(position) => i64::try_from(position).unwrap_or(i64::MAX),
-            // Zeros follow the string, unless it was said where to stop.
+            // Zeros follow the string, unless the request gives an end.
             None if !wanted && !has_end => i64::try_from(part.last + 1).unwrap_or(i64::MAX),
             None => -1,
         },
@@ -200,7 +238,7 @@ fn first_bit(bytes: &[u8], part: &Part, wanted: bool) -> Option<u64> {
     found.next()
 }
 
-/// What `BITOP` does.
+/// The operation of `BITOP`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Operation {
     And,
@@ -220,8 +258,8 @@ impl Operation {
         }
     }
 
-    /// Works one source into what the sources before it gave. What is shorter counts as filled up with zeros.
-    fn work_in(self, result: &mut [u8], source: &[u8]) {
+    /// Combines `result` with one more source. A shorter source counts as filled up with zeros.
+    fn combine(self, result: &mut [u8], source: &[u8]) {
         let filled = source.iter().copied().chain(std::iter::repeat(0));
         for (byte, other) in result.iter_mut().zip(filled) {
             match self {
@@ -234,7 +272,7 @@ impl Operation {
     }
 }
 
-pub(super) fn bitop(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn bitop(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let operation = Operation::read(request.at(1))?;
     if operation == Operation::Not && request.len() != 4 {
         return Err("ERR BITOP NOT must be called with a single source key.".into());
@@ -260,7 +298,7 @@ pub(super) fn bitop(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     result.resize(len, 0);
     let rest = if operation == Operation::Not { 0 } else { 1 };
     for source in sources.iter().skip(rest) {
-        operation.work_in(&mut result, source.live().map_or(&[], |found| found.payload()));
+        operation.combine(&mut result, source.live().map_or(&[], |found| found.payload()));
     }
     let prior = exec.prior(target)?;
     if len == 0 {

@@ -1,5 +1,6 @@
 //! `CLIENT`.
 
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,19 +8,134 @@ use std::sync::atomic::Ordering;
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
+use super::containers;
 use super::numbers::{integer, is, timeout_ms};
-use crate::clients::Client;
+use super::row::Command;
 use crate::config::Ack;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
+use crate::session::ReplyMode;
 
-pub(super) fn id(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[Command::new("client", -2, containers::container)
+    .about("2.4.0", "connection", "Commands about connections.")
+    .categories(&["@slow"])
+    .subcommands(SUBCOMMANDS)];
+
+/// The subcommands of `CLIENT`.
+const SUBCOMMANDS: &[Command] = &[
+    Command::new("client|ack", -2, ack)
+        .about(
+            "7.0.0",
+            "connection",
+            "Reports or sets the durability that replies wait for: disk, process or buffered.",
+        )
+        .flags(&["noscript", "loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("client|caching", 3, caching)
+        .about(
+            "6.0.0",
+            "connection",
+            "Controls tracking of the next keys: not supported.",
+        )
+        .flags(&["noscript", "loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("client|getname", 2, getname)
+        .about("2.6.9", "connection", "Returns the name of the connection.")
+        .flags(&["noscript", "loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("client|getredir", 2, getredir)
+        .about(
+            "6.0.0",
+            "connection",
+            "Returns where invalidations are sent: nowhere.",
+        )
+        .flags(&["noscript", "loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("client|help", 2, help)
+        .about("5.0.0", "connection", "Returns this text.")
+        .flags(&["loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("client|id", 2, id)
+        .about("5.0.0", "connection", "Returns the id of the connection.")
+        .flags(&["noscript", "loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("client|info", 2, info)
+        .about("6.2.0", "connection", "Returns information about the connection.")
+        .flags(&["noscript", "loading", "stale"])
+        .categories(&["@slow", "@connection"])
+        .tips(&["nondeterministic_output"]),
+    Command::new("client|kill", -3, kill)
+        .about("2.4.0", "connection", "Closes connections.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous", "@connection"]),
+    Command::new("client|list", -2, list)
+        .about("2.4.0", "connection", "Lists all connections.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous", "@connection"])
+        .tips(&["nondeterministic_output"]),
+    Command::new("client|no-evict", 3, no_evict)
+        .about(
+            "7.0.0",
+            "connection",
+            "Exempts the connection from being closed at maxmemory-clients.",
+        )
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous", "@connection"]),
+    Command::new("client|pause", -3, pause)
+        .about("2.9.50", "connection", "Delays commands for a time.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous", "@connection"]),
+    Command::new("client|reply", 3, reply)
+        .about(
+            "3.2.0",
+            "connection",
+            "Sets which replies are sent: ON, OFF or SKIP.",
+        )
+        .flags(&["noscript", "loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("client|setinfo", 4, setinfo)
+        .about(
+            "7.2.0",
+            "connection",
+            "Sets name and version of the client's library.",
+        )
+        .flags(&["noscript", "loading", "stale"])
+        .categories(&["@slow", "@connection"])
+        .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
+    Command::new("client|setname", 3, setname)
+        .about("2.6.9", "connection", "Sets the name of the connection.")
+        .flags(&["noscript", "loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("client|tracking", -3, tracking)
+        .about(
+            "6.0.0",
+            "connection",
+            "Controls tracking of keys for caches: only OFF is supported.",
+        )
+        .flags(&["noscript", "loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("client|trackinginfo", 2, trackinginfo)
+        .about("6.2.0", "connection", "Returns whether keys are tracked: no.")
+        .flags(&["noscript", "loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("client|unblock", -3, unblock)
+        .about("5.0.0", "connection", "Unblocks a client: none blocks.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous", "@connection"]),
+    Command::new("client|unpause", 2, unpause)
+        .about("6.2.0", "connection", "Ends a client pause.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous", "@connection"]),
+];
+
+fn id(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.reply
         .integer(i64::try_from(exec.session.client.id).unwrap_or(i64::MAX));
     Ok(Flow::Next)
 }
 
-pub(super) fn getname(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn getname(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     let labels = exec.session.client.labels.lock();
     if labels.name.is_empty() {
         exec.reply.null();
@@ -29,7 +145,7 @@ pub(super) fn getname(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn setname(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn setname(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     check_label(request.at(2), "Client names")?;
     exec.session.client.labels.lock().name = request.at(2).to_vec();
     exec.reply.ok();
@@ -50,7 +166,7 @@ pub(super) fn check_label(label: &[u8], what: &str) -> Result<(), Failure> {
     Err(format!("ERR {what} cannot contain spaces, newlines or special characters.").into())
 }
 
-pub(super) fn setinfo(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn setinfo(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let (attribute, label) = (request.at(2), request.at(3));
     let labels = &exec.session.client.labels;
     if is(attribute, "lib-name") {
@@ -68,7 +184,7 @@ pub(super) fn setinfo(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn info(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn info(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     *exec.session.client.last_command.lock() = exec.session.last_command;
     let mut line = exec.session.client.line(exec.now_ms);
     line.push(b'\n');
@@ -76,7 +192,7 @@ pub(super) fn info(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// A type of client. There are no replicas and no subscribers, but one may ask for them.
+/// A type of client. There are no replicas and no subscribers, but a client may name these types.
 fn known_type(word: &[u8]) -> Result<bool, Failure> {
     match word {
         _ if is(word, "normal") => Ok(true),
@@ -92,8 +208,8 @@ fn known_type(word: &[u8]) -> Result<bool, Failure> {
     }
 }
 
-pub(super) fn list(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    // The others note theirs when they are done with what they read.
+fn list(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    // Other connections update theirs after they have executed their input.
     *exec.session.client.last_command.lock() = exec.session.last_command;
     let mut clients = exec.shared.clients.all();
     match (request.get(2), request.len()) {
@@ -130,7 +246,7 @@ struct KillFilter<'a> {
     id: Option<u64>,
     addr: Option<&'a [u8]>,
     laddr: Option<&'a [u8]>,
-    nobody: bool,
+    matches_none: bool,
     skip_me: bool,
 }
 
@@ -149,7 +265,7 @@ impl<'a> KillFilter<'a> {
                     .filter(|id| *id > 0);
                 filter.id = Some(id.ok_or("ERR client-id should be greater than 0")?);
             } else if is(word, "TYPE") {
-                filter.nobody |= !known_type(value)?;
+                filter.matches_none |= !known_type(value)?;
             } else if is(word, "ADDR") {
                 filter.addr = Some(value);
             } else if is(word, "LADDR") {
@@ -168,20 +284,21 @@ impl<'a> KillFilter<'a> {
         Ok(filter)
     }
 
-    fn takes(&self, client: &Arc<Client>, own: &Arc<Client>) -> bool {
-        !self.nobody
-            && self.id.is_none_or(|id| id == client.id)
+    /// Whether it selects the client with that number and those addresses.
+    fn takes(&self, id: u64, addr: SocketAddr, laddr: SocketAddr, is_own: bool) -> bool {
+        !self.matches_none
+            && self.id.is_none_or(|wanted| wanted == id)
             && self
                 .addr
-                .is_none_or(|addr| addr == client.addr.to_string().as_bytes())
+                .is_none_or(|wanted| wanted == addr.to_string().as_bytes())
             && self
                 .laddr
-                .is_none_or(|laddr| laddr == client.laddr.to_string().as_bytes())
-            && !(self.skip_me && Arc::ptr_eq(client, own))
+                .is_none_or(|wanted| wanted == laddr.to_string().as_bytes())
+            && !(self.skip_me && is_own)
     }
 }
 
-pub(super) fn kill(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn kill(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let is_old_form = request.len() == 3;
     let filter = if is_old_form {
         KillFilter {
@@ -197,7 +314,7 @@ pub(super) fn kill(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         .clients
         .all()
         .into_iter()
-        .filter(|client| filter.takes(client, &own))
+        .filter(|client| filter.takes(client.id, client.addr, client.laddr, Arc::ptr_eq(client, &own)))
         .collect();
     if is_old_form && victims.is_empty() {
         return Err("ERR No such client".into());
@@ -216,22 +333,35 @@ pub(super) fn kill(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(if own_too { Flow::Close } else { Flow::Next })
 }
 
-pub(super) fn reply(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    super::connection::reply_mode(exec, request.at(2))
+fn reply(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let mode = request.at(2);
+    if is(mode, "ON") {
+        exec.session.reply_mode = ReplyMode::On;
+        exec.reply.ok();
+    } else if is(mode, "OFF") {
+        exec.session.reply_mode = ReplyMode::Off;
+    } else if is(mode, "SKIP") {
+        if exec.session.reply_mode != ReplyMode::Off {
+            exec.session.reply_mode = ReplyMode::SkipNext;
+        }
+    } else {
+        return Err(text::SYNTAX.into());
+    }
+    Ok(Flow::Next)
 }
 
-pub(super) fn no_evict(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn no_evict(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let on = is(request.at(2), "on");
     if !on && !is(request.at(2), "off") {
         return Err(text::SYNTAX.into());
     }
-    // Relaxed: read by the same connection, and for a listing.
+    // Relaxed: read by the same connection, and by `CLIENT LIST`.
     exec.session.client.no_evict.store(on, Ordering::Relaxed);
     exec.reply.ok();
     Ok(Flow::Next)
 }
 
-pub(super) fn pause(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn pause(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let everything = match (request.len(), request.get(3)) {
         (3, _) => true,
         (4, Some(mode)) if is(mode, "ALL") => true,
@@ -239,19 +369,21 @@ pub(super) fn pause(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         (4, _) => return Err("ERR CLIENT PAUSE mode must be WRITE or ALL".into()),
         _ => return Err(text::SYNTAX.into()),
     };
-    exec.shared.gate.close(timeout_ms(request.at(2))?, everything);
+    exec.shared
+        .client_pause
+        .start(timeout_ms(request.at(2))?, everything);
     exec.reply.ok();
     Ok(Flow::Next)
 }
 
-pub(super) fn unpause(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    exec.shared.gate.open();
+fn unpause(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    exec.shared.client_pause.end();
     exec.reply.ok();
     Ok(Flow::Next)
 }
 
-/// There are no commands that block for want of data, so nobody is to be woken.
-pub(super) fn unblock(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+/// No command blocks for lack of data, so there is no client to unblock.
+fn unblock(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     match (request.len(), request.get(3)) {
         (3, _) => {}
         (4, Some(reason)) if is(reason, "TIMEOUT") || is(reason, "ERROR") => {}
@@ -263,8 +395,8 @@ pub(super) fn unblock(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// Keys are not tracked for clients that cache them. To turn it off is no mistake.
-pub(super) fn tracking(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+/// Keys are not tracked for clients that cache them. Turning tracking off is allowed.
+fn tracking(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if is(request.at(2), "OFF") {
         exec.reply.ok();
         Ok(Flow::Next)
@@ -275,7 +407,7 @@ pub(super) fn tracking(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     }
 }
 
-pub(super) fn trackinginfo(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn trackinginfo(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     let reply = &mut *exec.reply;
     reply.map(3);
     reply.bulk(b"flags");
@@ -288,20 +420,20 @@ pub(super) fn trackinginfo(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcom
     Ok(Flow::Next)
 }
 
-pub(super) fn caching(_exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn caching(_exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     Err(
         "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled"
             .into(),
     )
 }
 
-pub(super) fn getredir(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn getredir(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.reply.integer(-1);
     Ok(Flow::Next)
 }
 
-/// Tells or chooses when this connection's replies may leave.
-pub(super) fn ack(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+/// Returns or sets the durability that this connection's replies wait for.
+fn ack(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let Some(word) = request.get(2) else {
         exec.reply.bulk(exec.session.ack.name().as_bytes());
         return Ok(Flow::Next);
@@ -319,6 +451,6 @@ pub(super) fn ack(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    super::help(exec, "client")
+fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    containers::help(exec, "client", SUBCOMMANDS)
 }

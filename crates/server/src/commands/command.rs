@@ -2,14 +2,63 @@
 
 use collie_protocol::Request;
 
+use super::containers;
 use super::numbers::is;
-use super::{COMMANDS, Command, Keys, find, lookup};
+use super::row::{Command, Keys};
+use super::table::{COMMANDS, find, lookup};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
 use crate::glob;
 use collie_protocol::{KeptRequest, ReplyBuffer};
 
-pub(super) fn all(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[Command::new("command", -1, all)
+    .about("2.8.13", "server", "Lists all commands.")
+    .flags(&["loading", "stale"])
+    .categories(&["@slow", "@connection"])
+    .tips(&["nondeterministic_output_order"])
+    .subcommands(SUBCOMMANDS)];
+
+/// The subcommands of `COMMAND`.
+const SUBCOMMANDS: &[Command] = &[
+    Command::new("command|count", 2, count)
+        .about("2.8.13", "server", "Returns the number of commands.")
+        .flags(&["loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("command|docs", -2, docs)
+        .about("7.0.0", "server", "Describes commands.")
+        .flags(&["loading", "stale"])
+        .categories(&["@slow", "@connection"])
+        .tips(&["nondeterministic_output_order"]),
+    Command::new("command|getkeys", -4, getkeys)
+        .about("2.8.13", "server", "Lists the keys in a command line.")
+        .flags(&["loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("command|getkeysandflags", -4, getkeysandflags)
+        .about(
+            "7.0.0",
+            "server",
+            "Lists the keys in a command line with their flags.",
+        )
+        .flags(&["loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("command|help", 2, help)
+        .about("5.0.0", "server", "Returns this text.")
+        .flags(&["loading", "stale"])
+        .categories(&["@slow", "@connection"]),
+    Command::new("command|info", -2, info)
+        .about("2.8.13", "server", "Lists commands with arity, flags and keys.")
+        .flags(&["loading", "stale"])
+        .categories(&["@slow", "@connection"])
+        .tips(&["nondeterministic_output_order"]),
+    Command::new("command|list", -2, list)
+        .about("7.0.0", "server", "Lists the names of commands.")
+        .flags(&["loading", "stale"])
+        .categories(&["@slow", "@connection"])
+        .tips(&["nondeterministic_output_order"]),
+];
+
+fn all(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if request.len() > 1 {
         return Ok(Flow::Next);
     }
@@ -20,13 +69,13 @@ pub(super) fn all(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn count(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn count(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.reply
         .integer(i64::try_from(COMMANDS.len()).unwrap_or(i64::MAX));
     Ok(Flow::Next)
 }
 
-pub(super) fn info(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn info(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if request.len() == 2 {
         exec.reply.array(COMMANDS.len());
         for command in COMMANDS {
@@ -83,7 +132,7 @@ fn describe(reply: &mut ReplyBuffer, command: &Command) {
     command.subcommands.iter().for_each(|sub| describe(reply, sub));
 }
 
-/// The first key, the last one and the distance between two, all as one range, the older form.
+/// All keys as one range, the older form: the first key, the last one and the step.
 fn one_range(keys: &[Keys]) -> (i64, i64, i64) {
     let (Some(first), Some(last)) = (keys.first(), keys.last()) else {
         return (0, 0, 0);
@@ -128,7 +177,7 @@ fn describe_keys(reply: &mut ReplyBuffer, keys: &Keys) {
     reply.integer(0);
 }
 
-pub(super) fn docs(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn docs(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let wanted: Vec<&Command> = if request.len() == 2 {
         COMMANDS.to_vec()
     } else {
@@ -159,7 +208,7 @@ fn document(reply: &mut ReplyBuffer, command: &Command) {
     }
 }
 
-pub(super) fn list(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn list(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let mut names: Vec<&str> = Vec::new();
     for command in COMMANDS {
         names.push(command.full_name);
@@ -191,7 +240,8 @@ pub(super) fn list(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// The command that a request asks about from argument 2 on, and that part of it as a request of its own.
+/// The command that a request names in argument 2, and the arguments from there on as a request of
+/// its own.
 fn asked_about(request: Request<'_>) -> Result<(&'static Command, KeptRequest), Failure> {
     let asked = request.keep_from(2);
     let Ok(command) = find(asked.request()).or_else(|_| lookup(request.at(2)).ok_or(())) else {
@@ -208,7 +258,7 @@ fn asked_about(request: Request<'_>) -> Result<(&'static Command, KeptRequest), 
     Ok((command, asked))
 }
 
-pub(super) fn getkeys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn getkeys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let (command, asked) = asked_about(request)?;
     let found = command.keys.iter().flat_map(|keys| keys.of(asked.request()));
     let found: Vec<&[u8]> = found.collect();
@@ -217,7 +267,7 @@ pub(super) fn getkeys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn getkeysandflags(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn getkeysandflags(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let (command, asked) = asked_about(request)?;
     let asked = asked.request();
     let mut found: Vec<(&[u8], &[&str])> = Vec::new();
@@ -235,7 +285,7 @@ pub(super) fn getkeysandflags(exec: &mut Exec<'_>, request: Request<'_>) -> Outc
     Ok(Flow::Next)
 }
 
-/// What a command does with its keys, where that depends on its arguments.
+/// The flags of a command's keys, where they depend on its arguments.
 fn flags_in(command: &Command, keys: &Keys, asked: Request<'_>) -> &'static [&'static str] {
     let says = |words: &[&str]| {
         asked
@@ -252,11 +302,6 @@ fn flags_in(command: &Command, keys: &Keys, asked: Request<'_>) -> &'static [&'s
     }
 }
 
-pub(super) fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    super::help(exec, "command")
-}
-
-/// What a container answers where it is found without a subcommand; the number of arguments is refused before.
-pub(super) fn container(_exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    find(request).map(|_| Flow::Next)
+fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    containers::help(exec, "command", SUBCOMMANDS)
 }

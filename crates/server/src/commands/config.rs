@@ -1,368 +1,54 @@
 //! `CONFIG`.
 
-use std::borrow::Cow;
-use std::str::FromStr;
-
 use collie_protocol::Request;
-use collie_protocol::number::parse_i64;
 
-use crate::auth::{PASSWORD_LEN_MAX, Password};
-use crate::config::{Ack, parse_bytes};
+use super::containers;
+use super::parameters::{PARAMETERS, Parameter};
+use super::row::Command;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::Failure;
 use crate::glob;
-use crate::process;
-use crate::server::clients_possible;
-use crate::session::{Session, Shared};
 use crate::stats::CommandCounter;
-use crate::store::DATABASES;
 
-type Text = Cow<'static, str>;
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[Command::new("config", -2, containers::container)
+    .about("2.0.0", "server", "Commands about the configuration.")
+    .categories(&["@slow"])
+    .subcommands(SUBCOMMANDS)];
 
-/// A parameter: how it reads, and how it is changed where it may be. The setter checks a value and gives what
-/// puts it into force, so that one bad value among many changes nothing.
-struct Parameter {
-    name: &'static str,
-    get: fn(&Shared) -> Text,
-    set: Option<Setter>,
-}
-
-/// What the slow log may be told to keep: about half a gigabyte, where every entry is as large as can be.
-const SLOW_LOG_LEN_MAX: i64 = 100_000;
-
-type Setter = fn(&Shared, &[u8]) -> Result<Change, Text>;
-type Change = Box<dyn FnOnce(&Shared, &mut Session)>;
-
-fn number(shared_value: impl Into<u64>) -> Text {
-    shared_value.into().to_string().into()
-}
-
-const PARAMETERS: &[Parameter] = &[
-    Parameter {
-        name: "ack",
-        get: |s| s.settings.ack().name().into(),
-        set: Some(set_ack),
-    },
-    Parameter {
-        name: "appendfsync",
-        get: appendfsync,
-        set: None,
-    },
-    Parameter {
-        name: "appendonly",
-        get: |_| "yes".into(),
-        set: None,
-    },
-    Parameter {
-        name: "bind",
-        get: |s| s.listen.ip().to_string().into(),
-        set: None,
-    },
-    Parameter {
-        name: "client-output-buffer-limit",
-        get: |s| {
-            format!(
-                "normal {} 0 0 slave 0 0 0 pubsub 0 0 0",
-                s.settings.output_bytes_max()
-            )
-            .into()
-        },
-        set: Some(set_output_limit),
-    },
-    Parameter {
-        name: "client-query-buffer-limit",
-        get: |s| number(s.settings.request_len_max() as u64),
-        set: Some(|_, value| {
-            let bytes = memory_between(value, 1024 * 1024, i64::MAX)?;
-            Ok(Box::new(move |shared, _| {
-                shared.settings.set_request_len_max(to_usize(bytes))
-            }))
-        }),
-    },
-    Parameter {
-        name: "databases",
-        get: |_| number(DATABASES),
-        set: None,
-    },
-    Parameter {
-        name: "dir",
-        get: |s| s.store.db.path().display().to_string().into(),
-        set: None,
-    },
-    Parameter {
-        name: "io-threads",
-        get: |s| number(s.threads as u64),
-        set: None,
-    },
-    Parameter {
-        name: "latency-monitor-threshold",
-        get: |_| "0".into(),
-        set: None,
-    },
-    Parameter {
-        name: "latency-tracking",
-        get: |_| "no".into(),
-        set: None,
-    },
-    Parameter {
-        name: "loglevel",
-        get: loglevel,
-        set: Some(set_loglevel),
-    },
-    Parameter {
-        name: "maxclients",
-        get: |s| number(s.settings.clients_max() as u64),
-        set: Some(|_, value| {
-            let clients = integer_between(value, 1, u32::MAX.into())?;
-            let possible = clients_possible(process::descriptors_max());
-            if to_usize(clients) > possible {
-                return Err(format!(
-                    "The operating system is not able to handle the specified number of clients, try with {possible}"
-                )
-                .into());
-            }
-            Ok(Box::new(move |shared, _| {
-                shared.settings.set_clients_max(to_usize(clients))
-            }))
-        }),
-    },
-    Parameter {
-        name: "maxmemory",
-        get: |_| "0".into(),
-        set: None,
-    },
-    Parameter {
-        name: "maxmemory-clients",
-        get: |s| number(s.settings.in_flight_bytes_max() as u64),
-        set: Some(|_, value| {
-            let bytes = memory_between(value, 1024 * 1024, i64::MAX)?;
-            Ok(Box::new(move |shared, _| {
-                shared.settings.set_in_flight_bytes_max(to_usize(bytes))
-            }))
-        }),
-    },
-    Parameter {
-        name: "maxmemory-policy",
-        get: |_| "noeviction".into(),
-        set: None,
-    },
-    Parameter {
-        name: "port",
-        get: |s| number(s.listen.port()),
-        set: None,
-    },
-    Parameter {
-        name: "proto-max-bulk-len",
-        get: |s| number(s.settings.bulk_len_max() as u64),
-        set: Some(set_bulk_len),
-    },
-    Parameter {
-        name: "requirepass",
-        get: requirepass,
-        set: Some(set_requirepass),
-    },
-    Parameter {
-        name: "save",
-        get: |_| "".into(),
-        set: None,
-    },
-    Parameter {
-        name: "slowlog-log-slower-than",
-        get: |s| s.settings.slow_us().to_string().into(),
-        set: Some(|_, value| {
-            let us = integer_between(value, -1, i64::MAX)?;
-            Ok(Box::new(move |shared, _| shared.settings.set_slow_us(us)))
-        }),
-    },
-    Parameter {
-        name: "slowlog-max-len",
-        get: |s| number(s.settings.slow_log_len_max() as u64),
-        set: Some(|_, value| {
-            let len = integer_between(value, 0, SLOW_LOG_LEN_MAX)?;
-            Ok(Box::new(move |shared, _| {
-                shared.settings.set_slow_log_len_max(to_usize(len))
-            }))
-        }),
-    },
-    Parameter {
-        name: "tcp-keepalive",
-        get: |s| number(s.settings.tcp_keepalive_s()),
-        set: Some(|_, value| {
-            let seconds = integer_between(value, 0, i32::MAX.into())?.unsigned_abs();
-            Ok(Box::new(move |shared, _| {
-                shared.settings.set_tcp_keepalive_s(seconds)
-            }))
-        }),
-    },
-    Parameter {
-        name: "timeout",
-        get: |s| number(s.settings.idle_timeout_s()),
-        set: Some(|_, value| {
-            let seconds = integer_between(value, 0, i32::MAX.into())?.unsigned_abs();
-            Ok(Box::new(move |shared, _| {
-                shared.settings.set_idle_timeout_s(seconds)
-            }))
-        }),
-    },
+/// The subcommands of `CONFIG`.
+const SUBCOMMANDS: &[Command] = &[
+    Command::new("config|get", -3, get)
+        .about("2.0.0", "server", "Lists the parameters whose names match.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous"]),
+    Command::new("config|help", 2, help)
+        .about("5.0.0", "server", "Returns this text.")
+        .flags(&["loading", "stale"])
+        .categories(&["@slow"]),
+    Command::new("config|resetstat", 2, resetstat)
+        .about("2.0.0", "server", "Sets the counters of INFO to zero.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous"]),
+    Command::new("config|rewrite", 2, rewrite)
+        .about(
+            "2.8.0",
+            "server",
+            "Fails: the server does not write its configuration file.",
+        )
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous"]),
+    Command::new("config|set", -4, set)
+        .about("2.0.0", "server", "Changes parameters, all or none.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
 ];
 
-/// What `appendfsync` would have to be in Redis for replies to promise what they promise here.
-fn appendfsync(shared: &Shared) -> Text {
-    match shared.settings.ack() {
-        Ack::Disk => "always",
-        Ack::Process => "everysec",
-        Ack::Buffered => "no",
-    }
-    .into()
-}
-
-fn requirepass(shared: &Shared) -> Text {
-    let password = shared.settings.password();
-    password.map_or("".into(), |password| {
-        String::from_utf8_lossy(password.text()).into_owned().into()
-    })
-}
-
-/// Redis' names for how much is said. What Redis calls debug says everything, as our trace does; errors alone
-/// is a level that Redis has not.
-const LOG_LEVELS: &[(&str, tracing::Level)] = &[
-    ("debug", tracing::Level::TRACE),
-    ("verbose", tracing::Level::DEBUG),
-    ("notice", tracing::Level::INFO),
-    ("warning", tracing::Level::WARN),
-    ("error", tracing::Level::ERROR),
-];
-
-fn loglevel(shared: &Shared) -> Text {
-    let level = shared
-        .verbosity
-        .as_ref()
-        .map_or(tracing::Level::INFO, |verbosity| verbosity.level());
-    let known = LOG_LEVELS.iter().find(|(_, known)| *known == level);
-    known.map_or("notice", |(name, _)| *name).into()
-}
-
-fn set_loglevel(shared: &Shared, value: &[u8]) -> Result<Change, Text> {
-    if shared.verbosity.is_none() {
-        return Err("this server's diagnostics are not its own to change".into());
-    }
-    let known = LOG_LEVELS
-        .iter()
-        .find(|(name, _)| value.eq_ignore_ascii_case(name.as_bytes()));
-    let &(_, level) =
-        known.ok_or("argument(s) must be one of the following: debug, verbose, notice, warning, error")?;
-    Ok(Box::new(move |shared, _| {
-        if let Some(verbosity) = &shared.verbosity
-            && let Err(error) = verbosity.set_level(level)
-        {
-            tracing::error!(%error, "the level of diagnostics stays as it is");
-        }
-    }))
-}
-
-fn to_usize(value: i64) -> usize {
-    usize::try_from(value).unwrap_or(usize::MAX)
-}
-
-fn integer_between(value: &[u8], min: i64, max: i64) -> Result<i64, Text> {
-    let value = parse_i64(value).ok_or("argument couldn't be parsed into an integer")?;
-    if !(min..=max).contains(&value) {
-        return Err(format!("argument must be between {min} and {max} inclusive").into());
-    }
-    Ok(value)
-}
-
-/// A number of bytes with one of Redis' units.
-fn memory_between(value: &[u8], min: i64, max: i64) -> Result<i64, Text> {
-    let text = std::str::from_utf8(value).ok();
-    let bytes = text
-        .and_then(parse_bytes)
-        .ok_or("argument must be a memory value")?;
-    if !(min..=max).contains(&bytes) {
-        return Err(format!("argument must be between {min} and {max} inclusive").into());
-    }
-    Ok(bytes)
-}
-
-/// Redis takes any length here. What the log cannot take as one commit must not be promised.
-fn set_bulk_len(shared: &Shared, value: &[u8]) -> Result<Change, Text> {
-    let bytes = to_usize(memory_between(value, 1024 * 1024, i64::MAX)?);
-    let most = shared.settings.value_len_max();
-    if bytes > most {
-        return Err(
-            format!("argument must be at most {most}, half of the log's ring less room for keys").into(),
-        );
-    }
-    Ok(Box::new(move |shared, _| shared.settings.set_bulk_len_max(bytes)))
-}
-
-fn set_ack(_: &Shared, value: &[u8]) -> Result<Change, Text> {
-    let ack = std::str::from_utf8(value)
-        .ok()
-        .and_then(|word| Ack::from_str(word).ok());
-    let ack = ack.ok_or("argument(s) must be one of the following: disk, process, buffered")?;
-    Ok(Box::new(move |shared, session| {
-        shared.settings.set_ack(ack);
-        if !session.ack_chosen {
-            session.ack = ack;
-        }
-    }))
-}
-
-fn set_requirepass(_: &Shared, value: &[u8]) -> Result<Change, Text> {
-    if value.len() > PASSWORD_LEN_MAX {
-        return Err(format!("argument must be at most {PASSWORD_LEN_MAX} bytes long").into());
-    }
-    let password = (!value.is_empty()).then(|| Password::new(value));
-    Ok(Box::new(move |shared, _| shared.settings.set_password(password)))
-}
-
-fn set_output_limit(_: &Shared, value: &[u8]) -> Result<Change, Text> {
-    let normal = output_limit(value)?;
-    Ok(Box::new(move |shared, _| {
-        if let Some(hard) = normal {
-            shared.settings.set_output_bytes_max(to_usize(hard));
-        }
-    }))
-}
-
-/// Groups of class, hard limit, soft limit and seconds. Ordinary clients have a hard limit, which this gives; their
-/// soft limit, and the other classes, which do not exist here, are read and left alone.
-fn output_limit(value: &[u8]) -> Result<Option<i64>, Text> {
-    let words: Vec<&[u8]> = value
-        .split(|&byte| byte == b' ')
-        .filter(|word| !word.is_empty())
-        .collect();
-    if words.is_empty() || !words.len().is_multiple_of(4) {
-        return Err("Wrong number of arguments in buffer limit configuration.".into());
-    }
-    let mut normal = None;
-    for group in words.chunks_exact(4) {
-        let [class, hard, soft, seconds] = group else {
-            continue;
-        };
-        let known = ["normal", "slave", "replica", "pubsub"];
-        if !known
-            .iter()
-            .any(|known| class.eq_ignore_ascii_case(known.as_bytes()))
-        {
-            return Err("Invalid client class specified in buffer limit configuration.".into());
-        }
-        let wrong = "Error in hard, soft or soft_seconds setting in buffer limit configuration.";
-        let hard = memory_between(hard, 0, i64::MAX).map_err(|_| wrong)?;
-        memory_between(soft, 0, i64::MAX).map_err(|_| wrong)?;
-        integer_between(seconds, 0, i64::MAX).map_err(|_| wrong)?;
-        if class.eq_ignore_ascii_case(b"normal") {
-            normal = Some(hard);
-        }
-    }
-    Ok(normal)
-}
-
-pub(super) fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let mut wanted: Vec<(&[u8], &Parameter)> = Vec::new();
     for pattern in request.iter().skip(2) {
-        // A plain name comes back as it was spelt.
+        // A plain name is returned as it was spelt.
         let is_plain = glob::literal_prefix(pattern) == pattern;
         for parameter in PARAMETERS {
             let name = parameter.name.as_bytes();
@@ -380,7 +66,7 @@ pub(super) fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if !request.len().is_multiple_of(2) {
         return Err(crate::failure::text::SYNTAX.into());
     }
@@ -415,138 +101,25 @@ pub(super) fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn resetstat(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn resetstat(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.shared.counters.reset();
     exec.shared.calls.iter().for_each(CommandCounter::reset);
     exec.reply.ok();
     Ok(Flow::Next)
 }
 
-pub(super) fn rewrite(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn rewrite(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     match &exec.shared.config_file {
         None => Err("ERR The server is running without a config file".into()),
         Some(file) => Err(format!(
-            "ERR Rewriting config file: the server does not write {}; CONFIG GET tells what is in force, for \
-             whoever edits it",
+            "ERR Rewriting config file: the server does not write {}; CONFIG GET lists the settings in \
+             force, to edit it by hand",
             file.display()
         )
         .into()),
     }
 }
 
-pub(super) fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    super::help(exec, "config")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_reads_with_the_units_of_redis() {
-        for (text, expected) in [
-            ("0", 0),
-            ("12b", 12),
-            ("1k", 1_000),
-            ("1KB", 1024),
-            ("2mb", 2 << 20),
-            ("1g", 1_000_000_000),
-        ] {
-            assert_eq!(
-                memory_between(text.as_bytes(), 0, i64::MAX),
-                Ok(expected),
-                "{text}"
-            );
-        }
-        for text in [
-            "",
-            "kb",
-            "-1",
-            "1tb",
-            "1 kb",
-            "99999999999999999999",
-            "9999999999gb",
-        ] {
-            assert!(memory_between(text.as_bytes(), 0, i64::MAX).is_err(), "{text}");
-        }
-    }
-
-    /// A number with a unit, read another way.
-    fn reference(text: &str) -> Option<i128> {
-        let lower = text.to_ascii_lowercase();
-        let units = [
-            ("kb", 1 << 10),
-            ("mb", 1 << 20),
-            ("gb", 1 << 30),
-            ("k", 1_000),
-            ("m", 1_000_000),
-            ("g", 1_000_000_000),
-            ("b", 1),
-            ("", 1),
-        ];
-        let (digits, factor) = units.iter().find_map(|(unit, factor)| {
-            let digits = lower.strip_suffix(unit)?;
-            Some((digits, *factor))
-        })?;
-        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        let number = is_number.then(|| digits.parse::<i128>().ok()).flatten()?;
-        number.checked_mul(factor)
-    }
-
-    /// The limit of ordinary clients, read another way.
-    fn reference_limit(text: &str) -> Option<Option<i128>> {
-        let words: Vec<&str> = text.split(' ').filter(|word| !word.is_empty()).collect();
-        let mut normal = None;
-        for group in words.chunks(4) {
-            let [class, hard, soft, seconds] = group else {
-                return None;
-            };
-            let (hard, _) = (reference(hard)?, reference(soft)?);
-            seconds.parse::<u64>().ok()?;
-            match class.to_ascii_lowercase().as_str() {
-                "normal" => normal = Some(hard),
-                "slave" | "replica" | "pubsub" => {}
-                _ => return None,
-            }
-        }
-        (!words.is_empty()).then_some(normal)
-    }
-
-    fn check_memory(bytes: &[u8], text: Option<&str>, min: i64, max: i64) {
-        let shown = text.and_then(reference);
-        match memory_between(bytes, min, max) {
-            Ok(value) => {
-                assert_eq!(shown, Some(value.into()), "{}", bytes.escape_ascii());
-                assert!((min..=max).contains(&value));
-            }
-            Err(why) => {
-                let allowed = i128::from(min)..=i128::from(max);
-                assert!(
-                    !shown.is_some_and(|shown| allowed.contains(&shown)),
-                    "{}: {why}",
-                    bytes.escape_ascii()
-                );
-                assert!(why.starts_with("argument must be"), "{why}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_mutated_value_is_the_number_that_it_shows_or_refused() {
-        let corpus = collie_sim::fuzz::corpus("values");
-        collie_sim::fuzz::mutations("values", &corpus, 20_000, |rng, bytes| {
-            let text = std::str::from_utf8(bytes).ok();
-            let min = i64::try_from(rng.below(3)).unwrap_or(0) - 1;
-            let max = if rng.coin() { i64::MAX } else { 1 << 30 };
-            check_memory(bytes, text, min, max);
-            if let Ok(value) = integer_between(bytes, min, max) {
-                assert_eq!(value.to_string().as_bytes(), bytes);
-                assert!((min..=max).contains(&value));
-            }
-            match output_limit(bytes) {
-                Ok(normal) => assert_eq!(text.and_then(reference_limit), Some(normal.map(i128::from))),
-                Err(why) => assert!(why.contains("buffer limit configuration"), "{why}"),
-            }
-        });
-    }
+fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    containers::help(exec, "config", SUBCOMMANDS)
 }

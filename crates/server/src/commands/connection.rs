@@ -3,14 +3,66 @@
 use collie_protocol::{Request, Version};
 
 use super::numbers::{database, integer, is};
-use crate::exec::{Exec, Flow, Outcome, Pause};
+use super::row::Command;
+use crate::exec::{Deferred, Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
-use crate::session::ReplyMode;
 
-/// The version of Redis whose behaviour is followed; clients choose what they use by it.
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[
+    Command::new("auth", -2, auth)
+        .about("1.0.0", "connection", "Authenticates the connection.")
+        .flags(&["noscript", "loading", "stale", "fast", "no_auth", "allow_busy"])
+        .categories(&["@fast", "@connection"])
+        .open(),
+    Command::new("echo", 2, echo)
+        .about("1.0.0", "connection", "Returns the message.")
+        .flags(&["loading", "stale", "fast"])
+        .categories(&["@fast", "@connection"]),
+    Command::new("hello", -1, hello)
+        .about(
+            "6.0.0",
+            "connection",
+            "Sets the version of the protocol, authenticates and names the connection.",
+        )
+        .flags(&["noscript", "loading", "stale", "fast", "no_auth", "allow_busy"])
+        .categories(&["@fast", "@connection"])
+        .open(),
+    Command::new("ping", -1, ping)
+        .about(
+            "1.0.0",
+            "connection",
+            "Returns PONG, or the message if there is one.",
+        )
+        .flags(&["fast"])
+        .categories(&["@fast", "@connection"])
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"]),
+    Command::new("quit", -1, quit)
+        .about("1.0.0", "connection", "Closes the connection.")
+        .flags(&["noscript", "loading", "stale", "fast", "no_auth", "allow_busy"])
+        .categories(&["@fast", "@connection"])
+        .open()
+        .immediate(),
+    Command::new("reset", 1, reset)
+        .about(
+            "6.2.0",
+            "connection",
+            "Resets the connection to its initial state.",
+        )
+        .flags(&["noscript", "loading", "stale", "fast", "no_auth", "allow_busy"])
+        .categories(&["@fast", "@connection"])
+        .open()
+        .immediate(),
+    Command::new("select", 2, select)
+        .about("1.0.0", "connection", "Selects another database.")
+        .flags(&["loading", "stale", "fast"])
+        .categories(&["@fast", "@connection"])
+        .everywhere(),
+];
+
+/// The version of Redis whose behaviour is implemented; clients choose their features by it.
 pub(super) const REDIS_VERSION: &str = "7.0.15";
 
-pub(super) fn ping(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn ping(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     match (request.len(), request.get(1)) {
         (1, _) => exec.reply.simple("PONG"),
         (2, Some(message)) => exec.reply.bulk(message),
@@ -19,33 +71,33 @@ pub(super) fn ping(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn echo(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn echo(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     exec.reply.bulk(request.at(1));
     Ok(Flow::Next)
 }
 
-pub(super) fn quit(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn quit(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.reply.ok();
     Ok(Flow::Close)
 }
 
-pub(super) fn reset(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn reset(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.session.reset(exec.shared, exec.reply);
     exec.reply.simple("RESET");
     Ok(Flow::Next)
 }
 
-pub(super) fn select(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn select(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let index = database(request.at(1))?;
     match exec.shared.store.keyspace(index) {
         Some(keyspace) => exec.session.select(index, keyspace),
-        None => return Ok(Flow::Pause(Pause::Select(index))),
+        None => return Ok(Flow::Deferred(Deferred::Select(index))),
     }
     exec.reply.ok();
     Ok(Flow::Next)
 }
 
-pub(super) fn auth(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn auth(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let (user, guess) = match (request.len(), request.get(1), request.get(2)) {
         (2, Some(guess), _) => (None, guess),
         (3, Some(user), Some(guess)) => (Some(user), guess),
@@ -63,7 +115,8 @@ pub(super) fn auth(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// Lets the client in, or counts a failure. Where no password is set, the default user has any.
+/// Authenticates the client, or counts a failure. If no password is set, any is accepted for the
+/// default user.
 fn log_in(exec: &mut Exec<'_>, user: &[u8], guess: &[u8]) -> Result<(), Failure> {
     let right = exec
         .shared
@@ -78,7 +131,7 @@ fn log_in(exec: &mut Exec<'_>, user: &[u8], guess: &[u8]) -> Result<(), Failure>
     Ok(())
 }
 
-pub(super) fn hello(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn hello(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let version = match request.get(1) {
         None => None,
         Some(word) => {
@@ -146,21 +199,4 @@ fn greet(exec: &mut Exec<'_>) {
     reply.bulk(b"master");
     reply.bulk(b"modules");
     reply.array(0);
-}
-
-/// What `CLIENT REPLY` sets.
-pub(super) fn reply_mode(exec: &mut Exec<'_>, word: &[u8]) -> Outcome {
-    if is(word, "ON") {
-        exec.session.reply_mode = ReplyMode::On;
-        exec.reply.ok();
-    } else if is(word, "OFF") {
-        exec.session.reply_mode = ReplyMode::Off;
-    } else if is(word, "SKIP") {
-        if exec.session.reply_mode != ReplyMode::Off {
-            exec.session.reply_mode = ReplyMode::SkipNext;
-        }
-    } else {
-        return Err(text::SYNTAX.into());
-    }
-    Ok(Flow::Next)
 }

@@ -3,26 +3,110 @@
 use collie_protocol::Request;
 
 use super::numbers::{Unit, integer, is};
+use super::row::{Command, Keys};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
 
-pub(super) fn expire(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[
+    Command::new("expire", -3, expire)
+        .about(
+            "1.0.0",
+            "generic",
+            "Sets when a key expires, in seconds from now.",
+        )
+        .flags(&["write", "fast"])
+        .categories(&["@keyspace", "@write", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "update"])]),
+    Command::new("expireat", -3, expireat)
+        .about(
+            "1.2.0",
+            "generic",
+            "Sets when a key expires, in seconds since the Unix epoch.",
+        )
+        .flags(&["write", "fast"])
+        .categories(&["@keyspace", "@write", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "update"])]),
+    Command::new("expiretime", 2, expiretime)
+        .about(
+            "7.0.0",
+            "generic",
+            "Returns when a key expires, in seconds since the Unix epoch.",
+        )
+        .flags(&["readonly", "fast"])
+        .categories(&["@keyspace", "@read", "@fast"])
+        .keys(&[Keys::at(1, &["RO", "access"])]),
+    Command::new("persist", 2, persist)
+        .about("2.2.0", "generic", "Removes the expiry of a key.")
+        .flags(&["write", "fast"])
+        .categories(&["@keyspace", "@write", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "update"])]),
+    Command::new("pexpire", -3, pexpire)
+        .about(
+            "2.6.0",
+            "generic",
+            "Sets when a key expires, in milliseconds from now.",
+        )
+        .flags(&["write", "fast"])
+        .categories(&["@keyspace", "@write", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "update"])]),
+    Command::new("pexpireat", -3, pexpireat)
+        .about(
+            "2.6.0",
+            "generic",
+            "Sets when a key expires, in milliseconds since the Unix epoch.",
+        )
+        .flags(&["write", "fast"])
+        .categories(&["@keyspace", "@write", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "update"])]),
+    Command::new("pexpiretime", 2, pexpiretime)
+        .about(
+            "7.0.0",
+            "generic",
+            "Returns when a key expires, in milliseconds since the Unix epoch.",
+        )
+        .flags(&["readonly", "fast"])
+        .categories(&["@keyspace", "@read", "@fast"])
+        .keys(&[Keys::at(1, &["RO", "access"])]),
+    Command::new("pttl", 2, pttl)
+        .about(
+            "2.6.0",
+            "generic",
+            "Returns the time to live of a key, in milliseconds.",
+        )
+        .flags(&["readonly", "fast"])
+        .categories(&["@keyspace", "@read", "@fast"])
+        .tips(&["nondeterministic_output"])
+        .keys(&[Keys::at(1, &["RO", "access"])]),
+    Command::new("ttl", 2, ttl)
+        .about(
+            "1.0.0",
+            "generic",
+            "Returns the time to live of a key, in seconds.",
+        )
+        .flags(&["readonly", "fast"])
+        .categories(&["@keyspace", "@read", "@fast"])
+        .tips(&["nondeterministic_output"])
+        .keys(&[Keys::at(1, &["RO", "access"])]),
+];
+
+fn expire(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     set_expiry(exec, request, Unit::Seconds, "expire")
 }
 
-pub(super) fn pexpire(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn pexpire(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     set_expiry(exec, request, Unit::Milliseconds, "pexpire")
 }
 
-pub(super) fn expireat(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn expireat(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     set_expiry(exec, request, Unit::UnixSeconds, "expireat")
 }
 
-pub(super) fn pexpireat(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn pexpireat(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     set_expiry(exec, request, Unit::UnixMilliseconds, "pexpireat")
 }
 
-/// When `EXPIRE` and its kin may set the expiry.
+/// The conditions under which `EXPIRE` and its variants set the expiry.
 #[derive(Debug, Default, Clone, Copy)]
 struct Condition {
     only_without: bool,
@@ -52,7 +136,7 @@ impl Condition {
         Ok(condition)
     }
 
-    /// A key without expiry counts as one that expires at the end of time.
+    /// A key without an expiry counts as one that never expires.
     fn allows(&self, now: Option<i64>, wanted: i64) -> bool {
         match now {
             Some(now) => {
@@ -90,7 +174,7 @@ fn set_expiry(exec: &mut Exec<'_>, request: Request<'_>, unit: Unit, command: &s
         Ok(wanted) if wanted > exec.now_ms => {
             exec.store(key, &prior, found.payload(), Some(wanted))?;
         }
-        // A time that is past, or before the epoch, removes the key.
+        // A time in the past, or before the epoch, removes the key.
         Ok(_) | Err(_) => {
             exec.remove(key, &prior)?;
         }
@@ -99,7 +183,7 @@ fn set_expiry(exec: &mut Exec<'_>, request: Request<'_>, unit: Unit, command: &s
     Ok(Flow::Next)
 }
 
-pub(super) fn persist(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn persist(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
@@ -111,32 +195,32 @@ pub(super) fn persist(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn ttl(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn ttl(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let now_ms = exec.now_ms;
-    tell(exec, request.at(1), |expiry| {
+    reply_with_expiry(exec, request.at(1), |expiry| {
         rounded_seconds(expiry.saturating_sub(now_ms))
     })
 }
 
-pub(super) fn pttl(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn pttl(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let now_ms = exec.now_ms;
-    tell(exec, request.at(1), |expiry| expiry.saturating_sub(now_ms))
+    reply_with_expiry(exec, request.at(1), |expiry| expiry.saturating_sub(now_ms))
 }
 
-pub(super) fn expiretime(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    tell(exec, request.at(1), rounded_seconds)
+fn expiretime(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    reply_with_expiry(exec, request.at(1), rounded_seconds)
 }
 
-pub(super) fn pexpiretime(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    tell(exec, request.at(1), |expiry| expiry)
+fn pexpiretime(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    reply_with_expiry(exec, request.at(1), |expiry| expiry)
 }
 
 fn rounded_seconds(ms: u64) -> u64 {
     ms.saturating_add(500) / 1000
 }
 
-/// Answers −2 for no key, −1 for no expiry, or what `form` makes of the expiry.
-fn tell(exec: &mut Exec<'_>, key: &[u8], form: impl Fn(u64) -> u64) -> Outcome {
+/// Replies −2 if there is no key, −1 if it has no expiry, or else `form` of the expiry.
+fn reply_with_expiry(exec: &mut Exec<'_>, key: &[u8], form: impl Fn(u64) -> u64) -> Outcome {
     let found = exec.find(key)?;
     exec.count_lookup(found.is_some());
     exec.reply.integer(match found {

@@ -1,25 +1,34 @@
-//! `INCRBYFLOAT`, with the numbers that Redis has on x86: the 80-bit numbers of the x87, 64 bits of them mantissa.
+//! `INCRBYFLOAT`, with the numbers that Redis has on x86: the 80-bit format of the x87 with a
+//! mantissa of 64 bits.
 //!
-//! A decimal is read to the nearest such number, the sum is rounded to one, and it is printed with seventeen
-//! decimals rounded from its exact value, as C's `%.17Lf` does, less the zeros at the end. Ties go to the even
-//! neighbour. The same on every machine.
+//! A decimal is rounded to the nearest such number, and so is the sum, which is printed with
+//! seventeen decimals rounded from its exact value, as C's `%.17Lf` does, without the zeros at the
+//! end. Ties round to even. The result is the same on every machine.
 
 use collie_protocol::Request;
 use num_bigint::BigUint;
 
+use super::row::{Command, Keys};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::Failure;
+
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[Command::new("incrbyfloat", 3, incrbyfloat)
+    .about("2.6.0", "string", "Adds to a floating-point number.")
+    .flags(&["write", "denyoom", "fast"])
+    .categories(&["@write", "@string", "@fast"])
+    .keys(&[Keys::at(1, &["RW", "access", "update"])])];
 
 /// Longest number that is read, in bytes, as in Redis.
 const TEXT_LEN_MAX: usize = 5 * 1024 - 1;
 const MANTISSA_BITS: i64 = 64;
-/// The exponent of the least number that is not zero.
+/// The exponent of the smallest number above zero.
 const EXPONENT_MIN: i64 = -16_445;
 /// Every number is below two to this power.
 const RANGE_BITS: i64 = 16_384;
 /// Decimals that are printed.
 const DECIMALS: usize = 17;
-/// Beyond ten to this power, up or down, no number is near.
+/// Every power of ten beyond this one, up or down, is out of range.
 const POWER_OF_TEN_MAX: i64 = 5_200;
 
 /// A number: mantissa times two to the exponent.
@@ -30,7 +39,7 @@ struct Extended {
     exponent: i64,
 }
 
-/// A number that was read.
+/// The result of parsing a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parsed {
     Finite(Extended),
@@ -44,8 +53,8 @@ impl Extended {
         exponent: 0,
     };
 
-    /// The nearest number to `magnitude`, and a little more where `is_more`, times two to the exponent; `None`
-    /// where it is too large.
+    /// The nearest number to `magnitude` — or to slightly more, if `is_more` — times two to the
+    /// exponent; `None` if it is too large.
     fn nearest(is_negative: bool, magnitude: &BigUint, exponent: i64, is_more: bool) -> Option<Extended> {
         let bits = i64::try_from(magnitude.bits()).ok()?;
         let dropped = (bits - MANTISSA_BITS).max(EXPONENT_MIN - exponent).max(0);
@@ -73,7 +82,7 @@ impl Extended {
         })
     }
 
-    /// The sum; `None` where it is too large.
+    /// The sum; `None` if it is too large.
     fn plus(self, other: Extended) -> Option<Extended> {
         if self.mantissa == 0 || other.mantissa == 0 {
             return Some(if self.mantissa == 0 { other } else { self });
@@ -91,7 +100,7 @@ impl Extended {
         Extended::nearest(is_negative, &magnitude, exponent, false)
     }
 
-    /// With seventeen decimals, less the zeros at the end.
+    /// Prints it with seventeen decimals, without the zeros at the end.
     fn print(self) -> String {
         let scaled = BigUint::from(self.mantissa) * BigUint::from(10_u32).pow(DECIMALS as u32);
         let rounded = if self.exponent >= 0 {
@@ -114,8 +123,8 @@ impl Extended {
     }
 }
 
-/// Reads a number as C's `strtold` does, without blanks around it; `None` where it is none, or not a number, or
-/// beyond what there is.
+/// Parses a number as C's `strtold` does, without blanks around it; `None` if it is not a number,
+/// or out of range.
 fn parse(text: &[u8]) -> Option<Parsed> {
     if text.len() > TEXT_LEN_MAX {
         return None;
@@ -150,7 +159,7 @@ fn parse(text: &[u8]) -> Option<Parsed> {
         }
         from_decimal(is_negative, magnitude, power.max(-POWER_OF_TEN_MAX * 2))
     };
-    // What is so small that it became zero is refused.
+    // A number that was rounded to zero is refused.
     number.filter(|number| number.mantissa != 0).map(Parsed::Finite)
 }
 
@@ -160,7 +169,8 @@ fn from_decimal(is_negative: bool, magnitude: BigUint, power: i64) -> Option<Ext
     if power >= 0 {
         return Extended::nearest(is_negative, &(magnitude * ten), 0, false);
     }
-    // So many bits that the quotient has more than a mantissa, and what is left over only breaks ties.
+    // Shifts so far that the quotient has more bits than a mantissa, and the remainder only breaks
+    // ties.
     let up = (ten.bits() + 2 + MANTISSA_BITS.unsigned_abs()).saturating_sub(magnitude.bits());
     let scaled = magnitude << up;
     let quotient = &scaled / &ten;
@@ -168,8 +178,8 @@ fn from_decimal(is_negative: bool, magnitude: BigUint, power: i64) -> Option<Ext
     Extended::nearest(is_negative, &quotient, -i64::try_from(up).ok()?, is_more)
 }
 
-/// The digits without their point, and the power by which they are to be multiplied: of ten, or of two where they
-/// are hexadecimal.
+/// The digits without their point, and the power by which they are multiplied: of ten, or of two if
+/// they are hexadecimal.
 fn split(text: &[u8], radix: u32) -> Option<(Vec<u8>, i64)> {
     let is_digit = |byte: &u8| char::from(*byte).is_digit(radix);
     let end = text
@@ -194,7 +204,7 @@ fn split(text: &[u8], radix: u32) -> Option<(Vec<u8>, i64)> {
     Some(([whole, decimals].concat(), power.saturating_sub(behind_point)))
 }
 
-/// An exponent; what is very large is as good as the largest.
+/// Parses an exponent; very large ones are capped.
 fn power_of(text: &[u8]) -> Option<i64> {
     let (is_negative, digits) = match text {
         [b'-', rest @ ..] => (true, rest),
@@ -211,7 +221,7 @@ fn power_of(text: &[u8]) -> Option<i64> {
     Some(if is_negative { -power } else { power })
 }
 
-pub(super) fn incrbyfloat(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn incrbyfloat(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;

@@ -5,9 +5,22 @@ use std::fmt::Write as _;
 use collie_protocol::Request;
 
 use super::connection::REDIS_VERSION;
-use crate::exec::{Exec, Flow, Outcome, Pause};
+use super::row::Command;
+use crate::exec::{Deferred, Exec, Flow, Outcome};
 use crate::process;
 use crate::session::Shared;
+
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[Command::new("info", -1, info)
+    .about("1.0.0", "server", "Returns statistics of the server.")
+    .flags(&["loading", "stale"])
+    .categories(&["@slow", "@dangerous"])
+    .tips(&[
+        "nondeterministic_output",
+        "request_policy:all_shards",
+        "response_policy:special",
+    ])
+    .lasting()];
 
 macro_rules! fields {
     ($text:expr, $($name:literal: $value:expr),* $(,)?) => {
@@ -17,7 +30,7 @@ macro_rules! fields {
 
 type Section = (&'static str, &'static str, fn(&Shared, &mut String));
 
-/// Name, heading, and what it says. All of them are shown unless some are asked for.
+/// Name, heading and fields. All sections are shown unless the request names some.
 const SECTIONS: &[Section] = &[
     ("server", "Server", server),
     ("clients", "Clients", clients),
@@ -31,18 +44,18 @@ const SECTIONS: &[Section] = &[
     ("keyspace", "Keyspace", keyspace),
 ];
 
-pub(super) fn info(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    // What it says of keys and watermarks is as durable as any other reply.
+fn info(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    // The numbers of keys and the LSNs that it shows are made as durable as any other reply.
     exec.note_all();
     let asked: Vec<String> = request
         .iter()
         .skip(1)
         .map(|name| String::from_utf8_lossy(name).to_ascii_lowercase())
         .collect();
-    Ok(Flow::Pause(Pause::Info(asked)))
+    Ok(Flow::Deferred(Deferred::Info(asked)))
 }
 
-/// What `INFO` says of the sections, named in lower case.
+/// The text of the sections, which are named in lower case.
 pub(crate) fn describe(shared: &Shared, asked: &[String]) -> String {
     let all = asked.is_empty()
         || asked
@@ -90,14 +103,14 @@ fn clients(shared: &Shared, text: &mut String) {
         "connected_clients": shared.clients.len(),
         "cluster_connections": 0,
         "maxclients": shared.settings.clients_max(),
-        "blocked_clients": shared.gate.waiting(),
+        "blocked_clients": shared.client_pause.waiting(),
     );
 }
 
 fn memory(shared: &Shared, text: &mut String) {
     fields!(text,
         "used_memory_rss": process::resident_bytes(),
-        "mem_clients_normal": shared.clients.held(),
+        "mem_clients_normal": shared.clients.charged_bytes(),
         "maxmemory": 0,
         "maxmemory_policy": "noeviction",
     );
@@ -109,7 +122,7 @@ fn persistence(shared: &Shared, text: &mut String) {
         "aof_enabled": 1,
         "aof_rewrite_in_progress": 0,
         "rdb_bgsave_in_progress": 0,
-        "aof_last_write_status": if shared.health.refusal(None).is_some() { "err" } else { "ok" },
+        "aof_last_write_status": if shared.store.health.refusal(None).is_some() { "err" } else { "ok" },
         "ack": shared.settings.ack(),
     );
 }
@@ -155,7 +168,7 @@ fn cpu(_shared: &Shared, text: &mut String) {
 
 fn log(shared: &Shared, text: &mut String) {
     let stats = shared.store.db.stats();
-    let refusal = shared.health.refusal(Some(&stats));
+    let refusal = shared.store.health.refusal(Some(&stats));
     fields!(text,
         "visible": stats.visible,
         "commits": stats.commits,
@@ -203,7 +216,7 @@ fn log(shared: &Shared, text: &mut String) {
                 format_args!("{name}:count={count},mean={mean:.1},p50={p50},p99={p99},max={max}"),
             );
         }
-        // Who keeps old segments from being released, the one that pins most first.
+        // The holders that keep old segments from being released, the one that pins most first.
         let mut holders: Vec<_> = log.holders.iter().collect();
         holders.sort_by_key(|(_, lsn)| *lsn);
         for (i, (name, lsn)) in holders.into_iter().enumerate() {

@@ -7,20 +7,85 @@ use collie_protocol::{ReplyBuffer, Request};
 
 use super::names::Names;
 use super::numbers::is;
+use super::row::{Command, Keys};
 use crate::cost::{Aside, LOOKUP};
-use crate::exec::{Exec, Flow, Outcome, Pause, Prior};
+use crate::data::keyspace::Keyspace;
+use crate::data::store::Store;
+use crate::data::value;
+use crate::exec::{Deferred, Exec, Flow, Outcome, Prior};
+use crate::exec_batch::Transaction;
 use crate::failure::{Failure, text};
 use crate::glob;
-use crate::keyspace::Keyspace;
 use crate::session::Shared;
-use crate::store::Store;
-use crate::transaction::Transaction;
-use crate::value;
 
-/// What one step of `KEYS` may cost, in bytes that are read and compared.
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[
+    Command::new("dbsize", 1, dbsize)
+        .about("1.0.0", "server", "Returns the number of keys in the database.")
+        .flags(&["readonly", "fast"])
+        .categories(&["@keyspace", "@read", "@fast"])
+        .tips(&["request_policy:all_shards", "response_policy:agg_sum"])
+        .everywhere(),
+    Command::new("del", -2, del)
+        .about("1.0.0", "generic", "Removes keys in one commit.")
+        .flags(&["write"])
+        .categories(&["@keyspace", "@write", "@slow"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .keys(&[Keys::to(1, -1, 1, &["RM", "delete"])]),
+    Command::new("exists", -2, exists)
+        .about("1.0.0", "generic", "Counts how many of the keys exist.")
+        .flags(&["readonly", "fast"])
+        .categories(&["@keyspace", "@read", "@fast"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .keys(&[Keys::to(1, -1, 1, &["RO"])]),
+    Command::new("flushall", -1, flushall)
+        .about("1.0.0", "server", "Empties all databases in one commit.")
+        .flags(&["write"])
+        .categories(&["@keyspace", "@write", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+        .everywhere()
+        .lasting(),
+    Command::new("flushdb", -1, flushdb)
+        .about("1.0.0", "server", "Empties the database in one commit.")
+        .flags(&["write"])
+        .categories(&["@keyspace", "@write", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+        .everywhere()
+        .lasting(),
+    Command::new("keys", 2, keys)
+        .about("1.0.0", "generic", "Lists the keys that match a pattern.")
+        .flags(&["readonly"])
+        .categories(&["@keyspace", "@read", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_shards", "nondeterministic_output_order"])
+        .everywhere()
+        .lasting(),
+    Command::new("touch", -2, exists)
+        .about(
+            "3.2.1",
+            "generic",
+            "Counts how many of the keys exist; access times are not tracked.",
+        )
+        .flags(&["readonly", "fast"])
+        .categories(&["@keyspace", "@read", "@fast"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .keys(&[Keys::to(1, -1, 1, &["RO"])]),
+    Command::new("type", 2, kind)
+        .about("1.0.0", "generic", "Returns the type of a value.")
+        .flags(&["readonly", "fast"])
+        .categories(&["@keyspace", "@read", "@fast"])
+        .keys(&[Keys::at(1, &["RO"])]),
+    Command::new("unlink", -2, del)
+        .about("4.0.0", "generic", "Removes keys in one commit.")
+        .flags(&["write", "fast"])
+        .categories(&["@keyspace", "@write", "@fast"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .keys(&[Keys::to(1, -1, 1, &["RM", "delete"])]),
+];
+
+/// The cost limit of one step of `KEYS`, in bytes that are read and compared.
 const SEARCH_STEP: usize = 16 * 1024 * 1024;
 
-pub(super) fn del(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn del(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let mut keys: Vec<&[u8]> = request.iter().skip(1).collect();
     keys.sort_unstable();
     keys.dedup();
@@ -37,7 +102,7 @@ pub(super) fn del(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn exists(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn exists(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let mut count = 0;
     if request.len() == 2 {
         let found = exec.find(request.at(1))?.is_some();
@@ -55,13 +120,13 @@ pub(super) fn exists(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn kind(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn kind(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let found = exec.find(request.at(1))?;
     exec.reply.simple(if found.is_some() { "string" } else { "none" });
     Ok(Flow::Next)
 }
 
-pub(super) fn dbsize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn dbsize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     if let Some(database) = exec.database() {
         let (size, keyspace) = (database.size(), Arc::clone(&database.keyspace));
         exec.note_count(&keyspace)?;
@@ -70,7 +135,7 @@ pub(super) fn dbsize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     }
     let keyspace = Arc::clone(&exec.session.keyspace);
     if !keyspace.is_counted() {
-        return Ok(Flow::Pause(Pause::Size(keyspace)));
+        return Ok(Flow::Deferred(Deferred::Size(keyspace)));
     }
     let size = keyspace.size().0;
     exec.note_count(&keyspace)?;
@@ -78,17 +143,17 @@ pub(super) fn dbsize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn flushdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn flushdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let own = exec.session.db;
     flush(exec, request, |_| vec![own])
 }
 
-pub(super) fn flushall(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn flushall(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     flush(exec, request, Store::databases)
 }
 
-/// `ASYNC` and `SYNC` are taken, and make no difference: either way the databases are empty at once and the
-/// space comes back in the background.
+/// `ASYNC` and `SYNC` are accepted and make no difference: in either case the databases are empty
+/// at once and the space is freed in the background.
 fn flush(exec: &mut Exec<'_>, request: Request<'_>, databases: impl Fn(&Store) -> Vec<u8>) -> Outcome {
     match (request.len(), request.get(1)) {
         (1, _) => {}
@@ -126,25 +191,25 @@ pub(super) fn rearrange(
     done
 }
 
-pub(super) fn keys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn keys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let pattern = request.at(1);
     if exec.transaction.is_none() {
-        return Ok(Flow::Pause(Pause::Keys(pattern.to_vec())));
+        return Ok(Flow::Deferred(Deferred::Keys(pattern.to_vec())));
     }
     let limit = exec.shared.settings.reply_bytes_max();
     let mut found = Matching::new(pattern, exec.now_ms, limit);
     let mut names = Names::of(exec, glob::literal_prefix(pattern), None)?;
     for item in names.by_ref() {
-        if !found.look_at(&item?)? {
-            break; // The transaction sees the limit passed and ends.
+        if !found.take_if_matching(&item?)? {
+            break; // The transaction checks the limit too, and ends.
         }
     }
     exec.session.note(names.seen());
-    found.tell(exec.reply);
+    found.encode(exec.reply);
     Ok(Flow::Next)
 }
 
-/// The names that `KEYS` finds.
+/// The keys that `KEYS` has found.
 struct Matching<'a> {
     pattern: &'a [u8],
     now_ms: u64,
@@ -164,8 +229,8 @@ impl<'a> Matching<'a> {
         }
     }
 
-    /// Takes a key where it matches; `false` where the reply becomes too long.
-    fn look_at(&mut self, (key, stored): &(Key, Value)) -> Result<bool, Failure> {
+    /// Adds a key if it matches; `false` if the reply becomes too long.
+    fn take_if_matching(&mut self, (key, stored): &(Key, Value)) -> Result<bool, Failure> {
         let name = key.get(1..).unwrap_or_default();
         let matches = self.pattern == b"*" || glob::matches(self.pattern, name, false);
         if matches && !value::read_header(stored)?.is_expired(self.now_ms) {
@@ -175,13 +240,13 @@ impl<'a> Matching<'a> {
         Ok(self.names.len() <= self.limit)
     }
 
-    fn tell(&self, reply: &mut ReplyBuffer) {
+    fn encode(&self, reply: &mut ReplyBuffer) {
         reply.array(self.count);
         reply.append(&self.names);
     }
 }
 
-/// `KEYS` outside of transactions: it goes through all keys in steps.
+/// `KEYS` outside of transactions: it searches all keys in steps.
 pub(crate) struct Search {
     pattern: Vec<u8>,
     limit: usize,
@@ -204,7 +269,7 @@ impl Search {
     /// One step, on a thread that may block; `true` after the last.
     pub(crate) fn step(&mut self, keyspace: &Keyspace, now_ms: u64) -> Result<bool, Failure> {
         match self.walk(keyspace, now_ms) {
-            // The database was emptied meanwhile: what it holds then is looked at.
+            // The database was emptied meanwhile: search its new keyspace.
             Err(Failure::Engine(DbError::FamilyDropped { .. })) => {
                 *self = Search::new(std::mem::take(&mut self.pattern), self.limit);
                 Ok(false)
@@ -234,8 +299,8 @@ impl Search {
         for item in names.by_ref() {
             let item = item?;
             let weight = LOOKUP + item.0.len() * found.pattern.len() + item.1.len();
-            if !found.look_at(&item)? {
-                break; // The connection sees the limit passed and closes.
+            if !found.take_if_matching(&item)? {
+                break; // The connection checks the limit too, and closes.
             }
             left = left.saturating_sub(weight);
             if left == 0 {
@@ -248,12 +313,12 @@ impl Search {
         Ok(is_done)
     }
 
-    /// The largest end of a commit that was seen.
+    /// The largest end of a commit that the search saw.
     pub(crate) fn seen(&self) -> Lsn {
         self.names.as_ref().map_or(0, Names::seen)
     }
 
-    pub(crate) fn tell(&self, reply: &mut ReplyBuffer) {
+    pub(crate) fn encode(&self, reply: &mut ReplyBuffer) {
         reply.array(self.count);
         reply.append(&self.found);
     }

@@ -1,34 +1,109 @@
-//! `LATENCY`. What takes long is in the [slow log](super::slowlog) and, stage by stage, in `INFO log`; events are not
-//! sampled, so that this has nothing to tell, as in a Redis that was not told to.
+//! `LATENCY`. Slow commands are in the [slow log](super::slowlog), and the time of each stage of a
+//! commit is in `INFO log`. Events are not sampled, so these commands report none, as in a Redis
+//! whose latency monitor is off.
 
 use collie_protocol::Request;
 
+use super::containers;
+use super::row::Command;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::Failure;
 
-pub(super) fn nothing(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[Command::new("latency", -2, containers::container)
+    .about(
+        "2.8.13",
+        "server",
+        "Commands about slow events, which are not sampled.",
+    )
+    .categories(&["@slow"])
+    .subcommands(SUBCOMMANDS)];
+
+/// The subcommands of `LATENCY`.
+const SUBCOMMANDS: &[Command] = &[
+    Command::new("latency|doctor", 2, doctor)
+        .about("2.8.13", "server", "Names the commands to use instead.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous"])
+        .tips(&[
+            "nondeterministic_output",
+            "request_policy:all_nodes",
+            "response_policy:special",
+        ]),
+    Command::new("latency|graph", 3, graph)
+        .about("2.8.13", "server", "Returns a graph of an event: there is none.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous"])
+        .tips(&[
+            "nondeterministic_output",
+            "request_policy:all_nodes",
+            "response_policy:special",
+        ]),
+    Command::new("latency|help", 2, help)
+        .about("2.8.13", "server", "Returns this text.")
+        .flags(&["loading", "stale"])
+        .categories(&["@slow"]),
+    Command::new("latency|histogram", -2, histogram)
+        .about("7.0.0", "server", "Returns the times of commands: not tracked.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous"])
+        .tips(&[
+            "nondeterministic_output",
+            "request_policy:all_nodes",
+            "response_policy:special",
+        ]),
+    Command::new("latency|history", 3, nothing)
+        .about(
+            "2.8.13",
+            "server",
+            "Returns the times of an event: there are none.",
+        )
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous"])
+        .tips(&[
+            "nondeterministic_output",
+            "request_policy:all_nodes",
+            "response_policy:special",
+        ]),
+    Command::new("latency|latest", 2, nothing)
+        .about("2.8.13", "server", "Returns the latest events: there are none.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous"])
+        .tips(&[
+            "nondeterministic_output",
+            "request_policy:all_nodes",
+            "response_policy:special",
+        ]),
+    Command::new("latency|reset", -2, reset)
+        .about("2.8.13", "server", "Removes all events.")
+        .flags(&["admin", "noscript", "loading", "stale"])
+        .categories(&["@admin", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
+];
+
+fn nothing(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.reply.array(0);
     Ok(Flow::Next)
 }
 
-pub(super) fn histogram(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn histogram(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.reply.map(0);
     Ok(Flow::Next)
 }
 
-pub(super) fn reset(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn reset(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.reply.integer(0);
     Ok(Flow::Next)
 }
 
-pub(super) fn graph(_exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn graph(_exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let event = request.at(2);
     Err(Failure::Bytes(
         [b"ERR No samples available for event '", event, b"'"].concat(),
     ))
 }
 
-pub(super) fn doctor(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn doctor(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.reply.verbatim(
         *b"txt",
         b"Events are not sampled here. SLOWLOG GET lists slow commands, INFO log has the time of each stage of a \
@@ -37,6 +112,6 @@ pub(super) fn doctor(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    super::help(exec, "latency")
+fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    containers::help(exec, "latency", SUBCOMMANDS)
 }

@@ -1,12 +1,25 @@
-//! `LCS`: the longest common subsequence of two strings, by the table of its prefixes' lengths.
+//! `LCS`: the longest common subsequence of two strings, computed from the table of its lengths for
+//! all prefixes.
 
 use collie_protocol::Request;
 
 use super::numbers::{integer, is};
+use super::row::{Command, Keys};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
 
-/// What `LCS` is asked for.
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[Command::new("lcs", -3, lcs)
+    .about(
+        "7.0.0",
+        "string",
+        "Finds the longest common subsequence of two values.",
+    )
+    .flags(&["readonly"])
+    .categories(&["@read", "@string", "@slow"])
+    .keys(&[Keys::to(1, 1, 1, &["RO", "access"])])];
+
+/// The options of `LCS`.
 #[derive(Debug, Default, Clone, Copy)]
 struct Wanted {
     length: bool,
@@ -39,7 +52,7 @@ impl Wanted {
     }
 }
 
-/// A run of bytes that both strings have: where it starts in each, and how long it is.
+/// A run of bytes that both strings contain: its start in each, and its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Match {
     in_one: usize,
@@ -118,7 +131,7 @@ impl<'a> Table<'a> {
     }
 }
 
-pub(super) fn lcs(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn lcs(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let snapshot = exec.shared.store.db.snapshot();
     let one = exec.find_at(&snapshot, request.at(1))?;
     let other = exec.find_at(&snapshot, request.at(2))?;
@@ -137,14 +150,14 @@ pub(super) fn lcs(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     }
     let (sequence, runs) = table.trace();
     if wanted.matches {
-        tell_matches(exec, &wanted, &runs, table.length());
+        reply_matches(exec, &wanted, &runs, table.length());
     } else {
         exec.reply.bulk(&sequence);
     }
     Ok(Flow::Next)
 }
 
-fn tell_matches(exec: &mut Exec<'_>, wanted: &Wanted, runs: &[Match], length: u32) {
+fn reply_matches(exec: &mut Exec<'_>, wanted: &Wanted, runs: &[Match], length: u32) {
     let long: Vec<&Match> = runs
         .iter()
         .filter(|run| run.len as u64 >= wanted.match_length_min)

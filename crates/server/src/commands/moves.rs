@@ -1,21 +1,64 @@
-//! Keys that go elsewhere: `RENAME`, `RENAMENX`, `COPY`, `MOVE` and `SWAPDB`.
+//! Commands that move or copy keys: `RENAME`, `RENAMENX`, `COPY`, `MOVE` and `SWAPDB`.
 
 use collie_protocol::Request;
 
 use super::keyspace::rearrange;
 use super::numbers::{database, integer, is};
+use super::row::{Command, Keys};
 use crate::cost::Aside;
+use crate::data::keyspace::DATABASES;
 use crate::exec::{Exec, Flow, Found, Outcome};
 use crate::failure::{Failure, text};
-use crate::store::DATABASES;
 
-pub(super) fn rename(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[
+    Command::new("copy", -3, copy)
+        .about("6.2.0", "generic", "Copies a key.")
+        .flags(&["write", "denyoom"])
+        .categories(&["@keyspace", "@write", "@slow"])
+        .keys(&[Keys::at(1, &["RO", "access"]), Keys::at(2, &["OW", "update"])])
+        .everywhere(),
+    Command::new("move", 3, move_key)
+        .about("1.0.0", "generic", "Moves a key to another database.")
+        .flags(&["write", "fast"])
+        .categories(&["@keyspace", "@write", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "access", "update"])])
+        .everywhere(),
+    Command::new("rename", 3, rename)
+        .about("1.0.0", "generic", "Renames a key.")
+        .flags(&["write"])
+        .categories(&["@keyspace", "@write", "@slow"])
+        .keys(&[
+            Keys::at(1, &["RW", "access", "delete"]),
+            Keys::at(2, &["OW", "update"]),
+        ]),
+    Command::new("renamenx", 3, renamenx)
+        .about(
+            "1.0.0",
+            "generic",
+            "Renames a key if the new name does not exist.",
+        )
+        .flags(&["write", "fast"])
+        .categories(&["@keyspace", "@write", "@fast"])
+        .keys(&[
+            Keys::at(1, &["RW", "access", "delete"]),
+            Keys::at(2, &["OW", "insert"]),
+        ]),
+    Command::new("swapdb", 3, swapdb)
+        .about("4.0.0", "server", "Swaps two databases.")
+        .flags(&["write", "fast"])
+        .categories(&["@keyspace", "@write", "@fast", "@dangerous"])
+        .everywhere()
+        .lasting(),
+];
+
+fn rename(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     rename_unless(exec, request, false)?;
     exec.reply.ok();
     Ok(Flow::Next)
 }
 
-pub(super) fn renamenx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn renamenx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let renamed = rename_unless(exec, request, true)?;
     exec.reply.integer(i64::from(renamed));
     Ok(Flow::Next)
@@ -42,7 +85,7 @@ fn rename_unless(exec: &mut Exec<'_>, request: Request<'_>, keeps_target: bool) 
     })
 }
 
-/// The database that `COPY` names, and whether it replaces.
+/// The database that `COPY` names, and whether it replaces the destination.
 pub(super) fn copy_options(request: Request<'_>) -> Result<(Option<u8>, bool), Failure> {
     let (mut target_db, mut replace) = (None, false);
     let mut i = 3;
@@ -60,7 +103,7 @@ pub(super) fn copy_options(request: Request<'_>) -> Result<(Option<u8>, bool), F
     Ok((target_db, replace))
 }
 
-pub(super) fn copy(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn copy(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let own = exec.session.db;
     let (target_db, replace) = copy_options(request)?;
     let target_db = target_db.unwrap_or(own);
@@ -82,7 +125,7 @@ pub(super) fn copy(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn move_key(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn move_key(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let (key, own) = (request.at(1), exec.session.db);
     let target_db = database(request.at(2))?;
     if target_db == own {
@@ -106,7 +149,8 @@ pub(super) fn move_key(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// Stores a key in another database of the transaction under way, unless it is there and is to be kept.
+/// Stores a key in another database of the transaction, unless it exists there and `replace` is
+/// false.
 fn put_into(exec: &mut Exec<'_>, db: u8, key: &[u8], found: &Found, replace: bool) -> Result<bool, Failure> {
     let own = std::mem::replace(&mut exec.session.db, db);
     let put = exec.prior(key).and_then(|target| {
@@ -120,7 +164,7 @@ fn put_into(exec: &mut Exec<'_>, db: u8, key: &[u8], found: &Found, replace: boo
     put
 }
 
-/// Whether a database was ever selected. On a thread that may block it is from now on.
+/// Whether a database was ever selected. On a thread that may block its keyspace is created.
 fn is_there(exec: &Exec<'_>, db: u8) -> Result<bool, Failure> {
     if exec.shared.store.keyspace(db).is_some() {
         return Ok(true);
@@ -134,7 +178,7 @@ fn is_there(exec: &Exec<'_>, db: u8) -> Result<bool, Failure> {
     Ok(exec.may_block)
 }
 
-pub(super) fn swapdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn swapdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let one = swapped(request.at(1), "ERR invalid first DB index")?;
     let other = swapped(request.at(2), "ERR invalid second DB index")?;
     let (Some(one), Some(other)) = (one, other) else {
@@ -157,7 +201,7 @@ pub(super) fn swapdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// A database of `SWAPDB`; `None` for a number that is none.
+/// A database of `SWAPDB`; `None` if the number is not that of a database.
 fn swapped(arg: &[u8], wrong: &'static str) -> Result<Option<u8>, Failure> {
     let index = integer(arg).ok().and_then(|index| i32::try_from(index).ok());
     let index = index.ok_or(Failure::from(wrong))?;

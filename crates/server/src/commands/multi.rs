@@ -1,37 +1,68 @@
 //! `MULTI`, `EXEC`, `DISCARD`, `WATCH` and `UNWATCH`.
 //!
-//! `EXEC` takes the locks of all keys that its commands name, and of those that the connection watches, in one go
-//! and in the order of the locks; where these are very many, or a command works on more than the keys that it names,
-//! all locks. Then it
-//! runs the commands in one [transaction](crate::transaction) and commits it. The locks are held until the commit
-//! is applied, not until it is durable: for that the reply waits, once, as that of any command does.
+//! `EXEC` takes the locks of all keys that its commands name, and of those that the connection
+//! watches, in one call and in lock order; if these are very many, or a command accesses more than
+//! the keys that it names, it locks all keys. Then it runs the commands in one
+//! [transaction](crate::exec_batch) and commits it. The locks are held until the commit is applied,
+//! not until it is durable: the reply waits for that, once, as that of any command does.
 
 use std::sync::Arc;
 
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
-use super::Command;
 use super::moves::copy_options;
 use super::numbers::is;
+use super::row::{Command, Keys};
+use super::table::find;
 use crate::cost::{Aside, LARGE};
-use crate::exec::{Exec, Flow, Outcome, Pause};
+use crate::data::keyspace::{DATABASES, Keyspace};
+use crate::data::store::Store;
+use crate::exec::{Deferred, Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
-use crate::keyspace::Keyspace;
 use crate::session::Queue;
-use crate::store::{DATABASES, Store};
 
-/// Commands of a transaction that are run where its `EXEC` arrived.
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[
+    Command::new("discard", 1, discard)
+        .about("2.0.0", "transactions", "Discards the queued commands.")
+        .flags(&["noscript", "loading", "stale", "fast", "allow_busy"])
+        .categories(&["@fast", "@transaction"])
+        .immediate(),
+    Command::new("exec", 1, exec)
+        .about(
+            "1.2.0",
+            "transactions",
+            "Executes the queued commands as one commit.",
+        )
+        .flags(&["noscript", "loading", "stale", "skip_slowlog"])
+        .categories(&["@slow", "@transaction"])
+        .immediate(),
+    Command::new("multi", 1, multi)
+        .about("1.2.0", "transactions", "Begins to queue commands.")
+        .flags(&["noscript", "loading", "stale", "fast", "allow_busy"])
+        .categories(&["@fast", "@transaction"])
+        .immediate(),
+    Command::new("unwatch", 1, unwatch)
+        .about("2.2.0", "transactions", "Ends the watch of all keys.")
+        .flags(&["noscript", "loading", "stale", "fast", "allow_busy"])
+        .categories(&["@fast", "@transaction"]),
+    Command::new("watch", -2, watch)
+        .about(
+            "2.2.0",
+            "transactions",
+            "Makes the next EXEC do nothing if a key changes before it.",
+        )
+        .flags(&["noscript", "loading", "stale", "fast", "allow_busy"])
+        .categories(&["@fast", "@transaction"])
+        .keys(&[Keys::to(1, -1, 1, &["RO"])])
+        .immediate(),
+];
+
+/// The most commands of a transaction that run on the connection's thread.
 const COMMANDS_MAX: usize = 256;
 
-impl Command {
-    /// Whether what it does in a transaction is undone with that: it works on the keys that it names and on nothing else.
-    fn can_be_undone(&self) -> bool {
-        !self.keys.is_empty() && !self.is_everywhere && !self.is_lasting
-    }
-}
-
-pub(super) fn multi(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn multi(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     if exec.session.queue.is_some() {
         return Err("ERR MULTI calls can not be nested".into());
     }
@@ -54,7 +85,8 @@ pub(super) fn queue(exec: &mut Exec<'_>, command: &'static Command, request: Req
             .error("ERR the commands since MULTI are larger than client-query-buffer-limit");
         return Ok(Flow::Close);
     }
-    queue.commands.push((command, kept));
+    queue.may_write |= command.is_write();
+    queue.commands.push(kept);
     // Relaxed: a statistic.
     exec.session
         .client
@@ -68,8 +100,8 @@ fn count(len: usize) -> isize {
     isize::try_from(len).unwrap_or(isize::MAX)
 }
 
-/// Notes that a command was refused: the `EXEC` that comes will refuse all. A refused `EXEC` does so at once, and
-/// says so even where nothing was queued.
+/// Records that a command was refused, so that the coming `EXEC` fails. If the refused command is
+/// `EXEC` itself, the transaction is discarded at once, even if nothing was queued.
 pub(super) fn refused(exec: &mut Exec<'_>, request: Request<'_>, failure: Failure) -> Failure {
     if let Some(queue) = &mut exec.session.queue {
         queue.is_broken = true;
@@ -89,7 +121,7 @@ fn forget(exec: &mut Exec<'_>) -> Option<Queue> {
     exec.session.set_queue(None)
 }
 
-pub(super) fn discard(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn discard(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     if exec.session.queue.is_none() {
         return Err("ERR DISCARD without MULTI".into());
     }
@@ -98,7 +130,7 @@ pub(super) fn discard(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn watch(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn watch(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if exec.session.queue.is_some() {
         return Err("ERR WATCH inside MULTI is not allowed".into());
     }
@@ -112,13 +144,13 @@ pub(super) fn watch(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn unwatch(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn unwatch(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     exec.session.watched.clear();
     exec.reply.ok();
     Ok(Flow::Next)
 }
 
-pub(super) fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     let Some(queue) = &exec.session.queue else {
         return Err("ERR EXEC without MULTI".into());
     };
@@ -126,33 +158,34 @@ pub(super) fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
         forget(exec);
         return Err("EXECABORT Transaction discarded because of previous errors.".into());
     }
-    let commands = &queue.commands;
-    if !exec.may_block {
-        if queue.bytes >= LARGE {
-            return Ok(Flow::Aside(Aside::Heavy(queue.bytes)));
-        }
-        if commands.len() > COMMANDS_MAX || !commands.iter().all(|(command, _)| command.can_be_undone()) {
-            return Ok(Flow::Aside(Aside::Waits));
-        }
+    if !exec.may_block && queue.bytes >= LARGE {
+        return Ok(Flow::Aside(Aside::Heavy(queue.bytes)));
     }
-    let missing = missing_databases(exec, queue);
-    let uncounted = uncounted_databases(exec, queue);
+    if !exec.may_block && queue.commands.len() > COMMANDS_MAX {
+        return Ok(Flow::Aside(Aside::Waits));
+    }
+    let rows = rows(queue)?;
+    if !exec.may_block && !rows.iter().all(|command| command.can_be_undone()) {
+        return Ok(Flow::Aside(Aside::Waits));
+    }
+    let missing = missing_databases(exec, &rows, queue);
+    let uncounted = uncounted_databases(exec, &rows);
     let Some(queue) = exec.session.set_queue(None) else {
         return Ok(Flow::Next);
     };
     let selected = exec.session.db;
     let ran = prepare(exec, &missing, &uncounted)
-        .and_then(|()| begin(exec, &queue))
-        .and_then(|()| execute(exec, &queue));
+        .and_then(|()| begin(exec, &rows, &queue))
+        .and_then(|()| execute(exec, &rows, &queue));
     let done = exec.finish(ran.is_ok()).and(ran);
     if let Err(Failure::Aside(why)) = done {
-        // Nothing of it has happened, and all of it will, aside.
+        // Nothing of it was done; all of it runs again aside.
         exec.session.set_queue(Some(queue));
         return Ok(Flow::Aside(why));
     }
     exec.session.watched.clear();
-    exec.hand_in();
-    // Nothing of a transaction that fails has happened, a SELECT neither.
+    exec.count_noted();
+    // A failed transaction has no effect, so that its SELECT has none either.
     if done.is_err()
         && let Some(keyspace) = exec.shared.store.keyspace(selected)
     {
@@ -161,7 +194,13 @@ pub(super) fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     done.map(|()| Flow::Next)
 }
 
-/// Does what blocks, while no lock is held.
+/// The rows of the queued commands. The session stores requests only, and each of these was found
+/// when it was queued.
+fn rows(queue: &Queue) -> Result<Vec<&'static Command>, Failure> {
+    queue.commands.iter().map(|kept| find(kept.request())).collect()
+}
+
+/// Does what blocks, before any lock is taken.
 fn prepare(exec: &Exec<'_>, missing: &[u8], uncounted: &[Arc<Keyspace>]) -> Result<(), Failure> {
     for index in missing {
         exec.shared.store.create(*index)?;
@@ -172,13 +211,13 @@ fn prepare(exec: &Exec<'_>, missing: &[u8], uncounted: &[Arc<Keyspace>]) -> Resu
     Ok(())
 }
 
-/// Takes the locks, and keyspaces for databases that the commands may empty.
-fn begin(exec: &mut Exec<'_>, queue: &Queue) -> Result<(), Failure> {
+/// Takes the locks, and spare keyspaces for databases that the commands may empty.
+fn begin(exec: &mut Exec<'_>, rows: &[&'static Command], queue: &Queue) -> Result<(), Failure> {
     let (db, store) = (exec.session.db, &exec.shared.store);
-    let (held, spare) = if queue.commands.iter().any(|(command, _)| command.is_everywhere) {
-        store.lock_all(&mut exec.session.owner, || emptied_databases(store, db, queue))?
+    let (held, spare) = if rows.iter().any(|command| command.is_everywhere) {
+        store.lock_all(&mut exec.session.owner, || emptied_databases(store, db, rows))?
     } else {
-        let named = queue.commands.iter().flat_map(|(command, kept)| {
+        let named = rows.iter().zip(&queue.commands).flat_map(|(command, kept)| {
             let keys = command.keys.iter();
             keys.flat_map(|keys| keys.of(kept.request())).map(|key| (db, key))
         });
@@ -191,7 +230,7 @@ fn begin(exec: &mut Exec<'_>, queue: &Queue) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether a watched key has changed, or is past its expiry and was not when the watch began.
+/// Whether a watched key has changed, or has expired since the watch began.
 fn has_watched_change(exec: &mut Exec<'_>) -> Result<bool, Failure> {
     if exec.session.watched.is_dirty() {
         return Ok(true);
@@ -215,16 +254,16 @@ fn has_watched_change(exec: &mut Exec<'_>) -> Result<bool, Failure> {
 }
 
 /// Runs the commands, unless a watched key has changed.
-fn execute(exec: &mut Exec<'_>, queue: &Queue) -> Result<(), Failure> {
+fn execute(exec: &mut Exec<'_>, rows: &[&'static Command], queue: &Queue) -> Result<(), Failure> {
     if has_watched_change(exec)? {
         exec.reply.null_array();
         return Ok(());
     }
     exec.reply.array(queue.commands.len());
-    for (command, kept) in &queue.commands {
+    for (command, kept) in rows.iter().zip(&queue.commands) {
         let start = exec.reply.len();
         exec.session.last_command = command.full_name;
-        let outcome = super::call(exec, command, kept.request()).and_then(|flow| settled(exec, flow));
+        let outcome = super::call(exec, command, kept.request()).and_then(|flow| finish_deferred(exec, flow));
         if let Err(failure) = outcome {
             if matches!(failure, Failure::Aside(_)) {
                 return Err(failure);
@@ -243,23 +282,23 @@ fn execute(exec: &mut Exec<'_>, queue: &Queue) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a command would wait for outside. Inside a transaction nothing is waited for.
-fn settled(exec: &mut Exec<'_>, flow: Flow) -> Result<(), Failure> {
+/// Completes what is deferred outside of transactions. Inside one it does not wait.
+fn finish_deferred(exec: &mut Exec<'_>, flow: Flow) -> Result<(), Failure> {
     match flow {
         Flow::Next | Flow::Close => {}
-        Flow::Pause(Pause::Local { .. }) => {
+        Flow::Deferred(Deferred::Local { .. }) => {
             let is_durable = exec.shared.store.db.durable() >= exec.session.last;
             exec.reply.array(2);
             exec.reply.integer(i64::from(is_durable));
             exec.reply.integer(0);
         }
-        Flow::Pause(Pause::Replicas { .. }) => exec.reply.integer(0),
-        Flow::Pause(Pause::Info(sections)) => {
+        Flow::Deferred(Deferred::Replicas { .. }) => exec.reply.integer(0),
+        Flow::Deferred(Deferred::Info(sections)) => {
             let text = super::describe(exec.shared, &sections);
             exec.reply.verbatim(*b"txt", text.as_bytes());
         }
         Flow::Aside(why) if !exec.may_block => return Err(Failure::Aside(why)),
-        Flow::Pause(Pause::Select(_) | Pause::Keys(_) | Pause::Size(_)) | Flow::Aside(_) => {
+        Flow::Deferred(Deferred::Select(_) | Deferred::Keys(_) | Deferred::Size(_)) | Flow::Aside(_) => {
             return Err("ERR internal error: the command was not prepared for a transaction".into());
         }
     }
@@ -267,8 +306,8 @@ fn settled(exec: &mut Exec<'_>, flow: Flow) -> Result<(), Failure> {
 }
 
 /// Databases whose keys must be counted before the commands run.
-fn uncounted_databases(exec: &Exec<'_>, queue: &Queue) -> Vec<Arc<Keyspace>> {
-    if !queue.commands.iter().any(|(command, _)| command.name == "dbsize") {
+fn uncounted_databases(exec: &Exec<'_>, rows: &[&'static Command]) -> Vec<Arc<Keyspace>> {
+    if !rows.iter().any(|command| command.name == "dbsize") {
         return Vec::new();
     }
     let all = exec
@@ -280,17 +319,17 @@ fn uncounted_databases(exec: &Exec<'_>, queue: &Queue) -> Vec<Arc<Keyspace>> {
     all.filter(|keyspace| !keyspace.is_counted()).collect()
 }
 
-/// Databases that the commands turn to and that were never selected.
-fn missing_databases(exec: &Exec<'_>, queue: &Queue) -> Vec<u8> {
+/// Databases that the commands select and that were never selected before.
+fn missing_databases(exec: &Exec<'_>, rows: &[&'static Command], queue: &Queue) -> Vec<u8> {
     let mut missing = Vec::new();
-    for (command, kept) in &queue.commands {
+    for (command, kept) in rows.iter().zip(&queue.commands) {
         missing.extend(named_databases(command, kept.request()));
     }
     missing.retain(|index| exec.shared.store.keyspace(*index).is_none());
     missing
 }
 
-/// Databases that a command turns to.
+/// Databases that a command selects or names.
 fn named_databases(command: &Command, request: Request<'_>) -> Vec<u8> {
     let named: &[usize] = match command.name {
         "select" => &[1],
@@ -313,17 +352,18 @@ fn named_databases(command: &Command, request: Request<'_>) -> Vec<u8> {
         .collect()
 }
 
-/// For which databases keyspaces without keys may be needed: one for each time that one may be emptied.
-fn emptied_databases(store: &Store, own: u8, queue: &Queue) -> Vec<u8> {
+/// The databases that may be emptied, each as often as it may be: every time needs a spare
+/// keyspace.
+fn emptied_databases(store: &Store, own: u8, rows: &[&'static Command]) -> Vec<u8> {
     let mut emptied = Vec::new();
-    for (command, _) in &queue.commands {
+    for command in rows {
         match command.name {
             "flushdb" => emptied.push(own),
             "flushall" => emptied.extend(store.databases()),
             _ => {}
         }
     }
-    // One that was emptied already is emptied again without another keyspace.
+    // A database that was emptied already is emptied again without another keyspace.
     emptied.truncate(usize::from(DATABASES));
     emptied
 }

@@ -1,17 +1,17 @@
-//! The users' keys of a database in their order, as a command sees them: what is stored, and in front of it what
-//! the transaction under way has changed.
+//! The users' keys of a database in order, as a command sees them: the stored keys, merged with the
+//! changes of the current transaction.
 
 use std::ops::Bound;
 
 use collie_db::{Error as DbError, Family, Iter, Key, Lsn, Value};
 
+use crate::data::value::{self, DATA};
 use crate::exec::Exec;
 use crate::failure::Failure;
-use crate::value::{self, DATA};
 
 type Item = Result<(Key, Value), DbError>;
 
-/// See the module's page.
+/// Iterates over the keys; see the module's documentation.
 pub(super) struct Names {
     stored: Iter,
     next_stored: Option<Item>,
@@ -34,7 +34,7 @@ impl Names {
         Ok(Names::new(database.keyspace.family.range(bounds)?, changed))
     }
 
-    /// The same of a family outside of transactions.
+    /// The same for a family, outside of transactions.
     pub(super) fn stored(family: &Family, prefix: &[u8], after: Option<&[u8]>) -> Result<Names, DbError> {
         Ok(Names::new(family.range(bounds(prefix, after))?, Vec::new()))
     }
@@ -78,7 +78,7 @@ impl Iterator for Names {
     }
 }
 
-/// Where the users' keys lie that start with `prefix` and come after `after`.
+/// The range of the users' keys that start with `prefix` and come after `after`.
 fn bounds(prefix: &[u8], after: Option<&[u8]>) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     let (mut from, mut scratch) = (Vec::new(), Vec::new());
     value::data_key(&mut from, prefix);
@@ -97,13 +97,14 @@ fn bounds(prefix: &[u8], after: Option<&[u8]>) -> (Bound<Vec<u8>>, Bound<Vec<u8>
     if let Bound::Excluded(last) = &start
         && *last >= to
     {
-        // Nothing lies there, and a range that ends before it starts is none.
+        // The range is empty, and its start must not lie behind its end.
         return (Bound::Included(to.clone()), Bound::Excluded(to));
     }
     (start, Bound::Excluded(to))
 }
 
-/// The first key behind all keys that start with `prefix`. The tag in front of every key is below 0xff.
+/// The first key after all keys that start with `prefix`. The tag at the start of every key is
+/// below 0xff.
 pub(super) fn successor(mut prefix: Vec<u8>) -> Vec<u8> {
     while prefix.last() == Some(&0xff) {
         prefix.pop();

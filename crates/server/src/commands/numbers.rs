@@ -1,10 +1,10 @@
-//! Arguments that are numbers, times and options, with the error texts of Redis.
+//! Arguments that are numbers, times or options, with Redis' error texts.
 
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
+use crate::data::keyspace::DATABASES;
 use crate::failure::{Failure, text};
-use crate::store::DATABASES;
 
 /// An integer argument.
 pub(super) fn integer(arg: &[u8]) -> Result<i64, Failure> {
@@ -35,45 +35,46 @@ pub(super) fn timeout_ms(arg: &[u8]) -> Result<u64, Failure> {
     u64::try_from(value).map_err(|_| "ERR timeout is negative".into())
 }
 
-/// Whether an argument is the word, in any case.
+/// Whether an argument is this word, in any case.
 pub(super) fn is(arg: &[u8], word: &str) -> bool {
     arg.eq_ignore_ascii_case(word.as_bytes())
 }
 
-/// A part of a string as it is asked for: first and last, included, counted from the end where negative.
+/// The range of a string that a request names: first and last, both included, counted from the end
+/// if negative.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Unsettled {
+pub(super) struct RequestedRange {
     pub(super) start: i64,
     pub(super) end: i64,
 }
 
-impl Unsettled {
-    /// Reads it from argument `i` and the next one.
-    pub(super) fn read(request: Request<'_>, i: usize) -> Result<Unsettled, Failure> {
-        Ok(Unsettled {
+impl RequestedRange {
+    /// Parses argument `i` and the next one.
+    pub(super) fn read(request: Request<'_>, i: usize) -> Result<RequestedRange, Failure> {
+        Ok(RequestedRange {
             start: integer(request.at(i))?,
             end: integer(request.at(i + 1))?,
         })
     }
 
-    /// Whether both are counted from the end, and in the wrong order: to most commands that is an empty part,
-    /// however short the string is.
+    /// Whether both are counted from the end, and in the wrong order: for most commands such a
+    /// range is empty, however short the string is.
     pub(super) fn is_backward(self) -> bool {
         self.start < 0 && self.end < 0 && self.start > self.end
     }
 
-    /// First and last of a string of that length; `None` where there is nothing between them.
+    /// The first and the last index in a string of length `len`; `None` if the range is empty.
     pub(super) fn within(self, len: u64) -> Option<(u64, u64)> {
-        let place = |wanted: i64| match u64::try_from(wanted) {
+        let index = |wanted: i64| match u64::try_from(wanted) {
             Ok(from_start) => from_start,
             Err(_) => len.saturating_sub(wanted.unsigned_abs()),
         };
-        let (first, last) = (place(self.start), place(self.end).min(len.checked_sub(1)?));
+        let (first, last) = (index(self.start), index(self.end).min(len.checked_sub(1)?));
         (first <= last).then_some((first, last))
     }
 }
 
-/// In which unit, and counted from when, a time was given.
+/// The unit of a time, and whether it is relative to now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     Seconds,
@@ -87,7 +88,7 @@ impl Unit {
         matches!(self, Unit::UnixSeconds | Unit::UnixMilliseconds)
     }
 
-    /// The time in milliseconds since the Unix epoch, `None` where it lies outside the range.
+    /// The time in milliseconds since the Unix epoch; `None` if it is out of range.
     pub(super) fn to_unix_ms(self, value: i64, now_ms: u64) -> Option<i64> {
         let ms = match self {
             Unit::Seconds | Unit::UnixSeconds => value.checked_mul(1000)?,
@@ -101,7 +102,7 @@ impl Unit {
     }
 }
 
-/// An expiry that must lie ahead, in milliseconds since the Unix epoch.
+/// An expiry that must be in the future, in milliseconds since the Unix epoch.
 pub(super) fn expiry_of(arg: &[u8], unit: Unit, now_ms: u64, command: &str) -> Result<u64, Failure> {
     let value = integer(arg)?;
     let ms = (value > 0).then(|| unit.to_unix_ms(value, now_ms)).flatten();
@@ -109,7 +110,7 @@ pub(super) fn expiry_of(arg: &[u8], unit: Unit, now_ms: u64, command: &str) -> R
         .ok_or_else(|| text::expire_time(command).into())
 }
 
-/// What `SET` and `GETEX` take after key and value.
+/// The options of `SET` and `GETEX`.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct StringOptions<'a> {
     pub(super) only_if_absent: bool,
@@ -121,7 +122,7 @@ pub(super) struct StringOptions<'a> {
 }
 
 impl<'a> StringOptions<'a> {
-    /// Reads the options of `SET` from argument 3 on, or those of `GETEX` from argument 2 on.
+    /// Parses the options of `SET` from argument 3 on, or those of `GETEX` from argument 2 on.
     pub(super) fn read(request: Request<'a>, is_set: bool) -> Result<StringOptions<'a>, Failure> {
         let mut options = StringOptions::default();
         let mut i = if is_set { 3 } else { 2 };
@@ -147,7 +148,8 @@ impl<'a> StringOptions<'a> {
         Ok(options)
     }
 
-    /// Whether an expiry in `unit` goes with what was read so far; the same unit may come again.
+    /// Whether an expiry in `unit` is compatible with the options so far; the same unit may occur
+    /// again.
     fn takes(&self, unit: Unit) -> bool {
         !self.keep_ttl && !self.persist && self.expiry.is_none_or(|(before, _)| before == unit)
     }
@@ -169,7 +171,8 @@ impl<'a> StringOptions<'a> {
         Ok(())
     }
 
-    /// The expiry in milliseconds since the Unix epoch, and whether it was given as a point in time.
+    /// The expiry in milliseconds since the Unix epoch, and whether it was given as a point in
+    /// time.
     pub(super) fn expiry(&self, now_ms: u64, command: &str) -> Result<Option<(u64, bool)>, Failure> {
         let Some((unit, value)) = self.expiry else {
             return Ok(None);

@@ -2,19 +2,43 @@
 
 use collie_protocol::Request;
 
-use super::numbers::{Unsettled, integer};
+use super::numbers::{RequestedRange, integer};
+use super::row::{Command, Keys};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::text;
 
-pub(super) fn getrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let range = Unsettled::read(request, 2)?;
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[
+    Command::new("getrange", 4, getrange)
+        .about("2.4.0", "string", "Returns a part of a value.")
+        .flags(&["readonly"])
+        .categories(&["@read", "@string", "@slow"])
+        .keys(&[Keys::at(1, &["RO", "access"])]),
+    Command::new("setrange", 4, setrange)
+        .about("2.2.0", "string", "Overwrites a part of a value.")
+        .flags(&["write", "denyoom"])
+        .categories(&["@write", "@string", "@slow"])
+        .keys(&[Keys::at(1, &["RW", "update"])]),
+    Command::new("substr", 4, getrange)
+        .about(
+            "1.0.0",
+            "string",
+            "Returns a part of a value; the older name of GETRANGE.",
+        )
+        .flags(&["readonly"])
+        .categories(&["@read", "@string", "@slow"])
+        .keys(&[Keys::at(1, &["RO", "access"])]),
+];
+
+fn getrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let range = RequestedRange::read(request, 2)?;
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
     let payload = found.as_ref().map_or(&[][..], |found| found.payload());
-    let settled = range
+    let resolved = range
         .within(payload.len() as u64)
         .filter(|_| !range.is_backward());
-    let part = settled.and_then(|(first, last)| {
+    let part = resolved.and_then(|(first, last)| {
         let (first, last) = (usize::try_from(first).ok()?, usize::try_from(last).ok()?);
         payload.get(first..=last)
     });
@@ -22,7 +46,7 @@ pub(super) fn getrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn setrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn setrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let (key, part) = (request.at(1), request.at(3));
     let start = usize::try_from(integer(request.at(2))?).map_err(|_| "ERR offset is out of range")?;
     let _lock = exec.lock(key)?;
@@ -40,8 +64,8 @@ pub(super) fn setrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         if bytes.len() < end {
             bytes.resize(end, 0);
         }
-        if let Some(place) = bytes.get_mut(start..end) {
-            place.copy_from_slice(part);
+        if let Some(target) = bytes.get_mut(start..end) {
+            target.copy_from_slice(part);
         }
         exec.store(key, &prior, &bytes, prior.live_expiry())?;
     }

@@ -8,25 +8,46 @@ use collie_protocol::number::parse_cursor;
 
 use super::names::{Names, successor};
 use super::numbers::{integer, is};
+use super::row::Command;
 use crate::cost::Aside;
+use crate::data::value::{self, DATA};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
 use crate::glob;
-use crate::value::{self, DATA};
 
-/// Keys that one `SCAN` looks at, whatever `COUNT` asks for: the count is a hint, and a thread has other
-/// connections to serve.
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[
+    Command::new("randomkey", 1, randomkey)
+        .about("1.0.0", "generic", "Returns a random key.")
+        .flags(&["readonly"])
+        .categories(&["@keyspace", "@read", "@slow"])
+        .tips(&["request_policy:all_shards", "nondeterministic_output"])
+        .everywhere(),
+    Command::new("scan", -2, scan)
+        .about(
+            "2.8.0",
+            "generic",
+            "Lists the keys that match a pattern, in pages.",
+        )
+        .flags(&["readonly"])
+        .categories(&["@keyspace", "@read", "@slow"])
+        .tips(&["nondeterministic_output", "request_policy:special"])
+        .everywhere(),
+];
+
+/// The most keys that one `SCAN` visits, whatever `COUNT` is: the count is a hint, and the thread
+/// serves other connections too.
 const SCAN_KEYS_MAX: usize = 10_000;
-/// Bytes of names after which one `SCAN` ends.
+/// One `SCAN` ends after this many bytes of names.
 const SCAN_BYTES_MAX: usize = 1024 * 1024;
-/// What one key weighs, beside its value.
+/// The cost of one key without its value.
 const SCAN_KEY: usize = 128;
-/// Bytes of keys and values that one `SCAN` reads where it may take its time, and comparisons with its pattern that it
-/// makes there, before it ends; and comparisons after which it goes there.
+/// How many bytes of keys and values one `SCAN` reads, and how many comparisons with its pattern it
+/// makes, on a thread that may block; and after how many comparisons it moves there.
 const SCAN_READ_MAX: usize = 16 * 1024 * 1024;
 const SCAN_STEPS_MAX: u64 = 10_000_000;
 const SCAN_STEPS_HERE: u64 = 200_000;
-/// How often `RANDOMKEY` tries again where it came upon an expired key, as in Redis.
+/// How often `RANDOMKEY` retries if it has drawn an expired key, as in Redis.
 const RANDOM_TRIES: usize = 100;
 
 struct ScanOptions<'a> {
@@ -62,7 +83,7 @@ impl<'a> ScanOptions<'a> {
     }
 }
 
-pub(super) fn scan(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn scan(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let cursor = parse_cursor(request.at(1)).ok_or("ERR invalid cursor")?;
     let options = ScanOptions::read(request)?;
     let db = exec.session.db;
@@ -74,10 +95,10 @@ pub(super) fn scan(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         .find(db, cursor)
         .map(<[u8]>::to_vec);
     let (names, last) = if options.only_other_types {
-        (Vec::new(), None) // There are strings only.
+        (Vec::new(), None) // There are only strings.
     } else {
         match page(exec, &options, after.as_deref()) {
-            // The database was emptied meanwhile: what it held need not be returned.
+            // The database was emptied meanwhile: its old keys need not be returned.
             Err(Failure::Engine(DbError::FamilyDropped { .. })) => (Vec::new(), None),
             page => page?,
         }
@@ -95,7 +116,7 @@ pub(super) fn scan(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// The matching keys among the next ones, and the last one that was looked at where more follow.
+/// The matching keys among the next ones, and the last key that was visited if more follow.
 fn page(
     exec: &mut Exec<'_>,
     options: &ScanOptions<'_>,
@@ -155,7 +176,7 @@ fn user_key(key: &[u8]) -> &[u8] {
     key.get(1..).unwrap_or_default()
 }
 
-pub(super) fn randomkey(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+fn randomkey(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     if exec.transaction.is_some() {
         return random_in_transaction(exec);
     }
@@ -178,7 +199,8 @@ pub(super) fn randomkey(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// In a transaction one of the first keys behind a stored one that is drawn, as the transaction sees them.
+/// In a transaction: draws a stored key, and picks one of the first keys after it in the
+/// transaction's view.
 fn random_in_transaction(exec: &mut Exec<'_>) -> Outcome {
     let Some(family) = exec.database().map(|database| database.keyspace.family.clone()) else {
         exec.reply.null();
@@ -209,8 +231,8 @@ fn random_in_transaction(exec: &mut Exec<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// Draws a key by descending a tree that is not there: from all keys with a common prefix it goes to those
-/// with one of the bytes that may follow, until one key is left. Every key can be drawn; keys in sparse
+/// Draws a key by descending an implicit tree: from all keys with a common prefix to those with one
+/// of the possible next bytes, until one key is left. Every key can be drawn; keys in sparse
 /// branches are drawn more often than others.
 fn draw(exec: &mut Exec<'_>, family: &Family) -> Result<Option<(Key, Value)>, Failure> {
     let mut prefix = vec![DATA];
@@ -228,7 +250,7 @@ fn draw(exec: &mut Exec<'_>, family: &Family) -> Result<Option<(Key, Value)>, Fa
             .zip(last.0.iter())
             .take_while(|(a, b)| a == b)
             .count();
-        // Where the first key ends at the fork it is a branch of its own, in front of all bytes.
+        // If the first key ends at the fork it is a branch of its own, before all bytes.
         let (Some(&high), low) = (last.0.get(common), first.0.get(common).copied()) else {
             return Ok(Some(first));
         };
@@ -242,7 +264,7 @@ fn draw(exec: &mut Exec<'_>, family: &Family) -> Result<Option<(Key, Value)>, Fa
         prefix.clear();
         prefix.extend_from_slice(first.0.get(..common).unwrap_or_default());
         let end = successor(prefix.clone());
-        // The byte is at most `high`, so it fits.
+        // The byte is at most `high`, so the conversion cannot fail.
         prefix.push(u8::try_from(byte).unwrap_or(high));
         let range = (Bound::Included(prefix.clone()), Bound::Excluded(end));
         match family.range(range)?.next().transpose()? {
@@ -250,7 +272,7 @@ fn draw(exec: &mut Exec<'_>, family: &Family) -> Result<Option<(Key, Value)>, Fa
                 prefix.clear();
                 prefix.extend_from_slice(key.get(..=common).unwrap_or_default());
             }
-            // The keys there went while it looked: it starts over.
+            // The keys there were removed meanwhile: start over.
             None => prefix = vec![DATA],
         }
     }

@@ -1,12 +1,52 @@
-//! The server as a whole.
+//! Commands for the whole server.
 
 use collie_protocol::Request;
 
+use super::containers;
 use super::numbers::{integer, is, positive, timeout_ms};
-use crate::exec::{Exec, Flow, Outcome, Pause};
+use super::row::Command;
+use crate::exec::{Deferred, Exec, Flow, Outcome};
 use crate::failure::text;
 
-pub(super) fn time(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[
+    Command::new("function", -2, containers::container)
+        .about("7.0.0", "scripting", "Commands about functions; there are none.")
+        .categories(&["@slow"])
+        .subcommands(SUBCOMMANDS),
+    Command::new("shutdown", -1, shutdown)
+        .about("1.0.0", "server", "Shuts the server down.")
+        .flags(&["admin", "noscript", "loading", "stale", "no_multi", "allow_busy"])
+        .categories(&["@admin", "@slow", "@dangerous"]),
+    Command::new("time", 1, time)
+        .about("2.6.0", "server", "Returns the time of the server.")
+        .flags(&["loading", "stale", "fast"])
+        .categories(&["@fast"])
+        .tips(&["nondeterministic_output"]),
+    Command::new("wait", 3, wait)
+        .about("3.0.0", "generic", "Waits for replicas; there are none.")
+        .flags(&["noscript"])
+        .categories(&["@slow", "@connection"])
+        .tips(&["request_policy:all_shards", "response_policy:agg_min"]),
+    Command::new("waitaof", 4, waitaof)
+        .about(
+            "7.2.0",
+            "generic",
+            "Waits until what the connection wrote is on disk.",
+        )
+        .flags(&["noscript", "blocking"])
+        .categories(&["@slow", "@blocking", "@connection"])
+        .tips(&["request_policy:all_shards", "response_policy:agg_min"]),
+];
+
+/// The subcommands of `FUNCTION`.
+const SUBCOMMANDS: &[Command] = &[Command::new("function|flush", -2, function_flush)
+    .about("7.0.0", "scripting", "Removes all functions; there are none.")
+    .flags(&["write", "noscript"])
+    .categories(&["@write", "@slow", "@scripting"])
+    .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])];
+
+fn time(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     let now_us = exec.shared.clock.wall_us();
     exec.reply.array(2);
     exec.reply
@@ -16,31 +56,31 @@ pub(super) fn time(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn wait(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn wait(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let replicas = integer(request.at(1))?;
     let timeout_ms = timeout_ms(request.at(2))?;
     if replicas > 0 {
-        return Ok(Flow::Pause(Pause::Replicas { timeout_ms }));
+        return Ok(Flow::Deferred(Deferred::Replicas { timeout_ms }));
     }
     exec.reply.integer(0);
     Ok(Flow::Next)
 }
 
-pub(super) fn waitaof(_exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn waitaof(_exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let local = integer(request.at(1))?;
     if !(0..=1).contains(&local) {
         return Err("ERR value is out of range, value must between 0 and 1".into());
     }
     let replicas = positive(request.at(2))?;
     let timeout_ms = timeout_ms(request.at(3))?;
-    Ok(Flow::Pause(Pause::Local {
+    Ok(Flow::Deferred(Deferred::Local {
         wanted: local == 1,
         replicas,
         timeout_ms,
     }))
 }
 
-pub(super) fn shutdown(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn shutdown(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let mut abort = false;
     let mut other = false;
     let (mut save, mut nosave) = (false, false);
@@ -63,8 +103,8 @@ pub(super) fn shutdown(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Close)
 }
 
-/// There are no functions, so all are gone.
-pub(super) fn function_flush(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+/// There are no functions, so there is nothing to remove.
+fn function_flush(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     match (request.len(), request.get(2)) {
         (2, _) => {}
         (3, Some(mode)) if is(mode, "ASYNC") || is(mode, "SYNC") => {}

@@ -6,13 +6,127 @@ use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
 use super::numbers::{StringOptions, Unit, expiry_of, integer};
+use super::row::{Command, Keys};
 use crate::exec::{Exec, Flow, Outcome, Prior};
 use crate::failure::{Failure, text};
 
-/// What a reply's string takes beside its bytes, at most.
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[
+    Command::new("append", 3, append)
+        .about("2.0.0", "string", "Adds to the end of a value.")
+        .flags(&["write", "denyoom", "fast"])
+        .categories(&["@write", "@string", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "insert"])]),
+    Command::new("decr", 2, decr)
+        .about("1.0.0", "string", "Subtracts one from an integer.")
+        .flags(&["write", "denyoom", "fast"])
+        .categories(&["@write", "@string", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "access", "update"])]),
+    Command::new("decrby", 3, decrby)
+        .about("1.0.0", "string", "Subtracts from an integer.")
+        .flags(&["write", "denyoom", "fast"])
+        .categories(&["@write", "@string", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "access", "update"])]),
+    Command::new("get", 2, get)
+        .about("1.0.0", "string", "Returns the value of a key.")
+        .flags(&["readonly", "fast"])
+        .categories(&["@read", "@string", "@fast"])
+        .keys(&[Keys::at(1, &["RO", "access"])]),
+    Command::new("getdel", 2, getdel)
+        .about(
+            "6.2.0",
+            "string",
+            "Returns the value of a key and removes the key.",
+        )
+        .flags(&["write", "fast"])
+        .categories(&["@write", "@string", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "access", "delete"])]),
+    Command::new("getex", -2, getex)
+        .about(
+            "6.2.0",
+            "string",
+            "Returns the value of a key, and may change its expiry.",
+        )
+        .flags(&["write", "fast"])
+        .categories(&["@write", "@string", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "access", "update"]).notes("RW and UPDATE because it changes the TTL")]),
+    Command::new("getset", 3, getset)
+        .about("1.0.0", "string", "Sets a value and returns the previous one.")
+        .flags(&["write", "denyoom", "fast"])
+        .categories(&["@write", "@string", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "access", "update"])]),
+    Command::new("incr", 2, incr)
+        .about("1.0.0", "string", "Adds one to an integer.")
+        .flags(&["write", "denyoom", "fast"])
+        .categories(&["@write", "@string", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "access", "update"])]),
+    Command::new("incrby", 3, incrby)
+        .about("1.0.0", "string", "Adds to an integer.")
+        .flags(&["write", "denyoom", "fast"])
+        .categories(&["@write", "@string", "@fast"])
+        .keys(&[Keys::at(1, &["RW", "access", "update"])]),
+    Command::new("mget", -2, mget)
+        .about(
+            "1.0.0",
+            "string",
+            "Returns the values of several keys at one point in time.",
+        )
+        .flags(&["readonly", "fast"])
+        .categories(&["@read", "@string", "@fast"])
+        .tips(&["request_policy:multi_shard"])
+        .keys(&[Keys::to(1, -1, 1, &["RO", "access"])]),
+    Command::new("mset", -3, mset)
+        .about("1.0.1", "string", "Sets several keys in one commit.")
+        .flags(&["write", "denyoom"])
+        .categories(&["@write", "@string", "@slow"])
+        .tips(&["request_policy:multi_shard", "response_policy:all_succeeded"])
+        .keys(&[Keys::to(1, -1, 2, &["OW", "update"])]),
+    Command::new("msetnx", -3, msetnx)
+        .about(
+            "1.0.1",
+            "string",
+            "Sets several values in one commit if none of the keys exists.",
+        )
+        .flags(&["write", "denyoom"])
+        .categories(&["@write", "@string", "@slow"])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_min"])
+        .keys(&[Keys::to(1, -1, 2, &["OW", "insert"])]),
+    Command::new("psetex", 4, psetex)
+        .about("2.6.0", "string", "Sets a value with an expiry in milliseconds.")
+        .flags(&["write", "denyoom"])
+        .categories(&["@write", "@string", "@slow"])
+        .keys(&[Keys::at(1, &["OW", "update"])]),
+    Command::new("set", -3, set)
+        .about(
+            "1.0.0",
+            "string",
+            "Sets a key, optionally under conditions and with an expiry.",
+        )
+        .flags(&["write", "denyoom"])
+        .categories(&["@write", "@string", "@slow"])
+        .keys(&[Keys::at(1, &["RW", "access", "update", "variable_flags"])
+            .notes("RW and ACCESS due to the optional `GET` argument")]),
+    Command::new("setex", 4, setex)
+        .about("2.0.0", "string", "Sets a value with an expiry in seconds.")
+        .flags(&["write", "denyoom"])
+        .categories(&["@write", "@string", "@slow"])
+        .keys(&[Keys::at(1, &["OW", "update"])]),
+    Command::new("setnx", 3, setnx)
+        .about("1.0.0", "string", "Sets a key if it does not exist.")
+        .flags(&["write", "denyoom", "fast"])
+        .categories(&["@write", "@string", "@fast"])
+        .keys(&[Keys::at(1, &["OW", "insert"])]),
+    Command::new("strlen", 2, strlen)
+        .about("2.2.0", "string", "Returns the length of a value in bytes.")
+        .flags(&["readonly", "fast"])
+        .categories(&["@read", "@string", "@fast"])
+        .keys(&[Keys::at(1, &["RO"])]),
+];
+
+/// The most that a string takes in a reply beside its bytes.
 const BULK_FRAME: usize = 24;
 
-pub(super) fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
     match found {
@@ -22,7 +136,7 @@ pub(super) fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let options = StringOptions::read(request, true)?;
     let expiry = options.expiry(exec.now_ms, "set")?.map(|(ms, _)| ms);
     let (key, payload) = (request.at(1), request.at(2));
@@ -50,11 +164,11 @@ pub(super) fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn setex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn setex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     set_with_expiry(exec, request, Unit::Seconds, "setex")
 }
 
-pub(super) fn psetex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn psetex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     set_with_expiry(exec, request, Unit::Milliseconds, "psetex")
 }
 
@@ -68,7 +182,7 @@ fn set_with_expiry(exec: &mut Exec<'_>, request: Request<'_>, unit: Unit, comman
     Ok(Flow::Next)
 }
 
-pub(super) fn getset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn getset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
@@ -78,7 +192,7 @@ pub(super) fn getset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn setnx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn setnx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
@@ -90,7 +204,7 @@ pub(super) fn setnx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn getdel(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn getdel(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
@@ -106,7 +220,7 @@ pub(super) fn getdel(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn getex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn getex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let options = StringOptions::read(request, false)?;
     let key = request.at(1);
     let _lock = exec.lock(key)?;
@@ -130,7 +244,7 @@ pub(super) fn getex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if exec.may_block && request.len() > 2 {
         return mget_aside(exec, request);
     }
@@ -144,7 +258,7 @@ pub(super) fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     // A snapshot, so that an MSET of the same keys is seen as a whole or not at all.
     let snapshot = exec.shared.store.db.snapshot();
     for key in request.iter().skip(1) {
-        // Who asks for one large value asks for others like it.
+        // If one value is large, the others are likely to be.
         let found = exec.find_at(&snapshot, key).map_err(|failure| match failure {
             Failure::Aside(why) => Failure::Aside(why.times(request.len() - 1)),
             failure => failure,
@@ -158,7 +272,8 @@ pub(super) fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// `MGET` of values that may be large: all are found first, and copied into a reply that has the room for them.
+/// `MGET` of values that may be large: reads all of them first, and then copies them into a reply
+/// that is large enough.
 fn mget_aside(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let snapshot = exec.shared.store.db.snapshot();
     let limit = exec.shared.settings.reply_bytes_max();
@@ -192,19 +307,19 @@ fn push_found(exec: &mut Exec<'_>, payload: Option<&[u8]>) {
     }
 }
 
-pub(super) fn mset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn mset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     set_several(exec, request, false, "mset")?;
     exec.reply.ok();
     Ok(Flow::Next)
 }
 
-pub(super) fn msetnx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn msetnx(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let is_set = set_several(exec, request, true, "msetnx")?;
     exec.reply.integer(i64::from(is_set));
     Ok(Flow::Next)
 }
 
-/// Sets all keys in one commit; none of them where one is there and all are to be new.
+/// Sets all keys in one commit; none of them if all must be new and one exists.
 fn set_several(
     exec: &mut Exec<'_>,
     request: Request<'_>,
@@ -214,7 +329,7 @@ fn set_several(
     if request.len().is_multiple_of(2) {
         return Err(text::arity(command).into());
     }
-    // Of a key that comes twice the last value counts.
+    // If a key occurs twice the last value counts.
     let mut values: HashMap<&[u8], &[u8]> = HashMap::with_capacity(request.len() / 2);
     let mut args = request.iter().skip(1);
     while let (Some(key), Some(payload)) = (args.next(), args.next()) {
@@ -232,7 +347,7 @@ fn set_several(
     Ok(true)
 }
 
-pub(super) fn append(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn append(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let (key, tail) = (request.at(1), request.at(2));
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
@@ -250,7 +365,7 @@ pub(super) fn append(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-pub(super) fn strlen(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn strlen(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
     push_len(exec, found.map_or(0, |found| found.payload().len()));
@@ -258,24 +373,24 @@ pub(super) fn strlen(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 fn push_len(exec: &mut Exec<'_>, len: usize) {
-    // A value is at most a few gigabytes long.
+    // A value is at most a few gigabytes long, so that its length fits.
     exec.reply.integer(i64::try_from(len).unwrap_or(i64::MAX));
 }
 
-pub(super) fn incr(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn incr(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     add(exec, request.at(1), 1)
 }
 
-pub(super) fn decr(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn decr(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     add(exec, request.at(1), -1)
 }
 
-pub(super) fn incrby(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn incrby(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let by = integer(request.at(2))?;
     add(exec, request.at(1), by)
 }
 
-pub(super) fn decrby(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+fn decrby(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let by = integer(request.at(2))?;
     let by = by.checked_neg().ok_or("ERR decrement would overflow")?;
     add(exec, request.at(1), by)

@@ -1,4 +1,4 @@
-//! What the metrics say. docs/operations.md lists every name; a test compares the two.
+//! The metrics and their values. docs/operations.md lists every name; a test compares the two.
 
 use collie_db::{LogStats, Stall, Stats};
 
@@ -8,23 +8,23 @@ use crate::process;
 use crate::session::Shared;
 use crate::stats::CommandCounter;
 
-/// Nanoseconds as Prometheus wants its times.
+/// Nanoseconds as seconds, Prometheus' unit of time.
 const NS: f64 = 1e-9;
-/// Labels of holders that are shown; their names come from users of the log.
+/// The most labels of log holders that are shown; users of the log choose their names.
 const HOLDERS_MAX: usize = 16;
 
 fn seconds(ns: u64) -> f64 {
     ns as f64 * NS
 }
 
-/// All metrics. `engine` is what the engine last told, and how many nanoseconds ago.
+/// All metrics. `engine`: the engine's latest statistics, and their age in nanoseconds.
 pub(super) fn page(shared: &Shared, engine: Option<&(Stats, u64)>) -> String {
     let mut page = Page::default();
     server(shared, &mut page);
     page.gauge(
         "collie_writes_refused",
         "1 from the first write that is refused until one is taken, since the disk is full or the log failed.",
-        u8::from(shared.health.refusal(engine.map(|(stats, _)| stats)).is_some()),
+        u8::from(shared.store.health.refusal(engine.map(|(stats, _)| stats)).is_some()),
     );
     commands(shared, &mut page);
     keyspace(shared, &mut page);
@@ -32,7 +32,7 @@ pub(super) fn page(shared: &Shared, engine: Option<&(Stats, u64)>) -> String {
     if let Some((stats, age_ns)) = engine {
         page.gauge(
             "collie_engine_figures_age_seconds",
-            "Age of the figures of log and families, which wait for writers that are held up.",
+            "Age of the statistics of log and families, which wait for stalled writers.",
             seconds(*age_ns),
         );
         store(stats, &mut page);
@@ -65,8 +65,8 @@ fn server(shared: &Shared, page: &mut Page) {
     );
     page.gauge(
         "collie_connection_buffer_bytes",
-        "Requests and replies that all connections hold, beyond 256 KiB of each.",
-        shared.clients.held().max(0),
+        "Bytes of requests and replies of all connections, beyond 256 KiB of each.",
+        shared.clients.charged_bytes().max(0),
     );
     let c = &shared.counters;
     for (name, help, counter) in [
@@ -142,7 +142,7 @@ fn server(shared: &Shared, page: &mut Page) {
         ),
         (
             "collie_turns_given_total",
-            "Times that a connection let others have the thread in the middle of a pipeline.",
+            "Times that a connection yielded its thread in the middle of a pipeline.",
             &c.yields,
         ),
         (
@@ -283,7 +283,7 @@ fn log(log: &LogStats, page: &mut Page) {
         ("collie_log_durable_lsn", "On the device up to here.", log.durable),
         (
             "collie_log_oldest_lsn",
-            "The first that a segment still holds.",
+            "The oldest LSN that a segment contains.",
             log.oldest,
         ),
     ] {
@@ -323,7 +323,7 @@ fn log(log: &LogStats, page: &mut Page) {
     ] {
         page.counter(name, help, count);
     }
-    page.gauge("collie_log_segments", "Segments that hold the log.", log.segments);
+    page.gauge("collie_log_segments", "Segments of the log.", log.segments);
     page.gauge(
         "collie_log_spare_segments",
         "Released segments kept for use as new ones.",
@@ -394,7 +394,7 @@ fn log(log: &LogStats, page: &mut Page) {
     holders.sort_by_key(|(_, lsn)| *lsn);
     let mut shown: Vec<&str> = Vec::new();
     for (holder, lsn) in holders {
-        // One name may hold several places; the oldest one counts.
+        // One name may pin several positions; the oldest counts.
         if shown.len() < HOLDERS_MAX && !shown.contains(&holder.as_str()) {
             shown.push(holder);
             metric.sample(&[("holder", holder)], log.appended.saturating_sub(*lsn));

@@ -1,9 +1,9 @@
 //! `/metrics` in Prometheus' text format, and `/healthz`, over HTTP/1.1 on a thread of their own.
 //!
-//! A request is read to the end of its head, answered, and the connection closed; nothing of a request but
-//! its first line counts. Whoever scrapes never waits for the engine for longer than [`PATIENCE`]: the figures
-//! of log and families wait for writers that are held up, so they are taken on another thread, and where that
-//! is late the last ones are shown, with their age.
+//! A request is read to the end of its head and answered, and the connection is closed; only the
+//! first line of a request matters. A request never waits for the engine longer than [`PATIENCE`]:
+//! the statistics of log and families wait for writers that are stalled, so they are taken on
+//! another thread, and if that is late the previous ones are shown, with their age.
 
 mod figures;
 mod text;
@@ -22,26 +22,26 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::session::Shared;
 
-/// Requests that are answered at a time; more wait to be accepted.
+/// Requests that are answered at a time; others wait to be accepted.
 const CONNECTIONS_MAX: usize = 16;
 /// The longest head of a request, in bytes.
 const HEAD_MAX: usize = 8 * 1024;
-/// How long a client may take for its request, and again for the answer.
+/// How long a client may take to send its request, and again to read the answer.
 const SLOWEST: Duration = Duration::from_secs(10);
-/// How long the engine may take for its figures before the last ones are shown.
+/// How long the engine may take for its statistics before the previous ones are shown.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long nothing is accepted after the system refused to give a connection.
+/// How long no request is accepted after the system refused to create a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The engine's figures as they were last taken.
+/// The engine's latest statistics.
 #[derive(Debug, Default)]
 struct Latest {
-    /// The figures, and the monotonic time at which they were whole.
+    /// The statistics, and the monotonic time at which they were complete.
     figures: Mutex<Option<(Stats, u64)>>,
     is_taking: AtomicBool,
 }
 
-/// Figures are being taken, until this is dropped.
+/// Statistics are being taken, until this is dropped.
 struct Taking(Arc<Latest>);
 
 impl Drop for Taking {
@@ -58,7 +58,7 @@ pub(crate) fn run(listener: StdListener, shared: &Arc<Shared>) -> io::Result<()>
         .max_blocking_threads(1)
         .build()?;
     let served = runtime.block_on(serve(listener, shared));
-    // Figures that the engine has yet to tell are nobody's any more.
+    // Statistics that the engine still has to deliver are not needed any more.
     runtime.shutdown_background();
     served
 }
@@ -84,7 +84,7 @@ async fn serve(listener: StdListener, shared: &Arc<Shared>) -> io::Result<()> {
                     tracing::warn!(%error, "a request for metrics could not be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
-                // Nobody closes the semaphore.
+                // The semaphore is never closed.
                 (_, Err(_)) => return Ok(()),
             },
         }
@@ -119,7 +119,7 @@ async fn converse(
     }
 }
 
-/// Reads to the empty line behind a request's head; `None` where it is too long.
+/// Reads to the empty line after a request's head; `None` if the head is too long.
 async fn read_head(stream: &mut TcpStream) -> io::Result<Option<String>> {
     let mut head = Vec::with_capacity(1024);
     loop {
@@ -194,7 +194,12 @@ async fn answer(head: &str, shared: &Arc<Shared>, latest: &Arc<Latest>) -> Respo
         }
         "/healthz" => {
             let figures = figures_of(shared, latest).await;
-            health(shared.health.refusal(figures.as_ref().map(|(stats, _)| stats)))
+            health(
+                shared
+                    .store
+                    .health
+                    .refusal(figures.as_ref().map(|(stats, _)| stats)),
+            )
         }
         _ => Response::error("404 Not Found", "there are /metrics and /healthz"),
     };
@@ -204,7 +209,8 @@ async fn answer(head: &str, shared: &Arc<Shared>, latest: &Arc<Latest>) -> Respo
     }
 }
 
-/// Whether writes are taken. An engine that is held up is well; one that refuses is not.
+/// Whether writes are accepted. An engine that stalls writes is healthy; one that refuses them is
+/// not.
 fn health(refusal: Option<String>) -> Response {
     match refusal {
         Some(reason) => Response::error(
@@ -215,16 +221,16 @@ fn health(refusal: Option<String>) -> Response {
     }
 }
 
-/// The engine's figures and their age in nanoseconds; `None` where it has not told any yet.
+/// The engine's statistics and their age in nanoseconds; `None` before the first ones.
 async fn figures_of(shared: &Arc<Shared>, latest: &Arc<Latest>) -> Option<(Stats, u64)> {
-    // Relaxed: the figures themselves are handed over under their lock.
+    // Relaxed: the statistics themselves are passed on under their lock.
     if !latest.is_taking.swap(true, Ordering::Relaxed) {
         let (shared, taking) = (Arc::clone(shared), Taking(Arc::clone(latest)));
         let taken = tokio::task::spawn_blocking(move || {
             let stats = shared.store.db.stats();
             *taking.0.figures.lock() = Some((stats, shared.clock.monotonic()));
         });
-        // Where it takes longer, or panicked, there are the figures of before.
+        // If it takes longer, or panicked, the previous statistics are shown.
         let _ = tokio::time::timeout(PATIENCE, taken).await;
     }
     let now = shared.clock.monotonic();

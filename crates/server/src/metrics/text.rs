@@ -8,7 +8,7 @@ pub(super) struct Page {
     text: String,
 }
 
-/// What a metric is to Prometheus.
+/// Prometheus' types of metrics.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
     Counter,
@@ -58,8 +58,8 @@ impl Metric<'_> {
         self.line("", labels, value);
     }
 
-    /// A distribution: the median, 99 %, 99.9 %, the sum of all values and their number. Values are multiplied
-    /// by `unit`.
+    /// A distribution: the median, 99 %, 99.9 %, the sum of all values and their number. Values are
+    /// multiplied by `unit`.
     pub(super) fn summary(
         &mut self,
         labels: &[(&str, &str)],

@@ -1,7 +1,8 @@
 //! Commands answered byte for byte as a real Redis 7.0 answers them.
 //!
-//! Needs `redis-server` (Debian's redis-server package). Where it is missing the tests say so and pass, unless
-//! `COLLIE_REQUIRE_TOOLS` is set. `COLLIE_DIFF_COMMANDS` sets how many commands are compared.
+//! Needs `redis-server` (Debian's redis-server package). If it is missing the tests print so and
+//! pass, unless `COLLIE_REQUIRE_TOOLS` is set. `COLLIE_DIFF_COMMANDS` sets how many commands are
+//! compared.
 
 #![expect(
     clippy::unwrap_used,
@@ -47,14 +48,14 @@ fn redis() -> Option<Redis> {
         println!("skipped: redis-server 7.0 is missing (Debian: redis-server)");
         return None;
     }
-    // Somebody else may have the port; then another one is tried.
+    // Another process may have the port; then another one is tried.
     let started = (0..20).find_map(|_| start_redis());
     assert!(started.is_some(), "redis-server does not start");
     started
 }
 
-/// Gives Redis the limit of a value's length that ours has: with its own, 512 MiB, it would go on where ours refuses,
-/// as `docs/server.md` says.
+/// Sets Redis' limit on the length of a value to ours: with its own, 512 MiB, it would succeed
+/// where ours refuses, as `docs/server.md` says.
 fn limit_like(server: &Running, redis: &Redis) {
     let limit = server.client().call(&["CONFIG", "GET", "proto-max-bulk-len"]);
     let bytes = limit.lines().last().unwrap();
@@ -62,15 +63,15 @@ fn limit_like(server: &Running, redis: &Redis) {
     assert_eq!(set, "+OK\r\n", "{limit:?}");
 }
 
-/// A port from below those that the system gives to whoever asks for any, so that nobody gets it by chance between two
-/// tries to reach the server there.
+/// A port below those that the system assigns, so that no other process gets it by chance between
+/// two attempts to connect to the server there.
 fn next_port() -> u16 {
     static TAKEN: AtomicU16 = AtomicU16::new(0);
     let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
     10_000 + (std::process::id() as u16).wrapping_mul(31).wrapping_add(taken) % 20_000
 }
 
-/// Starts a server; `None` where it ended, or another one listens on its port.
+/// Starts a server; `None` if it ended, or another one listens on its port.
 fn start_redis() -> Option<Redis> {
     let dir = tempfile::tempdir().unwrap();
     let port = next_port();
@@ -165,7 +166,8 @@ fn the_command_table_is_that_of_redis() {
     for name in &names {
         let name = String::from_utf8_lossy(name);
         let name = name.lines().nth(1).unwrap();
-        // Containers list their subcommands, of which there are fewer here; the others are later or our own.
+        // Containers list their subcommands, of which there are fewer here; the others are newer or
+        // our own.
         if [
             "client",
             "config",

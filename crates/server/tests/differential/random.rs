@@ -1,6 +1,6 @@
 //! Random commands of three clients at a time.
 
-use super::support::{Client, Random, Running, config, reply_len, rounds, sorted_names, start};
+use super::support::{Client, Random, Running, config, elements, rounds, sorted_names, start};
 use super::{Redis, limit_like, redis};
 
 const KEYS: [&str; 6] = ["a", "b", "key:1", "key:2", "", "a key\r\nwith\0all"];
@@ -20,7 +20,7 @@ const VALUES: [&str; 14] = [
     "some longer value",
     "\r\n",
 ];
-/// Nothing that is set to expire does so while the test runs: when it is counted out is a matter of chance.
+/// No expiry falls into the run of the test, because the moment of a removal is not deterministic.
 const TIMES: [&str; 9] = [
     "100000000",
     "500000000",
@@ -144,8 +144,8 @@ const FLOATS: [&str; 18] = [
 const PLACES: [&str; 12] = ["0", "1", "2", "7", "8", "20", "-1", "-2", "-3", "-30", "100", "x"];
 const DATABASES: [&str; 6] = ["0", "1", "0", "1", "16", "x"];
 
-/// A time from now on that no other command names: of two that are the same one server may see the later one a
-/// millisecond later, and the other one not, and `GT` and `LT` tell.
+/// A future time that no other command uses: of two equal ones one server may see the later one a
+/// millisecond later, and the other one not, which `GT` and `LT` distinguish.
 fn apart(arg: &str, number: usize) -> String {
     match arg {
         "100000000" | "500000000" | "1000000000" => {
@@ -155,7 +155,7 @@ fn apart(arg: &str, number: usize) -> String {
     }
 }
 
-/// One command, right more often than wrong.
+/// One command, valid more often than not.
 fn command(random: &mut Random, number: usize) -> Vec<String> {
     let name = random.pick(&NAMES);
     let key = random.pick(&KEYS);
@@ -338,7 +338,7 @@ fn command(random: &mut Random, number: usize) -> Vec<String> {
         ],
         _ => vec![name, key, value],
     };
-    // Now and then an argument too many or too few.
+    // Occasionally an argument too many or too few.
     match random.below(25) {
         0 => args.push("extra"),
         1 if args.len() > 1 => {
@@ -387,7 +387,7 @@ impl Pair {
         }
     }
 
-    /// Sends one command to both and compares what they answer.
+    /// Sends one command to both and compares the replies.
     fn call(&mut self, args: &[String]) -> Result<(), String> {
         let (ours, theirs) = (self.ours.call_raw(args), self.theirs.call_raw(args));
         let agrees = match (args[0].as_str(), args.len(), &mut self.queued) {
@@ -415,21 +415,9 @@ impl Pair {
     }
 }
 
-/// The elements of an array, or none of one that is not there.
-fn elements(reply: &[u8]) -> Vec<&[u8]> {
-    let mut at = reply.windows(2).position(|pair| pair == b"\r\n").unwrap() + 2;
-    let mut elements = Vec::new();
-    while at < reply.len() {
-        let len = reply_len(&reply[at..]).unwrap();
-        elements.push(&reply[at..at + len]);
-        at += len;
-    }
-    elements
-}
-
 #[test]
 fn random_commands_are_answered_as_redis_answers_them() {
-    // By three clients of each server, so that what one watches another one changes.
+    // By three clients of each server, so that one changes what another one watches.
     let Some(redis) = redis() else { return };
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());

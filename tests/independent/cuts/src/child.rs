@@ -1,5 +1,6 @@
 //! What runs on the file system and dies with it: opens the store, reads all that is there, does what an application
-//! might, and tells each intent, acknowledgement and answer through its standard output, line by line.
+//! might, and reports each
+//! intent, acknowledgement and answer through its standard output, line by line.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -119,14 +120,14 @@ fn family_options(rng: &mut Rng) -> FamilyOptions {
     }
 }
 
-/// A value tells which write it is of.
+/// A value names the write that it is of.
 fn value(thread: u64, seq: u64, item: usize, len: usize) -> Vec<u8> {
     let mut value = format!("{thread}.{seq}.{item}.{len}|").into_bytes();
     value.extend((0..len).map(|at| b'a' + ((at as u64 * 7 + seq) % 26) as u8));
     value
 }
 
-fn told(found: &[u8]) -> Option<(u64, u64, usize)> {
+fn parse_value(found: &[u8]) -> Option<(u64, u64, usize)> {
     let end = found.iter().position(|&c| c == b'|')?;
     let head = std::str::from_utf8(&found[..end]).ok()?;
     let mut parts = head.split('.').map(|part| part.parse::<u64>().ok());
@@ -139,8 +140,8 @@ pub fn key(thread: u64, number: u64) -> String {
     format!("k{thread}-{number}")
 }
 
-/// A line to whoever judges; one write, so that lines of threads do not mix.
-fn tell(line: impl Display) {
+/// A line to the judge; one write, so that lines of threads do not mix.
+fn report(line: impl Display) {
     let mut out = std::mem::ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(1) });
     let line = line.to_string().replace('\n', " ");
     let line: String = line.chars().take(3500).collect();
@@ -185,14 +186,14 @@ impl Worker<'_> {
     fn acknowledge(&self, seq: u64, result: Result<Lsn, Error>) {
         let thread = self.thread;
         match result {
-            Ok(end) => tell(format!("a {thread} {seq} ok {end}")),
+            Ok(end) => report(format!("a {thread} {seq} ok {end}")),
             Err(error) if refused(&error) => {
                 self.failed(&error);
-                tell(format!("a {thread} {seq} no {error}"));
+                report(format!("a {thread} {seq} no {error}"));
             }
             Err(error) => {
                 self.failed(&error);
-                tell(format!("a {thread} {seq} doubt {error}"));
+                report(format!("a {thread} {seq} doubt {error}"));
             }
         }
     }
@@ -242,7 +243,7 @@ impl Worker<'_> {
                 )
             })
             .collect();
-        tell(format!(
+        report(format!(
             "w {} {seq} {} {}",
             self.thread,
             level_name(level),
@@ -314,7 +315,7 @@ impl Worker<'_> {
 
     fn create(&mut self, name: &str) {
         let seq = self.seq();
-        tell(format!("c {} {seq} {name}", self.thread));
+        report(format!("c {} {seq} {name}", self.thread));
         let options = family_options(&mut self.rng);
         let result = match self.rng.chance(50) {
             true => self.db.create_family(name, options),
@@ -328,7 +329,7 @@ impl Worker<'_> {
             return;
         };
         let seq = self.seq();
-        tell(format!("d {} {seq} {name}", self.thread));
+        report(format!("d {} {seq} {name}", self.thread));
         let result = self.db.drop_family(&family);
         self.acknowledge(seq, result.map(|()| 0));
     }
@@ -336,10 +337,10 @@ impl Worker<'_> {
     fn flush(&self, family: &Family, compact: bool) {
         let done = if compact { family.compact() } else { family.flush() };
         match done {
-            Ok(()) => tell(format!("f {} {}", self.thread, family.name())),
+            Ok(()) => report(format!("f {} {}", self.thread, family.name())),
             Err(error) => {
                 self.failed(&error);
-                tell(format!("note flush of {}: {error}", family.name()));
+                report(format!("note flush of {}: {error}", family.name()));
             }
         }
     }
@@ -392,10 +393,10 @@ impl Worker<'_> {
                 self.drop_family(&name);
             }
             96..98 => match self.db.flush_wal(Durability::Disk) {
-                Ok(end) => tell(format!("s {end}")),
+                Ok(end) => report(format!("s {end}")),
                 Err(error) => {
                     self.failed(&error);
-                    tell(format!("note flush_wal: {error}"));
+                    report(format!("note flush_wal: {error}"));
                 }
             },
             _ => std::thread::sleep(Duration::from_millis(self.rng.below(60))),
@@ -455,11 +456,11 @@ impl Worker<'_> {
             };
             self.acknowledge(seq, result);
             if let Some(end) = end {
-                return tell(end);
+                return report(end);
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        tell(format!("probe stuck {last}"));
+        report(format!("probe stuck {last}"));
     }
 }
 
@@ -468,13 +469,13 @@ fn read(db: &Db, family: &Family, thread: u64, key: &str, trouble: &AtomicBool) 
     match family.get_with(key, &collie_db::ReadOptions::default()) {
         Ok(read) => {
             let disk = u8::from(read.seen <= db.durable());
-            match read.value.as_deref().map(told) {
-                None => tell(format!("r {thread} {name} {key} {disk} -")),
+            match read.value.as_deref().map(parse_value) {
+                None => report(format!("r {thread} {name} {key} {disk} -")),
                 Some(Some((by, seq, item))) if by == thread => {
-                    tell(format!("r {thread} {name} {key} {disk} {seq} {item}"))
+                    report(format!("r {thread} {name} {key} {disk} {seq} {item}"))
                 }
-                Some(other) => tell(format!(
-                    "bad {name}/{key} holds what nobody wrote there: {other:?}"
+                Some(other) => report(format!(
+                    "bad {name}/{key} holds what was never written there: {other:?}"
                 )),
             }
         }
@@ -482,7 +483,7 @@ fn read(db: &Db, family: &Family, thread: u64, key: &str, trouble: &AtomicBool) 
             if !matches!(error, Error::FamilyDropped { .. }) {
                 trouble.store(true, Ordering::Relaxed);
             }
-            tell(format!("re {thread} {name} {key} {error}"));
+            report(format!("re {thread} {name} {key} {error}"));
         }
     }
 }
@@ -490,10 +491,10 @@ fn read(db: &Db, family: &Family, thread: u64, key: &str, trouble: &AtomicBool) 
 /// Reads all that is there, in both ways.
 fn verify(life: &Life, db: &Db, trouble: &AtomicBool) {
     let names = db.families();
-    tell(format!("fams {}", names.join(",")));
+    report(format!("fams {}", names.join(",")));
     for name in names {
         let Some(family) = db.family(&name) else {
-            tell(format!("bad the family {name} is listed and not there"));
+            report(format!("bad the family {name} is listed and not there"));
             continue;
         };
         let mut listed = BTreeSet::new();
@@ -507,7 +508,7 @@ fn verify(life: &Life, db: &Db, trouble: &AtomicBool) {
                         }
                         Err(error) => {
                             whole = false;
-                            tell(format!("re - {name} - {error}"));
+                            report(format!("re - {name} - {error}"));
                             break;
                         }
                     }
@@ -515,7 +516,7 @@ fn verify(life: &Life, db: &Db, trouble: &AtomicBool) {
             }
             Err(error) => {
                 whole = false;
-                tell(format!("re - {name} - {error}"));
+                report(format!("re - {name} - {error}"));
             }
         }
         for thread in 0..life.threads {
@@ -528,13 +529,13 @@ fn verify(life: &Life, db: &Db, trouble: &AtomicBool) {
                         .find(|(listed, _)| *listed == key)
                         .map(|(_, value)| value.as_slice());
                     if listed_value != found.as_deref() {
-                        tell(format!("bad {name}/{key}: get and iteration differ"));
+                        report(format!("bad {name}/{key}: get and iteration differ"));
                     }
                 }
             }
         }
     }
-    tell("verified");
+    report("verified");
 }
 
 fn inspect(life: &Life, when: &str) {
@@ -545,14 +546,14 @@ fn inspect(life: &Life, when: &str) {
             continue;
         }
         match collie_log::inspect::inspect(&device, &dir, |_| {}) {
-            Ok(_) => tell("inspected"),
+            Ok(_) => report("inspected"),
             // Its oldest segments went, and of what is left none says where its first frame begins.
             Err(collie_log::LogError::BeginningUnknown { .. }) if dir != log => {
-                tell("note inspect: an archive without a beginning")
+                report("note inspect: an archive without a beginning")
             }
             // A segment is there before its header; a log without any is none yet.
-            Err(collie_log::LogError::Missing { .. }) => tell("note inspect: missing"),
-            Err(error) => tell(format!("inspect {when} {}: {error}", dir.display())),
+            Err(collie_log::LogError::Missing { .. }) => report("note inspect: missing"),
+            Err(error) => report(format!("inspect {when} {}: {error}", dir.display())),
         }
     }
 }
@@ -569,13 +570,13 @@ fn has_segments(dir: &Path) -> bool {
 /// Opens, again where the failure may have hit the first try.
 fn open(life: &Life, again: u64) -> Option<Db> {
     for attempt in 0..3 {
-        tell("opening");
+        report("opening");
         match Db::open(&life.store, life.options(again)) {
             Ok(db) => {
-                tell("open ok");
+                report("open ok");
                 return Some(db);
             }
-            Err(error) => tell(format!("open err {attempt} {error}")),
+            Err(error) => report(format!("open err {attempt} {error}")),
         }
     }
     None
@@ -622,14 +623,14 @@ pub fn run(life: &Life) -> i32 {
         }
         drop(first);
         if session + 1 < sessions || life.close {
-            tell("closing");
+            report("closing");
             match db.close() {
-                Ok(()) => tell("close ok"),
-                Err(error) => tell(format!("close err {error}")),
+                Ok(()) => report("close ok"),
+                Err(error) => report(format!("close err {error}")),
             }
         } else {
             // The power goes, or the process is killed, while it is open.
-            tell("idle");
+            report("idle");
             let _ = io::stdin().read(&mut [0]);
             std::mem::forget(db);
         }
@@ -638,7 +639,7 @@ pub fn run(life: &Life) -> i32 {
         if life.inspect {
             inspect(life, "after the close");
         }
-        tell("idle");
+        report("idle");
         let _ = io::stdin().read(&mut [0]);
     }
     0
@@ -653,13 +654,13 @@ fn second(life: &Life) {
         .args(life.to_args())
         .output();
     match output {
-        Ok(output) if output.status.code() == Some(7) => tell("second refused"),
-        Ok(output) => tell(format!(
+        Ok(output) if output.status.code() == Some(7) => report("second refused"),
+        Ok(output) => report(format!(
             "bad a second process was not refused: {} {}",
             output.status,
             String::from_utf8_lossy(&output.stdout)
         )),
-        Err(error) => tell(format!("note second: {error}")),
+        Err(error) => report(format!("note second: {error}")),
     }
 }
 

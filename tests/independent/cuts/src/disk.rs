@@ -432,7 +432,7 @@ impl Disk {
         after
     }
 
-    /// Everything that is there, for whoever looks for the cause of a violation.
+    /// Everything that is there, for the search for the cause of a violation.
     pub fn tree(&self) -> String {
         let line = |inode: &Inode| match &inode.node {
             Node::File(file) if inode.names > 0 => Some(format!("  {} {}\n", inode.path, file.live.len())),

@@ -1,4 +1,5 @@
-//! The file system that a store's processes see: it fails once where it is told to, and stops at the cut.
+//! The file system that a store's processes see: it fails once where the plan says so, and
+//! stops at the cut.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -159,7 +160,7 @@ impl Shared {
         self.world().cut();
     }
 
-    /// Lets what waits since the cut end with an error: nobody is left to hear it.
+    /// Lets what waits since the cut end with an error: no process is left to get it.
     pub fn release(&self) {
         self.world().released = true;
         self.0.1.notify_all();

@@ -1,4 +1,4 @@
-//! What may be found, from what was told.
+//! What may be found, from what was acknowledged.
 //!
 //! A key's history is the writes that it may hold now, oldest first: the first is certain, later ones are there or not.
 //! A key belongs to one thread, which writes and reads one after the other.
@@ -14,7 +14,7 @@ pub enum End {
 }
 
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
-enum Told {
+enum Acked {
     /// No reply.
     Nothing,
     /// An error that leaves it open.
@@ -25,8 +25,8 @@ enum Told {
 }
 
 struct Op {
-    level: Told,
-    told: Told,
+    level: Acked,
+    acked: Acked,
     /// Where its commit ends in the log; 0 where that is not known.
     end: u64,
     /// In the manifest and not in the log.
@@ -131,9 +131,9 @@ impl Judge {
             "verified" => self.verified(true),
             "w" => {
                 let level = match words[3] {
-                    "disk" => Told::Disk,
-                    "process" => Told::Process,
-                    _ => Told::Buffered,
+                    "disk" => Acked::Disk,
+                    "process" => Acked::Process,
+                    _ => Acked::Buffered,
                 };
                 let keys = words[4].split(',').enumerate().filter_map(|(at, item)| {
                     let (place, what) = item.rsplit_once('=')?;
@@ -144,7 +144,7 @@ impl Judge {
             }
             "c" => self.begin(
                 number(2),
-                Told::Disk,
+                Acked::Disk,
                 true,
                 vec![((word(3), BEING.into()), Some(0))],
             ),
@@ -152,7 +152,7 @@ impl Judge {
                 let family = word(3);
                 let all = self.histories.keys().filter(|(name, _)| *name == family).cloned();
                 let keys = all.map(|key| (key, None)).collect();
-                self.begin(number(2), Told::Disk, true, keys);
+                self.begin(number(2), Acked::Disk, true, keys);
             }
             "a" => {
                 self.acknowledged(number(2), &word(3), number(4));
@@ -195,7 +195,7 @@ impl Judge {
         }
     }
 
-    fn begin(&mut self, seq: u64, level: Told, manifest: bool, keys: Vec<(Key, Option<usize>)>) {
+    fn begin(&mut self, seq: u64, level: Acked, manifest: bool, keys: Vec<(Key, Option<usize>)>) {
         for (key, item) in &keys {
             let write = (seq, *item);
             // A family that is there stays what it is.
@@ -203,7 +203,7 @@ impl Judge {
         }
         let op = Op {
             level,
-            told: Told::Nothing,
+            acked: Acked::Nothing,
             end: 0,
             manifest,
             keys,
@@ -215,11 +215,11 @@ impl Judge {
         let Some(op) = self.ops.get_mut(&seq) else { return };
         match how {
             "ok" => {
-                op.told = op.level;
+                op.acked = op.level;
                 op.end = end;
                 self.counts.acknowledged += 1;
                 self.counts.after_failure += u64::from(self.trouble);
-                if op.level == Told::Disk {
+                if op.level == Acked::Disk {
                     self.counts.disk += 1;
                     let keys: Vec<Key> = op.keys.iter().map(|(key, _)| key.clone()).collect();
                     self.durable = self.durable.max(end);
@@ -232,7 +232,7 @@ impl Judge {
                     self.history(&key).retain(|(of, _)| *of != seq);
                 }
             }
-            _ => op.told = Told::Doubt,
+            _ => op.acked = Acked::Doubt,
         }
     }
 
@@ -244,9 +244,9 @@ impl Judge {
         }
     }
 
-    fn told(&self, seq: u64) -> Told {
+    fn acked(&self, seq: u64) -> Acked {
         // What was there from the start.
-        self.ops.get(&seq).map_or(Told::Disk, |op| op.told)
+        self.ops.get(&seq).map_or(Acked::Disk, |op| op.acked)
     }
 
     fn flushed(&mut self, thread: u64, family: &str) {
@@ -261,7 +261,7 @@ impl Judge {
             let last = self.histories[&key]
                 .iter()
                 .rev()
-                .find(|(seq, _)| self.told(*seq) >= Told::Buffered);
+                .find(|(seq, _)| self.acked(*seq) >= Acked::Buffered);
             if let Some((seq, _)) = last.copied() {
                 self.certain(&key, seq);
             }
@@ -283,7 +283,7 @@ impl Judge {
             format!(
                 "{seq}{} {:?} end {end:#x}",
                 if item.is_some() { " put" } else { " absent" },
-                self.told(*seq)
+                self.acked(*seq)
             )
         };
         let history = self.histories.get(key).map(Vec::as_slice).unwrap_or_default();
@@ -329,7 +329,7 @@ impl Judge {
         }
         let newest = history
             .iter()
-            .rposition(|(seq, _)| self.told(*seq) >= Told::Buffered)
+            .rposition(|(seq, _)| self.acked(*seq) >= Acked::Buffered)
             .unwrap_or(0);
         if !self.trouble && place < newest {
             let may = self.show(&key);
@@ -395,7 +395,7 @@ impl Judge {
         let mut wrong = Vec::new();
         for (seq, op) in &self.ops {
             let needed =
-                present.contains(seq) || (op.told >= Told::Buffered && op.end > 0 && op.end <= newest);
+                present.contains(seq) || (op.acked >= Acked::Buffered && op.end > 0 && op.end <= newest);
             if op.manifest || !needed {
                 continue;
             }
@@ -427,10 +427,10 @@ impl Judge {
             }
             // It is visible now.
             if let Some(op) = self.ops.get_mut(&write.0)
-                && op.told < Told::Buffered
+                && op.acked < Acked::Buffered
                 && whole
             {
-                op.told = Told::Buffered;
+                op.acked = Acked::Buffered;
             }
         }
         if whole {
@@ -448,16 +448,16 @@ impl Judge {
     /// The life is over: what was promised for such an end is certain.
     pub fn end(&mut self, end: End) {
         let least = match end {
-            End::Cut => Told::Disk,
-            End::Killed => Told::Process,
-            End::Closed => Told::Buffered,
+            End::Cut => Acked::Disk,
+            End::Killed => Acked::Process,
+            End::Closed => Acked::Buffered,
         };
         self.promised.clear();
         let keys: Vec<Key> = self.histories.keys().cloned().collect();
         for key in keys {
             let certain = |(seq, _): &&Write| {
                 self.ops.get(seq).is_none_or(|op| {
-                    op.told >= least || (op.told >= Told::Buffered && op.end > 0 && op.end <= self.durable)
+                    op.acked >= least || (op.acked >= Acked::Buffered && op.end > 0 && op.end <= self.durable)
                 })
             };
             if let Some((seq, _)) = self.histories[&key].iter().rev().find(certain).copied() {
@@ -472,7 +472,7 @@ impl Judge {
         }
         if end == End::Closed {
             for op in self.ops.values() {
-                if op.told >= Told::Buffered {
+                if op.acked >= Acked::Buffered {
                     self.durable = self.durable.max(op.end);
                 }
             }

@@ -69,7 +69,7 @@ impl Drop for Place {
     }
 }
 
-/// A process's life, and what it told.
+/// A process's life, and what it reported.
 fn live(shared: &Shared, life: &Life, end: End) -> (Vec<String>, Option<String>) {
     let Ok(program) = std::env::current_exe() else {
         return (Vec::new(), Some("no path of this program".into()));
@@ -103,14 +103,14 @@ fn live(shared: &Shared, life: &Life, end: End) -> (Vec<String>, Option<String>)
         }
         text
     });
-    let mut told: Vec<String> = Vec::new();
+    let mut lines_read: Vec<String> = Vec::new();
     let mut wrong = None;
     let mut moved = (Instant::now(), 0);
     loop {
         match lines.recv_timeout(Duration::from_millis(3)) {
             Ok(line) => {
                 let idle = line == "idle";
-                told.push(line);
+                lines_read.push(line);
                 moved.0 = Instant::now();
                 if idle {
                     break;
@@ -128,7 +128,7 @@ fn live(shared: &Shared, life: &Life, end: End) -> (Vec<String>, Option<String>)
         }
         drop(world);
         if moved.0.elapsed() > HANGS {
-            wrong = Some(format!("hangs, after {:?}", told.last()));
+            wrong = Some(format!("hangs, after {:?}", lines_read.last()));
             break;
         }
     }
@@ -141,12 +141,12 @@ fn live(shared: &Shared, life: &Life, end: End) -> (Vec<String>, Option<String>)
     }
     let status = child.wait();
     let _ = reader.join();
-    told.extend(lines.try_iter());
+    lines_read.extend(lines.try_iter());
     let errors = errors.join().unwrap_or_default();
     if errors.contains("panicked") {
         wrong = Some(format!("panicked: {status:?} {errors}"));
     }
-    (told, wrong)
+    (lines_read, wrong)
 }
 
 fn error_for(kind: Kind, rng: &mut Rng) -> i32 {

@@ -256,7 +256,7 @@ fn what_a_kill_may_take_and_what_not() {
     let both = |one, other| [first(one), second(other)].concat();
     let (whole, nothing) = ((100, vec![element(1, 0)]), (100, vec![]));
     let other = (101, vec![element(1, 1)]);
-    // The end that nobody promised.
+    // The end that was not promised.
     assert_eq!(
         after_a_kill(&both(true, false), &[whole.clone(), other.clone()]),
         [] as [String; 0]

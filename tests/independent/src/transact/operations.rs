@@ -60,7 +60,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Rows become one, the last: whoever appends meanwhile appends after it.
+    /// Rows become one, the last: an append meanwhile comes after it.
     fn pack(&self, family: &Family, list: &List, rows: &mut Vec<(u32, Vec<Element>)>) -> Tried<()> {
         let Some((last, _)) = rows.last().cloned() else {
             return Ok(());
@@ -245,7 +245,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Writes the guard, or (`share`) only makes sure that nobody else does.
+    /// Writes the guard, or (`share`) only makes sure that no other transaction does.
     pub(super) fn take_guard(&mut self, number: usize, share: bool) -> Tried<()> {
         let world = self.world;
         let guard = &world.plan.guards[number];

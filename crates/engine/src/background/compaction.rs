@@ -1,0 +1,104 @@
+//! Merging tables in the background.
+
+use collie_io::IoClass;
+
+use crate::Result;
+use crate::store::Store;
+use crate::store::family_state::FamilyState;
+use crate::store::queue::pause_after;
+use crate::tables::{Tables, Unwritten, Writing};
+
+/// With so many runs in level 0 one is merged before another is added: the table library counts the
+/// runs of a level in one byte.
+const LEVEL0_COUNTABLE: usize = 200;
+
+/// What a compaction thread runs.
+pub(crate) fn run(store: &Store) {
+    use_background_io();
+    while let Some(family) = store.queue().next_compaction() {
+        family.compactions().dequeue();
+        if family.is_dropped() {
+            continue;
+        }
+        let compacted = store.relieve(|| compact_once(store, &family));
+        store.fill_reserve();
+        match compacted {
+            // There may be more to do, after the other families in the queue.
+            Ok(true) => store.queue().compact(&family),
+            Ok(false) => {}
+            Err(_) if store.refusal().is_some() => {}
+            Err(error) => {
+                let failures = family.compactions().failed_again();
+                tracing::warn!(family = %family.name(), %error, "a compaction failed, it is tried again");
+                store.queue().compact_after(&family, pause_after(failures));
+            }
+        }
+    }
+}
+
+/// Gives this thread's I/O a lower priority than that of commits and reads.
+pub(crate) fn use_background_io() {
+    if let Err(error) = collie_io::set_io_class(IoClass::Background) {
+        tracing::debug!(%error, "background threads keep the default I/O class");
+    }
+}
+
+/// Runs the most urgent compaction; returns whether anything changed.
+fn compact_once(store: &Store, family: &FamilyState) -> Result<bool> {
+    // After a crash, commits are replayed that a table holds already which the manifest does not
+    // record. As long as that table keeps its tombstones, a delete that was kept out of the log
+    // goes on hiding what was logged before it.
+    if family.tables().has_unrecorded() {
+        return Ok(false);
+    }
+    compact(store, family, Tables::compact)
+}
+
+/// Merges everything, on the caller's thread.
+pub(crate) fn compact_all(store: &Store, family: &FamilyState) -> Result<()> {
+    let compacted = store.relieve(|| compact(store, family, Tables::compact_all));
+    store.fill_reserve();
+    compacted.map(drop)
+}
+
+/// Merges until the library can count another run. Write stalls do not limit recovery, nor flushes
+/// on callers' threads.
+pub(crate) fn keep_level0_countable(store: &Store, family: &FamilyState) -> Result<()> {
+    while family.level0_runs() >= LEVEL0_COUNTABLE {
+        if !compact_once(store, family)? {
+            compact_all(store, family)?;
+        }
+    }
+    Ok(())
+}
+
+fn compact(
+    store: &Store,
+    family: &FamilyState,
+    run: impl FnOnce(&Tables, &Writing<'_>) -> Result<(), Unwritten>,
+) -> Result<bool> {
+    let one = family.lock_compactions();
+    let writing = family.tables().writing(store.device());
+    reach!("compaction begins");
+    let started = store.now();
+    let before = family.tables().version();
+    let done = run(family.tables(), &writing).map_err(|unwritten| store.unwritten(unwritten));
+    // It may have failed after it had installed its version.
+    let changed = family.tables().version() != before;
+    if changed {
+        let publication = family.publication();
+        publication.publish(store, false);
+        family.counters().compactions.add(1);
+        family.counters().compaction_ns.add(store.ns_since(started));
+    }
+    // Closing the store makes compactions fail.
+    if done.is_err() && !store.is_closed() {
+        family.counters().compaction_failures.add(1);
+    }
+    drop(writing);
+    drop(one);
+    family.compactions().note(&done);
+    store.update_stall(family);
+    store.wake_stalled();
+    done.map(|()| changed)
+}

@@ -1,0 +1,6 @@
+//! The work of the store's own threads: flushes, compactions, and the limit on the log's size.
+
+pub(crate) mod compaction;
+pub(crate) mod flush;
+pub(crate) mod registered;
+pub(crate) mod wal_limit;

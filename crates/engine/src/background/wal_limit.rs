@@ -1,0 +1,236 @@
+//! The limit on live log: when the log grows too long, or its device is full, the families are
+//! flushed for which its oldest part is retained.
+//!
+//! All families share the log, and a segment is released only when every family's commits in it are
+//! in tables. One family that is seldom written would retain all of it.
+
+use std::sync::Arc;
+
+use collie_log::Lsn;
+
+use crate::background::flush;
+use crate::store::Store;
+use crate::store::family_state::FamilyState;
+use crate::store::view::FlushCause;
+use crate::{FamilyOptions, Options};
+
+/// Segments of live log, at most: recovery has all of them open, and a process has 1024 files by
+/// default.
+const SEGMENTS_MOST: u64 = 256;
+/// The default limit in segments, at least.
+const SEGMENTS_LEAST: u64 = 4;
+/// RocksDB's factor.
+const TIMES_BUFFERS: u64 = 4;
+
+/// How much the families may have in memory.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Buffers {
+    families: u64,
+    /// One memtable of each.
+    one_each: u64,
+    /// All memtables of each.
+    all: u64,
+}
+
+impl Buffers {
+    fn of<'a>(families: impl IntoIterator<Item = &'a FamilyOptions>) -> Self {
+        let mut sum = Self::default();
+        for options in families {
+            let all = options
+                .write_buffer_bytes
+                .saturating_mul(options.max_write_buffers as u64);
+            sum.families += 1;
+            sum.one_each = sum.one_each.saturating_add(options.write_buffer_bytes);
+            sum.all = sum.all.saturating_add(all);
+        }
+        sum
+    }
+
+    fn of_store(store: &Store) -> Self {
+        Self::of(store.families().iter().map(|family| family.options()))
+    }
+
+    /// The limit that the options ask for.
+    fn wanted(self, options: &Options) -> u64 {
+        match options.max_total_wal_size {
+            Some(limit) if limit > 0 => limit,
+            _ => self
+                .all
+                .saturating_mul(TIMES_BUFFERS)
+                .max(options.segment_bytes.saturating_mul(SEGMENTS_LEAST)),
+        }
+    }
+
+    fn limit(self, options: &Options) -> u64 {
+        self.wanted(options).min(most(options))
+    }
+
+    fn warnings(self, options: &Options) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let limit = self.limit(options);
+        if limit < self.one_each {
+            warnings.push(format!(
+                "the log is kept to {limit} bytes, and the write buffers of {} families come to {}: memtables are \
+                 flushed before they are full; raise max_total_wal_size (or segment_bytes, of which there are \
+                 {SEGMENTS_MOST} at most), or lower write_buffer_bytes",
+                self.families, self.one_each
+            ));
+        }
+        let explicit = options.max_total_wal_size.unwrap_or(0);
+        if explicit > limit {
+            warnings.push(format!(
+                "max_total_wal_size is {explicit}, and the log is kept to {limit} bytes, {SEGMENTS_MOST} segments, \
+                 since an opening has all of them open; raise segment_bytes"
+            ));
+        }
+        warnings
+    }
+}
+
+fn most(options: &Options) -> u64 {
+    options.segment_bytes.saturating_mul(SEGMENTS_MOST)
+}
+
+/// The limit on live log in force, in bytes.
+pub(crate) fn limit(store: &Store) -> u64 {
+    Buffers::of_store(store).limit(store.options())
+}
+
+/// Warnings about it; none with the log off.
+pub(crate) fn warnings(store: &Store) -> Vec<String> {
+    if store.sequencer().oldest().is_none() {
+        return Vec::new();
+    }
+    Buffers::of_store(store).warnings(store.options())
+}
+
+/// Logs a warning, once, where the limit has become too short for the families.
+pub(crate) fn warn_of_short_limit(store: &Store) {
+    let warnings = warnings(store);
+    if !warnings.is_empty() && store.is_first_to_warn() {
+        for warning in warnings {
+            tracing::warn!(path = %store.path().display(), "{warning}");
+        }
+    }
+}
+
+/// Sets the LSN at which a commit queues the next check of the log's size.
+pub(crate) fn schedule_check(store: &Store) {
+    if let Some(oldest) = store.sequencer().oldest() {
+        let limit = oldest.saturating_add(limit(store));
+        // If nothing was released, not before another quarter of a segment.
+        let soonest = store.sequencer().reserved() + store.options().segment_bytes / 4;
+        store.check_wal_size_at(limit.max(soonest));
+    }
+}
+
+/// Where the log has grown past its limit, or its device is full, flushes the families that pin the
+/// oldest segment, and what else lies past the limit.
+pub(crate) fn flush_for_wal_size(store: &Store) {
+    let full = store.take_log_full();
+    if let (Some(oldest), Some(end)) = (store.sequencer().oldest(), store.sequencer().oldest_end()) {
+        let (reserved, limit) = (store.sequencer().reserved(), limit(store));
+        // While the log ends in its oldest segment no flush releases that.
+        let too_long = reserved - oldest > limit;
+        if too_long || (full && reserved >= end) {
+            store.count_wal_size_flush();
+            // All that lies past the limit, which may be more than the oldest segment.
+            flush_pinning(store, end.max(reserved.saturating_sub(limit)));
+        }
+    }
+    schedule_check(store);
+}
+
+/// Flushes every family for which the log below `end` is retained. Those with empty memtables need
+/// no table, only a record in the manifest: one for all of them, so that a thousand do not cost as
+/// many syncs.
+fn flush_pinning(store: &Store, end: Lsn) {
+    let mut pinning = store.families();
+    pinning.retain(|family| family.flushed().get() < end);
+    let (mut idle, busy): (Vec<_>, Vec<_>) = pinning
+        .into_iter()
+        .partition(|family| family.view().mems().all(|mem| mem.is_empty()));
+    idle.retain(|family| seal(store, family));
+    flush::flush_together(store, &idle);
+    for family in busy {
+        if seal(store, &family) {
+            flush::flush_or_retry_later(store, &family);
+        }
+    }
+}
+
+/// Seals the family's memtable unless a sealed one waits already. Returns whether it is to be
+/// flushed now.
+fn seal(store: &Store, family: &Arc<FamilyState>) -> bool {
+    match store.rotate(family, FlushCause::WalSize, |view| view.sealed.is_empty()) {
+        // A flush that failed a moment ago is queued for later.
+        Ok(_) => !family.flushes().is_queued(),
+        Err(error) => {
+            tracing::warn!(family = %family.name(), %error, "the family still pins the oldest part of the log");
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn families(count: usize, buffers: usize) -> Buffers {
+        let family = FamilyOptions {
+            write_buffer_bytes: 64 * MIB,
+            max_write_buffers: buffers,
+            ..FamilyOptions::default()
+        };
+        Buffers::of(std::iter::repeat_n(&family, count))
+    }
+
+    #[test]
+    fn the_default_limit_is_four_times_all_write_buffers() {
+        let options = Options::default();
+        assert_eq!(families(10, 2).limit(&options), 10 * 64 * MIB * 2 * 4);
+        assert_eq!(families(15, 2).limit(&options), 15 * 64 * MIB * 2 * 4);
+        let zero = Options {
+            max_total_wal_size: Some(0),
+            ..Options::default()
+        };
+        assert_eq!(families(15, 2).limit(&zero), 15 * 64 * MIB * 2 * 4);
+        assert!(families(15, 2).warnings(&zero).is_empty());
+    }
+
+    #[test]
+    fn the_limit_never_exceeds_what_recovery_can_have_open() {
+        let options = Options::default();
+        let thousand = families(1000, 4);
+        assert_eq!(thousand.limit(&options), SEGMENTS_MOST * options.segment_bytes);
+        let [warning] = &thousand.warnings(&options)[..] else {
+            panic!("{:?}", thousand.warnings(&options));
+        };
+        assert!(warning.contains("1000 families"), "{warning}");
+        let explicit = Options {
+            max_total_wal_size: Some(1 << 40),
+            ..Options::default()
+        };
+        assert_eq!(thousand.limit(&explicit), SEGMENTS_MOST * options.segment_bytes);
+        assert_eq!(thousand.warnings(&explicit).len(), 2);
+    }
+
+    #[test]
+    fn a_limit_below_the_write_buffers_is_warned_about_with_both_sizes() {
+        let options = Options {
+            max_total_wal_size: Some(500 * MIB),
+            ..Options::default()
+        };
+        assert!(families(7, 2).warnings(&options).is_empty());
+        let [warning] = &families(8, 2).warnings(&options)[..] else {
+            panic!("{:?}", families(8, 2).warnings(&options));
+        };
+        let (limit, buffers) = (format!("{}", 500 * MIB), format!("{}", 512 * MIB));
+        assert!(
+            warning.contains(&limit) && warning.contains(&buffers),
+            "{warning}"
+        );
+    }
+}

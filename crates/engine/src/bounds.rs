@@ -1,0 +1,54 @@
+//! The bounds of a scan.
+
+use std::ops::{Bound, RangeBounds};
+
+use crate::Key;
+
+/// The bounds of a scan, owned.
+pub(crate) type Bounds = (Bound<Key>, Bound<Key>);
+
+pub(crate) fn bounds<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> Bounds {
+    let own = |bound: Bound<&K>| bound.map(|key| Key::from(key.as_ref()));
+    (own(range.start_bound()), own(range.end_bound()))
+}
+
+/// All keys that start with `prefix`.
+pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
+    // The first key after them: the last byte below 0xff is raised, and what follows it is cut off.
+    let end = prefix.iter().rposition(|&byte| byte != 0xff).map(|at| {
+        let mut end = prefix[..=at].to_vec();
+        end[at] += 1;
+        Key::from(&*end)
+    });
+    let low = if prefix.is_empty() {
+        Bound::Unbounded
+    } else {
+        Bound::Included(Key::from(prefix))
+    };
+    (low, end.map_or(Bound::Unbounded, Bound::Excluded))
+}
+
+/// Whether no key can lie between the bounds.
+pub(crate) fn is_empty(bounds: &Bounds) -> bool {
+    match bounds {
+        (Bound::Included(low), Bound::Included(high)) => low > high,
+        (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
+            low >= high
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_where_its_last_raisable_byte_is_raised() {
+        let end = |prefix: &[u8]| prefix_bounds(prefix).1;
+        assert_eq!(end(b"ab"), Bound::Excluded(Key::from(&b"ac"[..])));
+        assert_eq!(end(b"a\xff\xff"), Bound::Excluded(Key::from(&b"b"[..])));
+        assert_eq!(end(b"\xff\xff"), Bound::Unbounded);
+        assert_eq!(prefix_bounds(b""), (Bound::Unbounded, Bound::Unbounded));
+    }
+}

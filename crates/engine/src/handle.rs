@@ -1,0 +1,62 @@
+//! An open store with its threads, and how it closes.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+
+use crate::Result;
+use crate::background::flush;
+use crate::store::Store;
+use crate::store::family_state::FamilyState;
+use crate::store::view::FlushCause;
+
+/// What all handles of a store share. The last one closes it.
+pub(crate) struct Handle {
+    pub(crate) store: Arc<Store>,
+    pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) default_family: Arc<FamilyState>,
+}
+
+impl Handle {
+    pub(crate) fn close(&self) -> Result<()> {
+        let store = &self.store;
+        store.begin_close()?;
+        let alone = store.wait_for_calls();
+        let flushed = flush_unlogged(store);
+        let threads = std::mem::take(&mut *self.threads.lock());
+        let closed = store.finish_close(threads);
+        drop(alone);
+        flushed.and(closed)
+    }
+}
+
+/// Flushes what is in no log. Tries every family, and returns the first error.
+fn flush_unlogged(store: &Store) -> Result<()> {
+    let mut first = Ok(());
+    for family in store.families() {
+        let view = Arc::clone(&family.view());
+        if view.mems().any(|mem| mem.has_unlogged() && !mem.is_empty()) {
+            let flushed = flush::flush_all_of(store, &family, FlushCause::Close);
+            first = first.and(flushed);
+        }
+    }
+    first
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.store.check_process().is_err() {
+            // Threads, files and locks are the parent's, and so are table files that are removed
+            // with their last user. The child must not end or remove any of them.
+            std::mem::forget(Arc::clone(&self.store));
+            std::mem::forget(std::mem::take(&mut *self.threads.lock()));
+            return;
+        }
+        if !self.store.is_closed()
+            && let Err(error) = self.close()
+        {
+            tracing::error!(path = %self.store.path().display(), %error, "the store did not close cleanly");
+        }
+    }
+}

@@ -1,0 +1,671 @@
+//! The manifest on the device: a base, and the changes since then.
+//!
+//! The base is replaced as a whole: written under another name, synced, renamed, and the directory
+//! synced. A change is appended behind it and synced, so that a store with very many families does
+//! not write all of them for each that is created, dropped or flushed. When the changes outweigh
+//! the base a new one is written, and always by the first change after an opening: nothing is
+//! appended to the file that was found.
+//!
+//! Each change stands there twice, in sectors of its own. One damaged sector loses none. Where both
+//! copies of the last change are damaged, the store died while it was written, and it was not
+//! acknowledged. docs/format/engine.md draws all of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Device, File, OpenMode, read_exact_at, write_all_at};
+
+use crate::manifest::{Edit, Manifest};
+use crate::{Error, Result};
+
+/// The file's name.
+pub(crate) const FILE: &str = "MANIFEST";
+/// The name that a base is written under.
+pub(crate) const TEMPORARY: &str = "MANIFEST.tmp";
+
+const MAGIC: [u8; 8] = *b"COLLIEDB";
+/// The format that this program writes.
+pub(crate) const VERSION: u32 = 3;
+/// The oldest that it reads: a base alone, without a generation.
+const OLDEST: u32 = 2;
+/// magic (8), version (4), payload length (4), CRC-32C of version, length and payload (4).
+const HEADER: usize = 20;
+/// CRC-32C of the rest (4), payload length (4), generation (8), number (4), zero (4).
+const EDIT_HEADER: usize = 24;
+/// The unit of damage on a device; no sector holds parts of two copies.
+const SECTOR: usize = 512;
+/// More than a store with ten thousand families needs; a damaged length cannot make the reader
+/// allocate more.
+const MAX_BYTES: u64 = 64 << 20;
+/// What a store writes.
+const NO_CONTRADICTION: &str = "families with ids and names of their own, below the next id";
+/// Changes are appended up to so many bytes, or twice the base's where that is more.
+const EDITS_LEAST: u64 = 64 << 10;
+
+/// A store's manifest, in memory and on the device.
+pub(crate) struct ManifestFile {
+    manifest: Manifest,
+    /// Counts the bases of a store, so that no change after an earlier base is taken for one after
+    /// this.
+    generation: u64,
+    /// Where changes are appended; `None` where the next one is written with a new base.
+    tail: Option<Tail>,
+}
+
+/// The open file.
+struct Tail {
+    file: Arc<dyn File>,
+    base: u64,
+    end: u64,
+    /// The next change's.
+    number: u32,
+}
+
+impl std::ops::Deref for ManifestFile {
+    type Target = Manifest;
+
+    fn deref(&self) -> &Manifest {
+        &self.manifest
+    }
+}
+
+impl ManifestFile {
+    /// The manifest of a new store; not yet on the device.
+    pub(crate) fn new(manifest: Manifest) -> Self {
+        Self {
+            manifest,
+            generation: 0,
+            tail: None,
+        }
+    }
+
+    /// Reads the manifest in `dir`; `None` where there is none.
+    pub(crate) fn read(device: &dyn Device, dir: &Path) -> Result<Option<Self>> {
+        let path = dir.join(FILE);
+        let file = match device.open(&path, OpenMode::Read) {
+            Ok(file) => file,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::io("open", path, e)),
+        };
+        let len = file.stat().map_err(|e| Error::io("look at", &path, e))?.len;
+        // A base, and changes of twice its length at most (and one more, twice).
+        let most = 5 * MAX_BYTES;
+        if len > most {
+            let found = format!("{len} bytes");
+            return corrupt(path, 0, format!("at most {most} bytes"), found);
+        }
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or_default()];
+        read_exact_at(&*file, &mut bytes, 0).map_err(|e| Error::io("read", &path, e))?;
+        Self::decode(&bytes, &path).map(Some)
+    }
+
+    fn decode(bytes: &[u8], path: &Path) -> Result<Self> {
+        let (mut manifest, generation, base) = decode_base(bytes, path)?;
+        let edits = Edits {
+            bytes,
+            generation,
+            path,
+        };
+        let (mut at, mut number) = (base.next_multiple_of(SECTOR), 0);
+        while let Some((edit, end)) = edits.next(at, number)? {
+            if let Some(found) = manifest.contradiction_with(&edit) {
+                return corrupt(path, at as u64, NO_CONTRADICTION.into(), found);
+            }
+            manifest.apply(&edit);
+            (at, number) = (end, number + 1);
+        }
+        Ok(Self {
+            manifest,
+            generation,
+            tail: None,
+        })
+    }
+
+    /// The same manifest for another opening, which begins with a new base.
+    pub(crate) fn detached(&self) -> Self {
+        Self {
+            manifest: self.manifest.clone(),
+            generation: self.generation,
+            tail: None,
+        }
+    }
+
+    /// Changes it in memory. The next change that is committed writes a new base with this.
+    pub(crate) fn amend(&mut self, change: impl FnOnce(&mut Manifest)) {
+        change(&mut self.manifest);
+        self.tail = None;
+    }
+
+    /// Makes a change, durably.
+    pub(crate) fn commit(
+        &mut self,
+        device: &dyn Device,
+        dir: &Path,
+        edit: &Edit,
+    ) -> Result<(), ManifestError> {
+        let room = |tail: &Tail| tail.end - tail.base <= EDITS_LEAST.max(2 * tail.base);
+        match self.tail.take().filter(room) {
+            Some(mut tail) => {
+                append(&mut tail, self.generation, edit, dir)?;
+                self.tail = Some(tail);
+                self.manifest.apply(edit);
+                Ok(())
+            }
+            None => {
+                let mut next = self.manifest.clone();
+                next.apply(edit);
+                self.replace(device, dir, next)
+            }
+        }
+    }
+
+    /// Writes a new base, durably. After an error the device has the old one or the new one.
+    pub(crate) fn write(&mut self, device: &dyn Device, dir: &Path) -> Result<(), ManifestError> {
+        self.replace(device, dir, self.manifest.clone())
+    }
+
+    fn replace(&mut self, device: &dyn Device, dir: &Path, next: Manifest) -> Result<(), ManifestError> {
+        let (path, temporary) = (dir.join(FILE), dir.join(TEMPORARY));
+        self.tail = None;
+        // Also where the write fails: that is not always known.
+        self.generation += 1;
+        let bytes = encode_base(&next, self.generation, &path)?;
+        match device.remove_file(&temporary) {
+            Ok(()) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(Error::io("remove", temporary, e).into()),
+        }
+        // A file that could not be written or synced is never renamed; the next attempt creates
+        // another one.
+        let written = device.open(&temporary, OpenMode::CreateNew).and_then(|file| {
+            write_all_at(&*file, &bytes, 0)?;
+            file.sync_data()?;
+            Ok(file)
+        });
+        let file = written.map_err(|e| Error::io("write", &temporary, e))?;
+        device
+            .rename(&temporary, &path)
+            .map_err(|e| match Error::io("rename to", &path, e) {
+                full @ Error::StorageFull { .. } => ManifestError::NotWritten(full),
+                error => ManifestError::InDoubt(error),
+            })?;
+        // In doubt whatever the error: the new one has the name already, and a killed process
+        // leaves it there.
+        device
+            .sync_dir(dir)
+            .map_err(|e| in_doubt("sync", dir.into(), e.to_string()))?;
+        let base = bytes.len() as u64;
+        self.tail = Some(Tail {
+            file,
+            base,
+            end: base,
+            number: 0,
+        });
+        self.manifest = next;
+        Ok(())
+    }
+}
+
+/// Appends a change. Where it cannot be written, nothing is left of it.
+fn append(tail: &mut Tail, generation: u64, edit: &Edit, dir: &Path) -> Result<(), ManifestError> {
+    let path = dir.join(FILE);
+    let bytes = encode_edit(edit, generation, tail.number, &path)?;
+    if let Err(error) = write_all_at(&*tail.file, &bytes, tail.end) {
+        // One copy may be there wholly, and a later opening would apply it although the caller gets
+        // an error.
+        let undone = tail.file.set_len(tail.end).and_then(|()| tail.file.sync_data());
+        return Err(match undone {
+            Ok(()) => Error::io("append to", path, error).into(),
+            Err(undone) => in_doubt(
+                "append to",
+                path,
+                format!("{error}; and taking it back: {undone}"),
+            ),
+        });
+    }
+    tail.file
+        .sync_data()
+        .map_err(|error| in_doubt("sync", path, error.to_string()))?;
+    tail.end += bytes.len() as u64;
+    tail.number += 1;
+    Ok(())
+}
+
+/// An error after which a later opening may find the change or not.
+fn in_doubt(op: &'static str, path: PathBuf, what: String) -> ManifestError {
+    ManifestError::InDoubt(Error::io(op, path, std::io::Error::other(what)))
+}
+
+/// Why a change of the manifest failed, and whether it is certain that it was not made. The step
+/// that failed decides that, not the kind of error.
+#[derive(Debug)]
+pub(crate) enum ManifestError {
+    /// It was not made, and may be tried again.
+    NotWritten(Error),
+    /// A later opening may find it or not, so nothing may rely on either.
+    InDoubt(Error),
+}
+
+impl From<Error> for ManifestError {
+    fn from(error: Error) -> Self {
+        Self::NotWritten(error)
+    }
+}
+
+impl From<ManifestError> for Error {
+    fn from(error: ManifestError) -> Self {
+        match error {
+            ManifestError::NotWritten(error) | ManifestError::InDoubt(error) => error,
+        }
+    }
+}
+
+impl AsRef<Error> for ManifestError {
+    fn as_ref(&self) -> &Error {
+        match self {
+            Self::NotWritten(error) | Self::InDoubt(error) => error,
+        }
+    }
+}
+
+fn encode_base(manifest: &Manifest, generation: u64, path: &Path) -> Result<Vec<u8>> {
+    let payload = encode(&(generation, manifest), path)?;
+    if payload.len() as u64 > MAX_BYTES {
+        let limit = std::io::Error::other(format!("{} bytes, more than {MAX_BYTES}", payload.len()));
+        return Err(Error::io("write", path, limit));
+    }
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[8..16]), &payload);
+    bytes.extend_from_slice(&sum.to_le_bytes());
+    bytes.extend_from_slice(&payload);
+    bytes.resize(bytes.len().next_multiple_of(SECTOR), 0);
+    Ok(bytes)
+}
+
+fn encode<T: serde::Serialize>(value: &T, path: &Path) -> Result<Vec<u8>> {
+    postcard::to_stdvec(value).map_err(|e| Error::io("encode", path, std::io::Error::other(e)))
+}
+
+/// Both copies of a change.
+fn encode_edit(edit: &Edit, generation: u64, number: u32, path: &Path) -> Result<Vec<u8>> {
+    let payload = encode(edit, path)?;
+    let mut copy = vec![0; 4];
+    copy.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    copy.extend_from_slice(&generation.to_le_bytes());
+    copy.extend_from_slice(&number.to_le_bytes());
+    copy.resize(EDIT_HEADER, 0);
+    copy.extend_from_slice(&payload);
+    let sum = crc32c::crc32c(&copy[4..]);
+    copy[..4].copy_from_slice(&sum.to_le_bytes());
+    copy.resize(copy.len().next_multiple_of(SECTOR), 0);
+    let mut both = copy.clone();
+    both.extend_from_slice(&copy);
+    Ok(both)
+}
+
+/// The manifest of a base, its generation, and its length.
+fn decode_base(bytes: &[u8], path: &Path) -> Result<(Manifest, u64, usize)> {
+    let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
+        let found = format!("a file of {} bytes", bytes.len());
+        return corrupt(path, 0, format!("a header of {HEADER} bytes"), found);
+    };
+    if header[..8] != MAGIC {
+        let found = format!("\"{}\"", header[..8].escape_ascii());
+        return corrupt(path, 0, "\"COLLIEDB\"".into(), found);
+    }
+    let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let (version, len, sum) = (word(8), word(12), word(16));
+    if !(OLDEST..=VERSION).contains(&version) {
+        return Err(Error::Version {
+            path: path.into(),
+            found: version,
+            supported: VERSION,
+        });
+    }
+    let Some(payload) = rest.get(..len as usize) else {
+        let found = format!("{} bytes", rest.len());
+        return corrupt(path, 12, format!("a payload of {len} bytes"), found);
+    };
+    let found = crc32c::crc32c_append(crc32c::crc32c(&header[8..16]), payload);
+    if found != sum {
+        return corrupt(path, 16, format!("checksum {found:08x}"), format!("{sum:08x}"));
+    }
+    let decoded = if version == OLDEST {
+        postcard::take_from_bytes::<Manifest>(payload).map(|(manifest, rest)| ((0, manifest), rest))
+    } else {
+        postcard::take_from_bytes(payload)
+    };
+    let base = HEADER + payload.len();
+    match decoded {
+        Ok(((generation, manifest), [])) => match manifest.contradiction() {
+            Some(found) => corrupt(path, HEADER as u64, NO_CONTRADICTION.into(), found),
+            None => Ok((manifest, generation, base)),
+        },
+        Ok((_, rest)) => {
+            let at = (base - rest.len()) as u64;
+            corrupt(path, at, "the end".into(), format!("{} more bytes", rest.len()))
+        }
+        Err(e) => corrupt(path, HEADER as u64, "a manifest".into(), e.to_string()),
+    }
+}
+
+/// The changes behind a base.
+struct Edits<'a> {
+    bytes: &'a [u8],
+    generation: u64,
+    path: &'a Path,
+}
+
+impl Edits<'_> {
+    /// The change with this number, whose first copy belongs at `at`, and where the next one
+    /// begins; `None` behind the last.
+    fn next(&self, at: usize, number: u32) -> Result<Option<(Edit, usize)>> {
+        for (copy, place) in (at..self.bytes.len()).step_by(SECTOR).enumerate() {
+            let Some((found, payload)) = self.at(place) else {
+                continue;
+            };
+            if found != number {
+                // One that is missing was acknowledged: the next was appended behind it.
+                let expected = format!("change {number} of {}", self.generation);
+                return corrupt(
+                    self.path,
+                    at as u64,
+                    expected,
+                    format!("change {found} at {place}"),
+                );
+            }
+            let sectors = (EDIT_HEADER + payload.len()).div_ceil(SECTOR);
+            // Any sector but the first is in the place of the second copy.
+            let copies = if copy == 0 { 2 } else { 1 };
+            let found = match postcard::take_from_bytes(payload) {
+                Ok((edit, [])) => return Ok(Some((edit, place + copies * sectors * SECTOR))),
+                Ok((_, rest)) => format!("{} bytes behind one", rest.len()),
+                Err(e) => e.to_string(),
+            };
+            return corrupt(self.path, place as u64, "a change".into(), found);
+        }
+        Ok(None)
+    }
+
+    /// The number and the payload of the change at offset `place`, if there is one.
+    fn at(&self, place: usize) -> Option<(u32, &[u8])> {
+        let bytes = self.bytes.get(place..)?;
+        let word = |at: usize| {
+            let word = bytes.get(at..at + 4)?;
+            word.try_into().ok().map(u32::from_le_bytes)
+        };
+        let (sum, len, number) = (word(0)?, word(4)?, word(16)?);
+        let generation = u64::from(word(8)?) | u64::from(word(12)?) << 32;
+        let whole = bytes.get(..EDIT_HEADER + len as usize)?;
+        let ours = generation == self.generation && crc32c::crc32c(&whole[4..]) == sum;
+        ours.then(|| (number, &whole[EDIT_HEADER..]))
+    }
+}
+
+fn corrupt<T>(path: impl Into<PathBuf>, offset: u64, expected: String, found: String) -> Result<T> {
+    Err(Error::Corrupt {
+        path: path.into(),
+        offset,
+        expected,
+        found,
+    })
+}
+
+#[cfg(test)]
+mod fuzz;
+#[cfg(test)]
+mod tests {
+    use collie_io::RealDevice;
+
+    use super::*;
+    use crate::FamilyOptions;
+    use crate::manifest::{FamilyRecord, LogState, Marks};
+
+    fn record(id: u32, name: &str) -> FamilyRecord {
+        FamilyRecord {
+            id,
+            name: name.into(),
+            flushed: 8 * u64::from(id) + (1 << 32),
+            options: FamilyOptions::default(),
+        }
+    }
+
+    fn example() -> Manifest {
+        Manifest {
+            next_family: 9,
+            log_id: [0xa5; 16],
+            log: LogState::On,
+            floor: (1 << 32) + 800,
+            families: vec![record(0, "default"), record(7, "orders")],
+        }
+    }
+
+    /// Edits of every kind, one of them longer than a sector.
+    fn edits() -> Vec<Edit> {
+        let long = "n".repeat(600);
+        vec![
+            Edit {
+                next_family: 10,
+                floor: (1 << 32) + 900,
+                created: Some(record(9, &long)),
+                ..Edit::default()
+            },
+            Edit {
+                flushed: Marks::made_up(vec![(0, 1 << 33), (9, 1 << 34)]),
+                ..Edit::default()
+            },
+            Edit {
+                dropped: Some(7),
+                ..Edit::default()
+            },
+        ]
+    }
+
+    /// A base and the edits behind it, as bytes, with what the manifest was after each.
+    fn written() -> (Vec<u8>, Vec<Manifest>) {
+        let path = Path::new("MANIFEST");
+        let mut bytes = encode_base(&example(), 3, path).unwrap();
+        let mut states = vec![example()];
+        for (number, edit) in edits().iter().enumerate() {
+            bytes.extend(encode_edit(edit, 3, number as u32, path).unwrap());
+            let mut next = states[number].clone();
+            next.apply(edit);
+            states.push(next);
+        }
+        (bytes, states)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Manifest> {
+        ManifestFile::decode(bytes, Path::new("MANIFEST")).map(|file| file.manifest)
+    }
+
+    #[test]
+    fn what_is_committed_is_read_and_a_base_is_replaced_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = RealDevice::new();
+        assert!(ManifestFile::read(&device, dir.path()).unwrap().is_none());
+        let mut file = ManifestFile::new(example());
+        file.write(&device, dir.path()).unwrap();
+        for (n, edit) in edits().iter().enumerate() {
+            file.commit(&device, dir.path(), edit).unwrap();
+            let mut read = ManifestFile::read(&device, dir.path()).unwrap().unwrap();
+            assert_eq!(read.manifest, file.manifest, "after edit {n}");
+            // After reading, the next change is written with a new base.
+            read.commit(&device, dir.path(), &Edit::default()).unwrap();
+            assert_eq!(read.tail.as_ref().unwrap().number, 0);
+            file = ManifestFile::read(&device, dir.path()).unwrap().unwrap();
+            file.write(&device, dir.path()).unwrap();
+        }
+        assert_eq!(device.list(dir.path()).unwrap().len(), 1);
+    }
+
+    /// A file on a device that has room for one copy of a change and not for two.
+    #[derive(Debug)]
+    struct Full(Arc<dyn File>, u64);
+
+    impl File for Full {
+        fn write_at(&self, buf: &[u8], offset: u64) -> std::io::Result<usize> {
+            let room = self.1.saturating_sub(offset) as usize;
+            if room == 0 {
+                return Err(std::io::ErrorKind::StorageFull.into());
+            }
+            self.0.write_at(&buf[..buf.len().min(room)], offset)
+        }
+        fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<usize> {
+            self.0.read_at(buf, offset)
+        }
+        fn sync_data(&self) -> std::io::Result<()> {
+            self.0.sync_data()
+        }
+        fn set_len(&self, len: u64) -> std::io::Result<()> {
+            self.0.set_len(len)
+        }
+        fn allocate(&self, len: u64) -> std::io::Result<()> {
+            self.0.allocate(len)
+        }
+        fn stat(&self) -> std::io::Result<collie_io::Stat> {
+            self.0.stat()
+        }
+        fn try_lock(&self) -> std::io::Result<bool> {
+            self.0.try_lock()
+        }
+        fn map(&self, len: usize) -> std::io::Result<collie_io::Mapping> {
+            self.0.map(len)
+        }
+    }
+
+    /// The caller goes on as if the change had not been made, so it must not be found after a
+    /// crash.
+    #[test]
+    fn a_change_that_a_full_device_refused_does_not_count_after_a_crash() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = RealDevice::new();
+        let mut file = ManifestFile::new(example());
+        file.write(&device, dir.path()).unwrap();
+        let tail = file.tail.as_mut().unwrap();
+        tail.file = Arc::new(Full(Arc::clone(&tail.file), tail.end + SECTOR as u64));
+        let refused = file.commit(&device, dir.path(), &edits()[2]);
+        let refused = refused.unwrap_err();
+        assert!(
+            matches!(refused, ManifestError::NotWritten(Error::StorageFull { .. })),
+            "{refused:?}"
+        );
+        let crashed = ManifestFile::read(&device, dir.path()).unwrap().unwrap();
+        assert_eq!((&crashed.manifest, &file.manifest), (&example(), &example()));
+        file.commit(&device, dir.path(), &edits()[2]).unwrap();
+        let read = ManifestFile::read(&device, dir.path()).unwrap().unwrap();
+        assert_eq!(read.manifest, file.manifest);
+    }
+
+    #[test]
+    fn changes_that_outweigh_the_base_become_part_of_a_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = RealDevice::new();
+        let mut file = ManifestFile::new(example());
+        file.write(&device, dir.path()).unwrap();
+        let (mut most, mut bases) = (0, 0);
+        for n in 0..200 {
+            let edit = Edit {
+                floor: (1 << 33) + 8 * n,
+                ..Edit::default()
+            };
+            file.commit(&device, dir.path(), &edit).unwrap();
+            most = most.max(device.stat(&dir.path().join(FILE)).unwrap().len);
+            bases = file.generation;
+        }
+        assert!(most <= EDITS_LEAST + (4 << 10), "{most} bytes");
+        assert!((3..6).contains(&bases), "{bases} bases for 200 KiB of changes");
+        let read = ManifestFile::read(&device, dir.path()).unwrap().unwrap();
+        assert_eq!(read.floor, (1 << 33) + 8 * 199);
+    }
+
+    /// Every bit is flipped, one after the other. In the base it is reported; a change has another
+    /// copy.
+    #[test]
+    fn no_flipped_bit_takes_anything_away() {
+        let (bytes, states) = written();
+        let base = encode_base(&example(), 3, Path::new("M")).unwrap().len();
+        let whole = states.last().unwrap();
+        assert_eq!(&decode(&bytes).unwrap(), whole);
+        for bit in 0..bytes.len() * 8 {
+            let mut rotten = bytes.clone();
+            rotten[bit / 8] ^= 1 << (bit % 8);
+            match decode(&rotten) {
+                Ok(manifest) => assert_eq!(&manifest, whole, "bit {bit}"),
+                Err(Error::Corrupt { .. }) => assert!(bit / 8 < base, "bit {bit}"),
+                Err(Error::Version { .. }) => assert!((64..96).contains(&bit), "bit {bit}"),
+                other => panic!("bit {bit}: {other:?}"),
+            }
+        }
+    }
+
+    /// Every pair of sectors of the changes is lost, as zeros: an acknowledged change is never
+    /// passed over.
+    #[test]
+    fn two_lost_sectors_are_told_unless_they_are_the_last_change() {
+        let (bytes, states) = written();
+        let base = encode_base(&example(), 3, Path::new("M")).unwrap().len();
+        let sectors: Vec<usize> = (base..bytes.len()).step_by(SECTOR).collect();
+        for &a in &sectors {
+            for &b in &sectors {
+                let mut rotten = bytes.clone();
+                rotten[a..a + SECTOR].fill(0);
+                rotten[b..b + SECTOR].fill(0);
+                match decode(&rotten) {
+                    Ok(manifest) if manifest == states[3] => {}
+                    Ok(manifest) => {
+                        assert_eq!(manifest, states[2], "sectors at {a} and {b}");
+                        assert!(a.min(b) >= bytes.len() - 2 * SECTOR, "sectors at {a} and {b}");
+                    }
+                    Err(Error::Corrupt { .. }) => {}
+                    other => panic!("sectors at {a} and {b}: {other:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_cut_leaves_a_prefix_of_the_changes() {
+        let (bytes, states) = written();
+        let base = encode_base(&example(), 3, Path::new("M")).unwrap().len();
+        for cut in 0..bytes.len() {
+            match decode(&bytes[..cut]) {
+                Ok(manifest) => assert!(states.contains(&manifest), "cut at {cut}"),
+                Err(Error::Corrupt { .. }) => assert!(cut < base, "cut at {cut}"),
+                other => panic!("cut at {cut}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn changes_of_an_earlier_base_do_not_count() {
+        let path = Path::new("MANIFEST");
+        let mut bytes = encode_base(&example(), 4, path).unwrap();
+        bytes.extend(encode_edit(&edits()[2], 3, 0, path).unwrap());
+        assert_eq!(decode(&bytes).unwrap(), example());
+    }
+
+    #[test]
+    fn a_manifest_of_version_2_is_read() {
+        let payload = postcard::to_stdvec(&example()).unwrap();
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&2_u32.to_le_bytes());
+        bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[8..16]), &payload);
+        bytes.extend_from_slice(&sum.to_le_bytes());
+        bytes.extend_from_slice(&payload);
+        assert_eq!(decode(&bytes).unwrap(), example());
+    }
+
+    #[test]
+    fn another_version_is_refused_by_both_numbers() {
+        let (mut bytes, _) = written();
+        bytes[8] = 7;
+        let Err(Error::Version { found, supported, .. }) = decode(&bytes) else {
+            panic!("a manifest of version 7 was read");
+        };
+        assert_eq!((found, supported), (7, VERSION));
+    }
+}

@@ -1,0 +1,5 @@
+//! Opening a store: its lock file, its manifest, and the replay of its log.
+
+pub(crate) mod lock_file;
+pub(crate) mod open;
+pub(crate) mod replay;

@@ -1,0 +1,406 @@
+//! Opening: the lock, the manifest, the tables, and the part of the log that is not in them.
+//!
+//! | manifest | log wanted | what happens |
+//! |---|---|---|
+//! | none, directory empty | either | a manifest without families is written first, then as below |
+//! | none, directory not empty | either | refused, nothing touched |
+//! | log off | off | tables only |
+//! | log off | on | a log that starts above all tables; frames from before are not read |
+//! | any | on, but the log's directory holds another store's | refused, nothing touched there |
+//! | log on | on | the log is replayed from the lowest `flushed` of all families |
+//! | log on | off | opened with the log, everything is flushed, then the log is removed |
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread::JoinHandle;
+
+use collie_io::{Device, File};
+use collie_log::{Log, LogError, LogId, LogOptions};
+use lsm_tree::{Cache, DescriptorTable};
+use parking_lot::Mutex;
+
+use crate::DEFAULT_FAMILY;
+use crate::background::{compaction, flush, wal_limit};
+use crate::commit::sequencer::Sequencer;
+use crate::handle::Handle;
+use crate::manifest::file::ManifestFile;
+use crate::manifest::{LogState, Manifest};
+use crate::memtable::Chunks;
+use crate::memtable::reclaim;
+use crate::recovery::lock_file::Found;
+use crate::recovery::{lock_file, replay};
+use crate::store::family_state::FamilyState;
+use crate::store::reserve::Reserve;
+use crate::store::view::FlushCause;
+use crate::store::{Start, Store};
+use crate::tables::Shared;
+use crate::{Compression, Error, Options, Result, catalog};
+
+const LOG_DIRECTORY: &str = "log";
+/// The name under which the log is retained until it is retained for each family.
+const OPENING: &str = "opening";
+
+pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
+    options.check()?;
+    let device = Arc::clone(&options.device);
+    if lock_file::inspect(&*device, path)? == Found::Nothing {
+        if !options.create_if_missing {
+            return Err(Error::NotFound { path: path.into() });
+        }
+        device
+            .create_dir_all(path)
+            .map_err(|e| Error::io("create", path, e))?;
+    }
+    let held = lock_file::lock(&*device, path)?;
+    let reserve = Reserve::new(path, &options);
+    let manifest = match ManifestFile::read(&*device, path)? {
+        Some(mut manifest) => {
+            catalog::skip_leftover_ids(&*device, path, &mut manifest)?;
+            // It may be in the page cache alone: its process was killed before the sync, or the
+            // sync failed, after which no later sync writes it. So it is written anew before log is
+            // released that it does not need, and before commits to families that it names are
+            // acknowledged.
+            reserve.relieve(|| manifest.write(&*device, path))?;
+            manifest
+        }
+        None => {
+            let mut log_id = [0; 16];
+            device
+                .random(&mut log_id)
+                .map_err(|e| Error::io("get random bytes for", path, e))?;
+            let mut manifest = ManifestFile::new(Manifest::new(log_id));
+            manifest.write(&*device, path)?;
+            manifest
+        }
+    };
+    let manifest = if manifest.log == LogState::On && options.disable_wal {
+        switch_log_off(path, &options, manifest, &held)?
+    } else {
+        manifest
+    };
+    start(path, options, manifest, reserve, &held)
+}
+
+fn log_directory(path: &Path, options: &Options) -> PathBuf {
+    options
+        .wal_dir
+        .clone()
+        .unwrap_or_else(|| path.join(LOG_DIRECTORY))
+}
+
+/// Flushes everything and removes the log.
+fn switch_log_off(
+    path: &Path,
+    options: &Options,
+    manifest: ManifestFile,
+    lock: &Arc<dyn File>,
+) -> Result<ManifestFile> {
+    let with_log = Options {
+        disable_wal: false,
+        ..options.clone()
+    };
+    let reserve = Reserve::new(path, options);
+    let handle = start(path, with_log, manifest, reserve, lock)?;
+    for family in handle.store.families() {
+        flush::flush_all_of(&handle.store, &family, FlushCause::Close)?;
+    }
+    handle.close()?;
+    let mut manifest = handle.store.manifest().detached();
+    manifest.amend(|manifest| {
+        manifest.log = LogState::Off;
+        manifest.floor = manifest.floor.max(handle.store.sequencer().reserved());
+    });
+    manifest.write(&*options.device, path)?;
+    if options.wal_dir.is_none() {
+        remove_tree(&*options.device, &log_directory(path, options))?;
+    }
+    Ok(manifest)
+}
+
+fn remove_tree(device: &dyn Device, path: &Path) -> Result<()> {
+    match device.remove_dir_all(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
+        _ => Ok(()),
+    }
+}
+
+/// Opens a store whose lock is held and whose manifest fits the options.
+fn start(
+    path: &Path,
+    options: Options,
+    mut manifest: ManifestFile,
+    reserve: Reserve,
+    lock: &Arc<dyn File>,
+) -> Result<Handle> {
+    let device = Arc::clone(&options.device);
+    remove_unnamed(&*device, path, &manifest)?;
+    manifest.amend(|manifest| apply_options(manifest, &options));
+    let sequencer = reserve.relieve(|| open_sequencer(path, &options, &manifest))?;
+    // The opening of the log may have used it, for frames that were in the ring.
+    reserve.fill(Some(&sequencer));
+    let chunks = Arc::new(Chunks::default());
+    let (reclaim, _thread) = reclaim::start(Arc::clone(&device), Arc::clone(&chunks))?;
+    let shared = Shared {
+        cache: Arc::new(Cache::with_capacity_bytes(options.cache_bytes)),
+        descriptors: Arc::new(DescriptorTable::new(options.max_open_files)),
+        stop: Arc::new(AtomicBool::new(false)),
+    };
+    let adopt = manifest.log == LogState::Off && !options.disable_wal;
+    let log_dir = log_directory(path, &options);
+    let start = Start {
+        path: path.into(),
+        options,
+        sequencer,
+        manifest,
+        reserve,
+        reclaim,
+        chunks,
+        shared,
+        lock: Arc::clone(lock),
+    };
+    let store = Arc::new(Store::new(start)?);
+    let mut threads = Vec::new();
+    let filled = if adopt { switch_log_on(&store) } else { Ok(()) }
+        .and_then(|()| start_threads(&store, &mut threads))
+        .and_then(|()| load_and_replay(&store, adopt, &log_dir));
+    match filled {
+        Ok(default_family) => Ok(Handle {
+            store,
+            threads: Mutex::new(threads),
+            default_family,
+        }),
+        Err(error) => {
+            // The first error is the one to report.
+            drop(store.begin_close().and_then(|()| store.finish_close(threads)));
+            Err(error)
+        }
+    }
+}
+
+/// The options of this opening replace those that a family was created with.
+fn apply_options(manifest: &mut Manifest, options: &Options) {
+    for record in &mut manifest.families {
+        let replacement = options
+            .family_options
+            .iter()
+            .find(|(name, _)| *name == record.name);
+        if let Some((_, replacement)) = replacement {
+            record.options = replacement.clone();
+        } else if record.name == DEFAULT_FAMILY {
+            record.options = options.default_family.clone();
+        }
+    }
+}
+
+/// Removes the directories that the manifest does not name: of families that were dropped, or whose
+/// creation was cut off.
+fn remove_unnamed(device: &dyn Device, path: &Path, manifest: &Manifest) -> Result<()> {
+    let named: HashSet<u32> = manifest.families.iter().map(|family| family.id).collect();
+    for id in catalog::directories(device, path)? {
+        if !named.contains(&id) {
+            remove_tree(device, &path.join(catalog::DIRECTORY).join(id.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+fn open_sequencer(path: &Path, options: &Options, manifest: &Manifest) -> Result<Sequencer> {
+    if options.disable_wal {
+        return Ok(Sequencer::virtual_from(manifest.floor));
+    }
+    let dir = log_directory(path, options);
+    let resume_at = match manifest.log {
+        LogState::On => manifest.families.iter().map(|family| family.flushed).min(),
+        // What the directory has, if anything, is in the tables already; a part of it may be
+        // removed.
+        LogState::Off if options.wal_dir.is_none() => {
+            remove_tree(&*options.device, &dir)?;
+            None
+        }
+        LogState::Off => None,
+    };
+    if resume_at.is_some() {
+        refuse_missing_log(&*options.device, &dir)?;
+    }
+    let opened = Log::open(
+        &dir,
+        LogOptions {
+            device: Arc::clone(&options.device),
+            ring: options.ring.clone(),
+            ring_bytes: options.ring_bytes,
+            segment_bytes: options.segment_bytes,
+            // One more than appenders: closing takes one.
+            max_workers: options.max_workers + 1,
+            min_lsn: manifest.floor,
+            resume_at,
+            log_id: Some(LogId(manifest.log_id)),
+            manual_flush: options.manual_wal_flush,
+            pad_to_block: options.pad_to_block,
+            archive_ttl: options.wal_ttl,
+            archive_bytes: options.wal_size_limit,
+            // The store's reserve serves both where they share a device.
+            reserve_bytes: match options.wal_dir {
+                Some(_) if options.reserve_bytes != Some(0) => None,
+                _ => Some(0),
+            },
+            recovery_mode: options.wal_recovery_mode,
+            compression: match options.wal_compression {
+                Compression::None => collie_log::Compression::None,
+                Compression::Lz4 => collie_log::Compression::Lz4,
+            },
+            ..LogOptions::default()
+        },
+    );
+    let log = opened.map_err(|error| match error {
+        LogError::LogIdMismatch {
+            path: log,
+            expected,
+            found,
+        } => Error::LogIdMismatch {
+            path: path.into(),
+            log,
+            expected,
+            found,
+        },
+        other => other.into(),
+    })?;
+    if resume_at.is_some() && log.recovery().epoch == 1 {
+        return missing_log(&dir, "a log that was never used".into());
+    }
+    Ok(Sequencer::Log(log))
+}
+
+/// Refuses to open without the log's directory where the manifest says that commits are in the log.
+fn refuse_missing_log(device: &dyn Device, dir: &Path) -> Result<()> {
+    match device.list(dir) {
+        Ok(entries) if entries.is_empty() => missing_log(dir, "an empty directory".into()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => missing_log(dir, "no directory".into()),
+        Ok(_) => Ok(()),
+        Err(e) => Err(Error::io("list", dir, e)),
+    }
+}
+
+fn missing_log<T>(dir: &Path, found: String) -> Result<T> {
+    let expected = "the log that the manifest relies on (is `wal_dir` right, and mounted?)";
+    Err(Error::Corrupt {
+        path: dir.into(),
+        offset: 0,
+        expected: expected.into(),
+        found,
+    })
+}
+
+/// Turns a store without a log into one with a log, which has everything from a mark on.
+fn switch_log_on(store: &Store) -> Result<()> {
+    let mark = store.durable_mark()?;
+    store.manifest().rewrite(|manifest| {
+        for record in &mut manifest.families {
+            record.flushed = mark;
+        }
+        manifest.log = LogState::On;
+    })
+}
+
+fn start_threads(store: &Arc<Store>, threads: &mut Vec<JoinHandle<()>>) -> Result<()> {
+    for n in 0..store.options().flush_threads {
+        threads.push(start_thread(store, format!("collie-flush-{n}"), flush::run)?);
+    }
+    for n in 0..store.options().compaction_threads {
+        threads.push(start_thread(store, format!("collie-merge-{n}"), compaction::run)?);
+    }
+    Ok(())
+}
+
+/// Starts a background thread. If it panics, writes are refused from then on.
+pub(crate) fn start_thread(store: &Arc<Store>, name: String, run: fn(&Store)) -> Result<JoinHandle<()>> {
+    let store = Arc::clone(store);
+    std::thread::Builder::new()
+        .name(name.clone())
+        .spawn(move || {
+            // Dropped by a panic too, which no other thread would notice.
+            let _watch = Watch(&store);
+            run(&store);
+        })
+        .map_err(|e| Error::io("start the thread", name, e))
+}
+
+/// Refuses writes when a background thread panics.
+struct Watch<'a>(&'a Store);
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or("of the background").to_owned();
+            self.0.fail(Error::Background {
+                cause: format!("the thread {name} panicked"),
+            });
+        }
+    }
+}
+
+/// Opens the families, replays the log into them, and creates the default family where it does not
+/// exist.
+fn load_and_replay(store: &Arc<Store>, fresh_log: bool, log_dir: &Path) -> Result<Arc<FamilyState>> {
+    let records = store.manifest().families.clone();
+    let mut by_id = HashMap::new();
+    for record in &records {
+        let dir = catalog::directory(store, record.id);
+        let family = store.load_family(record, &dir, true)?;
+        store.publish_family(&family);
+        by_id.insert(record.id, family);
+    }
+    refuse_tables_ahead(store, by_id.values(), log_dir)?;
+    let resume = records.iter().map(|record| record.flushed).min();
+    if let (Sequencer::Log(log), Some(resume)) = (store.sequencer(), resume) {
+        // Retains what any family needs until the log is retained for each of them.
+        log.retain(OPENING, resume);
+        for record in &records {
+            store.sequencer().retain(&record.name, record.flushed);
+        }
+        if !fresh_log {
+            let replayed = store.replay(|| replay::replay(store, log, resume, &by_id, log_dir))?;
+            store.note_replayed(replayed);
+        }
+        log.release(OPENING);
+    }
+    let default_family = match store.family(DEFAULT_FAMILY) {
+        Some(family) => family,
+        None => catalog::create(store, DEFAULT_FAMILY, store.options().default_family.clone())?,
+    };
+    for family in store.families() {
+        store.queue().compact(&family);
+    }
+    wal_limit::schedule_check(store);
+    wal_limit::warn_of_short_limit(store);
+    Ok(default_family)
+}
+
+/// Refuses tables that are ahead of the log. A table is registered only when the log is durable
+/// that far, so the log was truncated or exchanged, and the table would hide new commits.
+fn refuse_tables_ahead<'a>(
+    store: &Store,
+    families: impl IntoIterator<Item = &'a Arc<FamilyState>>,
+    log_dir: &Path,
+) -> Result<()> {
+    let Some(end) = store.sequencer().recovery().map(|report| report.end) else {
+        return Ok(());
+    };
+    for family in families {
+        let highest = family.tables().highest();
+        if highest >= end {
+            return Err(Error::Corrupt {
+                path: log_dir.into(),
+                offset: 0,
+                expected: format!(
+                    "a log that reaches beyond the tables, which hold LSN {highest} of the family {}",
+                    family.name()
+                ),
+                found: format!("a log that ends at LSN {end}"),
+            });
+        }
+    }
+    Ok(())
+}

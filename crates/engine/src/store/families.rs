@@ -1,0 +1,103 @@
+//! The families of an open store, by name.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::RwLock;
+
+use super::Store;
+use super::family_state::FamilyState;
+use super::read_point::ReadPoint;
+use super::view::View;
+use crate::Result;
+use crate::manifest::FamilyRecord;
+use crate::tables::Tables;
+
+/// The families that reads and writes find. The synced manifest names each of them.
+#[derive(Default)]
+pub(super) struct Families(RwLock<BTreeMap<Arc<str>, Arc<FamilyState>>>);
+
+/// What a snapshot shows: families by id, with the views that fit its read point.
+pub(crate) type Views = HashMap<u32, Arc<View>>;
+
+impl Store {
+    /// The family of that name.
+    pub(crate) fn family(&self, name: &str) -> Option<Arc<FamilyState>> {
+        self.families.0.read().get(name).cloned()
+    }
+
+    /// All families, in the order of their names.
+    pub(crate) fn families(&self) -> Vec<Arc<FamilyState>> {
+        self.families.0.read().values().cloned().collect()
+    }
+
+    /// The name of the family with that id, or the id where it was dropped.
+    pub(crate) fn family_name(&self, id: u32) -> String {
+        let families = self.families.0.read();
+        let found = families.values().find(|family| family.id() == id);
+        found.map_or_else(|| format!("number {id}"), |family| family.name().to_string())
+    }
+
+    /// Opens the tables of a family in `dir`, with an empty memtable that begins where the tables
+    /// end. Tables of a family that the manifest names (`known`) must be there. Reads and writes do
+    /// not find the family before [`Store::publish_family`].
+    pub(crate) fn load_family(
+        &self,
+        record: &FamilyRecord,
+        dir: &Path,
+        known: bool,
+    ) -> Result<Arc<FamilyState>> {
+        let reclaim = self.reclaim_sender();
+        let tables = Tables::open(dir, known, &record.options, &self.shared, &*self.device, reclaim)?;
+        let pinned = self.pin(&tables);
+        let mem = self.new_mem(record.flushed, &record.options);
+        Ok(Arc::new(FamilyState::new(self.id, record, tables, pinned, mem)))
+    }
+
+    /// Lets reads and writes find a family. The synced manifest names it, so that no acknowledged
+    /// write to it is lost.
+    pub(crate) fn publish_family(&self, family: &Arc<FamilyState>) {
+        let mut families = self.families.0.write();
+        families.insert(Arc::clone(family.name()), Arc::clone(family));
+    }
+
+    /// Withdraws a family that the synced manifest has dropped: calls fail from now on, stalled
+    /// writes too, and the log is kept for it no longer. The caller holds the manifest, so that no
+    /// flush retains the log for it afterwards.
+    pub(crate) fn withdraw_family(&self, family: &FamilyState) {
+        family.set_dropped();
+        self.families.0.write().remove(&**family.name());
+        self.sequencer.release(family.name());
+        self.wake_stalled();
+    }
+
+    /// A point, and the views of all families that fit it, for a snapshot; as [`Store::read_at`].
+    /// Counts a snapshot until [`Store::end_snapshot`].
+    pub(crate) fn begin_snapshot(&self) -> (ReadPoint, Views) {
+        self.snapshots.fetch_add(1, Ordering::Relaxed);
+        let families = self.families.0.read();
+        let view_of = |family: &Arc<FamilyState>| (family.id(), Arc::clone(&family.view()));
+        loop {
+            let views: Views = families.values().map(view_of).collect();
+            reach!("snapshot has its views");
+            let point = self.read_point(false);
+            // As for a single read (`view.rs`): no view may have been replaced before the boundary
+            // was read.
+            let same = |family: &Arc<FamilyState>| {
+                views
+                    .get(&family.id())
+                    .is_some_and(|view| Arc::ptr_eq(view, &family.view()))
+            };
+            if families.values().all(same) {
+                return (point, views);
+            }
+        }
+    }
+
+    /// A snapshot that [`Store::begin_snapshot`] counted is gone.
+    pub(crate) fn end_snapshot(&self) {
+        self.snapshots.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,341 @@
+//! A family, shared by its handles, the store and the background threads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use arc_swap::ArcSwap;
+use collie_log::Lsn;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::Store;
+use super::counters::FamilyCounters;
+use super::stall::{Stall, StallState};
+use super::view::{FlushCause, View};
+use crate::manifest::FamilyRecord;
+use crate::manifest::flushed::{Flushed, Kept};
+use crate::memtable::{At, Mem};
+use crate::tables::{Pinned, Tables};
+use crate::{Error, FamilyOptions, Result};
+
+/// See the file's page. What never changes is read through plain accessors; what does changes by
+/// rotation, publication and withdrawal alone.
+pub(crate) struct FamilyState {
+    /// The id of the [`Store`] that it belongs to.
+    store_id: u64,
+    id: u32,
+    name: Arc<str>,
+    options: FamilyOptions,
+    tables: Tables,
+    counters: FamilyCounters,
+    flushes: Work,
+    compactions: Work,
+    view: ArcSwap<View>,
+    /// Held while the view is replaced: for a rotation, or for the moment of a publication.
+    edit: Mutex<()>,
+    /// A rotation has begun: later commits must not choose a memtable before it has published its
+    /// view.
+    rotating: AtomicBool,
+    /// Held from pinning a version to publishing it, so that an older one never replaces a newer
+    /// one.
+    publish: Mutex<()>,
+    /// Held by the one flush of this family that runs.
+    flushing: Mutex<Kept>,
+    /// Held by the one compaction of this family that runs.
+    compacting: Mutex<()>,
+    stall: StallState,
+    /// Level-0 runs as the last flush or compaction left them.
+    level0: AtomicUsize,
+    dropped: AtomicBool,
+    flushed: Flushed,
+}
+
+/// The background work of one kind that a family needs: whether it is queued, and how it went.
+#[derive(Default)]
+pub(crate) struct Work {
+    queued: AtomicBool,
+    /// How often it failed since it last succeeded.
+    failures: AtomicU32,
+    /// Why it failed last; cleared when it succeeds.
+    error: Mutex<Option<Error>>,
+}
+
+impl Work {
+    /// Marks it queued. Returns whether the caller is to queue it: it was not queued yet.
+    pub(crate) fn enqueue(&self) -> bool {
+        // AcqRel, as in `dequeue`: the thread that clears the flag afterwards sees the work that
+        // this call is made for.
+        !self.queued.swap(true, Ordering::AcqRel)
+    }
+
+    /// A thread begins to do it: work that arises from here on queues it again.
+    pub(crate) fn dequeue(&self) {
+        self.queued.swap(false, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_queued(&self) -> bool {
+        self.queued.load(Ordering::Acquire)
+    }
+
+    /// Notes how an attempt went.
+    pub(crate) fn note(&self, done: &Result<()>) {
+        *self.error.lock() = done.as_ref().err().cloned();
+        if done.is_ok() {
+            // Relaxed: a number on its own.
+            self.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a failure. Returns how many there were in a row before it.
+    pub(crate) fn failed_again(&self) -> u32 {
+        self.failures.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.error.lock().clone()
+    }
+}
+
+impl FamilyState {
+    /// A family as the manifest has it, with an empty memtable.
+    pub(crate) fn new(
+        store_id: u64,
+        record: &FamilyRecord,
+        tables: Tables,
+        pinned: Arc<Pinned>,
+        mem: Mem,
+    ) -> Self {
+        let view = View {
+            active: Arc::new(mem),
+            sealed: Vec::new(),
+            tables: pinned,
+        };
+        Self {
+            store_id,
+            id: record.id,
+            name: record.name.as_str().into(),
+            options: record.options.clone(),
+            level0: AtomicUsize::new(tables.level0_runs()),
+            tables,
+            counters: FamilyCounters::default(),
+            flushes: Work::default(),
+            compactions: Work::default(),
+            view: ArcSwap::from_pointee(view),
+            edit: Mutex::new(()),
+            rotating: AtomicBool::new(false),
+            publish: Mutex::new(()),
+            flushing: Mutex::default(),
+            compacting: Mutex::new(()),
+            stall: StallState::default(),
+            dropped: AtomicBool::new(false),
+            flushed: Flushed::found(record.flushed),
+        }
+    }
+
+    pub(super) fn store_id(&self) -> u64 {
+        self.store_id
+    }
+
+    /// No other family of the store ever had this id or will have it.
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    pub(crate) fn options(&self) -> &FamilyOptions {
+        &self.options
+    }
+
+    /// The family's tree. What of it reads see changes by [`FamilyState::publication`] alone.
+    pub(crate) fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    pub(crate) fn counters(&self) -> &FamilyCounters {
+        &self.counters
+    }
+
+    pub(crate) fn flushes(&self) -> &Work {
+        &self.flushes
+    }
+
+    pub(crate) fn compactions(&self) -> &Work {
+        &self.compactions
+    }
+
+    /// What reads see: memtables and one version of the tables. Borrowed from the family, so that
+    /// readers share no reference count.
+    pub(crate) fn view(&self) -> arc_swap::Guard<Arc<View>> {
+        self.view.load()
+    }
+
+    /// Applies a commit to the memtable that its start belongs to, also while a rotation runs. The
+    /// caller's slot is pending at `start`, and the caller has passed an Acquire fence after the
+    /// reservation.
+    pub(crate) fn with_mem<T>(&self, start: Lsn, apply: impl FnOnce(&Mem) -> T) -> T {
+        // A rotation at R sets `rotating` before it reserves R with Release. If R < start, our
+        // reservation read from that release sequence, so the fence makes the flag visible: we
+        // either see it set, and wait, or see it cleared again (Acquire, pairs with the Release in
+        // `rotate`), and then the view that the rotation published. If R > start, either view has
+        // the memtable for `start`.
+        while self.rotating.load(Ordering::Acquire) {
+            reach!("waits for a rotation");
+            drop(self.edit.lock());
+        }
+        apply(self.view.load().mem_for(start))
+    }
+
+    /// Whether the active memtable has reached its size and is to be sealed.
+    pub(crate) fn is_memtable_full(&self) -> bool {
+        self.view().active.bytes() >= self.options.write_buffer_bytes
+    }
+
+    /// Seals the active memtable at an LSN that `reserve` gets; later commits go to a new one,
+    /// which `mem` makes. Returns that LSN, below which the family's commits are in sealed
+    /// memtables or tables.
+    ///
+    /// `only_if` decides while no other rotation runs.
+    pub(crate) fn rotate(
+        &self,
+        cause: FlushCause,
+        only_if: impl FnOnce(&View) -> bool,
+        reserve: impl FnOnce() -> Result<At>,
+        mem: impl FnOnce(Lsn) -> Mem,
+    ) -> Result<Option<At>> {
+        let edit = self.edit.lock();
+        let view = self.view.load_full();
+        if !only_if(&view) {
+            return Ok(None);
+        }
+        // Ordered before the reservation by that one's Release; see `with_mem`.
+        self.rotating.store(true, Ordering::Relaxed);
+        let reserved = reserve();
+        reach!("rotation has its LSN");
+        if let Ok(at) = reserved {
+            self.view
+                .store(Arc::new(view.sealed_at(at, cause, mem(at.start))));
+        }
+        // Release pairs with the Acquire in `with_mem`: a commit that sees it cleared sees the new
+        // view.
+        self.rotating.store(false, Ordering::Release);
+        drop(edit);
+        reserved.map(Some)
+    }
+
+    /// Seals the active memtable at an LSN that a frame of the log has already. For replay, during
+    /// which nothing commits.
+    pub(crate) fn seal(&self, at: At, cause: FlushCause, mem: Mem) {
+        let _edit = self.edit.lock();
+        let view = self.view.load_full();
+        self.view.store(Arc::new(view.sealed_at(at, cause, mem)));
+    }
+
+    /// Waits for the exclusive right to publish a version of the tables.
+    pub(crate) fn publication(&self) -> Publication<'_> {
+        Publication {
+            family: self,
+            _publish: self.publish.lock(),
+        }
+    }
+
+    /// Whether a publication is under way.
+    #[cfg(test)]
+    pub(crate) fn is_publishing(&self) -> bool {
+        self.publish.try_lock().is_none()
+    }
+
+    /// Releases memtables and tables: reads find nothing any more. For a store that has closed.
+    pub(crate) fn empty(&self, mem: impl FnOnce(Lsn) -> Mem) {
+        let _edit = self.edit.lock();
+        let view = self.view.load_full();
+        self.view.store(Arc::new(View {
+            active: Arc::new(mem(view.active.from())),
+            sealed: Vec::new(),
+            tables: Arc::new(Pinned::nothing()),
+        }));
+    }
+
+    /// Waits until no other flush of the family runs, and keeps others out. The guard has what
+    /// flushes registered and the manifest does not say yet.
+    pub(crate) fn lock_flushes(&self) -> MutexGuard<'_, Kept> {
+        self.flushing.lock()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_flushing(&self) -> bool {
+        self.flushing.try_lock().is_none()
+    }
+
+    /// Waits until no other compaction of the family runs, and keeps others out.
+    pub(crate) fn lock_compactions(&self) -> MutexGuard<'_, ()> {
+        self.compacting.lock()
+    }
+
+    /// The LSN below which the manifest calls its commits flushed.
+    pub(crate) fn flushed(&self) -> &Flushed {
+        &self.flushed
+    }
+
+    /// What it does to writes now.
+    pub(crate) fn stall(&self) -> Stall {
+        self.stall.get()
+    }
+
+    pub(super) fn stall_state(&self) -> &StallState {
+        &self.stall
+    }
+
+    /// Level-0 runs in the tables that reads see.
+    pub(crate) fn level0_runs(&self) -> usize {
+        self.level0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_dropped(&self) -> bool {
+        // Relaxed: a write that races with the drop of its family may count either way.
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn check_not_dropped(&self) -> Result<()> {
+        if self.is_dropped() {
+            return Err(Error::FamilyDropped {
+                name: self.name.to_string(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The manifest has dropped it. Its files are removed with their last user.
+    pub(super) fn set_dropped(&self) {
+        self.dropped.store(true, Ordering::Relaxed);
+        self.tables.remove_when_unused();
+    }
+}
+
+/// The exclusive right to publish a version of the family's tables.
+pub(crate) struct Publication<'a> {
+    family: &'a FamilyState,
+    _publish: MutexGuard<'a, ()>,
+}
+
+impl Publication<'_> {
+    /// Pins the newest version of the tables and replaces the one that reads see by it. With
+    /// `flushed` its tables hold the oldest sealed memtable, which leaves the view in the same step.
+    pub(crate) fn publish(self, store: &Store, flushed: bool) {
+        let family = self.family;
+        let tables = store.pin(&family.tables);
+        // Counted under `publish`: a count from before a compaction must not replace the one from
+        // after it.
+        let level0 = family.tables.level0_runs();
+        reach!("level 0 is counted");
+        family.level0.store(level0, Ordering::Relaxed);
+        let _edit = family.edit.lock();
+        let view = family.view.load();
+        family.view.store(Arc::new(View {
+            active: Arc::clone(&view.active),
+            sealed: view.sealed.iter().skip(usize::from(flushed)).cloned().collect(),
+            tables,
+        }));
+    }
+}

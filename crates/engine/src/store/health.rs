@@ -1,0 +1,183 @@
+//! Whether the store takes writes, and what of it can be read.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use collie_io::Opener;
+use parking_lot::Mutex;
+
+use super::Store;
+use super::family_state::FamilyState;
+use crate::commit::sequencer::Room;
+use crate::manifest::file::ManifestError;
+use crate::tables::Unwritten;
+use crate::{Error, Result};
+
+/// See the file's page.
+pub(super) struct Health {
+    /// The process that opened the store: a child that it forks has only copies.
+    opener: Opener,
+    /// Set once, together with `cause`.
+    failed: AtomicBool,
+    cause: Mutex<Option<Error>>,
+    /// A commit has its LSN and will never be applied: the visible boundary does not pass it.
+    unapplied: OnceLock<Error>,
+    /// A thread panicked in the middle of a commit: the memtables may have a part of it.
+    half_applied: OnceLock<Arc<str>>,
+    closed: AtomicBool,
+}
+
+impl Health {
+    /// The state of a store that this process opens.
+    pub(super) fn new() -> Self {
+        Self {
+            opener: Opener::here(),
+            failed: AtomicBool::new(false),
+            cause: Mutex::new(None),
+            unapplied: OnceLock::new(),
+            half_applied: OnceLock::new(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Why the visible boundary will never pass some commit, if so.
+    pub(super) fn unapplied(&self) -> Option<Error> {
+        self.unapplied.get().cloned()
+    }
+
+    /// Why no content of the memtables is certain, if so.
+    pub(super) fn half_applied(&self) -> Option<&Arc<str>> {
+        self.half_applied.get()
+    }
+
+    fn check_process(&self, path: &Path) -> Result<()> {
+        if self.opener.is_here() {
+            return Ok(());
+        }
+        Err(Error::Forked {
+            path: path.into(),
+            opener: self.opener.pid(),
+        })
+    }
+}
+
+impl Store {
+    /// Why writes are refused, if they are.
+    pub(crate) fn refusal(&self) -> Option<Error> {
+        if let Err(forked) = self.check_process() {
+            return Some(forked);
+        }
+        // Relaxed: the cause is read under its lock.
+        if self.health.closed.load(Ordering::Relaxed) {
+            return Some(Error::Closed);
+        }
+        if self.health.failed.load(Ordering::Relaxed) {
+            return self.health.cause.lock().clone();
+        }
+        None
+    }
+
+    /// As [`Store::refusal`], or why the log takes no more writes.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.refusal().or_else(|| self.sequencer.poisoned())
+    }
+
+    /// Fails where the family is of another open store, as in a batch that was filled for that one,
+    /// or was dropped.
+    pub(crate) fn check_family(&self, family: &FamilyState) -> Result<()> {
+        if family.store_id() != self.id {
+            return Err(Error::ForeignFamily {
+                name: family.name().to_string(),
+            });
+        }
+        family.check_not_dropped()
+    }
+
+    /// Admits a write: fails where writes are refused, and where it brings data while the reserve
+    /// is missing.
+    pub(crate) fn admit(&self, room: Room) -> Result<()> {
+        if let Some(refusal) = self.refusal() {
+            return Err(refusal);
+        }
+        match room {
+            Room::Commit => self.reserve.admit(&self.sequencer),
+            Room::Relief | Room::Mark => Ok(()),
+        }
+    }
+
+    /// Fails in a child of the process that opened the store.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.health.check_process(&self.path)
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        self.check_process()?;
+        if self.is_closed() {
+            Err(Error::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.health.closed.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether this call closed it.
+    pub(super) fn set_closed(&self) -> bool {
+        !self.health.closed.swap(true, Ordering::Relaxed)
+    }
+
+    /// Refuses writes from now on. The first cause stays.
+    pub(crate) fn fail(&self, cause: Error) {
+        self.health.cause.lock().get_or_insert_with(|| {
+            tracing::error!(path = %self.path.display(), %cause, "writes are refused from now on");
+            cause
+        });
+        self.health.failed.store(true, Ordering::Relaxed);
+        self.visible.wake();
+        self.wake_stalled();
+    }
+
+    /// The error of a change of the manifest. Where a later opening may find the change or not,
+    /// nothing may rely on either, and writes are refused from now on.
+    pub(crate) fn manifest_failed(&self, error: ManifestError) -> Error {
+        if let ManifestError::InDoubt(error) = &error {
+            self.fail(Error::Background {
+                cause: error.to_string(),
+            });
+        }
+        error.into()
+    }
+
+    /// The error of a version of tables that was not written. Where no other version may follow,
+    /// writes are refused from now on.
+    pub(crate) fn unwritten(&self, unwritten: Unwritten) -> Error {
+        match unwritten {
+            Unwritten::MayBeRepeated(error) => error,
+            Unwritten::NoneAfterIt(error) => {
+                let cause = match &error {
+                    Error::Background { cause } => cause.clone(),
+                    error => error.to_string(),
+                };
+                self.fail(Error::Background { cause });
+                error
+            }
+        }
+    }
+
+    /// A commit that has its LSN will never be applied.
+    pub(super) fn leave_unapplied(&self, cause: Error) {
+        // Before `fail` wakes the threads that wait for the commit, so that they see it.
+        self.health.unapplied.get_or_init(|| cause.clone());
+        self.fail(cause);
+    }
+
+    /// A thread panicked before its commit was applied completely.
+    pub(super) fn leave_half_applied(&self) {
+        let cause = "a thread panicked in mid-commit";
+        self.health.half_applied.get_or_init(|| cause.into());
+        self.leave_unapplied(Error::Background { cause: cause.into() });
+    }
+}

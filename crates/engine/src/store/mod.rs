@@ -1,0 +1,250 @@
+//! A store's state, shared by its handles and its background threads.
+
+mod closing;
+pub(crate) mod counters;
+mod families;
+pub(crate) mod family_state;
+mod health;
+mod manifest_guard;
+mod order;
+pub(crate) mod queue;
+pub(crate) mod read_point;
+pub(crate) mod reserve;
+pub(crate) mod stall;
+pub(crate) mod view;
+mod wal_watch;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+
+use collie_io::{Device, File, Nanos};
+use collie_log::Lsn;
+use parking_lot::{Mutex, RwLock};
+
+use self::counters::Counters;
+use self::families::Families;
+pub(crate) use self::families::Views;
+use self::health::Health;
+pub(crate) use self::manifest_guard::ManifestGuard;
+use self::stall::StoppedWriters;
+use self::wal_watch::WalWatch;
+use crate::commit::appenders::{Appender, Appenders};
+use crate::commit::sequencer::Sequencer;
+use crate::commit::visible::Visible;
+use crate::locks::table::LockTable;
+use crate::manifest::file::ManifestFile;
+use crate::memtable::reclaim::Reclaim;
+use crate::memtable::{Chunks, Mem};
+use crate::store::queue::TaskQueue;
+use crate::store::reserve::Reserve;
+use crate::tables::{Pinned, Shared, Tables};
+use crate::transaction::Registry;
+use crate::{FamilyOptions, Options, Result};
+
+/// See the module's page. Its parts are private to this folder: others ask the store to do
+/// something, and the method says what it keeps true.
+pub(crate) struct Store {
+    /// Unique among the stores of this process.
+    id: u64,
+    path: PathBuf,
+    device: Arc<dyn Device>,
+    options: Options,
+    /// The largest payload of a frame.
+    max_payload: usize,
+    sequencer: Sequencer,
+    visible: Visible,
+    appenders: Appenders,
+    /// The appender for marks. No thread waits for a rotation while it has this one, so a rotation
+    /// always gets it, even if every other appender waits for that rotation.
+    system: Mutex<Option<Appender>>,
+    families: Families,
+    manifest: Mutex<ManifestFile>,
+    reserve: Reserve,
+    queue: TaskQueue,
+    reclaim: Mutex<Option<Sender<Reclaim>>>,
+    /// Memory for memtables.
+    chunks: Arc<Chunks>,
+    shared: Shared,
+    health: Health,
+    stopped: StoppedWriters,
+    wal: WalWatch,
+    snapshots: AtomicUsize,
+    /// See [`Store::replay`].
+    replaying: AtomicBool,
+    locks: Arc<LockTable>,
+    transactions: Registry,
+    /// Held for reading by calls that write to the directory on their caller's thread, and for
+    /// writing by `close`: once that has it, nothing of this store touches the directory any more.
+    directory: RwLock<()>,
+    /// The store's lock file, shared with everything that may still remove files of its own: see
+    /// `Pinned`.
+    lock: Mutex<Option<Arc<dyn File>>>,
+    counters: Counters,
+}
+
+/// What a store is opened with.
+pub(crate) struct Start {
+    pub(crate) path: PathBuf,
+    pub(crate) options: Options,
+    pub(crate) sequencer: Sequencer,
+    pub(crate) manifest: ManifestFile,
+    pub(crate) reserve: Reserve,
+    pub(crate) reclaim: Sender<Reclaim>,
+    pub(crate) chunks: Arc<Chunks>,
+    pub(crate) shared: Shared,
+    pub(crate) lock: Arc<dyn File>,
+}
+
+impl Store {
+    pub(crate) fn new(start: Start) -> Result<Self> {
+        let Start {
+            path,
+            options,
+            sequencer,
+            manifest,
+            reserve,
+            reclaim,
+            chunks,
+            shared,
+            lock,
+        } = start;
+        // One appender is the system's.
+        let appenders = options.max_workers - 1;
+        let visible = Visible::new(options.max_workers, sequencer.reserved());
+        let system = Appender::new(&sequencer, &visible)?;
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Ok(Self {
+            // Relaxed: only uniqueness counts.
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            path,
+            device: Arc::clone(&options.device),
+            max_payload: collie_log::LogOptions {
+                ring_bytes: options.ring_bytes,
+                pad_to_block: options.pad_to_block,
+                ..collie_log::LogOptions::default()
+            }
+            .max_payload(),
+            locks: Arc::new(LockTable::new(options.max_row_locks)),
+            transactions: Registry::new(options.max_row_locks),
+            options,
+            visible,
+            appenders: Appenders::new(appenders),
+            system: Mutex::new(Some(system)),
+            sequencer,
+            families: Families::default(),
+            manifest: Mutex::new(manifest),
+            reserve,
+            queue: TaskQueue::default(),
+            reclaim: Mutex::new(Some(reclaim)),
+            chunks,
+            shared,
+            health: Health::new(),
+            stopped: StoppedWriters::default(),
+            wal: WalWatch::default(),
+            snapshots: AtomicUsize::new(0),
+            replaying: AtomicBool::new(false),
+            directory: RwLock::new(()),
+            lock: Mutex::new(Some(lock)),
+            counters: Counters::default(),
+        })
+    }
+
+    /// The store's directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The order of commits, and how durable they are. A commit is made by [`Store::appender`]
+    /// alone.
+    pub(crate) fn sequencer(&self) -> &Sequencer {
+        &self.sequencer
+    }
+
+    /// What the background threads are to do.
+    pub(crate) fn queue(&self) -> &TaskQueue {
+        &self.queue
+    }
+
+    /// Row and range locks.
+    pub(crate) fn locks(&self) -> &Arc<LockTable> {
+        &self.locks
+    }
+
+    /// The transactions that are open.
+    pub(crate) fn transactions(&self) -> &Registry {
+        &self.transactions
+    }
+
+    /// The device's monotonic clock, in nanoseconds.
+    pub(crate) fn now(&self) -> Nanos {
+        self.device.clock().monotonic()
+    }
+
+    pub(crate) fn ns_since(&self, started: Nanos) -> Nanos {
+        self.now().saturating_sub(started)
+    }
+
+    /// The largest commit, in bytes of its payload. The log has the same limit; with the log off
+    /// only this one holds.
+    pub(crate) fn max_commit_bytes(&self) -> usize {
+        self.max_payload
+    }
+
+    /// Does work that makes room, once more with the reserve's room where the device is full.
+    /// [`Store::fill_reserve`] is to follow.
+    pub(crate) fn relieve<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
+        self.reserve.relieve(work)
+    }
+
+    /// Takes the room back that the reserve gave up, as far as the device has it.
+    pub(crate) fn fill_reserve(&self) {
+        self.reserve.fill(Some(&self.sequencer));
+    }
+
+    /// Runs the replay of the log. Until it has succeeded, only replay itself seals memtables, at
+    /// the frame that it has come to. A mark would be at the log's end and would count frames as
+    /// flushed that replay has yet to reach.
+    pub(crate) fn replay<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        // SeqCst, as the load in `is_replaying`: set before replay queues its first flush, cleared
+        // when the last frame is in.
+        self.replaying.store(true, Ordering::SeqCst);
+        let replayed = work()?;
+        self.replaying.store(false, Ordering::SeqCst);
+        Ok(replayed)
+    }
+
+    pub(crate) fn is_replaying(&self) -> bool {
+        self.replaying.load(Ordering::SeqCst)
+    }
+
+    /// An empty memtable for commits from `from` on.
+    pub(crate) fn new_mem(&self, from: Lsn, options: &FamilyOptions) -> Mem {
+        let reclaim = self.reclaim_sender();
+        Mem::new(from, options.write_buffer_bytes, &self.chunks, reclaim)
+    }
+
+    /// Where memory and directories go whose destruction is deferred. Nowhere once the store is
+    /// closed: they are then destroyed where they are dropped.
+    fn reclaim_sender(&self) -> Sender<Reclaim> {
+        self.reclaim
+            .lock()
+            .clone()
+            .unwrap_or_else(|| std::sync::mpsc::channel().0)
+    }
+
+    /// Pins the newest version of a family's tables for a view. The caller holds the family's
+    /// publication, or the family is not published yet.
+    fn pin(&self, tables: &Tables) -> Arc<Pinned> {
+        Arc::new(tables.pin(self.lock.lock().clone()))
+    }
+}

@@ -1,0 +1,184 @@
+//! The order of commits: reserving a position, waiting until a commit is visible, and the point at
+//! which a read sees the order.
+
+use std::sync::Arc;
+
+use collie_log::{Level, Lsn};
+use parking_lot::MutexGuard;
+
+use super::Store;
+use super::family_state::FamilyState;
+use super::read_point::ReadPoint;
+use super::view::{FlushCause, View};
+use crate::commit::appenders::{Appender, Record};
+use crate::commit::codec::KIND_MARK;
+use crate::commit::sequencer::Room;
+use crate::memtable::At;
+use crate::{Error, Result};
+
+impl Store {
+    /// Waits until everything below `end` is in its memtables. Neither a failure nor closing ends
+    /// the wait by itself: commits that are under way are applied all the same.
+    pub(crate) fn wait_visible(&self, end: Lsn) -> Result<()> {
+        self.visible
+            .wait(end, &self.sequencer, || self.health.unapplied())
+    }
+
+    /// Everything below this LSN is in its memtables.
+    pub(crate) fn visible_boundary(&self) -> Lsn {
+        self.visible.boundary()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_visibility_waiters(&self) -> bool {
+        self.visible.has_waiters()
+    }
+
+    /// The point of a read that begins now.
+    pub(crate) fn read_point(&self, durable: bool) -> ReadPoint {
+        // First: as long as no failure is seen below, what is visible here was so before any.
+        let visible = self.visible.boundary();
+        reach!("read has its boundary");
+        if let Some(cause) = self.health.half_applied() {
+            return ReadPoint::nothing_certain(visible, cause);
+        }
+        if let Some(failure) = self.sequencer.failure() {
+            return ReadPoint::certain_below(visible.min(failure.durable), &failure.cause);
+        }
+        match self.sequencer.durable() {
+            Some(durable_boundary) if durable => ReadPoint::at(visible.min(durable_boundary)),
+            _ => ReadPoint::at(visible),
+        }
+    }
+
+    /// Reserves a position in the order for something that is no commit.
+    pub(crate) fn mark(&self) -> Result<At> {
+        self.mark_in(Room::Relief)
+    }
+
+    /// As [`Store::mark`], and waits until recovery would find its frame. Returns its start.
+    pub(crate) fn durable_mark(&self) -> Result<Lsn> {
+        let mark = self.mark()?;
+        self.sequencer.wait(mark.end, Level::Disk)?;
+        Ok(mark.start)
+    }
+
+    fn mark_in(&self, room: Room) -> Result<At> {
+        let mut system = self.system.lock();
+        let appender = system.as_mut().ok_or(Error::Closed)?;
+        let unfinished = Unfinished(self);
+        let mark = appender.commit(
+            &self.sequencer,
+            &self.visible,
+            KIND_MARK,
+            Record::Empty,
+            room,
+            |_| (),
+        );
+        std::mem::forget(unfinished);
+        self.note_outcome(mark)
+    }
+
+    /// An appender for a commit. `None` where row locks must be taken first and the caller has
+    /// none.
+    pub(crate) fn appender(&self, has_locks: bool) -> Result<Option<HeldAppender<'_>>> {
+        let mut held = self.appenders.take();
+        // Checked with the appender taken: `use_locks` takes every appender once after it has set
+        // this.
+        if !has_locks && self.locks.in_use() {
+            return Ok(None);
+        }
+        if held.is_none() {
+            self.check_open()?;
+            *held = Some(Appender::new(&self.sequencer, &self.visible)?);
+        }
+        Ok(Some(HeldAppender { store: self, held }))
+    }
+
+    /// From now on writes outside of transactions take row locks. On return all that took none are
+    /// applied.
+    pub(crate) fn use_locks(&self) {
+        self.locks.enable(|| self.appenders.wait_until_applied());
+    }
+
+    fn note_outcome(&self, committed: std::result::Result<At, (Error, bool)>) -> Result<At> {
+        committed.map_err(|(error, reserved)| {
+            if reserved {
+                self.leave_unapplied(error.clone());
+            }
+            error
+        })
+    }
+
+    /// Seals the family's active memtable at an LSN of its own; later commits go to a new one.
+    /// Returns the LSN, below which the family's commits are in sealed memtables or tables.
+    ///
+    /// `only_if` decides while no other rotation runs.
+    pub(crate) fn rotate(
+        &self,
+        family: &FamilyState,
+        cause: FlushCause,
+        only_if: impl FnOnce(&View) -> bool,
+    ) -> Result<Option<At>> {
+        let mem = |from| self.new_mem(from, family.options());
+        family.rotate(cause, only_if, || self.mark_in(Room::Mark), mem)
+    }
+
+    /// A view and a read point that fit together; `view.rs` has the argument. The view is borrowed
+    /// from the family, so that readers share no reference count.
+    pub(crate) fn read_at(
+        &self,
+        family: &FamilyState,
+        durable: bool,
+    ) -> (arc_swap::Guard<Arc<View>>, ReadPoint) {
+        let mut view = family.view();
+        reach!("read has its view");
+        loop {
+            let point = self.read_point(durable);
+            let again = family.view();
+            if Arc::ptr_eq(&view, &again) {
+                reach!("read has its point");
+                return (view, point);
+            }
+            view = again;
+        }
+    }
+}
+
+/// The right to make one commit.
+pub(crate) struct HeldAppender<'a> {
+    store: &'a Store,
+    held: MutexGuard<'a, Option<Appender>>,
+}
+
+impl HeldAppender<'_> {
+    /// Commits a record. On return it is applied; it is visible when every earlier commit is.
+    pub(crate) fn commit(
+        mut self,
+        kind: u8,
+        record: Record<'_>,
+        room: Room,
+        apply: impl FnOnce(At),
+    ) -> Result<At> {
+        let store = self.store;
+        let appender = self.held.as_mut().ok_or(Error::Closed)?;
+        let unfinished = Unfinished(store);
+        let committed = appender.commit(&store.sequencer, &store.visible, kind, record, room, apply);
+        std::mem::forget(unfinished);
+        drop(self.held);
+        if let Err((Error::StorageFull { .. }, _)) = &committed {
+            store.request_log_space();
+        }
+        store.note_outcome(committed)
+    }
+}
+
+/// Dropped only by a panic before the commit is applied completely. Its frame may be complete in
+/// the log by then.
+struct Unfinished<'a>(&'a Store);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.leave_half_applied();
+    }
+}

@@ -1,0 +1,140 @@
+//! Room that is kept back in the store's directory, so that a store on a full device can still free
+//! space.
+//!
+//! The work that makes room needs some itself: a flush writes a table before the log is released,
+//! dropping a family changes the manifest, a compaction writes the merged tables before it removes
+//! the old ones. Where the device is full for such work, the reserve is given up and the work is
+//! done once more. From then on, until the reserve is complete again, only writes are admitted that
+//! remove data.
+//!
+//! A commit alone never takes the reserve: the log keeps room of its own for commits that remove
+//! data.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use collie_io::{Clock, Device, RealClock};
+use parking_lot::Mutex;
+
+use crate::commit::sequencer::Sequencer;
+use crate::{Error, Options, Result};
+
+/// The file's name.
+pub(crate) const FILE: &str = "RESERVE";
+/// For changes of the manifest and the first segment of an opening, beside a memtable's flush.
+const SMALL_WORK: u64 = 4 << 20;
+/// How long after an attempt to take the room back a refused write makes another one, in
+/// nanoseconds.
+const BETWEEN_ATTEMPTS: u64 = 50_000_000;
+
+/// The default of [`Options::reserve_bytes`].
+pub(crate) fn default_bytes(options: &Options) -> u64 {
+    let families = options.family_options.iter().map(|(_, family)| family);
+    let buffers = families
+        .chain([&options.default_family])
+        .map(|f| f.write_buffer_bytes);
+    // A table is about as large as its memtable. An opening copies frames from the ring that no
+    // segment has.
+    buffers.max().unwrap_or(0).max(options.ring_bytes as u64) + SMALL_WORK
+}
+
+/// See the module's page.
+pub(crate) struct Reserve {
+    device: Arc<dyn Device>,
+    file: Mutex<collie_io::Reserve>,
+    /// It was given up, and is not complete again.
+    missing: AtomicBool,
+    /// When the last attempt was made to take the room back.
+    tried: AtomicU64,
+}
+
+impl Reserve {
+    pub(crate) fn new(path: &std::path::Path, options: &Options) -> Self {
+        let bytes = options.reserve_bytes.unwrap_or_else(|| default_bytes(options));
+        Self {
+            device: Arc::clone(&options.device),
+            file: Mutex::new(collie_io::Reserve::new(path.join(FILE), bytes)),
+            missing: AtomicBool::new(true),
+            tried: AtomicU64::new(0),
+        }
+    }
+
+    /// Does work that makes room, or that the store cannot go on without. Where the device is full,
+    /// gives up the reserve and does it once more.
+    pub(crate) fn relieve<T, E: AsRef<Error>>(&self, mut work: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+        match work() {
+            Err(error) if matches!(error.as_ref(), Error::StorageFull { .. }) && self.give_up() => work(),
+            done => done,
+        }
+    }
+
+    /// Returns `false` where there was nothing to give up.
+    fn give_up(&self) -> bool {
+        let file = self.file.lock();
+        // Relaxed: a write that is admitted although the flag changes now finds the device full, no
+        // more.
+        self.missing.store(true, Ordering::Relaxed);
+        match file.give_up(&*self.device) {
+            Ok(given) => {
+                if given {
+                    tracing::warn!(path = %file.path().display(), bytes = file.bytes(), "the device is full: the reserve is given up");
+                }
+                given
+            }
+            Err(error) => {
+                tracing::warn!(path = %file.path().display(), %error, "the reserve cannot be given up");
+                false
+            }
+        }
+    }
+
+    /// Takes the room back where it is missing, from the log's spare segments if need be.
+    pub(crate) fn fill(&self, sequencer: Option<&Sequencer>) {
+        if !self.missing.load(Ordering::Relaxed) {
+            return;
+        }
+        let file = self.file.lock();
+        self.tried.store(RealClock.monotonic(), Ordering::Relaxed);
+        let mut filled = file.fill(&*self.device);
+        if let Ok(false) = filled
+            && sequencer.is_some_and(Sequencer::give_up_spares)
+        {
+            filled = file.fill(&*self.device);
+        }
+        match filled {
+            Ok(true) => self.missing.store(false, Ordering::Relaxed),
+            Ok(false) => {}
+            // Another error than a lack of room: writes are not refused because of it.
+            Err(error) => {
+                self.missing.store(false, Ordering::Relaxed);
+                tracing::warn!(path = %file.path().display(), %error, "no room is kept back on this device");
+            }
+        }
+    }
+
+    /// Admits a write that brings data. Fails while the reserve is missing and the device has no
+    /// room for it.
+    pub(crate) fn admit(&self, sequencer: &Sequencer) -> Result<()> {
+        if !self.missing.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // One write per interval tries. Relaxed: it does no harm if two do.
+        let waited = RealClock
+            .monotonic()
+            .saturating_sub(self.tried.load(Ordering::Relaxed));
+        if waited >= BETWEEN_ATTEMPTS {
+            self.fill(Some(sequencer));
+        }
+        if !self.missing.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let file = self.file.lock();
+        Err(Error::StorageFull {
+            needed: format!(
+                "of the {} bytes that are kept back for what makes room (reserve_bytes) not all are there",
+                file.bytes()
+            ),
+            path: file.path().into(),
+        })
+    }
+}

@@ -1,0 +1,191 @@
+//! Write stalls: writes are delayed, and then stopped, while background work lags behind.
+//!
+//! A family's writes are delayed when all but its last memtable wait to be flushed or level 0 has
+//! `level0_slowdown` runs, the more the closer the stop is; they stop when all memtables are full
+//! or level 0 has `level0_stop` runs. So memory is bounded by `max_write_buffers` memtables, and
+//! what the threads still write that were admitted before the stop.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Store;
+use super::family_state::FamilyState;
+use crate::{Error, Result};
+
+/// Delay per byte written right before the stop, in nanoseconds: about 20 MB/s.
+const LONGEST_NS_PER_BYTE: f64 = 50.0;
+/// Delays are slept in pieces of at least this; a shorter sleep takes longer than asked.
+const SLEEP_NS: u64 = 1_000_000;
+/// A stopped writer checks again after this long at the latest.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+
+/// What a family does to writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Stall {
+    /// Nothing.
+    None,
+    /// It delays them.
+    Delayed,
+    /// It makes them wait until background work has caught up.
+    Stopped,
+}
+
+/// A family's write stall.
+#[derive(Default)]
+pub(super) struct StallState {
+    /// A [`Stall`], which only [`Store::update_stall`] changes.
+    stall: AtomicU8,
+    /// Delay that writers owe but have not slept yet.
+    debt_ns: AtomicU64,
+}
+
+impl StallState {
+    pub(super) fn get(&self) -> Stall {
+        // Relaxed: a write that is admitted right before a stop changes little.
+        match self.stall.load(Ordering::Relaxed) {
+            0 => Stall::None,
+            1 => Stall::Delayed,
+            _ => Stall::Stopped,
+        }
+    }
+
+    /// Returns whether writes go on faster than before.
+    fn set(&self, stall: Stall) -> bool {
+        (stall as u8) < self.stall.swap(stall as u8, Ordering::Relaxed)
+    }
+
+    /// Adds to the delay that is owed. Returns how long the caller is to sleep for all writers; 0
+    /// as long as that is too short for a sleep.
+    fn owe(&self, ns: u64) -> u64 {
+        let debt = self.debt_ns.fetch_add(ns, Ordering::Relaxed) + ns;
+        if debt < SLEEP_NS {
+            return 0;
+        }
+        // Of several one takes all of it, and the others find 0.
+        self.debt_ns.swap(0, Ordering::Relaxed)
+    }
+}
+
+/// Where stopped writers of all families wait.
+#[derive(Default)]
+pub(super) struct StoppedWriters {
+    /// Held by a writer from its check of the stall until it waits, so that no wake-up is lost.
+    checking: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Store {
+    /// Computes a family's stall anew, and wakes its writers where it has eased. To be called
+    /// whenever its memtables or its level 0 have changed.
+    pub(crate) fn update_stall(&self, family: &FamilyState) {
+        let checking = self.stopped.checking.lock();
+        let eased = family.stall_state().set(current(family));
+        drop(checking);
+        if eased {
+            self.stopped.changed.notify_all();
+        }
+    }
+
+    /// Wakes all stopped writers, to check what keeps them.
+    pub(crate) fn wake_stalled(&self) {
+        drop(self.stopped.checking.lock());
+        self.stopped.changed.notify_all();
+    }
+
+    /// Delays a write of `bytes`, or keeps it until the stop is over. Fails where that may never
+    /// be.
+    pub(crate) fn throttle(&self, family: &FamilyState, bytes: usize) -> Result<()> {
+        match family.stall() {
+            Stall::None => Ok(()),
+            Stall::Delayed => {
+                self.delay(family, bytes);
+                Ok(())
+            }
+            Stall::Stopped => self.wait_out_stop(family),
+        }
+    }
+
+    fn delay(&self, family: &FamilyState, bytes: usize) {
+        let counters = family.counters();
+        counters.delays.add(1);
+        let owed = (bytes as f64 * LONGEST_NS_PER_BYTE * pressure(family)) as u64;
+        let sleep = family.stall_state().owe(owed);
+        if sleep > 0 {
+            let started = self.now();
+            std::thread::sleep(Duration::from_nanos(sleep));
+            counters.delay_ns.add(self.ns_since(started));
+        }
+    }
+
+    fn wait_out_stop(&self, family: &FamilyState) -> Result<()> {
+        let counters = family.counters();
+        counters.stops.add(1);
+        let started = self.now();
+        let mut checking = self.stopped.checking.lock();
+        let passed = loop {
+            if let Some(error) = self.failure() {
+                break Err(error);
+            }
+            if let Err(error) = family.check_not_dropped() {
+                break Err(error);
+            }
+            if family.stall() != Stall::Stopped {
+                break Ok(());
+            }
+            // Background work fails: say why, instead of waiting for what may not come.
+            if let Some(error) = lagging_error(family) {
+                break Err(error);
+            }
+            self.stopped.changed.wait_for(&mut checking, CHECK_EVERY);
+        };
+        drop(checking);
+        counters.stop_ns.add(self.ns_since(started));
+        passed
+    }
+}
+
+fn current(family: &FamilyState) -> Stall {
+    let view = family.view();
+    let options = family.options();
+    let level0 = family.level0_runs();
+    let buffers = view.sealed.len() + 1;
+    let full = view.active.bytes() >= options.write_buffer_bytes;
+    if level0 >= options.level0_stop || (buffers >= options.max_write_buffers && full) {
+        Stall::Stopped
+    } else if level0 >= options.level0_slowdown || (buffers >= options.max_write_buffers && buffers > 2) {
+        Stall::Delayed
+    } else {
+        Stall::None
+    }
+}
+
+/// How close the stop is, from 0 to 1.
+fn pressure(family: &FamilyState) -> f64 {
+    let options = family.options();
+    let view = family.view();
+    let fill = view.active.bytes() as f64 / options.write_buffer_bytes as f64;
+    let over = family.level0_runs().saturating_sub(options.level0_slowdown);
+    let span = (options.level0_stop - options.level0_slowdown).max(1);
+    let memory = if view.sealed.len() + 1 >= options.max_write_buffers {
+        fill
+    } else {
+        0.0
+    };
+    memory.max(over as f64 / span as f64).clamp(0.02, 1.0)
+}
+
+/// Why the background work that the stop waits for fails, if it does.
+fn lagging_error(family: &FamilyState) -> Option<Error> {
+    let level0 = family.level0_runs();
+    if level0 >= family.options().level0_stop {
+        let failed = family.compactions().error();
+        if failed.is_some() || !family.tables().has_unrecorded() {
+            return failed;
+        }
+        // Compactions wait for a flush to record its tables in the manifest.
+    }
+    family.flushes().error()
+}

@@ -1,0 +1,117 @@
+//! A view is what a read searches: a family's memtables and one version of its tables, at one
+//! moment.
+//!
+//! # Why a read sees exactly the commits below its boundary
+//!
+//! A family's current [`View`] is replaced as a whole: by a rotation (a new active memtable), by a
+//! flush (a version with its table replaces the oldest sealed memtable) and by a compaction
+//! (another version of the same entries). A read loads the view, then its boundary `V`, then the
+//! view again, and starts over if that is another one.
+//!
+//! *Nothing below `V` is missing.* A commit below `V` is in the memtable that its LSN belongs to. A
+//! rotation at `R` publishes the new memtable before any commit above `R` may be applied to the
+//! family, so if one of them lies below `V`, the view was replaced before `V` was read and the
+//! second load sees that. A flush replaces a memtable by a table with the same entries in one step.
+//!
+//! *Nothing is hidden.* A table holds only the newest version of each key in its memtable. The
+//! memtable ends at `R`, and it is flushed only when both the visible and the durable boundary are
+//! past `R`; so every read that finds the table in its view has a `V` above all of the table's
+//! entries, also one at the durable boundary, which a failed log does not move any more
+//! (`read_point.rs`). A snapshot keeps the views that it was taken with, old memtables and old
+//! tables alike.
+//!
+//! So `V` decides only among memtable entries, tables never need old versions, and compaction may
+//! drop all that is shadowed.
+
+use std::sync::Arc;
+
+use collie_log::Lsn;
+
+use crate::memtable::{At, Mem};
+use crate::tables::Pinned;
+
+/// A memtable that no later commit belongs to.
+#[derive(Clone)]
+pub(crate) struct Sealed {
+    pub(crate) mem: Arc<Mem>,
+    /// The rotation's LSN `R`: commits in the memtable start below it.
+    pub(crate) until: Lsn,
+    /// The end of the rotation's frame: once the log is durable up to here, recovery finds a frame
+    /// at `R`.
+    pub(crate) until_end: Lsn,
+    pub(crate) cause: FlushCause,
+}
+
+/// Why a memtable was sealed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FlushCause {
+    /// It was full.
+    Full,
+    /// The oldest part of a log that had grown past `max_total_wal_size` was retained for it.
+    WalSize,
+    /// The caller asked.
+    Manual,
+    /// The store was closed, or changed to run without a log, and the memtable had writes that are
+    /// in no log.
+    Close,
+    /// It was filled by recovery.
+    Recovery,
+}
+
+impl FlushCause {
+    /// One word for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::WalSize => "wal-size",
+            Self::Manual => "manual",
+            Self::Close => "close",
+            Self::Recovery => "recovery",
+        }
+    }
+}
+
+/// See the module's page.
+pub(crate) struct View {
+    pub(crate) active: Arc<Mem>,
+    /// From the oldest to the newest.
+    pub(crate) sealed: Vec<Sealed>,
+    pub(crate) tables: Arc<Pinned>,
+}
+
+impl View {
+    /// This view with the active memtable sealed at `at` and replaced by `mem`.
+    pub(crate) fn sealed_at(&self, at: At, cause: FlushCause, mem: Mem) -> Self {
+        let mut sealed = self.sealed.clone();
+        sealed.push(Sealed {
+            mem: Arc::clone(&self.active),
+            until: at.start,
+            until_end: at.end,
+            cause,
+        });
+        Self {
+            active: Arc::new(mem),
+            sealed,
+            tables: Arc::clone(&self.tables),
+        }
+    }
+
+    /// The memtable that a commit at `start` belongs to. The commit is not yet applied, so the
+    /// visible boundary is not past it, so its memtable cannot have been flushed.
+    pub(crate) fn mem_for(&self, start: Lsn) -> &Mem {
+        if start >= self.active.from() {
+            return &self.active;
+        }
+        let sealed = self.sealed.iter().rev().find(|sealed| start >= sealed.mem.from());
+        // Another memtable would hide the commit from recovery and from older reads.
+        assert!(sealed.is_some(), "the memtable for the commit at {start} is gone");
+        sealed.map_or(&self.active, |sealed| &sealed.mem)
+    }
+
+    /// Memtables from the newest to the oldest.
+    pub(crate) fn mems(&self) -> impl Iterator<Item = &Arc<Mem>> {
+        std::iter::once(&self.active).chain(self.sealed.iter().rev().map(|sealed| &sealed.mem))
+    }
+}

@@ -1,0 +1,171 @@
+//! The file `current` of a tree's directory, and the version that it names.
+
+use std::path::{Path, PathBuf};
+
+use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
+
+use crate::{Error, Result};
+
+/// Compares the tree's manifest with the checksum that `current` has for it, and makes sure that
+/// `current` is durable.
+pub(super) fn verify(path: &Path, device: &dyn Device) -> Result<()> {
+    const CURRENT_BYTES: usize = 25;
+    let current = path.join("current");
+    match device.stat(&current) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return refuse_missing(path, &current);
+        }
+        Err(e) => return Err(Error::io("look at", current, e)),
+        Ok(_) => {}
+    }
+    let bytes = read_file(device, &current)?;
+    let corrupt = |path: PathBuf, expected: String, found: String| {
+        Err(Error::Corrupt {
+            path,
+            offset: 0,
+            expected,
+            found,
+        })
+    };
+    let (Some(id), Some(sum), CURRENT_BYTES) = (bytes.first_chunk::<8>(), bytes.get(8..24), bytes.len())
+    else {
+        return corrupt(
+            current,
+            format!("{CURRENT_BYTES} bytes"),
+            format!("{} bytes", bytes.len()),
+        );
+    };
+    let id = u64::from_le_bytes(*id);
+    let manifest = path.join(format!("v{id}"));
+    let found = xxhash_rust::xxh3::xxh3_128(&read_file(device, &manifest)?);
+    if found.to_le_bytes() != sum {
+        let expected = sum.iter().rev().map(|byte| format!("{byte:02x}")).collect();
+        return corrupt(manifest, expected, format!("{found:032x}"));
+    }
+    rewrite_current(path, id, &bytes, device)
+}
+
+/// Opening the tree removes every version but the one that `current` names. Where there are others,
+/// the sync of the directory after the last replacement of `current` may have failed. Then no later
+/// sync is certain to bring that rename to the disk, where `current` may still name a version that
+/// is about to be removed. So it is replaced once more, by a copy of itself, before the tree is
+/// opened.
+fn rewrite_current(path: &Path, id: u64, bytes: &[u8], device: &dyn Device) -> Result<()> {
+    let entries = device.list(path).map_err(|e| Error::io("list", path, e))?;
+    let is_other = |name: &str| {
+        let number = name
+            .strip_prefix('v')
+            .and_then(|number| number.parse::<u64>().ok());
+        number.is_some_and(|number| number != id)
+    };
+    if !entries.iter().any(|entry| is_other(&entry.name)) {
+        return Ok(());
+    }
+    let (current, temporary) = (path.join("current"), path.join("current.tmp"));
+    match device.remove_file(&temporary) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", temporary, e)),
+        _ => {}
+    }
+    device
+        .open(&temporary, OpenMode::CreateNew)
+        .and_then(|file| {
+            write_all_at(&*file, bytes, 0)?;
+            file.sync_data()
+        })
+        .map_err(|e| Error::io("write", &temporary, e))?;
+    device
+        .rename(&temporary, &current)
+        .map_err(|e| Error::io("rename to", current, e))?;
+    device.sync_dir(path).map_err(|e| Error::io("sync", path, e))
+}
+
+/// Refuses files in a new family's directory: those of an earlier creation may not be durable, even
+/// if a sync succeeds now.
+pub(super) fn refuse_leftovers(path: &Path, device: &dyn Device) -> Result<()> {
+    let entries = device.list(path).map_err(|e| Error::io("list", path, e))?;
+    match entries.first() {
+        None => Ok(()),
+        Some(entry) => Err(Error::Corrupt {
+            path: path.into(),
+            offset: 0,
+            expected: "an empty directory for a new family".into(),
+            found: format!("{:?} in it", entry.name),
+        }),
+    }
+}
+
+/// The tables of a family that the manifest names are missing. (A simulated device does not have
+/// the directory, for the tables are not on it; there the table library checks by itself.)
+fn refuse_missing(path: &Path, current: &Path) -> Result<()> {
+    if current.exists() {
+        return Ok(());
+    }
+    Err(Error::Corrupt {
+        path: path.into(),
+        offset: 0,
+        expected: "the tables of a family that the manifest names".into(),
+        found: "none".into(),
+    })
+}
+
+pub(super) fn read_file(device: &dyn Device, path: &Path) -> Result<Vec<u8>> {
+    let failed = |e| Error::io("read", path, e);
+    let file = device.open(path, OpenMode::Read).map_err(failed)?;
+    let len = file.stat().map_err(failed)?.len;
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+    read_exact_at(&*file, &mut bytes, 0).map_err(failed)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use collie_sim::{Fault, FaultKind, PowerCut, SimDevice};
+
+    use super::*;
+
+    fn write(device: &SimDevice, path: &Path, bytes: &[u8]) {
+        let file = device.open(path, OpenMode::CreateNew).unwrap();
+        write_all_at(&*file, bytes, 0).unwrap();
+        file.sync_data().unwrap();
+    }
+
+    /// Replaces the manifest as the table library does. Returns whether the directory's last sync
+    /// succeeded.
+    fn persist(device: &SimDevice, dir: &Path, version: u64) -> bool {
+        let bytes = version.to_string().into_bytes();
+        write(device, &dir.join(format!("v{version}")), &bytes);
+        device.sync_dir(dir).unwrap();
+        let sum = xxhash_rust::xxh3::xxh3_128(&bytes);
+        let current = [&version.to_le_bytes()[..], &sum.to_le_bytes()[..], &[0]].concat();
+        write(device, &dir.join("new"), &current);
+        device.rename(&dir.join("new"), &dir.join("current")).unwrap();
+        device.sync_dir(dir).is_ok()
+    }
+
+    /// Such a store could not be opened: the version that the disk still named had been removed.
+    #[test]
+    fn a_manifest_whose_renaming_may_be_lost_is_named_once_more_before_the_others_go() {
+        let dir = Path::new("/tables");
+        let mut cut_off = 0;
+        for seed in 0..16 {
+            let device = SimDevice::new(seed);
+            device.create_dir_all(dir).unwrap();
+            device.sync_dir(Path::new("/")).unwrap();
+            assert!(persist(&device, dir, 1));
+            // The syncs of the version's file, of the directory, and of the file that `current`
+            // becomes succeed.
+            device.inject(Fault::new(FaultKind::SyncFails).after(3).once());
+            assert!(!persist(&device, dir, 2));
+            cut_off += u32::from(device.fired(FaultKind::SyncFails) > 0);
+            verify(dir, &device).unwrap();
+            // The table library opens the version that `current` names, and removes the others.
+            device.remove_file(&dir.join("v1")).unwrap();
+            device.sync_dir(dir).unwrap();
+            for (how, way) in PowerCut::WAYS {
+                let left = device.snapshot().power_cut(way, seed).device();
+                verify(dir, &left).unwrap_or_else(|e| panic!("seed {seed}, {how}: {e}"));
+            }
+        }
+        assert_eq!(cut_off, 16);
+    }
+}

@@ -1,0 +1,58 @@
+//! The compaction filter, which the table library calls during a merge. The library offers no other
+//! way to stop a compaction, or to serialise the writers of versions.
+
+use std::panic;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict, filter::Context};
+
+use super::TableResult;
+use super::version_lock::VersionLock;
+
+pub(super) struct DuringCompactions {
+    /// Set when the store closes.
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) version_lock: Arc<VersionLock>,
+}
+
+impl Factory for DuringCompactions {
+    fn name(&self) -> &'static str {
+        "stop-and-version-lock"
+    }
+
+    /// A merge begins.
+    fn make_filter(&self, _: &Context) -> Box<dyn CompactionFilter> {
+        self.version_lock.unlock_for_merge();
+        Box::new(DuringMerge {
+            stop: Arc::clone(&self.stop),
+            version_lock: Arc::clone(&self.version_lock),
+        })
+    }
+}
+
+struct DuringMerge {
+    stop: Arc<AtomicBool>,
+    version_lock: Arc<VersionLock>,
+}
+
+impl CompactionFilter for DuringMerge {
+    fn filter_item(&mut self, _: ItemAccessor<'_>, _: &Context) -> TableResult<Verdict> {
+        // Relaxed: no other data depends on the flag.
+        if self.stop.load(Ordering::Relaxed) {
+            let why = std::io::Error::new(std::io::ErrorKind::Interrupted, "the store is closing");
+            return Err(why.into());
+        }
+        Ok(Verdict::Keep)
+    }
+
+    /// The merge has ended. The table library holds none of its locks, goes on to write a version,
+    /// and accepts no error here.
+    fn finish(self: Box<Self>) {
+        reach!("tables are merged");
+        if let Err(poisoned) = self.version_lock.lock_for_compaction() {
+            // Not a panic: nothing is printed. `Tables::compact_by` catches it.
+            panic::resume_unwind(Box::new(poisoned));
+        }
+    }
+}

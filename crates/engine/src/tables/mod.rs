@@ -1,0 +1,544 @@
+//! A family's tables: `lsm-tree`, used without its memtable and without its version history.
+//!
+//! Rules, each from reading or trying version 3.1.10 (the dependency is pinned to it):
+//!
+//! * Its memtable stays empty. Memtables are ours; a flush hands over a sorted stream.
+//! * Reads go through [`Pinned`], which holds one version of the tree. The tree's own lookups find
+//!   a version by sequence number under a lock that is write-held for as long as a manifest write
+//!   or the end of a compaction takes (0.5 to 14 ms), and panic when the version is forgotten; a
+//!   pinned version needs neither lock nor history, so the history is forgotten at once
+//!   (`KEEP_NONE`).
+//! * What makes that right: all entries of a pinned version lie below every LSN at which the view
+//!   that pins it is read (see `view.rs`). So a table holds only each key's newest version,
+//!   compaction may drop all that is shadowed, and snapshots set no watermark.
+//! * An entry keeps its LSN (`zero_seqnos` is off). A compaction into the last level drops every
+//!   tombstone that hides no older entry, whatever the watermark: see `transaction/removals.rs`.
+//! * Each tree has counters of its own; its sequence numbers order its versions and nothing else.
+//! * It does not check its manifest's checksum: [`verify`] does, before the tree is opened.
+
+mod current;
+mod during;
+pub(crate) mod orphans;
+mod version_lock;
+
+use std::ops::Bound;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+
+use collie_io::{Device, File, Opener};
+use collie_log::Lsn;
+use lsm_tree::compaction::Leveled;
+use lsm_tree::config::{
+    BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
+};
+use lsm_tree::table::filter::standard_bloom::Builder as Bloom;
+use lsm_tree::{
+    AbstractTree, AnyTree, Cache, CompressionType, Config, DescriptorTable, InternalValue,
+    SequenceNumberCounter, Slice, Tree,
+};
+
+use self::current::{read_file, refuse_leftovers, verify};
+use self::during::DuringCompactions;
+use self::version_lock::{Poisoned, VersionGuard, VersionLock};
+use crate::memtable::reclaim::Reclaim;
+use crate::tables::orphans::Orphans;
+use crate::{Compression, Error, FamilyOptions, MAX_KEY_BYTES, Result};
+
+/// The watermark that keeps no old version: readers of old versions pin them.
+const KEEP_NONE: u64 = u64::MAX >> 1;
+
+type TableResult<T> = std::result::Result<T, lsm_tree::Error>;
+type PointRead = dyn Fn(&[u8], Lsn) -> TableResult<Option<InternalValue>> + Send + Sync;
+type RangeRead = dyn Fn(Bound<Slice>, Bound<Slice>, Lsn) -> TableIter + Send + Sync;
+type RangeSince = dyn Fn((Bound<Slice>, Bound<Slice>), Lsn) -> TableResult<bool> + Send + Sync;
+
+/// Live entries of the tables, in order, from either end.
+pub(crate) type TableIter = Box<dyn DoubleEndedIterator<Item = TableResult<InternalValue>> + Send + 'static>;
+
+/// What all trees of a store share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) descriptors: Arc<DescriptorTable>,
+    /// Set when the store closes: running compactions end early.
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+/// A family's directory. Where the family was dropped, the last user removes the directory.
+pub(crate) struct TreeDir {
+    path: PathBuf,
+    dropped: AtomicBool,
+    reclaim: Sender<Reclaim>,
+}
+
+impl Drop for TreeDir {
+    fn drop(&mut self) {
+        if *self.dropped.get_mut() {
+            // Where the receiver is gone, the next open removes the directory: the manifest does
+            // not name its id.
+            drop(
+                self.reclaim
+                    .send(Reclaim::Directory(std::mem::take(&mut self.path))),
+            );
+        }
+    }
+}
+
+/// The tables of one family.
+pub(crate) struct Tables {
+    tree: Tree,
+    strategy: Arc<Leveled>,
+    table_bytes: u64,
+    /// The highest sequence number in any table when it was opened.
+    highest: Lsn,
+    orphans: Orphans,
+    version_lock: Arc<VersionLock>,
+    /// How many [`Unrecorded`] live.
+    unrecorded: Arc<AtomicUsize>,
+    dir: Arc<TreeDir>,
+}
+
+impl Tables {
+    /// Opens the tables in `path`, or creates them where they are not `known`.
+    pub(crate) fn open(
+        path: &Path,
+        known: bool,
+        options: &FamilyOptions,
+        shared: &Shared,
+        device: &dyn Device,
+        reclaim: Sender<Reclaim>,
+    ) -> Result<Self> {
+        if known {
+            verify(path, device)?;
+        } else {
+            refuse_leftovers(path, device)?;
+        }
+        let compression = match options.compression {
+            Compression::None => CompressionType::None,
+            Compression::Lz4 => CompressionType::Lz4,
+        };
+        let filter = match options.bloom_bits {
+            0 => FilterPolicyEntry::None,
+            bits => FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(f32::from(bits))),
+        };
+        let version_lock = Arc::new(VersionLock::default());
+        let during = DuringCompactions {
+            stop: Arc::clone(&shared.stop),
+            version_lock: Arc::clone(&version_lock),
+        };
+        let counter = SequenceNumberCounter::new;
+        let tree = Config::new(path, counter(1), counter(1))
+            .use_cache(Arc::clone(&shared.cache))
+            .use_descriptor_table(Some(Arc::clone(&shared.descriptors)))
+            .data_block_compression_policy(CompressionPolicy::all(compression))
+            .data_block_size_policy(BlockSizePolicy::all(options.block_bytes))
+            .filter_policy(FilterPolicy::all(filter))
+            .with_compaction_filter_factory(Some(Arc::new(during)))
+            .open()
+            .map_err(|e| Error::table("open", path, e))?;
+        let AnyTree::Standard(tree) = tree else {
+            return Err(Error::Corrupt {
+                path: path.into(),
+                offset: 0,
+                expected: "tables without blob files".into(),
+                found: "tables with blob files".into(),
+            });
+        };
+        let strategy = Leveled::default()
+            .with_l0_threshold(options.level0_compaction)
+            .with_table_target_size(options.table_bytes);
+        let dir = TreeDir {
+            path: path.into(),
+            dropped: AtomicBool::new(false),
+            reclaim,
+        };
+        let highest = tree.get_highest_persisted_seqno().unwrap_or(0);
+        Ok(Self {
+            highest,
+            tree,
+            strategy: Arc::new(strategy),
+            table_bytes: options.table_bytes,
+            orphans: Orphans::default(),
+            version_lock,
+            unrecorded: Arc::default(),
+            dir: Arc::new(dir),
+        })
+    }
+
+    /// Pins the newest version until the result is dropped. Takes the tree's version lock: for
+    /// background threads.
+    pub(crate) fn pin(&self, lock: Option<Arc<dyn File>>) -> Pinned {
+        let whole = self.tree.get_version_history_lock().latest_version();
+        let version = self.tree.current_version();
+        let tables = version.clone();
+        let since = move |bounds: (Bound<Slice>, Bound<Slice>), since: Lsn| {
+            for run in tables.iter_levels().flat_map(|level| level.iter()) {
+                let overlapping = run.range_overlap_indexes::<Slice, _>(&bounds);
+                let overlapping = overlapping.and_then(|(low, high)| run.get(low..=high));
+                let newer = overlapping.into_iter().flatten();
+                for table in newer.filter(|table| table.get_highest_seqno() >= since) {
+                    for item in table.range(bounds.clone()) {
+                        if item?.key.seqno >= since {
+                            return Ok(true);
+                        }
+                    }
+                }
+            }
+            Ok(false)
+        };
+        let point = move |key: &[u8], below: Lsn| {
+            let hash = Bloom::get_hash(key);
+            for level in version.iter_levels() {
+                for run in level.iter() {
+                    if let Some(table) = run.get_for_key(key)
+                        && let Some(item) = table.get(key, below, hash)?
+                    {
+                        return Ok(Some(item));
+                    }
+                }
+            }
+            Ok(None)
+        };
+        let range = move |low, high, below| -> TableIter {
+            let bounds: (Bound<Slice>, Bound<Slice>) = (low, high);
+            Box::new(Tree::create_internal_range(whole.clone(), &bounds, below, None))
+        };
+        Pinned {
+            point: Box::new(point),
+            range: Box::new(range),
+            since: Box::new(since),
+            dir: Some(Arc::clone(&self.dir)),
+            opener: Opener::here(),
+            _lock: lock,
+        }
+    }
+
+    /// To be called before tables are written, and kept until they are part of the tree or never
+    /// will be.
+    pub(crate) fn writing<'a>(&'a self, device: &'a dyn Device) -> Writing<'a> {
+        self.orphans.begin(self.tree.next_table_id());
+        Writing { tables: self, device }
+    }
+
+    /// Writes a memtable's entries, sorted and each key once, to new tables, durable but not yet
+    /// part of the tree. May be tried again after an error: it always writes new files.
+    pub(crate) fn write(&self, entries: impl Iterator<Item = InternalValue>) -> Result<Written> {
+        let written = self
+            .tree
+            .flush_to_tables(entries.map(Ok))
+            .map_err(|e| Error::table("write", &self.dir.path, e))?;
+        Ok(Written(written.map_or_else(Vec::new, |(tables, _)| tables)))
+    }
+
+    /// Makes written tables part of the tree, durably.
+    pub(crate) fn register(&self, written: &Written, writing: &Writing<'_>) -> Result<Unrecorded, Unwritten> {
+        // Before the tree can show them to a compaction.
+        let unrecorded = Unrecorded::new(&self.unrecorded);
+        if written.0.is_empty() {
+            return Ok(unrecorded);
+        }
+        let guard = self
+            .version_lock
+            .lock()
+            .map_err(|poisoned| refused(poisoned, writing))?;
+        let done = self.tree.register_tables(&written.0, None, None, &[], KEEP_NONE);
+        done.map_err(|e| self.unwritten(Error::table("register", &self.dir.path, e), guard, writing))?;
+        // Not taken from the newest version: a compaction may have replaced them by now.
+        self.orphans.name(written.0.iter().map(lsm_tree::Table::id));
+        Ok(unrecorded)
+    }
+
+    /// Whether the tree has tables, or is about to have, that the manifest does not record.
+    pub(crate) fn has_unrecorded(&self) -> bool {
+        // Acquire pairs with the Release in `Unrecorded::new`. Some may be registered right after
+        // this.
+        self.unrecorded.load(Ordering::Acquire) > 0
+    }
+
+    /// Merges what the strategy finds most urgent, if anything.
+    pub(crate) fn compact(&self, writing: &Writing<'_>) -> Result<(), Unwritten> {
+        let strategy = Arc::clone(&self.strategy);
+        self.compact_by(writing, || self.tree.compact(strategy, KEEP_NONE))
+    }
+
+    /// Merges everything into the last level.
+    pub(crate) fn compact_all(&self, writing: &Writing<'_>) -> Result<(), Unwritten> {
+        self.compact_by(writing, || self.tree.major_compact(self.table_bytes, KEEP_NONE))
+    }
+
+    /// One compaction runs at a time.
+    fn compact_by(
+        &self,
+        writing: &Writing<'_>,
+        run: impl FnOnce() -> TableResult<()>,
+    ) -> Result<(), Unwritten> {
+        self.version_lock
+            .lock_for_compaction()
+            .map_err(|poisoned| refused(poisoned, writing))?;
+        // The compaction filter unwinds where no version may be written: all that the library
+        // touched is dropped, or not used again.
+        let done = panic::catch_unwind(AssertUnwindSafe(run));
+        let guard = self.version_lock.take_compaction_guard();
+        // The newest version names the tables that it wrote, if it succeeded.
+        let version = self.tree.current_version();
+        self.orphans.name(version.iter_tables().map(lsm_tree::Table::id));
+        match done {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                let error = Error::table("compact", &self.dir.path, error);
+                let guard = match guard {
+                    Some(guard) => guard,
+                    // It failed while it merged.
+                    None => self
+                        .version_lock
+                        .lock()
+                        .map_err(|poisoned| refused(poisoned, writing))?,
+                };
+                Err(self.unwritten(error, guard, writing))
+            }
+            Err(payload) => match payload.downcast::<Poisoned>() {
+                Ok(poisoned) => Err(refused(*poisoned, writing)),
+                Err(panic) => {
+                    // The panic is caught here, so dropping the guard would not poison the lock.
+                    if let Some(guard) = guard {
+                        guard.poison(Poisoned::panicked().cause);
+                    }
+                    panic::resume_unwind(panic)
+                }
+            },
+        }
+    }
+
+    /// Writing a version failed with `error`. Removes what is left of it, or poisons the lock, so
+    /// that no other version is written.
+    fn unwritten(&self, error: Error, guard: VersionGuard<'_>, writing: &Writing<'_>) -> Unwritten {
+        let device = writing.device;
+        if self.is_unchanged_on_disk(device) && self.remove_next_version(device).is_ok() {
+            writing.failed();
+            return Unwritten::MayBeRepeated(error);
+        }
+        guard.poison(error.to_string());
+        writing.failed_in_doubt();
+        Unwritten::NoneAfterIt(error)
+    }
+
+    /// The number of the version that is in force.
+    pub(crate) fn version(&self) -> u64 {
+        self.tree.current_version().id()
+    }
+
+    /// After a failure: whether the tree's manifest on disk is still that of the version in force.
+    /// If not, the next version would be written over the one that it names.
+    fn is_unchanged_on_disk(&self, device: &dyn Device) -> bool {
+        match read_file(device, &self.dir.path.join("current")) {
+            Ok(current) => current.get(..8) == Some(&self.version().to_le_bytes()),
+            // On a simulated device, which the tables are not on.
+            Err(Error::Io { source, .. }) => source.kind() == std::io::ErrorKind::NotFound,
+            Err(_) => false,
+        }
+    }
+
+    /// Removes the file of the next version, after a failure that left the tree's manifest on disk
+    /// as it was and while the caller has the version lock. Where a sync of the directory failed,
+    /// the name of that file may be lost for good. Another attempt would fill the same file, sync a
+    /// directory in which nothing is new, and rely on it.
+    fn remove_next_version(&self, device: &dyn Device) -> Result<()> {
+        let path = self.dir.path.join(format!("v{}", self.version() + 1));
+        match device.remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The highest LSN in any table when they were opened; 0 where there is none.
+    pub(crate) fn highest(&self) -> Lsn {
+        self.highest
+    }
+
+    /// Whether a table has a write of `key` that is not older than `start`: a table that was
+    /// registered right before a crash and that the manifest does not record. For recovery.
+    pub(crate) fn has_newer(&self, key: &[u8], start: Lsn) -> Result<bool> {
+        if self.highest < start {
+            return Ok(false);
+        }
+        let hash = Bloom::get_hash(key);
+        for table in self.tree.current_version().iter_tables() {
+            let item = table
+                .get(key, Lsn::MAX >> 1, hash)
+                .map_err(|e| Error::table("read", &self.dir.path, e))?;
+            if item.is_some_and(|item| item.key.seqno >= start) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Runs in level 0, all of which a read has to search.
+    pub(crate) fn level0_runs(&self) -> usize {
+        self.tree.l0_run_count()
+    }
+
+    pub(crate) fn table_count(&self) -> usize {
+        self.tree.table_count()
+    }
+
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.tree.disk_space()
+    }
+
+    /// The last user of the directory, which may be a snapshot, removes it.
+    pub(crate) fn remove_when_unused(&self) {
+        // Relaxed: read in `drop`, which the reference count orders after this.
+        self.dir.dropped.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A flush or a compaction that may create tables. When the last one ends, orphaned tables are
+/// removed.
+pub(crate) struct Writing<'a> {
+    tables: &'a Tables,
+    device: &'a dyn Device,
+}
+
+impl Writing<'_> {
+    /// It failed, and may be tried again: the tree's manifest on disk names nothing that it wrote.
+    pub(crate) fn failed(&self) {
+        self.tables.orphans.failed();
+    }
+
+    /// It failed, and what the tree's manifest on disk names is not known.
+    fn failed_in_doubt(&self) {
+        self.tables.orphans.doubt();
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let tables = self.tables;
+        let Some(unnamed) = tables.orphans.end(|| tables.tree.next_table_id()) else {
+            return;
+        };
+        for number in &unnamed.numbers {
+            let path = tables.dir.path.join("tables").join(number.to_string());
+            match self.device.remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "an orphaned table stays until the next open");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Lives while the tree has tables, or is about to have, that the manifest does not record.
+pub(crate) struct Unrecorded(Arc<AtomicUsize>);
+
+impl Unrecorded {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        // Release pairs with the Acquire in `has_unrecorded`.
+        count.fetch_add(1, Ordering::Release);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Unrecorded {
+    fn drop(&mut self) {
+        // Release pairs with the Acquire in `has_unrecorded`: a thread that finds none left sees
+        // that the manifest records them.
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A version of the tables that was not written.
+pub(crate) enum Unwritten {
+    /// Nothing on disk names it, and its file is removed.
+    MayBeRepeated(Error),
+    /// The tree's manifest on disk may name it: no version is written any more until the store is
+    /// reopened.
+    NoneAfterIt(Error),
+}
+
+fn refused(Poisoned { cause }: Poisoned, writing: &Writing<'_>) -> Unwritten {
+    writing.failed_in_doubt();
+    Unwritten::NoneAfterIt(Error::Background { cause })
+}
+
+/// Tables that are durable but not yet part of the tree.
+#[derive(Default)]
+pub(crate) struct Written(Vec<lsm_tree::Table>);
+
+/// One version of the tables. The files that it names stay until it is dropped.
+///
+/// A table that a compaction has replaced removes its own file, by name, when the last version that
+/// names it is dropped. Another owner of the directory would use the name again, so as long as a
+/// version is pinned the store's lock is held.
+pub(crate) struct Pinned {
+    point: Box<PointRead>,
+    range: Box<RangeRead>,
+    since: Box<RangeSince>,
+    dir: Option<Arc<TreeDir>>,
+    opener: Opener,
+    /// Dropped last.
+    _lock: Option<Arc<dyn File>>,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if !self.opener.is_here() {
+            // Dropping a child's copy of the last version that names a table must not remove the
+            // parent's file.
+            let nothing = Self::nothing();
+            std::mem::forget(std::mem::replace(self, nothing));
+        }
+    }
+}
+
+impl Pinned {
+    /// No tables: what a closed store's views show.
+    pub(crate) fn nothing() -> Self {
+        Self {
+            point: Box::new(|_, _| Ok(None)),
+            range: Box::new(|_, _, _| Box::new(std::iter::empty())),
+            since: Box::new(|_, _| Ok(false)),
+            dir: None,
+            opener: Opener::here(),
+            _lock: None,
+        }
+    }
+
+    /// The key's entry, a tombstone included.
+    pub(crate) fn get(&self, key: &[u8], below: Lsn) -> Result<Option<InternalValue>> {
+        (self.point)(key, below).map_err(|e| Error::table("read", self.path(), e))
+    }
+
+    /// Live entries between the bounds, which may be longer than any key.
+    pub(crate) fn range(&self, low: Bound<Slice>, high: Bound<Slice>, below: Lsn) -> TableIter {
+        (self.range)(cut(low, Bound::Excluded), cut(high, Bound::Included), below)
+    }
+
+    /// Whether there is an entry between the bounds that is not older than `since`, tombstones
+    /// included, as far as they were not dropped. Tables without such new entries are skipped.
+    pub(crate) fn has_newer(&self, low: Bound<Slice>, high: Bound<Slice>, since: Lsn) -> Result<bool> {
+        let bounds = (cut(low, Bound::Excluded), cut(high, Bound::Included));
+        (self.since)(bounds, since).map_err(|e| Error::table("read", self.path(), e))
+    }
+
+    /// For errors.
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.as_ref().map_or(Path::new(""), |dir| &dir.path)
+    }
+}
+
+/// The table library refuses bounds that cannot be keys. All keys are on the same side of a longer
+/// bound as of its first bytes; those themselves, if they are a key, are before it.
+fn cut(bound: Bound<Slice>, as_bound: fn(Slice) -> Bound<Slice>) -> Bound<Slice> {
+    match bound {
+        Bound::Included(key) | Bound::Excluded(key) if key.len() > MAX_KEY_BYTES => {
+            as_bound(Slice::from(&key[..MAX_KEY_BYTES]))
+        }
+        bound => bound,
+    }
+}

@@ -1,0 +1,210 @@
+//! The path of a write, on one page: admit, append, apply, wait.
+//!
+//! 1. *Admit*: its size, its families, whether the store takes writes, its room, and write stalls.
+//! 2. *Append*: an appender reserves the commit's LSN and copies the record into the log's ring.
+//! 3. *Apply*: the same appender inserts the writes into the families' memtables.
+//! 4. *Wait*: until the commit is as durable as its options ask, and every earlier one is applied.
+//!
+//! Once a transaction has begun in the store, other writes lock their rows before they append, and
+//! release them as soon as the commit is visible.
+
+use std::sync::Arc;
+
+use collie_log::{Lsn, RingMode};
+use smallvec::SmallVec;
+
+use crate::background::flush;
+use crate::commit::appenders::Record;
+use crate::commit::codec::{KIND_COMMIT, KIND_UNLOGGED, Op, check_key};
+use crate::commit::sequencer::Room;
+use crate::memtable::{At, Write};
+use crate::store::family_state::FamilyState;
+use crate::store::stall::Stall;
+use crate::{Batch, Db, Durability, Error, Result, WriteOptions};
+
+/// What one commit writes.
+#[derive(Clone, Copy)]
+pub(crate) enum Commit<'a> {
+    /// One operation, which is encoded when it is appended.
+    One(&'a Arc<FamilyState>, Op<'a>),
+    /// A batch, which is encoded already, and not empty.
+    Batch(&'a Batch),
+}
+
+impl Db {
+    /// The whole path. Returns the commit's end.
+    pub(crate) fn commit(&self, commit: Commit<'_>, options: &WriteOptions) -> Result<Lsn> {
+        self.admit(commit)?;
+        let Some(at) = self.append_and_apply(commit, options.disable_wal, options.skip_row_locks)? else {
+            return self.commit_with_locks(commit, options);
+        };
+        self.store().check_wal_size(at.end);
+        // Durability first, for it takes longest: commits that were in flight before this one are
+        // applied by then.
+        self.wait_durable(at.end, options)?;
+        self.store().wait_visible(at.end)?;
+        Ok(at.end)
+    }
+
+    /// As [`Db::commit`], with row locks until the commit is visible: the next owner of a row reads
+    /// this commit, and is durable only together with it.
+    fn commit_with_locks(&self, commit: Commit<'_>, options: &WriteOptions) -> Result<Lsn> {
+        let locks = self.lock_for_write(commit.rows())?;
+        let at = self.append_locked(commit, options.disable_wal)?;
+        drop(locks);
+        self.wait_durable(at.end, options)?;
+        Ok(at.end)
+    }
+
+    /// Appends and applies a commit whose rows are locked. On return it is visible, so that the
+    /// locks may be released.
+    pub(crate) fn append_locked(&self, commit: Commit<'_>, disable_wal: bool) -> Result<At> {
+        // `None` would ask for locks, which the caller has.
+        let at = self.append_and_apply(commit, disable_wal, true)?;
+        let at = at.ok_or(Error::Closed)?;
+        self.store().check_wal_size(at.end);
+        self.store().wait_visible(at.end)?;
+        Ok(at)
+    }
+
+    /// Admits a write, or delays it while background work lags behind.
+    pub(crate) fn admit(&self, commit: Commit<'_>) -> Result<()> {
+        let store = self.store();
+        let bytes = commit.check()?;
+        if bytes > store.max_commit_bytes() {
+            return Err(Error::BatchTooLarge {
+                size: bytes as u64,
+                limit: store.max_commit_bytes() as u64,
+            });
+        }
+        for family in commit.families() {
+            store.check_family(family)?;
+            store.admit(commit.room())?;
+            if family.stall() != Stall::None {
+                store.throttle(family, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a commit that was admitted. `None` where row locks must be taken first, unless the
+    /// caller has them.
+    fn append_and_apply(&self, commit: Commit<'_>, disable_wal: bool, has_locks: bool) -> Result<Option<At>> {
+        let Some(appender) = self.store().appender(has_locks)? else {
+            return Ok(None);
+        };
+        let unlogged = disable_wal || self.store().options().disable_wal;
+        let (kind, record) = if disable_wal {
+            (KIND_UNLOGGED, Record::Empty)
+        } else {
+            (KIND_COMMIT, commit.record())
+        };
+        let mut full = false;
+        let at = appender.commit(kind, record, commit.room(), |at| {
+            full = commit.apply(at, unlogged);
+        })?;
+        if full {
+            for family in commit.families() {
+                self.rotate_full_memtable(family);
+            }
+        }
+        Ok(Some(at))
+    }
+
+    /// Seals the family's memtable if it is full, or stalls writes where there is no room for
+    /// another. The write that filled it has succeeded in any case.
+    fn rotate_full_memtable(&self, family: &Arc<FamilyState>) {
+        if !family.is_memtable_full() {
+            return;
+        }
+        let store = self.store();
+        let started = store.now();
+        if let Err(error) = flush::rotate_if_full(store, family) {
+            tracing::debug!(family = %family.name(), %error, "a full memtable is not sealed yet");
+        }
+        store.update_stall(family);
+        family.counters().seal_ns.add(store.ns_since(started));
+    }
+
+    /// Waits until everything below `end`, the end of a commit, is as durable as its options ask.
+    pub(crate) fn wait_durable(&self, end: Lsn, options: &WriteOptions) -> Result<()> {
+        if !options.disable_wal && !self.is_left_to_flush_wal(options.durability) {
+            self.store().sequencer().wait(end, options.durability)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a write at `level` waits for nothing: the log is flushed at other times.
+    pub(crate) fn is_left_to_flush_wal(&self, level: Durability) -> bool {
+        let options = self.store().options();
+        match level {
+            Durability::Buffered => true,
+            // By the option and not by the actual ring: where a shared one was configured and is
+            // not available, the level is still guaranteed, at the price of write calls.
+            Durability::Process => options.manual_wal_flush && options.ring == RingMode::Private,
+            Durability::Disk => false,
+        }
+    }
+}
+
+impl<'a> Commit<'a> {
+    /// Checks the key of a single write; those of a batch were checked as they were added. Returns
+    /// the commit's bytes as they are encoded.
+    fn check(self) -> Result<usize> {
+        match self {
+            Self::One(_, op) => {
+                check_key(op.key)?;
+                Ok(op.encoded_len())
+            }
+            Self::Batch(batch) => Ok(batch.size_bytes()),
+        }
+    }
+
+    fn families(self) -> &'a [Arc<FamilyState>] {
+        match self {
+            Self::One(family, _) => std::slice::from_ref(family),
+            Self::Batch(batch) => batch.families(),
+        }
+    }
+
+    /// Its rows, by family and key.
+    fn rows(self) -> SmallVec<[(u32, &'a [u8]); 1]> {
+        match self {
+            Self::One(_, op) => [(op.family, op.key)].into(),
+            Self::Batch(batch) => batch.ops().map(|op| (op.family, op.key)).collect(),
+        }
+    }
+
+    fn record(self) -> Record<'a> {
+        match self {
+            Self::One(_, op) => Record::One(op),
+            Self::Batch(batch) => Record::Encoded(batch.payload()),
+        }
+    }
+
+    /// Which room of the log it may use. A write that only removes data may use what is kept back
+    /// for relief.
+    fn room(self) -> Room {
+        match self {
+            Self::One(_, op) => match op.write {
+                Write::Put(_) => Room::Commit,
+                Write::Delete => Room::Relief,
+            },
+            Self::Batch(batch) => batch.room(),
+        }
+    }
+
+    /// Inserts the writes into the families' memtables. Returns whether one of these is full now.
+    fn apply(self, at: At, unlogged: bool) -> bool {
+        match self {
+            Self::One(family, op) => family.with_mem(at.start, |mem| {
+                if unlogged {
+                    mem.note_unlogged();
+                }
+                mem.insert(op.key, at, op.write);
+                mem.bytes() >= family.options().write_buffer_bytes
+            }),
+            Self::Batch(batch) => batch.apply(at, unlogged),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Every operation on a new family's files fails in turn, once; the caller tries again, in the same
+//! process or in the next, and writes. Then the power is cut: the store opens, the family is there,
+//! and so is what was acknowledged. Likewise the directory of a store. It needs `/dev/fuse` and the
+//! right to mount; where they are missing the test says so and passes, unless
+//! `COLLIE_REQUIRE_TOOLS` is set.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test ends where its assumptions do, prints its figures, and says what it skips"
+)]
+
+use std::path::Path;
+
+use collie_db::{Db, Error, Family, FamilyOptions, Options, RingMode, WriteOptions};
+use collie_io::{Device, RealDevice};
+use collie_sim::faultfs::{self, FaultFs, Names};
+use collie_sim::{Fault, FaultKind, PowerCut};
+
+fn open(dir: &Path, what: &str) -> Db {
+    let options = Options {
+        ring: RingMode::Private,
+        ring_bytes: 64 << 10,
+        segment_bytes: 64 << 10,
+        ..Options::default()
+    };
+    Db::open(dir, options).unwrap_or_else(|error| panic!("{what}: it does not open: {error}"))
+}
+
+fn create(db: &Db) -> Result<Family, Error> {
+    db.create_family("orders", FamilyOptions::default())
+}
+
+/// The id of `orders`, which is there, with its key.
+fn check(dir: &Path, what: &str) -> u32 {
+    let db = open(dir, what);
+    let orders = db.family("orders");
+    let value = orders.and_then(|orders| orders.get("k").unwrap());
+    assert_eq!(
+        value.as_deref(),
+        Some(&b"v"[..]),
+        "{what}: an acknowledged write is lost"
+    );
+    let id = db.stats().families["orders"].id;
+    db.close().unwrap();
+    id
+}
+
+/// The first `after` operations on the family's files pass, then this fault strikes. Whether it
+/// did.
+fn strike(fault: Fault, after: u64, in_the_next_process: bool, cut: PowerCut, what: &str) -> bool {
+    let at = tempfile::tempdir().unwrap();
+    let mut fs = FaultFs::mount(at.path(), Names::Posix, after).unwrap();
+    let dir = at.path().join("store");
+    let mut db = open(&dir, what);
+    fs.inject(fault.on("/families/").after(after)).unwrap();
+    let created = create(&db);
+    let struck = fs.fault_counts().values().sum::<u64>() > 0;
+    fs.heal().unwrap();
+    let orders = match created {
+        Ok(orders) => orders,
+        Err(_) => {
+            if in_the_next_process {
+                db.close().unwrap();
+                db = open(&dir, what);
+            }
+            create(&db).unwrap_or_else(|error| panic!("{what}: it cannot be made: {error}"))
+        }
+    };
+    orders.put_with("k", "v", &WriteOptions::disk()).unwrap();
+    drop(orders);
+    db.close().unwrap();
+    fs.power_cycle(cut, after).unwrap();
+    let id = check(&dir, what);
+    let left = RealDevice::new().list(&dir.join("families")).unwrap();
+    let left: Vec<_> = left.into_iter().map(|entry| entry.name).collect();
+    assert_eq!(left, ["0".to_owned(), id.to_string()], "{what}");
+    struck
+}
+
+fn each(name: &str, fault: impl Fn() -> Fault) {
+    if let Err(missing) = faultfs::available() {
+        assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
+        println!("skipped: {missing}");
+        return;
+    }
+    let mut struck = 0;
+    for in_the_next_process in [false, true] {
+        for after in 0.. {
+            // What was not synced is lost, and one of the other ways.
+            let ways = [0, 1 + after as usize % (PowerCut::WAYS.len() - 1)];
+            let any = ways.map(|way| {
+                let (how, cut) = PowerCut::WAYS[way];
+                let what = format!("{name} after {after}, next process: {in_the_next_process}, {how}");
+                strike(fault(), after, in_the_next_process, cut, &what)
+            });
+            if any == [false; 2] {
+                break;
+            }
+            struck += 1;
+        }
+    }
+    println!("figures: {struck} times {name} while a family was made, nothing lost");
+    assert!(struck > 5, "{struck} times");
+}
+
+#[test]
+fn a_family_whose_creation_met_a_failed_sync_is_made_anew() {
+    each("a failed sync", || Fault::new(FaultKind::SyncFails).once());
+}
+
+#[test]
+fn a_family_whose_creation_failed_is_made_anew() {
+    each("a failure", || Fault::new(FaultKind::AnyFails).once());
+}
+
+/// The sync that fails is the one of the directory that is to hold the store.
+#[test]
+fn a_store_whose_own_name_met_a_failed_sync_is_made_anew() {
+    if let Err(missing) = faultfs::available() {
+        assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
+        println!("skipped: {missing}");
+        return;
+    }
+    let (_, lost) = PowerCut::WAYS[0];
+    // Whether the name is lost is the seed's choice.
+    for seed in 0..8 {
+        let at = tempfile::tempdir().unwrap();
+        let mut fs = FaultFs::mount(at.path(), Names::Posix, seed).unwrap();
+        let dir = at.path().join("store");
+        fs.inject(Fault::new(FaultKind::SyncFails).once()).unwrap();
+        let refused = Db::open(&dir, Options::default()).unwrap_err().to_string();
+        assert!(refused.contains("cannot create"), "{refused}");
+        let what = format!("seed {seed}");
+        let db = open(&dir, &what);
+        let family = db.default_family();
+        family.put_with("k", "v", &WriteOptions::disk()).unwrap();
+        drop(family);
+        db.close().unwrap();
+        fs.power_cycle(lost, seed).unwrap();
+        assert!(dir.exists(), "{what}: the store is lost");
+        let value = open(&dir, &what).default_family().get("k").unwrap();
+        assert_eq!(value.as_deref(), Some(&b"v"[..]), "{what}");
+    }
+}

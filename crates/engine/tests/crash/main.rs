@@ -1,0 +1,14 @@
+//! The engine across deaths, power cuts and failing calls: on a simulated device, and on a file
+//! system that forgets.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod families;
+mod histories;
+mod log_full;
+mod manifest;
+mod power;
+mod recovery_modes;
+mod store;
+mod table_faults;
+mod wal_flush;

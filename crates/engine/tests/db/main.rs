@@ -1,0 +1,13 @@
+//! The engine through its public interface; what it does across crashes is in the test programs
+//! `crash` and `transaction_crashes`. One program, as each links all of it.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod concurrent;
+mod in_doubt;
+mod lifecycle;
+mod limits;
+mod readme;
+mod regressions;
+mod replay;
+mod snapshots;

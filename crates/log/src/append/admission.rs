@@ -1,0 +1,115 @@
+//! Admission: space on the device is secured before an LSN is reserved.
+//!
+//! Small frames are admitted by a look at the [`Limit`]. Larger ones take turns; `reserve` bytes
+//! beyond the limit are kept for the one whose turn it is: as many as the largest frame so far had.
+//!
+//! What commits leave of the prepared space is for relief and marks, by which a full log can become
+//! an emptier one.
+
+use crate::Lsn;
+use crate::append::boundary::Reservations;
+use crate::append::limit::{Kept, Limit, Room};
+use crate::segments::pool::{Builder, Segments};
+use crate::stake::HousekeepingError;
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
+
+/// Small frames per worker that are left to marks: one for what commits may overrun their look by,
+/// so that the other is there whatever happens.
+const FOR_MARKS: u64 = 2;
+/// Of a segment so large a part is left to relief, and as much to its largest frame; and so many
+/// bytes at most.
+const FOR_RELIEF: u64 = 16;
+const FOR_RELIEF_MOST: u64 = 512 << 10;
+
+#[derive(Debug)]
+pub(crate) struct Space {
+    limit: Limit,
+    /// The turn of larger frames.
+    large: Mutex<()>,
+    /// What is kept for the one whose turn it is. Written with the builder's lock held:
+    /// `limit + reserve` is at most what is prepared.
+    reserve: AtomicU64,
+}
+
+/// The turn of a large frame, from its admission to its reservation.
+pub(crate) type LargeTurn<'a> = MutexGuard<'a, ()>;
+
+impl Space {
+    /// `filler_max`: the most bytes that may follow a frame for the sake of its block.
+    pub(crate) fn new(max_workers: usize, segment_bytes: u64, filler_max: u64, total: Lsn) -> Self {
+        let small = (segment_bytes / 8 / max_workers as u64).clamp(64, 4096);
+        let kept = Kept {
+            marks: FOR_MARKS,
+            relief: (segment_bytes / FOR_RELIEF).min(FOR_RELIEF_MOST),
+        };
+        Self {
+            limit: Limit::new(max_workers, [small, filler_max], kept, total),
+            large: Mutex::new(()),
+            reserve: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether `ahead` further bytes are prepared beyond what is reserved.
+    pub(crate) fn is_ahead(&self, next: Lsn, ahead: u64) -> bool {
+        self.limit.is_ahead(next, ahead)
+    }
+
+    /// Raises the limit to what is prepared; the builder's lock is held.
+    fn publish(&self, builder: &Builder) {
+        let reserve = self.reserve.load(Ordering::Relaxed);
+        self.limit.raise(builder.total(), reserve);
+    }
+
+    /// Prepares one step more, unless `enough` says so once it has the right to.
+    pub(crate) fn extend_unless(
+        &self,
+        segments: &Segments,
+        enough: impl FnOnce() -> bool,
+    ) -> Result<(), HousekeepingError> {
+        let mut builder = segments.builder();
+        if enough() {
+            return Ok(());
+        }
+        segments.extend(&mut builder)?;
+        self.publish(&builder);
+        Ok(())
+    }
+
+    /// Whether a frame of `len` bytes needs no turn, and room for it is prepared.
+    pub(crate) fn admits_at_once(&self, next: &Reservations, len: u64, room: Room) -> bool {
+        self.limit.is_small(len) && self.limit.admits(next, room)
+    }
+
+    /// Secures room for a frame of `len` bytes. The answer is to be kept until the reservation is
+    /// made.
+    pub(crate) fn admit<'a>(
+        &'a self,
+        segments: &Segments,
+        next: &Reservations,
+        len: u64,
+        room: Room,
+    ) -> Result<Option<LargeTurn<'a>>, HousekeepingError> {
+        let turn = (!self.limit.is_small(len)).then(|| lock(&self.large));
+        let room = self.limit.room_for(len, room);
+        if turn.is_some() && room == Room::Commit && len > self.reserve.load(Ordering::Relaxed) {
+            // In steps, so that slowly growing frames do not prepare space each time.
+            self.raise_reserve(segments, len.next_power_of_two())?;
+        }
+        while !self.limit.admits(next, room) {
+            self.extend_unless(segments, || self.limit.admits(next, room))?;
+        }
+        Ok(turn)
+    }
+
+    /// Keeps `len` bytes beyond the limit from now on. The limit cannot go back, so they are
+    /// prepared first.
+    fn raise_reserve(&self, segments: &Segments, len: u64) -> Result<(), HousekeepingError> {
+        let mut builder = segments.builder();
+        while builder.total() < self.limit.get() + len {
+            segments.extend(&mut builder)?;
+        }
+        self.reserve.store(len, Ordering::Relaxed);
+        self.publish(&builder);
+        Ok(())
+    }
+}

@@ -1,0 +1,417 @@
+//! The append path, top to bottom.
+
+use std::sync::Arc;
+
+use collie_io::Nanos;
+
+use crate::append::boundary::SlotId;
+use crate::append::compress::{Compressor, Stored};
+use crate::append::limit::Room;
+use crate::error::LogError;
+use crate::format::{FIRST_OWN_KIND, FrameHeader, FrameStart, KIND_CLOSE, KIND_SEAL, MAX_STREAM, frame_len};
+use crate::options::Compression;
+use crate::shared::{Core, Counted};
+use crate::stats::{SAMPLE, since};
+use crate::sync::{AtomicU64, Ordering};
+use crate::{Lsn, Span};
+use zerocopy::IntoBytes;
+
+/// Sees an append from inside. An engine that keeps a second
+/// [`CompletionBoundary`](crate::CompletionBoundary), over "applied", makes its slot pending in
+/// both calls and complete once it has applied what it appended.
+///
+/// Refusals ([`LogError::StorageFull`], [`LogError::TooLarge`], a poisoned log) happen before
+/// either call.
+pub trait AppendHook {
+    /// The reservation counter as it was just before the reservation.
+    fn before_reserve(&mut self, next: Lsn);
+    /// The frame's place.
+    fn reserved(&mut self, span: Span);
+}
+
+/// No hook.
+impl AppendHook for () {
+    fn before_reserve(&mut self, _next: Lsn) {}
+    fn reserved(&mut self, _span: Span) {}
+}
+
+/// Appends frames; one thread at a time, so a thread usually has its own.
+#[derive(Debug)]
+pub struct Worker {
+    core: Arc<Core>,
+    /// Always there until the worker is dropped.
+    slot: Option<SlotId>,
+    /// Counts down to the next timed append.
+    sample: u32,
+    /// Where payloads are compressed, if they are.
+    compressor: Option<Box<Compressor>>,
+}
+
+impl Worker {
+    /// A worker of the log's user.
+    pub(crate) fn new(core: Arc<Core>) -> Result<Self, LogError> {
+        let slot = core.completion.register().ok_or(LogError::TooManyWorkers {
+            limit: core.options.max_workers,
+        })?;
+        let compressor = match core.options.compression {
+            Compression::None => None,
+            Compression::Lz4 => Some(Box::default()),
+        };
+        Ok(Self {
+            core,
+            slot: Some(slot),
+            sample: SAMPLE,
+            compressor,
+        })
+    }
+
+    /// Appends a frame and returns its place. When this returns the frame is complete in the ring;
+    /// hand its end to [`Log::wait`](crate::Log::wait) or
+    /// [`Log::wait_async`](crate::Log::wait_async) for durability.
+    ///
+    /// `stream` is below 2²⁴ and `kind` below 240; the log gives them back and knows nothing else
+    /// of them. Wait-free while the ring has room; a full ring is waited for, and flushed by the
+    /// waiter itself.
+    ///
+    /// # Errors
+    /// [`LogError::Options`] (`stream` or `kind`), [`LogError::TooLarge`],
+    /// [`LogError::StorageFull`] (try again later), [`LogError::Unprepared`] (likewise),
+    /// [`LogError::Poisoned`], [`LogError::Closed`]: nothing was appended. If the log is poisoned
+    /// while the append waits for room, the frame is lost with it.
+    pub fn append(&mut self, stream: u32, kind: u8, payload: &[u8]) -> Result<Span, LogError> {
+        self.append_with(stream, kind, payload, &mut ())
+    }
+
+    /// As [`Worker::append`], seen from inside by `hook`.
+    ///
+    /// # Errors
+    /// As [`Worker::append`].
+    pub fn append_with<H: AppendHook>(
+        &mut self,
+        stream: u32,
+        kind: u8,
+        payload: &[u8],
+        hook: &mut H,
+    ) -> Result<Span, LogError> {
+        self.append_users(stream, kind, payload, hook, Room::Commit)
+    }
+
+    /// As [`Worker::append_with`], for a frame without payload that may help to make room, such as
+    /// the mark up to which something is about to be saved elsewhere. It has room where other
+    /// appends are refused: a part of the prepared space is kept for marks, some thousands of them
+    /// by default.
+    ///
+    /// # Errors
+    /// As [`Worker::append`].
+    pub fn append_mark<H: AppendHook>(
+        &mut self,
+        stream: u32,
+        kind: u8,
+        hook: &mut H,
+    ) -> Result<Span, LogError> {
+        self.append_users(stream, kind, &[], hook, Room::Mark)
+    }
+
+    /// As [`Worker::append_with`], for a frame that takes data away rather than bringing some, so
+    /// that it helps to make room in the end. Where other appends are refused because the device is
+    /// full, a part of the prepared space is kept for these: a sixteenth of a segment, 512 KiB at
+    /// most, and as much for one large frame.
+    ///
+    /// # Errors
+    /// As [`Worker::append`].
+    pub fn append_relief<H: AppendHook>(
+        &mut self,
+        stream: u32,
+        kind: u8,
+        payload: &[u8],
+        hook: &mut H,
+    ) -> Result<Span, LogError> {
+        self.append_users(stream, kind, payload, hook, Room::Relief)
+    }
+
+    fn append_users<H: AppendHook>(
+        &mut self,
+        stream: u32,
+        kind: u8,
+        payload: &[u8],
+        hook: &mut H,
+        room: Room,
+    ) -> Result<Span, LogError> {
+        if stream > MAX_STREAM || kind >= FIRST_OWN_KIND {
+            return Err(LogError::Options {
+                option: if stream > MAX_STREAM { "stream" } else { "kind" },
+                problem: format!("stream {stream} and kind {kind} must be below 2^24 and {FIRST_OWN_KIND}"),
+            });
+        }
+        self.core.check()?;
+        let limit = self.core.options.max_payload();
+        if payload.len() > limit {
+            return Err(LogError::TooLarge {
+                len: payload.len() as u64,
+                limit: limit as u64,
+            });
+        }
+        // Before the reservation, so that no thread waits behind it.
+        let mut compressor = self.compressor.take();
+        let stored = match &mut compressor {
+            Some(compressor) => compressor.store(payload),
+            None => Stored::plain(payload),
+        };
+        let placed = self.place(stream, kind, stored, hook, room);
+        if let (Ok(span), Some(counted)) = (&placed, self.counted()) {
+            counted.add(span);
+            if self.core.options.compression != Compression::None {
+                counted.add_compression(payload.len(), stored);
+            }
+        }
+        self.compressor = compressor;
+        placed
+    }
+
+    /// This worker's share of the counts.
+    fn counted(&self) -> Option<&Counted> {
+        self.slot.as_ref().and_then(|s| self.core.counted.get(s.index()))
+    }
+
+    /// A frame of the log's own.
+    pub(crate) fn append_own(&mut self, kind: u8) -> Result<Span, LogError> {
+        debug_assert!(kind >= KIND_SEAL);
+        self.core.check()?;
+        self.place(0, kind, Stored::plain(&[]), &mut (), Room::Commit)
+    }
+
+    /// The last frame of a log that takes no more from its users.
+    pub(crate) fn append_close(&mut self) -> Result<Span, LogError> {
+        self.place(0, KIND_CLOSE, Stored::plain(&[]), &mut (), Room::Commit)
+    }
+
+    fn place<H: AppendHook>(
+        &mut self,
+        stream: u32,
+        kind: u8,
+        stored: Stored<'_>,
+        hook: &mut H,
+        room: Room,
+    ) -> Result<Span, LogError> {
+        let payload = stored.bytes;
+        let started = self.sampled();
+        let core = &*self.core;
+        let Some(slot) = &self.slot else {
+            return Err(LogError::Closed);
+        };
+
+        // Everything that can be refused is refused before the reservation.
+        let len = frame_len(payload.len());
+        let turn = self.admit(len, room)?;
+        let frame = FrameStart {
+            payload_crc: core.salt.crc(payload),
+            len: payload.len() as u32,
+            compressed: stored.compressed,
+            stream,
+            kind,
+        };
+
+        let start = core
+            .completion
+            .reserve(slot, &core.next, len, |next| hook.before_reserve(next));
+        // A panic before the copy is complete leaves a hole that no frame may be acknowledged
+        // behind.
+        let armed = core.armed("a worker failed between reserving a frame and completing it");
+        let span = Span {
+            start,
+            end: start + len,
+        };
+        hook.reserved(span);
+        drop(turn);
+        let reserved = started.map(|at| (at, core.now()));
+
+        if span.end > core.written() + core.ring.capacity() {
+            // On failure the slot stays pending: there is a hole, and nothing may ever pass it.
+            // `armed` poisons what is poisoned already.
+            core.wait_for_room(span.end)?;
+        }
+        let header = FrameHeader::finish(frame, start, core.durable(), core.epoch);
+        let body = start + header.as_bytes().len() as u64;
+        let padding = (span.end - body) as usize - payload.len();
+        #[expect(unsafe_code, reason = "the copy into the ring")]
+        // SAFETY: the three ranges make up [start, end), this worker's reservation, and there is
+        // room for it.
+        unsafe {
+            core.ring.copy_in(start, header.as_bytes());
+            core.ring.copy_in(body, payload);
+            core.ring
+                .copy_in(body + payload.len() as u64, [0; 8].split_at(padding).0);
+        }
+        core.completion.set_complete(slot, span.end);
+        armed.disarm();
+
+        if let Some((at, reserved)) = reserved {
+            core.recorder.reserve_ns.add(since(at, reserved));
+            core.recorder.copy_ns.add(since(reserved, core.now()));
+        }
+        self.call_flusher(span.end);
+        Ok(span)
+    }
+
+    fn admit(
+        &self,
+        len: u64,
+        room: Room,
+    ) -> Result<Option<crate::append::admission::LargeTurn<'_>>, LogError> {
+        let core = &*self.core;
+        let late = (!core.space.admits_at_once(&core.next, len, room)).then(|| core.now());
+        let turn = core.space.admit(&core.segments, &core.next, len, room);
+        if let Some(start) = late {
+            core.recorder.prepare_ns.add(since(start, core.now()));
+        }
+        core.weigh(turn).map_err(|error| {
+            core.recorder.refused.fetch_add(1, Ordering::Relaxed);
+            let path = core.dir.clone();
+            match error {
+                full if full.is_full() => LogError::StorageFull { path, needed: len },
+                error @ (LogError::Closed | LogError::Poisoned { .. } | LogError::Forked { .. }) => error,
+                error => LogError::Unprepared {
+                    path,
+                    needed: len,
+                    cause: Box::new(error),
+                },
+            }
+        })
+    }
+
+    /// Past half a ring the background flusher is called, so that appends need not wait for room.
+    fn call_flusher(&self, end: Lsn) {
+        let core = &*self.core;
+        if end > core.written() + core.ring.capacity() / 2 && core.kicked.load(Ordering::Relaxed) == 0 {
+            core.kick();
+        }
+    }
+
+    fn sampled(&mut self) -> Option<Nanos> {
+        self.sample -= 1;
+        if self.sample > 0 {
+            return None;
+        }
+        self.sample = SAMPLE;
+        Some(self.core.now())
+    }
+}
+
+impl Counted {
+    fn add(&self, span: &Span) {
+        raise(&self.frames, 1);
+        raise(&self.bytes, span.end - span.start);
+    }
+
+    fn add_compression(&self, len: usize, stored: Stored<'_>) {
+        raise(&self.unpacked, len as u64);
+        raise(&self.packed, stored.bytes.len() as u64);
+        raise(&self.compressed, u64::from(stored.compressed));
+    }
+}
+
+/// Relaxed, and no read-modify-write: only the worker whose count it is writes it.
+fn raise(count: &AtomicU64, by: u64) {
+    count.store(count.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // A slot that is pending after a failure stays so, and is never handed out again.
+        if let Some(slot) = self.slot.take()
+            && self.core.poisoned().is_none()
+        {
+            self.core.completion.unregister(slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Log;
+    use crate::append::compress;
+    use crate::format::SEGMENT_HEAD;
+    use crate::options::{FIRST_LSN, Level, LogOptions, RingMode};
+    use crate::recovery::inspect::{inspect, repair};
+    use crate::stake::HousekeepingError;
+
+    /// What only a faulty writer can leave: the checksum is right, and there is no block behind it.
+    #[test]
+    fn a_damaged_block_under_a_right_checksum_is_corruption_with_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LogOptions {
+            ring: RingMode::Private,
+            threads: false,
+            ..LogOptions::default()
+        };
+        let log = Log::open(dir.path(), options.clone()).unwrap();
+        let mut worker = log.worker().unwrap();
+        let first = worker.append(0, 1, b"before").unwrap();
+        let damaged = Stored {
+            bytes: b"\xff\xff\xff\x7f and no block",
+            compressed: true,
+        };
+        let bad = worker.place(0, 1, damaged, &mut (), Room::Commit).unwrap();
+        worker.append(0, 1, b"after").unwrap();
+        log.flush(Level::Disk).unwrap();
+
+        let is_reported = |error: LogError| match error {
+            LogError::Corrupt {
+                path,
+                offset,
+                lsn,
+                expected,
+                ..
+            } => {
+                assert!(path.ends_with("0000000000000001.seg"), "{path:?}");
+                assert_eq!(
+                    (offset, lsn),
+                    (SEGMENT_HEAD as u64 + bad.start - FIRST_LSN, bad.start)
+                );
+                assert_eq!(expected, compress::EXPECTED);
+            }
+            other => panic!("{other}"),
+        };
+        let mut frames = log.read(FIRST_LSN).unwrap();
+        assert_eq!(frames.next().unwrap().unwrap().payload, b"before");
+        is_reported(frames.next().unwrap().unwrap_err());
+        assert!(frames.next().is_none());
+        drop((frames, worker));
+        log.close().unwrap();
+
+        is_reported(inspect(&options.device, dir.path(), |_| {}).unwrap_err());
+        let repaired = repair(&options.device, dir.path()).unwrap();
+        assert_eq!(repaired.end, first.end);
+        let log = Log::open(dir.path(), options).unwrap();
+        assert_eq!(log.read(FIRST_LSN).unwrap().count(), 1);
+    }
+
+    /// An append that has found the log open may be on its way to make room when it closes. By then
+    /// the directory can be another log's.
+    #[test]
+    fn an_append_that_is_under_way_when_the_log_closes_makes_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LogOptions {
+            ring: RingMode::Private,
+            threads: false,
+            ..LogOptions::default()
+        };
+        let log = Log::open(dir.path(), options.clone()).unwrap();
+        let worker = log.worker().unwrap();
+        let core = Arc::clone(&worker.core);
+        drop(worker);
+        log.close().unwrap();
+        let files = || options.device.list(dir.path()).unwrap();
+        let before = files();
+        let builder = &mut core.segments.builder();
+        for _ in 0..100 {
+            let made = core.segments.extend(builder);
+            assert!(
+                matches!(made, Err(HousekeepingError::Setback(LogError::Closed))),
+                "{made:?}"
+            );
+        }
+        assert_eq!(files(), before);
+    }
+}

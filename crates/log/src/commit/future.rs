@@ -1,0 +1,84 @@
+//! Awaiting durability. Futures never lead a group: they register, and the background flusher
+//! serves them; where writes go to the page cache, the background writer serves those at `Process`.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::Lsn;
+use crate::error::LogError;
+use crate::options::Level;
+use crate::shared::Core;
+
+/// Resolves when an LSN is safe at a level: [`Log::wait_async`](crate::Log::wait_async) makes it.
+/// It needs no runtime of its own and never blocks; dropping it is harmless.
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Durable {
+    core: Arc<Core>,
+    end: Lsn,
+    level: Level,
+    id: Option<u64>,
+}
+
+impl Durable {
+    pub(crate) fn new(core: Arc<Core>, end: Lsn, level: Level) -> Self {
+        Self {
+            core,
+            end,
+            level,
+            id: None,
+        }
+    }
+
+    fn forget(&mut self) {
+        if let Some(id) = self.id.take() {
+            self.core.waiting.forget(id, self.end);
+        }
+    }
+}
+
+impl Future for Durable {
+    type Output = Result<(), LogError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if let Some(answer) = this.core.reached(this.end, this.level) {
+            return Poll::Ready(answer);
+        }
+        if let Err(error) = this.core.check_appended(this.end) {
+            return Poll::Ready(Err(error));
+        }
+        this.core
+            .waiting
+            .register(&mut this.id, this.end, this.level, cx.waker());
+        // The registry's lock orders this: either the flusher saw the task, or we see its
+        // watermark.
+        if let Some(answer) = this.core.reached(this.end, this.level) {
+            this.forget();
+            return Poll::Ready(answer);
+        }
+        if this.level == Level::Process && !this.core.segments.direct() {
+            this.core.call_writer();
+        } else {
+            this.core.kick();
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Durable {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+impl fmt::Debug for Durable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Durable")
+            .field("end", &self.end)
+            .field("level", &self.level)
+            .finish_non_exhaustive()
+    }
+}

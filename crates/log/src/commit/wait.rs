@@ -1,0 +1,131 @@
+//! Waiting until what was appended is as safe as was asked for, and until the ring has room.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use crate::Lsn;
+use crate::commit::sync_group::SyncStage;
+use crate::commit::write_group::WriteStage;
+use crate::error::LogError;
+use crate::options::Level;
+use crate::shared::Core;
+use crate::stats::since;
+use crate::sync::Ordering;
+
+impl Core {
+    /// Whether `end` is safe at `level`, or never will be; `None` while it is worth waiting.
+    pub(crate) fn reached(&self, end: Lsn, level: Level) -> Option<Result<(), LogError>> {
+        let safe = match (level, self.failure()) {
+            (Level::Buffered, _) => true,
+            // After a failure the page cache need not have what was written to it.
+            (Level::Disk, _) | (Level::Process, Some(_)) => self.durable() >= end,
+            // A thread that knows the end of a frame knows that it is copied. Relaxed: the flag
+            // changes once, when the ring's file was removed, and nothing is ordered by it.
+            (Level::Process, None) if self.ring_shared.load(Ordering::Relaxed) => {
+                return Some(self.check_ring(end));
+            }
+            (Level::Process, None) => self.written() >= end,
+        };
+        if safe {
+            Some(Ok(()))
+        } else {
+            self.check().err().map(Err)
+        }
+    }
+
+    /// A copy in the shared ring counts as long as the ring does: after a close only what was
+    /// flushed.
+    fn check_ring(&self, end: Lsn) -> Result<(), LogError> {
+        if self.written() >= end {
+            Ok(())
+        } else {
+            self.check()
+        }
+    }
+
+    /// Blocks until `end` is safe at `level`.
+    pub(crate) fn wait(&self, end: Lsn, level: Level) -> Result<(), LogError> {
+        if let Some(answer) = self.reached(end, level) {
+            return answer;
+        }
+        self.check_appended(end)?;
+        let done = || self.reached(end, level);
+        match level {
+            Level::Disk => self.wait_for_durable(end, done),
+            Level::Buffered | Level::Process => self.writes.wait(&WriteStage::of(self), end, done),
+        }
+    }
+
+    /// Where a write past the page cache is durable there is no second stage.
+    fn wait_for_durable<R>(&self, end: Lsn, done: impl FnMut() -> Option<R>) -> R {
+        if self.segments.direct() {
+            self.writes.wait(&WriteStage::of(self), end, done)
+        } else {
+            self.syncs.wait(&SyncStage(self), end, done)
+        }
+    }
+
+    /// Refuses to wait for what was never appended: that would never end.
+    pub(crate) fn check_appended(&self, end: Lsn) -> Result<(), LogError> {
+        let appended = self.appended();
+        if end <= appended {
+            return Ok(());
+        }
+        Err(LogError::Options {
+            option: "end",
+            problem: format!("LSN {end} is waited for, but the log ends at {appended}"),
+        })
+    }
+
+    /// Waits until the ring has room up to `end`.
+    pub(crate) fn wait_for_room(&self, end: Lsn) -> Result<(), LogError> {
+        let start = self.now();
+        let needed = end - self.ring.capacity();
+        let answer = self.writes.wait_for_room(&WriteStage::of(self), || {
+            if self.written() >= needed {
+                Some(Ok(()))
+            } else if self.has_ended() {
+                Some(Err(LogError::Closed))
+            } else {
+                self.poisoned().map(Err)
+            }
+        });
+        self.recorder.room_ns.add(since(start, self.now()));
+        answer
+    }
+
+    /// The last groups, until nothing is appended any more: a group may leave behind a part of a
+    /// frame, and that must not be how the log ends.
+    pub(crate) fn finish(&self) -> Result<(), LogError> {
+        loop {
+            let end = self.appended();
+            self.wait_for_durable(end, || match (self.durable() >= end, self.poisoned()) {
+                (true, _) => Some(Ok(())),
+                (_, Some(error)) => Some(Err(error)),
+                _ => None,
+            })?;
+            if self.appended() == end {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Wakes the tasks that have their answer.
+    pub(crate) fn wake_tasks(&self) {
+        let ready = self.waiting.take(
+            |end, level| self.reached(end, level).is_some(),
+            |end| self.durable() > end || self.ended().is_some(),
+        );
+        let mut panicked = None;
+        for waker in ready {
+            // Foreign code: one that panics must not take the wake-ups of the others along.
+            let woken = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            panicked = panicked.or(woken.err());
+        }
+        // A second panic in one thread would end the process.
+        if let Some(panicked) = panicked
+            && !std::thread::panicking()
+        {
+            resume_unwind(panicked);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What waits without a thread: tasks for durability, and tails for more of it. They register here,
+//! and are woken by the thread that raises the watermarks.
+
+use std::collections::BTreeMap;
+use std::task::Waker;
+
+use crate::Lsn;
+use crate::options::Level;
+use crate::sync::{Mutex, lock};
+
+/// Tasks that wait, by what they wait for.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting(Mutex<Registered>);
+
+#[derive(Debug, Default)]
+struct Registered {
+    next_id: u64,
+    tasks: BTreeMap<(Lsn, u64), (Level, Waker)>,
+    /// Tails, by number: they wait for more to be durable than this, and do not ask for a flush.
+    tails: BTreeMap<u64, (Lsn, Waker)>,
+}
+
+impl Waiting {
+    /// Adds a task, or gives a known one a new waker. The caller must look once more at what it
+    /// waits for afterwards: `take` may have run just before.
+    pub(super) fn register(&self, id: &mut Option<u64>, end: Lsn, level: Level, waker: &Waker) {
+        let mut registered = lock(&self.0);
+        let id = *id.get_or_insert_with(|| {
+            registered.next_id += 1;
+            registered.next_id
+        });
+        registered.tasks.insert((end, id), (level, waker.clone()));
+    }
+
+    pub(super) fn forget(&self, id: u64, end: Lsn) {
+        lock(&self.0).tasks.remove(&(end, id));
+    }
+
+    /// Adds a tail that has all that was durable up to `end`, or gives a known one a new waker. As
+    /// with tasks, the caller must look once more afterwards.
+    pub(crate) fn follow(&self, id: &mut Option<u64>, end: Lsn, waker: &Waker) {
+        let mut registered = lock(&self.0);
+        let id = *id.get_or_insert_with(|| {
+            registered.next_id += 1;
+            registered.next_id
+        });
+        registered.tails.insert(id, (end, waker.clone()));
+    }
+
+    pub(crate) fn unfollow(&self, id: u64) {
+        lock(&self.0).tails.remove(&id);
+    }
+
+    /// How far, and how safe, the log must get for all tasks to be served; `None` without any.
+    pub(crate) fn farthest(&self) -> Option<(Lsn, Level)> {
+        let registered = lock(&self.0);
+        let ((end, _), _) = registered.tasks.last_key_value()?;
+        let level = registered.tasks.values().map(|(level, _)| *level).max()?;
+        Some((*end, level))
+    }
+
+    /// How far the log must be written for all tasks at [`Level::Process`] to be served.
+    pub(crate) fn farthest_written(&self) -> Option<Lsn> {
+        let registered = lock(&self.0);
+        let tasks = registered.tasks.iter().rev();
+        let mut ends = tasks.filter(|(_, (level, _))| *level == Level::Process);
+        ends.next().map(|((end, _), _)| *end)
+    }
+
+    /// Whether a task waits at [`Level::Process`].
+    pub(super) fn any_for_written(&self) -> bool {
+        self.farthest_written().is_some()
+    }
+
+    /// The wakers of all tasks, and of all tails, that have what they wait for. The watermarks were
+    /// raised before the call.
+    pub(crate) fn take(
+        &self,
+        mut reached: impl FnMut(Lsn, Level) -> bool,
+        mut more: impl FnMut(Lsn) -> bool,
+    ) -> Vec<Waker> {
+        let mut registered = lock(&self.0);
+        let mut ready = Vec::new();
+        registered.tasks.retain(|(end, _), (level, waker)| {
+            let done = reached(*end, *level);
+            if done {
+                ready.push(waker.clone());
+            }
+            !done
+        });
+        registered.tails.retain(|_, (end, waker)| {
+            let done = more(*end);
+            if done {
+                ready.push(waker.clone());
+            }
+            !done
+        });
+        ready
+    }
+}

@@ -1,0 +1,83 @@
+//! The first stage: what is complete in the ring goes to the segments.
+
+use crate::commit::group::{Announcement, GroupWriter};
+use crate::commit::writer::{SegmentWriter, WriteBuffer, Written};
+use crate::shared::Core;
+use crate::stake::Fatal;
+use crate::stats::since;
+use crate::sync::Ordering;
+
+/// Writes to the page cache, or past it and durably.
+pub(crate) struct WriteStage<'a> {
+    core: &'a Core,
+    /// Whether the caller leads a sync group.
+    before_sync: bool,
+}
+
+impl<'a> WriteStage<'a> {
+    pub(crate) fn of(core: &'a Core) -> Self {
+        let before_sync = false;
+        Self { core, before_sync }
+    }
+
+    /// For the leader of a sync group. Wakers are foreign code, which may wait for the log
+    /// itself: they must not run while this thread has the sync group's lead and a wait may last.
+    pub(super) fn before_sync(core: &'a Core) -> Self {
+        let before_sync = true;
+        Self { core, before_sync }
+    }
+
+    /// One write of at most a piece, and the watermarks.
+    fn write_piece(&self, state: &mut SegmentWriter, group: &mut Announcement<'_>) -> Result<(), Fatal> {
+        let core = self.core;
+        let reach = core.reach(state);
+        if !core.space.is_ahead(reach.to, core.ahead()) {
+            core.call_preparer();
+        }
+        // Where there is nothing to write, the awaited frame, or the block that is to be filled, is
+        // in mid-copy, and the thread that copies it runs while this one stands by.
+        let Some(buffer) = state.take(&core.ring, &core.segments, reach)? else {
+            return Ok(());
+        };
+        group.announce(buffer.whole);
+        let direct = core.segments.direct();
+        let whole = buffer.whole;
+        let written = self.write(buffer)?;
+        if !direct {
+            core.unsynced.add(&written);
+        }
+        core.raise_written(whole);
+        if direct {
+            core.raise_durable(whole);
+        }
+        state.put_back(written);
+        core.recorder
+            .bytes_written
+            .store(state.device_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn write(&self, buffer: WriteBuffer) -> Result<Written, Fatal> {
+        let start = self.core.now();
+        let written = buffer.write()?;
+        self.core.recorder.write_ns.add(since(start, self.core.now()));
+        Ok(written)
+    }
+}
+
+/// An error poisons the log.
+impl GroupWriter for WriteStage<'_> {
+    type LeaderState = SegmentWriter;
+
+    fn write_group(&self, state: &mut SegmentWriter, group: &mut Announcement<'_>) {
+        self.core.work(|| self.write_piece(state, group));
+    }
+
+    fn completed(&self) {
+        if !self.before_sync {
+            self.core.wake_tasks();
+        } else if self.core.waiting.any_for_written() {
+            self.core.call_writer();
+        }
+    }
+}

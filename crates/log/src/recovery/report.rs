@@ -1,0 +1,96 @@
+//! What recovery found and did.
+
+use std::path::PathBuf;
+
+use super::write_path::Probe;
+use crate::Lsn;
+use crate::format::LogId;
+
+/// What became of the ring of the process before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RingOutcome {
+    /// None was expected: a fresh log, or one whose ring was private.
+    None,
+    /// The log was closed; its ring held nothing more.
+    Closed,
+    /// It was found, and what it held beyond the segments was recovered.
+    Recovered {
+        /// Frames that only the ring had.
+        frames: u64,
+        /// Places reserved by a dead process and never filled. Nothing acknowledged was in them.
+        holes: u64,
+    },
+    /// It is not there any more.
+    Gone {
+        /// The machine has not been restarted since: something removed the file, and what was
+        /// acknowledged at [`Level::Process`](crate::Level::Process) and not yet flushed is lost.
+        same_boot: bool,
+    },
+    /// A file is there and is not used; it was left untouched.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The end of the log was not clean. No frame and no header that is left shows that what is missing
+/// there was durable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TornTail {
+    /// The segment in which the log ends.
+    pub path: PathBuf,
+    /// The byte in it from which on there is no frame.
+    pub offset: u64,
+    /// The same place as an LSN.
+    pub lsn: Lsn,
+    /// What is there instead.
+    pub found: String,
+}
+
+/// What [`Log::open`](crate::Log::open) found and did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecoveryReport {
+    /// Which log it is.
+    pub log_id: LogId,
+    /// The epoch that began with this open; 1 for a fresh log.
+    pub epoch: u32,
+    /// Where the first whole frame in the log starts.
+    pub first_frame: Lsn,
+    /// Where the recovered log ended and this epoch's appends began.
+    pub end: Lsn,
+    /// Frames that were verified, the log's own included.
+    pub frames: u64,
+    /// Bytes copied into the new epoch's first segment: what lay past the durable mark.
+    pub carried_bytes: u64,
+    /// Where the log was truncated, if something incomplete stood at its end.
+    pub torn: Option<TornTail>,
+    /// What this open truncated,
+    /// [`RecoveryMode::PointInTimeRecovery`](crate::RecoveryMode::PointInTimeRecovery).
+    pub cut: Option<Cut>,
+    /// Files in the log's directory that hold what was truncated from it, by this open or before.
+    pub set_aside: Vec<PathBuf>,
+    /// What became of the earlier ring.
+    pub ring: RingOutcome,
+    /// Whether this epoch's ring is shared.
+    pub ring_shared: bool,
+    /// Whether groups are written past the page cache.
+    pub direct: bool,
+    /// What was measured to choose that, [`WritePath::Auto`](crate::WritePath::Auto).
+    pub probe: Option<Probe>,
+    /// Fallbacks, and possible losses.
+    pub warnings: Vec<String>,
+}
+
+/// What was truncated from a log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Cut {
+    /// The damage at which it was truncated, in words.
+    pub damage: String,
+    /// Where the log ends since.
+    pub lsn: Lsn,
+    /// Copies of every file that was changed or taken out, as it was before.
+    pub kept: Vec<PathBuf>,
+}

@@ -1,0 +1,48 @@
+//! Segments are prepared ahead of need, and released when no holder retains them.
+
+use crate::error::LogError;
+use crate::shared::Core;
+use crate::stake::HousekeepingError;
+use crate::sync::lock;
+
+impl Core {
+    /// How many bytes are kept prepared: what can come while a chunk is zeroed and synced.
+    pub(crate) fn ahead(&self) -> u64 {
+        self.options.segment_bytes.min(self.ring.capacity() / 2)
+    }
+
+    /// Prepares segments until [`Core::ahead`] bytes are ready beyond what is reserved.
+    pub(crate) fn prepare_ahead(&self) -> Result<(), LogError> {
+        while !self.space.is_ahead(self.appended(), self.ahead()) && self.check().is_ok() {
+            let enough = || self.space.is_ahead(self.appended(), self.ahead());
+            self.weigh(self.space.extend_unless(&self.segments, enough))?;
+        }
+        Ok(())
+    }
+
+    /// Stops the log where frames are at stake. All else the caller reports, or tries again.
+    pub(crate) fn weigh<T>(&self, prepared: Result<T, HousekeepingError>) -> Result<T, LogError> {
+        prepared.map_err(|failure| match failure {
+            HousekeepingError::Setback(error) => error,
+            HousekeepingError::Fatal(fatal) => {
+                self.poison(&fatal);
+                let cause = fatal.cause().to_owned();
+                self.poisoned().unwrap_or(LogError::Poisoned { cause })
+            }
+        })
+    }
+
+    /// Releases the segments that are durable and below what every holder retains. The one that is
+    /// the oldest then records where its first frame begins, durably, before the others go: what
+    /// follows there need not be durable, for recovery begins at that LSN and searches for nothing.
+    pub(crate) fn release(&self) -> Result<(), LogError> {
+        // A log that has stopped leaves everything as it is.
+        self.check()?;
+        self.weigh(self.segments.release(|| {
+            let holders = lock(&self.holders);
+            let retained = holders.lowest()?;
+            Some((holders, retained.min(self.durable())))
+        }))?;
+        self.segments.purge_archive()
+    }
+}

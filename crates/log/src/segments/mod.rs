@@ -1,0 +1,13 @@
+//! The segments: the files that hold the log, from their making to the archive.
+
+pub(crate) mod archive;
+mod beginning;
+pub(crate) mod files;
+pub(crate) mod frames;
+pub(crate) mod header;
+pub(crate) mod holders;
+mod housekeeping;
+pub(crate) mod order;
+pub(crate) mod pool;
+pub(crate) mod run;
+pub(crate) mod segment;

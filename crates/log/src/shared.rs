@@ -1,0 +1,392 @@
+//! What all handles of one open log share: the counter, the watermarks, the ring, and whether the
+//! log goes on.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+
+use collie_io::{Clock, Nanos, Opener};
+
+use crate::append::admission::Space;
+use crate::append::boundary::{CompletionBoundary, Reservations};
+use crate::append::ring::Ring;
+use crate::commit::durable::DurableBoundary;
+use crate::commit::filler::FILLER_MAX;
+use crate::commit::group::GroupCommit;
+use crate::commit::unsynced::Unsynced;
+use crate::commit::waiters::Waiting;
+use crate::commit::writer::SegmentWriter;
+use crate::error::{Failure, LogError};
+use crate::options::LogOptions;
+use crate::recovery::{DirLock, Opened, RecoveryReport};
+use crate::segments::holders::Holders;
+use crate::segments::pool::Segments;
+use crate::stake::Fatal;
+use crate::stats::Recorder;
+use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, WaitWord};
+use crate::{Lsn, Span};
+
+/// A watermark on cache lines of its own; see also [`DurableBoundary`].
+#[derive(Debug)]
+#[repr(align(128))]
+struct Alone(AtomicU64);
+
+/// One worker's share of the counts; only its owner adds to it.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Counted {
+    pub(crate) frames: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    /// Payload bytes that the compressor was given, and that were stored of them.
+    pub(crate) unpacked: AtomicU64,
+    pub(crate) packed: AtomicU64,
+    pub(crate) compressed: AtomicU64,
+}
+
+/// Worker slots beyond those of the log's users: the background flusher's, and the one that closes
+/// the log.
+const OWN_WORKERS: usize = 2;
+
+const RUNNING: u32 = 0;
+const CLOSED: u32 = 1;
+const POISONED: u32 = 2;
+/// Closed, and nothing is written any more: the directory may be another log's by now.
+const ENDED: u32 = 3;
+
+/// See the module.
+pub(crate) struct Core {
+    pub(crate) options: LogOptions,
+    pub(crate) dir: PathBuf,
+    /// The process that all of this belongs to: a child that it forks has only copies.
+    opener: Opener,
+    pub(crate) epoch: u32,
+    pub(crate) salt: crate::format::Salt,
+    pub(crate) next: Reservations,
+    /// Raised by the write group's leader, read by every append.
+    written: Alone,
+    durable: DurableBoundary,
+    pub(crate) completion: CompletionBoundary,
+    pub(crate) ring: Ring,
+    /// Whether what is in the ring survives the process.
+    pub(crate) ring_shared: AtomicBool,
+    pub(crate) segments: Segments,
+    pub(crate) space: Space,
+    /// The first stage of a commit: from the ring to the segments.
+    pub(crate) writes: GroupCommit<SegmentWriter>,
+    /// The second stage, where writes go to the page cache. A thread that has both leads took this
+    /// one first.
+    pub(crate) syncs: GroupCommit<()>,
+    pub(crate) unsynced: Unsynced,
+    pub(crate) waiting: Waiting,
+    state: AtomicU32,
+    failure: OnceLock<Failure>,
+    pub(crate) holders: Mutex<Holders>,
+    pub(crate) counted: Box<[Counted]>,
+    pub(crate) recorder: Recorder,
+    /// The background flusher sleeps here; 1 in `kicked` says that it was called and has not looked
+    /// yet.
+    pub(crate) kick: WaitWord,
+    pub(crate) kicked: AtomicU32,
+    /// Where groups are padded: the filler that was placed last.
+    pub(crate) last_filler: Mutex<Option<Span>>,
+    /// The background writer sleeps here.
+    pub(crate) write: WaitWord,
+    /// The preparer sleeps here.
+    pub(crate) prepare: WaitWord,
+    pub(crate) report: RecoveryReport,
+    /// Let go by a clean close, or with the last worker: as long as a frame of a poisoned log may
+    /// be in the ring, no other process may open the directory and find the ring in use.
+    pub(crate) lock: DirLock,
+}
+
+/// What identifies a log: all of it, with its histograms and worker slots, would be pages
+/// of figures.
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Log")
+            .field("dir", &self.dir)
+            .field("epoch", &self.epoch)
+            .field("durable", &self.durable())
+            .field("poisoned", &self.failure.get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    pub(crate) fn new(opened: Opened) -> Self {
+        let Opened {
+            options,
+            dir,
+            epoch,
+            salt,
+            end,
+            partial,
+            ring,
+            segments,
+            report,
+            lock,
+        } = opened;
+        let total = segments.builder().total();
+        let workers = options.max_workers + OWN_WORKERS;
+        let slots = workers + usize::from(options.pad_to_block);
+        let completion = CompletionBoundary::new(slots, end);
+        let (filler_slot, filler_max) = match options.pad_to_block {
+            true => (completion.register(), FILLER_MAX),
+            false => (None, 0),
+        };
+        let counted = || Counted {
+            frames: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            unpacked: AtomicU64::new(0),
+            packed: AtomicU64::new(0),
+            compressed: AtomicU64::new(0),
+        };
+        Self {
+            completion,
+            space: Space::new(workers, options.segment_bytes, filler_max, total),
+            counted: (0..slots).map(|_| counted()).collect(),
+            ring_shared: AtomicBool::new(ring.file.is_some()),
+            next: Reservations::new(end),
+            written: Alone(AtomicU64::new(end)),
+            durable: DurableBoundary::new(end),
+            writes: GroupCommit::new(SegmentWriter::new(end, &partial, filler_slot)),
+            syncs: GroupCommit::new(()),
+            unsynced: Unsynced::default(),
+            waiting: Waiting::default(),
+            state: AtomicU32::new(RUNNING),
+            failure: OnceLock::new(),
+            holders: Mutex::new(Holders::default()),
+            recorder: Recorder::new(),
+            kick: WaitWord::new(),
+            kicked: AtomicU32::new(0),
+            last_filler: Mutex::new(None),
+            write: WaitWord::new(),
+            prepare: WaitWord::new(),
+            options,
+            dir,
+            opener: Opener::here(),
+            epoch,
+            salt,
+            ring,
+            segments,
+            report,
+            lock,
+        }
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        self.options.device.clock()
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        self.clock().monotonic()
+    }
+
+    pub(crate) fn appended(&self) -> Lsn {
+        self.next.cutoff()
+    }
+
+    pub(crate) fn boundary(&self) -> Lsn {
+        self.completion.scan(|| self.appended())
+    }
+
+    /// Acquire pairs with the Release in `raise_written`.
+    pub(crate) fn written(&self) -> Lsn {
+        self.written.0.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn durable(&self) -> Lsn {
+        self.durable.get()
+    }
+
+    /// Fails in a child of the process that opened the log.
+    pub(crate) fn check_process(&self) -> Result<(), LogError> {
+        if self.opener.is_here() {
+            return Ok(());
+        }
+        Err(LogError::Forked {
+            path: self.dir.clone(),
+            opener: self.opener.pid(),
+        })
+    }
+
+    /// Whether appends and waits go on.
+    pub(crate) fn check(&self) -> Result<(), LogError> {
+        self.check_process()?;
+        // Acquire pairs with the Release in `poison` and `close`.
+        match self.state.load(Ordering::Acquire) {
+            RUNNING => Ok(()),
+            CLOSED | ENDED => Err(LogError::Closed),
+            _ => Err(self.poisoned().unwrap_or(LogError::Poisoned {
+                cause: "unknown".into(),
+            })),
+        }
+    }
+
+    pub(crate) fn poisoned(&self) -> Option<LogError> {
+        self.failure.get().map(|failure| LogError::Poisoned {
+            cause: failure.cause.to_string(),
+        })
+    }
+
+    /// Why the log stopped for good, and what of it is certain.
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        self.failure.get()
+    }
+
+    /// Stops the log for good; the first cause is the one that every caller gets. What is not
+    /// durable by now is in doubt from here on, whatever becomes of the groups in flight.
+    pub(crate) fn poison(&self, fatal: &Fatal) {
+        let cause = fatal.cause();
+        let failure = Failure {
+            cause: cause.into(),
+            durable: self.durable.fix(),
+        };
+        let first = self.failure.set(failure).is_ok();
+        // Release pairs with the Acquire in `check`.
+        self.state.store(POISONED, Ordering::Release);
+        self.wake_everybody();
+        if first {
+            tracing::error!(dir = %self.dir.display(), cause, "the log is poisoned");
+        }
+    }
+
+    /// Does a stage's work, unless the log has failed or ended. An error poisons the log, and so
+    /// does a panic: the next leader must not sync again what this one may have failed to sync.
+    pub(crate) fn work(&self, work: impl FnOnce() -> Result<(), Fatal>) {
+        if self.failure().is_some() || self.has_ended() {
+            return;
+        }
+        let armed = self.armed("a thread failed in the middle of a flush");
+        let done = work();
+        armed.disarm();
+        if let Err(fatal) = done {
+            self.poison(&fatal);
+        }
+    }
+
+    /// Poisons the log with this cause unless it is disarmed: for work that a panic must not leave
+    /// half done.
+    pub(crate) fn armed(&self, cause: &'static str) -> Armed<'_> {
+        Armed { core: self, cause }
+    }
+
+    /// No append is admitted from here on; `false` where it was stopped already.
+    pub(crate) fn stop(&self) -> bool {
+        let stopped = self
+            .state
+            .compare_exchange(RUNNING, CLOSED, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok();
+        self.wake_everybody();
+        stopped
+    }
+
+    /// Ends the work on files. When this returns no group is in flight, no segment is being
+    /// prepared or released, and none will be, although handles and workers may be left.
+    pub(crate) fn end(&self) {
+        self.segments.close();
+        self.syncs.alone(|| {
+            self.writes.alone(|| {
+                // Poison stays what it is. Release pairs with the Acquire in `check` and
+                // `has_ended`.
+                let _ = self
+                    .state
+                    .compare_exchange(CLOSED, ENDED, Ordering::Release, Ordering::Relaxed);
+            });
+        });
+        self.wake_everybody();
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        // Acquire pairs with the Release in `end`; leaders are ordered with it by the lead.
+        self.state.load(Ordering::Acquire) == ENDED
+    }
+
+    /// Why nothing further becomes durable, once that is so. What was under way when the log was
+    /// closed still does.
+    pub(crate) fn ended(&self) -> Option<LogError> {
+        self.poisoned()
+            .or_else(|| self.has_ended().then_some(LogError::Closed))
+            .or_else(|| self.check_process().err())
+    }
+
+    fn wake_everybody(&self) {
+        self.writes.wake_all();
+        self.syncs.wake_all();
+        self.kick();
+        self.call_writer();
+        self.prepare.bump();
+        self.prepare.wake(1);
+        self.wake_tasks();
+    }
+
+    pub(crate) fn raise_written(&self, whole: Lsn) {
+        // The mark first: a worker writes into the room that `written` makes only after the mark
+        // says that nothing there is needed any more. Both stand at the end of a frame, so that
+        // after a death in the middle of a write the segments are good up to the mark and the ring
+        // goes on from there.
+        self.ring.publish_written(whole);
+        // Release pairs with the Acquire in `written`: workers may overwrite what was read out.
+        self.written.0.store(whole, Ordering::Release);
+    }
+
+    pub(crate) fn raise_durable(&self, durable: Lsn) {
+        if !self.durable.raise(durable) {
+            return;
+        }
+        self.recorder.syncs.fetch_add(1, Ordering::Relaxed);
+        self.recorder.count_group(self.frames());
+    }
+
+    /// Calls the background flusher.
+    pub(crate) fn kick(&self) {
+        // AcqRel: the thread that finds 0 wakes it, and it sees what was registered before.
+        if self.kicked.swap(1, Ordering::AcqRel) == 0 {
+            self.kick.bump();
+            self.kick.wake(1);
+        }
+    }
+
+    /// Calls the background writer.
+    pub(crate) fn call_writer(&self) {
+        self.write.bump();
+        self.write.wake(1);
+    }
+
+    /// Calls the preparer, which releases what no holder retains.
+    pub(crate) fn call_preparer(&self) {
+        self.prepare.bump();
+        self.prepare.wake(1);
+    }
+
+    /// Frames appended by all workers so far.
+    pub(crate) fn frames(&self) -> u64 {
+        self.counted(|c| &c.frames)
+    }
+
+    /// The sum of what all workers counted so far.
+    pub(crate) fn counted(&self, count: impl Fn(&Counted) -> &AtomicU64) -> u64 {
+        let used = self.completion.slots_in_use();
+        let counted = self.counted.iter().take(used);
+        counted.map(|c| count(c).load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// See [`Core::armed`].
+pub(crate) struct Armed<'a> {
+    core: &'a Core,
+    cause: &'static str,
+}
+
+impl Armed<'_> {
+    pub(crate) fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Armed<'_> {
+    fn drop(&mut self) {
+        self.core.poison(&Fatal::unfinished(self.cause));
+    }
+}

@@ -1,0 +1,12 @@
+//! The log through its public interface, on real files and on the simulated device; what it does
+//! across crashes is in the test program `crash`. One program, as each links all of it.
+
+mod appending;
+mod archive;
+mod compression;
+mod failures;
+mod follow;
+mod formats;
+mod hostile;
+mod tail;
+mod vanished;

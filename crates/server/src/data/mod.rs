@@ -1,0 +1,10 @@
+//! What the server stores in the engine: databases, their keys and values, and their locks, watches
+//! and expiry.
+
+pub(crate) mod cursors;
+pub(crate) mod keyspace;
+pub(crate) mod locks;
+pub(crate) mod store;
+pub(crate) mod sweep;
+pub(crate) mod value;
+pub(crate) mod watch;

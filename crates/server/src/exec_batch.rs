@@ -1,0 +1,287 @@
+//! Several changes that are made as one commit.
+//!
+//! A transaction holds the locks of all keys that it may read or change. Its changes are kept in
+//! memory, in front of the databases: its own reads find them first, and no other connection sees
+//! them. At the end they are written as one batch, so that other connections, and recovery after a
+//! crash, find all of them or none. Databases that it empties or swaps are part of the batch.
+//! that it empties or swaps are part of that.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use collie_db::{Batch, Value};
+
+use crate::data::keyspace::{DATABASES, Keyspace};
+use crate::data::locks::{Held, LOCKED_WRITE};
+use crate::data::store::Replaced;
+use crate::data::value::{self, DATA};
+use crate::failure::Failure;
+use crate::health::Effect;
+use crate::session::Shared;
+
+/// The writes by the engine's key; `None` is a removal.
+pub(crate) type Changes = BTreeMap<Vec<u8>, Option<Value>>;
+
+/// A transaction under way.
+pub(crate) struct Transaction<'a> {
+    held: Held<'a>,
+    databases: [Option<Database>; DATABASES as usize],
+    /// Keyspaces without keys, for databases that are emptied.
+    spare: Vec<Arc<Keyspace>>,
+    /// Whether a database was emptied or swapped.
+    is_rearranged: bool,
+}
+
+/// A database as the transaction sees it.
+#[derive(Debug)]
+pub(crate) struct Database {
+    pub(crate) keyspace: Arc<Keyspace>,
+    /// Whether the keyspace was a spare one.
+    is_spare: bool,
+    pub(crate) changes: Changes,
+    /// By how much the numbers of keys, and of keys with an expiry, have changed.
+    keys: i64,
+    expiring: i64,
+    /// The earliest expiry that was set.
+    expiry_first_ms: u64,
+}
+
+impl Database {
+    fn new(keyspace: Arc<Keyspace>, is_spare: bool) -> Database {
+        Database {
+            keyspace,
+            is_spare,
+            changes: Changes::new(),
+            keys: 0,
+            expiring: 0,
+            expiry_first_ms: u64::MAX,
+        }
+    }
+
+    /// The number of keys, the transaction's own changes included.
+    pub(crate) fn size(&self) -> i64 {
+        (self.keyspace.size().0 + self.keys).max(0)
+    }
+
+    /// Notes that the number of keys, and of keys with an expiry, changed.
+    pub(crate) fn count(&mut self, keys: i64, expiring: i64, expiry_ms: Option<u64>) {
+        self.keys += keys;
+        self.expiring += expiring;
+        self.expiry_first_ms = self.expiry_first_ms.min(expiry_ms.unwrap_or(u64::MAX));
+    }
+
+    /// The changes to the users' keys.
+    fn users_keys(&self) -> impl Iterator<Item = &[u8]> {
+        let range = (Bound::Included(vec![DATA]), Bound::Excluded(vec![DATA + 1]));
+        self.changes
+            .range(range)
+            .map(|(key, _)| key.get(1..).unwrap_or_default())
+    }
+}
+
+impl<'a> Transaction<'a> {
+    pub(crate) fn new(held: Held<'a>, spare: Vec<Arc<Keyspace>>) -> Transaction<'a> {
+        Transaction {
+            held,
+            databases: [const { None }; DATABASES as usize],
+            spare,
+            is_rearranged: false,
+        }
+    }
+
+    /// Whether it holds the lock of a key, given in the engine's form.
+    pub(crate) fn covers(&self, shared: &Shared, db: u8, key: &[u8]) -> bool {
+        let own = self.databases.get(usize::from(db)).and_then(Option::as_ref);
+        let keyspace = match own {
+            Some(database) => Some(Arc::clone(&database.keyspace)),
+            None => shared.store.keyspace(db),
+        };
+        keyspace.is_none_or(|keyspace| self.held.covers(&keyspace.family, key))
+    }
+
+    /// A database, if it was ever selected. No other connection can exchange it while the
+    /// transaction holds locks.
+    pub(crate) fn database(&mut self, shared: &Shared, index: u8) -> Option<&mut Database> {
+        let slot = self.databases.get_mut(usize::from(index))?;
+        if slot.is_none() {
+            *slot = Some(Database::new(shared.store.keyspace(index)?, false));
+        }
+        slot.as_mut()
+    }
+
+    /// Empties databases.
+    pub(crate) fn empty(&mut self, shared: &Shared, databases: &[u8]) -> Result<(), Failure> {
+        debug_assert!(self.held.is_all());
+        let mut fresh = Vec::with_capacity(databases.len());
+        for &index in databases {
+            let keyspace = match self.database(shared, index) {
+                None => continue,
+                Some(database) if database.is_spare => Some(Arc::clone(&database.keyspace)),
+                Some(_) => self.spare.pop(),
+            };
+            fresh.push((
+                index,
+                keyspace.ok_or("ERR internal error: no keyspace was prepared")?,
+            ));
+        }
+        for (index, keyspace) in fresh {
+            if let Some(slot) = self.databases.get_mut(usize::from(index)) {
+                *slot = Some(Database::new(keyspace, true));
+            }
+        }
+        self.is_rearranged = true;
+        Ok(())
+    }
+
+    /// Swaps two databases, both of which were selected before.
+    pub(crate) fn swap(&mut self, shared: &Shared, one: u8, other: u8) {
+        debug_assert!(self.held.is_all());
+        if self.database(shared, one).is_some() && self.database(shared, other).is_some() {
+            self.databases.swap(usize::from(one), usize::from(other));
+            self.is_rearranged = true;
+        }
+    }
+
+    /// Commits everything and releases the locks. Returns the end of the commit, 0 if there was
+    /// nothing to commit, together with the keyspaces that no longer belong to a database.
+    pub(crate) fn commit(self, shared: &Shared) -> Result<Replaced, Failure> {
+        let done = self.write(shared);
+        if done.is_ok() {
+            self.applied(shared);
+        }
+        let unused = self.unused(done.is_err());
+        match done {
+            Ok(mut replaced) => {
+                replaced.old.extend(unused);
+                Ok(replaced)
+            }
+            Err(failure) => {
+                // Where it is in doubt which family a database has, the log may contain the commit
+                // all the same, and the next opening either uses these keyspaces or drops them.
+                if shared.store.db.default_family().check_certain().is_ok() {
+                    shared.store.discard(&unused);
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Drops the changes and releases the locks.
+    pub(crate) fn abandon(self, shared: &Shared) {
+        shared.store.discard(&self.unused(true));
+    }
+
+    /// The spare keyspaces that did not become a database's; all of them after a failure. Dropping
+    /// them syncs, so the locks are released first.
+    fn unused(self, has_failed: bool) -> Vec<Arc<Keyspace>> {
+        let mut unused = self.spare;
+        let taken = self.databases.into_iter().flatten();
+        unused.extend(
+            taken
+                .filter(|database| has_failed && database.is_spare)
+                .map(|database| database.keyspace),
+        );
+        unused
+    }
+
+    fn write(&self, shared: &Shared) -> Result<Replaced, Failure> {
+        let mut batch = Batch::new();
+        for database in self.databases.iter().flatten() {
+            let family = &database.keyspace.family;
+            for (key, value) in &database.changes {
+                match value {
+                    Some(value) => batch.put(family, key, value)?,
+                    None => batch.delete(family, key)?,
+                }
+            }
+        }
+        if self.is_rearranged {
+            return self.rearrange(shared, &mut batch);
+        }
+        let end = if batch.is_empty() {
+            0
+        } else {
+            let is_removal = |change: &Option<Value>| change.is_none();
+            let mut changes = self
+                .databases
+                .iter()
+                .flatten()
+                .flat_map(|database| database.changes.values());
+            let effect = if changes.all(is_removal) {
+                Effect::Removes
+            } else {
+                Effect::Adds
+            };
+            let written = shared.store.db.write_ref(&batch, &LOCKED_WRITE);
+            shared.store.health.note(effect, written)?
+        };
+        Ok(Replaced { end, old: Vec::new() })
+    }
+
+    /// Commits a batch together with the databases that were exchanged.
+    fn rearrange(&self, shared: &Shared, batch: &mut Batch) -> Result<Replaced, Failure> {
+        let before = shared.store.keyspaces();
+        let mut new = Vec::new();
+        for (index, old) in &before {
+            if let Some(Some(database)) = self.databases.get(usize::from(*index))
+                && !Arc::ptr_eq(&database.keyspace, old)
+            {
+                new.push((*index, Arc::clone(&database.keyspace)));
+                self.mark_watchers(shared, *index, old, database)?;
+            }
+        }
+        let replaced = shared.store.replace(batch, &new);
+        let end = shared.store.health.note(Effect::Removes, replaced)?;
+        let is_kept = |old: &Arc<Keyspace>| {
+            let now = shared.store.keyspaces();
+            now.iter().any(|(_, keyspace)| Arc::ptr_eq(keyspace, old))
+        };
+        let old = before.into_iter().map(|(_, keyspace)| keyspace);
+        Ok(Replaced {
+            end,
+            old: old.filter(|keyspace| !is_kept(keyspace)).collect(),
+        })
+    }
+
+    /// Marks the watches on keys of a database that is exchanged, where the key exists in the old
+    /// keyspace or in the new one.
+    fn mark_watchers(
+        &self,
+        shared: &Shared,
+        index: u8,
+        old: &Keyspace,
+        new: &Database,
+    ) -> Result<(), Failure> {
+        let now_ms = shared.now_ms();
+        let is_there = |stored: Option<&Value>| -> Result<bool, Failure> {
+            Ok(match stored {
+                Some(stored) => !value::read_header(stored)?.is_expired(now_ms),
+                None => false,
+            })
+        };
+        let mut scratch = Vec::new();
+        shared.watches.replaced(index, |key| -> Result<bool, Failure> {
+            value::data_key(&mut scratch, key);
+            let after = match new.changes.get(&scratch) {
+                Some(changed) => changed.clone(),
+                None => new.keyspace.family.get(&scratch)?,
+            };
+            Ok(is_there(after.as_ref())? || is_there(old.family.get(&scratch)?.as_ref())?)
+        })
+    }
+
+    /// Updates counts, the sweeper's hint and the watches after the commit.
+    fn applied(&self, shared: &Shared) {
+        for (index, database) in (0..).zip(self.databases.iter()) {
+            let Some(database) = database else { continue };
+            database.keyspace.changed(database.keys, database.expiring);
+            if database.expiry_first_ms != u64::MAX {
+                database.keyspace.expiry_added(database.expiry_first_ms);
+            }
+            for key in database.users_keys() {
+                shared.watches.changed(index, key);
+            }
+        }
+    }
+}

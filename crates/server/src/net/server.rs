@@ -1,0 +1,439 @@
+//! The server: it listens, assigns connections to its threads, and shuts down in order.
+
+use std::future::Future;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_db::Db;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::commands;
+use crate::config::{ServerConfig, Settings};
+use crate::cost::AsideBudget;
+use crate::data::store::Store;
+use crate::data::sweep;
+use crate::error::ServerError;
+use crate::metrics;
+use crate::net::clients::{Client, Clients};
+use crate::net::connection;
+use crate::net::pause::ClientPause;
+use crate::net::pressure::Pressure;
+use crate::net::threads::Handle;
+use crate::process;
+use crate::session::{Session, Shared};
+use crate::slow_log::SlowLog;
+use crate::stats::{CommandCounter, Counters};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 511;
+/// How often connections are checked for having been idle too long.
+const IDLE_CHECK: Duration = Duration::from_secs(1);
+/// How long no connection is accepted after the system refused to create one, as it does when there
+/// are no file descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Searches through all keys that run at a time; others wait.
+const SEARCHES: usize = 2;
+
+/// The addresses of a server that has no store yet.
+///
+/// Binding them first keeps a start that cannot succeed, because another server has the address,
+/// from creating a store or recovering one. Clients cannot connect before the store is open.
+#[derive(Debug)]
+pub struct Addresses {
+    config: ServerConfig,
+    listener: Taken,
+    metrics: Option<Taken>,
+}
+
+impl Addresses {
+    /// Checks the configuration and binds its addresses.
+    ///
+    /// # Errors
+    /// The configuration contradicts itself or would open the server to the network without a
+    /// password, or an address cannot be bound.
+    pub fn take(mut config: ServerConfig) -> Result<Addresses, ServerError> {
+        config.check()?;
+        config.clients_max = allow_clients(config.clients_max);
+        let listener = Taken::take(config.listen)?;
+        let metrics = config.metrics.map(Taken::take).transpose()?;
+        Ok(Addresses {
+            config,
+            listener,
+            metrics,
+        })
+    }
+}
+
+/// An address that is bound, and on which no socket listens yet.
+#[derive(Debug)]
+struct Taken {
+    addr: SocketAddr,
+    socket: socket2::Socket,
+}
+
+impl Taken {
+    fn take(addr: SocketAddr) -> Result<Taken, ServerError> {
+        let taken = || {
+            let socket = socket2::Socket::new(
+                socket2::Domain::for_address(addr),
+                socket2::Type::STREAM.nonblocking().cloexec(),
+                Some(socket2::Protocol::TCP),
+            )?;
+            socket.set_reuse_address(true)?;
+            socket.bind(&addr.into())?;
+            Ok(socket)
+        };
+        match taken() {
+            Ok(socket) => Ok(Taken { addr, socket }),
+            Err(source) => Err(ServerError::Listen { addr, source }),
+        }
+    }
+
+    fn listen(self) -> Result<StdListener, ServerError> {
+        let Taken { addr, socket } = self;
+        match socket.listen(BACKLOG) {
+            Ok(()) => Ok(socket.into()),
+            Err(source) => Err(ServerError::Listen { addr, source }),
+        }
+    }
+}
+
+/// A server that listens and is ready to run.
+#[derive(Debug)]
+pub struct Server {
+    listener: StdListener,
+    metrics: Option<StdListener>,
+    shared: Arc<Shared>,
+    grace: Duration,
+}
+
+impl Server {
+    /// Binds the addresses and listens on them, for a store that is open already. As
+    /// [`Addresses::take`] and [`Server::listen`].
+    ///
+    /// # Errors
+    /// As those functions.
+    pub fn bind(config: ServerConfig, db: Db) -> Result<Server, ServerError> {
+        Server::listen(Addresses::take(config)?, db)
+    }
+
+    /// Opens the databases in `db` and listens. Clients may connect from now on; they are served by
+    /// [`run`](Server::run).
+    ///
+    /// # Errors
+    /// Another server has begun to listen on the address, or the databases cannot be opened.
+    pub fn listen(addresses: Addresses, db: Db) -> Result<Server, ServerError> {
+        let Addresses {
+            config,
+            listener,
+            metrics,
+        } = addresses;
+        let addr = listener.addr;
+        let listener = listener.listen()?;
+        let listen = listener
+            .local_addr()
+            .map_err(|source| ServerError::Listen { addr, source })?;
+        let metrics = metrics.map(Taken::listen).transpose()?;
+        let mut seed = [0; 40];
+        random(&mut seed).map_err(|source| ServerError::Thread {
+            what: "random numbers",
+            source,
+        })?;
+        let cursor_seed = seed.first_chunk().copied().map_or(0, u64::from_le_bytes);
+        let threads = match config.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
+        let started_ms = config.clock.wall_ms();
+        let shared = Arc::new(Shared {
+            store: Store::open(db, cursor_seed, config.databases.clone())?,
+            watches: Arc::default(),
+            slow_log: SlowLog::default(),
+            client_pause: ClientPause::default(),
+            settings: Settings::new(&config),
+            verbosity: config.verbosity,
+            config_file: config.config_file,
+            clients: Clients::default(),
+            counters: Counters::default(),
+            calls: commands::names().map(|_| CommandCounter::default()).collect(),
+            pressure: Pressure::new(config.ring_bytes),
+            // Enough for two of the longest values.
+            aside_budget: AsideBudget::new(config.ring_bytes),
+            searches: tokio::sync::Semaphore::new(SEARCHES),
+            clock: config.clock,
+            started_ms,
+            listen,
+            threads,
+            run_id: seed.iter().skip(20).map(|byte| format!("{byte:02x}")).collect(),
+            ending: watch::Sender::new(false),
+        });
+        Ok(Server {
+            listener,
+            metrics,
+            shared,
+            grace: config.shutdown_grace,
+        })
+    }
+
+    /// The address that it listens on.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.shared.listen
+    }
+
+    /// The address at which it answers requests for metrics, if it does.
+    #[must_use]
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.metrics
+            .as_ref()
+            .and_then(|listener| listener.local_addr().ok())
+    }
+
+    /// Serves until `shutdown` completes or a client sends `SHUTDOWN`. Then it stops accepting
+    /// connections, finishes the requests that were read, sends their replies, and closes the
+    /// engine. Blocks the calling thread, which must not be one of a runtime.
+    ///
+    /// # Errors
+    /// A thread could not be started or panicked, or the engine did not close cleanly.
+    pub fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServerError> {
+        let Server {
+            listener,
+            metrics,
+            shared,
+            grace,
+        } = self;
+        let thread_error = |what| move |source| ServerError::Thread { what, source };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(thread_error("the accepting thread"))?;
+        let mut workers = Vec::with_capacity(shared.threads);
+        for index in 0..shared.threads {
+            let worker = Handle::start(index, Arc::clone(&shared), grace);
+            workers.push(worker.map_err(thread_error("a serving thread"))?);
+        }
+        let stop = Arc::new(sweep::Stop::default());
+        let sweeper = start_sweeper(&shared, &stop).map_err(thread_error("the expiring thread"))?;
+        let metrics = match metrics {
+            None => None,
+            Some(listener) => {
+                Some(start_metrics(listener, &shared).map_err(thread_error("the metrics thread"))?)
+            }
+        };
+
+        let accepted = runtime.block_on(accept(listener, &shared, &workers, shutdown));
+        tracing::info!("the server ends: connections finish what they have read");
+        for client in shared.clients.all() {
+            client.close();
+        }
+        let mut ended = accepted.map_err(thread_error("the accepting thread"));
+        for worker in workers {
+            let joined = worker.join().map_err(thread_error("a serving thread"));
+            ended = ended.and(joined);
+        }
+        if let Some(metrics) = metrics {
+            let joined = metrics
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("it panicked")));
+            ended = ended.and(joined.map_err(thread_error("the metrics thread")));
+        }
+        stop.set();
+        if let Some(sweeper) = sweeper
+            && sweeper.join().is_err()
+        {
+            let source = io::Error::other("it panicked");
+            ended = ended.and(Err(ServerError::Thread {
+                what: "the expiring thread",
+                source,
+            }));
+        }
+        shared.store.stop_counting();
+        shared.store.db.clone().close()?;
+        ended
+    }
+}
+
+/// Completes on SIGTERM or SIGINT: an argument for [`Server::run`].
+pub async fn termination() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+        (Ok(mut terminate), Ok(mut interrupt)) => {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        }
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::error!(%error, "signals cannot be caught: use the SHUTDOWN command to end the server");
+            std::future::pending().await
+        }
+    }
+}
+
+/// Ignores SIGHUP from now on, until the process ends: closing a terminal does not end the server.
+/// The server has nothing to reload, so the signal has no other use; Redis ignores it too.
+///
+/// # Errors
+/// The system does not let the process catch the signal.
+pub fn ignore_hangup() -> io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let _entered = runtime.enter();
+    // The handler stays installed, although no task waits for the signal.
+    signal(SignalKind::hangup()).map(drop)
+}
+
+/// Raises the limit on open files to the hard limit, and returns how many of `wanted` clients it
+/// allows beside the engine's files.
+fn allow_clients(wanted: usize) -> usize {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    let before = limit.current;
+    limit.current = limit.maximum;
+    if before != limit.maximum
+        && let Err(error) = setrlimit(Resource::Nofile, limit)
+    {
+        tracing::warn!(%error, ?before, "the limit of open files stays as it was");
+    }
+    let files = process::descriptors_max();
+    let possible = process::clients_possible(files);
+    if wanted > possible {
+        tracing::warn!(
+            wanted,
+            possible,
+            files,
+            "maxclients is lowered to what the limit of open files allows; raise that limit (ulimit -n, LimitNOFILE)"
+        );
+    }
+    wanted.min(possible)
+}
+
+fn random(buffer: &mut [u8]) -> io::Result<()> {
+    let device = collie_io::RealDevice::new();
+    collie_io::Device::random(&device, buffer)
+}
+
+fn start_metrics(
+    listener: StdListener,
+    shared: &Arc<Shared>,
+) -> io::Result<std::thread::JoinHandle<io::Result<()>>> {
+    let shared = Arc::clone(shared);
+    let thread = std::thread::Builder::new().name("collie-metrics".to_owned());
+    thread.spawn(move || metrics::run(listener, &shared))
+}
+
+fn start_sweeper(
+    shared: &Arc<Shared>,
+    stop: &Arc<sweep::Stop>,
+) -> io::Result<Option<std::thread::JoinHandle<()>>> {
+    let Some(keyspace) = shared.store.keyspace(0) else {
+        return Ok(None);
+    };
+    let own = Arc::new(Client::new(
+        0,
+        shared.listen,
+        shared.listen,
+        -1,
+        shared.started_ms,
+    ));
+    let session = Session::new(shared, own, keyspace);
+    let (shared, stop) = (Arc::clone(shared), Arc::clone(stop));
+    let thread = std::thread::Builder::new().name("collie-expire".to_owned());
+    thread
+        .spawn(move || sweep::run(&shared, session, &stop))
+        .map(Some)
+}
+
+/// Accepts connections until the shutdown.
+async fn accept(
+    listener: StdListener,
+    shared: &Arc<Shared>,
+    workers: &[Handle],
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    let mut ending = shared.ending.subscribe();
+    let mut idle_check = tokio::time::interval(IDLE_CHECK);
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        tokio::select! {
+            () = &mut shutdown => break,
+            // The sender lives in `shared`.
+            _ = ending.wait_for(|ending| *ending) => break,
+            _ = idle_check.tick() => close_idle(shared),
+            accepted = listener.accept() => match accepted {
+                Ok((stream, addr)) => admit(stream, addr, shared, workers),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    shared.end();
+    Ok(())
+}
+
+/// Assigns a connection to the thread that has the fewest.
+fn admit(stream: TcpStream, addr: SocketAddr, shared: &Arc<Shared>, workers: &[Handle]) {
+    if shared.clients.len() >= shared.settings.clients_max() {
+        shared.counters.connections_refused.add(1);
+        connection::refuse(&stream);
+        return;
+    }
+    shared.counters.connections.add(1);
+    let laddr = stream.local_addr().unwrap_or(shared.listen);
+    let fd = stream.as_raw_fd();
+    if let Err(error) = tune(&stream, shared) {
+        tracing::debug!(%addr, %error, "a connection ended before it began");
+        return;
+    }
+    let Some(worker) = workers.iter().min_by_key(|worker| worker.connections()) else {
+        return;
+    };
+    match stream.into_std() {
+        Ok(stream) => {
+            let client = shared.clients.enter(addr, laddr, fd, shared.now_ms());
+            if let Err(client) = worker.hand_over(stream, client) {
+                shared.clients.leave(&client);
+            }
+        }
+        Err(error) => tracing::warn!(%addr, %error, "a connection could not be passed to its thread"),
+    }
+}
+
+fn tune(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let seconds = shared.settings.tcp_keepalive_s();
+    if seconds > 0 {
+        let time = Duration::from_secs(seconds);
+        let keepalive = socket2::TcpKeepalive::new()
+            .with_time(time)
+            .with_interval(time / 3)
+            .with_retries(3);
+        socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive)?;
+    }
+    Ok(())
+}
+
+/// Closes the connections that have been silent for longer than is allowed.
+fn close_idle(shared: &Shared) {
+    let limit_s = shared.settings.idle_timeout_s();
+    if limit_s == 0 {
+        return;
+    }
+    let now_ms = shared.now_ms();
+    for client in shared.clients.all() {
+        // Relaxed: a statistic of the connection's thread; a stale value only delays the close to
+        // the next check.
+        let last = client.last_seen_ms.load(std::sync::atomic::Ordering::Relaxed);
+        if now_ms.saturating_sub(last) > limit_s * 1000 && !client.is_closing() {
+            shared.counters.clients_timed_out.add(1);
+            client.close();
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Collie measured, side by side with other ways to do the same work.
+//!
+//! * [`LogBench`]: appends to Collie's log and to three lock-based ones (one mutex, the insertion
+//!   locks of PostgreSQL, the link buffer of MySQL 8), by threads, frame size and durability.
+//! * [`WorkloadBench`]: fillseq, fillrandom, overwrite and readrandom on the store, as db_bench
+//!   does them, and recovery.
+//! * [`CommitBench`] and [`OrdersBench`]: transactions on hot rows, and order entry, by when their
+//!   commits release locks.
+//! * [`SlowDevice`]: a disk that takes longer, under any of them.
+//!
+//! Repeats are interleaved, so that what disturbs the machine disturbs all alike; results are
+//! medians with their spread. Latencies are those of single operations; where an operation takes
+//! about as long as reading the clock only one in so many is timed, and the result says so.
+//!
+//! Only public interfaces of the measured crates are used.
+
+mod baselines;
+mod contender;
+mod dirs;
+mod error;
+mod latency;
+mod logs;
+mod names;
+mod rng;
+mod slow;
+mod transactions;
+mod usage;
+mod workloads;
+
+pub use error::BenchError;
+pub use latency::LatencySummary;
+pub use logs::{LogBench, LogKind, LogResult};
+pub use names::{level_name, ring_name};
+pub use slow::SlowDevice;
+pub use transactions::{
+    CommitBench, CommitKind, CommitResult, OrdersBench, OrdersResult, TransactionResult, TransactionRun,
+};
+pub use workloads::{LongWrite, Progress, UnknownWorkload, Workload, WorkloadBench, WorkloadResult};

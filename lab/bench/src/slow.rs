@@ -1,0 +1,149 @@
+//! A device whose syncs take longer, to stand for a slower disk.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_io::{Clock, Device, Dir, Entry, File, Mapping, OpenMode, RealDevice, Stat};
+
+/// The real device, on which each sync of a file takes so much longer, and so does each write that
+/// is durable by itself (past the page cache).
+#[derive(Debug)]
+pub struct SlowDevice {
+    real: RealDevice,
+    delay: Duration,
+}
+
+impl SlowDevice {
+    /// One whose syncs take `delay` more than the disk's own.
+    #[must_use]
+    pub fn new(delay: Duration) -> Self {
+        Self {
+            real: RealDevice::new(),
+            delay,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct SlowFile {
+    file: Arc<dyn File>,
+    delay: Duration,
+    /// Whether its writes are syncs, too.
+    durable_writes: bool,
+}
+
+impl Device for SlowDevice {
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        Ok(Arc::new(SlowFile {
+            file: self.real.open(path, mode)?,
+            delay: self.delay,
+            durable_writes: mode == OpenMode::DirectSync,
+        }))
+    }
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        self.real.stat(path)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        self.real.list(dir)
+    }
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.real.create_dir_all(dir)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.real.rename(from, to)
+    }
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.real.remove_file(path)
+    }
+    fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.real.remove_dir_all(dir)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.real.sync_dir(dir)
+    }
+    fn open_dir(&self, dir: &Path) -> io::Result<Arc<dyn Dir>> {
+        self.real.open_dir(dir)
+    }
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        self.real.boot_id()
+    }
+    fn random(&self, buf: &mut [u8]) -> io::Result<()> {
+        self.real.random(buf)
+    }
+    fn uid(&self) -> u32 {
+        self.real.uid()
+    }
+    fn clock(&self) -> &dyn Clock {
+        self.real.clock()
+    }
+}
+
+impl File for SlowFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(buf, offset)
+    }
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+        let written = self.file.write_at(buf, offset)?;
+        if self.durable_writes {
+            std::thread::sleep(self.delay);
+        }
+        Ok(written)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()?;
+        std::thread::sleep(self.delay);
+        Ok(())
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.file.allocate(len)
+    }
+    fn stat(&self) -> io::Result<Stat> {
+        self.file.stat()
+    }
+    fn try_lock(&self) -> io::Result<bool> {
+        self.file.try_lock()
+    }
+    fn map(&self, len: usize) -> io::Result<Mapping> {
+        self.file.map(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use collie_io::{BLOCK, write_all_at};
+
+    use super::*;
+
+    const DELAY: Duration = Duration::from_millis(30);
+
+    /// Whether something takes the delay; a sleep is never shorter than it should be.
+    fn is_slow(device: &SlowDevice, work: impl FnOnce()) -> bool {
+        let began = device.clock().monotonic();
+        work();
+        u128::from(device.clock().monotonic() - began) >= DELAY.as_nanos()
+    }
+
+    #[test]
+    fn a_sync_takes_longer_and_so_does_a_write_that_is_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = SlowDevice::new(DELAY);
+        let path = dir.path().join("file");
+        let file = device.open(&path, OpenMode::CreateNew).unwrap();
+        file.allocate(BLOCK as u64).unwrap();
+        assert!(is_slow(&device, || file.sync_data().unwrap()));
+        // Not every file system has direct writes.
+        let Ok(direct) = device.open(&path, OpenMode::DirectSync) else {
+            return;
+        };
+        let buffer = vec![7; 2 * BLOCK];
+        let start = buffer.as_ptr().align_offset(BLOCK);
+        let block = &buffer[start..start + BLOCK];
+        assert!(is_slow(&device, || write_all_at(&*direct, block, 0).unwrap()));
+        assert_eq!(file.read_at(&mut [0; 8], 0).unwrap(), 8);
+    }
+}

@@ -1,0 +1,337 @@
+//! Everything about a simulated device that changes, and what operations do with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_io::{Clock, Nanos, OpenMode};
+
+use crate::clock::SimClock;
+use crate::content::{Route, sector, sectors_in, to_usize};
+use crate::fault::{Faults, Strike};
+use crate::image::{Points, Snapshot};
+use crate::memory::SharedMemory;
+use crate::rng::Rng;
+use crate::trace::{Op, OpKind};
+use crate::world::{Body, World, errno};
+
+/// Everything that changes, under one lock: operations take effect one after the other.
+pub(crate) struct State {
+    pub(crate) world: World,
+    pub(crate) memories: BTreeMap<u64, Arc<SharedMemory>>,
+    pub(crate) rng: Rng,
+    pub(crate) op: u64,
+    pub(crate) faults: Faults,
+    pub(crate) trace: Vec<Op>,
+    pub(crate) recorder: Recorder,
+    pub(crate) opens: BTreeMap<u64, u64>,
+    pub(crate) locks: BTreeMap<u64, u64>,
+    pub(crate) next_handle: u64,
+    pub(crate) killed: bool,
+    pub(crate) direct: bool,
+    pub(crate) room: Option<u64>,
+    pub(crate) volatile_room: Option<u64>,
+    pub(crate) sync_delay: Duration,
+    /// What a direct write takes, by the device's clock.
+    pub(crate) direct_write: Nanos,
+    pub(crate) gate_closed: bool,
+    pub(crate) at_gate: usize,
+}
+
+/// Where an observer's moment comes from: see [`SimDevice::tag_snapshots`].
+pub(crate) type TagSource = Box<dyn Fn() -> u64 + Send>;
+
+/// Takes snapshots as a program runs.
+pub(crate) struct Recorder {
+    pub(crate) points: Points,
+    pub(crate) limit: usize,
+    pub(crate) seen: u64,
+    pub(crate) tag: Option<TagSource>,
+    pub(crate) taken: Vec<Snapshot>,
+}
+
+/// The trace forgets its older half when it is this long.
+const TRACE_MAX: usize = 1 << 16;
+
+/// What is about to be done.
+pub(crate) struct Call<'a> {
+    pub(crate) kind: OpKind,
+    pub(crate) path: &'a Path,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(kind: OpKind, path: &'a Path) -> Self {
+        Self {
+            kind,
+            path,
+            offset: 0,
+            len: 0,
+        }
+    }
+}
+
+pub(crate) fn dead() -> io::Error {
+    io::Error::other("the process that used this simulated device was killed")
+}
+
+impl State {
+    pub(crate) fn new(mut world: World, op: u64) -> Self {
+        let rng = world.rng.fork();
+        Self {
+            world,
+            memories: BTreeMap::new(),
+            rng,
+            op,
+            faults: Faults::default(),
+            trace: Vec::new(),
+            recorder: Recorder {
+                points: Points::Never,
+                limit: 0,
+                seen: 0,
+                tag: None,
+                taken: Vec::new(),
+            },
+            opens: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            next_handle: 1,
+            killed: false,
+            direct: true,
+            room: None,
+            volatile_room: None,
+            sync_delay: Duration::ZERO,
+            direct_write: 0,
+            gate_closed: false,
+            at_gate: 0,
+        }
+    }
+
+    pub(crate) fn begin(&mut self, call: &Call<'_>) -> io::Result<Option<Strike>> {
+        if self.killed {
+            return Err(dead());
+        }
+        self.op += 1;
+        if self.trace.len() >= TRACE_MAX {
+            self.trace.drain(..TRACE_MAX / 2);
+        }
+        self.trace.push(Op {
+            number: self.op,
+            kind: call.kind,
+            path: Arc::new(call.path.to_path_buf()),
+            offset: call.offset,
+            len: call.len,
+            failed: false,
+        });
+        Ok(self.faults.strike(call.kind, call.path, &mut self.rng))
+    }
+
+    /// What is in files was recorded after the operation before; memory may have changed since.
+    pub(crate) fn record_before(&mut self, kind: OpKind, clock: &SimClock) {
+        let wanted = match self.recorder.points {
+            Points::Never => false,
+            Points::Changes => kind.mutates() && !self.memories.is_empty(),
+            Points::Syncs => kind.syncs(),
+        };
+        if wanted {
+            self.record(clock);
+        }
+    }
+
+    pub(crate) fn record_after(&mut self, kind: OpKind, clock: &SimClock) {
+        let wanted = match self.recorder.points {
+            Points::Never => false,
+            Points::Changes => kind.mutates(),
+            Points::Syncs => kind.syncs(),
+        };
+        if wanted {
+            self.record(clock);
+        }
+    }
+
+    pub(crate) fn record(&mut self, clock: &SimClock) {
+        self.recorder.seen += 1;
+        let full = self.recorder.taken.len() >= self.recorder.limit;
+        let place = if full {
+            // Every snapshot has the same chance to be among those kept.
+            self.rng.below(self.recorder.seen)
+        } else {
+            self.recorder.taken.len() as u64
+        };
+        if place >= self.recorder.limit as u64 {
+            return;
+        }
+        let tag = self.recorder.tag.as_ref().map_or(0, |tag| tag());
+        let snapshot = self.capture(tag, self.trace.last().cloned(), clock);
+        match self.recorder.taken.get_mut(to_usize(place)) {
+            Some(slot) => *slot = snapshot,
+            None => self.recorder.taken.push(snapshot),
+        }
+    }
+
+    pub(crate) fn capture(&mut self, tag: u64, at: Option<Op>, clock: &SimClock) -> Snapshot {
+        self.absorb_all();
+        let mut world = self.world.clone();
+        world.rng = self.rng.fork();
+        Snapshot::new(world, self.op, tag, at, clock.monotonic())
+    }
+
+    /// Takes what programs wrote through mappings into the files.
+    fn absorb_all(&mut self) {
+        for ino in self.memories.keys().copied().collect::<Vec<_>>() {
+            self.absorb(ino);
+        }
+    }
+
+    /// Takes what programs wrote through a mapping of `ino` into the file: what was there at one
+    /// moment. Threads go on writing, so the memory is looked at until nothing has changed since
+    /// the last look; a later frame would otherwise be taken without an earlier one. They cannot go
+    /// on for ever, for the device is locked.
+    pub(crate) fn absorb(&mut self, ino: u64) {
+        while self.absorb_once(ino) {}
+    }
+
+    /// Whether anything had changed.
+    fn absorb_once(&mut self, ino: u64) -> bool {
+        let Some(memory) = self.memories.get(&ino) else {
+            return false;
+        };
+        let Ok(file) = self.world.file(ino) else {
+            return false;
+        };
+        let end = sectors_in(file.cached.len().min(memory.len() as u64));
+        let mut changed = Vec::new();
+        for index in 0..end {
+            let bytes = memory.read(index);
+            let same = match file.cached.get(index) {
+                Some(sector) => **sector == bytes,
+                None => bytes.iter().all(|&b| b == 0),
+            };
+            if !same {
+                changed.push((index, bytes));
+            }
+        }
+        let any = !changed.is_empty();
+        let op = self.op;
+        if let Ok(file) = self.world.file_mut(ino) {
+            for (index, bytes) in changed {
+                file.store(op, index, Some(sector(bytes)), Route::Straight);
+            }
+        }
+        any
+    }
+
+    pub(crate) fn next_handle(&mut self) -> u64 {
+        self.next_handle += 1;
+        self.next_handle
+    }
+
+    pub(crate) fn close(&mut self, ino: u64, handle: u64) {
+        if self.locks.get(&ino) == Some(&handle) {
+            self.locks.remove(&ino);
+        }
+        if let Some(count) = self.opens.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                self.opens.remove(&ino);
+                self.collect();
+            }
+        }
+    }
+
+    pub(crate) fn try_lock(&mut self, ino: u64, handle: u64) -> bool {
+        *self.locks.entry(ino).or_insert(handle) == handle
+    }
+
+    pub(crate) fn collect(&mut self) {
+        let opens = &self.opens;
+        self.world.collect(|ino| opens.contains_key(&ino));
+        let inodes = &self.world.inodes;
+        // A mapping keeps its memory by itself.
+        self.memories.retain(|ino, _| inodes.contains_key(ino));
+    }
+
+    /// Bytes that the file system of `ino` has left; below zero where the last change took too
+    /// many.
+    pub(crate) fn room_left(&self, ino: u64) -> io::Result<Option<i64>> {
+        let volatile = self.world.inode(ino)?.volatile;
+        let room = if volatile { self.volatile_room } else { self.room };
+        Ok(room.map(|room| {
+            let signed = |n| i64::try_from(n).unwrap_or(i64::MAX);
+            signed(room) - signed(self.used(volatile))
+        }))
+    }
+
+    /// Space in use: what has a name or is open. What only a crash could bring back is free.
+    pub(crate) fn used(&self, volatile: bool) -> u64 {
+        let mut live: BTreeSet<u64> = self.opens.keys().copied().collect();
+        for inode in self.world.inodes.values() {
+            if let Body::Dir(dir) = &inode.body {
+                live.extend(dir.cached.values());
+            }
+        }
+        let files = self
+            .world
+            .inodes
+            .iter()
+            .filter_map(|(ino, inode)| match &inode.body {
+                Body::File(file) if inode.volatile == volatile && live.contains(ino) => Some(file.space()),
+                _ => None,
+            });
+        files.sum()
+    }
+
+    pub(crate) fn open_file(&mut self, path: &Path, mode: OpenMode) -> io::Result<u64> {
+        let (dir, name) = self.world.resolve_parent(path)?;
+        let found = self.world.dir(dir)?.cached.get(&name).copied();
+        let ino = match (found, mode) {
+            (Some(_), OpenMode::CreateNew) => return Err(errno(libc::EEXIST)),
+            (Some(ino), _) => ino,
+            (None, OpenMode::CreateNew | OpenMode::OpenOrCreate) => self.world.create(dir, name, false)?,
+            (None, _) => return Err(errno(libc::ENOENT)),
+        };
+        self.world.file(ino)?;
+        if mode == OpenMode::DirectSync && (!self.direct || self.world.inode(ino)?.volatile) {
+            return Err(errno(libc::EINVAL));
+        }
+        *self.opens.entry(ino).or_default() += 1;
+        Ok(ino)
+    }
+
+    pub(crate) fn create_dir(&mut self, path: &Path) -> io::Result<()> {
+        let (dir, name) = self.world.resolve_parent(path)?;
+        if self.world.dir(dir)?.cached.contains_key(&name) {
+            return Err(errno(libc::EEXIST));
+        }
+        self.world.create(dir, name, true)?;
+        Ok(())
+    }
+
+    pub(crate) fn remove_file(&mut self, path: &Path) -> io::Result<()> {
+        let (dir, name) = self.world.resolve_parent(path)?;
+        if let Some(&ino) = self.world.dir(dir)?.cached.get(&name) {
+            self.world.file(ino)?;
+        }
+        self.world.unlink(dir, name)?;
+        self.collect();
+        Ok(())
+    }
+
+    pub(crate) fn remove_tree(&mut self, dir: u64, name: &str) -> io::Result<()> {
+        let ino = *self
+            .world
+            .dir(dir)?
+            .cached
+            .get(name)
+            .ok_or_else(|| errno(libc::ENOENT))?;
+        if let Ok(below) = self.world.dir(ino) {
+            for child in below.cached.keys().cloned().collect::<Vec<_>>() {
+                self.remove_tree(ino, &child)?;
+            }
+        }
+        self.world.unlink(dir, name.to_owned())?;
+        Ok(())
+    }
+}

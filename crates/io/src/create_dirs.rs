@@ -22,10 +22,11 @@ pub trait DirSteps {
 ///
 /// Where that fails, what this call made is removed again. The next sync of a parent succeeds
 /// although the one that failed left a name out, so a later call that found such a directory would
-/// take its name for durable.
+/// take its name for durable. What was there before stays, and for it that hazard remains.
 ///
 /// # Errors
-/// A step's error. It says so where a directory that was made could not be removed.
+/// A step's error. It says so where the name of a directory that was there may not be durable, or
+/// one that was made could not be removed.
 pub fn create_dirs(steps: &impl DirSteps, dir: &Path) -> io::Result<()> {
     let mut made = Vec::new();
     let created = make(steps, dir, &mut made).and_then(|()| sync(steps, dir, &made));
@@ -53,15 +54,26 @@ fn make(steps: &impl DirSteps, dir: &Path, made: &mut Vec<PathBuf>) -> io::Resul
 /// the walk, because another user made it; but where this call created a name in it, that is an
 /// error.
 fn sync(steps: &impl DirSteps, dir: &Path, made: &[PathBuf]) -> io::Result<()> {
-    for parent in dir.ancestors().map_while(parent_of) {
-        let holds_a_new_name = made.iter().any(|new| parent_of(new) == Some(parent));
+    for (name, parent) in dir.ancestors().map_while(|name| Some((name, parent_of(name)?))) {
         match steps.sync_names(parent) {
             Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied && !holds_a_new_name => break,
-            Err(e) => return Err(e),
+            Err(e) if made.iter().any(|new| new == name) => return Err(e),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => break,
+            Err(e) => return Err(not_durable(name, parent, &e)),
         }
     }
     Ok(())
+}
+
+fn not_durable(name: &Path, parent: &Path, error: &io::Error) -> io::Error {
+    let message = format!(
+        "cannot sync {}: {error}; if the process that created {} died before its own sync, the name may not survive \
+         a power cut, and no later sync shows that: restart the machine, or rename the directory and back, before the \
+         next try",
+        parent.display(),
+        name.display()
+    );
+    io::Error::new(error.kind(), message)
 }
 
 /// Removes what was made, deepest first, and returns the error to report. A directory that another
@@ -99,12 +111,14 @@ mod tests {
     struct Steps {
         dirs: RefCell<BTreeSet<PathBuf>>,
         closed: &'static str,
+        why: io::ErrorKind,
     }
 
     impl Steps {
         fn new(dirs: &[&str], closed: &'static str) -> Self {
             let dirs = RefCell::new(dirs.iter().map(PathBuf::from).collect());
-            Self { dirs, closed }
+            let why = io::ErrorKind::PermissionDenied;
+            Self { dirs, closed, why }
         }
     }
 
@@ -125,7 +139,7 @@ mod tests {
 
         fn sync_names(&self, dir: &Path) -> io::Result<()> {
             match dir == Path::new(self.closed) {
-                true => Err(io::ErrorKind::PermissionDenied.into()),
+                true => Err(self.why.into()),
                 false => Ok(()),
             }
         }
@@ -141,6 +155,18 @@ mod tests {
         let steps = Steps::new(&["/", "/srv", "/srv/mine"], "/srv");
         create_dirs(&steps, Path::new("/srv/mine/a/b")).unwrap();
         assert!(steps.dirs.borrow().contains(Path::new("/srv/mine/a/b")));
+    }
+
+    /// Whoever made it may have been killed before it synced the name, and the next sync succeeds.
+    #[test]
+    fn a_failed_sync_of_a_name_that_was_there_says_that_it_may_not_be_durable() {
+        let mut steps = Steps::new(&["/", "/srv", "/srv/mine"], "/srv");
+        steps.why = io::ErrorKind::StorageFull;
+        let refused = create_dirs(&steps, Path::new("/srv/mine/a")).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        let text = refused.to_string();
+        assert!(text.contains("cannot sync /srv: ") && text.contains("created /srv/mine died"), "{text}");
+        assert!(!steps.dirs.borrow().contains(Path::new("/srv/mine/a")));
     }
 
     /// A store could not be opened after a power cut: the sync of its family's name had been

@@ -15,7 +15,7 @@ use crate::images::program::{Program, Setup};
 use crate::ledger::{Commit, Survives};
 use collie_sim::Rng;
 use collie_sim::VOLATILE_DIR;
-use collie_sim::{Fault, FaultKind};
+use collie_sim::{Fault, FaultKind, OpKind};
 use collie_sim::{Image, Points, PowerCut, Snapshot};
 
 /// What happened to the world of an image.
@@ -195,6 +195,25 @@ const RECOVERY_FAULTS: [FaultKind; 8] = [
     FaultKind::NoSpace,
 ];
 
+/// What [`forgot_a_directory`] finds.
+const FORGOTTEN: &str = "directory forgotten";
+
+/// Whether a sync failed that was to make the name of a directory durable which an earlier process
+/// had made. (The log removes a directory again that it made itself, and makes it anew.)
+fn forgot_a_directory(device: &SimDevice) -> bool {
+    let trace = device.trace();
+    let made = |dir: &Path| {
+        let mut making = trace.iter().filter(|op| op.kind == OpKind::CreateDir);
+        making.any(|op| !op.failed && op.path.as_path() == dir)
+    };
+    let on_the_way = Path::new(DIR).ancestors();
+    let names = on_the_way.filter_map(|dir| Some((dir, dir.parent()?)));
+    names.filter(|(dir, _)| !made(dir)).any(|(_, parent)| {
+        let mut syncs = trace.iter().filter(|op| op.kind == OpKind::SyncDir);
+        syncs.any(|op| op.failed && op.path.as_path() == parent)
+    })
+}
+
 /// One image and what must hold of it.
 struct Case<'a> {
     setup: Setup,
@@ -304,8 +323,11 @@ impl Case<'_> {
         if self.kind == Kind::ForeignRing && depth == 0 && !rings.still_on(&device) {
             return report.fail("a foreign ring was touched".into());
         }
-        // A device that damaged what it holds owes nothing to the life after.
-        let sound = survives != Survives::Damage && !self.life.damaged;
+        // A device that damaged what it holds owes nothing to the life after, nor one that forgot
+        // the name of the log's directory: its maker was killed, and what opened it cannot know.
+        let forgot = forgot_a_directory(&device);
+        report.count(FORGOTTEN, u64::from(forgot));
+        let sound = survives != Survives::Damage && !self.life.damaged && !forgot;
         if sound && rng.coin() {
             self.live_on(&device, log, &found, rng, report);
         } else {

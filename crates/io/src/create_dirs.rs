@@ -165,7 +165,10 @@ mod tests {
         let refused = create_dirs(&steps, Path::new("/srv/mine/a")).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
         let text = refused.to_string();
-        assert!(text.contains("cannot sync /srv: ") && text.contains("created /srv/mine died"), "{text}");
+        assert!(
+            text.contains("cannot sync /srv: ") && text.contains("created /srv/mine died"),
+            "{text}"
+        );
         assert!(!steps.dirs.borrow().contains(Path::new("/srv/mine/a")));
     }
 

@@ -8,7 +8,7 @@
 )]
 
 mod bench;
-#[path = "../../../server/tests/support/client.rs"]
+#[path = "../../../server/tests/server/support/client.rs"]
 mod client;
 mod common;
 mod kills;

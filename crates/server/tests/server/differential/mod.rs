@@ -4,22 +4,13 @@
 //! pass, unless `COLLIE_REQUIRE_TOOLS` is set. `COLLIE_DIFF_COMMANDS` sets how many commands are
 //! compared.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test ends where its assumptions do, and says what it skips"
-)]
-
 mod fixed;
 mod random;
-#[path = "../support/mod.rs"]
-mod support;
-
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use support::{Client, Running, config, sorted_names, start, wait_for};
+use crate::support::{Client, Running, config, sorted_names, start, wait_for};
 
 /// A real Redis on a port of its own.
 struct Redis {

@@ -1,12 +1,10 @@
 //! What operators of the server use: client pauses, the slow log, transactions in `CLIENT LIST`,
 //! and their limit.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Client, command, config, field, start, wait_for};
 use collie_io::{Clock, RealClock};
-use support::{Client, command, config, field, start, wait_for};
 
 /// Long enough for a reply that is not delayed.
 const SILENCE: Duration = Duration::from_millis(150);

@@ -1,13 +1,11 @@
 //! `MULTI` and `EXEC`: one step for all other clients, one commit in the store.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use support::{Random, config, start};
+use crate::support::{Random, config, start};
 
 /// Sends lines and returns the last one's reply.
-fn run(client: &mut support::Client, lines: &[&str]) -> String {
+fn run(client: &mut crate::support::Client, lines: &[&str]) -> String {
     lines
         .iter()
         .map(|line| client.line(line))
@@ -91,7 +89,7 @@ fn a_transaction_over_keys_and_databases_is_one_commit() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let mut client = server.client();
-    let frames = |client: &mut support::Client| -> u64 {
+    let frames = |client: &mut crate::support::Client| -> u64 {
         let info = client.line("INFO log");
         let frames = info.lines().find_map(|line| line.strip_prefix("frames:"));
         frames.unwrap().parse().unwrap()
@@ -231,7 +229,9 @@ fn increments_inside_transactions_of_many_are_exact() {
                 let one = [["MULTI", ""], ["INCR", keys[0]], ["INCR", keys[1]], ["EXEC", ""]];
                 let one: Vec<u8> = one
                     .iter()
-                    .flat_map(|args| support::command(if args[1].is_empty() { &args[..1] } else { args }))
+                    .flat_map(|args| {
+                        crate::support::command(if args[1].is_empty() { &args[..1] } else { args })
+                    })
                     .collect();
                 for _ in 0..TRANSACTIONS / 50 {
                     connection.send(&one.repeat(50));
@@ -313,7 +313,10 @@ fn increments_beside_swaps_of_their_databases_are_exact() {
                     &["INCR", keys[0]],
                     &others,
                 ];
-                let once: Vec<u8> = lines.iter().flat_map(|line| support::command(line)).collect();
+                let once: Vec<u8> = lines
+                    .iter()
+                    .flat_map(|line| crate::support::command(line))
+                    .collect();
                 for _ in 0..ROUNDS {
                     connection.send(&once.repeat(10));
                     for _ in 0..10 * lines.len() {
@@ -415,7 +418,7 @@ fn commands_of_thousands_of_keys_are_one_step_beside_others() {
                     let names: Vec<String> = keys.iter().map(|key| format!("k{key}")).collect();
                     let mut set = vec!["MSET"];
                     names.iter().for_each(|name| set.extend([name.as_str(), &value]));
-                    connection.send(&support::command(&set));
+                    connection.send(&crate::support::command(&set));
                     assert_eq!(connection.reply(), b"+OK\r\n");
                     connection.line("INCR counter");
                     let few = connection.line("MGET k0 k1 k2500 k4998 k4999");
@@ -429,7 +432,7 @@ fn commands_of_thousands_of_keys_are_one_step_beside_others() {
     let mut del = vec!["DEL"];
     del.extend(all.iter().map(String::as_str));
     let mut client = server.client();
-    client.send(&support::command(&del));
+    client.send(&crate::support::command(&del));
     assert_eq!(client.reply(), format!(":{KEYS}\r\n").as_bytes());
     assert_eq!(client.line("GET counter"), "$2\r\n30\r\n");
     assert_eq!(client.line("DBSIZE"), ":1\r\n");

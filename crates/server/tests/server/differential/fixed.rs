@@ -1,7 +1,7 @@
 //! Commands that were chosen, and broken ones.
 
-use super::support::{Client, config, start};
 use super::{limit_like, redis};
+use crate::support::{Client, config, start};
 
 #[test]
 fn fixed_commands_and_broken_ones_are_answered_as_redis_answers_them() {

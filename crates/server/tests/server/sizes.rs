@@ -1,13 +1,9 @@
 //! Keys, values and commits at their limits and one past them: what fits is stored and read back,
 //! what does not is refused with its sizes, and the connection stays open.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
-
-mod support;
-
+use crate::support::{Client, Running, command, config, options, start_on};
 use collie_db::{Db, Options};
 use collie_server::ServerConfig;
-use support::{Client, Running, command, config, options, start_on};
 
 /// The longest key: the engine's limit less the server's prefix in the expiry index.
 const KEY_MAX: usize = 65_526;

@@ -1,17 +1,13 @@
 //! Commands over a real socket, as far as they cannot be compared with Redis: they depend on time
 //! or on order, or are Collie's own.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
-
-mod support;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::support::{Client, Random, config, field, rounds, sorted_names, start, until, wait_for};
 use collie_io::{Clock, Nanos};
 use collie_server::ServerConfig;
-use support::{Client, Random, config, field, rounds, sorted_names, start, until, wait_for};
 
 /// A wall clock that tests set. The engine has its own.
 #[derive(Debug)]
@@ -336,7 +332,7 @@ fn fifty_clients_increment_exactly() {
                     if thread % 2 == 0 {
                         assert!(client.line("INCR counter").starts_with(':'));
                     } else {
-                        client.send(&support::command(&["INCR", "counter"]));
+                        client.send(&crate::support::command(&["INCR", "counter"]));
                         if i % 5 == 4 || i + 1 == each {
                             for _ in 0..(if i % 5 == 4 { 5 } else { each % 5 }) {
                                 assert!(client.reply().starts_with(b":"));

@@ -1,9 +1,5 @@
 //! A server in the test's process, on a temporary directory.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
-#![allow(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
-#![allow(clippy::print_stdout, reason = "a random test prints its seed")]
-
 mod client;
 
 use std::net::SocketAddr;
@@ -15,11 +11,10 @@ use collie_io::{Clock, RealClock};
 use collie_server::{Server, ServerConfig, ServerError};
 use tokio::sync::oneshot;
 
-#[allow(unused_imports, reason = "each test binary uses a part of it")]
-pub use client::*;
+pub(crate) use client::*;
 
 /// A configuration for tests: any port, two threads.
-pub fn config() -> ServerConfig {
+pub(crate) fn config() -> ServerConfig {
     ServerConfig {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         threads: 2,
@@ -28,7 +23,7 @@ pub fn config() -> ServerConfig {
 }
 
 /// Engine options for tests.
-pub fn options() -> Options {
+pub(crate) fn options() -> Options {
     Options {
         create_if_missing: true,
         ..Options::default()
@@ -36,7 +31,7 @@ pub fn options() -> Options {
 }
 
 /// A running server.
-pub struct Running {
+pub(crate) struct Running {
     pub addr: SocketAddr,
     pub metrics: Option<SocketAddr>,
     pub db: Db,
@@ -45,12 +40,12 @@ pub struct Running {
 }
 
 /// Starts a server on the store in `dir`.
-pub fn start(dir: &Path, config: ServerConfig) -> Running {
+pub(crate) fn start(dir: &Path, config: ServerConfig) -> Running {
     start_on(Db::open(dir, options()).unwrap(), config)
 }
 
 /// Starts a server on an open store.
-pub fn start_on(db: Db, config: ServerConfig) -> Running {
+pub(crate) fn start_on(db: Db, config: ServerConfig) -> Running {
     let server = Server::bind(config, db.clone()).unwrap();
     let (addr, metrics) = (server.local_addr(), server.metrics_addr());
     let (stop, stopped) = oneshot::channel();
@@ -70,18 +65,18 @@ pub fn start_on(db: Db, config: ServerConfig) -> Running {
 }
 
 impl Running {
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::connect(self.addr)
     }
 
     /// Shuts the server down, as a signal does, and waits for it.
-    pub fn stop(mut self) -> Result<(), ServerError> {
+    pub(crate) fn stop(mut self) -> Result<(), ServerError> {
         drop(self.stop.take());
         self.thread.take().unwrap().join().unwrap()
     }
 
     /// Waits for a server that ends for another reason.
-    pub fn join(mut self) -> Result<(), ServerError> {
+    pub(crate) fn join(mut self) -> Result<(), ServerError> {
         self.thread.take().unwrap().join().unwrap()
     }
 }
@@ -99,7 +94,7 @@ impl Drop for Running {
 }
 
 /// The elements of an array, sorted.
-pub fn sorted_names(reply: &[u8]) -> Vec<Vec<u8>> {
+pub(crate) fn sorted_names(reply: &[u8]) -> Vec<Vec<u8>> {
     assert_eq!(reply[0], b'*', "{:?}", String::from_utf8_lossy(reply));
     let mut names: Vec<_> = elements(reply).into_iter().map(<[u8]>::to_vec).collect();
     names.sort();
@@ -107,11 +102,11 @@ pub fn sorted_names(reply: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// A reproducible random number generator.
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     /// Seeded from `COLLIE_SEED`, or from the time; prints how to repeat the run.
-    pub fn new(test: &str) -> Random {
+    pub(crate) fn new(test: &str) -> Random {
         let seed = std::env::var("COLLIE_SEED")
             .map_or_else(|_| RealClock.monotonic(), |value| value.parse().unwrap());
         println!("to run it again: COLLIE_SEED={seed} cargo test -p collie-server {test}");
@@ -119,11 +114,11 @@ impl Random {
     }
 
     /// A generator with a given seed.
-    pub fn seeded(seed: usize) -> Random {
+    pub(crate) fn seeded(seed: usize) -> Random {
         Random(seed as u64 | 1)
     }
 
-    pub fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         // xorshift64*, good enough to choose commands.
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -131,7 +126,7 @@ impl Random {
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
     }
 
-    pub fn pick<'a, T: ?Sized>(&mut self, choices: &[&'a T]) -> &'a T {
+    pub(crate) fn pick<'a, T: ?Sized>(&mut self, choices: &[&'a T]) -> &'a T {
         choices[self.below(choices.len())]
     }
 }

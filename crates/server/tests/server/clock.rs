@@ -1,16 +1,12 @@
 //! A wall clock that is stepped back and forth, as an administrator or a time service does: expired
 //! keys stay removed, other keys stay, and no entry is lost.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
-
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::support::{Client, Random, Running, config, field, rounds, start, until, wait_for};
 use collie_io::{Clock, Nanos, RealClock};
 use collie_server::ServerConfig;
-use support::{Client, Random, Running, config, field, rounds, start, until, wait_for};
 
 const START_MS: u64 = 1_800_000_000_000;
 const HOUR_MS: u64 = 3_600_000;

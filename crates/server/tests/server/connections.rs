@@ -1,15 +1,13 @@
 //! Connections: who may connect, what they may send and how much memory they take, and how they
 //! end.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
+use crate::support::{Client, Running, command, config, field, options, start, start_on, wait_for};
 use collie_db::Db;
 use collie_server::{Limits, Server, ServerConfig, ServerError};
-use support::{Client, Running, command, config, field, options, start, start_on, wait_for};
 
 const A_WHILE: Duration = Duration::from_millis(150);
 

@@ -1,18 +1,10 @@
 //! The tools of Redis, unmodified (Debian's redis-tools). If they are missing the tests print so
 //! and pass, unless `COLLIE_REQUIRE_TOOLS` is set.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test ends where its assumptions do, and says what it skips"
-)]
-
-mod support;
-
 use std::net::SocketAddr;
 use std::process::Command;
 
-use support::{config, start};
+use crate::support::{config, start};
 
 fn is_there(tool: &str) -> bool {
     let found = Command::new(tool).arg("--version").output().is_ok();

@@ -1,19 +1,15 @@
 //! `/metrics` and `/healthz`, scraped as Prometheus does.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
-
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{Client, PATIENCE, Running, command, config, start_on, wait_for};
 use collie_db::{Db, Options, RingMode};
 use collie_server::{Server, ServerConfig, ServerError};
 use collie_sim::{Fault, FaultKind, SimDevice};
-use support::{Client, PATIENCE, Running, command, config, start_on, wait_for};
 
 fn options(device: &SimDevice) -> Options {
     // Writes that are durable when they return would not be blocked with the syncs.
@@ -23,7 +19,7 @@ fn options(device: &SimDevice) -> Options {
         ring: RingMode::Private,
         ring_bytes: 1 << 20,
         segment_bytes: 16 << 20,
-        ..support::options()
+        ..crate::support::options()
     }
 }
 
@@ -156,7 +152,7 @@ fn the_page_counts_what_clients_did_and_its_names_are_those_of_the_document() {
         .lines()
         .filter_map(|line| line.strip_prefix("# HELP ")?.split(' ').next())
         .collect();
-    let document = include_str!("../../../docs/operations.md");
+    let document = include_str!("../../../../docs/operations.md");
     let documented: BTreeSet<&str> = document
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split(['`', '{']).next())

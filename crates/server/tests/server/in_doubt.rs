@@ -1,17 +1,13 @@
 //! The replies of a server whose log has failed: none that a restart could contradict.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
-
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{Client, command, config, start_on};
 use collie_db::{Db, Options, RingMode};
 use collie_server::{Ack, ServerConfig};
 use collie_sim::{Fault, FaultKind, SimDevice};
-use support::{Client, command, config, start_on};
 
 /// Long enough for a reply that does not wait to have arrived.
 const A_WHILE: Duration = Duration::from_millis(150);
@@ -26,7 +22,7 @@ fn open(device: &SimDevice, dir: &Path) -> Db {
         ring: RingMode::Private,
         ring_bytes: 1 << 20,
         segment_bytes: 1 << 20,
-        ..support::options()
+        ..crate::support::options()
     };
     Db::open(dir, options).unwrap()
 }

@@ -1,7 +1,7 @@
 //! Random commands of three clients at a time.
 
-use super::support::{Client, Random, Running, config, elements, rounds, sorted_names, start};
 use super::{Redis, limit_like, redis};
+use crate::support::{Client, Random, Running, config, elements, rounds, sorted_names, start};
 
 const KEYS: [&str; 6] = ["a", "b", "key:1", "key:2", "", "a key\r\nwith\0all"];
 const VALUES: [&str; 14] = [

@@ -1,17 +1,13 @@
 //! Small requests that work on large values, that wait, or that arrive by the thousand: other
 //! clients of the same thread are served meanwhile.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
-
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{Client, Running, command, config, options, start, start_on};
 use collie_db::{Db, Options, RingMode};
 use collie_server::ServerConfig;
 use collie_sim::SimDevice;
-use support::{Client, Running, command, config, options, start, start_on};
 
 /// A large value, and how often it is written: several times the capacity of the log's ring.
 const LARGE: usize = 100_000;

@@ -1,20 +1,16 @@
 //! When replies are sent, and what is left after a crash: a server on a simulated device, whose
 //! syncs a test blocks or makes fail.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where its assumptions do")]
-
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use crate::support::{Client, Random, Running, command, config, field, rounds, start_on, until, wait_for};
 use collie_db::{Db, FamilyOptions, Options, RingMode};
 use collie_io::{Device, RealDevice};
 use collie_server::{Ack, ServerConfig};
 use collie_sim::{Fault, FaultKind, Points, PowerCut, SimDevice};
-use support::{Client, Random, Running, command, config, field, rounds, start_on, until, wait_for};
 
 /// Long enough for a reply to have come once its request was executed, if it does not wait.
 const A_WHILE: Duration = Duration::from_millis(150);
@@ -27,7 +23,7 @@ fn open(device: &SimDevice, dir: &Path) -> Db {
         ring: RingMode::Private,
         ring_bytes: 1 << 20,
         segment_bytes: 1 << 20,
-        ..support::options()
+        ..crate::support::options()
     };
     Db::open(dir, options).unwrap()
 }
@@ -272,7 +268,7 @@ fn readers_go_on_while_writers_wait_for_room_in_the_ring() {
     for value_len in [60_000, 200_000] {
         let options = Options {
             ring_bytes: 1 << 20,
-            ..support::options()
+            ..crate::support::options()
         };
         readers_go_on_while_writers_are_stalled(options, value_len);
     }
@@ -288,7 +284,7 @@ fn readers_go_on_while_writers_wait_for_memtables_to_be_flushed() {
     let options = Options {
         ring_bytes: 16 << 20,
         family_options: vec![("db0.0".to_owned(), family)],
-        ..support::options()
+        ..crate::support::options()
     };
     readers_go_on_while_writers_are_stalled(options, 60_000);
 }

@@ -16,7 +16,7 @@ static ZEROS: LazyLock<Sector> = LazyLock::new(|| Arc::new([0; SECTOR]));
 
 /// A sector with these bytes, which shares memory where it is all zeros.
 pub(crate) fn sector(bytes: [u8; SECTOR]) -> Sector {
-    if bytes.iter().all(|&b| b == 0) {
+    if bytes == **ZEROS {
         Arc::clone(&ZEROS)
     } else {
         Arc::new(bytes)
@@ -85,17 +85,17 @@ impl Content {
     /// Copies bytes from `offset` and returns their number: less than asked for at the end.
     pub(crate) fn read(&self, buf: &mut [u8], offset: u64) -> usize {
         let wanted = to_usize((buf.len() as u64).min(self.len.saturating_sub(offset)));
-        let mut done = 0;
-        while done < wanted {
-            let at = to_usize(offset) + done;
+        let (mut rest, _) = buf.split_at_mut(wanted);
+        let mut at = to_usize(offset);
+        while !rest.is_empty() {
             let (index, skip) = (at / SECTOR, at % SECTOR);
-            let n = (SECTOR - skip).min(wanted - done);
-            let to = buf.iter_mut().skip(done).take(n);
-            match self.get(index) {
-                Some(data) => to.zip(data.iter().skip(skip)).for_each(|(to, from)| *to = *from),
-                None => to.for_each(|b| *b = 0),
+            let n = (SECTOR - skip).min(rest.len());
+            let (to, behind) = rest.split_at_mut(n);
+            match self.get(index).and_then(|data| data.get(skip..skip + n)) {
+                Some(from) => to.copy_from_slice(from),
+                None => to.fill(0),
             }
-            done += n;
+            (at, rest) = (at + n, behind);
         }
         wanted
     }
@@ -155,17 +155,16 @@ impl FileData {
 
     /// Writes `buf` at `offset`, sector by sector; `route` says where each goes.
     pub(crate) fn write(&mut self, op: u64, buf: &[u8], offset: u64, mut route: impl FnMut(usize) -> Route) {
-        let mut done = 0;
-        while done < buf.len() {
-            let at = to_usize(offset) + done;
+        let (mut rest, mut at) = (buf, to_usize(offset));
+        while !rest.is_empty() {
             let (index, skip) = (at / SECTOR, at % SECTOR);
-            let n = (SECTOR - skip).min(buf.len() - done);
+            let (from, behind) = rest.split_at((SECTOR - skip).min(rest.len()));
             let mut bytes = self.cached.bytes(index);
-            for (to, from) in bytes.iter_mut().skip(skip).zip(buf.iter().skip(done).take(n)) {
-                *to = *from;
+            if let Some(to) = bytes.get_mut(skip..skip + from.len()) {
+                to.copy_from_slice(from);
             }
             self.store(op, index, Some(sector(bytes)), route(index));
-            done += n;
+            (at, rest) = (at + from.len(), behind);
         }
         let end = offset + buf.len() as u64;
         if end > self.cached.len() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use collie_io::{Clock, Nanos, OpenMode};
 
 use crate::clock::SimClock;
-use crate::content::{Route, sector, sectors_in, to_usize};
+use crate::content::{Route, SECTOR, sector, sectors_in, to_usize};
 use crate::fault::{Faults, Strike};
 use crate::image::{Points, Snapshot};
 use crate::memory::SharedMemory;
@@ -207,7 +207,7 @@ impl State {
             let bytes = memory.read(index);
             let same = match file.cached.get(index) {
                 Some(sector) => **sector == bytes,
-                None => bytes.iter().all(|&b| b == 0),
+                None => bytes == [0; SECTOR],
             };
             if !same {
                 changed.push((index, bytes));

@@ -157,7 +157,7 @@ mod tests {
         assert!(steps.dirs.borrow().contains(Path::new("/srv/mine/a/b")));
     }
 
-    /// Whoever made it may have been killed before it synced the name, and the next sync succeeds.
+    /// Its maker may have been killed before it synced the name, and the next sync succeeds.
     #[test]
     fn a_failed_sync_of_a_name_that_was_there_says_that_it_may_not_be_durable() {
         let mut steps = Steps::new(&["/", "/srv", "/srv/mine"], "/srv");

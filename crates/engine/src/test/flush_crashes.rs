@@ -134,8 +134,39 @@ fn family_dir(db: &Db, state: &FamilyState) -> PathBuf {
 
 /// Where the tree's next manifest will be there is no room for it.
 fn block_next_version(db: &Db, state: &FamilyState) {
-    let next = family_dir(db, state).join(format!("v{}", state.tables().version() + 1));
-    std::os::unix::fs::symlink("/dev/full", next).unwrap();
+    block_version(db, state, 1);
+}
+
+fn block_version(db: &Db, state: &FamilyState, ahead: u64) {
+    let blocked = family_dir(db, state).join(format!("v{}", state.tables().version() + ahead));
+    std::os::unix::fs::symlink("/dev/full", blocked).unwrap();
+}
+
+/// One memtable's tables are registered and recorded while the next one is sealed, whose own
+/// cannot be.
+#[test]
+fn a_flush_says_nothing_of_a_memtable_that_is_sealed_while_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, orders) = quiet_store(dir.path(), options());
+    let state = Arc::clone(orders.state());
+    let held_flush = || {
+        let orders = orders.clone();
+        hold("tables are to be registered", move || orders.flush())
+    };
+    orders.put("before", "v").unwrap();
+    let before = mark(&state);
+    let first = held_flush().at_point();
+    put_all(&orders);
+    block_version(&db, &state, 2);
+    let second = held_flush();
+    while state.view().sealed.len() < 2 {
+        std::thread::yield_now();
+    }
+    let failed = first.finish().unwrap_err();
+    assert!(matches!(failed, Error::StorageFull { .. }), "{failed}");
+    assert!(mark(&state) > before, "the first one is recorded");
+    assert_nothing_is_lost(death(&db).path(), options());
+    second.finish().unwrap();
 }
 
 /// What a flush could not register is in no table, so no later change of the manifest may record

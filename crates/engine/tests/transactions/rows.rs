@@ -9,7 +9,7 @@ use collie_db::{
     WriteOptions,
 };
 
-use crate::{options, store, text};
+use crate::{options, store, text, until_waiting};
 
 const FOR_EVER: Duration = Duration::MAX;
 
@@ -51,6 +51,29 @@ fn steps_under_row_locks_lose_no_update_whatever_order_they_name_their_rows_in()
     let counts = ["a", "b", "c"].map(|key| text(family.get(key).unwrap()).unwrap());
     assert_eq!(counts, [4 * STEPS, 3 * STEPS, STEPS].map(|n| n.to_string()));
     assert_eq!(db.stats().transactions.locks, 0, "all released");
+}
+
+/// Else two callers that name the same rows in different orders wait for each other.
+#[test]
+fn rows_are_locked_in_the_order_of_their_keys() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let row = |key: &'static str| (&family, key.as_bytes());
+    let mut first = db.row_owner("holds a");
+    let held = db.lock_rows(&mut first, [row("a")], FOR_EVER).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut second = db.row_owner("wants both");
+            drop(db.lock_rows(&mut second, [row("b"), row("a")], FOR_EVER).unwrap());
+        });
+        until_waiting(&db, 1);
+        let mut third = db.row_owner("wants b");
+        let refused = db
+            .lock_rows(&mut third, [row("b")], Duration::from_millis(200))
+            .err();
+        drop(held);
+        assert!(refused.is_none(), "b is locked before a: {refused:?}");
+    });
 }
 
 #[test]

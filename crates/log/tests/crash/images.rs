@@ -19,7 +19,7 @@ fn from_env(name: &str, default: u64) -> u64 {
 }
 
 fn images() -> u64 {
-    from_env("COLLIE_IMAGES", 2_000)
+    from_env("COLLIE_IMAGES", 8_000)
 }
 
 fn assert_sound(report: &ImagesReport) {

@@ -37,14 +37,21 @@ pub(crate) struct Shared {
     pub(crate) clock: SimClock,
 }
 
-/// Holds every sync of a device until it is released or dropped.
+/// What a [`Gate`] holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Held {
+    Syncs,
+    Writes,
+}
+
+/// Holds every sync, or every write, of a device until it is released or dropped.
 #[derive(Debug)]
-pub struct SyncGate {
+pub struct Gate {
     device: SimDevice,
 }
 
-impl SyncGate {
-    /// Waits until at least `n` syncs stand at the gate.
+impl Gate {
+    /// Waits until at least `n` calls stand at the gate.
     pub fn wait_for(&self, n: usize) {
         let shared = &self.device.shared;
         let mut state = shared.lock();
@@ -53,21 +60,21 @@ impl SyncGate {
         }
     }
 
-    /// How many syncs stand at the gate.
+    /// How many calls stand at the gate.
     #[must_use]
     pub fn at_once(&self) -> usize {
         self.device.shared.lock().at_gate
     }
 
-    /// Lets every sync go on.
+    /// Lets every call go on.
     pub fn release(self) {
         drop(self);
     }
 }
 
-impl Drop for SyncGate {
+impl Drop for Gate {
     fn drop(&mut self) {
-        self.device.shared.lock().gate_closed = false;
+        self.device.shared.lock().held = None;
         self.device.shared.gate.notify_all();
     }
 }
@@ -161,7 +168,7 @@ impl SimDevice {
     pub fn kill(&self) {
         let mut state = self.shared.lock();
         state.killed = true;
-        state.gate_closed = false;
+        state.held = None;
         drop(state);
         self.shared.gate.notify_all();
     }
@@ -208,9 +215,19 @@ impl SimDevice {
 
     /// Holds every sync from now on until the gate is released.
     #[must_use]
-    pub fn hold_syncs(&self) -> SyncGate {
-        self.shared.lock().gate_closed = true;
-        SyncGate { device: self.clone() }
+    pub fn hold_syncs(&self) -> Gate {
+        self.hold(Held::Syncs)
+    }
+
+    /// Holds every write to a file from now on until the gate is released. One gate at a time.
+    #[must_use]
+    pub fn hold_writes(&self) -> Gate {
+        self.hold(Held::Writes)
+    }
+
+    fn hold(&self, held: Held) -> Gate {
+        self.shared.lock().held = Some(held);
+        Gate { device: self.clone() }
     }
 
     /// The clock, which a test may move.
@@ -244,6 +261,9 @@ impl Shared {
     ) -> io::Result<T> {
         let kind = call.kind;
         let mut state = self.lock();
+        if fails_in_part(kind) {
+            state = self.pass_gate(state, Held::Writes);
+        }
         let strike = state.begin(&call)?;
         state.record_before(kind, &self.clock);
         let result = match strike {
@@ -273,24 +293,33 @@ impl Shared {
         let op = state.op;
         state.record_before(call.kind, &self.clock);
         let delay = state.sync_delay;
-        if state.gate_closed || !delay.is_zero() {
+        if state.held == Some(Held::Syncs) || !delay.is_zero() {
             state.faults.count(FaultKind::SlowSync);
-            state.at_gate += 1;
-            self.gate.notify_all();
-            while state.gate_closed {
-                state = self.gate.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
+            state = self.pass_gate(state, Held::Syncs);
             if !delay.is_zero() {
                 drop(state);
                 std::thread::sleep(delay);
                 state = self.lock();
             }
-            state.at_gate -= 1;
             if state.killed {
                 return Err(dead());
             }
         }
         Ok((state, strike, op))
+    }
+
+    /// Stands at the gate while it holds such calls.
+    fn pass_gate<'a>(&'a self, mut state: MutexGuard<'a, State>, kind: Held) -> MutexGuard<'a, State> {
+        if state.held != Some(kind) {
+            return state;
+        }
+        state.at_gate += 1;
+        self.gate.notify_all();
+        while state.held == Some(kind) {
+            state = self.gate.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.at_gate -= 1;
+        state
     }
 
     /// Syncs the directory that `find` finds; `dir` is how it is called.

@@ -38,7 +38,7 @@ pub enum FaultKind {
     AllocateFails,
     /// There is no room left for what a write or allocation needs.
     NoSpace,
-    /// A sync had to wait at a [`SyncGate`](crate::SyncGate) or for the device's sync delay.
+    /// A sync had to wait at a [`Gate`](crate::Gate) or for the device's sync delay.
     SlowSync,
 }
 

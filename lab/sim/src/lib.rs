@@ -52,7 +52,7 @@ mod world;
 
 pub use clock::SimClock;
 pub use content::SECTOR;
-pub use device::{SimDevice, SyncGate};
+pub use device::{Gate, SimDevice};
 pub use fault::{Fault, FaultCounts, FaultKind};
 pub use image::{Data, Effects, Image, Keep, Points, PowerCut, Snapshot};
 pub use rng::{Rng, mix};

@@ -10,6 +10,7 @@ use collie_io::{Clock, Nanos, OpenMode};
 
 use crate::clock::SimClock;
 use crate::content::{Route, SECTOR, sector, sectors_in, to_usize};
+use crate::device::Held;
 use crate::fault::{Faults, Strike};
 use crate::image::{Points, Snapshot};
 use crate::memory::SharedMemory;
@@ -36,7 +37,7 @@ pub(crate) struct State {
     pub(crate) sync_delay: Duration,
     /// What a direct write takes, by the device's clock.
     pub(crate) direct_write: Nanos,
-    pub(crate) gate_closed: bool,
+    pub(crate) held: Option<Held>,
     pub(crate) at_gate: usize,
 }
 
@@ -104,7 +105,7 @@ impl State {
             volatile_room: None,
             sync_delay: Duration::ZERO,
             direct_write: 0,
-            gate_closed: false,
+            held: None,
             at_gate: 0,
         }
     }

@@ -147,6 +147,10 @@ impl Flushing {
                 self.look_at_ring();
                 self.look_at_directory();
             }
+            if called {
+                // A leader that must run no waker called.
+                self.core.wake_tasks();
+            }
             if let Some((end, level)) = self.core.waiting.farthest() {
                 (0..YIELDS).for_each(|_| crate::sync::yield_now());
                 // Poison and close are seen at the next turn.

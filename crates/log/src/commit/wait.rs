@@ -80,7 +80,7 @@ impl Core {
     pub(crate) fn wait_for_room(&self, end: Lsn) -> Result<(), LogError> {
         let start = self.now();
         let needed = end - self.ring.capacity();
-        let answer = self.writes.wait_for_room(&WriteStage::of(self), || {
+        let answer = self.writes.wait_for_room(&WriteStage::in_mid_append(self), || {
             if self.written() >= needed {
                 Some(Ok(()))
             } else if self.has_ended() {

@@ -10,21 +10,33 @@ use crate::sync::Ordering;
 /// Writes to the page cache, or past it and durably.
 pub(crate) struct WriteStage<'a> {
     core: &'a Core,
-    /// Whether the caller leads a sync group.
-    before_sync: bool,
+    leader: Leader,
+}
+
+/// Who leads a write group. Wakers are foreign code, which may wait for the log itself: they run on
+/// a thread that has nothing which the log needs to go on.
+enum Leader {
+    Waiter,
+    /// Leads the sync group, too.
+    BeforeSync,
+    /// Is in mid-append: behind its frame nothing gets written before it is copied.
+    InMidAppend,
 }
 
 impl<'a> WriteStage<'a> {
     pub(crate) fn of(core: &'a Core) -> Self {
-        let before_sync = false;
-        Self { core, before_sync }
+        let leader = Leader::Waiter;
+        Self { core, leader }
     }
 
-    /// For the leader of a sync group. Wakers are foreign code, which may wait for the log
-    /// itself: they must not run while this thread has the sync group's lead and a wait may last.
     pub(super) fn before_sync(core: &'a Core) -> Self {
-        let before_sync = true;
-        Self { core, before_sync }
+        let leader = Leader::BeforeSync;
+        Self { core, leader }
+    }
+
+    pub(super) fn in_mid_append(core: &'a Core) -> Self {
+        let leader = Leader::InMidAppend;
+        Self { core, leader }
     }
 
     /// One write of at most a piece, and the watermarks.
@@ -74,10 +86,12 @@ impl GroupWriter for WriteStage<'_> {
     }
 
     fn completed(&self) {
-        if !self.before_sync {
-            self.core.wake_tasks();
-        } else if self.core.waiting.any_for_written() {
-            self.core.call_writer();
+        let core = self.core;
+        match self.leader {
+            Leader::BeforeSync if core.waiting.any_for_written() => core.call_writer(),
+            Leader::BeforeSync => {}
+            Leader::InMidAppend if core.options.threads => core.kick(),
+            Leader::Waiter | Leader::InMidAppend => core.wake_tasks(),
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use collie_check::images::{DIR, Setup};
 use collie_log::{Level, Log, LogError, LogOptions, Span, Worker};
-use collie_sim::{Fault, FaultKind, PowerCut, SimDevice, SyncGate};
+use collie_sim::{Fault, FaultKind, Gate, PowerCut, SimDevice};
 
 /// How long a test waits for what must happen.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,7 +30,7 @@ fn options(device: &SimDevice, threads: bool) -> LogOptions {
 /// A log with one sync under way, which the gate holds.
 struct Syncing {
     /// Dropped before the log, whose close syncs.
-    gate: SyncGate,
+    gate: Gate,
     device: SimDevice,
     worker: Worker,
     log: Log,

@@ -100,7 +100,6 @@ fn a_log_that_finds_out_how_to_write_leaves_alone_what_recovery_copied() {
                 assert!(verdict.holds(), "{frames} frames, {what}: {verdict}");
             };
             let device = death.process_death().device();
-            // Two writes at once are tried as well.
             let log = Log::open(DIR, setup.options(&device, true)).unwrap();
             if log.recovery().probe.is_some() {
                 assert_eq!(log.recovery().direct, !slow_direct, "{frames} frames");

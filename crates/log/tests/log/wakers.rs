@@ -1,9 +1,5 @@
 //! Wakers are foreign code: they run where nothing of the log waits for them to return.
 
-#![expect(
-    clippy::disallowed_methods,
-    reason = "a test looks at its own threads in /proc"
-)]
 #![expect(clippy::unwrap_used, reason = "a failure in a test is a panic")]
 
 use std::future::Future;
@@ -123,7 +119,7 @@ fn state_of(task: &Path) -> String {
     behind_name.split_whitespace().next().unwrap().to_owned()
 }
 
-/// A write fails, and whoever led it wakes the tasks. One waker needs what another thread holds,
+/// A write fails, and the thread that led it wakes the tasks. One waker needs what another holds,
 /// which leads a sync and waits for the write to end.
 #[test]
 fn a_sync_that_waits_for_a_write_gives_up_when_the_write_fails() {

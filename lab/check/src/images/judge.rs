@@ -343,8 +343,8 @@ impl Case<'_> {
     fn open(&self, device: &SimDevice, rng: &mut Rng, report: &mut ImagesReport) -> Result<Log, LogError> {
         let options = || self.setup.options(device, false);
         if !rng.one_in(4) {
-            // Without threads two writes at once are not tried. (Where the device has a fault, it
-            // must strike the opening and not what they do next.)
+            // Where the device has a fault, there are no threads: it must strike the opening and not
+            // what they do next.
             let threads = self.setup.finds_out() && rng.one_in(3);
             return Log::open(DIR, self.setup.options(device, threads));
         }

@@ -317,7 +317,7 @@ impl Log {
             archived_bytes,
             segment_bytes,
             workers: core.completion.slots_in_use(),
-            ring_shared: core.ring_shared.load(Ordering::Relaxed),
+            ring_shared: core.ring_survives(),
             holders: self.holders(),
             poisoned: core.poisoned().map(|e| e.to_string()),
         }

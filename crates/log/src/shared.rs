@@ -14,6 +14,7 @@ use crate::append::ring::Ring;
 use crate::commit::durable::DurableBoundary;
 use crate::commit::filler::FILLER_MAX;
 use crate::commit::group::GroupCommit;
+use crate::commit::signal::Signal;
 use crate::commit::unsynced::Unsynced;
 use crate::commit::waiters::Waiting;
 use crate::commit::writer::SegmentWriter;
@@ -24,7 +25,7 @@ use crate::segments::holders::Holders;
 use crate::segments::pool::Segments;
 use crate::stake::Fatal;
 use crate::stats::Recorder;
-use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, WaitWord};
+use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::{Lsn, Span};
 
 /// A watermark on cache lines of its own; see also [`DurableBoundary`].
@@ -69,7 +70,7 @@ pub(crate) struct Core {
     pub(crate) completion: CompletionBoundary,
     pub(crate) ring: Ring,
     /// Whether what is in the ring survives the process.
-    pub(crate) ring_shared: AtomicBool,
+    ring_survives: AtomicBool,
     pub(crate) segments: Segments,
     pub(crate) space: Space,
     /// The first stage of a commit: from the ring to the segments.
@@ -84,16 +85,14 @@ pub(crate) struct Core {
     pub(crate) holders: Mutex<Holders>,
     pub(crate) counted: Box<[Counted]>,
     pub(crate) recorder: Recorder,
-    /// The background flusher sleeps here; 1 in `kicked` says that it was called and has not looked
-    /// yet.
-    pub(crate) kick: WaitWord,
-    pub(crate) kicked: AtomicU32,
+    /// Flushes what no thread waits for.
+    pub(crate) flusher: Signal,
+    /// Writes for tasks while the flusher syncs.
+    pub(crate) writer: Signal,
+    /// Prepares segments, and releases what no holder retains.
+    pub(crate) preparer: Signal,
     /// Where groups are padded: the filler that was placed last.
     pub(crate) last_filler: Mutex<Option<Span>>,
-    /// The background writer sleeps here.
-    pub(crate) write: WaitWord,
-    /// The preparer sleeps here.
-    pub(crate) prepare: WaitWord,
     pub(crate) report: RecoveryReport,
     /// Let go by a clean close, or with the last worker: as long as a frame of a poisoned log may
     /// be in the ring, no other process may open the directory and find the ring in use.
@@ -146,7 +145,7 @@ impl Core {
             completion,
             space: Space::new(workers, options.segment_bytes, filler_max, total),
             counted: (0..slots).map(|_| counted()).collect(),
-            ring_shared: AtomicBool::new(ring.file.is_some()),
+            ring_survives: AtomicBool::new(ring.file.is_some()),
             next: Reservations::new(end),
             written: Alone(AtomicU64::new(end)),
             durable: DurableBoundary::new(end),
@@ -158,11 +157,10 @@ impl Core {
             failure: OnceLock::new(),
             holders: Mutex::new(Holders::default()),
             recorder: Recorder::new(),
-            kick: WaitWord::new(),
-            kicked: AtomicU32::new(0),
+            flusher: Signal::new(),
+            writer: Signal::new(),
+            preparer: Signal::new(),
             last_filler: Mutex::new(None),
-            write: WaitWord::new(),
-            prepare: WaitWord::new(),
             options,
             dir,
             opener: Opener::here(),
@@ -314,11 +312,23 @@ impl Core {
     fn wake_everybody(&self) {
         self.writes.wake_all();
         self.syncs.wake_all();
-        self.kick();
-        self.call_writer();
-        self.prepare.bump();
-        self.prepare.wake(1);
+        for thread in [&self.flusher, &self.writer, &self.preparer] {
+            thread.call();
+        }
         self.wake_tasks();
+    }
+
+    /// Whether what is in the ring survives the process, so that a copy there is enough for
+    /// [`Level::Process`](crate::Level::Process). Relaxed: it changes once, and nothing is ordered
+    /// by it.
+    pub(crate) fn ring_survives(&self) -> bool {
+        self.ring_survives.load(Ordering::Relaxed)
+    }
+
+    /// The ring's file was removed. What is in the ring must be flushed after this.
+    pub(crate) fn ring_was_removed(&self) {
+        // Relaxed: see `ring_survives`.
+        self.ring_survives.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn raise_written(&self, whole: Lsn) {
@@ -337,27 +347,6 @@ impl Core {
         }
         self.recorder.syncs.fetch_add(1, Ordering::Relaxed);
         self.recorder.count_group(self.frames());
-    }
-
-    /// Calls the background flusher.
-    pub(crate) fn kick(&self) {
-        // AcqRel: the thread that finds 0 wakes it, and it sees what was registered before.
-        if self.kicked.swap(1, Ordering::AcqRel) == 0 {
-            self.kick.bump();
-            self.kick.wake(1);
-        }
-    }
-
-    /// Calls the background writer.
-    pub(crate) fn call_writer(&self) {
-        self.write.bump();
-        self.write.wake(1);
-    }
-
-    /// Calls the preparer, which releases what no holder retains.
-    pub(crate) fn call_preparer(&self) {
-        self.prepare.bump();
-        self.prepare.wake(1);
     }
 
     /// Frames appended by all workers so far.

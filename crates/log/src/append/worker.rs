@@ -282,8 +282,8 @@ impl Worker {
     /// Past half a ring the background flusher is called, so that appends need not wait for room.
     fn call_flusher(&self, end: Lsn) {
         let core = &*self.core;
-        if end > core.written() + core.ring.capacity() / 2 && core.kicked.load(Ordering::Relaxed) == 0 {
-            core.kick();
+        if end > core.written() + core.ring.capacity() / 2 && !core.flusher.is_called() {
+            core.flusher.call();
         }
     }
 

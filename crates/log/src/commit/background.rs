@@ -14,7 +14,7 @@ use crate::options::Level;
 use crate::segments::archive::Archive;
 use crate::shared::Core;
 use crate::stake::Fatal;
-use crate::sync::{Builder, JoinHandle, Mutex, Ordering, lock};
+use crate::sync::{Builder, JoinHandle, Mutex, lock};
 
 /// How often a shared ring's file and the log's directory are looked at, in flush intervals: once a
 /// second.
@@ -79,7 +79,7 @@ impl Background {
     /// Has released segments dealt with; without threads, here and now.
     pub(crate) fn release(&self, core: &Core) {
         if self.running {
-            core.call_preparer();
+            core.preparer.call();
         } else if let Err(error) = core.release() {
             tracing::warn!(%error, "cannot release segments");
         }
@@ -136,8 +136,7 @@ impl Flushing {
         let mut intervals = 0_u32;
         let mut looked = self.core.now();
         loop {
-            let word = self.core.kick.read();
-            let called = self.core.kicked.swap(0, Ordering::AcqRel) != 0;
+            let turn = self.core.flusher.begin();
             if self.core.check().is_err() {
                 return;
             }
@@ -147,7 +146,7 @@ impl Flushing {
                 self.look_at_ring();
                 self.look_at_directory();
             }
-            if called {
+            if turn.called {
                 // A leader that must run no waker called.
                 self.core.wake_tasks();
             }
@@ -158,13 +157,13 @@ impl Flushing {
                 self.core.wake_tasks();
                 continue;
             }
-            if called && self.past_half() {
+            if turn.called && self.past_half() {
                 self.drain();
                 continue;
             }
             let before = self.core.now();
-            self.core.kick.wait(word, Some(interval));
-            if self.core.kicked.load(Ordering::Relaxed) != 0 && self.core.now() - before < nanos(interval) {
+            self.core.flusher.wait(turn, Some(interval));
+            if self.core.flusher.is_called() && self.core.now() - before < nanos(interval) {
                 continue;
             }
             self.tick();
@@ -184,7 +183,7 @@ impl Flushing {
     /// Makes room in the ring. A user that flushes by hand, and would lose the ring with the
     /// process, decides about syncs alone.
     fn drain(&self) {
-        let written_only = self.core.options.manual_flush && !self.core.ring_shared.load(Ordering::Relaxed);
+        let written_only = self.core.options.manual_flush && !self.core.ring_survives();
         if written_only {
             // Poison and close are seen at the next turn.
             let _ = self.core.wait(self.core.appended(), Level::Process);
@@ -208,7 +207,7 @@ impl Flushing {
                 self.sealed = span.end;
                 self.flush();
                 // What could not be released before something durable stood behind it.
-                self.core.call_preparer();
+                self.core.preparer.call();
             }
         }
         self.seen = self.core.appended();
@@ -218,10 +217,10 @@ impl Flushing {
     /// process will find it: from now on `Process` means written.
     fn look_at_ring(&self) {
         if let Some(ring) = &self.core.ring.file
-            && self.core.ring_shared.load(Ordering::Relaxed)
+            && self.core.ring_survives()
             && ring.file.stat().is_ok_and(|s| s.links == 0)
         {
-            self.core.ring_shared.store(false, Ordering::Relaxed);
+            self.core.ring_was_removed();
             self.flush();
             tracing::warn!(path = %ring.path.display(), "the ring's file was removed; acknowledging at the Process level after write calls from now on");
         }
@@ -254,12 +253,12 @@ impl Flushing {
 fn write(core: &Arc<Core>) {
     let _poison = PoisonOnPanic(Arc::clone(core));
     loop {
-        let word = core.write.read();
+        let turn = core.writer.begin();
         if core.check().is_err() {
             return;
         }
         let Some(end) = core.waiting.farthest_written() else {
-            core.write.wait(word, None);
+            core.writer.wait(turn, None);
             continue;
         };
         // Poison and close are seen at the next turn.
@@ -277,7 +276,7 @@ fn prepare(core: &Arc<Core>) {
     }
     let mut warned = None;
     loop {
-        let word = core.prepare.read();
+        let turn = core.preparer.begin();
         if core.check().is_err() {
             return;
         }
@@ -285,14 +284,14 @@ fn prepare(core: &Arc<Core>) {
             Ok(()) => {
                 warned = None;
                 let interval = core.segments.archive().map(Archive::interval);
-                core.prepare.wait(word, interval);
+                core.preparer.wait(turn, interval);
             }
             Err(error) => {
                 // Also where nothing can be released room is prepared.
                 let prepared = core.prepare_ahead();
                 warn_once(core, &mut warned, &prepared.err().unwrap_or(error));
                 // The cause may go without telling us.
-                core.prepare.wait(word, Some(RETRY));
+                core.preparer.wait(turn, Some(RETRY));
             }
         }
     }

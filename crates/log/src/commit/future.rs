@@ -60,9 +60,9 @@ impl Future for Durable {
             return Poll::Ready(answer);
         }
         if this.level == Level::Process && !this.core.segments.direct() {
-            this.core.call_writer();
+            this.core.writer.call();
         } else {
-            this.core.kick();
+            this.core.flusher.call();
         }
         Poll::Pending
     }

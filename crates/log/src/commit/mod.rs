@@ -12,6 +12,8 @@ pub(crate) mod group;
 #[cfg(not(loom))]
 mod pad;
 #[cfg(not(loom))]
+pub(crate) mod signal;
+#[cfg(not(loom))]
 mod sync_group;
 #[cfg(not(loom))]
 pub(crate) mod unsynced;

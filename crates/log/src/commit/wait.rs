@@ -9,7 +9,6 @@ use crate::error::LogError;
 use crate::options::Level;
 use crate::shared::Core;
 use crate::stats::since;
-use crate::sync::Ordering;
 
 impl Core {
     /// Whether `end` is safe at `level`, or never will be; `None` while it is worth waiting.
@@ -18,11 +17,8 @@ impl Core {
             (Level::Buffered, _) => true,
             // After a failure the page cache need not have what was written to it.
             (Level::Disk, _) | (Level::Process, Some(_)) => self.durable() >= end,
-            // A thread that knows the end of a frame knows that it is copied. Relaxed: the flag
-            // changes once, when the ring's file was removed, and nothing is ordered by it.
-            (Level::Process, None) if self.ring_shared.load(Ordering::Relaxed) => {
-                return Some(self.check_ring(end));
-            }
+            // A thread that knows the end of a frame knows that it is copied.
+            (Level::Process, None) if self.ring_survives() => return Some(self.check_ring(end)),
             (Level::Process, None) => self.written() >= end,
         };
         if safe {

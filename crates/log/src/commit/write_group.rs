@@ -44,7 +44,7 @@ impl<'a> WriteStage<'a> {
         let core = self.core;
         let reach = core.reach(state);
         if !core.space.is_ahead(reach.to, core.ahead()) {
-            core.call_preparer();
+            core.preparer.call();
         }
         // Where there is nothing to write, the awaited frame, or the block that is to be filled, is
         // in mid-copy, and the thread that copies it runs while this one stands by.
@@ -88,9 +88,9 @@ impl GroupWriter for WriteStage<'_> {
     fn completed(&self) {
         let core = self.core;
         match self.leader {
-            Leader::BeforeSync if core.waiting.any_for_written() => core.call_writer(),
+            Leader::BeforeSync if core.waiting.any_for_written() => core.writer.call(),
             Leader::BeforeSync => {}
-            Leader::InMidAppend if core.options.threads => core.kick(),
+            Leader::InMidAppend if core.options.threads => core.flusher.call(),
             Leader::Waiter | Leader::InMidAppend => core.wake_tasks(),
         }
     }

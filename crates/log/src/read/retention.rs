@@ -51,7 +51,7 @@ impl Retention {
             if let Some((_, retained)) = lock(&self.core.holders).readers.get_mut(&self.id) {
                 *retained = at;
             }
-            self.core.call_preparer();
+            self.core.preparer.call();
         }
     }
 }
@@ -59,6 +59,6 @@ impl Retention {
 impl Drop for Retention {
     fn drop(&mut self) {
         lock(&self.core.holders).readers.remove(&self.id);
-        self.core.call_preparer();
+        self.core.preparer.call();
     }
 }

@@ -1,0 +1,58 @@
+//! How the background threads of a log are called.
+
+use std::time::Duration;
+
+use crate::sync::{AtomicU32, Ordering, WaitWord};
+
+/// Calls one thread, which sleeps between its turns. A call during a turn makes the next one begin
+/// at once.
+#[derive(Debug)]
+pub(crate) struct Signal {
+    word: WaitWord,
+    /// 1 from a call on, until the thread begins a turn.
+    called: AtomicU32,
+}
+
+/// What a thread found at the beginning of a turn.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    word: u32,
+    pub(super) called: bool,
+}
+
+impl Signal {
+    pub(crate) fn new() -> Self {
+        Self {
+            word: WaitWord::new(),
+            called: AtomicU32::new(0),
+        }
+    }
+
+    /// What the caller wrote before is seen by the turn that follows.
+    pub(crate) fn call(&self) {
+        // AcqRel: the call that finds 0 wakes the thread, and `begin` sees what came before any of
+        // them.
+        if self.called.swap(1, Ordering::AcqRel) == 0 {
+            self.word.bump();
+            self.word.wake(1);
+        }
+    }
+
+    /// Whether a call is not answered yet. Relaxed: one too many costs a turn.
+    pub(crate) fn is_called(&self) -> bool {
+        self.called.load(Ordering::Relaxed) != 0
+    }
+
+    /// Begins a turn.
+    pub(super) fn begin(&self) -> Turn {
+        let word = self.word.read();
+        // AcqRel pairs with `call`.
+        let called = self.called.swap(0, Ordering::AcqRel) != 0;
+        Turn { word, called }
+    }
+
+    /// Sleeps until a call since `turn` began, at most `timeout`. May return early.
+    pub(super) fn wait(&self, turn: Turn, timeout: Option<Duration>) {
+        self.word.wait(turn.word, timeout);
+    }
+}

@@ -10,3 +10,4 @@ mod formats;
 mod hostile;
 mod tail;
 mod vanished;
+mod wakers;

@@ -1,0 +1,102 @@
+//! What others own goes with their wakers, and what is under way when a log is closed.
+
+#![expect(clippy::unwrap_used, reason = "a failure in a test is a panic")]
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use collie_log::{Durable, Level, Log, LogError, LogOptions, RingMode, Span, Worker};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+fn options(threads: bool) -> LogOptions {
+    LogOptions {
+        ring: RingMode::Private,
+        ring_bytes: 8 << 10,
+        segment_bytes: 64 << 10,
+        flush_interval: Duration::from_secs(3600),
+        threads,
+        ..LogOptions::default()
+    }
+}
+
+fn appended(log: &Log) -> (Worker, Span) {
+    let mut worker = log.worker().unwrap();
+    let span = worker.append(0, 1, b"a frame").unwrap();
+    (worker, span)
+}
+
+/// A task of a simple executor: its waker owns it, and it owns what it awaits.
+struct Task<T>(Mutex<Option<T>>);
+
+impl<T: Send + 'static> Task<T> {
+    fn owning(owned: T) -> Waker {
+        Waker::from(Arc::new(Self(Mutex::new(Some(owned)))))
+    }
+}
+
+impl<T: Send + 'static> Wake for Task<T> {
+    fn wake(self: Arc<Self>) {}
+}
+
+fn poll(future: &mut Durable, waker: Waker) -> Poll<Result<(), LogError>> {
+    Pin::new(future).poll(&mut Context::from_waker(&waker))
+}
+
+/// What `work` gives, unless it hangs.
+fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, is_done) = mpsc::channel();
+    let thread = std::thread::spawn(move || drop(done.send(work())));
+    let answer = is_done.recv_timeout(LONG).unwrap();
+    thread.join().unwrap();
+    answer
+}
+
+#[test]
+fn a_dropped_future_takes_along_a_waker_that_owns_another_future() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path(), options(false)).unwrap();
+    let (_worker, span) = appended(&log);
+    let mut owned = log.wait_async(span.end, Level::Disk);
+    assert!(poll(&mut owned, Waker::noop().clone()).is_pending());
+    let mut future = log.wait_async(span.end, Level::Disk);
+    assert!(poll(&mut future, Task::owning(owned)).is_pending());
+    in_time(move || drop(future));
+    let log = in_time(move || log.wait(span.end, Level::Disk).map(|()| log)).unwrap();
+    log.close().unwrap();
+}
+
+#[test]
+fn a_future_that_moves_to_another_task_takes_along_the_first_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path(), options(false)).unwrap();
+    let (_worker, span) = appended(&log);
+    let mut owned = log.wait_async(span.end, Level::Disk);
+    assert!(poll(&mut owned, Waker::noop().clone()).is_pending());
+    let mut future = log.wait_async(span.end, Level::Disk);
+    assert!(poll(&mut future, Task::owning(owned)).is_pending());
+    let future = in_time(move || {
+        assert!(poll(&mut future, Waker::noop().clone()).is_pending());
+        future
+    });
+    log.wait(span.end, Level::Disk).unwrap();
+    drop(future);
+    log.close().unwrap();
+}
+
+#[test]
+fn a_dropped_future_takes_along_a_waker_that_owns_the_last_handle() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path(), options(false)).unwrap();
+    let (worker, span) = appended(&log);
+    drop(worker);
+    let mut future = log.wait_async(span.end, Level::Disk);
+    assert!(poll(&mut future, Task::owning(log)).is_pending());
+    in_time(move || drop(future));
+    let log = Log::open(dir.path(), options(false)).unwrap();
+    assert_eq!(log.read(span.start).unwrap().count(), 1);
+}

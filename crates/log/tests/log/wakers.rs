@@ -100,3 +100,39 @@ fn a_dropped_future_takes_along_a_waker_that_owns_the_last_handle() {
     let log = Log::open(dir.path(), options(false)).unwrap();
     assert_eq!(log.read(span.start).unwrap().count(), 1);
 }
+
+/// Gives up what it owns when it is woken, as an executor's task does that is woken when nobody
+/// else has it any more.
+struct Last(Mutex<Option<Log>>, mpsc::SyncSender<()>);
+
+impl Wake for Last {
+    fn wake(self: Arc<Self>) {
+        let log = self.0.lock().unwrap().take();
+        drop(log);
+        self.1.send(()).unwrap();
+    }
+}
+
+#[test]
+fn the_last_handle_may_go_with_a_waker_that_a_thread_of_the_log_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    for level in [Level::Process, Level::Disk] {
+        let log = Log::open(dir.path(), options(true)).unwrap();
+        let (mut worker, span) = appended(&log);
+        let mut future = log.wait_async(span.end, level);
+        let (closed, is_closed) = mpsc::sync_channel(1);
+        let waker = Waker::from(Arc::new(Last(Mutex::new(Some(log)), closed)));
+        if poll(&mut future, waker).is_pending() {
+            is_closed.recv_timeout(LONG).unwrap();
+            assert!(matches!(
+                poll(&mut future, Waker::noop().clone()),
+                Poll::Ready(Ok(()))
+            ));
+        }
+        assert!(matches!(worker.append(0, 1, b"late"), Err(LogError::Closed)));
+        // It was closed like any other: the directory is free although the worker is still there.
+        let log = Log::open(dir.path(), options(true)).unwrap();
+        assert_eq!(log.read(span.start).unwrap().count(), 1);
+        log.close().unwrap();
+    }
+}

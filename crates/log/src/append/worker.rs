@@ -228,7 +228,14 @@ impl Worker {
         if span.end > core.written() + core.ring.capacity() {
             // On failure the slot stays pending: there is a hole, and nothing may ever pass it.
             // `armed` poisons what is poisoned already.
-            core.wait_for_room(span.end)?;
+            let room = core.wait_for_room(span.end);
+            if let Err(LogError::Closed) = room {
+                // Nothing is written any more, so nothing can pass the hole.
+                core.completion.set_complete(slot, span.end);
+                armed.disarm();
+                return Err(LogError::Closed);
+            }
+            room?;
         }
         let header = FrameHeader::finish(frame, start, core.durable(), core.epoch);
         let body = start + header.as_bytes().len() as u64;

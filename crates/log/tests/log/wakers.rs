@@ -4,11 +4,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use collie_log::{Durable, Level, Log, LogError, LogOptions, RingMode, Span, Worker};
+use collie_log::{AppendHook, Durable, Level, Log, LogError, LogOptions, Lsn, RingMode, Span, Worker};
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
@@ -135,4 +136,55 @@ fn the_last_handle_may_go_with_a_waker_that_a_thread_of_the_log_runs() {
         assert_eq!(log.read(span.start).unwrap().count(), 1);
         log.close().unwrap();
     }
+}
+
+/// Stands between the check that the log is open and the reservation.
+struct Late<'a>(&'a AtomicU32, &'a (Mutex<bool>, Condvar));
+
+impl AppendHook for Late<'_> {
+    fn before_reserve(&mut self, _: Lsn) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let closed = self.1.0.lock().unwrap();
+        drop(self.1.1.wait_while(closed, |closed| !*closed).unwrap());
+    }
+    fn reserved(&mut self, _: Span) {}
+}
+
+#[test]
+fn appends_that_find_the_log_closed_and_the_ring_full_do_not_poison_it() {
+    let dir = tempfile::tempdir().unwrap();
+    // So large a segment that these frames do not take turns.
+    let options = LogOptions {
+        segment_bytes: 4 << 20,
+        ..options(true)
+    };
+    let log = Log::open(dir.path(), options.clone()).unwrap();
+    let (arrived, closed) = (AtomicU32::new(0), (Mutex::new(false), Condvar::new()));
+    let appends = 20; // More than the ring holds.
+    let refused = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..appends)
+            .map(|_| {
+                let mut worker = log.worker().unwrap();
+                let mut late = Late(&arrived, &closed);
+                scope.spawn(move || worker.append_with(0, 1, &[0; 600], &mut late))
+            })
+            .collect();
+        while arrived.load(Ordering::SeqCst) < appends {
+            std::thread::yield_now();
+        }
+        log.clone().close().unwrap();
+        *closed.0.lock().unwrap() = true;
+        closed.1.notify_all();
+        let answers = threads.into_iter().map(|thread| thread.join().unwrap());
+        let refused: Vec<_> = answers.filter_map(Result::err).collect();
+        refused
+    });
+    assert!(!refused.is_empty());
+    assert!(
+        refused.iter().all(|e| matches!(e, LogError::Closed)),
+        "{refused:?}"
+    );
+    assert!(log.poisoned().is_none(), "{:?}", log.poisoned());
+    assert!(matches!(log.flush(Level::Disk), Err(LogError::Closed)));
+    Log::open(dir.path(), options).unwrap().close().unwrap();
 }

@@ -228,7 +228,14 @@ impl Worker {
         if span.end > core.written() + core.ring.capacity() {
             // On failure the slot stays pending: there is a hole, and nothing may ever pass it.
             // `armed` poisons what is poisoned already.
-            core.wait_for_room(span.end)?;
+            match core.wait_for_room(span.end) {
+                // Nothing is written any more, whether a hole is there or not.
+                Err(LogError::Closed) => {
+                    armed.disarm();
+                    return Err(LogError::Closed);
+                }
+                room => room?,
+            }
         }
         let header = FrameHeader::finish(frame, start, core.durable(), core.epoch);
         let body = start + header.as_bytes().len() as u64;
@@ -317,9 +324,11 @@ fn raise(count: &AtomicU64, by: u64) {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // A slot that is pending after a failure stays so, and is never handed out again.
+        // A slot that is pending after a failure, or when the log has ended, stays so, and is never
+        // handed out again.
         if let Some(slot) = self.slot.take()
             && self.core.poisoned().is_none()
+            && !self.core.has_ended()
         {
             self.core.completion.unregister(slot);
         }

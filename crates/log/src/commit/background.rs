@@ -14,7 +14,7 @@ use crate::options::Level;
 use crate::segments::archive::Archive;
 use crate::shared::Core;
 use crate::stake::Fatal;
-use crate::sync::{Builder, JoinHandle, Mutex, lock};
+use crate::sync::{Builder, JoinHandle, Mutex, current, lock};
 
 /// How often a shared ring's file and the log's directory are looked at, in flush intervals: once a
 /// second.
@@ -90,11 +90,13 @@ impl Background {
         std::mem::forget(std::mem::take(&mut *lock(&self.threads)));
     }
 
-    /// Waits for the threads' end; the log was stopped before.
+    /// Waits for the threads' end; the log was stopped before. Where one of them closes the log,
+    /// as the last handle went with a task's waker, that one ends when it comes back from there.
     pub(crate) fn join(&self) {
         let threads = std::mem::take(&mut *lock(&self.threads));
+        let own = current().id();
         for thread in threads {
-            if thread.join().is_err() {
+            if thread.thread().id() != own && thread.join().is_err() {
                 tracing::error!("a background thread of the log panicked");
             }
         }
@@ -311,7 +313,6 @@ fn nanos(span: Duration) -> u64 {
 }
 
 /// Without its background threads a log would neither flush nor prepare: better to say so at once.
-/// (A task's waker, which is foreign code, runs on them.)
 struct PoisonOnPanic(Arc<Core>);
 
 impl Drop for PoisonOnPanic {

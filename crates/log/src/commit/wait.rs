@@ -1,6 +1,6 @@
 //! Waiting until what was appended is as safe as was asked for, and until the ring has room.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::Lsn;
 use crate::commit::sync_group::SyncStage;
@@ -111,17 +111,12 @@ impl Core {
             |end, level| self.reached(end, level).is_some(),
             |end| self.durable() > end || self.ended().is_some(),
         );
-        let mut panicked = None;
         for waker in ready {
-            // Foreign code: one that panics must not take the wake-ups of the others along.
-            let woken = catch_unwind(AssertUnwindSafe(|| waker.wake()));
-            panicked = panicked.or(woken.err());
-        }
-        // A second panic in one thread would end the process.
-        if let Some(panicked) = panicked
-            && !std::thread::panicking()
-        {
-            resume_unwind(panicked);
+            // Foreign code: one that panics takes neither the wake-ups of the others along, nor the
+            // log.
+            if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+                tracing::error!(dir = %self.dir.display(), "a task's waker panicked");
+            }
         }
     }
 }

@@ -1,5 +1,8 @@
 //! What waits without a thread: tasks for durability, and tails for more of it. They register here,
 //! and are woken by the thread that raises the watermarks.
+//!
+//! A waker is foreign code, and may own a future or the last handle of this log, which come here
+//! when they go. So none is cloned or dropped while the registry is locked.
 
 use std::collections::BTreeMap;
 use std::task::Waker;
@@ -24,31 +27,41 @@ impl Waiting {
     /// Adds a task, or gives a known one a new waker. The caller must look once more at what it
     /// waits for afterwards: `take` may have run just before.
     pub(super) fn register(&self, id: &mut Option<u64>, end: Lsn, level: Level, waker: &Waker) {
+        let waker = waker.clone();
         let mut registered = lock(&self.0);
         let id = *id.get_or_insert_with(|| {
             registered.next_id += 1;
             registered.next_id
         });
-        registered.tasks.insert((end, id), (level, waker.clone()));
+        let before = registered.tasks.insert((end, id), (level, waker));
+        drop(registered);
+        drop(before);
     }
 
     pub(super) fn forget(&self, id: u64, end: Lsn) {
-        lock(&self.0).tasks.remove(&(end, id));
+        // The lock goes with this statement, and then the waker.
+        let forgotten = lock(&self.0).tasks.remove(&(end, id));
+        drop(forgotten);
     }
 
     /// Adds a tail that has all that was durable up to `end`, or gives a known one a new waker. As
     /// with tasks, the caller must look once more afterwards.
     pub(crate) fn follow(&self, id: &mut Option<u64>, end: Lsn, waker: &Waker) {
+        let waker = waker.clone();
         let mut registered = lock(&self.0);
         let id = *id.get_or_insert_with(|| {
             registered.next_id += 1;
             registered.next_id
         });
-        registered.tails.insert(id, (end, waker.clone()));
+        let before = registered.tails.insert(id, (end, waker));
+        drop(registered);
+        drop(before);
     }
 
     pub(crate) fn unfollow(&self, id: u64) {
-        lock(&self.0).tails.remove(&id);
+        // The lock goes with this statement, and then the waker.
+        let forgotten = lock(&self.0).tails.remove(&id);
+        drop(forgotten);
     }
 
     /// How far, and how safe, the log must get for all tasks to be served; `None` without any.
@@ -84,14 +97,14 @@ impl Waiting {
         registered.tasks.retain(|(end, _), (level, waker)| {
             let done = reached(*end, *level);
             if done {
-                ready.push(waker.clone());
+                ready.push(std::mem::replace(waker, Waker::noop().clone()));
             }
             !done
         });
         registered.tails.retain(|_, (end, waker)| {
             let done = more(*end);
             if done {
-                ready.push(waker.clone());
+                ready.push(std::mem::replace(waker, Waker::noop().clone()));
             }
             !done
         });

@@ -1,17 +1,21 @@
-//! Wakers are foreign code: they run where nothing of the log waits for them to return.
+//! Wakers are foreign code: they run, and go, where nothing of the log waits for them. And what is
+//! under way when a log is closed.
 
 #![expect(clippy::unwrap_used, reason = "a failure in a test is a panic")]
 
 use std::future::Future;
 use std::path::Path;
-use std::pin::pin;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Wake, Waker};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use collie_log::{Level, Log, LogError, LogOptions, RingMode, WritePath};
+use collie_log::{
+    AppendHook, Durable, Level, Log, LogError, LogOptions, Lsn, RingMode, Span, Worker, WritePath,
+};
 use collie_sim::{Fault, FaultKind, SimDevice, VOLATILE_DIR};
 
 const DIR: &str = "/data/log";
@@ -166,4 +170,179 @@ fn a_sync_that_waits_for_a_write_gives_up_when_the_write_fails() {
             .expect("the threads wait for each other");
         assert!(matches!(answer, Err(LogError::Poisoned { .. })), "{answer:?}");
     }
+}
+
+fn on_files(threads: bool) -> LogOptions {
+    LogOptions {
+        ring: RingMode::Private,
+        ring_bytes: 8 << 10,
+        segment_bytes: 64 << 10,
+        flush_interval: Duration::from_secs(3600),
+        threads,
+        ..LogOptions::default()
+    }
+}
+
+fn appended(log: &Log) -> (Worker, Span) {
+    let mut worker = log.worker().unwrap();
+    let span = worker.append(0, 1, b"a frame").unwrap();
+    (worker, span)
+}
+
+/// A task of a simple executor: its waker owns it, and it owns what it awaits.
+struct Task<T>(Mutex<Option<T>>);
+
+impl<T: Send + 'static> Task<T> {
+    fn owning(owned: T) -> Waker {
+        Waker::from(Arc::new(Self(Mutex::new(Some(owned)))))
+    }
+}
+
+impl<T: Send + 'static> Wake for Task<T> {
+    fn wake(self: Arc<Self>) {}
+}
+
+fn poll(future: &mut Durable, waker: Waker) -> Poll<Result<(), LogError>> {
+    Pin::new(future).poll(&mut Context::from_waker(&waker))
+}
+
+/// What `work` gives, unless it hangs.
+fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, is_done) = mpsc::channel();
+    let thread = std::thread::spawn(move || drop(done.send(work())));
+    let answer = is_done.recv_timeout(PATIENCE).unwrap();
+    thread.join().unwrap();
+    answer
+}
+
+#[test]
+fn a_dropped_future_takes_along_a_waker_that_owns_another_future() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path(), on_files(false)).unwrap();
+    let (_worker, span) = appended(&log);
+    let mut owned = log.wait_async(span.end, Level::Disk);
+    assert!(poll(&mut owned, Waker::noop().clone()).is_pending());
+    let mut future = log.wait_async(span.end, Level::Disk);
+    assert!(poll(&mut future, Task::owning(owned)).is_pending());
+    in_time(move || drop(future));
+    let log = in_time(move || log.wait(span.end, Level::Disk).map(|()| log)).unwrap();
+    log.close().unwrap();
+}
+
+#[test]
+fn a_future_that_moves_to_another_task_takes_along_the_first_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path(), on_files(false)).unwrap();
+    let (_worker, span) = appended(&log);
+    let mut owned = log.wait_async(span.end, Level::Disk);
+    assert!(poll(&mut owned, Waker::noop().clone()).is_pending());
+    let mut future = log.wait_async(span.end, Level::Disk);
+    assert!(poll(&mut future, Task::owning(owned)).is_pending());
+    let future = in_time(move || {
+        assert!(poll(&mut future, Waker::noop().clone()).is_pending());
+        future
+    });
+    log.wait(span.end, Level::Disk).unwrap();
+    drop(future);
+    log.close().unwrap();
+}
+
+#[test]
+fn a_dropped_future_takes_along_a_waker_that_owns_the_last_handle() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path(), on_files(false)).unwrap();
+    let (worker, span) = appended(&log);
+    drop(worker);
+    let mut future = log.wait_async(span.end, Level::Disk);
+    assert!(poll(&mut future, Task::owning(log)).is_pending());
+    in_time(move || drop(future));
+    let log = Log::open(dir.path(), on_files(false)).unwrap();
+    assert_eq!(log.read(span.start).unwrap().count(), 1);
+}
+
+/// Gives up what it owns when it is woken, as an executor's task does that is woken when nobody
+/// else has it any more.
+struct Last(Mutex<Option<Log>>, mpsc::SyncSender<()>);
+
+impl Wake for Last {
+    fn wake(self: Arc<Self>) {
+        let log = self.0.lock().unwrap().take();
+        drop(log);
+        self.1.send(()).unwrap();
+    }
+}
+
+#[test]
+fn the_last_handle_may_go_with_a_waker_that_a_thread_of_the_log_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    for level in [Level::Process, Level::Disk] {
+        let log = Log::open(dir.path(), on_files(true)).unwrap();
+        let (mut worker, span) = appended(&log);
+        let mut future = log.wait_async(span.end, level);
+        let (closed, is_closed) = mpsc::sync_channel(1);
+        let waker = Waker::from(Arc::new(Last(Mutex::new(Some(log)), closed)));
+        if poll(&mut future, waker).is_pending() {
+            is_closed.recv_timeout(PATIENCE).unwrap();
+            assert!(matches!(
+                poll(&mut future, Waker::noop().clone()),
+                Poll::Ready(Ok(()))
+            ));
+        }
+        assert!(matches!(worker.append(0, 1, b"late"), Err(LogError::Closed)));
+        // It was closed like any other: the directory is free although the worker is still there.
+        let log = Log::open(dir.path(), on_files(true)).unwrap();
+        assert_eq!(log.read(span.start).unwrap().count(), 1);
+        log.close().unwrap();
+    }
+}
+
+/// Stands between the check that the log is open and the reservation.
+struct Late<'a>(&'a AtomicU32, &'a (Mutex<bool>, Condvar));
+
+impl AppendHook for Late<'_> {
+    fn before_reserve(&mut self, _: Lsn) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let closed = self.1.0.lock().unwrap();
+        drop(self.1.1.wait_while(closed, |closed| !*closed).unwrap());
+    }
+    fn reserved(&mut self, _: Span) {}
+}
+
+#[test]
+fn appends_that_find_the_log_closed_and_the_ring_full_do_not_poison_it() {
+    let dir = tempfile::tempdir().unwrap();
+    // So large a segment that these frames do not take turns.
+    let options = LogOptions {
+        segment_bytes: 4 << 20,
+        ..on_files(true)
+    };
+    let log = Log::open(dir.path(), options.clone()).unwrap();
+    let (arrived, closed) = (AtomicU32::new(0), (Mutex::new(false), Condvar::new()));
+    let appends = 20; // More than the ring holds.
+    let refused = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..appends)
+            .map(|_| {
+                let mut worker = log.worker().unwrap();
+                let mut late = Late(&arrived, &closed);
+                scope.spawn(move || worker.append_with(0, 1, &[0; 600], &mut late))
+            })
+            .collect();
+        while arrived.load(Ordering::SeqCst) < appends {
+            std::thread::yield_now();
+        }
+        log.clone().close().unwrap();
+        *closed.0.lock().unwrap() = true;
+        closed.1.notify_all();
+        let answers = threads.into_iter().map(|thread| thread.join().unwrap());
+        let refused: Vec<_> = answers.filter_map(Result::err).collect();
+        refused
+    });
+    assert!(!refused.is_empty());
+    assert!(
+        refused.iter().all(|e| matches!(e, LogError::Closed)),
+        "{refused:?}"
+    );
+    assert!(log.poisoned().is_none(), "{:?}", log.poisoned());
+    assert!(matches!(log.flush(Level::Disk), Err(LogError::Closed)));
+    Log::open(dir.path(), options).unwrap().close().unwrap();
 }

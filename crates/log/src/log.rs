@@ -125,6 +125,11 @@ impl Log {
 
     /// As [`Log::wait`], to be awaited on any executor. Never flushes by itself: the background
     /// flusher does. It resolves to the errors of [`Log::wait`].
+    ///
+    /// Its waker runs on a thread of the log, or on one that blocks in [`Log::wait`]. It may use
+    /// the log, and may drop or close it; a panic of it is reported to `tracing`. It must not wait
+    /// for what only another future of this log brings: the thread that it runs on may be the one
+    /// that wakes that.
     pub fn wait_async(&self, end: Lsn, level: Level) -> Durable {
         Durable::new(Arc::clone(&self.shared.core), end, level)
     }

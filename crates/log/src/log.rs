@@ -222,7 +222,8 @@ impl Log {
     /// Keeps the log from `lsn` on, where a frame starts or ends, from being released, under a name
     /// that says what needs it; a holder that exists is moved. Whole segments below all holders are
     /// released in the background, the last of them when something durable stands behind it. As
-    /// long as there is no holder nothing is released.
+    /// long as there is no holder nothing is released; so after an open the first call, under any
+    /// name, lets go of what others have yet to retain.
     pub fn retain(&self, name: &str, lsn: Lsn) {
         let core = self.core();
         if core.check_process().is_err() {
@@ -329,8 +330,10 @@ impl Log {
     }
 
     /// Stops appends, flushes, syncs, and marks the log as cleanly closed. Other handles and
-    /// workers get [`LogError::Closed`] from then on. A poisoned log keeps its directory locked
-    /// until its last worker and its last future are gone, too.
+    /// workers get [`LogError::Closed`] from then on. An append on another thread that had passed
+    /// that check may still return a place, which a wait answers with [`LogError::Closed`]: its
+    /// frame is lost. A poisoned log keeps its directory locked until its last worker and its last
+    /// future are gone, too.
     ///
     /// # Errors
     /// [`LogError::Poisoned`] with the first cause, where the log stopped earlier or in the last

@@ -27,7 +27,8 @@ pub enum RingOutcome {
         /// acknowledged at [`Level::Process`](crate::Level::Process) and not yet flushed is lost.
         same_boot: bool,
     },
-    /// A file is there and is not used; it was left untouched.
+    /// A file is there and is not used. It was left untouched or, where it belonged to this log,
+    /// renamed, which a warning says.
     Refused {
         /// Why.
         reason: String,
@@ -58,7 +59,9 @@ pub struct RecoveryReport {
     pub epoch: u32,
     /// Where the first whole frame in the log starts.
     pub first_frame: Lsn,
-    /// Where the recovered log ended and this epoch's appends began.
+    /// Where the recovered log ended and this epoch's appends began. With
+    /// [`LogOptions::pad_to_block`](crate::LogOptions::pad_to_block) the log is filled up to there,
+    /// so that this may lie above what was lost.
     pub end: Lsn,
     /// Frames that were verified, the log's own included.
     pub frames: u64,

@@ -229,15 +229,7 @@ impl Log {
         if core.check_process().is_err() {
             return;
         }
-        {
-            let mut holders = lock(&core.holders);
-            match holders.named.get_mut(name) {
-                Some(held) => *held = lsn,
-                None => {
-                    holders.named.insert(name.to_owned(), lsn);
-                }
-            }
-        }
+        lock(&core.holders).retain(name, lsn);
         self.shared.background.release(core);
     }
 
@@ -246,19 +238,14 @@ impl Log {
         if self.core().check_process().is_err() {
             return;
         }
-        lock(&self.core().holders).named.remove(name);
+        lock(&self.core().holders).release(name);
         self.shared.background.release(self.core());
     }
 
     /// All holders and what they hold, lowest first: the first one pins the log.
     #[must_use]
     pub fn holders(&self) -> Vec<(String, Lsn)> {
-        let holders = lock(&self.core().holders);
-        let named = holders.named.iter().map(|(name, lsn)| (name.clone(), *lsn));
-        let readers = holders.readers.values().cloned();
-        let mut holders: Vec<_> = named.chain(readers).collect();
-        holders.sort_by(|a, b| (a.1, &a.0).cmp(&(b.1, &b.0)));
-        holders
+        lock(&self.core().holders).list()
     }
 
     /// Removes the spare segments, and what is archived, for another user of the disk that needs
@@ -289,7 +276,7 @@ impl Log {
         let boundary = core.boundary().max(written);
         let (segments, spare_segments, segment_bytes) = core.segments.size();
         let (archived_segments, archived_bytes) = core.segments.archive().map_or((0, 0), Archive::size);
-        let r = &core.recorder;
+        let (r, totals) = (&core.recorder, core.totals());
         LogStats {
             durable,
             written,
@@ -297,12 +284,12 @@ impl Log {
             appended: core.appended(),
             oldest: core.segments.oldest(),
             frames: core.frames(),
-            frame_bytes: core.counted(|c| &c.bytes),
+            frame_bytes: totals.bytes,
             filler_bytes: r.filler_bytes.load(Ordering::Relaxed),
             compression: Compressed {
-                frames: core.counted(|c| &c.compressed),
-                bytes_before: core.counted(|c| &c.unpacked),
-                bytes_after: core.counted(|c| &c.packed),
+                frames: totals.compressed,
+                bytes_before: totals.before,
+                bytes_after: totals.after,
             },
             bytes_written: r.bytes_written.load(Ordering::Relaxed),
             syncs: r.syncs.load(Ordering::Relaxed),

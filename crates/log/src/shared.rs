@@ -8,11 +8,13 @@ use std::sync::atomic::AtomicBool;
 
 use collie_io::{Clock, Nanos, Opener};
 
+use crate::Lsn;
 use crate::append::admission::Space;
 use crate::append::boundary::{CompletionBoundary, Reservations};
+use crate::append::counts::{Counts, Totals};
 use crate::append::ring::Ring;
 use crate::commit::durable::DurableBoundary;
-use crate::commit::filler::FILLER_MAX;
+use crate::commit::filler::{FILLER_MAX, LastFiller};
 use crate::commit::group::GroupCommit;
 use crate::commit::signal::Signal;
 use crate::commit::unsynced::Unsynced;
@@ -26,24 +28,11 @@ use crate::segments::pool::Segments;
 use crate::stake::Fatal;
 use crate::stats::Recorder;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
-use crate::{Lsn, Span};
 
 /// A watermark on cache lines of its own; see also [`DurableBoundary`].
 #[derive(Debug)]
 #[repr(align(128))]
 struct Alone(AtomicU64);
-
-/// One worker's share of the counts; only its owner adds to it.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct Counted {
-    pub(crate) frames: AtomicU64,
-    pub(crate) bytes: AtomicU64,
-    /// Payload bytes that the compressor was given, and that were stored of them.
-    pub(crate) unpacked: AtomicU64,
-    pub(crate) packed: AtomicU64,
-    pub(crate) compressed: AtomicU64,
-}
 
 /// Worker slots beyond those of the log's users: the background flusher's, and the one that closes
 /// the log.
@@ -55,7 +44,8 @@ const POISONED: u32 = 2;
 /// Closed, and nothing is written any more: the directory may be another log's by now.
 const ENDED: u32 = 3;
 
-/// See the module.
+/// See the module. Its own state is private: the watermarks, how the log ended, and whether the
+/// ring survives. What the crate sees are parts, each a type that keeps its own state true.
 pub(crate) struct Core {
     pub(crate) options: LogOptions,
     pub(crate) dir: PathBuf,
@@ -83,7 +73,7 @@ pub(crate) struct Core {
     state: AtomicU32,
     failure: OnceLock<Failure>,
     pub(crate) holders: Mutex<Holders>,
-    pub(crate) counted: Box<[Counted]>,
+    pub(crate) counts: Counts,
     pub(crate) recorder: Recorder,
     /// Flushes what no thread waits for.
     pub(crate) flusher: Signal,
@@ -91,8 +81,8 @@ pub(crate) struct Core {
     pub(crate) writer: Signal,
     /// Prepares segments, and releases what no holder retains.
     pub(crate) preparer: Signal,
-    /// Where groups are padded: the filler that was placed last.
-    pub(crate) last_filler: Mutex<Option<Span>>,
+    /// Where groups are padded.
+    pub(crate) last_filler: LastFiller,
     pub(crate) report: RecoveryReport,
     /// Let go by a clean close, or with the last worker: as long as a frame of a poisoned log may
     /// be in the ring, no other process may open the directory and find the ring in use.
@@ -134,17 +124,10 @@ impl Core {
             true => (completion.register(), FILLER_MAX),
             false => (None, 0),
         };
-        let counted = || Counted {
-            frames: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            unpacked: AtomicU64::new(0),
-            packed: AtomicU64::new(0),
-            compressed: AtomicU64::new(0),
-        };
         Self {
             completion,
             space: Space::new(workers, options.segment_bytes, filler_max, total),
-            counted: (0..slots).map(|_| counted()).collect(),
+            counts: Counts::new(slots),
             ring_survives: AtomicBool::new(ring.file.is_some()),
             next: Reservations::new(end),
             written: Alone(AtomicU64::new(end)),
@@ -160,7 +143,7 @@ impl Core {
             flusher: Signal::new(),
             writer: Signal::new(),
             preparer: Signal::new(),
-            last_filler: Mutex::new(None),
+            last_filler: LastFiller::default(),
             options,
             dir,
             opener: Opener::here(),
@@ -351,14 +334,12 @@ impl Core {
 
     /// Frames appended by all workers so far.
     pub(crate) fn frames(&self) -> u64 {
-        self.counted(|c| &c.frames)
+        self.counts.frames(self.completion.slots_in_use())
     }
 
-    /// The sum of what all workers counted so far.
-    pub(crate) fn counted(&self, count: impl Fn(&Counted) -> &AtomicU64) -> u64 {
-        let used = self.completion.slots_in_use();
-        let counted = self.counted.iter().take(used);
-        counted.map(|c| count(c).load(Ordering::Relaxed)).sum()
+    /// What all workers counted beside frames.
+    pub(crate) fn totals(&self) -> Totals {
+        self.counts.totals(self.completion.slots_in_use())
     }
 }
 

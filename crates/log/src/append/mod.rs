@@ -6,6 +6,8 @@ pub(crate) mod admission;
 pub(crate) mod boundary;
 #[cfg(not(loom))]
 pub(crate) mod compress;
+#[cfg(not(loom))]
+pub(crate) mod counts;
 pub(crate) mod limit;
 #[cfg(not(loom))]
 pub(crate) mod ring;

@@ -6,13 +6,14 @@ use collie_io::Nanos;
 
 use crate::append::boundary::SlotId;
 use crate::append::compress::{Compressor, Stored};
+use crate::append::counts::Share;
 use crate::append::limit::Room;
 use crate::error::LogError;
 use crate::format::{FIRST_OWN_KIND, FrameHeader, FrameStart, KIND_CLOSE, KIND_SEAL, MAX_STREAM, frame_len};
 use crate::options::Compression;
-use crate::shared::{Core, Counted};
+use crate::shared::Core;
 use crate::stats::{SAMPLE, since};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::Ordering;
 use crate::{Lsn, Span};
 use zerocopy::IntoBytes;
 
@@ -158,10 +159,10 @@ impl Worker {
             None => Stored::plain(payload),
         };
         let placed = self.place(stream, kind, stored, hook, room);
-        if let (Ok(span), Some(counted)) = (&placed, self.counted()) {
-            counted.add(span);
+        if let (Ok(span), Some(share)) = (&placed, self.share()) {
+            share.add(span);
             if self.core.options.compression != Compression::None {
-                counted.add_compression(payload.len(), stored);
+                share.add_compression(payload.len(), stored);
             }
         }
         self.compressor = compressor;
@@ -169,8 +170,8 @@ impl Worker {
     }
 
     /// This worker's share of the counts.
-    fn counted(&self) -> Option<&Counted> {
-        self.slot.as_ref().and_then(|s| self.core.counted.get(s.index()))
+    fn share(&self) -> Option<&Share> {
+        self.slot.as_ref().and_then(|s| self.core.counts.of(s.index()))
     }
 
     /// A frame of the log's own.
@@ -302,24 +303,6 @@ impl Worker {
         self.sample = SAMPLE;
         Some(self.core.now())
     }
-}
-
-impl Counted {
-    fn add(&self, span: &Span) {
-        raise(&self.frames, 1);
-        raise(&self.bytes, span.end - span.start);
-    }
-
-    fn add_compression(&self, len: usize, stored: Stored<'_>) {
-        raise(&self.unpacked, len as u64);
-        raise(&self.packed, stored.bytes.len() as u64);
-        raise(&self.compressed, u64::from(stored.compressed));
-    }
-}
-
-/// Relaxed, and no read-modify-write: only the worker whose count it is writes it.
-fn raise(count: &AtomicU64, by: u64) {
-    count.store(count.load(Ordering::Relaxed) + by, Ordering::Relaxed);
 }
 
 impl Drop for Worker {

@@ -201,7 +201,7 @@ impl Flushing {
             if !self.core.options.manual_flush {
                 self.flush();
             }
-        } else if self.core.behind_filler(self.sealed) < end && self.seen == end {
+        } else if self.core.last_filler.behind(self.sealed) < end && self.seen == end {
             // Nothing came for a whole interval: raise the durable mark, so that damage below it
             // can be distinguished from a torn tail. A full device may refuse; the next append gets
             // that error.

@@ -1,6 +1,26 @@
-//! How long the frame is that fills a block.
+//! The frame that fills a block: how long it is, and where the last one lies.
 
 use crate::format::{ALIGN, BLOCK, FRAME_HEADER};
+use crate::sync::{Mutex, lock};
+use crate::{Lsn, Span};
+
+/// Where the filler lies that was placed last.
+#[derive(Debug, Default)]
+pub(crate) struct LastFiller(Mutex<Option<Span>>);
+
+impl LastFiller {
+    pub(super) fn placed(&self, filler: Span) {
+        *lock(&self.0) = Some(filler);
+    }
+
+    /// Where the log goes on behind a frame that ends at `end`: there, or behind the filler that
+    /// follows it.
+    pub(super) fn behind(&self, end: Lsn) -> Lsn {
+        let last = *lock(&self.0);
+        last.filter(|filler| filler.start == end)
+            .map_or(end, |filler| filler.end)
+    }
+}
 
 /// The longest filler: fewer bytes than a header's are left of a block, and the next block.
 pub(crate) const FILLER_MAX: u64 = BLOCK as u64 + FRAME_HEADER as u64 - ALIGN;

@@ -37,7 +37,7 @@ use crate::commit::filler::{FILLER_MAX, filler_len};
 use crate::commit::writer::{Reach, SegmentWriter};
 use crate::format::{FRAME_HEADER, FrameHeader, FrameStart, KIND_FILLER};
 use crate::shared::Core;
-use crate::sync::{Ordering, lock};
+use crate::sync::Ordering;
 use crate::{Lsn, Span};
 
 /// How often a leader tries to place a filler before it takes what whole blocks there are.
@@ -96,16 +96,8 @@ impl Core {
             self.ring.copy_in(at + FRAME_HEADER as u64, payload);
         }
         self.completion.complete_at_boundary(slot, end);
-        *lock(&self.last_filler) = Some(Span { start: at, end });
+        self.last_filler.placed(Span { start: at, end });
         self.recorder.filler_bytes.fetch_add(len, Ordering::Relaxed);
         Some(end)
-    }
-
-    /// Where the log goes on behind a frame that ends at `end`: there, or behind the filler that
-    /// follows it.
-    pub(crate) fn behind_filler(&self, end: Lsn) -> Lsn {
-        let last = *lock(&self.last_filler);
-        last.filter(|filler| filler.start == end)
-            .map_or(end, |filler| filler.end)
     }
 }

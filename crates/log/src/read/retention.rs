@@ -34,9 +34,7 @@ pub(crate) struct Retention {
 
 impl Retention {
     pub(crate) fn take(core: &Arc<Core>, at: Lsn, holder: &Holder) -> Self {
-        let readers = &mut lock(&core.holders).readers;
-        let id = readers.last_key_value().map_or(0, |(id, _)| id + 1);
-        readers.insert(id, (holder.name(id), at));
+        let id = lock(&core.holders).add_reader(|id| holder.name(id), at);
         Self {
             core: Arc::clone(core),
             id,
@@ -48,9 +46,7 @@ impl Retention {
     pub(crate) fn advance(&mut self, at: Lsn) {
         if at - self.at >= self.core.options.segment_bytes {
             self.at = at;
-            if let Some((_, retained)) = lock(&self.core.holders).readers.get_mut(&self.id) {
-                *retained = at;
-            }
+            lock(&self.core.holders).move_reader(self.id, at);
             self.core.preparer.call();
         }
     }
@@ -58,7 +54,7 @@ impl Retention {
 
 impl Drop for Retention {
     fn drop(&mut self) {
-        lock(&self.core.holders).readers.remove(&self.id);
+        lock(&self.core.holders).remove_reader(self.id);
         self.core.preparer.call();
     }
 }

@@ -82,7 +82,7 @@ pub enum LogError {
     /// The media hold something else than what was durably written.
     #[error(
         "corruption in {} at byte {offset} (LSN {lsn}): expected {expected}, found {found}; restore the file from a \
-         backup, or cut the log there with `collie log repair`, which loses what follows",
+         backup, or truncate the log there with `collie log repair`, which loses what follows",
         path.display()
     )]
     Corrupt {

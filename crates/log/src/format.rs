@@ -57,7 +57,7 @@ pub(crate) struct FrameHeader {
     /// Where the frame starts; equal to its position, or it is no frame.
     pub(crate) lsn: U64,
     /// Everything below this LSN was durable when the frame was written.
-    pub(crate) promised: U64,
+    pub(crate) durable_mark: U64,
     pub(crate) epoch: U32,
     /// Stream in the lower 24 bits, kind in the upper 8.
     stream_kind: U32,
@@ -84,12 +84,12 @@ pub(crate) struct FrameStart {
 
 impl FrameHeader {
     /// The finished header of a frame at `lsn`.
-    pub(crate) fn finish(start: FrameStart, lsn: Lsn, promised: Lsn, epoch: u32) -> Self {
+    pub(crate) fn finish(start: FrameStart, lsn: Lsn, durable_mark: Lsn, epoch: u32) -> Self {
         let mut header = Self {
             crc: U32::ZERO,
             stored: (start.len | if start.compressed { COMPRESSED } else { 0 }).into(),
             lsn: lsn.into(),
-            promised: promised.into(),
+            durable_mark: durable_mark.into(),
             epoch: epoch.into(),
             stream_kind: (start.stream & MAX_STREAM | u32::from(start.kind) << 24).into(),
         };

@@ -95,7 +95,7 @@ pub use {
     read::reader::Reader,
     read::tail::{NextFrame, Tail},
     recovery::inspect,
-    recovery::{Cut, Probe, RecoveryReport, RingOutcome, TornTail},
+    recovery::{Probe, RecoveryReport, RingOutcome, TornTail, Truncation},
     stats::{Compressed, LogStats, SAMPLE, Stages, Summary},
 };
 

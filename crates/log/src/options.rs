@@ -87,20 +87,20 @@ pub enum WritePath {
 
 /// What an open does about damage. The names are RocksDB's; its fourth mode, which goes on behind
 /// any damage, is not offered: what it recovers is no prefix of the commit order. Frames behind
-/// damage can be had from the copies that a cut keeps.
+/// damage can be had from the copies that a truncation keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum RecoveryMode {
-    /// What stands incomplete at the log's end, and was never promised to be durable, is cut and
+    /// What stands incomplete at the log's end, and was never said to be durable, is truncated and
     /// reported. Damage in what was durable refuses to open.
     #[default]
     TolerateCorruptedTailRecords,
     /// As the first, and an incomplete end refuses to open, too; so does the loss of a ring within
     /// one boot.
     AbsoluteConsistency,
-    /// The log is cut at its first damage, even in what was durable, and opens with what stood
+    /// The log is truncated at its first damage, even in what was durable, and opens with what stood
     /// before. What was cut off is kept in files beside it, which the
-    /// [`RecoveryReport`](crate::RecoveryReport) names. It does not cut below
+    /// [`RecoveryReport`](crate::RecoveryReport) names. It does not truncate below
     /// [`LogOptions::min_lsn`]: what the caller holds would be of a later time.
     PointInTimeRecovery,
 }
@@ -163,7 +163,7 @@ pub struct LogOptions {
     /// Room that is kept back in the log's directory, in a file that holds nothing, in bytes: it is
     /// given up for an opening that finds the device full, and taken again as soon as there is
     /// room. `None`, the default: the ring's size and 4 MiB, so that the log can be opened, also
-    /// after an opening that was cut short. 0: none is kept.
+    /// after an opening that was interrupted. 0: none is kept.
     pub reserve_bytes: Option<u64>,
     /// Whether background threads flush, seal and prepare segments. Without them everything happens
     /// on callers' threads, and only when they wait or flush: for simulations.

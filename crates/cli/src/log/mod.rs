@@ -96,7 +96,7 @@ struct FrameLine<'a> {
     lsn: u64,
     end: u64,
     epoch: u32,
-    promised: u64,
+    durable_mark: u64,
     stream: u32,
     kind: u8,
     kind_name: &'static str,
@@ -135,7 +135,7 @@ fn frame_line<'a>(frame: &FrameView<'a>, shown: Shown) -> FrameLine<'a> {
         lsn: frame.lsn,
         end: frame.end,
         epoch: frame.epoch,
-        promised: frame.promised,
+        durable_mark: frame.durable_mark,
         stream: frame.stream,
         kind: frame.kind,
         kind_name: frame.kind_name(),
@@ -206,7 +206,7 @@ struct FoundLine {
     first_frame: u64,
     end: u64,
     /// Everything below this LSN is known to have been durable.
-    promise: u64,
+    durable_mark: u64,
     torn_at: Option<u64>,
     ring: String,
     strays: Vec<String>,
@@ -272,7 +272,7 @@ fn found_line(found: &Inspection) -> FoundLine {
         frames: found.frames,
         first_frame: found.first_frame,
         end: found.end,
-        promise: found.promise,
+        durable_mark: found.durable_mark,
         torn_at: found.torn.as_ref().map(|torn| torn.lsn),
         ring: ring(&found.ring),
         strays: found
@@ -294,7 +294,7 @@ fn summary(found: &Inspection) -> String {
         if found.segments.len() == 1 { "" } else { "s" },
         found.first_frame,
         found.end,
-        found.promise,
+        found.durable_mark,
     );
     let mut add = |line: fmt::Arguments<'_>| {
         // Writing to a string cannot fail.
@@ -374,7 +374,7 @@ fn print_repair(results: &mut Results, dir: &Path, done: &Repair) -> io::Result<
     };
     results.line(format_args!("found: {damage}"))?;
     results.line(format_args!(
-        "cut: the log ends at LSN {} now; what followed is lost to it",
+        "truncated: the log ends at LSN {} now; what followed is lost to it",
         done.end
     ))?;
     for kept in &done.kept {

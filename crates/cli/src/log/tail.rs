@@ -87,7 +87,7 @@ fn line_of(followed: &Followed, shown: Shown) -> FrameLine<'_> {
         lsn: frame.start,
         end: frame.end,
         epoch: followed.epoch,
-        promised: followed.promised,
+        durable_mark: followed.durable_mark,
         stream: frame.stream,
         kind: frame.kind,
         kind_name: "data",

@@ -104,7 +104,7 @@ fn a_point_in_time_is_the_same_for_all_families() {
     );
     let db = left.open(WalRecoveryMode::PointInTimeRecovery).unwrap();
     assert_eq!(keys(&db), expected(13));
-    let cut = db.recovery().unwrap().cut.as_ref().unwrap();
+    let cut = db.recovery().unwrap().truncated.as_ref().unwrap();
     assert_eq!(cut.lsn, left.starts[13]);
     db.put("more", "v").unwrap();
 }

@@ -8,7 +8,7 @@ use collie_io::Device;
 use super::chain::Chain;
 use super::lock::DirLock;
 use super::old_ring::{self, OldRing};
-use super::report::{Cut, RingOutcome, TornTail};
+use super::report::{RingOutcome, TornTail, Truncation};
 use super::scan::{Seen, walk};
 use super::truncate;
 use crate::Lsn;
@@ -27,7 +27,7 @@ pub struct FrameView<'a> {
     /// The epoch that wrote it.
     pub epoch: u32,
     /// Everything below was durable when it was written; 0: it records nothing.
-    pub promised: Lsn,
+    pub durable_mark: Lsn,
     /// Its stream.
     pub stream: u32,
     /// Its kind; from 240 on the log's own.
@@ -82,7 +82,7 @@ pub struct Inspection {
     /// Where the log ends.
     pub end: Lsn,
     /// Everything below is known to have been durable.
-    pub promise: Lsn,
+    pub durable_mark: Lsn,
     /// Valid frames, the log's own included.
     pub frames: u64,
     /// What stands behind the last frame, if anything.
@@ -163,7 +163,7 @@ fn inspect_chain(
             lsn: seen.header.lsn.get(),
             end: seen.header.end(),
             epoch: seen.header.epoch.get(),
-            promised: seen.header.promised.get(),
+            durable_mark: seen.header.durable_mark.get(),
             stream: seen.header.stream(),
             kind: seen.header.kind(),
             payload: &payload,
@@ -194,7 +194,7 @@ fn inspect_chain(
         strays: chain.strays.iter().map(|s| s.path.clone()).collect(),
         first_frame: found.first_frame,
         end: found.end,
-        promise: found.durable_mark,
+        durable_mark: found.durable_mark,
         frames: found.frames,
         torn: found.torn,
         ring: found.ring,
@@ -246,7 +246,7 @@ pub fn repair(device: &Arc<dyn Device>, dir: &Path) -> Result<Repair, LogError> 
         Ok(found) => return Ok(nothing_to_do(found)),
         Err(error) => error,
     };
-    let Cut { damage, lsn, kept } = truncate::truncate(&**device, dir, error)?;
+    let Truncation { damage, lsn, kept } = truncate::truncate(&**device, dir, error)?;
     Ok(Repair {
         damage: Some(damage),
         end: lsn,

@@ -39,7 +39,7 @@ use scan::Found;
 pub(crate) use lock::DirLock;
 pub(crate) use new_ring::leave_spent;
 pub(crate) use opened::Opened;
-pub use report::{Cut, RecoveryReport, RingOutcome, TornTail};
+pub use report::{RecoveryReport, RingOutcome, TornTail, Truncation};
 pub(crate) use reserve::reserve;
 pub use write_path::Probe;
 
@@ -47,17 +47,17 @@ pub use write_path::Probe;
 pub(crate) fn recover(dir: &Path, options: LogOptions, lock: DirLock) -> Result<Opened, LogError> {
     let device = std::sync::Arc::clone(&options.device);
     let device: &dyn Device = &*device;
-    let (left, cut) = match read(device, dir, &options) {
+    let (left, truncated) = match read(device, dir, &options) {
         Err(damage @ LogError::Corrupt { .. })
             if options.recovery_mode == RecoveryMode::PointInTimeRecovery =>
         {
-            let cut = truncate_to_a_point(device, dir, &options, damage)?;
-            (read(device, dir, &options)?, Some(cut))
+            let truncated = truncate_to_a_point(device, dir, &options, damage)?;
+            (read(device, dir, &options)?, Some(truncated))
         }
         other => (other?, None),
     };
     let history = History {
-        cut,
+        truncated,
         set_aside: truncate::left_over(device, dir)?,
     };
     let Left { chain, ring, found } = left;
@@ -123,7 +123,7 @@ fn truncate_to_a_point(
     dir: &Path,
     options: &LogOptions,
     damage: LogError,
-) -> Result<Cut, LogError> {
+) -> Result<Truncation, LogError> {
     let needed = options.min_lsn.max(options.resume_at.unwrap_or(0));
     let nothing_left = truncate::would_leave_nothing(device, dir, &damage)?;
     match damage {

@@ -15,7 +15,7 @@ use super::lock::DirLock;
 use super::new_ring::{NewRing, remove_rings};
 use super::old_ring::OldRing;
 use super::opened::Opened;
-use super::report::{Cut, RecoveryReport, RingOutcome};
+use super::report::{RecoveryReport, RingOutcome, Truncation};
 use super::scan::{Found, Piece, Source};
 use super::write_path::{self, Chosen};
 use crate::Lsn;
@@ -33,7 +33,7 @@ use crate::segments::segment::{Segment, in_use};
 
 /// What was truncated from the log, by this open and before it.
 pub(crate) struct History {
-    pub(crate) cut: Option<Cut>,
+    pub(crate) truncated: Option<Truncation>,
     pub(crate) set_aside: Vec<PathBuf>,
 }
 
@@ -151,9 +151,9 @@ pub(crate) fn go_on(
         first_frame: if found.frames > 0 { found.first_frame } else { end },
         end,
         frames: found.frames,
-        carried_bytes: last.copied,
+        copied_bytes: last.copied,
         torn: found.torn,
-        cut: history.cut,
+        truncated: history.truncated,
         set_aside: history.set_aside,
         ring: found.ring,
         ring_shared: ring.ring.file.is_some(),
@@ -191,10 +191,10 @@ pub(crate) fn go_on(
 /// The warnings for the user.
 fn losses(found: &Found, history: &History) -> Vec<String> {
     let mut warnings = Vec::new();
-    if let Some(cut) = &history.cut {
+    if let Some(truncated) = &history.truncated {
         warnings.push(format!(
             "the log was truncated at LSN {}, and what followed is lost to it: {}",
-            cut.lsn, cut.damage
+            truncated.lsn, truncated.damage
         ));
     }
     for path in &history.set_aside {

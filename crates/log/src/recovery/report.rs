@@ -66,12 +66,12 @@ pub struct RecoveryReport {
     /// Frames that were verified, the log's own included.
     pub frames: u64,
     /// Bytes copied into the new epoch's first segment: what lay past the durable mark.
-    pub carried_bytes: u64,
+    pub copied_bytes: u64,
     /// Where the log was truncated, if something incomplete stood at its end.
     pub torn: Option<TornTail>,
     /// What this open truncated,
     /// [`RecoveryMode::PointInTimeRecovery`](crate::RecoveryMode::PointInTimeRecovery).
-    pub cut: Option<Cut>,
+    pub truncated: Option<Truncation>,
     /// Files in the log's directory that hold what was truncated from it, by this open or before.
     pub set_aside: Vec<PathBuf>,
     /// What became of the earlier ring.
@@ -89,7 +89,7 @@ pub struct RecoveryReport {
 /// What was truncated from a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Cut {
+pub struct Truncation {
     /// The damage at which it was truncated, in words.
     pub damage: String,
     /// Where the log ends since.

@@ -355,7 +355,7 @@ impl<'a> Walk<'a> {
         self.found.frames += 1;
         self.found.end = piece.end;
         self.at = piece.end;
-        self.raise_mark(header.promised.get());
+        self.raise_mark(header.durable_mark.get());
     }
 
     /// Everything below `lsn` was durable: it need not be copied.
@@ -394,7 +394,7 @@ impl<'a> Walk<'a> {
         }
         if self
             .window
-            .find(run, at + ALIGN, |h| h.promised.get() > at)?
+            .find(run, at + ALIGN, |h| h.durable_mark.get() > at)?
             .is_some()
         {
             return Ok(true);
@@ -415,7 +415,7 @@ impl<'a> Walk<'a> {
                     .or_else(|| left.next_frame(left.written));
                 first
                     .and_then(|lsn| left.frame(lsn))
-                    .is_some_and(|(h, _)| h.promised.get() > at)
+                    .is_some_and(|(h, _)| h.durable_mark.get() > at)
             }
             _ => false,
         })

@@ -69,7 +69,7 @@ impl Stray {
         let plausible = was_at != Some(lsn)
             && (1 << 32..1 << 62).contains(&lsn)
             && lsn.is_multiple_of(ALIGN)
-            && header.promised <= header.lsn
+            && header.durable_mark <= header.lsn
             && header.epoch > 0
             && header.epoch < 1 << 24
             && place + (header.stored_len() as u64) < self.len;
@@ -175,11 +175,11 @@ fn headerless_proves(run: &Run, stray: &Stray, data_at: u64, at: Lsn) -> Result<
     const EPOCHS_AHEAD: u32 = 1 << 24;
     const BYTES_AHEAD: u64 = 1 << 48;
     let within_reach = |header: &FrameHeader| {
-        let (lsn, promised) = (header.lsn.get(), header.promised.get());
+        let (lsn, durable_mark) = (header.lsn.get(), header.durable_mark.get());
         header.epoch.get().wrapping_sub(run.epoch()) < EPOCHS_AHEAD
             && lsn.wrapping_sub(run.first_lsn()) < BYTES_AHEAD
             && lsn.is_multiple_of(ALIGN)
-            && promised.is_multiple_of(ALIGN)
+            && durable_mark.is_multiple_of(ALIGN)
     };
     let mut head = [0; FRAME_HEADER];
     let mut place = data_at;
@@ -206,11 +206,11 @@ fn headerless_proves(run: &Run, stray: &Stray, data_at: u64, at: Lsn) -> Result<
 
 /// Whether a header, if it is one, says that `at` was durable.
 fn proves_durable(header: &FrameHeader, run: &Run, at: Lsn) -> bool {
-    let (promised, epoch) = (header.promised.get(), header.epoch.get());
+    let (durable_mark, epoch) = (header.durable_mark.get(), header.epoch.get());
     let later = if epoch == run.epoch() {
-        promised > at
+        durable_mark > at
     } else {
-        epoch > run.epoch() && promised >= at
+        epoch > run.epoch() && durable_mark >= at
     };
-    promised > 0 && promised <= header.lsn.get() && header.lsn.get() >= at && later
+    durable_mark > 0 && durable_mark <= header.lsn.get() && header.lsn.get() >= at && later
 }

@@ -8,7 +8,7 @@ use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 use super::chain::Chain;
 use super::new_ring::keep_aside;
 use super::old_ring::open as find_ring;
-use super::report::Cut;
+use super::report::Truncation;
 use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{BLOCK, SEGMENT_HEAD, SEGMENT_NUMBERS, SegmentHeader};
@@ -21,7 +21,7 @@ pub(crate) const CUT_SUFFIX: &str = ".cut";
 /// Truncates the log at `error`, which is damage in one of its segments; any other error is given
 /// back. The directory's lock is held by the caller. Interrupted, it can be run again with what is
 /// found then.
-pub(crate) fn truncate(device: &dyn Device, dir: &Path, error: LogError) -> Result<Cut, LogError> {
+pub(crate) fn truncate(device: &dyn Device, dir: &Path, error: LogError) -> Result<Truncation, LogError> {
     let LogError::Corrupt {
         path: damaged,
         offset,
@@ -75,7 +75,7 @@ pub(crate) fn truncate(device: &dyn Device, dir: &Path, error: LogError) -> Resu
         kept.push(keep_aside(device, &ring).at("rename", &ring)?);
     }
     kept.reverse();
-    Ok(Cut {
+    Ok(Truncation {
         damage: error.to_string(),
         lsn: *lsn,
         kept,

@@ -130,8 +130,8 @@ pub(crate) fn header_at(head: &[u8], at: Lsn, epoch: u32, end: Lsn) -> Result<Fr
         Err(Bad::Lsn(found, at))
     } else if header.epoch != epoch {
         Err(Bad::Epoch(header.epoch.get(), epoch))
-    } else if header.promised.get() > at {
-        Err(Bad::Mark(header.promised.get()))
+    } else if header.durable_mark.get() > at {
+        Err(Bad::Mark(header.durable_mark.get()))
     } else if header.end() > end {
         Err(Bad::Beyond(len))
     } else if header.end() - at > MAX_FRAME {
@@ -454,7 +454,7 @@ mod tests {
         segments.sort();
         let mut bytes = std::fs::read(&segments[0]).unwrap();
         let header = SegmentHeader::decode(&bytes[..SEGMENT_HEAD]).unwrap();
-        let forge = |bytes: &mut Vec<u8>, promised: u64| {
+        let forge = |bytes: &mut Vec<u8>, durable_mark: u64| {
             let start = FrameStart {
                 payload_crc: Salt(header.salt.get()).crc(b"payload!"),
                 len: 8,
@@ -462,15 +462,15 @@ mod tests {
                 stream: 0,
                 kind: 0,
             };
-            let frame = FrameHeader::finish(start, spans[1].start, promised, header.epoch.get());
+            let frame = FrameHeader::finish(start, spans[1].start, durable_mark, header.epoch.get());
             let at = SEGMENT_HEAD + (spans[1].start - FIRST_LSN) as usize;
             bytes[at..at + FRAME_HEADER].copy_from_slice(frame.as_bytes());
             std::fs::write(&segments[0], bytes).unwrap();
         };
-        for promised in [spans[1].end, spans[2].end, u64::MAX - 7] {
-            forge(&mut bytes, promised);
+        for durable_mark in [spans[1].end, spans[2].end, u64::MAX - 7] {
+            forge(&mut bytes, durable_mark);
             let error = Log::open(dir.path(), options.clone()).unwrap_err().to_string();
-            let expected = format!("records what lies behind it as durable, up to LSN {promised}");
+            let expected = format!("records what lies behind it as durable, up to LSN {durable_mark}");
             assert!(error.contains(&expected), "{error}");
         }
         forge(&mut bytes, spans[1].start);

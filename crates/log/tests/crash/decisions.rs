@@ -1,5 +1,5 @@
 //! The rows of recovery's decision table that need a world around them: rings of every kind, and
-//! damage below and above the last promise.
+//! damage below and above the last durable mark.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
 
@@ -142,7 +142,7 @@ const DATA: u64 = 8_192;
 const MARK: u64 = 2_048;
 
 #[test]
-fn rot_below_a_promise_is_refused_with_its_place_and_above_it_cuts_the_log() {
+fn rot_below_a_durable_mark_is_refused_with_its_place_and_above_it_cuts_the_log() {
     let setup = Setup::small(false, false);
     let (device, ledger) = (SimDevice::new(5), Ledger::new());
     let log = Log::open(DIR, setup.options(&device, false)).unwrap();
@@ -161,7 +161,7 @@ fn rot_below_a_promise_is_refused_with_its_place_and_above_it_cuts_the_log() {
             assert!(image.flip_bit(&segment, (place + byte) * 8 + 3));
             let device = image.device();
             match Log::open(DIR, setup.options(&device, false)) {
-                // The last frame that was written promises everything before itself.
+                // The last frame that was written marks everything before itself as durable.
                 Err(LogError::Corrupt { path, offset, .. }) if number < last => {
                     assert_eq!((path.as_path(), offset), (segment.as_path(), *place));
                 }
@@ -234,7 +234,7 @@ fn a_lost_header_is_noticed_however_far_above_the_rest_its_epoch_begins() {
 
 /// A power cut in the first write to a segment that is being made leaves anything in its blocks.
 #[test]
-fn garbage_in_a_segment_that_was_being_made_is_no_promise() {
+fn garbage_in_a_segment_that_was_being_made_is_no_durable_mark() {
     let (device, ledger, _log, _worker, setup) = world(false);
     let snapshot = device.snapshot();
     let mut last = 0x2545_f491_4f6c_dd1d_u64;

@@ -115,7 +115,7 @@ fn a_log_that_has_stopped_releases_nothing() {
     }
 }
 
-/// The ring's frames promise what the repair cuts away; repaired means that it opens. (What is
+/// The ring's frames mark as durable what the repair truncates; repaired means that it opens. (What is
 /// damaged is damaged in the ring, too: else that would make it good.)
 #[test]
 fn a_repaired_log_opens_although_its_ring_knew_more() {

@@ -91,7 +91,7 @@ fn ids(log: &Log) -> Vec<u64> {
 #[test]
 fn an_incomplete_end_is_cut_or_with_absolute_consistency_refused() {
     let mut image = filled(3);
-    // Nothing promises the last commit: it could have been under way.
+    // No durable mark covers the last commit: it could have been under way.
     rot(&mut image, 2);
     let device = image.device();
     let before = content(&device);
@@ -104,7 +104,7 @@ fn an_incomplete_end_is_cut_or_with_absolute_consistency_refused() {
     for mode in [TOLERATE, POINT] {
         let log = open(&image.device(), mode).unwrap();
         assert_eq!(ids(&log), [0, 1]);
-        assert!(log.recovery().torn.is_some() && log.recovery().cut.is_none());
+        assert!(log.recovery().torn.is_some() && log.recovery().truncated.is_none());
     }
 }
 
@@ -180,11 +180,13 @@ fn damage_in_what_was_durable_is_refused_unless_a_point_in_time_will_do() {
     let log = open(&device, POINT).unwrap();
     assert_eq!(ids(&log), [0, 1]);
     let report = log.recovery();
-    let cut = report.cut.as_ref().unwrap();
-    assert_eq!(cut.lsn, FIRST_LSN + 2 * FRAME);
-    let [kept] = &cut.kept[..] else { panic!("{cut:?}") };
+    let truncated = report.truncated.as_ref().unwrap();
+    assert_eq!(truncated.lsn, FIRST_LSN + 2 * FRAME);
+    let [kept] = &truncated.kept[..] else {
+        panic!("{truncated:?}")
+    };
     assert_eq!(read(&device, kept), whole, "all that was there is kept");
-    assert_eq!(&report.set_aside, &cut.kept);
+    assert_eq!(&report.set_aside, &truncated.kept);
     assert!(
         report
             .warnings
@@ -194,10 +196,13 @@ fn damage_in_what_was_durable_is_refused_unless_a_point_in_time_will_do() {
         report.warnings
     );
     log.close().unwrap();
-    // From then on it is whole, and what was cut is still named.
+    // From then on it is whole, and what was truncated is still named.
     let log = open(&device, ABSOLUTE).unwrap();
     assert_eq!(ids(&log), [0, 1]);
-    assert_eq!((&log.recovery().cut, log.recovery().set_aside.len()), (&None, 1));
+    assert_eq!(
+        (&log.recovery().truncated, log.recovery().set_aside.len()),
+        (&None, 1)
+    );
 }
 
 /// The caller's tables hold what lies behind the damage: they would be of a later time than the
@@ -229,7 +234,7 @@ fn a_log_without_a_good_beginning_has_no_point_to_go_back_to() {
 
 /// Several segments, damage at the end of the second, so that only the third proves that it was
 /// durable; the device dies at every operation of the cutting, and the next open comes to the same
-/// point with all that was cut still there.
+/// point with all that was truncated still there.
 #[test]
 fn a_cut_that_is_interrupted_anywhere_ends_the_same_and_keeps_everything() {
     let commits = 2 * setup().segment_bytes / FRAME + 40;

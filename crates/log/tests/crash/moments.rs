@@ -103,7 +103,7 @@ fn judge(moments: &[Snapshot], ledger: &Ledger, setup: Setup, seeds: u64) {
 #[test]
 fn epochs_that_come_back_neither_hide_nor_pass_for_the_log() {
     for (shared, direct) in SETUPS {
-        // One commit: all of the first segment is superseded. Two: the last of them promises the
+        // One commit: all of the first segment is superseded. Two: the last of them marks the
         // first.
         for (deaths, commits) in [(1, 1), (2, 1), (1, 2), (2, 2), (3, 2)] {
             let ledger = Ledger::new();

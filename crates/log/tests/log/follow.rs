@@ -65,7 +65,7 @@ fn check(followed: &[Followed], numbers: std::ops::Range<u64>) {
 }
 
 #[test]
-fn what_is_promised_is_given_as_the_log_is_written_and_all_of_it_once_it_is_closed() {
+fn what_is_known_to_be_durable_is_given_as_the_log_is_written_and_all_of_it_once_it_is_closed() {
     for compression in [Compression::None, Compression::Lz4] {
         let dir = tempfile::tempdir().unwrap();
         let log = Log::open(
@@ -84,7 +84,7 @@ fn what_is_promised_is_given_as_the_log_is_written_and_all_of_it_once_it_is_clos
             if n % 7 == 0 {
                 let followed = rest(&mut follower).unwrap();
                 let last = n.saturating_sub(7);
-                // The last frame waits for a promise.
+                // Nothing says yet that the last frame is durable.
                 check(&followed, last..n);
                 for (f, n) in followed.iter().zip(last..) {
                     let span = spans[n as usize];
@@ -115,7 +115,7 @@ fn a_follower_goes_on_through_new_epochs_and_gaps() {
         if round != 2 {
             followed.extend(rest(follower).unwrap());
         }
-        // What has no promise yet gets it from the close, or is carried over by the next open.
+        // What no durable mark covers yet is covered by the close, or copied by the next open.
         log.close().unwrap();
     }
     followed.extend(rest(follower.as_mut().unwrap()).unwrap());
@@ -141,7 +141,7 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_a_dead_process_left_unpromised_is_given_once_it_is_carried_over() {
+fn what_a_dead_process_left_without_a_durable_mark_is_given_once_it_is_copied() {
     let (dir, left) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let log = Log::open(dir.path(), options()).unwrap();
     append(&log, 0..20);
@@ -313,11 +313,11 @@ fn damage(dir: &Path, span: Span) -> (PathBuf, u64) {
 }
 
 #[test]
-fn damage_below_a_promise_is_corruption_with_its_place_and_not_the_end() {
+fn damage_below_a_durable_mark_is_corruption_with_its_place_and_not_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), options()).unwrap();
     let spans = append(&log, 0..200);
-    // At the scout, with the promise far behind it; and in what the giver has yet to give.
+    // At the scout, with the durable mark far behind it; and in what the giver has yet to give.
     let (path, offset) = damage(dir.path(), spans[100]);
     let mut follower = follow(dir.path(), None).unwrap();
     for n in 0..100 {
@@ -333,7 +333,7 @@ fn damage_below_a_promise_is_corruption_with_its_place_and_not_the_end() {
         }) => assert_eq!((p, o, lsn), (path, offset, spans[100].start)),
         other => panic!("{other:?}"),
     }
-    // The last frame has no promise, and takes along that of the one before: it may be in the
+    // No durable mark covers the last frame, and it takes along that of the one before: it may be in the
     // middle of being written.
     damage(dir.path(), spans[199]);
     let mut follower = follow(dir.path(), Some(spans[150].start)).unwrap();

@@ -61,7 +61,7 @@ fn epoch_and_salt(segment: &[u8]) -> (u32, u32) {
     (word(56), word(60))
 }
 
-/// A frame at `lsn` that promises all before it. docs/format/log.md
+/// A frame at `lsn` whose durable mark covers all before it. docs/format/log.md
 fn forged(lsn: Lsn, (epoch, salt): (u32, u32), len: usize) -> Vec<u8> {
     let payload = vec![0xee; 8];
     let mut head = Vec::new();
@@ -146,7 +146,7 @@ impl Program {
             .unwrap_or_else(|e| panic!("{context}: {e}"));
         let (first, last) = (*found.keys().next().unwrap(), *found.keys().next_back().unwrap());
         let expected: BTreeMap<_, _> = self.written.range(first..=last).collect();
-        // Nothing promises yet that the last one was durable: a follower does not give it.
+        // No durable mark says yet that the last one was durable: a follower does not give it.
         assert!(self.written.range(last..).count() <= 2, "{context}: up to {last}");
         assert!(expected.len() > 20, "{context}: {} frames", expected.len());
         let found: BTreeMap<_, _> = found.iter().collect();

@@ -10,7 +10,7 @@ pub(crate) struct FrameHeader {
     crc: U32,
     len: U32,
     lsn: U64,
-    promised: U64,
+    durable_mark: U64,
     epoch: U32,
     stream_kind: U32,
 }
@@ -26,12 +26,12 @@ pub(crate) fn payload_crc(payload: &[u8]) -> u32 {
 
 impl FrameHeader {
     /// The finished header of a frame at `lsn`.
-    pub(crate) fn finish(payload_crc: u32, len: usize, lsn: u64, promised: u64) -> Self {
+    pub(crate) fn finish(payload_crc: u32, len: usize, lsn: u64, durable_mark: u64) -> Self {
         let mut header = Self {
             crc: U32::ZERO,
             len: U32::new(len as u32),
             lsn: lsn.into(),
-            promised: promised.into(),
+            durable_mark: durable_mark.into(),
             epoch: U32::new(1),
             stream_kind: U32::new(1 << 24),
         };

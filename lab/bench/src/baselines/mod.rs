@@ -409,10 +409,10 @@ mod tests {
         for n in 0..each as usize * THREADS {
             let frame = &bytes[n * len..][..len];
             let (payload, padding) = frame[32..].split_at(PAYLOAD);
-            let promised = u64::from_le_bytes(frame[16..24].try_into().unwrap());
-            let expected = FrameHeader::finish(payload_crc(payload), PAYLOAD, (n * len) as u64, promised);
+            let durable_mark = u64::from_le_bytes(frame[16..24].try_into().unwrap());
+            let expected = FrameHeader::finish(payload_crc(payload), PAYLOAD, (n * len) as u64, durable_mark);
             assert_eq!(&frame[..32], expected.as_bytes(), "{}, frame {n}", I::NAME);
-            assert!(promised <= (n * len) as u64 && padding.iter().all(|b| *b == 0));
+            assert!(durable_mark <= (n * len) as u64 && padding.iter().all(|b| *b == 0));
             let thread = usize::from(payload[8]);
             assert_eq!(u64::from_le_bytes(payload[..8].try_into().unwrap()), next[thread]);
             next[thread] += 1;

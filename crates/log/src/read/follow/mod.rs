@@ -53,7 +53,7 @@ pub struct Followed {
     /// The epoch that wrote it, or copied it forward.
     pub epoch: u32,
     /// Everything below was durable when it was written; 0: it records nothing.
-    pub promised: Lsn,
+    pub durable_mark: Lsn,
     /// The segment that it starts in.
     pub segment: PathBuf,
     /// The byte there.
@@ -194,7 +194,7 @@ impl Follower {
                 return Ok(Some(Followed {
                     frame,
                     epoch: piece.header.epoch.get(),
-                    promised: header.promised.get(),
+                    durable_mark: header.durable_mark.get(),
                     offset: piece.offset(at),
                     segment: piece.path,
                 }));
@@ -224,7 +224,7 @@ impl Follower {
         };
         self.scout = header.end();
         self.ahead = self.ahead.max(self.scout);
-        self.durable_mark = self.durable_mark.max(header.promised.get());
+        self.durable_mark = self.durable_mark.max(header.durable_mark.get());
         Ok(true)
     }
 
@@ -296,13 +296,13 @@ impl Follower {
         let epoch = self.view.epoch_of(&piece);
         let (proof, searched) = self
             .searching
-            .find_near(epoch, from, |h| h.promised.get() > scout)?;
+            .find_near(epoch, from, |h| h.durable_mark.get() > scout)?;
         // At the end it begins again: the log may have grown meanwhile.
         self.ahead = if searched > from { searched } else { scout };
         let Some(proof) = proof else {
             return Ok(false);
         };
-        self.durable_mark = self.durable_mark.max(proof.promised.get());
+        self.durable_mark = self.durable_mark.max(proof.durable_mark.get());
         // What was being written when it was read is whole by now, or never will be.
         self.scouting.clear();
         Ok(true)

@@ -201,9 +201,9 @@ impl View {
         let linked = order::link(log_id, segments)?;
         self.pieces = linked.pieces();
         let heads = linked.runs.iter().filter_map(Run::head);
-        let promises = heads.map(|head| head.copied_end.max(head.predecessor_end).get());
+        let marks = heads.map(|head| head.copied_end.max(head.predecessor_end).get());
         // The durable mark never goes back, also where the segment that recorded it is gone.
-        self.durable_mark = promises.fold(self.durable_mark, Lsn::max);
+        self.durable_mark = marks.fold(self.durable_mark, Lsn::max);
         if let Some(newest) = linked.runs.last().and_then(Run::head) {
             (self.epoch, self.copied_end) = (newest.epoch.get(), newest.copied_end.get());
         }

@@ -19,7 +19,7 @@ fn a_reader_goes_from_any_archived_frame_on_into_the_live_log() {
     for (n, span) in spans.iter().enumerate().step_by(7) {
         check(&read(&log, span.start).unwrap(), n as u64..200);
         check(&read(&log, span.end).unwrap(), n as u64 + 1..200);
-        // The last frame has no promise yet.
+        // No durable mark covers the last frame yet.
         check(
             &follow(RealDevice::new(), dir.path(), Some(span.start)).unwrap(),
             n as u64..199,

@@ -227,7 +227,7 @@ impl Core {
         let first = self.failure.set(failure).is_ok();
         // Release pairs with the Acquire in `check`.
         self.state.store(POISONED, Ordering::Release);
-        self.wake_everybody();
+        self.wake_every_waiter();
         if first {
             tracing::error!(dir = %self.dir.display(), cause, "the log is poisoned");
         }
@@ -259,7 +259,7 @@ impl Core {
             .state
             .compare_exchange(RUNNING, CLOSED, Ordering::AcqRel, Ordering::Acquire)
             .is_ok();
-        self.wake_everybody();
+        self.wake_every_waiter();
         stopped
     }
 
@@ -276,7 +276,7 @@ impl Core {
                     .compare_exchange(CLOSED, ENDED, Ordering::Release, Ordering::Relaxed);
             });
         });
-        self.wake_everybody();
+        self.wake_every_waiter();
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -292,7 +292,7 @@ impl Core {
             .or_else(|| self.check_process().err())
     }
 
-    fn wake_everybody(&self) {
+    fn wake_every_waiter(&self) {
         self.writes.wake_all();
         self.syncs.wake_all();
         for thread in [&self.flusher, &self.writer, &self.preparer] {

@@ -260,7 +260,7 @@ fn a_dropped_future_takes_along_a_waker_that_owns_the_last_handle() {
     assert_eq!(log.read(span.start).unwrap().count(), 1);
 }
 
-/// Gives up what it owns when it is woken, as an executor's task does that is woken when nobody
+/// Gives up what it owns when it is woken, as an executor's task does that is woken when no thread
 /// else has it any more.
 struct Last(Mutex<Option<Log>>, mpsc::SyncSender<()>);
 

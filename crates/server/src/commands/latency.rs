@@ -19,26 +19,25 @@ pub(super) const ROWS: &[Command] = &[Command::new("latency", -2, containers::co
     .categories(&["@slow"])
     .subcommands(SUBCOMMANDS)];
 
+/// The tips of those whose reply is another one on each node.
+const OF_EACH_NODE: &[&str] = &[
+    "nondeterministic_output",
+    "request_policy:all_nodes",
+    "response_policy:special",
+];
+
 /// The subcommands of `LATENCY`.
 const SUBCOMMANDS: &[Command] = &[
     Command::new("latency|doctor", 2, doctor)
         .about("2.8.13", "server", "Names the commands to use instead.")
         .flags(&["admin", "noscript", "loading", "stale"])
         .categories(&["@admin", "@slow", "@dangerous"])
-        .tips(&[
-            "nondeterministic_output",
-            "request_policy:all_nodes",
-            "response_policy:special",
-        ]),
+        .tips(OF_EACH_NODE),
     Command::new("latency|graph", 3, graph)
         .about("2.8.13", "server", "Returns a graph of an event: there is none.")
         .flags(&["admin", "noscript", "loading", "stale"])
         .categories(&["@admin", "@slow", "@dangerous"])
-        .tips(&[
-            "nondeterministic_output",
-            "request_policy:all_nodes",
-            "response_policy:special",
-        ]),
+        .tips(OF_EACH_NODE),
     Command::new("latency|help", 2, help)
         .about("2.8.13", "server", "Returns this text.")
         .flags(&["loading", "stale"])
@@ -47,11 +46,7 @@ const SUBCOMMANDS: &[Command] = &[
         .about("7.0.0", "server", "Returns the times of commands: not tracked.")
         .flags(&["admin", "noscript", "loading", "stale"])
         .categories(&["@admin", "@slow", "@dangerous"])
-        .tips(&[
-            "nondeterministic_output",
-            "request_policy:all_nodes",
-            "response_policy:special",
-        ]),
+        .tips(OF_EACH_NODE),
     Command::new("latency|history", 3, nothing)
         .about(
             "2.8.13",
@@ -60,20 +55,12 @@ const SUBCOMMANDS: &[Command] = &[
         )
         .flags(&["admin", "noscript", "loading", "stale"])
         .categories(&["@admin", "@slow", "@dangerous"])
-        .tips(&[
-            "nondeterministic_output",
-            "request_policy:all_nodes",
-            "response_policy:special",
-        ]),
+        .tips(OF_EACH_NODE),
     Command::new("latency|latest", 2, nothing)
         .about("2.8.13", "server", "Returns the latest events: there are none.")
         .flags(&["admin", "noscript", "loading", "stale"])
         .categories(&["@admin", "@slow", "@dangerous"])
-        .tips(&[
-            "nondeterministic_output",
-            "request_policy:all_nodes",
-            "response_policy:special",
-        ]),
+        .tips(OF_EACH_NODE),
     Command::new("latency|reset", -2, reset)
         .about("2.8.13", "server", "Removes all events.")
         .flags(&["admin", "noscript", "loading", "stale"])

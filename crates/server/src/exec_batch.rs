@@ -4,10 +4,8 @@
 //! memory, in front of the databases: its own reads find them first, and no other connection sees
 //! them. At the end they are written as one batch, so that other connections, and recovery after a
 //! crash, find all of them or none. Databases that it empties or swaps are part of the batch.
-//! that it empties or swaps are part of that.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use collie_db::{Batch, Value};
@@ -15,7 +13,8 @@ use collie_db::{Batch, Value};
 use crate::data::keyspace::{DATABASES, Keyspace};
 use crate::data::locks::{Held, LOCKED_WRITE};
 use crate::data::store::Replaced;
-use crate::data::value::{self, DATA};
+use crate::data::value;
+use crate::data::watch::DbKey;
 use crate::failure::Failure;
 use crate::health::Effect;
 use crate::session::Shared;
@@ -31,6 +30,9 @@ pub(crate) struct Transaction<'a> {
     spare: Vec<Arc<Keyspace>>,
     /// Whether a database was emptied or swapped.
     is_rearranged: bool,
+    /// The watched keys that its commands changed, each with the database that was theirs then.
+    /// Later commands may have emptied or exchanged it.
+    changed: BTreeSet<DbKey>,
 }
 
 /// A database as the transaction sees it.
@@ -59,6 +61,14 @@ impl Database {
         }
     }
 
+    /// The stored value of a key, given in the engine's form, the transaction's own changes included.
+    fn get(&self, key: &[u8]) -> Result<Option<Value>, Failure> {
+        match self.changes.get(key) {
+            Some(changed) => Ok(changed.clone()),
+            None => Ok(self.keyspace.family.get(key)?),
+        }
+    }
+
     /// The number of keys, the transaction's own changes included.
     pub(crate) fn size(&self) -> i64 {
         (self.keyspace.size().0 + self.keys).max(0)
@@ -70,14 +80,6 @@ impl Database {
         self.expiring += expiring;
         self.expiry_first_ms = self.expiry_first_ms.min(expiry_ms.unwrap_or(u64::MAX));
     }
-
-    /// The changes to the users' keys.
-    fn users_keys(&self) -> impl Iterator<Item = &[u8]> {
-        let range = (Bound::Included(vec![DATA]), Bound::Excluded(vec![DATA + 1]));
-        self.changes
-            .range(range)
-            .map(|(key, _)| key.get(1..).unwrap_or_default())
-    }
 }
 
 impl<'a> Transaction<'a> {
@@ -87,6 +89,14 @@ impl<'a> Transaction<'a> {
             databases: [const { None }; DATABASES as usize],
             spare,
             is_rearranged: false,
+            changed: BTreeSet::new(),
+        }
+    }
+
+    /// Notes that a command changed a key, whose lock the transaction holds.
+    pub(crate) fn changed(&mut self, shared: &Shared, index: u8, key: &[u8]) {
+        if shared.watches.is_watched(index, key) {
+            self.changed.insert((index, key.into()));
         }
     }
 
@@ -113,6 +123,9 @@ impl<'a> Transaction<'a> {
     /// Empties databases.
     pub(crate) fn empty(&mut self, shared: &Shared, databases: &[u8]) -> Result<(), Failure> {
         debug_assert!(self.held.is_all());
+        for index in databases {
+            self.removed(shared, &[*index])?;
+        }
         let mut fresh = Vec::with_capacity(databases.len());
         for &index in databases {
             let keyspace = match self.database(shared, index) {
@@ -134,13 +147,40 @@ impl<'a> Transaction<'a> {
         Ok(())
     }
 
-    /// Swaps two databases, both of which were selected before.
-    pub(crate) fn swap(&mut self, shared: &Shared, one: u8, other: u8) {
+    /// Exchanges two databases, both of which were selected before.
+    pub(crate) fn swap(&mut self, shared: &Shared, one: u8, other: u8) -> Result<(), Failure> {
         debug_assert!(self.held.is_all());
-        if self.database(shared, one).is_some() && self.database(shared, other).is_some() {
+        if one != other && self.database(shared, one).is_some() && self.database(shared, other).is_some() {
+            self.removed(shared, &[one, other])?;
             self.databases.swap(usize::from(one), usize::from(other));
             self.is_rearranged = true;
         }
+        Ok(())
+    }
+
+    /// Notes that databases are emptied or exchanged: of the watched keys in them, those change
+    /// that are in any of them now.
+    fn removed(&mut self, shared: &Shared, databases: &[u8]) -> Result<(), Failure> {
+        let now_ms = shared.now_ms();
+        let mut scratch = Vec::new();
+        for index in databases {
+            for key in shared.watches.keys(*index) {
+                value::data_key(&mut scratch, &key);
+                let mut is_there = false;
+                for from in databases {
+                    let Some(database) = self.database(shared, *from) else {
+                        continue;
+                    };
+                    if let Some(stored) = database.get(&scratch)? {
+                        is_there |= !value::read_header(&stored)?.is_expired(now_ms);
+                    }
+                }
+                if is_there {
+                    self.changed.insert((*index, key));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Commits everything and releases the locks. Returns the end of the commit, 0 if there was
@@ -228,7 +268,6 @@ impl<'a> Transaction<'a> {
                 && !Arc::ptr_eq(&database.keyspace, old)
             {
                 new.push((*index, Arc::clone(&database.keyspace)));
-                self.mark_watchers(shared, *index, old, database)?;
             }
         }
         let replaced = shared.store.replace(batch, &new);
@@ -244,44 +283,16 @@ impl<'a> Transaction<'a> {
         })
     }
 
-    /// Marks the watches on keys of a database that is exchanged, where the key exists in the old
-    /// keyspace or in the new one.
-    fn mark_watchers(
-        &self,
-        shared: &Shared,
-        index: u8,
-        old: &Keyspace,
-        new: &Database,
-    ) -> Result<(), Failure> {
-        let now_ms = shared.now_ms();
-        let is_there = |stored: Option<&Value>| -> Result<bool, Failure> {
-            Ok(match stored {
-                Some(stored) => !value::read_header(stored)?.is_expired(now_ms),
-                None => false,
-            })
-        };
-        let mut scratch = Vec::new();
-        shared.watches.replaced(index, |key| -> Result<bool, Failure> {
-            value::data_key(&mut scratch, key);
-            let after = match new.changes.get(&scratch) {
-                Some(changed) => changed.clone(),
-                None => new.keyspace.family.get(&scratch)?,
-            };
-            Ok(is_there(after.as_ref())? || is_there(old.family.get(&scratch)?.as_ref())?)
-        })
-    }
-
     /// Updates counts, the sweeper's hint and the watches after the commit.
     fn applied(&self, shared: &Shared) {
-        for (index, database) in (0..).zip(self.databases.iter()) {
-            let Some(database) = database else { continue };
+        for database in self.databases.iter().flatten() {
             database.keyspace.changed(database.keys, database.expiring);
             if database.expiry_first_ms != u64::MAX {
                 database.keyspace.expiry_added(database.expiry_first_ms);
             }
-            for key in database.users_keys() {
-                shared.watches.changed(index, key);
-            }
+        }
+        for (index, key) in &self.changed {
+            shared.watches.changed(*index, key);
         }
     }
 }

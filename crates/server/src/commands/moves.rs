@@ -185,7 +185,7 @@ fn swapdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         return Err(text::DB_OUT_OF_RANGE.into());
     };
     if let Some(transaction) = &mut exec.transaction {
-        transaction.swap(exec.shared, one, other);
+        transaction.swap(exec.shared, one, other)?;
     } else if one != other {
         if !exec.may_block {
             return Ok(Flow::Aside(Aside::Waits));
@@ -193,8 +193,7 @@ fn swapdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         exec.shared.store.create(one)?;
         exec.shared.store.create(other)?;
         rearrange(exec, Vec::new, |transaction, shared| {
-            transaction.swap(shared, one, other);
-            Ok(())
+            transaction.swap(shared, one, other)
         })?;
     }
     exec.reply.ok();

@@ -36,6 +36,12 @@ impl Watches {
         self.count.load(Ordering::Relaxed) == 0
     }
 
+    /// Whether any connection watches a key. Exact while the caller holds its lock, but for watches
+    /// that end.
+    pub(crate) fn is_watched(&self, db: u8, key: &[u8]) -> bool {
+        !self.is_empty() && self.keys.lock().contains_key(&(db, Box::from(key)))
+    }
+
     /// Marks the watches of a key that changed. The caller holds its lock.
     pub(crate) fn changed(&self, db: u8, key: &[u8]) {
         if self.is_empty() {
@@ -63,20 +69,12 @@ impl Watches {
         }
     }
 
-    /// Marks the watches of a database that was exchanged, on each key for which `did_change`
-    /// returns true. The caller holds all locks.
-    pub(crate) fn replaced<E>(
-        &self,
-        db: u8,
-        mut did_change: impl FnMut(&[u8]) -> Result<bool, E>,
-    ) -> Result<(), E> {
+    /// The watched keys of a database. Exact while the caller holds all locks, but for watches that
+    /// end.
+    pub(crate) fn keys(&self, db: u8) -> Vec<Box<[u8]>> {
         let keys = self.keys.lock();
-        for ((_, key), watchers) in keys.iter().filter(|((watched, _), _)| *watched == db) {
-            if did_change(key)? {
-                watchers.iter().for_each(Watcher::mark);
-            }
-        }
-        Ok(())
+        let watched = keys.keys().filter(|(watched, _)| *watched == db);
+        watched.map(|(_, key)| key.clone()).collect()
     }
 }
 

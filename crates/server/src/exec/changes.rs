@@ -157,6 +157,10 @@ impl Exec<'_> {
         stored: Option<Value>,
         expiry_ms: Option<u64>,
     ) -> Result<(), Failure> {
+        let index = self.session.db;
+        if let Some(transaction) = &mut self.transaction {
+            transaction.changed(self.shared, index, key);
+        }
         let Some(database) = self.database() else {
             return Err("ERR internal error: the database was not prepared".into());
         };

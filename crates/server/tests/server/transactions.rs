@@ -213,6 +213,62 @@ fn transfers_between_accounts_are_never_seen_halfway_and_watch_loses_no_update()
     assert_eq!(sum(&client.line("MGET a b c d e")), 500);
 }
 
+/// Whether a transaction of one client, in database 0, makes another's `EXEC` do nothing that
+/// watches `key` in a database. The key exists in none.
+fn is_seen_by_watch(server: &crate::support::Running, watched: &str, commands: &[&str]) -> bool {
+    let (mut watcher, mut writer) = (server.client(), server.client());
+    run(
+        &mut writer,
+        &["FLUSHALL", "SET 0 stays", "SELECT 1", "SET 1 stays", "SELECT 0"],
+    );
+    run(&mut watcher, &[&format!("SELECT {watched}"), "WATCH key"]);
+    run(&mut writer, &["MULTI"]);
+    run(&mut writer, commands);
+    let done = writer.line("EXEC");
+    assert!(
+        done.starts_with('*') && !done.contains("-ERR"),
+        "{commands:?}: {done:?}"
+    );
+    let answer = run(&mut watcher, &["MULTI", "PING", "EXEC"]);
+    assert!(
+        ["*-1\r\n", "*1\r\n+PONG\r\n"].contains(&answer.as_str()),
+        "{answer:?}"
+    );
+    answer == "*-1\r\n"
+}
+
+#[test]
+fn a_watch_sees_what_a_transaction_did_in_the_database_that_was_its_own_then() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    for (commands, in_0, in_1) in [
+        (&["SET key 1", "FLUSHDB"][..], true, false),
+        (&["SET key 1", "FLUSHALL", "SET other 1"], true, false),
+        (&["SET key 1", "DEL key"], true, false),
+        (&["SET key 1", "DEL key", "SWAPDB 0 1"], true, false),
+        (&["SET key 1", "SWAPDB 0 1", "FLUSHDB"], true, true),
+        (&["SET key 1", "SWAPDB 0 1", "FLUSHALL"], true, true),
+        (&["SET key 1", "SWAPDB 0 0"], true, false),
+        (&["SWAPDB 1 1"], false, false),
+        (&["SET key 1", "SWAPDB 0 1"], true, true),
+        (&["SWAPDB 0 1", "SET key 1"], true, false),
+        (&["SELECT 1", "SET key 1", "SELECT 0"], false, true),
+        (&["SET other 1", "SWAPDB 0 1", "FLUSHALL"], false, false),
+        (&["GET key", "DEL key", "SWAPDB 0 1"], false, false),
+    ] {
+        assert_eq!(
+            is_seen_by_watch(&server, "0", commands),
+            in_0,
+            "database 0: {commands:?}"
+        );
+        assert_eq!(
+            is_seen_by_watch(&server, "1", commands),
+            in_1,
+            "database 1: {commands:?}"
+        );
+    }
+}
+
 #[test]
 fn increments_inside_transactions_of_many_are_exact() {
     // Pipelines of transactions on two threads, all of the same two keys: without the locks some

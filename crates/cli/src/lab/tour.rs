@@ -23,8 +23,8 @@ use crate::lab::torture::messages::Message;
 use crate::output::{self, Results, grouped};
 use crate::{Outcome, serve};
 
-/// Threads that append in the race.
-const THREADS: usize = 16;
+/// Threads that append, in one race and in the next.
+const THREADS: [usize; 2] = [16, 64];
 /// How often each log is measured.
 const REPEATS: usize = 3;
 /// The longest bar.
@@ -45,7 +45,7 @@ struct Pace {
 
 impl Pace {
     const FULL: Self = Self {
-        measurement: Duration::from_millis(1_300),
+        measurement: Duration::from_millis(800),
         writing: Duration::from_millis(4_000),
         cutting: Duration::from_millis(8_000),
     };
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &TourArgs) -> anyhow::Result<Outcome> {
             dir.display()
         ),
     )?;
-    race(&mut results, dir, &pace)?;
+    races(&mut results, dir, &pace)?;
     let survived = kill(&mut results, &temporary, &pace)?;
     let recovered = cut_power(&mut results, &pace)?;
     let outcome = if survived && recovered {
@@ -106,14 +106,12 @@ fn watch(done: impl Fn() -> bool, mut text: impl FnMut() -> String) {
 }
 
 /// Collie's log beside three that take locks.
-fn race(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
+fn races(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
     say(
         results,
-        &format!(
-            "\n1 · The log. {THREADS} threads append 100 bytes at a time; each waits until its own\n    \
-             are on the device. All logs write the same frames by the same calls, in groups;\n    \
-             they differ in how a frame gets its place.\n"
-        ),
+        "\n1 · The log. Threads append 100 bytes at a time; each waits until its own are on the\n    \
+         device. All logs write the same frames by the same calls, in groups; they differ\n    \
+         in how a frame gets its place and in how those who wait are woken.",
     )?;
     let bench = LogBench {
         duration: pace.measurement,
@@ -123,12 +121,20 @@ fn race(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
         dir: dir.to_owned(),
         ..LogBench::default()
     };
+    THREADS
+        .into_iter()
+        .try_for_each(|threads| race(results, &bench, threads))
+}
+
+/// All logs in turn, with one number of threads.
+fn race(results: &mut Results, bench: &LogBench, threads: usize) -> anyhow::Result<()> {
+    say(results, &format!("\n    {threads} threads:"))?;
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); bench.logs.len()];
     let board = MultiProgress::with_draw_target(output::target());
     let lines: Vec<ProgressBar> = bench.logs.iter().map(|_| board.add(figures::live())).collect();
     for _ in 0..REPEATS {
         for (which, &log) in bench.logs.iter().enumerate() {
-            let rate = measure(&bench, log, lines.get(which), best(&rates))?;
+            let rate = measure(bench, threads, log, lines.get(which), best(&rates))?;
             if let Some(of_log) = rates.get_mut(which) {
                 of_log.push(rate);
             }
@@ -146,7 +152,7 @@ fn race(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
     let others = rates.iter().zip(&bench.logs).skip(1);
     if let (Some(collie), Some((other, log))) = (rates.first(), others.max_by(|a, b| a.0.total_cmp(b.0))) {
         results.line(format_args!(
-            "\n    Collie's makes {:.2} × the appends of the best of the others ({}).",
+            "    Collie's makes {:.2} × the appends of the best of the others ({}).",
             collie / other,
             log.name()
         ))?;
@@ -156,10 +162,16 @@ fn race(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
 }
 
 /// One measurement, with its progress on the log's own line.
-fn measure(bench: &LogBench, log: LogKind, line: Option<&ProgressBar>, longest: f64) -> anyhow::Result<f64> {
+fn measure(
+    bench: &LogBench,
+    threads: usize,
+    log: LogKind,
+    line: Option<&ProgressBar>,
+    longest: f64,
+) -> anyhow::Result<f64> {
     let appended = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        let running = scope.spawn(|| bench.run_one(log, THREADS, &appended));
+        let running = scope.spawn(|| bench.run_one(log, threads, &appended));
         let (mut before, mut at) = (0, RealClock.monotonic());
         while !running.is_finished() {
             std::thread::sleep(FRAME.min(bench.duration));

@@ -1,0 +1,310 @@
+//! The map: which files are mapped, and where their displaced pages are, as of a place in the log.
+//! Written whole, under another name, synced and renamed. Drawn in `docs/format/front.md`.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
+use collie_log::{LogId, Lsn};
+
+use super::bytes::{Fields, Writer};
+use super::record::{Entry, FileId, Place, Record, Slot, decode_entries, encode_entries};
+use crate::FrontError;
+
+const MAGIC: &[u8; 8] = b"COLLIEFM";
+const VERSION: u32 = 1;
+const NAME: &str = "MAP";
+const TEMPORARY: &str = "MAP.tmp";
+/// The longest map that is read, in bytes: 2³² pages of entries would be larger, no shadow file is.
+const MAX: u64 = 1 << 36;
+
+/// A mapped file as it was committed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct MappedFile {
+    pub(crate) path: PathBuf,
+    /// Its committed end.
+    pub(crate) end: u64,
+    /// Its displaced pages: slot and checksum.
+    pub(crate) pages: BTreeMap<u32, (Slot, u32)>,
+}
+
+/// The committed state of all files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Map {
+    pub(crate) page_bytes: u32,
+    pub(crate) slots: u32,
+    pub(crate) log_id: LogId,
+    /// Records before this place are in the map.
+    pub(crate) replay_from: Lsn,
+    pub(crate) next_id: FileId,
+    pub(crate) files: BTreeMap<FileId, MappedFile>,
+}
+
+impl Map {
+    /// Applies what the log says next.
+    pub(crate) fn apply(&mut self, record: Record) {
+        match record {
+            Record::File {
+                id,
+                path,
+                end,
+                entries,
+            } => {
+                self.next_id = self.next_id.max(id + 1);
+                self.files.retain(|_, file| file.path != path);
+                let mut file = MappedFile {
+                    path,
+                    end,
+                    ..MappedFile::default()
+                };
+                file.set(&entries);
+                self.files.insert(id, file);
+            }
+            Record::Commit { id, end, entries } => {
+                if let Some(file) = self.files.get_mut(&id) {
+                    file.end = end;
+                    file.set(&entries);
+                }
+            }
+            Record::Cut { id, end } => {
+                let pages = end.div_ceil(u64::from(self.page_bytes));
+                if let Some(file) = self.files.get_mut(&id) {
+                    file.end = end;
+                    file.pages.retain(|page, _| u64::from(*page) < pages);
+                }
+            }
+            Record::Drop { id } => {
+                self.files.remove(&id);
+            }
+            Record::Mark => {}
+        }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.bytes(MAGIC);
+        out.u32(VERSION);
+        out.u32(self.page_bytes);
+        out.u32(self.slots);
+        out.bytes(&self.log_id.0);
+        out.u64(self.replay_from);
+        out.u64(self.next_id);
+        out.u64(self.files.len() as u64);
+        for (id, file) in &self.files {
+            out.u64(*id);
+            out.u64(file.end);
+            out.path(&file.path);
+            let entries: Vec<Entry> = file
+                .pages
+                .iter()
+                .map(|(&page, &(slot, crc))| Entry {
+                    page,
+                    place: Place::Slot(slot),
+                    crc,
+                })
+                .collect();
+            encode_entries(&mut out, &entries);
+        }
+        let crc = crc32c::crc32c(&out.0);
+        out.u32(crc);
+        out.0
+    }
+
+    fn decode(path: &Path, bytes: &[u8]) -> Result<Map, FrontError> {
+        let corrupt = |expected: &str, found: String| FrontError::Corrupt {
+            path: path.to_owned(),
+            expected: expected.to_owned(),
+            found,
+        };
+        let cut = || {
+            corrupt(
+                "a whole map",
+                format!("one that ends after {} bytes", bytes.len()),
+            )
+        };
+        let (body, crc) = bytes.split_last_chunk::<4>().ok_or_else(cut)?;
+        let mut fields = Fields(body);
+        let magic = fields.take(MAGIC.len()).ok_or_else(cut)?;
+        if magic != MAGIC {
+            return Err(corrupt(
+                "the map of a page store",
+                format!("a file that begins with {magic:02x?}"),
+            ));
+        }
+        let version = fields.u32().ok_or_else(cut)?;
+        if version != VERSION {
+            return Err(FrontError::Mismatch {
+                path: path.to_owned(),
+                problem: format!("format version {version}; this program reads version {VERSION}"),
+            });
+        }
+        let (is, should) = (crc32c::crc32c(body), u32::from_le_bytes(*crc));
+        if is != should {
+            return Err(corrupt(&format!("checksum {should:08x}"), format!("{is:08x}")));
+        }
+        let mut read = || {
+            let mut map = Map {
+                page_bytes: fields.u32()?,
+                slots: fields.u32()?,
+                log_id: LogId(fields.array()?),
+                replay_from: fields.u64()?,
+                next_id: fields.u64()?,
+                files: BTreeMap::new(),
+            };
+            for _ in 0..fields.u64()? {
+                let (id, end, path) = (fields.u64()?, fields.u64()?, fields.path()?);
+                let mut file = MappedFile {
+                    path,
+                    end,
+                    ..MappedFile::default()
+                };
+                file.set(&decode_entries(&mut fields)?);
+                map.files.insert(id, file);
+            }
+            fields.0.is_empty().then_some(map)
+        };
+        read().ok_or_else(cut)
+    }
+
+    /// Reads the map in `dir`, if there is one.
+    pub(crate) fn read(device: &dyn Device, dir: &Path) -> Result<Option<Map>, FrontError> {
+        let path = dir.join(NAME);
+        let file = match device.open(&path, OpenMode::Read) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(FrontError::io("open", &path)(e)),
+        };
+        let len = file.stat().map_err(FrontError::io("stat", &path))?.len;
+        if len > MAX {
+            return Err(FrontError::Corrupt {
+                path,
+                expected: format!("at most {MAX} bytes"),
+                found: format!("{len}"),
+            });
+        }
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        read_exact_at(&*file, &mut bytes, 0).map_err(FrontError::io("read", &path))?;
+        Map::decode(&path, &bytes).map(Some)
+    }
+
+    /// Replaces the map in `dir`; durable when it returns.
+    pub(crate) fn write(&self, device: &dyn Device, dir: &Path) -> Result<(), FrontError> {
+        let (path, temporary) = (dir.join(NAME), dir.join(TEMPORARY));
+        // What an earlier attempt left is of no use to anyone.
+        match device.remove_file(&temporary) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(FrontError::io("remove", &temporary)(e)),
+        }
+        let file = device
+            .open(&temporary, OpenMode::CreateNew)
+            .map_err(FrontError::io("create", &temporary))?;
+        write_all_at(&*file, &self.encode(), 0).map_err(FrontError::io("write to", &temporary))?;
+        file.sync_data().map_err(FrontError::io("sync", &temporary))?;
+        device
+            .rename(&temporary, &path)
+            .map_err(FrontError::io("rename to", &path))?;
+        device.sync_dir(dir).map_err(FrontError::io("sync", dir))
+    }
+}
+
+impl MappedFile {
+    fn set(&mut self, entries: &[Entry]) {
+        for entry in entries {
+            match entry.place {
+                Place::Home => self.pages.remove(&entry.page),
+                Place::Slot(slot) => self.pages.insert(entry.page, (slot, entry.crc)),
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map() -> Map {
+        let mut map = Map {
+            page_bytes: 8192,
+            slots: 100,
+            log_id: LogId([7; 16]),
+            replay_from: 4096,
+            next_id: 1,
+            files: BTreeMap::new(),
+        };
+        let slot = |page, slot| Entry {
+            page,
+            place: Place::Slot(Slot(slot)),
+            crc: slot,
+        };
+        let file = |id, path: &str, entries| Record::File {
+            id,
+            path: path.into(),
+            end: 81_920,
+            entries,
+        };
+        map.apply(file(1, "base/1/2", vec![slot(3, 1), slot(9, 2)]));
+        map.apply(file(2, "base/1/3", vec![slot(0, 5)]));
+        map
+    }
+
+    #[test]
+    fn a_map_comes_back_and_any_changed_byte_is_found() {
+        let bytes = map().encode();
+        assert_eq!(Map::decode(Path::new("MAP"), &bytes).unwrap(), map());
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1;
+            assert!(Map::decode(Path::new("MAP"), &changed).is_err(), "byte {at}");
+            assert!(
+                Map::decode(Path::new("MAP"), &bytes[..at]).is_err(),
+                "cut at {at}"
+            );
+        }
+    }
+
+    #[test]
+    fn records_say_states() {
+        let mut map = map();
+        let home = Entry {
+            page: 9,
+            place: Place::Home,
+            crc: 0,
+        };
+        map.apply(Record::Commit {
+            id: 1,
+            end: 90_112,
+            entries: vec![home],
+        });
+        assert_eq!(map.files[&1].end, 90_112);
+        assert_eq!(map.files[&1].pages.keys().collect::<Vec<_>>(), [&3]);
+        map.apply(Record::Cut {
+            id: 1,
+            end: 3 * 8192 + 1,
+        });
+        assert_eq!(
+            map.files[&1].pages.len(),
+            1,
+            "a page that is cut in the middle stays"
+        );
+        map.apply(Record::Cut { id: 1, end: 3 * 8192 });
+        assert!(map.files[&1].pages.is_empty());
+        // A new file of the same name ends the old one, also for its late records.
+        map.apply(Record::File {
+            id: 7,
+            path: "base/1/3".into(),
+            end: 0,
+            entries: vec![],
+        });
+        map.apply(Record::Commit {
+            id: 2,
+            end: 1,
+            entries: vec![],
+        });
+        assert_eq!(map.files.keys().collect::<Vec<_>>(), [&1, &7]);
+        assert_eq!(map.next_id, 8);
+        map.apply(Record::Drop { id: 7 });
+        assert_eq!(map.files.len(), 1);
+    }
+}

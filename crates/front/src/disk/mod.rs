@@ -1,0 +1,6 @@
+//! What is stored beside the files themselves: the map, the log's records, the shadow file.
+
+pub(crate) mod bytes;
+pub(crate) mod map;
+pub(crate) mod record;
+pub(crate) mod shadow;

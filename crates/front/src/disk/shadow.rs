@@ -1,0 +1,100 @@
+//! The shadow file: slots of one page each, and which of them are free.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Device, File, OpenMode, allocate_or_zero, read_exact_at, write_all_at};
+use parking_lot::Mutex;
+
+use super::record::Slot;
+use crate::FrontError;
+
+/// The shadow file begins with this many bytes that are left free.
+pub(crate) const HEADER: u64 = 4096;
+
+/// The open shadow file.
+#[derive(Debug)]
+pub(crate) struct Shadow {
+    path: PathBuf,
+    file: Arc<dyn File>,
+    page_bytes: u32,
+    slots: u32,
+    free: Mutex<Vec<Slot>>,
+}
+
+impl Shadow {
+    /// Opens the file, and takes its room on the device. All slots are free.
+    pub(crate) fn open(
+        device: &dyn Device,
+        path: &Path,
+        page_bytes: u32,
+        slots: u32,
+    ) -> Result<Shadow, FrontError> {
+        let file = device
+            .open(path, OpenMode::OpenOrCreate)
+            .map_err(FrontError::io("open", path))?;
+        let len = HEADER + u64::from(slots) * u64::from(page_bytes);
+        let has = file.stat().map_err(FrontError::io("stat", path))?.len;
+        if has < len {
+            allocate_or_zero(&*file, has, len).map_err(FrontError::io("take room for", path))?;
+            file.sync_data().map_err(FrontError::io("sync", path))?;
+        }
+        Ok(Shadow {
+            path: path.to_owned(),
+            file,
+            page_bytes,
+            slots,
+            // The lowest is taken first.
+            free: Mutex::new((0..slots).rev().map(Slot).collect()),
+        })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Leaves free what `is_used` is false of. For recovery.
+    pub(crate) fn keep(&self, is_used: impl Fn(Slot) -> bool) {
+        self.free.lock().retain(|slot| !is_used(*slot));
+    }
+
+    pub(crate) fn take(&self) -> Option<Slot> {
+        self.free.lock().pop()
+    }
+
+    /// Gives slots back. No committed page, no commit under way and no record that is not durable
+    /// yet may refer to them.
+    pub(crate) fn give_back(&self, slots: impl IntoIterator<Item = Slot>) {
+        self.free.lock().extend(slots);
+    }
+
+    /// How many slots are free.
+    pub(crate) fn free(&self) -> u32 {
+        // Never more than there are.
+        self.free.lock().len() as u32
+    }
+
+    fn offset(&self, slot: Slot) -> u64 {
+        HEADER + u64::from(slot.0) * u64::from(self.page_bytes)
+    }
+
+    /// Reads from a page in a slot, from its byte `from` on.
+    pub(crate) fn read(&self, slot: Slot, from: u32, buf: &mut [u8]) -> Result<(), FrontError> {
+        read_exact_at(&*self.file, buf, self.offset(slot) + u64::from(from))
+            .map_err(FrontError::io("read from", &self.path))
+    }
+
+    /// Writes into a page in a slot, from its byte `from` on.
+    pub(crate) fn write(&self, slot: Slot, from: u32, bytes: &[u8]) -> Result<(), FrontError> {
+        write_all_at(&*self.file, bytes, self.offset(slot) + u64::from(from))
+            .map_err(FrontError::io("write to", &self.path))
+    }
+
+    pub(crate) fn sync(&self) -> Result<(), FrontError> {
+        self.file.sync_data().map_err(FrontError::io("sync", &self.path))
+    }
+}

@@ -1,0 +1,408 @@
+//! A file of pages: reading and writing.
+
+mod commit;
+mod pages;
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use collie_io::{File, write_all_at};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::FrontError;
+use crate::disk::record::{Place, Slot};
+use crate::shared::Shared;
+
+pub use commit::Scope;
+pub(crate) use commit::{Committer, Mapping};
+use pages::{Active, Coverage, Page, Pages, Version};
+
+/// How often a read is tried beside changes before it holds them up.
+const READS_BESIDE: usize = 8;
+
+/// A file whose pages are written atomically. Opened by a [`Volume`](crate::Volume), which also
+/// reads and writes it. All threads may use it.
+///
+/// Lock order: `committer`, `writing`, `pages`.
+#[derive(Debug)]
+pub struct PageFile {
+    shared: Arc<Shared>,
+    home: Arc<dyn File>,
+    /// Held by whatever changes what records say of the file: commits, truncations, drains, its
+    /// removal, its renaming.
+    committer: Mutex<Committer>,
+    /// Held while bytes of the file are written: a commit waits for these, and one writer does not
+    /// copy the version that another one is changing.
+    writing: Mutex<()>,
+    pages: Mutex<Pages>,
+    poison: OnceLock<FrontError>,
+}
+
+/// Bytes of one page within a read or a write.
+struct Piece {
+    page: u32,
+    /// Where they begin in the page.
+    from: u32,
+    /// Where they begin in the caller's buffer.
+    at: usize,
+    len: usize,
+}
+
+impl PageFile {
+    /// A file as it was found on the device, with displaced pages that recovery knows of.
+    pub(crate) fn open(
+        shared: Arc<Shared>,
+        home: Arc<dyn File>,
+        committer: Committer,
+        len: u64,
+        displaced: impl IntoIterator<Item = (u32, (Slot, u32))>,
+    ) -> PageFile {
+        let known = displaced.into_iter().map(|(number, committed)| {
+            let page = Page {
+                committed: Some(committed),
+                ..Page::default()
+            };
+            (number, page)
+        });
+        let pages = Pages {
+            len,
+            stable: len,
+            freezing: None,
+            home_len: len,
+            // Who wrote it before may not have synced it.
+            is_home_dirty: true,
+            is_touched: false,
+            version: 0,
+            known: known.collect(),
+        };
+        PageFile {
+            shared,
+            home,
+            committer: Mutex::new(committer),
+            writing: Mutex::new(()),
+            pages: Mutex::new(pages),
+            poison: OnceLock::new(),
+        }
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.pages.lock().len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn committer(&self) -> MutexGuard<'_, Committer> {
+        self.committer.lock()
+    }
+
+    /// Its committer, if nothing is under way.
+    pub(crate) fn committer_if_free(&self) -> Option<MutexGuard<'_, Committer>> {
+        self.committer.try_lock()
+    }
+
+    /// Whether nothing is lost when it is closed and opened again: all of it is at home, and what
+    /// was changed since it was opened is synced.
+    pub(crate) fn is_idle(&self, committer: &Committer) -> bool {
+        let pages = self.pages.lock();
+        let is_clean = !pages.is_touched || !(pages.is_home_dirty || committer.is_name_new);
+        is_clean && committer.mapping == Mapping::Plain && pages.known.is_empty()
+    }
+
+    fn check(&self) -> Result<(), FrontError> {
+        self.shared.check()?;
+        match self.poison.get() {
+            None => Ok(()),
+            Some(cause) => Err(FrontError::Poisoned {
+                path: self.path(),
+                cause: Box::new(cause.clone()),
+            }),
+        }
+    }
+
+    fn poison(&self, cause: FrontError) -> FrontError {
+        let _ = self.poison.set(cause.clone());
+        cause
+    }
+
+    /// For errors, where no lock may be waited for.
+    fn path(&self) -> PathBuf {
+        let path = self.committer.try_lock().map(|committer| committer.path.clone());
+        self.shared.root.join(path.unwrap_or_default())
+    }
+
+    /// The bytes `offset..offset + len`, page by page.
+    fn pieces(&self, offset: u64, len: usize) -> Result<Vec<Piece>, FrontError> {
+        let page_bytes = u64::from(self.shared.page_bytes);
+        let mut pieces = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let from = at % page_bytes;
+            let take = (page_bytes - from).min((len - done) as u64) as usize;
+            let Ok(page) = u32::try_from(at / page_bytes) else {
+                return Err(FrontError::Mismatch {
+                    path: self.path(),
+                    problem: format!("byte {at} is beyond the largest file, of 2^32 pages"),
+                });
+            };
+            // A page is far below 4 GiB.
+            pieces.push(Piece {
+                page,
+                from: from as u32,
+                at: done,
+                len: take,
+            });
+            done += take;
+        }
+        Ok(pieces)
+    }
+
+    /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
+    pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, FrontError> {
+        for _ in 0..READS_BESIDE {
+            let (version, len, plan) = {
+                let pages = self.pages.lock();
+                let (len, plan) = self.plan(&pages, buf.len(), offset)?;
+                (pages.version, len, plan)
+            };
+            let read = self.read_pieces(&plan, buf);
+            // A slot that was read may be another page's by now, and its checksum then another.
+            if self.pages.lock().version == version {
+                return read.map(|()| len);
+            }
+        }
+        let pages = self.pages.lock();
+        let (len, plan) = self.plan(&pages, buf.len(), offset)?;
+        self.read_pieces(&plan, buf).map(|()| len)
+    }
+
+    /// From where to read what.
+    fn plan(
+        &self,
+        pages: &Pages,
+        wanted: usize,
+        offset: u64,
+    ) -> Result<(usize, Vec<(Piece, Version)>), FrontError> {
+        let len = pages.len.saturating_sub(offset).min(wanted as u64) as usize;
+        let pieces = self.pieces(offset, len)?;
+        let plan = pieces.into_iter().map(|piece| {
+            let version = pages.current(piece.page);
+            (piece, version)
+        });
+        Ok((len, plan.collect()))
+    }
+
+    fn read_pieces(&self, plan: &[(Piece, Version)], buf: &mut [u8]) -> Result<(), FrontError> {
+        for (piece, version) in plan {
+            let Some(into) = buf.get_mut(piece.at..piece.at + piece.len) else {
+                continue;
+            };
+            self.read_version(piece.page, version, piece.from, into)?;
+        }
+        Ok(())
+    }
+
+    /// Reads bytes of one version of a page; zeros where the file at home ends.
+    fn read_version(
+        &self,
+        page: u32,
+        version: &Version,
+        from: u32,
+        into: &mut [u8],
+    ) -> Result<(), FrontError> {
+        match version.place {
+            Place::Home => {
+                let offset = self.shared.offset(page) + u64::from(from);
+                let mut done = 0;
+                while done < into.len() {
+                    let rest = into.get_mut(done..).unwrap_or_default();
+                    match self.home.read_at(rest, offset + done as u64) {
+                        Ok(0) => {
+                            rest.fill(0);
+                            break;
+                        }
+                        Ok(n) => done += n,
+                        Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                        Err(e) => return Err(FrontError::io("read", &self.path())(e)),
+                    }
+                }
+                Ok(())
+            }
+            Place::Slot(slot) => {
+                self.shared.shadow.read(slot, from, into)?;
+                let is_whole = into.len() as u64 == u64::from(self.shared.page_bytes);
+                match version.crc.filter(|_| is_whole) {
+                    Some(crc) if crc32c::crc32c(into) != crc => Err(FrontError::Corrupt {
+                        path: self.shared.shadow.path().to_owned(),
+                        expected: format!(
+                            "page {page} of {} in slot {}, with checksum {crc:08x}",
+                            self.path().display(),
+                            slot.0
+                        ),
+                        found: format!("checksum {:08x}", crc32c::crc32c(into)),
+                    }),
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Writes bytes; the file grows where they end behind its end. Where it fails,
+    /// the first bytes are written, as many as the error says.
+    pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), (usize, FrontError)> {
+        let _writing = self.writing.lock();
+        self.check().map_err(|e| (0, e))?;
+        self.fill_gap(offset).map_err(|e| (0, e))?;
+        for piece in self.pieces(offset, bytes.len()).map_err(|e| (0, e))? {
+            let part = bytes.get(piece.at..piece.at + piece.len).unwrap_or_default();
+            self.write_piece(piece.page, piece.from, part)
+                .map_err(|e| (piece.at, e))?;
+        }
+        Ok(())
+    }
+
+    /// Sets what lies between the end and `to`, which is behind it, to zeros. `writing` is held.
+    fn fill_gap(&self, to: u64) -> Result<(), FrontError> {
+        let (len, home_len, is_displaced) = {
+            let pages = self.pages.lock();
+            let last = u32::try_from(pages.len / u64::from(self.shared.page_bytes));
+            let place = last.map(|page| pages.current(page).place);
+            (pages.len, pages.home_len, place != Ok(Place::Home))
+        };
+        if to <= len {
+            return Ok(());
+        }
+        if home_len > len {
+            // A write beyond the end that failed left something there.
+            self.home
+                .set_len(len)
+                .map_err(FrontError::io("set the length of", &self.path()))?;
+            self.pages.lock().home_len = len;
+        }
+        let in_page = len % u64::from(self.shared.page_bytes);
+        if in_page > 0 && is_displaced {
+            let zeros = (u64::from(self.shared.page_bytes) - in_page).min(to - len) as usize;
+            let page = (len / u64::from(self.shared.page_bytes)) as u32;
+            self.write_piece(page, in_page as u32, &vec![0; zeros])?;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes of one page. `writing` is held.
+    fn write_piece(&self, page: u32, from: u32, bytes: &[u8]) -> Result<(), FrontError> {
+        let page_bytes = self.shared.page_bytes;
+        let to = from + bytes.len() as u32;
+        let end = self.shared.offset(page) + u64::from(to);
+        let is_whole = from == 0 && to == page_bytes;
+        let pages = self.pages.lock();
+        let len = pages.len.max(end);
+        let current = pages.current(page);
+        let is_active = pages.known.get(&page).is_some_and(|page| page.active.is_some());
+        let is_home_taken = pages.is_home_taken(page, page_bytes);
+        drop(pages);
+
+        let place = match (is_active, is_home_taken) {
+            (true, _) => current.place,
+            (false, false) => Place::Home,
+            (false, true) => {
+                Place::Slot(self.shared.shadow.take().ok_or_else(|| FrontError::ShadowFull {
+                    path: self.shared.shadow.path().to_owned(),
+                    slots: self.shared.shadow.slots(),
+                })?)
+            }
+        };
+        let is_new = !is_active && place != current.place;
+        let copied = if is_new && !is_whole {
+            let mut copy = self.copy_with(page, &current, from, bytes).map(Some);
+            if let (Ok(Some(copy)), Place::Home) = (&mut copy, place) {
+                copy.truncate((len - self.shared.offset(page)).min(u64::from(page_bytes)) as usize);
+            }
+            copy
+        } else {
+            Ok(None)
+        };
+        let written = copied.and_then(|copied| {
+            let (from, bytes) = copied.as_deref().map_or((from, bytes), |copied| (0, copied));
+            self.write_place(page, place, from, bytes)?;
+            let is_all = bytes.len() as u64 == u64::from(page_bytes);
+            Ok(is_all.then(|| crc32c::crc32c(bytes)))
+        });
+        let mut pages = self.pages.lock();
+        let crc = match (written, place) {
+            (Ok(crc), _) => crc,
+            // The active version may be half of each.
+            (Err(error), _) if is_active => return Err(self.poison(error)),
+            // Nothing refers to the place, or it is at home behind the stable end, of which nothing
+            // was promised.
+            (Err(error), place) => {
+                if let Place::Slot(slot) = place {
+                    self.shared.shadow.give_back([slot]);
+                }
+                return Err(error);
+            }
+        };
+        pages.len = len;
+        pages.is_touched = true;
+        if place == Place::Home {
+            pages.is_home_dirty = true;
+        }
+        if place != Place::Home || is_active || is_new {
+            let known = pages.known.entry(page).or_default();
+            let before = known.active.take().map(|active| active.coverage);
+            let coverage = before.unwrap_or(Coverage::Parts(Vec::new()));
+            known.active = Some(Active {
+                version: Version { place, crc },
+                coverage: coverage.with(from, to, page_bytes),
+            });
+        }
+        Ok(())
+    }
+
+    /// The current version of a page with `bytes` on top.
+    fn copy_with(
+        &self,
+        page: u32,
+        current: &Version,
+        from: u32,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, FrontError> {
+        let page_bytes = self.shared.page_bytes as usize;
+        let begin = self.shared.offset(page);
+        let old_len = self.pages.lock().len.saturating_sub(begin).min(page_bytes as u64) as usize;
+        let mut copy = vec![0; page_bytes];
+        self.read_version(page, current, 0, &mut copy)?;
+        // Behind the end a slot holds what was there before a truncation.
+        copy.get_mut(old_len..).unwrap_or_default().fill(0);
+        if let Some(into) = copy.get_mut(from as usize..from as usize + bytes.len()) {
+            into.copy_from_slice(bytes);
+        }
+        Ok(copy)
+    }
+
+    /// Writes bytes of a page at a place; at home never behind the file's end.
+    fn write_place(&self, page: u32, place: Place, from: u32, bytes: &[u8]) -> Result<(), FrontError> {
+        match place {
+            Place::Slot(slot) => self.shared.shadow.write(slot, from, bytes),
+            Place::Home => {
+                let at = self.shared.offset(page) + u64::from(from);
+                let mut pages = self.pages.lock();
+                pages.home_len = pages.home_len.max(at + bytes.len() as u64);
+                drop(pages);
+                write_all_at(&*self.home, bytes, at).map_err(FrontError::io("write to", &self.path()))
+            }
+        }
+    }
+}
+
+impl Drop for PageFile {
+    fn drop(&mut self) {
+        let slots = self.pages.get_mut().truncate(0);
+        self.shared.shadow.give_back(slots);
+    }
+}

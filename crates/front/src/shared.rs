@@ -1,0 +1,164 @@
+//! What all files of a volume share: the device, the log, the shadow file.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use collie_io::Device;
+use collie_log::{Level, Log, LogError, Lsn, Span, Worker};
+use parking_lot::{Mutex, RwLock};
+
+use crate::FrontError;
+use crate::disk::record::{ENTRY, FIXED, FileId, Record};
+use crate::disk::shadow::Shadow;
+
+/// What the log calls the map when it says who needs it.
+const HOLDER: &str = "map";
+
+/// Shared by a volume and its files.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) device: Arc<dyn Device>,
+    /// Where the files are.
+    pub(crate) root: PathBuf,
+    pub(crate) page_bytes: u32,
+    /// `None` once the volume is closed, though files of it may be open.
+    log: RwLock<Option<Log>>,
+    /// The largest payload of a frame.
+    pub(crate) max_payload: usize,
+    pub(crate) shadow: Shadow,
+    next_id: AtomicU64,
+    workers: Mutex<Vec<Worker>>,
+    poison: OnceLock<FrontError>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        root: PathBuf,
+        page_bytes: u32,
+        log: Log,
+        max_payload: usize,
+        shadow: Shadow,
+        next_id: FileId,
+    ) -> Shared {
+        Shared {
+            device,
+            root,
+            page_bytes,
+            log: RwLock::new(Some(log)),
+            max_payload,
+            shadow,
+            next_id: AtomicU64::new(next_id),
+            workers: Mutex::default(),
+            poison: OnceLock::new(),
+        }
+    }
+
+    /// An id that no other file has had.
+    pub(crate) fn new_id(&self) -> FileId {
+        // Relaxed: only that it is another one each time matters.
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn next_id(&self) -> FileId {
+        self.next_id.load(Ordering::Relaxed)
+    }
+
+    /// The number of pages that `len` bytes begin.
+    pub(crate) fn pages(&self, len: u64) -> u64 {
+        len.div_ceil(u64::from(self.page_bytes))
+    }
+
+    /// Where a page begins in its file.
+    pub(crate) fn offset(&self, page: u32) -> u64 {
+        u64::from(page) * u64::from(self.page_bytes)
+    }
+
+    /// Fails where a write or sync failed that all files depend on.
+    pub(crate) fn check(&self) -> Result<(), FrontError> {
+        match self.poison.get() {
+            None => Ok(()),
+            Some(cause) => Err(FrontError::Poisoned {
+                path: self.root.clone(),
+                cause: Box::new(cause.clone()),
+            }),
+        }
+    }
+
+    /// Ends all writes. Returns the failure.
+    pub(crate) fn poison(&self, cause: FrontError) -> FrontError {
+        let _ = self.poison.set(cause.clone());
+        cause
+    }
+
+    /// Appends a record and waits until it is durable. Where [`Shared::check`] does not fail
+    /// afterwards, the record is not in the log.
+    pub(crate) fn record(&self, record: &Record) -> Result<Span, FrontError> {
+        let log = self.log.read();
+        let log = log.as_ref().ok_or(LogError::Closed)?;
+        let mut worker = match self.workers.lock().pop() {
+            Some(worker) => worker,
+            None => log.worker()?,
+        };
+        let kind = record.kind();
+        let appended = match record {
+            Record::Mark => worker.append_mark(0, kind, &mut ()),
+            // What takes something away has room where other appends are refused.
+            Record::Cut { .. } | Record::Drop { .. } => {
+                worker.append_relief(0, kind, &record.encode(), &mut ())
+            }
+            Record::File { .. } | Record::Commit { .. } => worker.append(0, kind, &record.encode()),
+        };
+        self.workers.lock().push(worker);
+        let span = match appended {
+            Ok(span) => span,
+            Err(error @ (LogError::StorageFull { .. } | LogError::Unprepared { .. })) => {
+                return Err(error.into());
+            }
+            Err(error) => return Err(self.poison(error.into())),
+        };
+        match log.wait(span.end, Level::Disk) {
+            Ok(()) => Ok(span),
+            Err(error) => Err(self.poison(error.into())),
+        }
+    }
+
+    /// Lets go of the log before `lsn`.
+    pub(crate) fn retain(&self, lsn: Lsn) {
+        if let Some(log) = &*self.log.read() {
+            log.retain(HOLDER, lsn);
+        }
+    }
+
+    /// Closes the log: from here on nothing can be committed.
+    pub(crate) fn close(&self) -> Result<(), FrontError> {
+        self.workers.lock().clear();
+        match self.log.write().take() {
+            Some(log) => Ok(log.close()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the removal of a name durable, and that of the directories above it that were removed
+    /// too.
+    pub(crate) fn sync_removal(&self, path: &Path) -> Result<(), FrontError> {
+        let path = self.root.join(path);
+        let dirs = path.ancestors().skip(1);
+        for dir in dirs.take_while(|dir| dir.starts_with(&self.root)) {
+            match self.device.sync_dir(dir) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(self.poison(FrontError::io("sync", dir)(e))),
+                Ok(()) => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// How many entries a record has room for, beside a path.
+    pub(crate) fn entries(&self, path: &Path) -> usize {
+        let rest = self.max_payload.saturating_sub(FIXED + path.as_os_str().len());
+        (rest / ENTRY).max(1)
+    }
+}

@@ -1,0 +1,280 @@
+//! Opening a volume: the map, then what the log says since, then the files themselves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Device, OpenMode};
+use collie_log::{FIRST_LSN, Log, LogId, LogOptions, Lsn};
+use parking_lot::Mutex;
+
+use super::{Files, OWN, Volume, VolumeOptions};
+use crate::FrontError;
+use crate::disk::map::{Map, MappedFile};
+use crate::disk::record::Record;
+use crate::disk::shadow::Shadow;
+use crate::file::{Committer, Mapping, PageFile};
+use crate::shared::Shared;
+
+/// Where the map of a volume without a log says that replay begins.
+const NO_LOG_YET: Lsn = 0;
+
+/// What an opening found.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Recovered {
+    /// The id of the volume's log.
+    pub log_id: LogId,
+    /// Files with displaced pages.
+    pub mapped: usize,
+    /// Displaced pages.
+    pub displaced: usize,
+    /// Files that were removed before the crash, with displaced pages, whose removal was not
+    /// recorded yet.
+    pub gone: Vec<PathBuf>,
+    /// Files that had grown behind their committed end and were cut there.
+    pub cut: usize,
+}
+
+impl Volume {
+    /// Opens the volume in the directory `root`, which exists; makes it one if it is none yet.
+    /// Reads the log since the last map; blocks on the device.
+    ///
+    /// # Errors
+    /// [`FrontError::Locked`]; [`FrontError::Mismatch`] where the page size or the log is another
+    /// one, or most of the mapped files are missing; [`FrontError::Corrupt`]; what the log's
+    /// opening fails with ([`FrontError::Log`]); [`FrontError::Io`].
+    pub fn open(root: &Path, options: VolumeOptions) -> Result<Volume, FrontError> {
+        let device = Arc::clone(&options.device);
+        check(root, &options)?;
+        let own = root.join(OWN);
+        device
+            .create_dir_all(&own)
+            .map_err(FrontError::io("create", &own))?;
+        let lock_path = own.join("LOCK");
+        let lock = device
+            .open(&lock_path, OpenMode::OpenOrCreate)
+            .map_err(FrontError::io("open", &lock_path))?;
+        if !lock.try_lock().map_err(FrontError::io("lock", &lock_path))? {
+            return Err(FrontError::Locked {
+                path: root.to_owned(),
+            });
+        }
+        let mut map = match Map::read(&*device, &own)? {
+            Some(map) => map,
+            None => {
+                let map = new_map(&*device, &options)?;
+                // Its log id is durable before there is a log.
+                map.write(&*device, &own)?;
+                map
+            }
+        };
+        if map.page_bytes != options.page_bytes {
+            return Err(FrontError::Mismatch {
+                path: root.to_owned(),
+                problem: format!(
+                    "its pages have {} bytes, not {}; open it with that size",
+                    map.page_bytes, options.page_bytes
+                ),
+            });
+        }
+        let log_options = log_options(&options, &map);
+        let max_payload = log_options.max_payload();
+        let log = Log::open(own.join("log"), log_options)?;
+        if map.replay_from == NO_LOG_YET {
+            map.replay_from = log.oldest();
+        }
+        replay(&log, &own, &mut map)?;
+
+        map.slots = map.slots.max(options.slots);
+        let shadow = Shadow::open(&*device, &own.join("shadow"), map.page_bytes, map.slots)?;
+        let used = used_slots(&own, &map)?;
+        shadow.keep(|slot| used.contains(&slot));
+        let shared = Arc::new(Shared::new(
+            device,
+            root.to_owned(),
+            map.page_bytes,
+            log,
+            max_payload,
+            shadow,
+            map.next_id,
+        ));
+        let mut recovered = Recovered {
+            log_id: map.log_id,
+            mapped: 0,
+            displaced: used.len(),
+            gone: Vec::new(),
+            cut: 0,
+        };
+        let files = open_homes(&shared, &map, &mut recovered)?;
+        let volume = Volume {
+            shared,
+            files: Mutex::new(files),
+            checkpoint: Mutex::new(()),
+            names: Mutex::new(()),
+            recovered,
+            _lock: lock,
+        };
+        // From here on the log is not read again from before; and a file that is gone is so for
+        // good, before another one can take its name.
+        volume.checkpoint()?;
+        Ok(volume)
+    }
+}
+
+fn check(root: &Path, options: &VolumeOptions) -> Result<(), FrontError> {
+    let refused = |problem: String| {
+        Err(FrontError::Mismatch {
+            path: root.to_owned(),
+            problem,
+        })
+    };
+    if !options.page_bytes.is_multiple_of(512) || !(512..=65_536).contains(&options.page_bytes) {
+        return refused(format!(
+            "a page cannot have {} bytes: a multiple of 512, from 512 to 65,536",
+            options.page_bytes
+        ));
+    }
+    if options.slots == 0 || options.slots > 1 << 30 {
+        return refused(format!(
+            "a shadow file cannot have {} pages: from 1 to 2^30",
+            options.slots
+        ));
+    }
+    Ok(())
+}
+
+fn new_map(device: &dyn Device, options: &VolumeOptions) -> Result<Map, FrontError> {
+    let mut id = [0; 16];
+    device
+        .random(&mut id)
+        .map_err(FrontError::io("draw an id for", Path::new("the log")))?;
+    Ok(Map {
+        page_bytes: options.page_bytes,
+        slots: options.slots,
+        log_id: LogId(id),
+        replay_from: NO_LOG_YET,
+        next_id: 1,
+        files: BTreeMap::new(),
+    })
+}
+
+fn log_options(options: &VolumeOptions, map: &Map) -> LogOptions {
+    LogOptions {
+        device: Arc::clone(&options.device),
+        ring: options.ring.clone(),
+        ring_bytes: options.ring_bytes,
+        segment_bytes: options.segment_bytes,
+        log_id: Some(map.log_id),
+        // A log that is missing is refused, but for one that never was.
+        resume_at: (map.replay_from != NO_LOG_YET).then_some(map.replay_from),
+        min_lsn: map.replay_from.max(FIRST_LSN),
+        threads: options.threads,
+        ..LogOptions::default()
+    }
+}
+
+/// Applies what the log says since the map was written.
+fn replay(log: &Log, own: &Path, map: &mut Map) -> Result<(), FrontError> {
+    for frame in log.read(map.replay_from)? {
+        let frame = frame?;
+        match Record::decode(frame.kind, &frame.payload) {
+            Some(record) => map.apply(record),
+            None => return Err(bad_record(own, frame.start, frame.kind, frame.payload.len())),
+        }
+    }
+    Ok(())
+}
+
+fn bad_record(own: &Path, at: Lsn, kind: u8, len: usize) -> FrontError {
+    FrontError::Corrupt {
+        path: own.join("log"),
+        expected: format!("a record of a page map at LSN {at}"),
+        found: format!("a frame of kind {kind} with {len} bytes"),
+    }
+}
+
+/// The slots with committed pages; none has two.
+fn used_slots(own: &Path, map: &Map) -> Result<BTreeSet<crate::disk::record::Slot>, FrontError> {
+    let mut used = BTreeSet::new();
+    for file in map.files.values() {
+        for (&page, &(slot, _)) in &file.pages {
+            if slot.0 >= map.slots || !used.insert(slot) {
+                return Err(FrontError::Corrupt {
+                    path: own.join("MAP"),
+                    expected: format!("for each page a slot of its own, below {}", map.slots),
+                    found: format!("slot {} of page {page} of {}", slot.0, file.path.display()),
+                });
+            }
+        }
+    }
+    Ok(used)
+}
+
+/// Opens the mapped files, and cuts them to their committed ends.
+fn open_homes(shared: &Arc<Shared>, map: &Map, recovered: &mut Recovered) -> Result<Files, FrontError> {
+    let mut files = Files::default();
+    for (&id, mapped) in &map.files {
+        let path = shared.root.join(&mapped.path);
+        let home = match shared.device.open(&path, OpenMode::ReadWrite) {
+            Ok(home) => home,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                // The process may have died, and the removal not be durable yet.
+                shared.sync_removal(&mapped.path)?;
+                recovered.gone.push(mapped.path.clone());
+                recovered.displaced -= mapped.pages.len();
+                shared
+                    .shadow
+                    .give_back(mapped.pages.values().map(|(slot, _)| *slot));
+                continue;
+            }
+            Err(e) => return Err(FrontError::io("open", &path)(e)),
+        };
+        let stat = home.stat().map_err(FrontError::io("stat", &path))?;
+        if stat.len < mapped.end {
+            return Err(too_short(&path, stat.len, mapped));
+        }
+        if stat.len > mapped.end {
+            recovered.cut += 1;
+            home.set_len(mapped.end)
+                .map_err(FrontError::io("set the length of", &path))?;
+        }
+        let committer = Committer {
+            mapping: Mapping::Mapped(id),
+            path: mapped.path.clone(),
+            is_name_new: false,
+            is_unlinked: false,
+        };
+        let displaced = mapped.pages.iter().map(|(&page, &committed)| (page, committed));
+        let file = PageFile::open(Arc::clone(shared), home, committer, mapped.end, displaced);
+        files.open.insert((stat.dev, stat.ino), Arc::new(file));
+        recovered.mapped += 1;
+    }
+    let (gone, there) = (recovered.gone.len(), recovered.mapped);
+    if gone > 8 && gone > there {
+        return Err(FrontError::Mismatch {
+            path: shared.root.clone(),
+            problem: format!(
+                "{gone} of {} files with displaced pages are missing, {} among them: was the directory copied without its \
+                 files? Their pages are in {}",
+                gone + there,
+                recovered
+                    .gone
+                    .first()
+                    .map(|path| path.display().to_string())
+                    .unwrap_or_default(),
+                shared.shadow.path().display()
+            ),
+        });
+    }
+    Ok(files)
+}
+
+fn too_short(path: &Path, len: u64, mapped: &MappedFile) -> FrontError {
+    FrontError::Corrupt {
+        path: path.to_owned(),
+        expected: format!("at least {} bytes, its committed end", mapped.end),
+        found: format!("{len} bytes"),
+    }
+}

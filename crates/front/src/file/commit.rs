@@ -92,7 +92,7 @@ impl PageFile {
         if committer.is_unlinked {
             return Ok(());
         }
-        let mut freeze = self.freeze(scope);
+        let mut freeze = self.freeze(scope)?;
         let done = self.sync_frozen(committer, scope, &mut freeze);
         let done = done.and_then(|()| self.write_records(committer, &mut freeze));
         if done.is_err() {
@@ -102,8 +102,16 @@ impl PageFile {
     }
 
     /// Waits for writes under way and makes active versions frozen ones.
-    fn freeze(&self, scope: Scope) -> Freeze {
+    fn freeze(&self, scope: Scope) -> Result<Freeze, FrontError> {
         let _writing = self.writing.lock();
+        let (len, home_len) = {
+            let pages = self.pages.lock();
+            (pages.len, pages.home_len)
+        };
+        if scope == Scope::All && home_len != len {
+            // Its end is in a slot, or a write behind it failed half way.
+            self.set_home_len(len)?;
+        }
         let mut pages = self.pages.lock();
         let end = match scope {
             Scope::All => pages.len,
@@ -131,11 +139,11 @@ impl PageFile {
             pages.freezing = Some(end);
             pages.is_home_dirty = false;
         }
-        Freeze {
+        Ok(Freeze {
             frozen,
             end,
             is_home_dirty,
-        }
+        })
     }
 
     /// Puts on the device what the record will refer to.
@@ -157,16 +165,12 @@ impl PageFile {
         if is_any_displaced {
             self.shared.shadow.sync().map_err(|e| self.shared.poison(e))?;
         }
-        let (stable, home_len) = {
-            let pages = self.pages.lock();
-            (pages.stable, pages.home_len)
-        };
+        let stable = self.pages.lock().stable;
         let comes_home = freeze.frozen.iter().any(|f| f.version.place == Place::Home);
         let is_first = is_any_displaced && committer.mapping == Mapping::Plain;
         let is_asked = scope == Scope::All && (freeze.is_home_dirty || freeze.end != stable);
         if is_asked || comes_home || is_first {
-            let is_other = scope == Scope::All && home_len != freeze.end;
-            self.sync_home(is_other.then_some(freeze.end))?;
+            self.sync_home()?;
         }
         if committer.is_name_new && (scope == Scope::All || is_first) {
             self.sync_name(committer)?;
@@ -224,14 +228,8 @@ impl PageFile {
         }
     }
 
-    /// Syncs the file at home, cut or grown to `len` before. It is never tried again.
-    fn sync_home(&self, len: Option<u64>) -> Result<(), FrontError> {
-        if let Some(len) = len {
-            self.home
-                .set_len(len)
-                .map_err(FrontError::io("set the length of", &self.path()))?;
-            self.pages.lock().home_len = len;
-        }
+    /// Syncs the file at home. It is never tried again.
+    fn sync_home(&self) -> Result<(), FrontError> {
         self.home
             .sync_data()
             .map_err(|e| self.poison(FrontError::io("sync", &self.path())(e)))

@@ -11,6 +11,9 @@ pub(crate) const PAGE: usize = 2048;
 pub(crate) const SECTOR: usize = 512;
 const SECTORS: usize = PAGE / SECTOR;
 
+/// The stamp of a sector that holds something, and it does not matter what.
+const ANYTHING: u64 = u64::MAX;
+
 /// The stamps of a page; 0 is a sector of zeros.
 pub(crate) type Version = [u64; SECTORS];
 
@@ -19,8 +22,12 @@ pub(crate) type Version = [u64; SECTORS];
 struct PageSpec {
     /// What a reader sees.
     current: Version,
-    /// Those that a crash may leave; `None`: anything.
-    allowed: Option<Vec<Version>>,
+    /// Its versions since the last sync.
+    versions: Vec<Version>,
+    /// Whether a crash leaves one of them, and not anything.
+    is_stable: bool,
+    /// Which of the versions a sync under way is about to make the oldest one.
+    syncing: Option<usize>,
 }
 
 /// A file.
@@ -30,6 +37,8 @@ pub(crate) struct FileSpec {
     pub(crate) len: u64,
     /// The shortest that a crash may leave.
     len_min: u64,
+    /// The length that a sync under way is about to make durable.
+    syncing: u64,
     pages: Vec<PageSpec>,
 }
 
@@ -38,7 +47,9 @@ impl FileSpec {
         while self.pages.len() <= number {
             self.pages.push(PageSpec {
                 current: [0; SECTORS],
-                allowed: None,
+                versions: Vec::new(),
+                is_stable: false,
+                syncing: None,
             });
         }
         &mut self.pages[number]
@@ -47,6 +58,9 @@ impl FileSpec {
     /// A write of whole sectors begins. Until it is `half` of a version only, a crash must not
     /// leave it.
     pub(crate) fn write(&mut self, offset: u64, stamps: &[u64], half: bool) {
+        if offset > self.len {
+            self.set_len(offset);
+        }
         let first = offset / SECTOR as u64;
         for (at, stamp) in (first..).zip(stamps) {
             let page = self.page(at as usize / SECTORS);
@@ -56,30 +70,33 @@ impl FileSpec {
             first as usize / SECTORS,
             (first as usize + stamps.len()).div_ceil(SECTORS),
         );
-        for page in &mut self.pages[from..to] {
-            let current = page.current;
-            if let Some(allowed) = page.allowed.as_mut().filter(|_| !half) {
-                allowed.push(current);
-            }
+        for page in self.pages[from..to].iter_mut().filter(|_| !half) {
+            page.versions.push(page.current);
         }
         self.len = self.len.max(offset + (stamps.len() * SECTOR) as u64);
     }
 
     /// A commit of everything begins: halves of versions may be left, too.
-    pub(crate) fn commit_begins(&mut self) {
+    pub(crate) fn sync_begins(&mut self) {
+        self.syncing = self.len;
         for page in &mut self.pages {
-            let current = page.current;
-            page.allowed.iter_mut().for_each(|allowed| allowed.push(current));
+            page.syncing = Some(page.versions.len());
+            page.versions.push(page.current);
         }
     }
 
-    /// Everything is durable.
-    pub(crate) fn synced(&mut self) {
-        self.len_min = self.len;
-        let pages = self.len.div_ceil(PAGE as u64) as usize;
-        self.page(pages);
+    /// Everything that was written when it began is durable.
+    pub(crate) fn sync_ends(&mut self) {
+        self.len_min = self.syncing;
+        let pages = self.syncing.div_ceil(PAGE as u64) as usize;
         for (number, page) in self.pages.iter_mut().enumerate() {
-            page.allowed = (number < pages).then(|| vec![page.current]);
+            page.is_stable = number < pages;
+            if let Some(oldest) = page.syncing.take() {
+                page.versions.drain(..oldest);
+            } else if page.is_stable {
+                // It began behind the end, and was not there yet: zeros.
+                page.versions.insert(0, [0; SECTORS]);
+            }
         }
     }
 
@@ -93,7 +110,7 @@ impl FileSpec {
                 let page = self.page(pages - 1);
                 page.current[rest..].fill(0);
                 // Cut in the middle at home, and grown again, it may be a part of each.
-                page.allowed = None;
+                page.is_stable = false;
             }
         }
         self.len = len;
@@ -103,17 +120,18 @@ impl FileSpec {
     /// may hold anything.
     pub(crate) fn abandon(&mut self) {
         self.len_min = 0;
-        self.pages.iter_mut().for_each(|page| page.allowed = None);
+        self.pages.iter_mut().for_each(|page| page.is_stable = false);
     }
 
-    /// What a reader sees.
-    pub(crate) fn content(&self) -> Vec<u8> {
+    /// The first sector that is not what a reader should see.
+    pub(crate) fn differs(&self, found: &[u8]) -> Option<String> {
+        if found.len() as u64 != self.len {
+            return Some(format!("{} bytes, not {}", found.len(), self.len));
+        }
         let stamps = self.pages.iter().flat_map(|page| page.current);
-        let mut bytes: Vec<u8> = stamps
-            .flat_map(|stamp| stamp.to_le_bytes().repeat(SECTOR / 8))
-            .collect();
-        bytes.resize(self.len as usize, 0);
-        bytes
+        let mut sectors = found.chunks(SECTOR).map(stamp_of).zip(stamps).enumerate();
+        let wrong = sectors.find(|(_, (found, stamp))| !is_same(*found, *stamp))?;
+        Some(format!("sector {}: {:?}, not {}", wrong.0, wrong.1.0, wrong.1.1))
     }
 
     /// Why a crash must not leave `found`.
@@ -126,11 +144,16 @@ impl FileSpec {
             ));
         }
         for (number, (page, spec)) in found.chunks(PAGE).zip(&self.pages).enumerate() {
-            let Some(allowed) = &spec.allowed else { continue };
+            if !spec.is_stable {
+                continue;
+            }
             let stamps: Vec<Option<u64>> = page.chunks(SECTOR).map(stamp_of).collect();
-            let is = |version: &Version| stamps.iter().zip(version).all(|(is, stamp)| *is == Some(*stamp));
-            if !allowed.iter().any(is) {
-                return Some(format!("page {number} is {stamps:?}, not one of {allowed:?}"));
+            let is = |version: &Version| stamps.iter().zip(version).all(|(is, stamp)| is_same(*is, *stamp));
+            if !spec.versions.iter().any(is) {
+                return Some(format!(
+                    "page {number} is {stamps:?}, not one of {:?}",
+                    spec.versions
+                ));
             }
         }
         None
@@ -140,6 +163,8 @@ impl FileSpec {
     /// still is.
     pub(crate) fn found(&mut self, found: &[u8], is_durable: bool) {
         self.len = found.len() as u64;
+        self.syncing = 0;
+        self.pages.iter_mut().for_each(|page| page.syncing = None);
         self.len_min = if is_durable {
             self.len
         } else {
@@ -147,20 +172,24 @@ impl FileSpec {
         };
         self.pages.truncate(found.len().div_ceil(PAGE));
         for (number, page) in found.chunks(PAGE).enumerate() {
-            let stamps = page.chunks(SECTOR).map(stamp_of).collect::<Option<Vec<_>>>();
-            let spec = self.page(number);
-            // What holds garbage is nobody's page; it is written before it is relied on.
-            let Some(mut stamps) = stamps else {
-                spec.allowed = None;
-                continue;
-            };
+            let stamps = page
+                .chunks(SECTOR)
+                .map(|sector| stamp_of(sector).unwrap_or(ANYTHING));
+            let mut stamps: Vec<u64> = stamps.collect();
             stamps.resize(SECTORS, 0);
+            let spec = self.page(number);
             spec.current.copy_from_slice(&stamps);
+            spec.versions.push(spec.current);
             if is_durable {
-                spec.allowed = Some(vec![spec.current]);
+                spec.versions = vec![spec.current];
+                spec.is_stable = true;
             }
         }
     }
+}
+
+fn is_same(found: Option<u64>, stamp: u64) -> bool {
+    stamp == ANYTHING || found == Some(stamp)
 }
 
 /// The stamp of a sector, if it has one throughout.
@@ -221,7 +250,7 @@ impl Spec {
         *may_be = vec![*now];
         let file = *now;
         if let Some(file) = file.and_then(|file| self.files.get_mut(&file)) {
-            file.synced();
+            file.sync_ends();
         }
     }
 

@@ -240,7 +240,8 @@ impl PageFile {
         let path = self.shared.root.join(&committer.path);
         let dir = path.parent().unwrap_or(&self.shared.root);
         let synced = self.shared.device.sync_dir(dir);
-        synced.map_err(|e| self.poison(FrontError::io("sync", dir)(e)))?;
+        // Names of other files may be lost with this one, and the next sync would not say so.
+        synced.map_err(|e| self.shared.poison(FrontError::io("sync", dir)(e)))?;
         committer.is_name_new = false;
         Ok(())
     }

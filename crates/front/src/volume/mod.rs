@@ -154,6 +154,8 @@ impl Volume {
     /// [`FrontError::Io`] where the name is taken or the file cannot be made.
     pub fn create(&self, path: &Path) -> Result<Arc<PageFile>, FrontError> {
         let _names = self.names.lock();
+        // After a failure it is unknown what the log says of a file that had this name.
+        self.shared.check()?;
         self.forget(path)?;
         let full = self.path(path);
         let home = self
@@ -211,9 +213,10 @@ impl Volume {
     /// [`FrontError::Io`] where `from` does not exist or cannot be renamed.
     pub fn rename(&self, from: &Path, to: &Path) -> Result<(), FrontError> {
         let _names = self.names.lock();
+        self.shared.check()?;
         self.forget(to)?;
-        let file = self.open_at(from);
-        let replaced = self.open_at(to);
+        let file = self.open_at(from)?;
+        let replaced = self.open_at(to)?;
         let is_same = match (&file, &replaced) {
             (Some((_, file)), Some((_, replaced))) => Arc::ptr_eq(file, replaced),
             _ => false,
@@ -245,11 +248,17 @@ impl Volume {
         Ok(())
     }
 
-    fn open_at(&self, path: &Path) -> Option<(FileNumber, Arc<PageFile>)> {
-        let stat = self.stat(path).ok()?;
+    /// The open file at a path, if it is one.
+    fn open_at(&self, path: &Path) -> Result<Option<(FileNumber, Arc<PageFile>)>, FrontError> {
+        let full = self.path(path);
+        let stat = match self.shared.device.stat(&full) {
+            Ok(stat) => stat,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(FrontError::io("stat", &full)(e)),
+        };
         let number = (stat.dev, stat.ino);
         let files = self.files.lock();
-        files.open.get(&number).map(|file| (number, Arc::clone(file)))
+        Ok(files.open.get(&number).map(|file| (number, Arc::clone(file))))
     }
 
     /// Locks a file that is not mapped then.

@@ -120,7 +120,7 @@ impl Life {
             while gate.as_ref().is_some_and(|gate| gate.at_once() == 0) && !syncing.is_finished() {
                 std::thread::sleep(std::time::Duration::from_micros(50));
             }
-            for _ in 0..rng.below(3) {
+            for _ in 0..1 + rng.below(4) {
                 let page = rng.below(PAGES) * PAGE as u64;
                 written = written.and_then(|()| self.write(name, page, PAGE / SECTOR, false));
             }

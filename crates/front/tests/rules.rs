@@ -1,0 +1,302 @@
+//! The rules of the page map, each in the one order of events in which breaking it shows.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use collie_front::{PageFile, Scope, Volume, VolumeOptions};
+use collie_io::{Device, OpenMode, write_all_at};
+use collie_log::RingMode;
+use collie_sim::{PowerCut, SimDevice, VOLATILE_DIR};
+
+const PAGE: usize = 1024;
+
+fn open(device: &SimDevice) -> Volume {
+    let options = VolumeOptions {
+        device: Arc::new(device.clone()),
+        page_bytes: PAGE as u32,
+        slots: 16,
+        ring: RingMode::Shared {
+            dir: VOLATILE_DIR.into(),
+        },
+        ring_bytes: 1 << 15,
+        segment_bytes: 1 << 15,
+        threads: false,
+    };
+    Volume::open(Path::new("/volume"), options).unwrap()
+}
+
+fn device() -> SimDevice {
+    let device = SimDevice::new(5);
+    device.create_dir_all(Path::new("/volume")).unwrap();
+    device
+}
+
+/// The devices that power cuts of every sort leave, some often.
+fn cuts(device: &SimDevice) -> impl Iterator<Item = (&'static str, SimDevice)> {
+    let snapshot = device.snapshot();
+    PowerCut::WAYS.into_iter().flat_map(move |(way, cut)| {
+        let images: Vec<_> = (0..8).map(|seed| snapshot.power_cut(cut, seed)).collect();
+        images.into_iter().map(move |mut image| {
+            image.clear_volatile();
+            (way, image.device())
+        })
+    })
+}
+
+fn write(volume: &Volume, file: &PageFile, page: usize, version: u8) {
+    volume
+        .write_at(file, &[version; PAGE], (page * PAGE) as u64)
+        .unwrap();
+}
+
+/// The version of a page that is there whole.
+fn version(volume: &Volume, name: &str, page: usize) -> u8 {
+    let file = volume.file(Path::new(name)).unwrap();
+    let mut found = [0; PAGE];
+    let len = volume.read_at(&file, &mut found, (page * PAGE) as u64).unwrap();
+    assert_eq!(len, PAGE);
+    assert!(
+        found.iter().all(|byte| *byte == found[0]),
+        "page {page} is of more than one version"
+    );
+    found[0]
+}
+
+/// A file of four pages with version 1 at home and version 2, displaced, of the first two. Both are
+/// synced.
+fn mapped(volume: &Volume, name: &str) -> Arc<PageFile> {
+    let file = volume.create(Path::new(name)).unwrap();
+    for page in 0..4 {
+        write(volume, &file, page, 1);
+    }
+    volume.sync(&file).unwrap();
+    write(volume, &file, 0, 2);
+    write(volume, &file, 1, 2);
+    volume.sync(&file).unwrap();
+    file
+}
+
+/// Begins a sync and does `meanwhile` while the device makes it wait.
+fn sync_beside(device: &SimDevice, volume: &Volume, file: &PageFile, meanwhile: impl FnOnce()) {
+    let gate = device.hold_syncs();
+    std::thread::scope(|scope| {
+        let syncing = scope.spawn(|| volume.sync(file));
+        gate.wait_for(1);
+        meanwhile();
+        gate.release();
+        syncing.join().unwrap().unwrap();
+    });
+}
+
+/// Whether a file is gone, or as it was before its removal.
+fn assert_gone_or_whole(device: &SimDevice, way: &str) {
+    let volume = open(device);
+    if volume.file(Path::new("a")).is_ok() {
+        assert_eq!(version(&volume, "a", 0), 2, "{way}");
+        assert_eq!(version(&volume, "a", 2), 1, "{way}");
+    }
+}
+
+#[test]
+fn a_slot_is_not_used_again_before_the_record_that_frees_it_is_durable() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    write(&volume, &file, 2, 3);
+    write(&volume, &file, 3, 3);
+    volume.sync(&file).unwrap();
+    // Home is where the first two pages go next, so drain them and displace them again.
+    volume.drain().unwrap();
+    write(&volume, &file, 0, 4);
+    write(&volume, &file, 1, 4);
+    volume.sync(&file).unwrap();
+    write(&volume, &file, 0, 5);
+    sync_beside(&device, &volume, &file, || {
+        write(&volume, &file, 2, 6);
+        write(&volume, &file, 3, 6);
+        for (way, device) in cuts(&device) {
+            let volume = open(&device);
+            assert_eq!(version(&volume, "a", 0), 4, "{way}");
+        }
+    });
+}
+
+#[test]
+fn a_version_that_is_being_committed_is_not_written_to() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    // The next version is at home, which is free.
+    write(&volume, &file, 0, 3);
+    sync_beside(&device, &volume, &file, || write(&volume, &file, 0, 4));
+    for (way, device) in cuts(&device) {
+        let volume = open(&device);
+        let found = version(&volume, "a", 0);
+        assert_eq!(
+            found, 3,
+            "{way}: what was written since the sync began was never committed"
+        );
+    }
+    volume.sync(&file).unwrap();
+    assert_eq!(version(&volume, "a", 0), 4);
+}
+
+#[test]
+fn pages_that_a_commit_adds_are_not_written_to_meanwhile() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    write(&volume, &file, 4, 3);
+    sync_beside(&device, &volume, &file, || write(&volume, &file, 4, 4));
+    for (way, device) in cuts(&device) {
+        assert_eq!(version(&open(&device), "a", 4), 3, "{way}");
+    }
+}
+
+#[test]
+fn a_commit_leaves_alone_what_the_file_grows_by_meanwhile() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    write(&volume, &file, 4, 3);
+    sync_beside(&device, &volume, &file, || write(&volume, &file, 6, 4));
+    assert_eq!(version(&volume, "a", 6), 4);
+    volume.sync(&file).unwrap();
+    for (way, device) in cuts(&device) {
+        assert_eq!(version(&open(&device), "a", 6), 4, "{way}");
+    }
+}
+
+#[test]
+fn growth_that_was_not_committed_does_not_come_back() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    write(&volume, &file, 5, 9);
+    let device = device.snapshot().process_death().device();
+    let volume = open(&device);
+    assert_eq!(volume.recovered().cut, 1);
+    let file = volume.file(Path::new("a")).unwrap();
+    assert_eq!(file.len(), 4 * PAGE as u64);
+    write(&volume, &file, 7, 3);
+    assert_eq!(version(&volume, "a", 5), 0, "what was cut shows in a gap");
+}
+
+#[test]
+fn a_file_whose_removal_is_recorded_is_gone() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    drop(file);
+    let free = volume.free_slots();
+    volume.unlink(Path::new("a")).unwrap();
+    assert_eq!(
+        volume.free_slots(),
+        free,
+        "its pages are needed if its name comes back"
+    );
+    volume.forget_removed().unwrap();
+    assert_eq!(volume.free_slots(), free + 2);
+    for (way, device) in cuts(&device) {
+        assert!(
+            open(&device).file(Path::new("a")).is_err(),
+            "{way}: it is there again"
+        );
+    }
+}
+
+#[test]
+fn a_file_whose_removal_is_not_durable_keeps_its_pages_in_the_map() {
+    let device = device();
+    let volume = open(&device);
+    mapped(&volume, "a");
+    volume.unlink(Path::new("a")).unwrap();
+    volume.checkpoint().unwrap();
+    cuts(&device).for_each(|(way, device)| assert_gone_or_whole(&device, way));
+}
+
+#[test]
+fn a_file_that_recovery_finds_gone_stays_gone() {
+    let device = device();
+    let volume = open(&device);
+    mapped(&volume, "a");
+    volume.unlink(Path::new("a")).unwrap();
+    // The process dies; the removal is in the kernel's memory only.
+    let device = device.snapshot().process_death().device();
+    let volume = open(&device);
+    assert_eq!(volume.recovered().gone, [Path::new("a")]);
+    cuts(&device).for_each(|(way, device)| assert_gone_or_whole(&device, way));
+}
+
+#[test]
+fn a_file_that_was_there_before_and_never_synced_is_synced_with_its_first_record() {
+    let device = device();
+    device.sync_dir(Path::new("/volume")).unwrap();
+    let home = device.open(Path::new("/volume/a"), OpenMode::CreateNew).unwrap();
+    write_all_at(&*home, &[1; 4 * PAGE], 0).unwrap();
+    let volume = open(&device);
+    let file = volume.file(Path::new("a")).unwrap();
+    write(&volume, &file, 0, 2);
+    volume.commit_all(Scope::Steady).unwrap();
+    for (way, device) in cuts(&device) {
+        let volume = open(&device);
+        assert_eq!(
+            (version(&volume, "a", 0), version(&volume, "a", 3)),
+            (2, 1),
+            "{way}"
+        );
+    }
+}
+
+#[test]
+fn a_handle_that_outlives_its_name_writes_nothing_into_the_next_file() {
+    let device = device();
+    let volume = open(&device);
+    let old = mapped(&volume, "a");
+    volume.unlink(Path::new("a")).unwrap();
+    write(&volume, &old, 0, 7);
+    volume.sync(&old).unwrap();
+    let new = volume.create(Path::new("a")).unwrap();
+    write(&volume, &new, 0, 8);
+    volume.sync(&new).unwrap();
+    volume.set_len(&old, PAGE as u64 / 2).unwrap();
+    write(&volume, &old, 0, 9);
+    volume.sync(&old).unwrap();
+    drop(old);
+    for (way, device) in cuts(&device) {
+        let volume = open(&device);
+        let file = volume.file(Path::new("a")).unwrap();
+        assert_eq!((file.len(), version(&volume, "a", 0)), (PAGE as u64, 8), "{way}");
+    }
+}
+
+#[test]
+fn another_page_size_a_second_opening_and_a_missing_log_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = || VolumeOptions {
+        page_bytes: 1024,
+        slots: 16,
+        ..VolumeOptions::default()
+    };
+    let volume = Volume::open(dir.path(), options()).unwrap();
+    let error = Volume::open(dir.path(), options()).unwrap_err();
+    assert!(error.to_string().contains("in use by another process"), "{error}");
+    volume.close().unwrap();
+    let other = VolumeOptions {
+        page_bytes: 8192,
+        ..options()
+    };
+    let error = Volume::open(dir.path(), other).unwrap_err();
+    assert!(
+        error.to_string().contains("its pages have 1024 bytes, not 8192"),
+        "{error}"
+    );
+    let odd = VolumeOptions {
+        page_bytes: 1000,
+        ..options()
+    };
+    assert!(Volume::open(dir.path(), odd).is_err());
+    std::fs::remove_dir_all(dir.path().join(".collie/log")).unwrap();
+    let error = Volume::open(dir.path(), options()).unwrap_err();
+    assert!(error.to_string().contains("log"), "{error}");
+}

@@ -23,7 +23,7 @@ pub(crate) struct Version {
 /// Which bytes of a version are new.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Coverage {
-    /// All: it is a version that somebody wrote.
+    /// All: it is a version that a writer wrote.
     Whole,
     /// These, in order and apart: between two writes of one page, it is half of each.
     Parts(Vec<(u32, u32)>),

@@ -1,6 +1,13 @@
 //! Short programs: a power cut at every operation of the device, every operation failing once and
 //! for good, and a full device at every size.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "test code"
+)]
+
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,12 @@
 //! The rules of the page map, each in the one order of events in which breaking it shows.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "test code"
+)]
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -158,6 +165,8 @@ fn a_commit_leaves_alone_what_the_file_grows_by_meanwhile() {
     let device = device();
     let volume = open(&device);
     let file = mapped(&volume, "a");
+    // The shadow file is synced first, for this one.
+    write(&volume, &file, 2, 3);
     write(&volume, &file, 4, 3);
     sync_beside(&device, &volume, &file, || write(&volume, &file, 6, 4));
     assert_eq!(version(&volume, "a", 6), 4);
@@ -180,6 +189,29 @@ fn growth_that_was_not_committed_does_not_come_back() {
     assert_eq!(file.len(), 4 * PAGE as u64);
     write(&volume, &file, 7, 3);
     assert_eq!(version(&volume, "a", 5), 0, "what was cut shows in a gap");
+}
+
+#[test]
+fn what_a_truncation_leaves_in_a_slot_does_not_come_back() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    let len = PAGE as u64 + 100;
+    for to in [3 * PAGE as u64, len + 10] {
+        write(&volume, &file, 1, 7);
+        volume.sync(&file).unwrap();
+        volume.set_len(&file, len).unwrap();
+        volume.set_len(&file, to).unwrap();
+        let mut found = vec![9; (to - len) as usize];
+        assert_eq!(volume.read_at(&file, &mut found, len).unwrap(), found.len());
+        assert!(found.iter().all(|byte| *byte == 0), "grown to {to}");
+    }
+    // The same by a write behind the end.
+    volume.set_len(&file, len).unwrap();
+    write(&volume, &file, 2, 8);
+    let mut found = vec![9; PAGE - 100];
+    volume.read_at(&file, &mut found, len).unwrap();
+    assert!(found.iter().all(|byte| *byte == 0), "grown by a write");
 }
 
 #[test]

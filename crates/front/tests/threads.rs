@@ -1,6 +1,13 @@
 //! Many threads on one volume: writers that sync, a thread that commits and drains, one that writes
 //! the map, readers; and power cuts meanwhile.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "test code"
+)]
+
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

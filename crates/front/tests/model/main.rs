@@ -2,6 +2,13 @@
 //!
 //! `COLLIE_RUNS` sets how many programs, `COLLIE_SEED` one program alone.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "test code"
+)]
+
 mod spec;
 
 use std::collections::BTreeMap;

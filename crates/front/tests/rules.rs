@@ -283,6 +283,69 @@ fn a_file_that_was_there_before_and_never_synced_is_synced_with_its_first_record
 }
 
 #[test]
+fn a_file_that_was_drained_is_not_cut_where_it_ended_then() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    volume.drain().unwrap();
+    write(&volume, &file, 6, 3);
+    volume.sync(&file).unwrap();
+    for (way, device) in cuts(&device) {
+        let volume = open(&device);
+        assert_eq!(
+            (version(&volume, "a", 0), version(&volume, "a", 6)),
+            (2, 3),
+            "{way}"
+        );
+    }
+}
+
+#[test]
+fn half_of_a_page_is_not_committed_before_its_other_half_is_written() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    volume.write_at(&file, &[3; PAGE / 2], 0).unwrap();
+    volume.commit_all(Scope::Steady).unwrap();
+    for (way, device) in cuts(&device) {
+        assert_eq!(version(&open(&device), "a", 0), 2, "{way}");
+    }
+    volume.write_at(&file, &[3; PAGE / 2], PAGE as u64 / 2).unwrap();
+    volume.commit_all(Scope::Steady).unwrap();
+    for (way, device) in cuts(&device) {
+        assert_eq!(version(&open(&device), "a", 0), 3, "{way}");
+    }
+}
+
+#[test]
+fn a_new_file_of_the_name_of_a_removed_one_has_none_of_its_pages() {
+    let device = device();
+    let volume = open(&device);
+    mapped(&volume, "a");
+    volume.unlink(Path::new("a")).unwrap();
+    let file = volume.create(Path::new("a")).unwrap();
+    write(&volume, &file, 0, 8);
+    let device = device.snapshot().process_death().device();
+    assert_eq!(version(&open(&device), "a", 0), 8);
+}
+
+#[test]
+fn slots_that_hold_pages_are_not_free_after_recovery() {
+    let device = device();
+    mapped(&open(&device), "a");
+    let device = device.snapshot().process_death().device();
+    let volume = open(&device);
+    assert_eq!((volume.free_slots(), volume.recovered().displaced), (14, 2));
+    let file = volume.file(Path::new("a")).unwrap();
+    write(&volume, &file, 2, 3);
+    write(&volume, &file, 3, 3);
+    volume.sync(&file).unwrap();
+    for page in 0..4 {
+        assert_eq!(version(&volume, "a", page), [2, 2, 3, 3][page]);
+    }
+}
+
+#[test]
 fn a_handle_that_outlives_its_name_writes_nothing_into_the_next_file() {
     let device = device();
     let volume = open(&device);

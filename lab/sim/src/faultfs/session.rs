@@ -93,7 +93,7 @@ fn kept(attr: &FileAttr) -> &'static Duration {
     }
 }
 
-/// Something new of whoever asks for it.
+/// Something new of the user who asks for it.
 fn made(request: &Request, what: What, mode: u32) -> New {
     New {
         what,

@@ -18,10 +18,10 @@
 //! takes none of them. The time of the last access does not move by itself.
 //!
 //! What it does not model: extended attributes, device files and pipes, holes punched into files,
-//! names exchanged in one step. Locks and mappings are the kernel's own; what was written through a
-//! mapping reaches the file system when the program syncs it. The process that serves the file
-//! system must not map its files: the kernel holds the process's memory while it waits for what was
-//! written through a mapping.
+//! names exchanged in one step, parts of seconds before 1970. Locks and mappings are the kernel's
+//! own; what was written through a mapping reaches the file system when the program syncs it. The
+//! process that serves the file system must not map its files: the kernel holds the process's memory
+//! while it waits for what was written through a mapping.
 
 mod disk;
 mod files;

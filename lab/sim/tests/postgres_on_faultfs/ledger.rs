@@ -7,12 +7,12 @@ use std::thread::JoinHandle;
 
 use crate::cluster::Cluster;
 
-pub(crate) const TABLE: &str =
-    "CREATE TABLE ledger (client int, number int, filler text, PRIMARY KEY (client, number))";
 const CLIENTS: usize = 3;
+/// Of each client, how many rows there are from the start.
+const FIRST: u64 = 500;
 
 /// The numbers that each client was told to be committed, and the next that it has not tried.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Ledger {
     acknowledged: [BTreeSet<u64>; CLIENTS],
     next: [u64; CLIENTS],
@@ -22,6 +22,24 @@ pub(crate) struct Ledger {
 pub(crate) struct Writers(Vec<JoinHandle<(BTreeSet<u64>, u64)>>);
 
 impl Ledger {
+    /// Makes the table, with rows in pages that nothing touches later, and that a checkpoint has
+    /// settled: no log has them any more.
+    pub(crate) fn make(cluster: &Cluster) -> Self {
+        let statements = format!(
+            "CREATE TABLE ledger (client int, number int, filler text, PRIMARY KEY (client, number));
+             INSERT INTO ledger SELECT client, number, repeat('x', 50)
+                 FROM generate_series(0, {}) client, generate_series(0, {}) number;
+             CHECKPOINT",
+            CLIENTS - 1,
+            FIRST - 1
+        );
+        cluster.sql("postgres", &statements).unwrap();
+        Self {
+            acknowledged: std::array::from_fn(|_| (0..FIRST).collect()),
+            next: [FIRST; CLIENTS],
+        }
+    }
+
     /// Starts clients that insert one number after the other, each in a transaction of its own.
     pub(crate) fn write(&self, cluster: &Cluster) -> Writers {
         let clients = self.next.iter().enumerate().map(|(client, &from)| {

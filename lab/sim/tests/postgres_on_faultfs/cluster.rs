@@ -13,6 +13,8 @@ use collie_sim::{Effects, PowerCut};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PROGRAMS: &str = "/usr/lib/postgresql/15/bin";
+/// Where the files of the database `postgres` are, whose number is fixed.
+const FILES: &str = "/base/5/";
 /// Who may run it, the first who is there.
 const USERS: [&str; 2] = ["postgres", "nobody"];
 /// How often it is looked whether something has come about, and for how long at most.
@@ -261,6 +263,25 @@ impl Cluster {
             .arg("--check")
             .arg("-D")
             .arg(self.data()))
+    }
+
+    /// The files that the check of the checksums complained of, if no table and no index has any of
+    /// them; what is not known to be left over is in use.
+    pub(crate) fn left_over(&self, said: &str) -> Option<Vec<String>> {
+        let named = said.lines().filter(|line| line.contains(" failed in file "));
+        let files: Vec<&str> = named.filter_map(|line| line.split('"').nth(1)).collect();
+        let is_left_over = |file: &&str| {
+            let name = file.rsplit('/').next().unwrap_or_default();
+            let number: String = name.chars().take_while(char::is_ascii_digit).collect();
+            let of_this = file.contains(FILES) && !number.is_empty();
+            let query = format!("SELECT pg_filenode_relation(0, {number}) IS NULL");
+            of_this
+                && self
+                    .sql("postgres", &query)
+                    .is_ok_and(|answer| answer.trim() == "t")
+        };
+        let are_left_over = !files.is_empty() && files.iter().all(is_left_over);
+        are_left_over.then(|| files.into_iter().map(str::to_owned).collect())
     }
 
     /// Cuts the power under the server.

@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{Clock, Mapping};
+use crate::{Clock, Entry, FsStat, Mapping, Stat};
 
 /// How [`Device::open`] opens a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,39 +26,14 @@ pub enum OpenMode {
     DirectSync,
 }
 
-/// What a name or an open file refers to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stat {
-    /// The device that holds the file.
-    pub dev: u64,
-    /// The file's number on that device; with `dev` it identifies the file.
-    pub ino: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// Permission bits (the lowest twelve of `st_mode`).
-    pub mode: u32,
-    /// The owner's user id.
-    pub uid: u32,
-    /// Number of names; 0 once an open file was unlinked.
-    pub links: u64,
-    /// Whether it is a directory.
-    pub is_dir: bool,
-}
-
-/// One name in a directory.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Entry {
-    /// The last component of the path. Names that are not UTF-8 are shown with replacement
-    /// characters.
-    pub name: String,
-    /// Whether it is a directory.
-    pub is_dir: bool,
-}
-
 /// Names files and directories. All methods may be called from any thread.
 ///
 /// A name that was created, renamed or removed is durable only after [`Device::sync_dir`] of its
-/// directory.
+/// directory; that holds for directories, hard links and symbolic links as for files. Of a renaming
+/// from one directory to another, both are synced.
+///
+/// What a log or an engine does not use, and a file system's daemon does, has a default that fails
+/// with [`io::ErrorKind::Unsupported`].
 pub trait Device: fmt::Debug + Send + Sync {
     /// Opens `path`.
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>>;
@@ -69,9 +44,10 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Creates `dir` and the parents that it lacks. Each new name is made durable; where it fails,
     /// what it made is removed again: see [`create_dirs`](crate::create_dirs()).
     fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
-    /// Gives `from` the name `to`, atomically replacing a file that has it.
+    /// Gives `from` the name `to`, atomically replacing a file, a symbolic link or an empty directory
+    /// that has it. A symbolic link is renamed itself.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a file's name.
+    /// Removes a name of a file or of a symbolic link.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Removes a directory and all below it.
     fn remove_dir_all(&self, dir: &Path) -> io::Result<()>;
@@ -88,6 +64,75 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn uid(&self) -> u32;
     /// The clock of this device's world.
     fn clock(&self) -> &dyn Clock;
+
+    /// As [`Device::stat`], but of a symbolic link itself.
+    fn lstat(&self, path: &Path) -> io::Result<Stat> {
+        Err(unsupported(path))
+    }
+    /// Creates one directory, whose parent is there, with these permission bits less those that
+    /// the process masks. Its name is durable only after a sync of the parent.
+    fn create_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let _ = mode;
+        Err(unsupported(path))
+    }
+    /// Removes a directory, which must be empty.
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        Err(unsupported(path))
+    }
+    /// As [`Device::rename`], but fails with [`io::ErrorKind::AlreadyExists`] where anything has the
+    /// name `to`.
+    fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let _ = to;
+        Err(unsupported(from))
+    }
+    /// Makes `link` a symbolic link to `target`, which need not exist. What it leads to is durable
+    /// as soon as its name is.
+    fn symlink(&self, target: &Path, link: &Path) -> io::Result<()> {
+        let _ = target;
+        Err(unsupported(link))
+    }
+    /// What a symbolic link leads to, as it was given.
+    fn read_link(&self, path: &Path) -> io::Result<PathBuf> {
+        Err(unsupported(path))
+    }
+    /// Gives the file `from` the name `to` besides. A symbolic link is not followed, a directory is
+    /// refused. The new name is durable only after a sync of its directory; the file's data has to
+    /// be synced for itself.
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let _ = to;
+        Err(unsupported(from))
+    }
+    /// Sets the permission bits (the lowest twelve of `st_mode`) of what `path` refers to,
+    /// following symbolic links.
+    ///
+    /// What this, [`Device::set_owner`] and [`Device::set_times`] change is durable for certain
+    /// after [`File::sync_all`] of the file, or [`Device::sync_dir`] of the directory, and may be so
+    /// earlier.
+    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let _ = mode;
+        Err(unsupported(path))
+    }
+    /// Sets the owner, the group, or both; of a symbolic link itself. What becomes of a file's
+    /// set-user-id and set-group-id bits is up to the system.
+    fn set_owner(&self, path: &Path, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        let _ = (uid, gid);
+        Err(unsupported(path))
+    }
+    /// Sets the times of the last access and of the last change of the data, or one of them, in
+    /// nanoseconds since the Unix epoch; of a symbolic link itself.
+    fn set_times(&self, path: &Path, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
+        let _ = (atime, mtime);
+        Err(unsupported(path))
+    }
+    /// The room on the file system that `path` is on. What others write changes it at any time.
+    fn statfs(&self, path: &Path) -> io::Result<FsStat> {
+        Err(unsupported(path))
+    }
+}
+
+fn unsupported(path: &Path) -> io::Error {
+    let text = format!("this device cannot do that with {}", path.display());
+    io::Error::new(io::ErrorKind::Unsupported, text)
 }
 
 /// An open directory. All methods may be called from any thread.
@@ -111,6 +156,25 @@ pub trait File: fmt::Debug + Send + Sync {
     /// accesses through a mapping cannot run out of it. Fails with [`io::ErrorKind::Unsupported`]
     /// where the file system cannot do that: see [`allocate_or_zero`].
     fn allocate(&self, len: u64) -> io::Result<()>;
+    /// The same for `len` bytes from `offset` on: extends the file where they reach beyond its end,
+    /// and changes no byte that is there. Neither the length nor the room is durable before a sync.
+    fn allocate_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        let _ = (offset, len);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Makes all completed writes durable, and all else of the file (`fsync`): its length, mode,
+    /// owner and times. Not its name, nor what other files hold. As final as
+    /// [`File::sync_data`] when it fails.
+    fn sync_all(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Starts to write out what is in the cache of `len` bytes from `offset` on, so that a later
+    /// sync has less to do. Nothing is durable by it. A failure of the device may show here, and is
+    /// reported by the next sync as well.
+    fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        let _ = (offset, len);
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// What the open file is.
     fn stat(&self) -> io::Result<Stat>;
     /// Takes the file's exclusive advisory lock, held until the file is closed or the process dies;

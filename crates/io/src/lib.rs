@@ -39,15 +39,17 @@ mod mapping;
 mod process;
 mod real;
 mod reserve;
+mod stat;
 
 pub use class::{IoClass, set_io_class};
 pub use clock::{Clock, Nanos, RealClock};
 pub use create_dirs::{DirSteps, create_dirs};
-pub use device::{Device, Dir, Entry, File, OpenMode, Stat, allocate_or_zero, read_exact_at, write_all_at};
+pub use device::{Device, Dir, File, OpenMode, allocate_or_zero, read_exact_at, write_all_at};
 pub use mapping::Mapping;
 pub use process::Opener;
 pub use real::RealDevice;
 pub use reserve::Reserve;
+pub use stat::{Entry, FileKind, FsStat, Stat};
 
 /// The unit in which direct writes must be aligned, in bytes: buffer address, length and file
 /// offset.

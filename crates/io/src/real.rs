@@ -2,18 +2,23 @@
 
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{
+    self, AtFlags, CWD, FallocateFlags, FlockOperation, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps,
+    UTIME_OMIT, Uid,
+};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::{
-    Clock, Device, Dir, DirSteps, Entry, File, Mapping, OpenMode, Opener, RealClock, Stat, create_dirs,
+    Clock, Device, Dir, DirSteps, Entry, File, FileKind, FsStat, Mapping, OpenMode, Opener, RealClock, Stat,
+    create_dirs,
 };
 
 /// The file systems of this machine.
@@ -58,18 +63,16 @@ impl Device for RealDevice {
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            let is_dir = match entry.file_type() {
-                fs::FileType::Directory => true,
+            let kind = match entry.file_type() {
                 // Some file systems do not return the type with the name.
                 fs::FileType::Unknown => {
-                    let stat = fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
-                    fs::FileType::from_raw_mode(stat.st_mode) == fs::FileType::Directory
+                    fs::FileType::from_raw_mode(fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode)
                 }
-                _ => false,
+                known => known,
             };
             entries.push(Entry {
                 name: name.to_string_lossy().into_owned(),
-                is_dir,
+                kind: to_kind(kind),
             });
         }
         entries.sort();
@@ -136,6 +139,66 @@ impl Device for RealDevice {
     fn clock(&self) -> &dyn Clock {
         &self.clock
     }
+
+    fn lstat(&self, path: &Path) -> io::Result<Stat> {
+        Ok(to_stat(&fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?))
+    }
+
+    fn create_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
+        Ok(fs::mkdir(path, Mode::from_raw_mode(mode & 0o7777))?)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        Ok(fs::rmdir(path)?)
+    }
+
+    fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Ok(fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
+    }
+
+    fn symlink(&self, target: &Path, link: &Path) -> io::Result<()> {
+        Ok(fs::symlink(target, link)?)
+    }
+
+    fn read_link(&self, path: &Path) -> io::Result<PathBuf> {
+        let target = fs::readlink(path, Vec::new())?.into_bytes();
+        Ok(std::ffi::OsString::from_vec(target).into())
+    }
+
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Ok(fs::linkat(CWD, from, CWD, to, AtFlags::empty())?)
+    }
+
+    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        Ok(fs::chmod(path, Mode::from_raw_mode(mode & 0o7777))?)
+    }
+
+    fn set_owner(&self, path: &Path, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        // The greatest number is none: the system takes it for "as it is".
+        let id = |id: Option<u32>| id.filter(|&id| id != u32::MAX);
+        let (uid, gid) = (id(uid).map(Uid::from_raw), id(gid).map(Gid::from_raw));
+        Ok(fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    fn set_times(&self, path: &Path, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
+        let times = Timestamps {
+            last_access: to_timespec(atime),
+            last_modification: to_timespec(mtime),
+        };
+        Ok(fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    fn statfs(&self, path: &Path) -> io::Result<FsStat> {
+        let found = fs::statvfs(path)?;
+        Ok(FsStat {
+            block_size: found.f_frsize,
+            blocks: found.f_blocks,
+            free: found.f_bfree,
+            available: found.f_bavail,
+            files: found.f_files,
+            free_files: found.f_ffree,
+        })
+    }
 }
 
 impl DirSteps for RealDevice {
@@ -144,7 +207,7 @@ impl DirSteps for RealDevice {
     }
 
     fn is_dir(&self, path: &Path) -> io::Result<bool> {
-        Ok(self.stat(path)?.is_dir)
+        Ok(self.stat(path)?.is_dir())
     }
 
     fn sync_names(&self, dir: &Path) -> io::Result<()> {
@@ -171,8 +234,37 @@ fn to_stat(stat: &fs::Stat) -> Stat {
         len: u64::try_from(stat.st_size).unwrap_or(0),
         mode: stat.st_mode & 0o7777,
         uid: stat.st_uid,
+        gid: stat.st_gid,
         links: stat.st_nlink,
-        is_dir: fs::FileType::from_raw_mode(stat.st_mode) == fs::FileType::Directory,
+        kind: to_kind(fs::FileType::from_raw_mode(stat.st_mode)),
+        blocks: u64::try_from(stat.st_blocks).unwrap_or(0),
+        atime: to_nanos(stat.st_atime, stat.st_atime_nsec),
+        mtime: to_nanos(stat.st_mtime, stat.st_mtime_nsec),
+        ctime: to_nanos(stat.st_ctime, stat.st_ctime_nsec),
+    }
+}
+
+fn to_kind(found: fs::FileType) -> FileKind {
+    match found {
+        fs::FileType::RegularFile => FileKind::File,
+        fs::FileType::Directory => FileKind::Directory,
+        fs::FileType::Symlink => FileKind::Symlink,
+        _ => FileKind::Other,
+    }
+}
+
+const SECOND: i64 = 1_000_000_000;
+
+/// Times outside of what 64 bits hold in nanoseconds (1677 to 2262) are taken for the nearest.
+fn to_nanos(seconds: i64, nanos: u64) -> i64 {
+    let nanos = i64::try_from(nanos).unwrap_or(0);
+    seconds.saturating_mul(SECOND).saturating_add(nanos)
+}
+
+fn to_timespec(time: Option<i64>) -> Timespec {
+    Timespec {
+        tv_sec: time.map_or(0, |nanos| nanos.div_euclid(SECOND)),
+        tv_nsec: time.map_or(UTIME_OMIT, |nanos| nanos.rem_euclid(SECOND)),
     }
 }
 
@@ -216,7 +308,27 @@ impl File for RealFile {
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {
-        Ok(fs::fallocate(&self.fd, FallocateFlags::empty(), 0, len)?)
+        self.allocate_range(0, len)
+    }
+
+    fn allocate_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        Ok(fs::fallocate(&self.fd, FallocateFlags::empty(), offset, len)?)
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        Ok(fs::fsync(&self.fd)?)
+    }
+
+    fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        let signed = |n: u64| i64::try_from(n).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+        let (offset, len) = (signed(offset)?, signed(len)?);
+        #[expect(unsafe_code, reason = "system call")]
+        // SAFETY: an open descriptor and three numbers.
+        match unsafe { libc::sync_file_range(self.fd.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE) }
+        {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     fn stat(&self) -> io::Result<Stat> {
@@ -314,13 +426,13 @@ mod tests {
         assert_eq!(past.kind(), io::ErrorKind::UnexpectedEof);
         assert!(past.to_string().contains("ends at 15"), "{past}");
         let stat = device.stat(&path).unwrap();
-        assert_eq!((stat.len, stat.mode, stat.is_dir), (15, 0o600, false));
+        assert_eq!((stat.len, stat.mode, stat.kind), (15, 0o600, FileKind::File));
         device.rename(&path, &sub.join("g")).unwrap();
         assert_eq!(
             device.list(&sub).unwrap(),
             [Entry {
                 name: "g".into(),
-                is_dir: false
+                kind: FileKind::File
             }]
         );
         device.remove_file(&sub.join("g")).unwrap();

@@ -1,11 +1,11 @@
 //! A device whose syncs take longer, to stand for a slower disk.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::{Clock, Device, Dir, Entry, File, Mapping, OpenMode, RealDevice, Stat};
+use collie_io::{Clock, Device, Dir, Entry, File, FsStat, Mapping, OpenMode, RealDevice, Stat};
 
 /// The real device, on which each sync of a file takes so much longer, and so does each write that
 /// is durable by itself (past the page cache).
@@ -78,6 +78,39 @@ impl Device for SlowDevice {
     fn clock(&self) -> &dyn Clock {
         self.real.clock()
     }
+    fn lstat(&self, path: &Path) -> io::Result<Stat> {
+        self.real.lstat(path)
+    }
+    fn create_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.real.create_dir(path, mode)
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.real.remove_dir(path)
+    }
+    fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.real.rename_new(from, to)
+    }
+    fn symlink(&self, target: &Path, link: &Path) -> io::Result<()> {
+        self.real.symlink(target, link)
+    }
+    fn read_link(&self, path: &Path) -> io::Result<PathBuf> {
+        self.real.read_link(path)
+    }
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.real.hard_link(from, to)
+    }
+    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.real.set_mode(path, mode)
+    }
+    fn set_owner(&self, path: &Path, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.real.set_owner(path, uid, gid)
+    }
+    fn set_times(&self, path: &Path, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
+        self.real.set_times(path, atime, mtime)
+    }
+    fn statfs(&self, path: &Path) -> io::Result<FsStat> {
+        self.real.statfs(path)
+    }
 }
 
 impl File for SlowFile {
@@ -95,6 +128,17 @@ impl File for SlowFile {
         self.file.sync_data()?;
         std::thread::sleep(self.delay);
         Ok(())
+    }
+    fn sync_all(&self) -> io::Result<()> {
+        self.file.sync_all()?;
+        std::thread::sleep(self.delay);
+        Ok(())
+    }
+    fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.file.sync_range(offset, len)
+    }
+    fn allocate_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.file.allocate_range(offset, len)
     }
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.set_len(len)

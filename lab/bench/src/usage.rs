@@ -31,7 +31,7 @@ pub(crate) fn disk_bytes(dir: &Path) -> Result<u64, BenchError> {
     let mut bytes = 0;
     for entry in device.list(dir).at("list", dir)? {
         let path = dir.join(&entry.name);
-        if entry.is_dir {
+        if entry.is_dir() {
             bytes += disk_bytes(&path)?;
         } else if let Ok(stat) = device.stat(&path) {
             bytes += stat.len;

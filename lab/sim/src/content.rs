@@ -1,6 +1,7 @@
 //! What a file holds: as programs see it, as the device has it, and what lies between the two.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 /// The unit that a device writes whole or not at all, in bytes.
@@ -27,6 +28,8 @@ pub(crate) fn sector(bytes: [u8; SECTOR]) -> Sector {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Content {
     sectors: Arc<Vec<Option<Sector>>>,
+    /// How many of them are not holes.
+    filled: usize,
     len: u64,
 }
 
@@ -59,6 +62,8 @@ impl Content {
             sectors.resize(index + 1, None);
         }
         if let Some(slot) = sectors.get_mut(index) {
+            self.filled += usize::from(data.is_some());
+            self.filled -= usize::from(slot.is_some());
             *slot = data;
         }
     }
@@ -67,6 +72,8 @@ impl Content {
     pub(crate) fn set_len(&mut self, len: u64) {
         let whole = sectors_in(len);
         if self.sectors.len() > whole {
+            let cut_off = self.sectors.iter().skip(whole);
+            self.filled -= cut_off.filter(|sector| sector.is_some()).count();
             Arc::make_mut(&mut self.sectors).truncate(whole);
         }
         let tail = to_usize(len) % SECTOR;
@@ -128,8 +135,8 @@ pub(crate) struct FileData {
     pub(crate) durable: Content,
     pub(crate) pending: BTreeMap<usize, Vec<Version>>,
     pub(crate) lengths: Vec<(u64, u64)>,
-    /// Space promised by `allocate`, in bytes.
-    pub(crate) reserved: u64,
+    /// Space promised by `allocate`.
+    pub(crate) promised: Promised,
     /// Whether it lives in memory only: nothing is pending, and a power cut takes all of it.
     pub(crate) volatile: bool,
 }
@@ -251,10 +258,36 @@ impl FileData {
 
     /// Space that the file takes, in bytes.
     pub(crate) fn space(&self) -> u64 {
-        let promised = self.reserved.div_ceil(SECTOR as u64);
-        let beyond = self.cached.filled();
-        let beyond = beyond.iter().filter(|&&i| i as u64 >= promised).count();
-        (promised + beyond as u64) * SECTOR as u64
+        let promised = self.promised.0.iter().cloned().flatten();
+        let holes = promised.filter(|&index| self.cached.get(index).is_none());
+        (self.cached.filled + holes.count()) as u64 * SECTOR as u64
+    }
+}
+
+/// Sectors that room was promised for: ranges in their order, which do not touch.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Promised(Vec<Range<usize>>);
+
+impl Promised {
+    /// Promises room for `len` bytes from `offset` on.
+    pub(crate) fn add(&mut self, offset: u64, len: u64) {
+        let mut new = to_usize(offset) / SECTOR..sectors_in(offset.saturating_add(len));
+        self.0.retain(|old| {
+            let apart = old.end < new.start || new.end < old.start;
+            if !apart {
+                new = new.start.min(old.start)..new.end.max(old.end);
+            }
+            apart
+        });
+        let at = self.0.partition_point(|old| old.start < new.start);
+        self.0.insert(at, new);
+    }
+
+    /// Takes back what lies beyond `len` bytes.
+    pub(crate) fn cut(&mut self, len: u64) {
+        let end = sectors_in(len);
+        self.0.iter_mut().for_each(|range| range.end = range.end.min(end));
+        self.0.retain(|range| range.start < range.end);
     }
 }
 
@@ -303,6 +336,25 @@ mod tests {
         file.sync(9);
         assert_eq!(file.durable.bytes(0), [5; SECTOR]);
         assert!(file.pending.is_empty());
+    }
+
+    #[test]
+    fn promised_room_is_counted_once_and_goes_with_a_truncation() {
+        let mut file = FileData::default();
+        let sectors = |file: &FileData| file.space() / SECTOR as u64;
+        let unit = SECTOR as u64;
+        file.promised.add(4 * unit, 2 * unit);
+        file.promised.add(10 * unit, 1);
+        assert_eq!(sectors(&file), 3);
+        file.promised.add(5 * unit, 5 * unit);
+        assert_eq!(sectors(&file), 7);
+        file.write(1, &[1; 2 * SECTOR], 3 * unit, straight);
+        assert_eq!(sectors(&file), 8);
+        file.promised.cut(8 * unit);
+        assert_eq!(sectors(&file), 5);
+        file.set_len(2, 0);
+        file.promised.cut(0);
+        assert_eq!(sectors(&file), 0);
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use collie_io::{BLOCK, Clock, Device, Dir, DirSteps, Entry, File, Nanos, OpenMode, Stat, create_dirs};
+use collie_io::{
+    BLOCK, Clock, Device, Dir, DirSteps, Entry, File, FsStat, Nanos, OpenMode, Stat, create_dirs,
+};
 
 use crate::clock::SimClock;
 use crate::fault::{Fault, FaultCounts, FaultKind, Strike};
@@ -14,7 +16,7 @@ use crate::file::{SimDir, SimFile};
 use crate::image::{Points, Snapshot};
 use crate::state::{Call, State, dead};
 use crate::trace::{Op, OpKind};
-use crate::world::{UID, World, errno};
+use crate::world::{Body, New, UID, What, World, errno};
 
 /// A machine's file systems in memory: a disk at `/` and a memory-only one at
 /// [`VOLATILE_DIR`](crate::VOLATILE_DIR).
@@ -264,7 +266,7 @@ impl Shared {
         if fails_in_part(kind) {
             state = self.pass_gate(state, Held::Writes);
         }
-        let strike = state.begin(&call)?;
+        let strike = state.begin(&call, &self.clock)?;
         state.record_before(kind, &self.clock);
         let result = match strike {
             // Writes and syncs fail in their own ways; of all others nothing happens.
@@ -289,7 +291,7 @@ impl Shared {
         call: &Call<'_>,
     ) -> io::Result<(MutexGuard<'_, State>, Option<Strike>, u64)> {
         let mut state = self.lock();
-        let strike = state.begin(call)?;
+        let strike = state.begin(call, &self.clock)?;
         let op = state.op;
         state.record_before(call.kind, &self.clock);
         let delay = state.sync_delay;
@@ -371,6 +373,23 @@ impl SimDevice {
     ) -> io::Result<T> {
         self.shared.operate(Call::new(kind, path), act)
     }
+
+    /// An operation on names or attributes, of which a fault lets nothing happen.
+    fn change(
+        &self,
+        kind: OpKind,
+        path: &Path,
+        act: impl FnOnce(&mut State) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.operate(kind, path, |state, strike| {
+            if let Some(strike) = strike {
+                return Err(errno(strike.code));
+            }
+            act(state)?;
+            state.collect();
+            Ok(())
+        })
+    }
 }
 
 impl Device for SimDevice {
@@ -400,7 +419,7 @@ impl Device for SimDevice {
             let names = &state.world.dir(state.world.resolve(dir)?)?.cached;
             let entries = names.iter().map(|(name, &ino)| Entry {
                 name: name.clone(),
-                is_dir: state.world.dir(ino).is_ok(),
+                kind: state.world.kind(ino),
             });
             Ok(entries.collect())
         })
@@ -411,14 +430,7 @@ impl Device for SimDevice {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.operate(OpKind::Rename, from, |state, strike| {
-            if let Some(strike) = strike {
-                return Err(errno(strike.code));
-            }
-            state.world.rename(from, to)?;
-            state.collect();
-            Ok(())
-        })
+        self.change(OpKind::Rename, from, |state| state.world.rename(from, to))
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
@@ -432,7 +444,10 @@ impl Device for SimDevice {
     fn remove_dir_all(&self, dir: &Path) -> io::Result<()> {
         self.operate(OpKind::RemoveDir, dir, |state, _| {
             let (parent, name) = state.world.resolve_parent(dir)?;
-            state.world.dir(state.world.resolve(dir)?)?;
+            let found = state.world.walk(dir, false)?.taken()?;
+            if matches!(state.world.inode(found)?.body, Body::File(_)) {
+                return Err(errno(libc::ENOTDIR));
+            }
             state.remove_tree(parent, &name)?;
             state.collect();
             Ok(())
@@ -477,19 +492,90 @@ impl Device for SimDevice {
     fn clock(&self) -> &dyn Clock {
         &self.shared.clock
     }
+
+    fn lstat(&self, path: &Path) -> io::Result<Stat> {
+        self.operate(OpKind::Stat, path, |state, _| {
+            state.world.stat(state.world.walk(path, false)?.taken()?)
+        })
+    }
+
+    fn create_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
+        let new = New {
+            mode,
+            ..New::private(What::Dir)
+        };
+        self.change(OpKind::CreateDir, path, |state| state.create(path, new))
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.remove_empty_dir(path)
+    }
+
+    fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.change(OpKind::Rename, from, |state| {
+            state.world.walk(from, false)?.taken()?;
+            state.world.walk(to, false)?.free()?;
+            state.world.rename(from, to)
+        })
+    }
+
+    fn symlink(&self, target: &Path, link: &Path) -> io::Result<()> {
+        self.change(OpKind::Symlink, link, |state| {
+            state.create(link, New::private(New::link(target)?))
+        })
+    }
+
+    fn read_link(&self, path: &Path) -> io::Result<PathBuf> {
+        self.operate(OpKind::Stat, path, |state, _| {
+            state.world.link_target(state.world.walk(path, false)?.taken()?)
+        })
+    }
+
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.change(OpKind::HardLink, from, |state| {
+            let ino = state.world.walk(from, false)?.taken()?;
+            let (dir, name) = state.world.walk(to, false)?.free()?;
+            state.world.link(ino, dir, name)
+        })
+    }
+
+    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.change(OpKind::SetAttributes, path, |state| {
+            let ino = state.world.resolve(path)?;
+            state.world.set_mode(ino, mode)
+        })
+    }
+
+    fn set_owner(&self, path: &Path, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.change(OpKind::SetAttributes, path, |state| {
+            let ino = state.world.walk(path, false)?.taken()?;
+            state.world.set_owner(ino, uid, gid)
+        })
+    }
+
+    fn set_times(&self, path: &Path, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
+        self.change(OpKind::SetAttributes, path, |state| {
+            let ino = state.world.walk(path, false)?.taken()?;
+            state.world.set_times(ino, atime, mtime)
+        })
+    }
+
+    fn statfs(&self, path: &Path) -> io::Result<FsStat> {
+        self.operate(OpKind::Stat, path, |state, _| {
+            let ino = state.world.resolve(path)?;
+            Ok(state.fs_stat(state.world.inode(ino)?.volatile))
+        })
+    }
 }
 
 impl DirSteps for SimDevice {
     fn make_dir(&self, dir: &Path) -> io::Result<()> {
-        self.operate(OpKind::CreateDir, dir, |state, strike| match strike {
-            Some(strike) => Err(errno(strike.code)),
-            None if dir.parent().is_none() => Err(errno(libc::EEXIST)),
-            None => state.create_dir(dir),
-        })
+        let new = New::private(What::Dir);
+        self.change(OpKind::CreateDir, dir, |state| state.create(dir, new))
     }
 
     fn is_dir(&self, path: &Path) -> io::Result<bool> {
-        Ok(self.stat(path)?.is_dir)
+        Ok(self.stat(path)?.is_dir())
     }
 
     fn sync_names(&self, dir: &Path) -> io::Result<()> {

@@ -57,7 +57,17 @@ impl FaultKind {
             Self::RemoveFails => op == OpKind::RemoveFile,
             Self::RenameFails => op == OpKind::Rename,
             Self::AllocateFails => op == OpKind::Allocate,
-            Self::NoSpace => write || matches!(op, OpKind::Allocate | OpKind::Create | OpKind::CreateDir),
+            Self::NoSpace => {
+                write
+                    || matches!(
+                        op,
+                        OpKind::Allocate
+                            | OpKind::Create
+                            | OpKind::CreateDir
+                            | OpKind::Symlink
+                            | OpKind::HardLink
+                    )
+            }
             Self::SlowSync => false,
         }
     }

@@ -96,6 +96,7 @@ impl SimFile {
         route: impl FnMut(usize) -> Route,
     ) -> io::Result<()> {
         let op = state.op;
+        state.world.touch(self.ino)?;
         let file = state.world.file_mut(self.ino)?;
         file.write(op, buf, offset, route);
         if let Some(memory) = state.memories.get(&self.ino) {
@@ -193,7 +194,7 @@ impl SimFile {
         Ok(n)
     }
 
-    fn grow(&self, state: &mut State, len: u64) -> io::Result<()> {
+    fn grow(&self, state: &mut State, offset: u64, len: u64) -> io::Result<()> {
         if !self.access.write {
             return Err(errno(libc::EBADF));
         }
@@ -201,11 +202,13 @@ impl SimFile {
             return Err(errno(libc::EINVAL));
         }
         let before = state.world.inodes.get(&self.ino).cloned();
+        let end = offset.checked_add(len).ok_or_else(|| errno(libc::EFBIG))?;
         let op = state.op;
+        state.world.touch(self.ino)?;
         let file = state.world.file_mut(self.ino)?;
-        file.reserved = file.reserved.max(len);
-        if len > file.cached.len() {
-            file.set_len(op, len);
+        file.promised.add(offset, len);
+        if end > file.cached.len() {
+            file.set_len(op, end);
         }
         if state.room_left(self.ino)?.is_some_and(|left| left < 0) {
             state.faults.count(FaultKind::NoSpace);
@@ -277,9 +280,9 @@ impl File for SimFile {
             state.absorb(self.ino);
             let op = state.op;
             let file = state.world.file_mut(self.ino)?;
-            file.reserved = file.reserved.min(len);
+            file.promised.cut(len);
             file.set_len(op, len);
-            Ok(())
+            state.world.touch(self.ino)
         })
     }
 
@@ -287,8 +290,27 @@ impl File for SimFile {
         let call = self.call(OpKind::Allocate, len, 0);
         self.shared.operate(call, |state, strike| match strike {
             Some(strike) => Err(errno(strike.code)),
-            None => self.grow(state, len),
+            None => self.grow(state, 0, len),
         })
+    }
+
+    fn allocate_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        let call = self.call(OpKind::Allocate, offset, to_usize(len));
+        self.shared.operate(call, |state, strike| match strike {
+            Some(strike) => Err(errno(strike.code)),
+            None => self.grow(state, offset, len),
+        })
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        // All that is not data and length is durable already.
+        self.sync_data()
+    }
+
+    fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        // What is not synced may reach the disk at any time as it is.
+        let call = self.call(OpKind::SyncRange, offset, to_usize(len));
+        self.shared.operate(call, |_, _| Ok(()))
     }
 
     fn stat(&self) -> io::Result<Stat> {

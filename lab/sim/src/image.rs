@@ -9,9 +9,10 @@ use collie_io::{BLOCK, Nanos};
 use crate::clock::SimClock;
 use crate::content::{Content, FileData, SECTOR, Sector, Version, sector};
 use crate::device::SimDevice;
+use crate::names::NameEffect;
 use crate::rng::Rng;
 use crate::trace::Op;
-use crate::world::{Body, Inode, NameEffect, VOLATILE_DIR, World};
+use crate::world::{Body, Inode, New, VOLATILE_DIR, What, World};
 
 /// Where [`SimDevice::record`] takes snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -238,6 +239,7 @@ fn settle_names(world: &mut World, keep: Keep, rng: &mut Rng, effects: &mut Effe
             dir.cached = dir.durable.clone();
         }
     }
+    world.recount_names();
 }
 
 /// Decides what a file holds.
@@ -434,7 +436,7 @@ impl Image {
                 match self.world.inode(ino).map(|i| &i.body) {
                     Ok(Body::Dir(_)) => found.extend(self.files(&path)),
                     Ok(Body::File(_)) => found.push(path),
-                    Err(_) => {}
+                    Ok(Body::Link(_)) | Err(_) => {}
                 }
             }
         }
@@ -450,6 +452,7 @@ impl Image {
         {
             dir.cached.clear();
         }
+        self.world.recount_names();
         self.world.collect(|_| false);
     }
 
@@ -470,11 +473,12 @@ impl Image {
         }
     }
 
-    fn adopt(&mut self, path: &Path, inode: Inode) {
+    fn adopt(&mut self, path: &Path, mut inode: Inode) {
         let Ok((dir, name)) = self.world.resolve_parent(path) else {
             return;
         };
-        if let Ok(ino) = self.world.create(dir, name, false) {
+        inode.names = vec![(dir, name.clone())];
+        if let Ok(ino) = self.world.create(dir, name, New::private(What::File)) {
             self.world.inodes.insert(ino, Arc::new(inode));
         }
     }
@@ -495,6 +499,7 @@ impl Image {
         }
         // The copy is synced: what is still open of the original's names does not concern it.
         self.world.forget_effects_on(old);
+        self.world.recount_names();
         self.world.collect(|_| false);
     }
 
@@ -515,6 +520,7 @@ impl Image {
                 }
                 dir.durable = dir.cached.clone();
             }
+            Body::Link(_) => {}
         }
         let new = self.world.next_ino;
         self.world.next_ino += 1;

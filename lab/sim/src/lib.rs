@@ -44,10 +44,12 @@ mod file;
 pub mod fuzz;
 mod image;
 mod memory;
+mod names;
 mod rng;
 mod split;
 mod state;
 mod trace;
+mod walk;
 mod world;
 
 pub use clock::SimClock;

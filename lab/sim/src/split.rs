@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_io::{Clock, Device, Dir, Entry, File, OpenMode, Stat};
+use collie_io::{Clock, Device, Dir, Entry, File, FsStat, OpenMode, Stat};
 
 /// Hands each call to the device that its path is on. What has no path is asked of `elsewhere`.
 #[derive(Debug, Clone)]
@@ -73,5 +73,38 @@ impl Device for SplitDevice {
     }
     fn clock(&self) -> &dyn Clock {
         self.elsewhere.clock()
+    }
+    fn lstat(&self, path: &Path) -> io::Result<Stat> {
+        self.side(path).lstat(path)
+    }
+    fn create_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.side(path).create_dir(path, mode)
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.side(path).remove_dir(path)
+    }
+    fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.side(from).rename_new(from, to)
+    }
+    fn symlink(&self, target: &Path, link: &Path) -> io::Result<()> {
+        self.side(link).symlink(target, link)
+    }
+    fn read_link(&self, path: &Path) -> io::Result<PathBuf> {
+        self.side(path).read_link(path)
+    }
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.side(from).hard_link(from, to)
+    }
+    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.side(path).set_mode(path, mode)
+    }
+    fn set_owner(&self, path: &Path, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.side(path).set_owner(path, uid, gid)
+    }
+    fn set_times(&self, path: &Path, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
+        self.side(path).set_times(path, atime, mtime)
+    }
+    fn statfs(&self, path: &Path) -> io::Result<FsStat> {
+        self.side(path).statfs(path)
     }
 }

@@ -1,12 +1,12 @@
 //! Everything about a simulated device that changes, and what operations do with it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::{Clock, Nanos, OpenMode};
+use collie_io::{BLOCK, Clock, FsStat, Nanos, OpenMode, RealClock};
 
 use crate::clock::SimClock;
 use crate::content::{Route, SECTOR, sector, sectors_in, to_usize};
@@ -16,7 +16,7 @@ use crate::image::{Points, Snapshot};
 use crate::memory::SharedMemory;
 use crate::rng::Rng;
 use crate::trace::{Op, OpKind};
-use crate::world::{Body, World, errno};
+use crate::world::{Body, New, What, World, errno};
 
 /// Everything that changes, under one lock: operations take effect one after the other.
 pub(crate) struct State {
@@ -39,6 +39,10 @@ pub(crate) struct State {
     pub(crate) direct_write: Nanos,
     pub(crate) held: Option<Held>,
     pub(crate) at_gate: usize,
+    /// Files have the machine's times, and not those of the device's clock.
+    pub(crate) real_time: bool,
+    /// How often something may have lost its last name or opening since all were looked at.
+    unlooked: usize,
 }
 
 /// Where an observer's moment comes from: see [`SimDevice::tag_snapshots`].
@@ -53,6 +57,10 @@ pub(crate) struct Recorder {
     pub(crate) taken: Vec<Snapshot>,
 }
 
+/// What is reported as the room on a disk without a limit, in bytes.
+const ROOM: u64 = 1 << 36;
+/// How many files and directories are said to fit.
+const FILES: u64 = 1 << 32;
 /// The trace forgets its older half when it is this long.
 const TRACE_MAX: usize = 1 << 16;
 
@@ -107,13 +115,18 @@ impl State {
             direct_write: 0,
             held: None,
             at_gate: 0,
+            real_time: false,
+            unlooked: 0,
         }
     }
 
-    pub(crate) fn begin(&mut self, call: &Call<'_>) -> io::Result<Option<Strike>> {
+    /// Begins an operation, at this time of the clock.
+    pub(crate) fn begin(&mut self, call: &Call<'_>, clock: &SimClock) -> io::Result<Option<Strike>> {
         if self.killed {
             return Err(dead());
         }
+        let clock: &dyn Clock = if self.real_time { &RealClock } else { clock };
+        self.world.now = i64::try_from(clock.wall_us().saturating_mul(1_000)).unwrap_or(i64::MAX);
         self.op += 1;
         if self.trace.len() >= TRACE_MAX {
             self.trace.drain(..TRACE_MAX / 2);
@@ -237,7 +250,9 @@ impl State {
             *count -= 1;
             if *count == 0 {
                 self.opens.remove(&ino);
-                self.collect();
+                if self.world.inode(ino).is_ok_and(|inode| inode.names.is_empty()) {
+                    self.collect();
+                }
             }
         }
     }
@@ -246,7 +261,13 @@ impl State {
         *self.locks.entry(ino).or_insert(handle) == handle
     }
 
+    /// Forgets what nothing can reach any more; where no memory is mapped, once in a while.
     pub(crate) fn collect(&mut self) {
+        self.unlooked += 1;
+        if self.memories.is_empty() && self.unlooked < self.world.inodes.len() / 4 {
+            return;
+        }
+        self.unlooked = 0;
         let opens = &self.opens;
         self.world.collect(|ino| opens.contains_key(&ino));
         let inodes = &self.world.inodes;
@@ -267,30 +288,49 @@ impl State {
 
     /// Space in use: what has a name or is open. What only a crash could bring back is free.
     pub(crate) fn used(&self, volatile: bool) -> u64 {
-        let mut live: BTreeSet<u64> = self.opens.keys().copied().collect();
-        for inode in self.world.inodes.values() {
-            if let Body::Dir(dir) = &inode.body {
-                live.extend(dir.cached.values());
-            }
-        }
+        let is_live = |ino, names: &[_]| !names.is_empty() || self.opens.contains_key(ino);
         let files = self
             .world
             .inodes
             .iter()
             .filter_map(|(ino, inode)| match &inode.body {
-                Body::File(file) if inode.volatile == volatile && live.contains(ino) => Some(file.space()),
+                Body::File(file) if inode.volatile == volatile && is_live(ino, &inode.names) => {
+                    Some(file.space())
+                }
                 _ => None,
             });
         files.sum()
     }
 
+    /// The room on one of the two file systems.
+    pub(crate) fn fs_stat(&self, volatile: bool) -> FsStat {
+        let (room, used) = (
+            if volatile { self.volatile_room } else { self.room },
+            self.used(volatile),
+        );
+        let all = room.unwrap_or(ROOM);
+        let free = all.saturating_sub(used) / BLOCK as u64;
+        FsStat {
+            block_size: BLOCK as u64,
+            blocks: all / BLOCK as u64,
+            free,
+            available: free,
+            files: FILES,
+            free_files: FILES.saturating_sub(self.world.inodes.len() as u64),
+        }
+    }
+
     pub(crate) fn open_file(&mut self, path: &Path, mode: OpenMode) -> io::Result<u64> {
-        let (dir, name) = self.world.resolve_parent(path)?;
-        let found = self.world.dir(dir)?.cached.get(&name).copied();
-        let ino = match (found, mode) {
+        // A link is gone through to what is there, and to where something is made; a new file's own
+        // name must be free.
+        let place = self.world.walk(path, mode != OpenMode::CreateNew)?;
+        let ino = match (place.ino, mode) {
             (Some(_), OpenMode::CreateNew) => return Err(errno(libc::EEXIST)),
             (Some(ino), _) => ino,
-            (None, OpenMode::CreateNew | OpenMode::OpenOrCreate) => self.world.create(dir, name, false)?,
+            (None, OpenMode::CreateNew | OpenMode::OpenOrCreate) => {
+                let (dir, name) = place.named()?;
+                self.world.create(dir, name, New::private(What::File))?
+            }
             (None, _) => return Err(errno(libc::ENOENT)),
         };
         self.world.file(ino)?;
@@ -301,19 +341,27 @@ impl State {
         Ok(ino)
     }
 
-    pub(crate) fn create_dir(&mut self, path: &Path) -> io::Result<()> {
-        let (dir, name) = self.world.resolve_parent(path)?;
-        if self.world.dir(dir)?.cached.contains_key(&name) {
-            return Err(errno(libc::EEXIST));
+    /// Fails where something has a name.
+    pub(crate) fn free_name(&self, dir: u64, name: &str) -> io::Result<()> {
+        match self.world.dir(dir)?.cached.contains_key(name) {
+            true => Err(errno(libc::EEXIST)),
+            false => Ok(()),
         }
-        self.world.create(dir, name, true)?;
+    }
+
+    /// Makes something at a path that nothing has.
+    pub(crate) fn create(&mut self, path: &Path, new: New) -> io::Result<()> {
+        let (dir, name) = self.world.walk(path, false)?.free()?;
+        self.world.create(dir, name, new)?;
         Ok(())
     }
 
     pub(crate) fn remove_file(&mut self, path: &Path) -> io::Result<()> {
         let (dir, name) = self.world.resolve_parent(path)?;
-        if let Some(&ino) = self.world.dir(dir)?.cached.get(&name) {
-            self.world.file(ino)?;
+        if let Some(&ino) = self.world.dir(dir)?.cached.get(&name)
+            && self.world.dir(ino).is_ok()
+        {
+            return Err(errno(libc::EISDIR));
         }
         self.world.unlink(dir, name)?;
         self.collect();

@@ -14,6 +14,10 @@ pub enum OpKind {
     Stat,
     List,
     CreateDir,
+    Symlink,
+    HardLink,
+    /// A change of mode, owner or times.
+    SetAttributes,
     Rename,
     RemoveFile,
     RemoveDir,
@@ -24,7 +28,9 @@ pub enum OpKind {
     Write,
     /// A write through [`OpenMode::DirectSync`](collie_io::OpenMode::DirectSync).
     DirectWrite,
+    /// A sync of a file, with its data alone or with all else.
     SyncData,
+    SyncRange,
     SetLen,
     Allocate,
     FileStat,
@@ -40,6 +46,9 @@ impl OpKind {
             self,
             Self::Create
                 | Self::CreateDir
+                | Self::Symlink
+                | Self::HardLink
+                | Self::SetAttributes
                 | Self::Rename
                 | Self::RemoveFile
                 | Self::RemoveDir
@@ -63,7 +72,8 @@ pub struct Op {
     pub number: u64,
     /// What it does.
     pub kind: OpKind,
-    /// The file or directory, by the name that it was opened with; for a renaming the old name.
+    /// The file or directory, by the name that it was opened with; for a renaming or a hard
+    /// link the old name.
     pub path: Arc<PathBuf>,
     /// First byte read or written; the length for those that set one; 0 otherwise.
     pub offset: u64,

@@ -1,13 +1,15 @@
-//! Inodes and names: the part of a simulated world that a crash image copies.
+//! Inodes: with their names, the part of a simulated world that a crash image copies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::{Component, Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_io::Stat;
+use collie_io::{FileKind, Stat};
 
-use crate::content::FileData;
+use crate::content::{FileData, SECTOR};
+use crate::names::NameEffect;
 use crate::rng::Rng;
 
 /// Where memory-only files live, as on Linux. A power cut empties it.
@@ -18,15 +20,27 @@ const DISK_DEV: u64 = 0x801;
 const VOLATILE_DEV: u64 = 0x1A;
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
+const LINK_MODE: u32 = 0o777;
+/// Bits of a mode: files run as their owner, or as their group, which new files in such a directory
+/// inherit.
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+const GROUP_RUNS: u32 = 0o010;
 
 pub(crate) fn errno(code: i32) -> io::Error {
     io::Error::from_raw_os_error(code)
 }
 
+/// A file, a directory or a symbolic link. All but its body is durable as soon as it is changed.
 #[derive(Debug, Clone)]
 pub(crate) struct Inode {
     pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) times: Times,
     pub(crate) volatile: bool,
+    /// Its names as programs see them, each with its directory.
+    pub(crate) names: Vec<(u64, String)>,
     pub(crate) body: Body,
 }
 
@@ -34,6 +48,88 @@ pub(crate) struct Inode {
 pub(crate) enum Body {
     File(FileData),
     Dir(DirData),
+    /// What a symbolic link leads to.
+    Link(PathBuf),
+}
+
+/// Of an inode, in nanoseconds since the Unix epoch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    pub(crate) access: i64,
+    pub(crate) data: i64,
+    pub(crate) status: i64,
+}
+
+impl Times {
+    /// What it holds has changed.
+    pub(crate) fn changed(&mut self, now: i64) {
+        (self.data, self.status) = (now, now);
+    }
+}
+
+/// What is to be made.
+#[derive(Debug)]
+pub(crate) struct New {
+    pub(crate) what: What,
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+#[derive(Debug)]
+pub(crate) enum What {
+    File,
+    Dir,
+    Link(PathBuf),
+}
+
+impl New {
+    /// Something of the user of simulated devices, with the usual mode.
+    pub(crate) fn private(what: What) -> Self {
+        let mode = match what {
+            What::File => FILE_MODE,
+            What::Dir => DIR_MODE,
+            What::Link(_) => LINK_MODE,
+        };
+        Self {
+            what,
+            mode,
+            uid: UID,
+            gid: GID,
+        }
+    }
+
+    /// A link that leads to `target`.
+    pub(crate) fn link(target: &Path) -> io::Result<What> {
+        if target.as_os_str().is_empty() {
+            return Err(errno(libc::ENOENT));
+        }
+        Ok(What::Link(target.to_owned()))
+    }
+
+    fn inode(self, volatile: bool, now: i64) -> Inode {
+        let body = match self.what {
+            What::File => Body::File(FileData {
+                volatile,
+                ..FileData::default()
+            }),
+            What::Dir => Body::Dir(DirData::default()),
+            What::Link(target) => Body::Link(target),
+        };
+        Inode {
+            mode: self.mode & 0o7777,
+            uid: self.uid,
+            gid: self.gid,
+            times: Times {
+                access: now,
+                data: now,
+                status: now,
+            },
+            volatile,
+            names: Vec::new(),
+            body,
+        }
+    }
 }
 
 /// A directory's names: as programs see them and as a power cut leaves them for certain.
@@ -41,43 +137,6 @@ pub(crate) enum Body {
 pub(crate) struct DirData {
     pub(crate) cached: BTreeMap<String, u64>,
     pub(crate) durable: BTreeMap<String, u64>,
-}
-
-/// One name's change within a [`NameEffect`].
-#[derive(Debug, Clone)]
-pub(crate) struct NameChange {
-    pub(crate) dir: u64,
-    pub(crate) name: String,
-    /// The inode that had the name before.
-    old: Option<u64>,
-    /// The inode that has it now.
-    new: Option<u64>,
-}
-
-/// A creation, renaming or removal whose durability is open: it is kept or lost as a whole.
-#[derive(Debug, Clone)]
-pub(crate) struct NameEffect {
-    pub(crate) changes: Vec<NameChange>,
-    /// The directories that must be synced before it is durable for certain.
-    unsynced: BTreeSet<u64>,
-    /// A sync of its directory failed: no later one makes it durable for certain.
-    stuck: bool,
-}
-
-impl NameEffect {
-    /// Whether it is a renaming from one directory to another.
-    pub(crate) fn is_between_directories(&self) -> bool {
-        let mut dirs = self.changes.iter().map(|change| change.dir);
-        let first = dirs.next();
-        dirs.any(|dir| Some(dir) != first)
-    }
-
-    /// The names that it adds, without those that it takes away.
-    pub(crate) fn additions(&self) -> Self {
-        let mut additions = self.clone();
-        additions.changes.retain(|change| change.new.is_some());
-        additions
-    }
 }
 
 /// All files and directories.
@@ -89,6 +148,8 @@ pub(crate) struct World {
     pub(crate) effects: Vec<NameEffect>,
     pub(crate) next_ino: u64,
     pub(crate) rng: Rng,
+    /// The time of the operation under way, in nanoseconds since the Unix epoch.
+    pub(crate) now: i64,
 }
 
 impl World {
@@ -110,14 +171,18 @@ impl World {
             effects: Vec::new(),
             next_ino: ROOT + 1,
             rng,
+            now: 0,
         };
-        world.inodes.insert(ROOT, Arc::new(new_dir(false)));
+        let root = New::private(What::Dir).inode(false, 0);
+        world.inodes.insert(ROOT, Arc::new(root));
         world
     }
 
     /// A directory that is durable from the start.
     fn add_fixed_dir(&mut self, parent: u64, name: &str, volatile: bool) -> u64 {
-        let ino = self.add(new_dir(volatile));
+        let mut inode = New::private(What::Dir).inode(volatile, self.now);
+        inode.names.push((parent, name.to_owned()));
+        let ino = self.add(inode);
         if let Ok(dir) = self.dir_mut(parent) {
             dir.cached.insert(name.to_owned(), ino);
             dir.durable.insert(name.to_owned(), ino);
@@ -139,7 +204,7 @@ impl World {
             .ok_or_else(|| errno(libc::ESTALE))
     }
 
-    fn inode_mut(&mut self, ino: u64) -> io::Result<&mut Inode> {
+    pub(crate) fn inode_mut(&mut self, ino: u64) -> io::Result<&mut Inode> {
         let inode = self.inodes.get_mut(&ino).ok_or_else(|| errno(libc::ESTALE))?;
         Ok(Arc::make_mut(inode))
     }
@@ -147,14 +212,14 @@ impl World {
     pub(crate) fn dir(&self, ino: u64) -> io::Result<&DirData> {
         match &self.inode(ino)?.body {
             Body::Dir(dir) => Ok(dir),
-            Body::File(_) => Err(errno(libc::ENOTDIR)),
+            Body::File(_) | Body::Link(_) => Err(errno(libc::ENOTDIR)),
         }
     }
 
     pub(crate) fn dir_mut(&mut self, ino: u64) -> io::Result<&mut DirData> {
         match &mut self.inode_mut(ino)?.body {
             Body::Dir(dir) => Ok(dir),
-            Body::File(_) => Err(errno(libc::ENOTDIR)),
+            Body::File(_) | Body::Link(_) => Err(errno(libc::ENOTDIR)),
         }
     }
 
@@ -162,6 +227,7 @@ impl World {
         match &self.inode(ino)?.body {
             Body::File(file) => Ok(file),
             Body::Dir(_) => Err(errno(libc::EISDIR)),
+            Body::Link(_) => Err(errno(libc::ELOOP)),
         }
     }
 
@@ -169,39 +235,43 @@ impl World {
         match &mut self.inode_mut(ino)?.body {
             Body::File(file) => Ok(file),
             Body::Dir(_) => Err(errno(libc::EISDIR)),
+            Body::Link(_) => Err(errno(libc::ELOOP)),
         }
     }
 
-    /// The inode at `path`.
-    pub(crate) fn resolve(&self, path: &Path) -> io::Result<u64> {
-        components(path)?.iter().try_fold(ROOT, |dir, name| {
-            self.dir(dir)?
-                .cached
-                .get(name)
-                .copied()
-                .ok_or_else(|| errno(libc::ENOENT))
-        })
-    }
-
-    /// The directory that holds `path`, and the last name.
-    pub(crate) fn resolve_parent(&self, path: &Path) -> io::Result<(u64, String)> {
-        let mut names = components(path)?;
-        let last = names.pop().ok_or_else(|| errno(libc::EISDIR))?;
-        let dir = self.resolve(&names.iter().collect::<PathBuf>())?;
-        self.dir(dir)?;
-        Ok((dir, last))
-    }
-
-    pub(crate) fn create(&mut self, dir: u64, name: String, is_dir: bool) -> io::Result<u64> {
-        let volatile = self.inode(dir)?.volatile;
-        let inode = if is_dir {
-            new_dir(volatile)
-        } else {
-            new_file(volatile)
-        };
-        let ino = self.add(inode);
+    /// Makes something under a name that nothing has.
+    pub(crate) fn create(&mut self, dir: u64, name: String, mut new: New) -> io::Result<u64> {
+        let parent = self.inode(dir)?;
+        let volatile = parent.volatile;
+        if parent.mode & SET_GID != 0 {
+            new.gid = parent.gid;
+            if matches!(new.what, What::Dir) {
+                new.mode |= SET_GID;
+            }
+        }
+        let ino = self.add(new.inode(volatile, self.now));
         self.change(vec![(dir, name, Some(ino))])?;
         Ok(ino)
+    }
+
+    /// Gives a file one more name, which nothing has.
+    pub(crate) fn link(&mut self, ino: u64, dir: u64, name: String) -> io::Result<()> {
+        let inode = self.inode(ino)?;
+        if inode.volatile != self.inode(dir)?.volatile {
+            return Err(errno(libc::EXDEV));
+        }
+        if matches!(inode.body, Body::Dir(_)) {
+            return Err(errno(libc::EPERM));
+        }
+        self.change(vec![(dir, name, Some(ino))])
+    }
+
+    /// What a symbolic link leads to.
+    pub(crate) fn link_target(&self, ino: u64) -> io::Result<PathBuf> {
+        match &self.inode(ino)?.body {
+            Body::Link(target) => Ok(target.clone()),
+            Body::File(_) | Body::Dir(_) => Err(errno(libc::EINVAL)),
+        }
     }
 
     /// Removes an empty directory.
@@ -214,36 +284,47 @@ impl World {
         self.change(vec![(dir, name, None)])
     }
 
-    /// Gives an inode other permission bits. They are not among what a power cut takes.
+    /// Gives an inode other permission bits. They, owners and times are not among what a power cut
+    /// takes.
     pub(crate) fn set_mode(&mut self, ino: u64, mode: u32) -> io::Result<()> {
-        self.inode_mut(ino)?.mode = mode & 0o7777;
+        let now = self.now;
+        let inode = self.inode_mut(ino)?;
+        (inode.mode, inode.times.status) = (mode & 0o7777, now);
         Ok(())
     }
 
-    /// A path of an inode, as programs see it; empty where it has none any more.
-    pub(crate) fn path_of(&self, ino: u64) -> PathBuf {
-        let mut names = Vec::new();
-        let mut below = ino;
-        while below != ROOT {
-            let Some((dir, name)) = self.name_of(below) else {
-                return PathBuf::new();
-            };
-            names.push(name);
-            below = dir;
+    /// Gives an inode another owner, another group or both; a file does not run as the new ones.
+    pub(crate) fn set_owner(&mut self, ino: u64, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        let now = self.now;
+        let inode = self.inode_mut(ino)?;
+        let as_it_is = u32::MAX;
+        inode.uid = uid.filter(|&id| id != as_it_is).unwrap_or(inode.uid);
+        inode.gid = gid.filter(|&id| id != as_it_is).unwrap_or(inode.gid);
+        inode.times.status = now;
+        if matches!(inode.body, Body::File(_)) {
+            inode.mode &= !SET_UID;
+            if inode.mode & GROUP_RUNS != 0 {
+                inode.mode &= !SET_GID;
+            }
         }
-        let root = PathBuf::from("/");
-        names.iter().rev().fold(root, |path, name| path.join(name))
+        Ok(())
     }
 
-    /// A name of an inode, and the directory that has it.
-    fn name_of(&self, ino: u64) -> Option<(u64, String)> {
-        self.inodes.iter().find_map(|(&dir, inode)| {
-            let Body::Dir(names) = &inode.body else {
-                return None;
-            };
-            let name = names.cached.iter().find(|&(_, &found)| found == ino);
-            name.map(|(name, _)| (dir, name.clone()))
-        })
+    /// Sets the times of the last access and of the last change of the data, or one of them.
+    pub(crate) fn set_times(&mut self, ino: u64, access: Option<i64>, data: Option<i64>) -> io::Result<()> {
+        let now = self.now;
+        let times = &mut self.inode_mut(ino)?.times;
+        times.access = access.unwrap_or(times.access);
+        times.data = data.unwrap_or(times.data);
+        times.status = now;
+        Ok(())
+    }
+
+    /// What an inode holds has changed.
+    pub(crate) fn touch(&mut self, ino: u64) -> io::Result<()> {
+        let now = self.now;
+        self.inode_mut(ino)?.times.changed(now);
+        Ok(())
     }
 
     /// Removes a name and returns the inode that had it.
@@ -261,6 +342,16 @@ impl World {
         let (from_dir, from_name) = self.resolve_parent(from)?;
         let (to_dir, to_name) = self.resolve_parent(to)?;
         self.rename_entry((from_dir, from_name), (to_dir, to_name))
+    }
+
+    /// Whether a directory is `above` or somewhere below it.
+    fn is_within(&self, mut dir: u64, above: u64) -> bool {
+        while dir != above {
+            let named = self.inodes.get(&dir).and_then(|inode| inode.names.first());
+            let Some((parent, _)) = named else { return false };
+            dir = *parent;
+        }
+        true
     }
 
     /// Renames what has a name in one directory to a name in another.
@@ -281,146 +372,48 @@ impl World {
             }
             match (&self.inode(ino)?.body, &self.inode(replaced)?.body) {
                 (Body::Dir(_), Body::Dir(d)) if !d.cached.is_empty() => return Err(errno(libc::ENOTEMPTY)),
-                (Body::Dir(_), Body::File(_)) => return Err(errno(libc::ENOTDIR)),
-                (Body::File(_), Body::Dir(_)) => return Err(errno(libc::EISDIR)),
+                (Body::Dir(_), Body::File(_) | Body::Link(_)) => return Err(errno(libc::ENOTDIR)),
+                (Body::File(_) | Body::Link(_), Body::Dir(_)) => return Err(errno(libc::EISDIR)),
                 _ => {}
             }
+        }
+        if self.is_within(to_dir, ino) {
+            return Err(errno(libc::EINVAL));
         }
         self.change(vec![(from_dir, from_name, None), (to_dir, to_name, Some(ino))])
     }
 
-    /// Changes names as programs see them and notes what is to become durable.
-    fn change(&mut self, changes: Vec<(u64, String, Option<u64>)>) -> io::Result<()> {
-        let mut effect = NameEffect {
-            changes: Vec::with_capacity(changes.len()),
-            unsynced: BTreeSet::new(),
-            stuck: false,
-        };
-        for (dir, name, new) in changes {
-            let volatile = self.inode(dir)?.volatile;
-            let names = &mut self.dir_mut(dir)?.cached;
-            let old = match new {
-                Some(ino) => names.insert(name.clone(), ino),
-                None => names.remove(&name),
-            };
-            if !volatile {
-                effect.unsynced.insert(dir);
-                effect.changes.push(NameChange { dir, name, old, new });
-            }
-        }
-        if !effect.changes.is_empty() {
-            self.effects.push(effect);
-        }
-        Ok(())
-    }
-
-    /// Makes the names in `dir` durable, save those that are stuck.
-    pub(crate) fn sync_dir(&mut self, dir: u64) -> io::Result<()> {
-        self.dir(dir)?;
-        let mut open = Vec::new();
-        for mut effect in std::mem::take(&mut self.effects) {
-            effect.unsynced.remove(&dir);
-            if effect.unsynced.is_empty() && !effect.stuck {
-                self.make_durable(&effect);
-                outdate(&mut open, &effect);
-            } else {
-                open.push(effect);
-            }
-        }
-        self.effects = open;
-        Ok(())
-    }
-
-    /// The last change, a renaming, is durable as a whole when `dir` is synced, and needs no other
-    /// directory.
-    pub(crate) fn durable_with(&mut self, dir: u64) {
-        if let Some(effect) = self.effects.last_mut() {
-            effect.unsynced.retain(|&unsynced| unsynced == dir);
-        }
-    }
-
-    /// Makes every name durable, save those that are stuck: what a journal does that commits as a
-    /// whole.
-    pub(crate) fn commit_names(&mut self) {
-        let (stuck, open): (Vec<_>, Vec<_>) = std::mem::take(&mut self.effects)
-            .into_iter()
-            .partition(|e| e.stuck);
-        self.effects = stuck;
-        for effect in open {
-            self.make_durable(&effect);
-            outdate(&mut self.effects, &effect);
-        }
-    }
-
-    /// A directory sync that fails: each change in `dir` becomes durable or stays open for ever.
-    pub(crate) fn fail_sync_dir(&mut self, dir: u64, mut kept: impl FnMut() -> bool) {
-        let mut open = Vec::new();
-        for mut effect in std::mem::take(&mut self.effects) {
-            if !effect.unsynced.contains(&dir) {
-                open.push(effect);
-            } else if kept() {
-                self.make_durable(&effect);
-                outdate(&mut open, &effect);
-            } else {
-                effect.stuck = true;
-                open.push(effect);
-            }
-        }
-        self.effects = open;
-    }
-
-    /// Applies an effect to the durable names.
-    pub(crate) fn make_durable(&mut self, effect: &NameEffect) {
-        for change in &effect.changes {
-            let Ok(dir) = self.dir_mut(change.dir) else {
-                continue;
-            };
-            match change.new {
-                Some(ino) => {
-                    dir.durable.insert(change.name.clone(), ino);
-                }
-                // An effect that became durable late must not take a name that a later one gave
-                // away.
-                None if dir.durable.get(&change.name).copied() == change.old => {
-                    dir.durable.remove(&change.name);
-                }
-                None => {}
-            }
-        }
-    }
-
-    /// Forgets the open changes of names that lead to `ino`.
-    pub(crate) fn forget_effects_on(&mut self, ino: u64) {
-        self.effects
-            .retain(|effect| effect.changes.iter().all(|change| change.new != Some(ino)));
-    }
-
-    /// Number of names of an inode, as programs see them.
-    pub(crate) fn links(&self, ino: u64) -> u64 {
-        let dirs = self.inodes.values().filter_map(|inode| match &inode.body {
-            Body::Dir(dir) => Some(dir),
-            Body::File(_) => None,
-        });
-        dirs.flat_map(|dir| dir.cached.values())
-            .filter(|&&i| i == ino)
-            .count() as u64
-    }
-
     pub(crate) fn stat(&self, ino: u64) -> io::Result<Stat> {
         let inode = self.inode(ino)?;
-        let (len, is_dir) = match &inode.body {
-            Body::File(file) => (file.cached.len(), false),
-            Body::Dir(_) => (crate::content::SECTOR as u64, true),
+        let (kind, len, space) = match &inode.body {
+            Body::File(file) => (FileKind::File, file.cached.len(), file.space()),
+            Body::Dir(_) => (FileKind::Directory, SECTOR as u64, 0),
+            Body::Link(target) => (FileKind::Symlink, target.as_os_str().as_bytes().len() as u64, 0),
         };
         Ok(Stat {
             dev: if inode.volatile { VOLATILE_DEV } else { DISK_DEV },
             ino,
+            kind,
             len,
+            blocks: space / SECTOR as u64,
             mode: inode.mode,
-            uid: UID,
-            links: self.links(ino),
-            is_dir,
+            uid: inode.uid,
+            gid: inode.gid,
+            links: inode.names.len() as u64 + u64::from(ino == ROOT),
+            atime: inode.times.access,
+            mtime: inode.times.data,
+            ctime: inode.times.status,
         })
+    }
+
+    /// What kind of thing an inode is.
+    pub(crate) fn kind(&self, ino: u64) -> FileKind {
+        match self.inodes.get(&ino).map(|inode| &inode.body) {
+            Some(Body::File(_)) => FileKind::File,
+            Some(Body::Dir(_)) => FileKind::Directory,
+            Some(Body::Link(_)) => FileKind::Symlink,
+            None => FileKind::Other,
+        }
     }
 
     /// Forgets inodes that neither a name, a possible name nor an open file refers to.
@@ -440,52 +433,6 @@ impl World {
     }
 }
 
-/// Earlier changes that are still open can no longer touch the names that a later one has settled.
-fn outdate(open: &mut Vec<NameEffect>, settled: &NameEffect) {
-    let is_settled = |c: &NameChange| settled.changes.iter().any(|s| s.dir == c.dir && s.name == c.name);
-    for effect in open.iter_mut() {
-        effect.changes.retain(|change| !is_settled(change));
-    }
-    open.retain(|effect| !effect.changes.is_empty());
-}
-
-/// The user that all simulated files belong to.
+/// The user and the group that the files of simulated devices belong to at first.
 pub(crate) const UID: u32 = 1_000;
-
-fn new_dir(volatile: bool) -> Inode {
-    Inode {
-        mode: DIR_MODE,
-        volatile,
-        body: Body::Dir(DirData::default()),
-    }
-}
-
-fn new_file(volatile: bool) -> Inode {
-    let file = FileData {
-        volatile,
-        ..FileData::default()
-    };
-    Inode {
-        mode: FILE_MODE,
-        volatile,
-        body: Body::File(file),
-    }
-}
-
-/// The names along a path from the root. Relative paths start at the root, too.
-fn components(path: &Path) -> io::Result<Vec<String>> {
-    let mut names = Vec::new();
-    for component in path.components() {
-        match component {
-            Component::Normal(name) => match name.to_str() {
-                Some(name) => names.push(name.to_owned()),
-                None => return Err(errno(libc::EINVAL)),
-            },
-            Component::ParentDir => {
-                names.pop();
-            }
-            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
-        }
-    }
-    Ok(names)
-}
+pub(crate) const GID: u32 = 1_000;

@@ -257,7 +257,7 @@ fn of_the_directories_on_the_way_only_what_was_made_is_removed_after_a_failure()
     device.create_dir_all(Path::new("/a/b")).unwrap();
     device.inject(Fault::new(FaultKind::SyncFails).once());
     device.create_dir_all(Path::new("/a/b")).unwrap_err();
-    assert!(device.stat(Path::new("/a/b")).unwrap().is_dir);
+    assert!(device.stat(Path::new("/a/b")).unwrap().is_dir());
 }
 
 #[test]

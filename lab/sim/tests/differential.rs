@@ -15,7 +15,9 @@ use collie_io::{BLOCK, Device, File, Mapping, OpenMode, RealDevice};
 use collie_sim::faultfs::{self, FaultFs, Names};
 use collie_sim::{OpKind, Rng, SimDevice};
 
-const NAMES: [&str; 6] = ["a", "b", "c", "d/a", "d/b", "e"];
+const NAMES: [&str; 7] = ["a", "b", "c", "d/a", "d/b", "e", "l/a"];
+/// Where symbolic links lead; one that has the name `l` leads to the directory.
+const TARGETS: [&str; 5] = ["a", "b", "d/a", "missing/a", "d/../c"];
 const LEN_MAX: u64 = 20_000;
 
 /// One device, the root of its tree, and the files open on it.
@@ -39,6 +41,11 @@ fn answer<T>(result: std::io::Result<T>, show: impl FnOnce(T) -> String) -> Answ
     }
 }
 
+/// What both sides say of a file or a link.
+fn show(stat: &collie_io::Stat) -> String {
+    format!("{} {:o} {} {:?}", stat.len, stat.mode, stat.links, stat.kind)
+}
+
 fn done(result: std::io::Result<()>) -> Answer {
     answer(result, |()| String::new())
 }
@@ -59,8 +66,9 @@ impl Side {
 
     /// One random operation; equal generators lead to equal operations on both sides.
     fn step(&mut self, rng: &mut Rng) -> (String, Answer) {
-        match rng.below(10) {
+        match rng.below(12) {
             0..5 => self.on_names(rng),
+            5..7 => self.on_links(rng),
             _ if self.open.is_empty() => self.on_names(rng),
             _ => self.on_file(rng),
         }
@@ -94,9 +102,51 @@ impl Side {
             8 => done(self.device.remove_dir_all(&dir)),
             9 => answer(self.device.list(&self.root), |entries| format!("{entries:?}")),
             10 => done(self.device.sync_dir(&dir)),
-            _ => answer(self.device.stat(&a), |s| {
-                format!("{} {:o} {} {}", s.len, s.mode, s.links, s.is_dir)
-            }),
+            _ => answer(self.device.stat(&a), |s| show(&s)),
+        };
+        (label, result)
+    }
+
+    /// What the daemon of a file system needs beside that.
+    fn on_links(&mut self, rng: &mut Rng) -> (String, Answer) {
+        let (a, b) = (self.name(rng), self.name(rng));
+        let (dir, link) = (self.root.join("d"), self.root.join("l"));
+        let (what, chosen) = (rng.below(16), rng.index(1 << 20));
+        let label = format!("links {what} {} {} {chosen}", a.display(), b.display());
+        let target = Path::new(TARGETS[chosen % TARGETS.len()]);
+        let modes: &[u32] = match RealDevice::new().uid() {
+            0 => &[0o600, 0o755, 0o6755, 0o2644, 0o4700],
+            _ => &[0o600, 0o755],
+        };
+        let device = &self.device;
+        let result = match what {
+            0..=2 => done(device.symlink(target, &a)),
+            3 => done(device.symlink(Path::new("d"), &link)),
+            4 => done(device.remove_file(&link)),
+            5 => answer(device.read_link(&a), |target| target.display().to_string()),
+            6 | 7 => done(device.hard_link(&a, &b)),
+            8 | 9 => answer(device.lstat(&a), |s| show(&s)),
+            10 => done(device.rename_new(&a, &b)),
+            11 => done(device.remove_dir(if chosen % 2 == 0 { &dir } else { &a })),
+            12 => done(device.create_dir(&dir, 0o711)),
+            13 => {
+                let set = device.set_mode(&a, modes[chosen % modes.len()]);
+                answer(set.and_then(|()| device.stat(&a)), |s| format!("{:o}", s.mode))
+            }
+            14 => {
+                let set = device.set_owner(&a, Some(device.uid()), None);
+                let owned = |s: collie_io::Stat| format!("{:o} {}", s.mode, s.uid == device.uid());
+                answer(set.and_then(|()| device.lstat(&a)), owned)
+            }
+            _ => {
+                // From 1970 on: the FUSE library takes the parts of a second before for parts
+                // after.
+                let time = chosen as i64 * 1_000_000_007;
+                let set = device.set_times(&a, Some(time), Some(time + 1));
+                answer(set.and_then(|()| device.lstat(&a)), |s| {
+                    format!("{} {}", s.atime, s.mtime)
+                })
+            }
         };
         (label, result)
     }

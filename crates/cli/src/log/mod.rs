@@ -56,7 +56,7 @@ pub(crate) fn run(command: &LogCommand) -> anyhow::Result<Outcome> {
 fn log_dir(device: &dyn Device, dir: &Path) -> anyhow::Result<PathBuf> {
     let holds_segments = |dir: &Path| -> io::Result<bool> {
         let entries = device.list(dir)?;
-        Ok(entries.iter().any(|e| !e.is_dir && e.name.ends_with(".seg")))
+        Ok(entries.iter().any(|e| !e.is_dir() && e.name.ends_with(".seg")))
     };
     if holds_segments(dir).with_context(|| format!("cannot list {}", dir.display()))? {
         return Ok(dir.to_owned());
@@ -78,7 +78,7 @@ fn is_archive(device: &dyn Device, dir: &Path) -> bool {
     let entries = device.list(dir).unwrap_or_default();
     entries
         .iter()
-        .any(|entry| !entry.is_dir && is_archived(&entry.name))
+        .any(|entry| !entry.is_dir() && is_archived(&entry.name))
 }
 
 /// How much of a frame's payload is shown.

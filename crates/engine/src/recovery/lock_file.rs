@@ -40,7 +40,7 @@ pub(crate) fn inspect(device: &dyn Device, dir: &Path) -> Result<Found> {
     };
     if entries
         .iter()
-        .any(|entry| entry.name == manifest::file::FILE && !entry.is_dir)
+        .any(|entry| entry.name == manifest::file::FILE && !entry.is_dir())
     {
         return Ok(Found::Store);
     }

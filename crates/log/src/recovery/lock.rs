@@ -70,13 +70,13 @@ fn check_directory(device: &dyn Device, dir: &Path) -> Result<(), LogError> {
     // Others have directories of that name, too.
     let is_log = entries
         .iter()
-        .any(|e| !e.is_dir && (e.name == LOCK || parse_file_name(&e.name).is_some()));
+        .any(|e| !e.is_dir() && (e.name == LOCK || parse_file_name(&e.name).is_some()));
     let foreign = entries.iter().find(|e| {
         let ours = e.name == LOCK
             || e.name == RESERVE
             || e.name.ends_with(CUT_SUFFIX)
             || parse_file_name(&e.name).is_some();
-        if e.is_dir {
+        if e.is_dir() {
             e.name != archive::DIR || !is_log
         } else {
             !ours
@@ -85,7 +85,7 @@ fn check_directory(device: &dyn Device, dir: &Path) -> Result<(), LogError> {
     match foreign {
         None => Ok(()),
         Some(entry) => {
-            let what = if entry.is_dir { "a directory" } else { "a file" };
+            let what = if entry.is_dir() { "a directory" } else { "a file" };
             let found = format!("{what} named {:?}", entry.name);
             Err(LogError::WrongDirectory {
                 path: PathBuf::from(dir),

@@ -110,7 +110,7 @@ fn files(device: &SimDevice) -> Vec<PathBuf> {
     for dir in dirs {
         // There is not always an archive.
         for entry in device.list(&dir).unwrap_or_default() {
-            if !entry.is_dir {
+            if !entry.is_dir() {
                 files.push(dir.join(entry.name));
             }
         }

@@ -226,7 +226,7 @@ fn walk(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     // Entries that are removed meanwhile are not listed.
     for entry in collie_io::Device::list(&collie_io::RealDevice::new(), dir).unwrap_or_default() {
-        if entry.is_dir {
+        if entry.is_dir() {
             let path = dir.join(entry.name);
             found.extend(walk(&path));
             found.push(path);

@@ -64,7 +64,7 @@ fn copy(from: &Path, to: &Path) {
     // Files that are removed at this moment belong to a dropped family, and were copied before.
     for entry in RealDevice::new().list(from).unwrap_or_default() {
         let (from, to) = (from.join(&entry.name), to.join(&entry.name));
-        if entry.is_dir {
+        if entry.is_dir() {
             copy(&from, &to);
         } else {
             let copied = std::fs::copy(&from, to);

@@ -11,13 +11,20 @@
 //! power. The caller kills the program; then [`FaultFs::power_cycle`] decides what was on the disk
 //! and mounts it anew, so that nothing is left of the kernel's caches either.
 //!
-//! What it does not model: times and owners of files, hard and symbolic links, extended attributes,
-//! holes punched into files. Locks and mappings are the kernel's own; what was written through a
-//! mapping reaches the file system when the program syncs it. The process that serves the file
-//! system must not map its files: the kernel holds the process's memory while it waits for what was
-//! written through a mapping.
+//! Files have owners, modes, times, hard and symbolic links as programs are used to, and where root
+//! mounts it, every user may use it; the kernel checks permissions. A link, of either kind, is a
+//! name: a sync of its directory makes it durable, and what a symbolic link leads to is durable with
+//! it. Modes, owners and times are durable as soon as they are set, with the inode: a power cut
+//! takes none of them. The time of the last access does not move by itself.
+//!
+//! What it does not model: extended attributes, device files and pipes, holes punched into files,
+//! names exchanged in one step, parts of seconds before 1970. Locks and mappings are the kernel's
+//! own; what was written through a mapping reaches the file system when the program syncs it. The
+//! process that serves the file system must not map its files: the kernel holds the process's memory
+//! while it waits for what was written through a mapping.
 
 mod disk;
+mod files;
 mod mounts;
 mod session;
 
@@ -27,13 +34,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use collie_io::{Device, RealDevice};
 use fuser::{BackgroundSession, MountOption, Session, SessionACL};
 
 use crate::device::SimDevice;
 use crate::fault::{Fault, FaultCounts};
 use crate::image::{Effects, Image, Keep, PowerCut};
 use crate::trace::{Op, OpKind};
-use crate::world::World;
+use crate::world::{ROOT, World};
 use crate::{clock::SimClock, rng::Rng};
 
 use disk::Disk;
@@ -91,15 +99,26 @@ impl FaultFs {
             faults: FaultCounts::new(),
             operations: BTreeMap::new(),
         };
-        fs.power_on(SimDevice::from_world(World::plain(seed), 0, SimClock::new()))?;
+        let mut world = World::plain(seed);
+        let (uid, gid) = (RealDevice::new().uid(), rustix::process::getegid().as_raw());
+        world.set_owner(ROOT, Some(uid), Some(gid))?;
+        fs.power_on(SimDevice::from_world(world, 0, SimClock::new()))?;
         Ok(fs)
     }
 
     fn power_on(&mut self, device: SimDevice) -> io::Result<()> {
         let disk = Arc::new(Disk::new(device, self.names));
         let mut config = fuser::Config::default();
-        config.mount_options = vec![MountOption::FSName(mounts::source()), MountOption::NoAtime];
-        config.acl = SessionACL::Owner;
+        config.mount_options = vec![
+            MountOption::FSName(mounts::source()),
+            MountOption::NoAtime,
+            MountOption::DefaultPermissions,
+        ];
+        // Others' mounts are not for all, unless the machine's configuration says so.
+        config.acl = match RealDevice::new().uid() {
+            0 => SessionACL::All,
+            _ => SessionACL::Owner,
+        };
         config.n_threads = Some(THREADS);
         let session = Session::new(session::Frontend(Arc::clone(&disk)), &self.at, &config)?.spawn()?;
         self.mounted = Some(Mounted { disk, session });

@@ -2,11 +2,12 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use collie_io::{BLOCK, Device, File, RealDevice};
+use collie_io::{BLOCK, File, FileKind, FsStat};
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
@@ -14,9 +15,10 @@ use fuser::{
 };
 
 use super::disk::{Asked, Disk};
-use crate::content::{SECTOR, to_usize};
+use super::files::{Attributes, Listing, When};
+use crate::content::to_usize;
 use crate::trace::OpKind;
-use crate::world::errno;
+use crate::world::{New, What, errno};
 
 /// The longest write that the kernel hands over at once; longer ones come in pieces.
 const WRITE_MAX: u32 = 1 << 20;
@@ -24,8 +26,6 @@ const WRITE_MAX: u32 = 1 << 20;
 const NAMES_KEPT: Duration = Duration::from_secs(3600);
 /// A write that fails or is short may have changed a file all the same.
 const ATTRIBUTES_KEPT: Duration = Duration::ZERO;
-/// What is reported as the room on a disk without a limit, in bytes.
-const ROOM: u64 = 1 << 36;
 const NAME_MAX: u32 = 255;
 
 /// Hands the kernel's requests to a disk.
@@ -36,28 +36,71 @@ fn name_of(name: &OsStr) -> io::Result<&str> {
 }
 
 fn attributes(disk: &Disk, ino: u64) -> io::Result<FileAttr> {
-    let (stat, space) = disk.stat(ino)?;
+    let stat = disk.stat(ino)?;
     Ok(FileAttr {
         ino: INodeNo(ino),
         size: stat.len,
-        blocks: space / SECTOR as u64,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
+        blocks: stat.blocks,
+        atime: time(stat.atime),
+        mtime: time(stat.mtime),
+        ctime: time(stat.ctime),
         crtime: UNIX_EPOCH,
-        kind: if stat.is_dir {
-            FileType::Directory
-        } else {
-            FileType::RegularFile
-        },
-        perm: u16::try_from(stat.mode & 0o7777).unwrap_or(0o700),
+        kind: kind(stat.kind),
+        perm: u16::try_from(stat.mode).unwrap_or(0o700),
         nlink: u32::try_from(stat.links).unwrap_or(u32::MAX),
-        uid: RealDevice::new().uid(),
-        gid: rustix::process::getegid().as_raw(),
+        uid: stat.uid,
+        gid: stat.gid,
         rdev: 0,
         flags: 0,
         blksize: BLOCK as u32,
     })
+}
+
+fn kind(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        _ => FileType::RegularFile,
+    }
+}
+
+/// The time so many nanoseconds after the Unix epoch, or before it.
+fn time(nanos: i64) -> SystemTime {
+    let span = Duration::from_nanos(nanos.unsigned_abs());
+    let time = match nanos {
+        0.. => UNIX_EPOCH.checked_add(span),
+        _ => UNIX_EPOCH.checked_sub(span),
+    };
+    time.unwrap_or(UNIX_EPOCH)
+}
+
+fn when(time: TimeOrNow) -> When {
+    let nanos = |span: Duration| i64::try_from(span.as_nanos()).unwrap_or(i64::MAX);
+    match time {
+        TimeOrNow::Now => When::Now,
+        TimeOrNow::SpecificTime(time) => When::At(match time.duration_since(UNIX_EPOCH) {
+            Ok(after) => nanos(after),
+            Err(before) => -nanos(before.duration()),
+        }),
+    }
+}
+
+/// How long the kernel may keep attributes. A directory's change through it alone.
+fn kept(attr: &FileAttr) -> &'static Duration {
+    match attr.kind {
+        FileType::Directory => &NAMES_KEPT,
+        _ => &ATTRIBUTES_KEPT,
+    }
+}
+
+/// Something new of the user who asks for it.
+fn made(request: &Request, what: What, mode: u32) -> New {
+    New {
+        what,
+        mode,
+        uid: request.uid(),
+        gid: request.gid(),
+    }
 }
 
 fn empty(reply: ReplyEmpty, done: io::Result<()>) {
@@ -69,14 +112,14 @@ fn empty(reply: ReplyEmpty, done: io::Result<()>) {
 
 fn entry(reply: ReplyEntry, found: io::Result<FileAttr>) {
     match found {
-        Ok(attr) => reply.entry_with_ttls(&ATTRIBUTES_KEPT, &NAMES_KEPT, &attr, Generation(0)),
+        Ok(attr) => reply.entry_with_ttls(kept(&attr), &NAMES_KEPT, &attr, Generation(0)),
         Err(error) => reply.error(error.into()),
     }
 }
 
 fn attr(reply: ReplyAttr, found: io::Result<FileAttr>) {
     match found {
-        Ok(attr) => reply.attr(&ATTRIBUTES_KEPT, &attr),
+        Ok(attr) => reply.attr(kept(&attr), &attr),
         Err(error) => reply.error(error.into()),
     }
 }
@@ -128,11 +171,11 @@ impl Filesystem for Frontend {
         request: &Request,
         ino: INodeNo,
         mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
         size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
         _ctime: Option<SystemTime>,
         fh: Option<FileHandle>,
         _crtime: Option<SystemTime>,
@@ -144,7 +187,14 @@ impl Filesystem for Frontend {
         let kind = if size.is_some() {
             OpKind::SetLen
         } else {
-            OpKind::Stat
+            OpKind::SetAttributes
+        };
+        let wanted = Attributes {
+            mode,
+            uid,
+            gid,
+            access: atime.map(when),
+            data: mtime.map(when),
         };
         let asked = || {
             let mut asked = Asked::new(kind, self.0.path(ino.0));
@@ -152,11 +202,11 @@ impl Filesystem for Frontend {
             asked
         };
         let set = |disk: &Disk| {
-            if let Some(mode) = mode {
-                disk.set_mode(ino.0, mode)?;
-            }
             if let Some(size) = size {
                 disk.file_or_open(fh.map(u64::from), ino.0)?.file.set_len(size)?;
+            }
+            if !wanted.are_none() {
+                disk.set_attributes(ino.0, &wanted)?;
             }
             attributes(disk, ino.0)
         };
@@ -173,11 +223,51 @@ impl Filesystem for Frontend {
         reply: ReplyEntry,
     ) {
         let make = |disk: &Disk| {
-            let ino = disk.create(parent.0, name_of(name)?, mode & !umask, true)?;
+            let new = made(request, What::Dir, mode & !umask);
+            let ino = disk.create(OpKind::CreateDir, parent.0, name_of(name)?, new)?;
             attributes(disk, ino)
         };
         let asked = || self.in_dir(OpKind::CreateDir, parent, name);
         self.0.serve(asked, request.pid(), reply, make, entry);
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        link_name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let make = |disk: &Disk| {
+            let new = made(request, New::link(target)?, 0o777);
+            let ino = disk.create(OpKind::Symlink, parent.0, name_of(link_name)?, new)?;
+            attributes(disk, ino)
+        };
+        let asked = || self.in_dir(OpKind::Symlink, parent, link_name);
+        self.0.serve(asked, request.pid(), reply, make, entry);
+    }
+
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        let asked = || Asked::new(OpKind::Stat, PathBuf::new());
+        let read = |disk: &Disk| disk.link_target(ino.0);
+        let answer = |reply: ReplyData, target: io::Result<PathBuf>| match target {
+            Ok(target) => reply.data(target.as_os_str().as_bytes()),
+            Err(error) => reply.error(error.into()),
+        };
+        self.0.serve(asked, request.pid(), reply, read, answer);
+    }
+
+    fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        let asked = || Asked {
+            to: Some(self.0.path(newparent.0).join(newname)),
+            ..Asked::new(OpKind::HardLink, self.0.path(ino.0))
+        };
+        let link = |disk: &Disk| {
+            disk.link(ino.0, newparent.0, name_of(newname)?)?;
+            attributes(disk, ino.0)
+        };
+        self.0.serve(asked, request.pid(), reply, link, entry);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -227,7 +317,8 @@ impl Filesystem for Frontend {
         reply: ReplyCreate,
     ) {
         let make = |disk: &Disk| {
-            let ino = disk.create(parent.0, name_of(name)?, mode & !umask, false)?;
+            let new = made(request, What::File, mode & !umask);
+            let ino = disk.create(OpKind::Create, parent.0, name_of(name)?, new)?;
             Ok((attributes(disk, ino)?, disk.open(ino, flags)?))
         };
         let asked = || self.in_dir(OpKind::Create, parent, name);
@@ -336,18 +427,13 @@ impl Filesystem for Frontend {
     fn readdir(&self, request: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
         let asked = || Asked::new(OpKind::List, PathBuf::new());
         let read = |disk: &Disk| disk.list(fh.0);
-        let answer = move |mut reply: ReplyDirectory, list: io::Result<super::disk::Listing>| {
+        let answer = move |mut reply: ReplyDirectory, list: io::Result<Listing>| {
             let list = match list {
                 Ok(list) => list,
                 Err(error) => return reply.error(error.into()),
             };
             for (at, (entry, ino)) in list.iter().enumerate().skip(to_usize(offset)) {
-                let kind = if entry.is_dir {
-                    FileType::Directory
-                } else {
-                    FileType::RegularFile
-                };
-                if reply.add(INodeNo(*ino), at as u64 + 1, kind, &entry.name) {
+                if reply.add(INodeNo(*ino), at as u64 + 1, kind(entry.kind), &entry.name) {
                     break;
                 }
             }
@@ -379,7 +465,7 @@ impl Filesystem for Frontend {
     ) {
         let asked = || self.on_file(OpKind::Allocate, fh);
         let grow = |disk: &Disk| match mode {
-            0 => disk.file(fh.0)?.file.allocate(offset + length),
+            0 => disk.file(fh.0)?.file.allocate_range(offset, length),
             // Holes, and space beyond the end.
             _ => Err(errno(libc::EOPNOTSUPP)),
         };
@@ -388,19 +474,15 @@ impl Filesystem for Frontend {
 
     fn statfs(&self, request: &Request, _: INodeNo, reply: ReplyStatfs) {
         let asked = || Asked::new(OpKind::Stat, PathBuf::new());
-        let answer = |reply: ReplyStatfs, room: io::Result<Option<u64>>| match room {
+        let answer = |reply: ReplyStatfs, room: io::Result<FsStat>| match room {
             Ok(room) => {
-                let (block, free) = (BLOCK as u64, room.unwrap_or(ROOM) / BLOCK as u64);
-                let files = u64::from(u32::MAX);
+                let unit = BLOCK as u32;
+                let (blocks, files) = (
+                    (room.blocks, room.free, room.available),
+                    (room.files, room.free_files),
+                );
                 reply.statfs(
-                    ROOM / block,
-                    free,
-                    free,
-                    files,
-                    files,
-                    BLOCK as u32,
-                    NAME_MAX,
-                    BLOCK as u32,
+                    blocks.0, blocks.1, blocks.2, files.0, files.1, unit, NAME_MAX, unit,
                 );
             }
             Err(error) => reply.error(error.into()),

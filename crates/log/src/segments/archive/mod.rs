@@ -59,7 +59,7 @@ pub(crate) struct Listing {
 /// Lists the archive in `dir`.
 pub(crate) fn list(device: &dyn Device, dir: &Path) -> std::io::Result<Listing> {
     let (mut segments, mut again) = (BTreeMap::new(), Vec::new());
-    for entry in device.list(dir)?.into_iter().filter(|entry| !entry.is_dir) {
+    for entry in device.list(dir)?.into_iter().filter(|entry| !entry.is_dir()) {
         if let Some((number, since)) = parse_name(&entry.name) {
             let path = dir.join(entry.name);
             // Names come sorted, the time behind the number: the last one is the latest.

@@ -50,7 +50,7 @@ pub(crate) fn disk(dir: &Path) -> io::Result<u64> {
     let mut bytes = 0;
     for entry in entries {
         let path = dir.join(&entry.name);
-        if entry.is_dir {
+        if entry.is_dir() {
             bytes += disk(&path)?;
             continue;
         }

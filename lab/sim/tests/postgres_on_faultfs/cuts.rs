@@ -1,0 +1,234 @@
+//! Power cuts under a server that writes pages of 8 KiB to a disk that keeps less at once.
+
+use std::collections::BTreeSet;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use collie_sim::faultfs::Names;
+use collie_sim::{Data, Keep, PowerCut, Rng};
+
+use crate::cluster::Cluster;
+use crate::ledger::Ledger;
+
+/// Cuts of each test, where `COLLIE_PG_CUTS` does not say otherwise.
+const CUTS: u64 = 6;
+/// Between these a server lives under load, in milliseconds.
+const LIFE_MS: [u64; 2] = [400, 1_800];
+/// So few pages in memory that others are written all the time.
+const SETTINGS: [&str; 3] = [
+    "shared_buffers=1MB",
+    "bgwriter_delay=20ms",
+    "synchronous_commit=on",
+];
+/// What a disk keeps whole: sectors of 512 B, or blocks of 4 KiB.
+const WAYS: [(&str, Data); 2] = [("any sectors", Data::AnySectors), ("any blocks", Data::AnyBlocks)];
+
+/// A transaction of the load that makes and removes files.
+const FILES: &str = "DROP TABLE IF EXISTS made_:client_id;
+CREATE TABLE made_:client_id AS SELECT n, repeat('x', 100) AS filler FROM generate_series(1, 300) n;
+CREATE INDEX ON made_:client_id (n);
+TRUNCATE made_:client_id;
+INSERT INTO made_:client_id VALUES (1, 'y');
+";
+
+/// What came of a test's cuts.
+#[derive(Debug, Default)]
+struct Report {
+    cuts: u64,
+    /// Clusters that did not start again, whose ledger could not be read, or of which pages were
+    /// damaged when they had been stopped.
+    refused: u64,
+    unreadable: u64,
+    damaged: u64,
+    /// Files with damaged pages that no table or index has: transactions that were not committed
+    /// leave theirs for ever.
+    left_over: BTreeSet<String>,
+    /// Commits that clients were told of, and of these those that were not there.
+    acknowledged: usize,
+    missing: usize,
+    words: Vec<String>,
+}
+
+fn asked(name: &str, otherwise: u64) -> u64 {
+    let asked = std::env::var(name).ok().and_then(|text| text.parse().ok());
+    asked.unwrap_or(otherwise)
+}
+
+/// Random updates of a table that does not fit into memory, and new tables in between.
+fn load(cluster: &Cluster) -> Child {
+    let files = cluster.write_aside("files.sql", FILES);
+    let mut pgbench = cluster.program("pgbench");
+    pgbench.args([
+        "-n",
+        "-c",
+        "4",
+        "-j",
+        "2",
+        "-T",
+        "600",
+        "-b",
+        "tpcb-like@20",
+        "-f",
+    ]);
+    pgbench.arg(format!("{}@1", files.display()));
+    let quiet = pgbench
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    quiet.spawn().unwrap()
+}
+
+/// Makes a new cluster with the tables of the load and the ledger, and leaves it running.
+fn begin(cluster: &mut Cluster, settings: &[&str]) -> Ledger {
+    cluster.init_again();
+    cluster.start(settings).unwrap();
+    let mut pgbench = cluster.program("pgbench");
+    let done = pgbench.args(["-i", "-s", "1", "-q"]).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    Ledger::make(cluster)
+}
+
+/// What a server said that tells why it ended: not to those who came while it recovered.
+fn reason(said: &str) -> String {
+    let tells = |line: &&str| {
+        ["FATAL", "PANIC"].iter().any(|level| line.contains(level)) && !line.contains("starting up")
+    };
+    said.lines().find(tells).unwrap_or(said).to_owned()
+}
+
+/// Cuts the power under a server again and again, and looks at what it makes of what is left.
+fn cut_again_and_again(full_page_writes: &str, names: Names) -> Option<Report> {
+    let seed = asked("COLLIE_SEED", 1);
+    let mut rng = Rng::new(seed);
+    let mut cluster = Cluster::new(rng.next_u64(), names)?;
+    let full_page_writes = format!("full_page_writes={full_page_writes}");
+    let mut settings = vec![&*full_page_writes];
+    settings.extend(SETTINGS);
+    let mut report = Report::default();
+    let mut ledger = begin(&mut cluster, &settings);
+    let cuts = asked("COLLIE_PG_CUTS", CUTS);
+    for number in 0..cuts {
+        let mut pgbench = load(&cluster);
+        let writers = ledger.write(&cluster);
+        std::thread::sleep(Duration::from_millis(
+            LIFE_MS[0] + rng.below(LIFE_MS[1] - LIFE_MS[0]),
+        ));
+        let (way, data) = WAYS[usize::try_from(number).unwrap() % WAYS.len()];
+        let how = PowerCut {
+            data,
+            lengths: Keep::Any,
+            names: Keep::Any,
+        };
+        let effects = cluster.cut(how, rng.next_u64());
+        pgbench.wait().unwrap();
+        ledger.note(writers);
+        report.cuts += 1;
+        let words = format!("cut {number} (seed {seed}), \"{way}\", {effects:?}");
+        assert!(effects.lost > 0, "{words}: all was durable");
+        let looked = look(&mut cluster, &settings, &ledger, &mut report);
+        let is_whole = looked.is_ok();
+        report
+            .words
+            .extend(looked.err().map(|what| format!("{words}: {what}")));
+        if number + 1 == cuts {
+            break;
+        }
+        if is_whole && names == Names::Journal {
+            cluster.start(&settings).unwrap();
+        } else {
+            // Names that are there after a cut are durable: only new ones can be lost.
+            report.acknowledged += ledger.len();
+            ledger = begin(&mut cluster, &settings);
+        }
+    }
+    report.acknowledged += ledger.len();
+    Some(report)
+}
+
+/// Starts what a cut left, stops it in order, and checks its pages; what is wrong with it.
+fn look(
+    cluster: &mut Cluster,
+    settings: &[&str],
+    ledger: &Ledger,
+    report: &mut Report,
+) -> Result<(), String> {
+    cluster.start(settings).map_err(|said| {
+        report.refused += 1;
+        format!("it does not start: {}", reason(&said))
+    })?;
+    let missing = ledger.missing(cluster);
+    cluster.stop();
+    let missing = missing.inspect_err(|_| report.unreadable += 1)?;
+    report.missing += missing;
+    if let Err(said) = cluster.checksums() {
+        cluster.start(settings)?;
+        let left_over = cluster.left_over(&said);
+        cluster.stop();
+        let Some(left_over) = left_over else {
+            report.damaged += 1;
+            return Err(said);
+        };
+        report.left_over.extend(left_over);
+    }
+    match missing {
+        0 => Ok(()),
+        _ => Err(format!("{missing} acknowledged commits are missing")),
+    }
+}
+
+fn tell(report: &Report, begin: Instant, how: &str) {
+    println!(
+        "figures: {how}: {} cuts, {} clusters did not start, {} ledgers could not be read, {} clusters had damaged \
+         pages, {} files that none uses, {} of {} commits missing, {:?}",
+        report.cuts,
+        report.refused,
+        report.unreadable,
+        report.damaged,
+        report.left_over.len(),
+        report.missing,
+        report.acknowledged,
+        begin.elapsed()
+    );
+    report.words.iter().for_each(|words| println!("{words}"));
+}
+
+#[test]
+fn pages_are_torn_where_no_full_pages_are_logged() {
+    let begin = Instant::now();
+    let Some(report) = cut_again_and_again("off", Names::Journal) else {
+        return;
+    };
+    tell(&report, begin, "without full pages in the log");
+    assert!(report.refused + report.damaged > 0, "{report:?}");
+}
+
+#[test]
+fn pages_are_whole_and_commits_there_where_full_pages_are_logged() {
+    let begin = Instant::now();
+    let Some(report) = cut_again_and_again("on", Names::Journal) else {
+        return;
+    };
+    tell(&report, begin, "with full pages in the log");
+    assert_eq!(
+        (report.refused, report.unreadable, report.damaged, report.missing),
+        (0, 0, 0, 0),
+        "{report:?}"
+    );
+    assert!(report.acknowledged > 0, "nothing was acknowledged");
+}
+
+/// PostgreSQL syncs a new table's file and not the directory that has its name.
+#[test]
+fn tables_vanish_where_the_sync_of_a_file_is_none_of_its_name() {
+    let begin = Instant::now();
+    let Some(report) = cut_again_and_again("on", Names::Posix) else {
+        return;
+    };
+    tell(
+        &report,
+        begin,
+        "with names that only their directory's sync keeps",
+    );
+    let harmed = report.refused + report.unreadable + report.missing as u64;
+    assert!(harmed > 0, "{report:?}");
+}

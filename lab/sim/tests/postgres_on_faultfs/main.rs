@@ -1,0 +1,71 @@
+//! PostgreSQL 15, as it is, on the file system that forgets. It needs root, `/dev/fuse` and Debian's
+//! `postgresql-15`; where they are missing the tests say so and pass, unless
+//! `COLLIE_REQUIRE_TOOLS` is set.
+//!
+//! The power cuts: `COLLIE_PG_CUTS` of them in each test, from `COLLIE_SEED`. Which operation a cut
+//! falls on is up to the machine, so a seed repeats the moments and the ways, and not the run.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a test ends where its assumptions do, says what it skips, and uses files as any program does"
+)]
+
+mod cluster;
+mod cuts;
+mod ledger;
+
+use std::time::Instant;
+
+use cluster::Cluster;
+use collie_sim::faultfs::Names;
+
+#[test]
+fn an_unmodified_server_does_all_it_does_elsewhere() {
+    let Some(mut cluster) = Cluster::new(1, Names::Journal) else {
+        return;
+    };
+    let begin = Instant::now();
+    cluster.init();
+    cluster.start(&[]).unwrap();
+    let pgbench = |args: &[&str]| {
+        let done = cluster.program("pgbench").args(args).output().unwrap();
+        assert!(done.status.success(), "{done:?}\n{}", cluster.said());
+    };
+    pgbench(&["-i", "-s", "1", "-q"]);
+    pgbench(&["-c", "4", "-j", "2", "-t", "100"]);
+    let place = cluster.make_dir("place");
+    let statements = format!(
+        "CHECKPOINT;
+         VACUUM FULL;
+         CREATE DATABASE by_log STRATEGY WAL_LOG;
+         CREATE DATABASE by_copy STRATEGY FILE_COPY;
+         CREATE TABLESPACE place LOCATION '{}';
+         CREATE TABLE there (n int) TABLESPACE place;
+         INSERT INTO there SELECT generate_series(1, 10000);
+         CREATE DATABASE there TEMPLATE by_copy TABLESPACE place STRATEGY FILE_COPY;
+         ALTER DATABASE by_log SET TABLESPACE place;
+         TRUNCATE pgbench_history;
+         REINDEX TABLE pgbench_accounts;
+         CHECKPOINT",
+        place.display()
+    );
+    cluster.sql("postgres", &statements).unwrap();
+    for database in ["by_log", "by_copy", "there"] {
+        cluster
+            .sql(database, "CREATE TABLE t (n int); INSERT INTO t VALUES (7)")
+            .unwrap();
+    }
+    cluster
+        .sql("by_log", "DROP DATABASE by_copy; VACUUM FULL t")
+        .unwrap();
+    cluster.stop();
+    let checked = cluster.checksums().unwrap();
+    assert!(checked.contains("Bad checksums:  0"), "{checked}");
+    cluster.start(&[]).unwrap();
+    let counts = "SELECT (SELECT count(*) FROM there), (SELECT count(*) FROM pgbench_accounts)";
+    assert_eq!(cluster.sql("postgres", counts).unwrap().trim(), "10000|100000");
+    cluster.stop();
+    println!("figures: PostgreSQL on faultfs took {:?}", begin.elapsed());
+}

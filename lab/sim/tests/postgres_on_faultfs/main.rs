@@ -2,8 +2,8 @@
 //! `postgresql-15`; where they are missing the tests say so and pass, unless
 //! `COLLIE_REQUIRE_TOOLS` is set.
 //!
-//! The power cuts: `COLLIE_PG_CUTS` of them in each test, from `COLLIE_SEED`. Which operation a cut
-//! falls on is up to the machine, so a seed repeats the moments and the ways, and not the run.
+//! The power cuts: `COLLIE_PG_CUTS` of them, from `COLLIE_SEED`; without the former there are none.
+//! Which operation a cut falls on is up to the machine, so a seed repeats the ways, and not the run.
 
 #![expect(
     clippy::unwrap_used,

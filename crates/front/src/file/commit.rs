@@ -230,6 +230,8 @@ impl PageFile {
 
     /// Syncs the file at home. It is never tried again.
     fn sync_home(&self) -> Result<(), FrontError> {
+        // Before the sync: what is written meanwhile makes it dirty again.
+        self.pages.lock().is_home_dirty = false;
         self.home
             .sync_data()
             .map_err(|e| self.poison(FrontError::io("sync", &self.path())(e)))
@@ -405,13 +407,16 @@ impl PageFile {
 
     /// Ends the mapping of a file without displaced pages.
     fn unmap(&self, committer: &mut Committer) -> Result<(), FrontError> {
-        let is_displaced = self
-            .pages
-            .lock()
-            .known
-            .values()
-            .any(|page| page.committed.is_some());
+        let (is_displaced, is_home_dirty) = {
+            let pages = self.pages.lock();
+            let is_displaced = pages.known.values().any(|page| page.committed.is_some());
+            (is_displaced, pages.is_home_dirty)
+        };
         if let (Mapping::Mapped(id), false) = (committer.mapping, is_displaced) {
+            // Recovery cuts it at its end no more: a truncation has to be on the device.
+            if is_home_dirty {
+                self.sync_home()?;
+            }
             self.shared.record(&Record::Drop { id })?;
             committer.mapping = Mapping::Plain;
         }
@@ -440,6 +445,8 @@ impl PageFile {
 
     /// Whether there is something that a commit would take.
     pub(crate) fn is_dirty(&self) -> bool {
+        // A write under way has a slot already, and nobody knows of it yet.
+        let _writing = self.writing.lock();
         let pages = self.pages.lock();
         pages.known.values().any(|page| page.active.is_some())
     }

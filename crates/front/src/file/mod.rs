@@ -256,10 +256,14 @@ impl PageFile {
     /// Writes bytes; the file grows where they end behind its end. Where it fails,
     /// the first bytes are written, as many as the error says.
     pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), (usize, FrontError)> {
+        let pieces = self.pieces(offset, bytes.len()).map_err(|e| (0, e))?;
+        if pieces.is_empty() {
+            return Ok(());
+        }
         let _writing = self.writing.lock();
         self.check().map_err(|e| (0, e))?;
         self.fill_gap(offset).map_err(|e| (0, e))?;
-        for piece in self.pieces(offset, bytes.len()).map_err(|e| (0, e))? {
+        for piece in pieces {
             let part = bytes.get(piece.at..piece.at + piece.len).unwrap_or_default();
             self.write_piece(piece.page, piece.from, part)
                 .map_err(|e| (piece.at, e))?;

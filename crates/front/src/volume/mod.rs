@@ -353,17 +353,22 @@ impl Volume {
         }
     }
 
-    /// Brings pages home until a slot is free.
+    /// Brings pages home until a slot was given back. Other writers may have taken it already.
     fn make_room(&self, error: FrontError) -> Result<(), FrontError> {
+        let before = self.shared.shadow.given_back();
+        let is_made = || self.free_slots() > 0 || self.shared.shadow.given_back() != before;
         self.forget_removed()?;
-        self.commit_all(Scope::Steady)?;
-        for file in self.open_files() {
-            if self.free_slots() > 0 {
-                break;
+        let committed = self.commit_all(Scope::Steady);
+        let drained = each(&self.open_files(), |file| {
+            if is_made() {
+                return Ok(());
             }
-            self.with_log(|| file.drain(DRAINED_AT_ONCE).map(drop))?;
+            self.with_log(|| file.drain(DRAINED_AT_ONCE).map(drop))
+        });
+        if is_made() {
+            return Ok(());
         }
-        if self.free_slots() > 0 { Ok(()) } else { Err(error) }
+        committed.and(drained).and(Err(error))
     }
 
     /// Sets a file's length. One below the committed end is durable when this returns, for a file
@@ -392,20 +397,22 @@ impl Volume {
     /// Commits all files.
     ///
     /// # Errors
-    /// As [`Volume::sync`], of the first file that fails.
+    /// As [`Volume::sync`], of the first file that fails; the others are committed all the same.
     pub fn commit_all(&self, scope: Scope) -> Result<(), FrontError> {
-        self.open_files()
-            .iter()
-            .filter(|file| scope == Scope::All || file.is_dirty())
-            .try_for_each(|file| self.with_log(|| file.commit(scope)))
+        each(&self.open_files(), |file| {
+            if scope == Scope::Steady && !file.is_dirty() {
+                return Ok(());
+            }
+            self.with_log(|| file.commit(scope))
+        })
     }
 
     /// Brings all displaced pages home that are at rest. Files without any are plain files then.
     ///
     /// # Errors
-    /// As [`Volume::sync`].
+    /// As [`Volume::sync`], of the first file that fails; the others are drained all the same.
     pub fn drain(&self) -> Result<(), FrontError> {
-        for file in self.open_files() {
+        each(&self.open_files(), |file| {
             let mut drained = DRAINED_AT_ONCE;
             while drained == DRAINED_AT_ONCE {
                 self.with_log(|| {
@@ -413,8 +420,8 @@ impl Volume {
                     Ok(())
                 })?;
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn open_files(&self) -> Vec<Arc<PageFile>> {
@@ -438,9 +445,19 @@ impl Volume {
     /// # Errors
     /// As [`Volume::sync`]; the volume is closed in any case, and a later opening recovers.
     pub fn close(self) -> Result<(), FrontError> {
-        self.forget_removed()?;
-        self.commit_all(Scope::All)?;
-        self.checkpoint()?;
-        self.shared.close()
+        let committed = self.forget_removed().and(self.commit_all(Scope::All));
+        let written = committed.and_then(|()| self.checkpoint());
+        written.and(self.shared.close())
     }
+}
+
+/// Does `work` with every file, also after one with which it failed: returns the first failure.
+fn each(
+    files: &[Arc<PageFile>],
+    mut work: impl FnMut(&PageFile) -> Result<(), FrontError>,
+) -> Result<(), FrontError> {
+    files.iter().fold(Ok(()), |done, file| {
+        let worked = work(file);
+        done.and(worked)
+    })
 }

@@ -117,9 +117,7 @@ impl Shared {
         let appended = match record {
             Record::Mark => worker.append_mark(0, kind, &mut ()),
             // What takes something away has room where other appends are refused.
-            Record::Cut { .. } | Record::Drop { .. } => {
-                worker.append_relief(0, kind, &payload, &mut ())
-            }
+            Record::Cut { .. } | Record::Drop { .. } => worker.append_relief(0, kind, &payload, &mut ()),
             Record::File { .. } | Record::Commit { .. } => worker.append(0, kind, &payload),
         };
         self.workers.lock().push(worker);

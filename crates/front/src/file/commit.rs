@@ -172,7 +172,10 @@ impl PageFile {
         if is_asked || comes_home || is_first {
             self.sync_home()?;
         }
-        if committer.is_name_new && (scope == Scope::All || is_first) {
+        if self.is_path_gone() && is_first {
+            return Err(self.path_gone(committer));
+        }
+        if committer.is_name_new && !self.is_path_gone() && (scope == Scope::All || is_first) {
             self.sync_name(committer)?;
         }
         Ok(())
@@ -248,6 +251,14 @@ impl PageFile {
         Ok(())
     }
 
+    /// No record can say where the file is.
+    fn path_gone(&self, committer: &Committer) -> FrontError {
+        FrontError::Mismatch {
+            path: self.shared.root.join(&committer.path),
+            problem: "this name of the file was removed; open the file by another of its names".to_owned(),
+        }
+    }
+
     fn checksum(&self, slot: Slot) -> Result<u32, FrontError> {
         let mut bytes = vec![0; self.shared.page_bytes as usize];
         self.shared.shadow.read(slot, 0, &mut bytes)?;
@@ -277,8 +288,10 @@ impl PageFile {
     }
 
     /// After a commit that failed: frozen versions are active again, but where there is a newer
-    /// one. If the file takes no more writes they stay what readers see.
+    /// one. If the file takes no more writes they stay what readers see. Waits for writes under way:
+    /// one may be about to make such a newer version.
     fn thaw(&self, freeze: Freeze) {
+        let _writing = self.writing.lock();
         let is_final = self.check().is_err();
         let mut freed = Vec::new();
         let mut pages = self.pages.lock();
@@ -311,9 +324,15 @@ impl PageFile {
         let mut committer = self.committer.lock();
         let _writing = self.writing.lock();
         self.check()?;
-        let (before, stable) = {
+        let (before, stable, is_any_cut) = {
             let pages = self.pages.lock();
-            (pages.len, pages.stable)
+            let known = pages.known.iter();
+            let mut cut = known.filter(|(page, _)| u64::from(**page) >= self.shared.pages(len));
+            (
+                pages.len,
+                pages.stable,
+                cut.any(|(_, page)| page.committed.is_some()),
+            )
         };
         if len >= before {
             self.fill_gap(len)?;
@@ -325,7 +344,8 @@ impl PageFile {
             self.forget(&mut committer)?;
         }
         if let Mapping::Mapped(id) = committer.mapping
-            && len < stable
+            // A commit in parts that failed leaves committed pages behind the committed end.
+            && (len < stable || is_any_cut)
         {
             self.shared.record(&Record::Cut { id, end: len })?;
         }

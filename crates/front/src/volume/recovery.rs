@@ -86,6 +86,7 @@ impl Volume {
             map.replay_from = log.oldest();
         }
         replay(&log, &own, &mut map)?;
+        map.forget_behind_ends();
 
         map.slots = map.slots.max(options.slots);
         let used = used_slots(&own, &map)?;

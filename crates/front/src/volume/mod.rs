@@ -493,8 +493,10 @@ fn each(
     files: &[Arc<PageFile>],
     mut work: impl FnMut(&PageFile) -> Result<(), FrontError>,
 ) -> Result<(), FrontError> {
-    files.iter().fold(Ok(()), |done, file| {
+    let mut done = Ok(());
+    for file in files {
         let worked = work(file);
-        done.and(worked)
-    })
+        done = done.and(worked);
+    }
+    done
 }

@@ -96,6 +96,17 @@ impl Shared {
     /// Appends a record and waits until it is durable. Where [`Shared::check`] does not fail
     /// afterwards, the record is not in the log.
     pub(crate) fn record(&self, record: &Record) -> Result<Span, FrontError> {
+        let payload = record.encode();
+        if payload.len() > self.max_payload {
+            return Err(FrontError::Mismatch {
+                path: self.root.clone(),
+                problem: format!(
+                    "a record of {} bytes, with the path of its file, is too large for the log's ring, which takes {}",
+                    payload.len(),
+                    self.max_payload
+                ),
+            });
+        }
         let log = self.log.read();
         let log = log.as_ref().ok_or(LogError::Closed)?;
         let mut worker = match self.workers.lock().pop() {
@@ -106,10 +117,8 @@ impl Shared {
         let appended = match record {
             Record::Mark => worker.append_mark(0, kind, &mut ()),
             // What takes something away has room where other appends are refused.
-            Record::Cut { .. } | Record::Drop { .. } => {
-                worker.append_relief(0, kind, &record.encode(), &mut ())
-            }
-            Record::File { .. } | Record::Commit { .. } => worker.append(0, kind, &record.encode()),
+            Record::Cut { .. } | Record::Drop { .. } => worker.append_relief(0, kind, &payload, &mut ()),
+            Record::File { .. } | Record::Commit { .. } => worker.append(0, kind, &payload),
         };
         self.workers.lock().push(worker);
         let span = match appended {

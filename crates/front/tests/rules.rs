@@ -9,27 +9,35 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use collie_front::{PageFile, Scope, Volume, VolumeOptions};
+use collie_front::{FrontError, PageFile, Scope, Volume, VolumeOptions};
 use collie_io::{Device, OpenMode, write_all_at};
 use collie_log::RingMode;
-use collie_sim::{PowerCut, SimDevice, VOLATILE_DIR};
+use collie_sim::{Fault, FaultKind, Points, PowerCut, SimDevice, Snapshot, VOLATILE_DIR};
 
 const PAGE: usize = 1024;
 
-fn open(device: &SimDevice) -> Volume {
-    let options = VolumeOptions {
+fn options(device: &SimDevice, slots: u32, ring_bytes: usize) -> VolumeOptions {
+    VolumeOptions {
         device: Arc::new(device.clone()),
         page_bytes: PAGE as u32,
-        slots: 16,
+        slots,
         ring: RingMode::Shared {
             dir: VOLATILE_DIR.into(),
         },
-        ring_bytes: 1 << 15,
+        ring_bytes,
         segment_bytes: 1 << 15,
         threads: false,
-    };
-    Volume::open(Path::new("/volume"), options).unwrap()
+    }
+}
+
+fn open_with(device: &SimDevice, slots: u32, ring_bytes: usize) -> Volume {
+    Volume::open(Path::new("/volume"), options(device, slots, ring_bytes)).unwrap()
+}
+
+fn open(device: &SimDevice) -> Volume {
+    open_with(device, 16, 1 << 15)
 }
 
 fn device() -> SimDevice {
@@ -396,4 +404,235 @@ fn another_page_size_a_second_opening_and_a_missing_log_are_refused() {
     std::fs::remove_dir_all(dir.path().join(".collie/log")).unwrap();
     let error = Volume::open(dir.path(), options()).unwrap_err();
     assert!(error.to_string().contains("log"), "{error}");
+}
+
+#[test]
+fn a_truncation_outlives_the_drain_after_it() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    volume.set_len(&file, 0).unwrap();
+    volume.drain().unwrap();
+    for (way, device) in cuts(&device) {
+        let volume = open(&device);
+        assert_eq!(volume.file(Path::new("a")).unwrap().len(), 0, "{way}");
+    }
+}
+
+#[test]
+fn a_write_of_nothing_or_too_far_away_changes_nothing() {
+    let device = device();
+    let volume = open(&device);
+    let file = volume.create(Path::new("a")).unwrap();
+    for version in 1..3 {
+        volume.write_at(&file, &[version; 100], 0).unwrap();
+        volume.sync(&file).unwrap();
+    }
+    volume.write_at(&file, &[], 300).unwrap();
+    for far in [u64::MAX, (PAGE as u64) << 32] {
+        assert!(volume.write_at(&file, &[3; 40], far).is_err());
+        assert_eq!(volume.read_at(&file, &mut [0; 4], far).unwrap(), 0);
+    }
+    assert_eq!(file.len(), 100);
+}
+
+#[test]
+fn a_file_that_failed_stands_in_nobodys_way() {
+    let device = device();
+    let volume = open(&device);
+    let bad = mapped(&volume, "bad");
+    write(&volume, &bad, 4, 3);
+    device.inject(Fault::new(FaultKind::SyncFails).on("/volume/bad").once());
+    assert!(volume.sync(&bad).is_err());
+    for number in 0..8 {
+        let file = mapped(&volume, &format!("{number}"));
+        for page in 0..4 {
+            write(&volume, &file, page, 3);
+        }
+    }
+    assert!(volume.drain().is_err(), "it says that a file failed");
+    assert!(volume.free_slots() >= 8);
+    assert!(volume.close().is_err());
+    // `bad` is still held: the log is closed all the same.
+    assert_eq!(version(&open(&device), "bad", 0), 2);
+}
+
+#[test]
+fn writers_that_take_each_others_room_go_on() {
+    let device = device();
+    let volume = open_with(&device, 1, 1 << 15);
+    let files: Vec<_> = ["a", "b", "c", "d"]
+        .iter()
+        .map(|name| {
+            let file = volume.create(Path::new(name)).unwrap();
+            (0..4).for_each(|page| write(&volume, &file, page, 0));
+            volume.sync(&file).unwrap();
+            file
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for file in &files {
+            scope.spawn(|| (0..400).for_each(|n| write(&volume, file, n % 4, n as u8)));
+        }
+    });
+    volume.commit_all(Scope::All).unwrap();
+    volume.drain().unwrap();
+    assert_eq!(volume.free_slots(), 1);
+}
+
+/// No space left on the device.
+const ENOSPC: i32 = 28;
+
+/// Lets the log take no more segments, and syncs until it is full.
+fn fill_log(device: &SimDevice, volume: &Volume, file: &PageFile) {
+    for kind in [
+        FaultKind::AllocateFails,
+        FaultKind::OpenFails,
+        FaultKind::RenameFails,
+    ] {
+        device.inject(Fault::new(kind).code(ENOSPC).on("/log"));
+    }
+    let is_full = (0..5_000).any(|_| {
+        write(volume, file, 0, 1);
+        volume.sync(file).is_err_and(|error| error.is_full())
+    });
+    assert!(is_full);
+}
+
+#[test]
+fn what_a_commit_in_parts_left_behind_the_end_is_void() {
+    let device = device();
+    let volume = open_with(&device, 1_500, 1 << 13);
+    let file = volume.create(Path::new("a")).unwrap();
+    (0..400).for_each(|page| write(&volume, &file, page, 0));
+    volume.sync(&file).unwrap();
+    fill_log(&device, &volume, &file);
+    (400..800).for_each(|page| write(&volume, &file, page, 2));
+    let gate = device.hold_syncs();
+    std::thread::scope(|scope| {
+        let syncing = scope.spawn(|| volume.sync(&file));
+        gate.wait_for(1);
+        // A sync is under way: these go to slots, behind the end when it has failed.
+        (400..800).for_each(|page| write(&volume, &file, page, 3));
+        gate.release();
+        assert!(syncing.join().unwrap().is_err());
+    });
+    device.heal();
+    device.record(Points::Syncs, 60);
+    volume.sync(&file).unwrap();
+    let between = |snapshot: Snapshot| {
+        let volume = open_with(&snapshot.process_death().device(), 1_500, 1 << 13);
+        let file = volume.file(Path::new("a")).unwrap();
+        let is_between = file.len() == 400 * PAGE as u64 && volume.recovered().cut == 1;
+        if is_between {
+            volume.set_len(&file, 800 * PAGE as u64).unwrap();
+            (400..800).for_each(|page| assert_eq!(version(&volume, "a", page), 0));
+        }
+        is_between
+    };
+    let between = device.take_snapshots().into_iter().map(between);
+    assert!(between.filter(|is_between| *is_between).count() > 2);
+}
+
+#[test]
+fn a_commit_that_fails_beside_a_writer_loses_no_slot() {
+    for _ in 0..40 {
+        let device = device();
+        let volume = open_with(&device, 64, 1 << 13);
+        let file = mapped(&volume, "a");
+        fill_log(&device, &volume, &file);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Relaxed: it only ends the loop.
+                for n in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                    write(&volume, &file, n % 4, n as u8);
+                }
+            });
+            for _ in 0..200 {
+                let _ = volume.sync(&file);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        device.heal();
+        volume.sync(&file).unwrap();
+        volume.drain().unwrap();
+        assert_eq!(volume.free_slots(), 64);
+    }
+}
+
+#[test]
+fn a_file_is_known_by_a_name_that_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || {
+        let options = VolumeOptions {
+            page_bytes: PAGE as u32,
+            slots: 16,
+            ..VolumeOptions::default()
+        };
+        Volume::open(dir.path(), options).unwrap()
+    };
+    let volume = open();
+    let is_renamed = |volume: &Volume| {
+        drop(volume.create(Path::new("x")).unwrap());
+        volume.rename(Path::new("x"), Path::new("b")).unwrap();
+    };
+    let file = mapped(&volume, "a");
+    for (name, old) in [("b", "a"), ("c", "b")] {
+        std::fs::hard_link(dir.path().join(old), dir.path().join(name)).unwrap();
+        match old {
+            "a" => volume.unlink(Path::new(old)).unwrap(),
+            _ => is_renamed(&volume),
+        }
+        write(&volume, &file, 0, 5);
+        write(&volume, &file, 1, 5);
+        let error = volume.sync(&file).unwrap_err();
+        assert!(error.to_string().contains("another of its names"), "{error}");
+        assert!(Arc::ptr_eq(&file, &volume.file(Path::new(name)).unwrap()));
+        volume.sync(&file).unwrap();
+    }
+    drop(file);
+    drop(volume);
+    let volume = open();
+    assert!(volume.recovered().gone.is_empty());
+    assert_eq!(version(&volume, "c", 0), 5);
+}
+
+#[test]
+fn paths_have_one_spelling_and_directories_stay() {
+    let device = device();
+    device.create_dir_all(Path::new("/volume/d")).unwrap();
+    let volume = open(&device);
+    mapped(&volume, "d/a");
+    for path in ["../a", "./a", "d/../a", "/volume/a", ".collie/MAP"] {
+        assert!(volume.create(Path::new(path)).is_err(), "{path}");
+        assert!(volume.file(Path::new(path)).is_err(), "{path}");
+    }
+    assert!(volume.rename(Path::new("d"), Path::new("e")).is_err());
+    volume.close().unwrap();
+    assert_eq!(version(&open(&device), "d/a", 0), 2);
+}
+
+#[test]
+fn a_lost_shadow_file_is_found_by_the_opening() {
+    let device = device();
+    let volume = open(&device);
+    mapped(&volume, "a");
+    volume.close().unwrap();
+    device.remove_file(Path::new("/volume/.collie/shadow")).unwrap();
+    let error = Volume::open(Path::new("/volume"), options(&device, 16, 1 << 15)).unwrap_err();
+    assert!(matches!(error, FrontError::Corrupt { .. }), "{error}");
+}
+
+#[test]
+fn a_record_that_no_frame_takes_ends_nothing() {
+    let device = device();
+    let volume = open_with(&device, 16, 1 << 13);
+    let long = volume.create(Path::new(&"a".repeat(4_060))).unwrap();
+    write(&volume, &long, 0, 1);
+    volume.sync(&long).unwrap();
+    write(&volume, &long, 0, 2);
+    assert!(volume.sync(&long).is_err());
+    let other = mapped(&volume, "b");
+    volume.sync(&other).unwrap();
 }

@@ -81,6 +81,15 @@ impl Map {
         }
     }
 
+    /// Forgets pages behind the committed ends: of a commit in parts, of which the last one, that
+    /// moves the end, is missing.
+    pub(crate) fn forget_behind_ends(&mut self) {
+        for file in self.files.values_mut() {
+            let pages = file.end.div_ceil(u64::from(self.page_bytes));
+            file.pages.retain(|page, _| u64::from(*page) < pages);
+        }
+    }
+
     fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.bytes(MAGIC);

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_io::{Device, File, OpenMode, allocate_or_zero, read_exact_at, write_all_at};
 use parking_lot::Mutex;
@@ -20,21 +21,33 @@ pub(crate) struct Shadow {
     page_bytes: u32,
     slots: u32,
     free: Mutex<Vec<Slot>>,
+    /// How often slots were given back.
+    given_back: AtomicU64,
 }
 
 impl Shadow {
-    /// Opens the file, and takes its room on the device. All slots are free.
+    /// Opens the file, and takes its room on the device. All slots are free. Refused where it does
+    /// not reach to the end of slot `last`, which has a page.
     pub(crate) fn open(
         device: &dyn Device,
         path: &Path,
         page_bytes: u32,
         slots: u32,
+        last: Option<Slot>,
     ) -> Result<Shadow, FrontError> {
         let file = device
             .open(path, OpenMode::OpenOrCreate)
             .map_err(FrontError::io("open", path))?;
         let len = HEADER + u64::from(slots) * u64::from(page_bytes);
         let has = file.stat().map_err(FrontError::io("stat", path))?.len;
+        let used = last.map_or(0, |last| HEADER + (u64::from(last.0) + 1) * u64::from(page_bytes));
+        if has < used {
+            return Err(FrontError::Corrupt {
+                path: path.to_owned(),
+                expected: format!("at least {used} bytes, with the displaced pages of the map"),
+                found: format!("{has} bytes"),
+            });
+        }
         if has < len {
             allocate_or_zero(&*file, has, len).map_err(FrontError::io("take room for", path))?;
             file.sync_data().map_err(FrontError::io("sync", path))?;
@@ -46,6 +59,7 @@ impl Shadow {
             slots,
             // The lowest is taken first.
             free: Mutex::new((0..slots).rev().map(Slot).collect()),
+            given_back: AtomicU64::new(0),
         })
     }
 
@@ -69,7 +83,18 @@ impl Shadow {
     /// Gives slots back. No committed page, no commit under way and no record that is not durable
     /// yet may refer to them.
     pub(crate) fn give_back(&self, slots: impl IntoIterator<Item = Slot>) {
-        self.free.lock().extend(slots);
+        let mut free = self.free.lock();
+        let before = free.len();
+        free.extend(slots);
+        if free.len() > before {
+            // Relaxed: it is compared with itself, by one who then takes the lock.
+            self.given_back.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How often slots were given back.
+    pub(crate) fn given_back(&self) -> u64 {
+        self.given_back.load(Ordering::Relaxed)
     }
 
     /// How many slots are free.

@@ -172,7 +172,10 @@ impl PageFile {
         if is_asked || comes_home || is_first {
             self.sync_home()?;
         }
-        if committer.is_name_new && (scope == Scope::All || is_first) {
+        if self.is_path_gone() && is_first {
+            return Err(self.path_gone(committer));
+        }
+        if committer.is_name_new && !self.is_path_gone() && (scope == Scope::All || is_first) {
             self.sync_name(committer)?;
         }
         Ok(())
@@ -230,6 +233,8 @@ impl PageFile {
 
     /// Syncs the file at home. It is never tried again.
     fn sync_home(&self) -> Result<(), FrontError> {
+        // Before the sync: what is written meanwhile makes it dirty again.
+        self.pages.lock().is_home_dirty = false;
         self.home
             .sync_data()
             .map_err(|e| self.poison(FrontError::io("sync", &self.path())(e)))
@@ -244,6 +249,14 @@ impl PageFile {
         synced.map_err(|e| self.shared.poison(FrontError::io("sync", dir)(e)))?;
         committer.is_name_new = false;
         Ok(())
+    }
+
+    /// No record can say where the file is.
+    fn path_gone(&self, committer: &Committer) -> FrontError {
+        FrontError::Mismatch {
+            path: self.shared.root.join(&committer.path),
+            problem: "this name of the file was removed; open the file by another of its names".to_owned(),
+        }
     }
 
     fn checksum(&self, slot: Slot) -> Result<u32, FrontError> {
@@ -275,8 +288,10 @@ impl PageFile {
     }
 
     /// After a commit that failed: frozen versions are active again, but where there is a newer
-    /// one. If the file takes no more writes they stay what readers see.
+    /// one. If the file takes no more writes they stay what readers see. Waits for writes under way:
+    /// one may be about to make such a newer version.
     fn thaw(&self, freeze: Freeze) {
+        let _writing = self.writing.lock();
         let is_final = self.check().is_err();
         let mut freed = Vec::new();
         let mut pages = self.pages.lock();
@@ -309,9 +324,15 @@ impl PageFile {
         let mut committer = self.committer.lock();
         let _writing = self.writing.lock();
         self.check()?;
-        let (before, stable) = {
+        let (before, stable, is_any_cut) = {
             let pages = self.pages.lock();
-            (pages.len, pages.stable)
+            let known = pages.known.iter();
+            let mut cut = known.filter(|(page, _)| u64::from(**page) >= self.shared.pages(len));
+            (
+                pages.len,
+                pages.stable,
+                cut.any(|(_, page)| page.committed.is_some()),
+            )
         };
         if len >= before {
             self.fill_gap(len)?;
@@ -323,7 +344,8 @@ impl PageFile {
             self.forget(&mut committer)?;
         }
         if let Mapping::Mapped(id) = committer.mapping
-            && len < stable
+            // A commit in parts that failed leaves committed pages behind the committed end.
+            && (len < stable || is_any_cut)
         {
             self.shared.record(&Record::Cut { id, end: len })?;
         }
@@ -405,13 +427,16 @@ impl PageFile {
 
     /// Ends the mapping of a file without displaced pages.
     fn unmap(&self, committer: &mut Committer) -> Result<(), FrontError> {
-        let is_displaced = self
-            .pages
-            .lock()
-            .known
-            .values()
-            .any(|page| page.committed.is_some());
+        let (is_displaced, is_home_dirty) = {
+            let pages = self.pages.lock();
+            let is_displaced = pages.known.values().any(|page| page.committed.is_some());
+            (is_displaced, pages.is_home_dirty)
+        };
         if let (Mapping::Mapped(id), false) = (committer.mapping, is_displaced) {
+            // Recovery cuts it at its end no more: a truncation has to be on the device.
+            if is_home_dirty {
+                self.sync_home()?;
+            }
             self.shared.record(&Record::Drop { id })?;
             committer.mapping = Mapping::Plain;
         }
@@ -440,6 +465,8 @@ impl PageFile {
 
     /// Whether there is something that a commit would take.
     pub(crate) fn is_dirty(&self) -> bool {
+        // A write under way has a slot already, and nobody knows of it yet.
+        let _writing = self.writing.lock();
         let pages = self.pages.lock();
         pages.known.values().any(|page| page.active.is_some())
     }

@@ -3,7 +3,8 @@
 mod commit;
 mod pages;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use collie_io::{File, write_all_at};
@@ -35,6 +36,9 @@ pub struct PageFile {
     /// copy the version that another one is changing.
     writing: Mutex<()>,
     pages: Mutex<Pages>,
+    /// Whether the name in `committer` was removed and the file has others, by none of which it was
+    /// opened yet. Changed under `committer`.
+    is_path_gone: AtomicBool,
     poison: OnceLock<FrontError>,
 }
 
@@ -81,6 +85,7 @@ impl PageFile {
             committer: Mutex::new(committer),
             writing: Mutex::new(()),
             pages: Mutex::new(pages),
+            is_path_gone: AtomicBool::new(false),
             poison: OnceLock::new(),
         }
     }
@@ -99,6 +104,25 @@ impl PageFile {
 
     pub(crate) fn committer(&self) -> MutexGuard<'_, Committer> {
         self.committer.lock()
+    }
+
+    pub(crate) fn is_path_gone(&self) -> bool {
+        // Relaxed: who has to know holds the volume's names, or `committer`.
+        self.is_path_gone.load(Ordering::Relaxed)
+    }
+
+    /// One of its names, though not the last, was removed.
+    pub(crate) fn lost_name(&self, committer: &Committer, path: &Path) {
+        if committer.path == path {
+            self.is_path_gone.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// It has this name from here on, which a crash may take.
+    pub(crate) fn rename(&self, committer: &mut Committer, path: &Path) {
+        committer.path = path.to_owned();
+        committer.is_name_new = true;
+        self.is_path_gone.store(false, Ordering::Relaxed);
     }
 
     /// Its committer, if nothing is under way.
@@ -256,10 +280,14 @@ impl PageFile {
     /// Writes bytes; the file grows where they end behind its end. Where it fails,
     /// the first bytes are written, as many as the error says.
     pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), (usize, FrontError)> {
+        let pieces = self.pieces(offset, bytes.len()).map_err(|e| (0, e))?;
+        if pieces.is_empty() {
+            return Ok(());
+        }
         let _writing = self.writing.lock();
         self.check().map_err(|e| (0, e))?;
         self.fill_gap(offset).map_err(|e| (0, e))?;
-        for piece in self.pieces(offset, bytes.len()).map_err(|e| (0, e))? {
+        for piece in pieces {
             let part = bytes.get(piece.at..piece.at + piece.len).unwrap_or_default();
             self.write_piece(piece.page, piece.from, part)
                 .map_err(|e| (piece.at, e))?;

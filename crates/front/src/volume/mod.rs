@@ -4,7 +4,7 @@ mod checkpoint;
 mod recovery;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use collie_io::{Device, File, OpenMode, RealDevice, Stat};
@@ -105,6 +105,20 @@ impl Volume {
         self.shared.root.join(path)
     }
 
+    /// Refuses what is not the one spelling of a path below the root, and what is not a file of the
+    /// user: records hold paths.
+    fn check_path(&self, path: &Path) -> Result<(), FrontError> {
+        let mut parts = path.components().peekable();
+        let is_own = parts.peek() == Some(&Component::Normal(OWN.as_ref()));
+        if !is_own && parts.all(|part| matches!(part, Component::Normal(_))) {
+            return Ok(());
+        }
+        Err(FrontError::Mismatch {
+            path: self.path(path),
+            problem: format!("the path of a file has no `.` or `..`, begins below the root and not in {OWN}"),
+        })
+    }
+
     fn stat(&self, path: &Path) -> Result<Stat, FrontError> {
         let path = self.path(path);
         self.shared
@@ -118,11 +132,17 @@ impl Volume {
     /// # Errors
     /// [`FrontError::Io`] where it does not exist or cannot be opened.
     pub fn file(&self, path: &Path) -> Result<Arc<PageFile>, FrontError> {
+        self.check_path(path)?;
         let _names = self.names.lock();
         let stat = self.stat(path)?;
         let mut files = self.files.lock();
         if let Some(file) = files.open.get(&(stat.dev, stat.ino)) {
-            return Ok(Arc::clone(file));
+            let file = Arc::clone(file);
+            drop(files);
+            if file.is_path_gone() {
+                file.rename(&mut file.committer(), path);
+            }
+            return Ok(file);
         }
         let full = self.path(path);
         let home = self
@@ -153,6 +173,7 @@ impl Volume {
     /// # Errors
     /// [`FrontError::Io`] where the name is taken or the file cannot be made.
     pub fn create(&self, path: &Path) -> Result<Arc<PageFile>, FrontError> {
+        self.check_path(path)?;
         let _names = self.names.lock();
         // After a failure it is unknown what the log says of a file that had this name.
         self.shared.check()?;
@@ -176,6 +197,7 @@ impl Volume {
     /// # Errors
     /// [`FrontError::Io`] where it does not exist or cannot be removed.
     pub fn unlink(&self, path: &Path) -> Result<(), FrontError> {
+        self.check_path(path)?;
         let _names = self.names.lock();
         let stat = self.stat(path)?;
         let full = self.path(path);
@@ -192,7 +214,9 @@ impl Volume {
         if stat.links > 1 {
             // The record's path may be this one.
             self.unmap(&file, &mut committer)?;
-            return remove();
+            remove()?;
+            file.lost_name(&committer, path);
+            return Ok(());
         }
         remove()?;
         committer.is_unlinked = true;
@@ -210,8 +234,11 @@ impl Volume {
     /// hold paths.
     ///
     /// # Errors
-    /// [`FrontError::Io`] where `from` does not exist or cannot be renamed.
+    /// [`FrontError::Io`] where `from` does not exist or cannot be renamed; [`FrontError::Mismatch`]
+    /// where one of them is a directory.
     pub fn rename(&self, from: &Path, to: &Path) -> Result<(), FrontError> {
+        self.check_path(from)?;
+        self.check_path(to)?;
         let _names = self.names.lock();
         self.shared.check()?;
         self.forget(to)?;
@@ -237,28 +264,38 @@ impl Volume {
         if is_same {
             return Ok(());
         }
-        if let Some(committer) = &mut from_committer {
-            committer.path = to.to_owned();
-            committer.is_name_new = true;
+        if let (Some((_, file)), Some(committer)) = (&file, &mut from_committer) {
+            file.rename(committer, to);
         }
-        if let (Some((number, _)), Some(committer)) = (&replaced, &mut to_committer) {
-            committer.is_unlinked = true;
-            self.files.lock().open.remove(number);
+        if let (Some((stat, file)), Some(committer)) = (&replaced, &mut to_committer) {
+            if stat.links > 1 {
+                file.lost_name(committer, to);
+            } else {
+                committer.is_unlinked = true;
+                self.files.lock().open.remove(&(stat.dev, stat.ino));
+            }
         }
         Ok(())
     }
 
-    /// The open file at a path, if it is one.
-    fn open_at(&self, path: &Path) -> Result<Option<(FileNumber, Arc<PageFile>)>, FrontError> {
+    /// The open file at a path, if it is one. Refuses a directory: records hold the paths of what is
+    /// in it.
+    fn open_at(&self, path: &Path) -> Result<Option<(Stat, Arc<PageFile>)>, FrontError> {
         let full = self.path(path);
         let stat = match self.shared.device.stat(&full) {
             Ok(stat) => stat,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(FrontError::io("stat", &full)(e)),
         };
-        let number = (stat.dev, stat.ino);
+        if stat.is_dir {
+            return Err(FrontError::Mismatch {
+                path: full,
+                problem: "a directory cannot be renamed: the log knows its files by their paths".to_owned(),
+            });
+        }
         let files = self.files.lock();
-        Ok(files.open.get(&number).map(|file| (number, Arc::clone(file))))
+        let open = files.open.get(&(stat.dev, stat.ino));
+        Ok(open.map(|file| (stat, Arc::clone(file))))
     }
 
     /// Locks a file that is not mapped then.
@@ -353,17 +390,22 @@ impl Volume {
         }
     }
 
-    /// Brings pages home until a slot is free.
+    /// Brings pages home until a slot was given back. Other writers may have taken it already.
     fn make_room(&self, error: FrontError) -> Result<(), FrontError> {
+        let before = self.shared.shadow.given_back();
+        let is_made = || self.free_slots() > 0 || self.shared.shadow.given_back() != before;
         self.forget_removed()?;
-        self.commit_all(Scope::Steady)?;
-        for file in self.open_files() {
-            if self.free_slots() > 0 {
-                break;
+        let committed = self.commit_all(Scope::Steady);
+        let drained = each(&self.open_files(), |file| {
+            if is_made() {
+                return Ok(());
             }
-            self.with_log(|| file.drain(DRAINED_AT_ONCE).map(drop))?;
+            self.with_log(|| file.drain(DRAINED_AT_ONCE).map(drop))
+        });
+        if is_made() {
+            return Ok(());
         }
-        if self.free_slots() > 0 { Ok(()) } else { Err(error) }
+        committed.and(drained).and(Err(error))
     }
 
     /// Sets a file's length. One below the committed end is durable when this returns, for a file
@@ -392,20 +434,22 @@ impl Volume {
     /// Commits all files.
     ///
     /// # Errors
-    /// As [`Volume::sync`], of the first file that fails.
+    /// As [`Volume::sync`], of the first file that fails; the others are committed all the same.
     pub fn commit_all(&self, scope: Scope) -> Result<(), FrontError> {
-        self.open_files()
-            .iter()
-            .filter(|file| scope == Scope::All || file.is_dirty())
-            .try_for_each(|file| self.with_log(|| file.commit(scope)))
+        each(&self.open_files(), |file| {
+            if scope == Scope::Steady && !file.is_dirty() {
+                return Ok(());
+            }
+            self.with_log(|| file.commit(scope))
+        })
     }
 
     /// Brings all displaced pages home that are at rest. Files without any are plain files then.
     ///
     /// # Errors
-    /// As [`Volume::sync`].
+    /// As [`Volume::sync`], of the first file that fails; the others are drained all the same.
     pub fn drain(&self) -> Result<(), FrontError> {
-        for file in self.open_files() {
+        each(&self.open_files(), |file| {
             let mut drained = DRAINED_AT_ONCE;
             while drained == DRAINED_AT_ONCE {
                 self.with_log(|| {
@@ -413,8 +457,8 @@ impl Volume {
                     Ok(())
                 })?;
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn open_files(&self) -> Vec<Arc<PageFile>> {
@@ -438,9 +482,21 @@ impl Volume {
     /// # Errors
     /// As [`Volume::sync`]; the volume is closed in any case, and a later opening recovers.
     pub fn close(self) -> Result<(), FrontError> {
-        self.forget_removed()?;
-        self.commit_all(Scope::All)?;
-        self.checkpoint()?;
-        self.shared.close()
+        let committed = self.forget_removed().and(self.commit_all(Scope::All));
+        let written = committed.and_then(|()| self.checkpoint());
+        written.and(self.shared.close())
     }
+}
+
+/// Does `work` with every file, also after one with which it failed: returns the first failure.
+fn each(
+    files: &[Arc<PageFile>],
+    mut work: impl FnMut(&PageFile) -> Result<(), FrontError>,
+) -> Result<(), FrontError> {
+    let mut done = Ok(());
+    for file in files {
+        let worked = work(file);
+        done = done.and(worked);
+    }
+    done
 }

@@ -86,10 +86,12 @@ impl Volume {
             map.replay_from = log.oldest();
         }
         replay(&log, &own, &mut map)?;
+        map.forget_behind_ends();
 
         map.slots = map.slots.max(options.slots);
-        let shadow = Shadow::open(&*device, &own.join("shadow"), map.page_bytes, map.slots)?;
         let used = used_slots(&own, &map)?;
+        let (path, last) = (own.join("shadow"), used.last().copied());
+        let shadow = Shadow::open(&*device, &path, map.page_bytes, map.slots, last)?;
         shadow.keep(|slot| used.contains(&slot));
         let shared = Arc::new(Shared::new(
             device,

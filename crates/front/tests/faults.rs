@@ -10,7 +10,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use collie_front::{FrontError, Scope, Volume, VolumeOptions};
 use collie_io::Device;
@@ -285,7 +285,8 @@ fn a_power_cut_at_any_operation_leaves_what_was_acknowledged() {
         let volume = Volume::open(Path::new("/volume"), options(&device)).unwrap();
         let mut run = Run::new(volume, format!("{program:?}"));
         let moments = Arc::clone(&run.moments);
-        device.tag_snapshots(move || moments.lock().unwrap().len() as u64 - 1);
+        // Also while a failure of the test is being told.
+        device.tag_snapshots(move || moments.lock().unwrap_or_else(PoisonError::into_inner).len() as u64 - 1);
         device.record(Points::Changes, usize::MAX);
         for step in program {
             run.step(*step).unwrap();

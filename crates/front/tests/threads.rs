@@ -10,7 +10,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use collie_front::{PageFile, Scope, Volume, VolumeOptions};
 use collie_io::Device;
@@ -133,7 +133,8 @@ fn threads_see_whole_pages_and_power_cuts_leave_what_was_acknowledged() {
     }
     let journal = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&journal);
-    device.tag_snapshots(move || noted.lock().unwrap().len() as u64);
+    // Also while a failure of the test is being told.
+    device.tag_snapshots(move || noted.lock().unwrap_or_else(PoisonError::into_inner).len() as u64);
     device.record(Points::Syncs, 60);
     let run = Run {
         volume,

@@ -287,7 +287,7 @@ impl Volume {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(FrontError::io("stat", &full)(e)),
         };
-        if stat.is_dir {
+        if stat.is_dir() {
             return Err(FrontError::Mismatch {
                 path: full,
                 problem: "a directory cannot be renamed: the log knows its files by their paths".to_owned(),

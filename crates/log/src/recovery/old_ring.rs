@@ -199,6 +199,10 @@ impl Left {
         let mut head = [0; FRAME_HEADER];
         self.read(at, &mut head);
         let header = header_at(&head, at, self.epoch, self.end()).ok()?;
+        // Below the mark, what its length says may reach around the ring and beyond its memory.
+        if header.end() - at > self.ring.capacity() {
+            return None;
+        }
         let mut payload = vec![0; header.stored_len()];
         self.read(at + FRAME_HEADER as u64, &mut payload);
         header.matches(self.salt, &payload).then_some((header, payload))
@@ -250,5 +254,49 @@ impl Left {
         unsafe {
             self.ring.copy_out(at, out);
         }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use zerocopy::IntoBytes;
+
+    use super::*;
+    use crate::format::FrameStart;
+
+    #[test]
+    fn a_frame_that_claims_more_than_the_ring_is_none() {
+        const CAPACITY: usize = 8192;
+        let written = crate::FIRST_LSN + 4 * CAPACITY as u64;
+        let left = |len: usize| {
+            let ring = Ring::private(CAPACITY);
+            let at = written - CAPACITY as u64;
+            let payload = vec![7; len.min(CAPACITY - FRAME_HEADER)];
+            let start = FrameStart {
+                payload_crc: Salt(3).crc(&payload),
+                len: len as u32,
+                compressed: false,
+                stream: 1,
+                kind: 1,
+            };
+            let header = FrameHeader::finish(start, at, at, 5);
+            #[expect(unsafe_code, reason = "writes a ring that nobody else knows")]
+            // SAFETY: no other thread has the ring.
+            unsafe {
+                ring.copy_in(at, header.as_bytes());
+                ring.copy_in(at + FRAME_HEADER as u64, &payload);
+            }
+            let left = Left {
+                ring,
+                epoch: 5,
+                salt: Salt(3),
+                written,
+            };
+            left.frame(at).map(|(_, payload)| payload.len())
+        };
+        assert_eq!(left(CAPACITY - FRAME_HEADER), Some(CAPACITY - FRAME_HEADER));
+        // It would end before the last place that the ring may reach, and beyond the ring's memory.
+        assert_eq!(left(CAPACITY), None);
+        assert_eq!(left(2 * CAPACITY - FRAME_HEADER), None);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use collie_io::Device;
 use collie_log::{Level, Log, LogError, Lsn, Span, Worker};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::FrontError;
 use crate::disk::record::{ENTRY, FIXED, FileId, Record};
@@ -15,6 +15,16 @@ use crate::disk::shadow::Shadow;
 
 /// What the log calls the map when it says who needs it.
 const HOLDER: &str = "map";
+
+/// Threads that append at one instant; more take turns. The log has room for a few others.
+const APPENDERS: usize = 200;
+
+/// The log's workers: those that no thread appends with, and how many others there are.
+#[derive(Debug, Default)]
+struct Workers {
+    idle: Vec<Worker>,
+    busy: usize,
+}
 
 /// Shared by a volume and its files.
 #[derive(Debug)]
@@ -29,7 +39,9 @@ pub(crate) struct Shared {
     pub(crate) max_payload: usize,
     pub(crate) shadow: Shadow,
     next_id: AtomicU64,
-    workers: Mutex<Vec<Worker>>,
+    workers: Mutex<Workers>,
+    /// Notified when a worker is idle again.
+    is_idle: Condvar,
     poison: OnceLock<FrontError>,
 }
 
@@ -52,6 +64,7 @@ impl Shared {
             shadow,
             next_id: AtomicU64::new(next_id),
             workers: Mutex::default(),
+            is_idle: Condvar::new(),
             poison: OnceLock::new(),
         }
     }
@@ -93,6 +106,31 @@ impl Shared {
         cause
     }
 
+    /// A worker that no other thread appends with.
+    fn worker(&self, log: &Log) -> Result<Worker, FrontError> {
+        let mut workers = self.workers.lock();
+        while workers.idle.is_empty() && workers.busy >= APPENDERS {
+            self.is_idle.wait(&mut workers);
+        }
+        workers.busy += 1;
+        if let Some(worker) = workers.idle.pop() {
+            return Ok(worker);
+        }
+        drop(workers);
+        log.worker().map_err(|error| {
+            self.put_back(None);
+            error.into()
+        })
+    }
+
+    /// Ends an append; the worker, if there was one, is idle.
+    fn put_back(&self, worker: Option<Worker>) {
+        let mut workers = self.workers.lock();
+        workers.busy -= 1;
+        workers.idle.extend(worker);
+        self.is_idle.notify_one();
+    }
+
     /// Appends a record and waits until it is durable. Where [`Shared::check`] does not fail
     /// afterwards, the record is not in the log.
     pub(crate) fn record(&self, record: &Record) -> Result<Span, FrontError> {
@@ -109,10 +147,7 @@ impl Shared {
         }
         let log = self.log.read();
         let log = log.as_ref().ok_or(LogError::Closed)?;
-        let mut worker = match self.workers.lock().pop() {
-            Some(worker) => worker,
-            None => log.worker()?,
-        };
+        let mut worker = self.worker(log)?;
         let kind = record.kind();
         let appended = match record {
             Record::Mark => worker.append_mark(0, kind, &mut ()),
@@ -120,7 +155,7 @@ impl Shared {
             Record::Cut { .. } | Record::Drop { .. } => worker.append_relief(0, kind, &payload, &mut ()),
             Record::File { .. } | Record::Commit { .. } => worker.append(0, kind, &payload),
         };
-        self.workers.lock().push(worker);
+        self.put_back(Some(worker));
         let span = match appended {
             Ok(span) => span,
             Err(error @ (LogError::StorageFull { .. } | LogError::Unprepared { .. })) => {
@@ -143,8 +178,10 @@ impl Shared {
 
     /// Closes the log: from here on nothing can be committed.
     pub(crate) fn close(&self) -> Result<(), FrontError> {
-        self.workers.lock().clear();
-        match self.log.write().take() {
+        // Waits for those that append, whose workers are idle then.
+        let log = self.log.write().take();
+        self.workers.lock().idle.clear();
+        match log {
             Some(log) => Ok(log.close()?),
             None => Ok(()),
         }

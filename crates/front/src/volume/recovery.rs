@@ -20,6 +20,9 @@ use crate::shared::Shared;
 /// Where the map of a volume without a log says that replay begins.
 const NO_LOG_YET: Lsn = 0;
 
+/// So many files are not removed right before a crash by chance and leave an empty directory.
+const MANY: usize = 8;
+
 /// What an opening found.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -253,24 +256,33 @@ fn open_homes(shared: &Arc<Shared>, map: &Map, recovered: &mut Recovered) -> Res
         files.open.insert((stat.dev, stat.ino), Arc::new(file));
         recovered.mapped += 1;
     }
-    let (gone, there) = (recovered.gone.len(), recovered.mapped);
-    if gone > 8 && gone > there {
-        return Err(FrontError::Mismatch {
-            path: shared.root.clone(),
-            problem: format!(
-                "{gone} of {} files with displaced pages are missing, {} among them: was the directory copied without its \
-                 files? Their pages are in {}",
-                gone + there,
-                recovered
-                    .gone
-                    .first()
-                    .map(|path| path.display().to_string())
-                    .unwrap_or_default(),
-                shared.shadow.path().display()
-            ),
-        });
+    if recovered.gone.len() >= MANY && recovered.mapped == 0 {
+        refuse_without_files(shared, recovered)?;
     }
     Ok(files)
+}
+
+/// Refuses a directory with nothing but displaced pages in it: it was copied without its files, or
+/// these are on a file system that is not mounted.
+fn refuse_without_files(shared: &Shared, recovered: &Recovered) -> Result<(), FrontError> {
+    let root = &shared.root;
+    let entries = shared.device.list(root).map_err(FrontError::io("list", root))?;
+    if entries.iter().any(|entry| entry.name != OWN) {
+        return Ok(());
+    }
+    Err(FrontError::Mismatch {
+        path: root.clone(),
+        problem: format!(
+            "there are no files in it, but pages of {} that should be, such as {}; bring them back, or remove {OWN}, and \
+             with it the pages",
+            recovered.gone.len(),
+            recovered
+                .gone
+                .first()
+                .map(|path| path.display().to_string())
+                .unwrap_or_default(),
+        ),
+    })
 }
 
 fn too_short(path: &Path, len: u64, mapped: &MappedFile) -> FrontError {

@@ -8,31 +8,22 @@
     reason = "test code"
 )]
 
+mod support;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use collie_front::{FrontError, Scope, Volume, VolumeOptions};
 use collie_io::Device;
-use collie_log::RingMode;
-use collie_sim::{Fault, FaultKind, Image, Points, PowerCut, SimDevice, VOLATILE_DIR};
+use collie_sim::{Fault, FaultKind, Image, Points, PowerCut, SimDevice};
 
 const PAGE: usize = 1024;
 const PAGES: usize = 6;
 const NAMES: [&str; 2] = ["a", "b"];
 
 fn options(device: &SimDevice) -> VolumeOptions {
-    VolumeOptions {
-        device: Arc::new(device.clone()),
-        page_bytes: PAGE as u32,
-        slots: 5,
-        ring: RingMode::Shared {
-            dir: VOLATILE_DIR.into(),
-        },
-        ring_bytes: 1 << 15,
-        segment_bytes: 1 << 15,
-        threads: false,
-    }
+    support::options(device, PAGE, 5, 1 << 15)
 }
 
 /// What a program does.
@@ -285,7 +276,7 @@ fn a_power_cut_at_any_operation_leaves_what_was_acknowledged() {
         let volume = Volume::open(Path::new("/volume"), options(&device)).unwrap();
         let mut run = Run::new(volume, format!("{program:?}"));
         let moments = Arc::clone(&run.moments);
-        // Also while a failure of the test is being told.
+        // Also while a failure of the test is being reported.
         device.tag_snapshots(move || moments.lock().unwrap_or_else(PoisonError::into_inner).len() as u64 - 1);
         device.record(Points::Changes, usize::MAX);
         for step in program {

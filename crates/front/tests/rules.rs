@@ -7,29 +7,20 @@
     reason = "test code"
 )]
 
+mod support;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use collie_front::{FrontError, PageFile, Scope, Volume, VolumeOptions};
 use collie_io::{Device, OpenMode, write_all_at};
-use collie_log::RingMode;
-use collie_sim::{Fault, FaultKind, Points, PowerCut, SimDevice, Snapshot, VOLATILE_DIR};
+use collie_sim::{Fault, FaultKind, Points, PowerCut, SimDevice, Snapshot};
 
 const PAGE: usize = 1024;
 
 fn options(device: &SimDevice, slots: u32, ring_bytes: usize) -> VolumeOptions {
-    VolumeOptions {
-        device: Arc::new(device.clone()),
-        page_bytes: PAGE as u32,
-        slots,
-        ring: RingMode::Shared {
-            dir: VOLATILE_DIR.into(),
-        },
-        ring_bytes,
-        segment_bytes: 1 << 15,
-        threads: false,
-    }
+    support::options(device, PAGE, slots, ring_bytes)
 }
 
 fn open_with(device: &SimDevice, slots: u32, ring_bytes: usize) -> Volume {

@@ -8,14 +8,15 @@
     reason = "test code"
 )]
 
+mod support;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use collie_front::{PageFile, Scope, Volume, VolumeOptions};
 use collie_io::Device;
-use collie_log::RingMode;
-use collie_sim::{Points, PowerCut, Rng, SimDevice, VOLATILE_DIR};
+use collie_sim::{Points, PowerCut, Rng, SimDevice};
 
 const PAGE: usize = 1024;
 const FILES: usize = 3;
@@ -25,17 +26,7 @@ const SLOTS: u32 = 40;
 const WRITES: u64 = 2_000;
 
 fn options(device: &SimDevice) -> VolumeOptions {
-    VolumeOptions {
-        device: Arc::new(device.clone()),
-        page_bytes: PAGE as u32,
-        slots: SLOTS,
-        ring: RingMode::Shared {
-            dir: VOLATILE_DIR.into(),
-        },
-        ring_bytes: 1 << 16,
-        segment_bytes: 1 << 16,
-        threads: false,
-    }
+    support::options(device, PAGE, SLOTS, 1 << 16)
 }
 
 /// A version of a page: which page it is, and how often it was written.
@@ -133,7 +124,7 @@ fn threads_see_whole_pages_and_power_cuts_leave_what_was_acknowledged() {
     }
     let journal = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&journal);
-    // Also while a failure of the test is being told.
+    // Also while a failure of the test is being reported.
     device.tag_snapshots(move || noted.lock().unwrap_or_else(PoisonError::into_inner).len() as u64);
     device.record(Points::Syncs, 60);
     let run = Run {

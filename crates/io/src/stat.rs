@@ -1,4 +1,4 @@
-//! What a device tells of files, names and room.
+//! What a device reports of files, names and room.
 
 /// What kind of thing has a name or is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -465,7 +465,7 @@ impl PageFile {
 
     /// Whether there is something that a commit would take.
     pub(crate) fn is_dirty(&self) -> bool {
-        // A write under way has a slot already, and nobody knows of it yet.
+        // A write under way has a slot already, to which no page refers yet.
         let _writing = self.writing.lock();
         let pages = self.pages.lock();
         pages.known.values().any(|page| page.active.is_some())

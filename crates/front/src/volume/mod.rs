@@ -328,7 +328,7 @@ impl Volume {
     }
 
     /// Makes the removal of names durable and gives back the slots of their pages, of those that
-    /// nobody has open any more. Called in the background; blocks on the device.
+    /// are not open any more. Called in the background; blocks on the device.
     ///
     /// # Errors
     /// What a sync or the log fails with: [`FrontError::Io`], [`FrontError::Log`].
@@ -343,7 +343,7 @@ impl Volume {
         }
     }
 
-    /// Closes a file that nobody else has open, if all of it is at home and synced; otherwise it is
+    /// Closes a file that no other handle has open, if all of it is at home and synced; otherwise it is
     /// kept.
     pub fn release(&self, file: Arc<PageFile>) {
         let mut files = self.files.lock();

@@ -273,8 +273,8 @@ fn refuse_without_files(shared: &Shared, recovered: &Recovered) -> Result<(), Fr
     Err(FrontError::Mismatch {
         path: root.clone(),
         problem: format!(
-            "there are no files in it, but pages of {} that should be, such as {}; bring them back, or remove {OWN}, and \
-             with it the pages",
+            "there are no files in it, but pages of {} that should be, such as {}; bring them \
+             back, or remove {OWN}, and with it the pages",
             recovered.gone.len(),
             recovered
                 .gone

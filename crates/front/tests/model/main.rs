@@ -10,6 +10,8 @@
 )]
 
 mod spec;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,8 +20,7 @@ use std::sync::{Arc, Mutex};
 
 use collie_front::{FrontError, PageFile, Scope, Volume, VolumeOptions};
 use collie_io::Device;
-use collie_log::RingMode;
-use collie_sim::{Image, Points, PowerCut, Rng, SimDevice, VOLATILE_DIR};
+use collie_sim::{Image, Points, PowerCut, Rng, SimDevice};
 
 use spec::{PAGE, SECTOR, Spec};
 
@@ -30,17 +31,7 @@ const SLOTS: u32 = 14;
 const PAGES: u64 = 10;
 
 fn options(device: &SimDevice) -> VolumeOptions {
-    VolumeOptions {
-        device: Arc::new(device.clone()),
-        page_bytes: PAGE as u32,
-        slots: SLOTS,
-        ring: RingMode::Shared {
-            dir: VOLATILE_DIR.into(),
-        },
-        ring_bytes: 1 << 16,
-        segment_bytes: 1 << 16,
-        threads: false,
-    }
+    support::options(device, PAGE, SLOTS, 1 << 16)
 }
 
 /// A running volume, its model, and the models at each moment of its life.

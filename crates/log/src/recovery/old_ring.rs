@@ -280,7 +280,7 @@ mod tests {
                 kind: 1,
             };
             let header = FrameHeader::finish(start, at, at, 5);
-            #[expect(unsafe_code, reason = "writes a ring that nobody else knows")]
+            #[expect(unsafe_code, reason = "writes a ring that no other thread has")]
             // SAFETY: no other thread has the ring.
             unsafe {
                 ring.copy_in(at, header.as_bytes());

@@ -225,10 +225,10 @@ impl Cluster {
         panic!("the server does not serve: {}", self.said());
     }
 
-    /// The number of the running server's segment of shared memory, which its file tells.
+    /// The number of the running server's segment of shared memory, which its file names.
     fn shared_memory(&self) -> Option<String> {
-        let told = fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
-        let (_key, number) = told.lines().nth(6)?.trim().split_once(char::is_whitespace)?;
+        let lines = fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
+        let (_key, number) = lines.lines().nth(6)?.trim().split_once(char::is_whitespace)?;
         Some(number.trim().to_owned())
     }
 

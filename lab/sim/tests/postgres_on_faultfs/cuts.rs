@@ -45,7 +45,7 @@ struct Report {
     /// Files with damaged pages that no table or index has: transactions that were not committed
     /// leave theirs for ever.
     left_over: BTreeSet<String>,
-    /// Commits that clients were told of, and of these those that were not there.
+    /// Commits that were acknowledged, and of these those that were not there.
     acknowledged: usize,
     missing: usize,
     words: Vec<String>,
@@ -90,14 +90,14 @@ fn begin(cluster: &mut Cluster, settings: &[&str]) -> Ledger {
     Ledger::make(cluster)
 }
 
-/// What a server said that tells why it ended: not to those who came while it recovered.
+/// The line in which a server said why it ended, not what clients got while it recovered.
 fn reason(said: &str) -> String {
-    let tells = |line: &&str| {
+    let is_reason = |line: &&str| {
         ["FATAL", "PANIC"].iter().any(|level| line.contains(level))
             && !line.contains("starting up")
             && !line.contains("not yet accepting")
     };
-    said.lines().find(tells).unwrap_or(said).to_owned()
+    said.lines().find(is_reason).unwrap_or(said).to_owned()
 }
 
 /// How often a test cuts the power: not at all, unless `COLLIE_PG_CUTS` says so.

@@ -11,7 +11,7 @@ const CLIENTS: usize = 3;
 /// Of each client, how many rows there are from the start.
 const FIRST: u64 = 500;
 
-/// The numbers that each client was told to be committed, and the next that it has not tried.
+/// The numbers that were acknowledged to each client, and the next that it has not tried.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     acknowledged: [BTreeSet<u64>; CLIENTS],
@@ -55,7 +55,7 @@ impl Ledger {
         Writers(clients.collect())
     }
 
-    /// Waits for the end of clients whose server is gone, and notes what they were told.
+    /// Waits for the end of clients whose server is gone, and notes what was acknowledged to them.
     pub(crate) fn note(&mut self, writers: Writers) {
         for (client, writer) in writers.0.into_iter().enumerate() {
             let (acknowledged, next) = writer.join().unwrap();

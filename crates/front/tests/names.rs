@@ -1,0 +1,239 @@
+//! Names of files that have displaced pages: removed, renamed, with the directories above them,
+//! linked, and used again.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "test code"
+)]
+
+#[path = "support/small.rs"]
+mod small;
+mod support;
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use collie_front::{Existing, FrontError, PageFile, Volume};
+use collie_io::Device;
+use collie_sim::{Gate, SimDevice};
+
+use small::{cuts, device, mapped, open, open_with, version, write};
+
+fn make_dir(device: &SimDevice, name: &str) {
+    device.create_dir_all(&Path::new("/volume").join(name)).unwrap();
+}
+
+fn rename(volume: &Volume, from: &str, to: &str) {
+    volume
+        .rename(Path::new(from), Path::new(to), Existing::Replace)
+        .unwrap();
+}
+
+fn unlink(volume: &Volume, name: &str) {
+    volume.unlink(Path::new(name)).unwrap();
+}
+
+#[test]
+fn a_directory_is_renamed_with_all_that_lies_below_it() {
+    let device = device();
+    for dir in ["d/e", "x"] {
+        make_dir(&device, dir);
+    }
+    let volume = open(&device);
+    let file = mapped(&volume, "d/a");
+    mapped(&volume, "d/e/b");
+    mapped(&volume, "x/c");
+    let free = volume.free_slots();
+    rename(&volume, "d", "n");
+    assert_eq!(
+        volume.free_slots(),
+        free + 4,
+        "what is not below it stays displaced"
+    );
+    for (way, device) in cuts(&device) {
+        let volume = open(&device);
+        assert!(volume.recovered().gone.is_empty(), "{way}");
+        for name in ["n/a", "n/e/b", "x/c"] {
+            assert_eq!(version(&volume, name, 0), 2, "{way}: {name}");
+        }
+    }
+    write(&volume, &file, 0, 3);
+    volume.sync(&file).unwrap();
+    for (way, device) in cuts(&device) {
+        assert_eq!(version(&open(&device), "n/a", 0), 3, "{way}");
+    }
+}
+
+/// Writes to a file as fast as it can, and syncs it now and then, until it is told to stop.
+fn write_on(volume: &Volume, file: &PageFile, is_over: &AtomicBool) {
+    // Relaxed: it only ends the loop.
+    for n in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+        write(volume, file, n % 4, n as u8 | 1);
+        if n % 64 == 0 {
+            volume.sync(file).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_renaming_beside_writers_that_never_pause_ends() {
+    let device = device();
+    make_dir(&device, "d");
+    let volume = open_with(&device, 64, 1 << 15);
+    let files = ["d/a", "d/b", "c"].map(|name| mapped(&volume, name));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for file in &files {
+            scope.spawn(|| write_on(&volume, file, &is_over));
+        }
+        for n in 0..20 {
+            let (from, to) = if n % 2 == 0 { ("d", "n") } else { ("n", "d") };
+            rename(&volume, from, to);
+            rename(&volume, "c", "c2");
+            rename(&volume, "c2", "c");
+            // One of two names is removed.
+            volume.link(Path::new("c"), Path::new("c2")).unwrap();
+            unlink(&volume, "c2");
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    for (name, file) in ["d/a", "d/b", "c"].into_iter().zip(&files) {
+        (0..4).for_each(|page| write(&volume, file, page, 200));
+        volume.sync(file).unwrap();
+        let volume = open_with(&device.snapshot().process_death().device(), 64, 1 << 15);
+        assert!(volume.recovered().gone.is_empty());
+        (0..4).for_each(|page| assert_eq!(version(&volume, name, page), 200));
+    }
+}
+
+#[test]
+fn a_name_that_is_taken_is_kept_where_that_is_asked() {
+    let device = device();
+    let volume = open(&device);
+    mapped(&volume, "a");
+    mapped(&volume, "b");
+    let keep = |to: &str| volume.rename(Path::new("a"), Path::new(to), Existing::Keep);
+    let error = keep("b").unwrap_err();
+    assert!(
+        matches!(&error, FrontError::Io { source, .. } if source.kind() == ErrorKind::AlreadyExists),
+        "{error}"
+    );
+    assert_eq!(volume.free_slots(), 12, "nothing was drained for it");
+    keep("c").unwrap();
+    assert_eq!((version(&volume, "b", 0), version(&volume, "c", 0)), (2, 2));
+    // Its own name is no other one.
+    rename(&volume, "c", "c");
+    assert_eq!(version(&volume, "c", 0), 2);
+}
+
+#[test]
+fn nothing_of_a_removed_file_is_applied_to_one_that_comes_to_its_path() {
+    let device = device();
+    for dir in ["d", "n"] {
+        make_dir(&device, dir);
+    }
+    let volume = open(&device);
+    for old in ["n/x", "d/y", "z"] {
+        mapped(&volume, old);
+        unlink(&volume, old);
+    }
+    assert_eq!(volume.status().removed, 3);
+    device.remove_dir(Path::new("/volume/n")).unwrap();
+    let other = volume.create(Path::new("d/x")).unwrap();
+    (0..4).for_each(|page| write(&volume, &other, page, 8));
+    volume.sync(&other).unwrap();
+    rename(&volume, "d", "n");
+    assert_eq!(volume.status().removed, 1);
+    volume.link(Path::new("n/x"), Path::new("z")).unwrap();
+    let device = device.snapshot().process_death().device();
+    let volume = open(&device);
+    for name in ["n/x", "z"] {
+        assert_eq!(version(&volume, name, 0), 8);
+    }
+}
+
+#[test]
+fn a_file_has_its_pages_by_both_of_its_names() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    volume.link(Path::new("a"), Path::new("b")).unwrap();
+    assert_eq!(version(&volume, "b", 0), 2);
+    unlink(&volume, "a");
+    write(&volume, &file, 0, 3);
+    assert!(volume.file(Path::new("b")).is_ok());
+    volume.sync(&file).unwrap();
+    for (way, device) in cuts(&device) {
+        assert_eq!(version(&open(&device), "b", 0), 3, "{way}");
+    }
+    unlink(&volume, "b");
+    assert_eq!(volume.status().removed, 1);
+}
+
+#[test]
+fn the_removal_of_a_symbolic_link_leaves_what_it_leads_to() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    for link in ["l", "m"] {
+        device
+            .symlink(Path::new("a"), &Path::new("/volume").join(link))
+            .unwrap();
+    }
+    let error = volume.file(Path::new("l")).unwrap_err();
+    assert!(error.to_string().contains("symbolic link"), "{error}");
+    rename(&volume, "l", "k");
+    rename(&volume, "k", "m");
+    unlink(&volume, "m");
+    assert_eq!((volume.free_slots(), volume.status().removed), (14, 0));
+    write(&volume, &file, 0, 3);
+    volume.sync(&file).unwrap();
+    let volume = open(&device.snapshot().process_death().device());
+    assert_eq!(version(&volume, "a", 0), 3);
+}
+
+/// Whether `work` ends while the gate is closed. If it waits for what stands there it would do so
+/// for ever: the time only bounds how long a failure takes.
+fn ends_before(gate: Gate, work: impl FnOnce() + Send) -> bool {
+    std::thread::scope(|scope| {
+        let (done, is_done) = mpsc::channel();
+        scope.spawn(move || {
+            work();
+            let _ = done.send(());
+        });
+        let ended = is_done.recv_timeout(Duration::from_secs(20)).is_ok();
+        gate.release();
+        ended
+    })
+}
+
+#[test]
+fn a_name_waits_for_no_other_one() {
+    let device = device();
+    let volume = open(&device);
+    drop(volume.create(Path::new("a")).unwrap());
+    mapped(&volume, "b");
+    unlink(&volume, "b");
+    let gate = device.hold_syncs();
+    std::thread::scope(|scope| {
+        let forgetting = scope.spawn(|| volume.forget_removed());
+        gate.wait_for(1);
+        let again = scope.spawn(|| volume.create(Path::new("b")).map(drop));
+        let others = ends_before(gate, || {
+            volume.file(Path::new("a")).unwrap();
+            volume.create(Path::new("c")).unwrap();
+            rename(&volume, "c", "d");
+            volume.link(Path::new("d"), Path::new("e")).unwrap();
+            unlink(&volume, "e");
+        });
+        again.join().unwrap().unwrap();
+        forgetting.join().unwrap().unwrap();
+        assert!(others, "it waits for the removal of another file");
+    });
+    assert_eq!(volume.free_slots(), 16);
+}

@@ -22,7 +22,7 @@ use collie_front::{Existing, FrontError, PageFile, Volume};
 use collie_io::Device;
 use collie_sim::{Gate, SimDevice};
 
-use small::{cuts, device, mapped, open, open_with, version, write};
+use small::{PAGE, cuts, device, mapped, open, open_with, version, write};
 
 fn make_dir(device: &SimDevice, name: &str) {
     device.create_dir_all(&Path::new("/volume").join(name)).unwrap();
@@ -234,6 +234,103 @@ fn a_name_waits_for_no_other_one() {
         again.join().unwrap().unwrap();
         forgetting.join().unwrap().unwrap();
         assert!(others, "it waits for the removal of another file");
+    });
+    assert_eq!(volume.free_slots(), 16);
+}
+
+/// The version of a page by a handle, whose file may have no name.
+fn read(volume: &Volume, file: &PageFile, page: usize) -> u8 {
+    let mut found = [0; PAGE];
+    let len = volume.read_at(file, &mut found, (page * PAGE) as u64).unwrap();
+    assert_eq!(len, PAGE);
+    assert!(found.iter().all(|byte| *byte == found[0]));
+    found[0]
+}
+
+#[test]
+fn a_removed_file_that_is_open_leaves_the_slots_to_others() {
+    let device = device();
+    let volume = open(&device);
+    // Removed while it is mapped, removed while it is plain, and replaced.
+    let files = ["a", "b", "c"].map(|name| mapped(&volume, name));
+    volume.drain().unwrap();
+    write(&volume, &files[0], 0, 3);
+    volume.sync(&files[0]).unwrap();
+    drop(volume.create(Path::new("new")).unwrap());
+    unlink(&volume, "a");
+    unlink(&volume, "b");
+    rename(&volume, "new", "c");
+    for file in &files {
+        write(&volume, file, 1, 4);
+        write(&volume, file, 3, 4);
+        // A part of a page, and one behind the end.
+        volume.write_at(file, &[4; 10], 2 * PAGE as u64).unwrap();
+        write(&volume, file, 5, 4);
+    }
+    assert!(volume.free_slots() < 8);
+    volume.forget_removed().unwrap();
+    assert_eq!((volume.free_slots(), volume.status().removed), (16, 0));
+    for (file, first) in files.iter().zip([3, 2, 2]) {
+        write(&volume, file, 4, 5);
+        let found = [0, 1, 3, 4, 5].map(|page| read(&volume, file, page));
+        assert_eq!(found, [first, 4, 4, 5, 4]);
+        let mut part = [0; 20];
+        volume.read_at(file, &mut part, 2 * PAGE as u64).unwrap();
+        assert_eq!(part, [[4; 10], [1; 10]].concat()[..]);
+        (0..6).for_each(|page| write(&volume, file, page, 6));
+        volume.sync(file).unwrap();
+        volume.set_len(file, PAGE as u64).unwrap();
+        assert_eq!((read(&volume, file, 0), file.len()), (6, PAGE as u64));
+    }
+    assert_eq!(volume.free_slots(), 16);
+    for (way, device) in cuts(&device) {
+        let volume = open(&device);
+        for name in ["a", "b"] {
+            assert!(
+                volume.file(Path::new(name)).is_err(),
+                "{way}: {name} is there again"
+            );
+        }
+        assert!(volume.file(Path::new("c")).unwrap().is_empty(), "{way}");
+    }
+}
+
+#[test]
+fn a_removed_file_needs_no_more_slots_than_there_are() {
+    let device = device();
+    let volume = open(&device);
+    let file = volume.create(Path::new("a")).unwrap();
+    (0..40).for_each(|page| write(&volume, &file, page, 1));
+    volume.sync(&file).unwrap();
+    unlink(&volume, "a");
+    for round in 2..5 {
+        (0..40).for_each(|page| write(&volume, &file, page, round));
+        (0..40).for_each(|page| assert_eq!(read(&volume, &file, page), round));
+    }
+    assert_eq!(volume.free_slots(), 16);
+}
+
+#[test]
+fn a_removed_file_is_not_written_in_place_before_its_removal_is_durable() {
+    let device = device();
+    let volume = open(&device);
+    let file = mapped(&volume, "a");
+    volume.drain().unwrap();
+    unlink(&volume, "a");
+    let gate = device.hold_syncs();
+    std::thread::scope(|scope| {
+        let forgetting = scope.spawn(|| volume.forget_removed());
+        gate.wait_for(1);
+        (0..4).for_each(|page| write(&volume, &file, page, 7));
+        for (way, device) in cuts(&device) {
+            let volume = open(&device);
+            if volume.file(Path::new("a")).is_ok() {
+                let found = [0, 1, 2, 3].map(|page| version(&volume, "a", page));
+                assert_eq!(found, [2, 2, 1, 1], "{way}");
+            }
+        }
+        gate.release();
+        forgetting.join().unwrap().unwrap();
     });
     assert_eq!(volume.free_slots(), 16);
 }

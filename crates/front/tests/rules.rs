@@ -583,6 +583,30 @@ fn a_directory_that_was_removed_before_a_crash_is_gone_and_no_copy_without_files
 }
 
 #[test]
+fn a_read_whose_slot_is_another_pages_by_now_looks_again() {
+    let device = device();
+    let volume = open(&device);
+    // The whole page, whose checksum is known, and a part of it.
+    for (name, len) in [("a", PAGE), ("b", 100)] {
+        let file = mapped(&volume, name);
+        let gate = device.hold_reads();
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                let mut found = vec![0; len];
+                volume.read_at(&file, &mut found, 0).map(|_| found)
+            });
+            gate.wait_for(1);
+            // The page is committed at home, and its slot becomes that of another page.
+            write(&volume, &file, 0, 3);
+            volume.sync(&file).unwrap();
+            write(&volume, &file, 2, 99);
+            gate.release();
+            assert_eq!(reading.join().unwrap().unwrap(), vec![3; len]);
+        });
+    }
+}
+
+#[test]
 fn more_threads_than_the_log_has_workers_take_turns() {
     let device = device();
     let volume = open(&device);

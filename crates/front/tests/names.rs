@@ -14,13 +14,14 @@ mod support;
 
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use collie_front::{Existing, FrontError, PageFile, Volume};
 use collie_io::Device;
-use collie_sim::{Gate, SimDevice};
+use collie_sim::{Gate, Points, PowerCut, SimDevice};
 
 use small::{PAGE, cuts, device, mapped, open, open_with, version, write};
 
@@ -66,6 +67,69 @@ fn a_directory_is_renamed_with_all_that_lies_below_it() {
     volume.sync(&file).unwrap();
     for (way, device) in cuts(&device) {
         assert_eq!(version(&open(&device), "n/a", 0), 3, "{way}");
+    }
+}
+
+/// Where a file is after a crash, if it is anywhere, and the versions of its first and third page.
+fn found(device: &SimDevice, names: [&str; 2]) -> Option<(String, u8, u8)> {
+    let volume = open(device);
+    let name = names
+        .into_iter()
+        .find(|name| volume.file(Path::new(name)).is_ok())?;
+    let versions = (version(&volume, name, 0), version(&volume, name, 2));
+    assert!(
+        volume.recovered().gone.is_empty(),
+        "{:?}",
+        volume.recovered().gone
+    );
+    Some((name.to_owned(), versions.0, versions.1))
+}
+
+#[test]
+fn a_crash_in_a_renaming_of_a_directory_leaves_whole_files_where_they_were_or_are() {
+    let device = device();
+    make_dir(&device, "d/e");
+    make_dir(&device, "x");
+    let volume = open(&device);
+    let files = ["d/a", "d/e/b"].map(|name| mapped(&volume, name));
+    let renamed = Arc::new(AtomicBool::new(false));
+    let is_renamed = Arc::clone(&renamed);
+    // Relaxed: the device asks under its own lock, on this thread.
+    device.tag_snapshots(move || u64::from(is_renamed.load(Ordering::Relaxed)));
+    device.record(Points::Changes, usize::MAX);
+    // To another directory, where the file's own directory is not what has to be synced.
+    rename(&volume, "d", "x/n");
+    renamed.store(true, Ordering::Relaxed);
+    for file in &files {
+        write(&volume, file, 2, 3);
+        volume.sync(file).unwrap();
+    }
+    let snapshots = device.take_snapshots();
+    assert!(snapshots.len() > 20, "{}", snapshots.len());
+    for (number, snapshot) in snapshots.into_iter().enumerate() {
+        let mut images = vec![("process death", snapshot.process_death())];
+        for (way, cut) in PowerCut::WAYS {
+            let mut image = snapshot.power_cut(cut, number as u64);
+            image.clear_volatile();
+            images.push((way, image));
+        }
+        for (way, image) in images {
+            for names in [["d/a", "x/n/a"], ["d/e/b", "x/n/e/b"]] {
+                let found = found(&image.device(), names);
+                let (name, first, third) = found.unwrap_or_else(|| panic!("{number}, {way}: no {names:?}"));
+                assert!(
+                    first == 2 && matches!(third, 1 | 3),
+                    "{number}, {way}: {first}, {third}"
+                );
+                assert!(snapshot.tag() == 0 || name == names[1], "{number}, {way}: {name}");
+            }
+        }
+    }
+    for names in [["d/a", "x/n/a"], ["d/e/b", "x/n/e/b"]] {
+        for (way, device) in cuts(&device) {
+            let now = (names[1].to_owned(), 2, 3);
+            assert_eq!(found(&device, names), Some(now), "{way}");
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use collie_front::{Existing, FrontError, PageFile, Volume};
 use collie_io::Device;
-use collie_sim::{Gate, Points, PowerCut, SimDevice};
+use collie_sim::{Points, PowerCut, SimDevice};
 
 use small::{PAGE, cuts, device, mapped, open, open_with, version, write};
 
@@ -133,6 +133,21 @@ fn a_crash_in_a_renaming_of_a_directory_leaves_whole_files_where_they_were_or_ar
     }
 }
 
+/// Whether `work` ends before `release`, which is called in any case. If it waits for that it would
+/// do so for ever: the time only bounds how long a failure takes.
+fn ends_before(release: impl FnOnce(), work: impl FnOnce() + Send) -> bool {
+    std::thread::scope(|scope| {
+        let (done, is_done) = mpsc::channel();
+        scope.spawn(move || {
+            work();
+            let _ = done.send(());
+        });
+        let ended = is_done.recv_timeout(Duration::from_secs(20)).is_ok();
+        release();
+        ended
+    })
+}
+
 /// Writes to a file as fast as it can, and syncs it now and then, until it is told to stop.
 fn write_on(volume: &Volume, file: &PageFile, is_over: &AtomicBool) {
     // Relaxed: it only ends the loop.
@@ -155,16 +170,18 @@ fn a_renaming_beside_writers_that_never_pause_ends() {
         for file in &files {
             scope.spawn(|| write_on(&volume, file, &is_over));
         }
-        for n in 0..20 {
-            let (from, to) = if n % 2 == 0 { ("d", "n") } else { ("n", "d") };
-            rename(&volume, from, to);
-            rename(&volume, "c", "c2");
-            rename(&volume, "c2", "c");
-            // One of two names is removed.
-            volume.link(Path::new("c"), Path::new("c2")).unwrap();
-            unlink(&volume, "c2");
-        }
-        is_over.store(true, Ordering::Relaxed);
+        let stop = || is_over.store(true, Ordering::Relaxed);
+        let ended = ends_before(stop, || {
+            for (from, to) in [("d", "n"), ("n", "d")].into_iter().cycle().take(20) {
+                rename(&volume, from, to);
+                rename(&volume, "c", "c2");
+                rename(&volume, "c2", "c");
+                // One of two names is removed.
+                volume.link(Path::new("c"), Path::new("c2")).unwrap();
+                unlink(&volume, "c2");
+            }
+        });
+        assert!(ended, "it waits for a pause of the writers");
     });
     for (name, file) in ["d/a", "d/b", "c"].into_iter().zip(&files) {
         (0..4).for_each(|page| write(&volume, file, page, 200));
@@ -261,21 +278,6 @@ fn the_removal_of_a_symbolic_link_leaves_what_it_leads_to() {
     assert_eq!(version(&volume, "a", 0), 3);
 }
 
-/// Whether `work` ends while the gate is closed. If it waits for what stands there it would do so
-/// for ever: the time only bounds how long a failure takes.
-fn ends_before(gate: Gate, work: impl FnOnce() + Send) -> bool {
-    std::thread::scope(|scope| {
-        let (done, is_done) = mpsc::channel();
-        scope.spawn(move || {
-            work();
-            let _ = done.send(());
-        });
-        let ended = is_done.recv_timeout(Duration::from_secs(20)).is_ok();
-        gate.release();
-        ended
-    })
-}
-
 #[test]
 fn a_name_waits_for_no_other_one() {
     let device = device();
@@ -288,13 +290,16 @@ fn a_name_waits_for_no_other_one() {
         let forgetting = scope.spawn(|| volume.forget_removed());
         gate.wait_for(1);
         let again = scope.spawn(|| volume.create(Path::new("b")).map(drop));
-        let others = ends_before(gate, || {
-            volume.file(Path::new("a")).unwrap();
-            volume.create(Path::new("c")).unwrap();
-            rename(&volume, "c", "d");
-            volume.link(Path::new("d"), Path::new("e")).unwrap();
-            unlink(&volume, "e");
-        });
+        let others = ends_before(
+            || gate.release(),
+            || {
+                volume.file(Path::new("a")).unwrap();
+                volume.create(Path::new("c")).unwrap();
+                rename(&volume, "c", "d");
+                volume.link(Path::new("d"), Path::new("e")).unwrap();
+                unlink(&volume, "e");
+            },
+        );
         again.join().unwrap().unwrap();
         forgetting.join().unwrap().unwrap();
         assert!(others, "it waits for the removal of another file");
@@ -384,7 +389,9 @@ fn a_removed_file_is_not_written_in_place_before_its_removal_is_durable() {
     let gate = device.hold_syncs();
     std::thread::scope(|scope| {
         let forgetting = scope.spawn(|| volume.forget_removed());
-        gate.wait_for(1);
+        while gate.at_once() == 0 && !forgetting.is_finished() {
+            std::thread::yield_now();
+        }
         (0..4).for_each(|page| write(&volume, &file, page, 7));
         for (way, device) in cuts(&device) {
             let volume = open(&device);

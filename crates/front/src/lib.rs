@@ -38,8 +38,9 @@ mod disk;
 mod error;
 mod file;
 mod shared;
+mod shown;
 mod volume;
 
 pub use error::FrontError;
 pub use file::{PageFile, Scope};
-pub use volume::{Recovered, Volume, VolumeOptions};
+pub use volume::{Existing, Recovered, Volume, VolumeOptions, VolumeStatus};

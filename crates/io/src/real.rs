@@ -195,10 +195,7 @@ impl Device for RealDevice {
     }
 
     fn set_times(&self, path: &Path, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
-        let times = Timestamps {
-            last_access: to_timespec(atime),
-            last_modification: to_timespec(mtime),
-        };
+        let times = to_timestamps(atime, mtime);
         Ok(fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
@@ -277,6 +274,13 @@ fn to_nanos(seconds: i64, nanos: u64) -> i64 {
     seconds.saturating_mul(SECOND).saturating_add(nanos)
 }
 
+fn to_timestamps(atime: Option<i64>, mtime: Option<i64>) -> Timestamps {
+    Timestamps {
+        last_access: to_timespec(atime),
+        last_modification: to_timespec(mtime),
+    }
+}
+
 fn to_timespec(time: Option<i64>) -> Timespec {
     Timespec {
         tv_sec: time.map_or(0, |nanos| nanos.div_euclid(SECOND)),
@@ -329,6 +333,10 @@ impl File for RealFile {
 
     fn allocate_range(&self, offset: u64, len: u64) -> io::Result<()> {
         Ok(fs::fallocate(&self.fd, FallocateFlags::empty(), offset, len)?)
+    }
+
+    fn set_times(&self, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
+        Ok(fs::futimens(&self.fd, &to_timestamps(atime, mtime))?)
     }
 
     fn sync_all(&self) -> io::Result<()> {

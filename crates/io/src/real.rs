@@ -163,7 +163,13 @@ impl Device for RealDevice {
             FileKind::Socket => fs::FileType::Socket,
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         };
-        Ok(fs::mknodat(CWD, path, kind, Mode::from_raw_mode(mode & 0o7777), 0)?)
+        Ok(fs::mknodat(
+            CWD,
+            path,
+            kind,
+            Mode::from_raw_mode(mode & 0o7777),
+            0,
+        )?)
     }
 
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -468,8 +474,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let device = RealDevice::new();
         let odd = OsStr::from_bytes(b"\xff");
-        device.create_node(&dir.path().join("p"), FileKind::Pipe, 0o640).unwrap();
-        device.create_node(&dir.path().join(odd), FileKind::Socket, 0o600).unwrap();
+        device
+            .create_node(&dir.path().join("p"), FileKind::Pipe, 0o640)
+            .unwrap();
+        device
+            .create_node(&dir.path().join(odd), FileKind::Socket, 0o600)
+            .unwrap();
         let refused = device.create_node(&dir.path().join("d"), FileKind::Directory, 0o600);
         assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::InvalidInput);
         let mut found = Vec::new();

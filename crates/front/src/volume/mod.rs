@@ -5,6 +5,7 @@ mod claims;
 mod names;
 mod recovery;
 mod status;
+mod upkeep;
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -29,7 +29,7 @@ impl Volume {
 
     /// Refuses what is not the one spelling of a path below the root, and what is not a file of the
     /// user: records hold paths.
-    fn check_path(&self, path: &Path) -> Result<(), FrontError> {
+    pub(super) fn check_path(&self, path: &Path) -> Result<(), FrontError> {
         let mut parts = path.components().peekable();
         let is_own = parts.peek() == Some(&Component::Normal(OWN.as_ref()));
         if !is_own && parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_))) {
@@ -278,7 +278,7 @@ impl Volume {
     }
 
     /// Records that the file which had this name is gone. The name is claimed.
-    fn forget(&self, path: &Path) -> Result<(), FrontError> {
+    pub(super) fn forget(&self, path: &Path) -> Result<(), FrontError> {
         let file = self.files.lock().removed.get(path).map(Arc::clone);
         let Some(file) = file else {
             return Ok(());

@@ -14,7 +14,7 @@ use crate::Outcome;
 use crate::args::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 use crate::notify::Supervisor;
 use crate::output::{Results, grouped, note};
-use ask::{Command, Daemon};
+use ask::{AskError, Command, Daemon};
 
 pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     ignore_hangup().context("SIGHUP cannot be ignored")?;
@@ -143,7 +143,7 @@ pub(crate) fn umount(args: &UmountArgs) -> anyhow::Result<Outcome> {
         Ok(Some(daemon)) => daemon,
         Ok(None) if args.dead => return Ok(Outcome::Good),
         Ok(None) => bail!("{} is not mounted by collie", args.dir.display()),
-        Err(error) if error.is_dead() => {
+        Err(AskError::Dead { .. }) => {
             detach_dir(&args.dir)?;
             note(format_args!(
                 "{}: the daemon had died; its mount is taken away; what it had committed is recovered by the next mount",

@@ -1,6 +1,7 @@
 //! What is stored beside the files themselves: the map, the log's records, the shadow file.
 
 pub(crate) mod bytes;
+mod group_sync;
 pub(crate) mod map;
 pub(crate) mod record;
 pub(crate) mod shadow;

@@ -51,7 +51,8 @@ impl Map {
                 end,
                 entries,
             } => {
-                self.next_id = self.next_id.max(id + 1);
+                // No record has the last id.
+                self.next_id = self.next_id.max(id.saturating_add(1));
                 self.files.retain(|_, file| file.path != path);
                 let mut file = MappedFile {
                     path,
@@ -173,7 +174,14 @@ impl Map {
             }
             fields.0.is_empty().then_some(map)
         };
-        read().ok_or_else(cut)
+        let map = read().ok_or_else(cut)?;
+        match map.files.last_key_value() {
+            Some((&id, _)) if id >= map.next_id => Err(corrupt(
+                &format!("ids of files below {}", map.next_id),
+                format!("{id}"),
+            )),
+            _ => Ok(map),
+        }
     }
 
     /// Reads the map in `dir`, if there is one.
@@ -269,6 +277,20 @@ mod tests {
             assert!(
                 Map::decode(Path::new("MAP"), &bytes[..at]).is_err(),
                 "cut at {at}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_id_that_may_be_given_once_more_is_refused() {
+        let mut map = map();
+        let file = map.files.remove(&2).unwrap();
+        for id in [3, u64::MAX] {
+            map.files = [(id, file.clone())].into();
+            let error = Map::decode(Path::new("MAP"), &map.encode()).unwrap_err();
+            assert!(
+                error.to_string().contains("expected ids of files below 3"),
+                "{error}"
             );
         }
     }

@@ -86,6 +86,7 @@ impl Volume {
         let mut map = match Map::read(&*device, &own)? {
             Some(map) => map,
             None => {
+                refuse_without_map(&*device, root)?;
                 let map = new_map(&*device, options)?;
                 // Its log id is durable before there is a log.
                 map.write(&*device, &own)?;
@@ -184,6 +185,29 @@ fn new_map(device: &dyn Device, options: &VolumeOptions) -> Result<Map, FrontErr
         next_id: 1,
         files: BTreeMap::new(),
     })
+}
+
+/// Refuses a directory that has a log or a shadow file and no map: before there is another one, with
+/// which the pages in them would be lost.
+fn refuse_without_map(device: &dyn Device, root: &Path) -> Result<(), FrontError> {
+    // The map is the first of them that is made.
+    for name in ["log", "shadow"] {
+        let path = root.join(OWN).join(name);
+        match device.lstat(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(FrontError::io("stat", &path)(e)),
+            Ok(_) => {
+                return Err(FrontError::Mismatch {
+                    path: root.to_owned(),
+                    problem: format!(
+                        "{OWN} has a {name} and no MAP, which says where pages are; bring MAP back, or \
+                         remove {OWN}, and with it the pages"
+                    ),
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 fn log_options(options: &VolumeOptions, map: &Map) -> LogOptions {

@@ -142,37 +142,48 @@ fn ends_before(release: impl FnOnce(), work: impl FnOnce() + Send) -> bool {
             work();
             let _ = done.send(());
         });
-        let ended = is_done.recv_timeout(Duration::from_secs(20)).is_ok();
+        let ended = is_done.recv_timeout(Duration::from_secs(60)).is_ok();
         release();
         ended
     })
-}
-
-/// Writes to a file as fast as it can, and syncs it now and then, until it is told to stop.
-fn write_on(volume: &Volume, file: &PageFile, is_over: &AtomicBool) {
-    // Relaxed: it only ends the loop.
-    for n in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
-        write(volume, file, n % 4, n as u8 | 1);
-        if n % 64 == 0 {
-            volume.sync(file).unwrap();
-        }
-    }
 }
 
 #[test]
 fn a_renaming_beside_writers_that_never_pause_ends() {
     let device = device();
     make_dir(&device, "d");
-    let volume = open_with(&device, 64, 1 << 15);
-    let files = ["d/a", "d/b", "c"].map(|name| mapped(&volume, name));
+    // Of so many pages some are always displaced by a version that is being written.
+    const PAGES: usize = 24;
+    let open = |device: &SimDevice| open_with(device, 9 * PAGES as u32, 1 << 15);
+    let volume = open(&device);
+    let files = ["d/a", "d/b", "c"].map(|name| {
+        let file = mapped(&volume, name);
+        (4..PAGES).for_each(|page| write(&volume, &file, page, 1));
+        volume.sync(&file).unwrap();
+        file
+    });
+    device.record(Points::Syncs, 100);
+    // So that whatever waits for the device finds that all pages were written meanwhile.
+    device.delay_syncs(Duration::from_millis(10));
     let is_over = AtomicBool::new(false);
+    // Relaxed: it only ends loops.
+    let goes_on = || !is_over.load(Ordering::Relaxed);
     std::thread::scope(|scope| {
         for file in &files {
-            scope.spawn(|| write_on(&volume, file, &is_over));
+            scope.spawn(|| {
+                for n in (0..).take_while(|_| goes_on()) {
+                    write(&volume, file, n % PAGES, n as u8);
+                }
+            });
+            scope.spawn(|| {
+                while goes_on() {
+                    volume.sync(file).unwrap();
+                }
+            });
         }
         let stop = || is_over.store(true, Ordering::Relaxed);
         let ended = ends_before(stop, || {
-            for (from, to) in [("d", "n"), ("n", "d")].into_iter().cycle().take(20) {
+            for (from, to) in [("d", "n"), ("n", "d")].into_iter().cycle().take(4) {
                 rename(&volume, from, to);
                 rename(&volume, "c", "c2");
                 rename(&volume, "c2", "c");
@@ -183,12 +194,17 @@ fn a_renaming_beside_writers_that_never_pause_ends() {
         });
         assert!(ended, "it waits for a pause of the writers");
     });
+    for (number, snapshot) in device.take_snapshots().into_iter().enumerate() {
+        let volume = open(&snapshot.process_death().device());
+        let gone = &volume.recovered().gone;
+        assert!(gone.is_empty(), "{number}: records say where {gone:?} was");
+    }
     for (name, file) in ["d/a", "d/b", "c"].into_iter().zip(&files) {
-        (0..4).for_each(|page| write(&volume, file, page, 200));
+        (0..PAGES).for_each(|page| write(&volume, file, page, 200));
         volume.sync(file).unwrap();
-        let volume = open_with(&device.snapshot().process_death().device(), 64, 1 << 15);
+        let volume = open(&device.snapshot().process_death().device());
         assert!(volume.recovered().gone.is_empty());
-        (0..4).for_each(|page| assert_eq!(version(&volume, name, page), 200));
+        (0..PAGES).for_each(|page| assert_eq!(version(&volume, name, page), 200));
     }
 }
 
@@ -236,6 +252,32 @@ fn nothing_of_a_removed_file_is_applied_to_one_that_comes_to_its_path() {
     for name in ["n/x", "z"] {
         assert_eq!(version(&volume, name, 0), 8);
     }
+}
+
+#[test]
+fn a_directory_in_place_of_a_removed_file_is_none_of_its_pages() {
+    let device = device();
+    make_dir(&device, "d");
+    let volume = open(&device);
+    for name in ["a", "d/b"] {
+        mapped(&volume, name);
+        unlink(&volume, name);
+    }
+    device.remove_dir(Path::new("/volume/d")).unwrap();
+    let full = |name: &str| Path::new("/volume").join(name);
+    let made = volume.make(Path::new("a"), || device.create_dir(&full("a"), 0o700));
+    made.unwrap();
+    let other = mapped(&volume, "b");
+    // Through it a path of a removed file leads to another one.
+    let made = volume.make(Path::new("d"), || device.symlink(Path::new("."), &full("d")));
+    made.unwrap();
+    assert_eq!(volume.status().removed, 0);
+    let again = volume.make(Path::new("d"), || device.create_dir(&full("d"), 0o700));
+    assert!(again.unwrap_err().to_string().starts_with("make /volume/d: "));
+    (0..4).for_each(|page| write(&volume, &other, page, 9));
+    volume.sync(&other).unwrap();
+    let volume = open(&device.snapshot().process_death().device());
+    assert_eq!((version(&volume, "b", 0), version(&volume, "b", 3)), (9, 9));
 }
 
 #[test]

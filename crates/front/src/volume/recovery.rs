@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::claims::Claims;
 use super::{Files, OWN, Volume, VolumeOptions};
 use crate::FrontError;
-use crate::disk::map::{Map, MappedFile};
+use crate::disk::map::{Map, MappedFile, is_number_of_slots, is_page};
 use crate::disk::record::Record;
 use crate::disk::shadow::Shadow;
 use crate::file::{Mapping, Name, PageFile};
@@ -158,13 +158,13 @@ fn check(root: &Path, options: &VolumeOptions) -> Result<(), FrontError> {
             problem,
         })
     };
-    if !options.page_bytes.is_multiple_of(512) || !(512..=65_536).contains(&options.page_bytes) {
+    if !is_page(options.page_bytes) {
         return refused(format!(
             "a page cannot have {} bytes: a multiple of 512, from 512 to 65,536",
             options.page_bytes
         ));
     }
-    if options.slots == 0 || options.slots > 1 << 30 {
+    if !is_number_of_slots(options.slots) {
         return refused(format!(
             "a shadow file cannot have {} pages: from 1 to 2^30",
             options.slots

@@ -187,6 +187,29 @@ impl Shared {
         }
     }
 
+    /// Makes the names in a directory durable. Where that fails it ends all writes: names of any
+    /// file in it may be lost, and the next sync would not say so.
+    pub(crate) fn sync_names(&self, dir: &Path) -> Result<(), FrontError> {
+        let synced = self.device.sync_dir(dir);
+        synced.map_err(|e| self.poison(FrontError::io("sync", dir)(e)))
+    }
+
+    /// The time, in nanoseconds since the Unix epoch.
+    pub(crate) fn now(&self) -> i64 {
+        let micros = self.device.clock().wall_us();
+        i64::try_from(micros.saturating_mul(1_000)).unwrap_or(i64::MAX)
+    }
+
+    /// The end of the log, once the volume is closed as if it were empty.
+    pub(crate) fn log_end(&self) -> Lsn {
+        self.log.read().as_ref().map_or(0, Log::appended)
+    }
+
+    /// Why all writes have ended, if they have.
+    pub(crate) fn failure(&self) -> Option<&FrontError> {
+        self.poison.get()
+    }
+
     /// Makes the removal of a name durable, and that of the directories above it that were removed
     /// too.
     pub(crate) fn sync_removal(&self, path: &Path) -> Result<(), FrontError> {

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use collie_front::{FrontError, Scope, Volume, VolumeOptions};
+use collie_front::{Existing, FrontError, Scope, Volume, VolumeOptions};
 use collie_io::Device;
 use collie_sim::{Fault, FaultKind, Image, Points, PowerCut, SimDevice};
 
@@ -200,7 +200,7 @@ impl Run {
                     (self.is_half[from][page], self.is_half[to][page]) = (is_half, is_half);
                 }
                 self.moment();
-                self.volume.rename(path(from), path(to))
+                self.volume.rename(path(from), path(to), Existing::Replace)
             }
             Steady => self.volume.commit_all(Scope::Steady),
             Drain => self.volume.drain(),

@@ -52,13 +52,21 @@ fn make(steps: &impl DirSteps, dir: &Path, made: &mut Vec<PathBuf>) -> io::Resul
 
 /// Syncs the names on the way to `dir`. A parent that this process may traverse but not open ends
 /// the walk, because another user made it; but where this call created a name in it, that is an
-/// error.
+/// error. So does one of a file system that keeps nothing, as that of `/proc`, by which a directory
+/// is reached that some process has open.
 fn sync(steps: &impl DirSteps, dir: &Path, made: &[PathBuf]) -> io::Result<()> {
     for (name, parent) in dir.ancestors().map_while(|name| Some((name, parent_of(name)?))) {
         match steps.sync_names(parent) {
             Ok(()) => {}
             Err(e) if made.iter().any(|new| new == name) => return Err(e),
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => break,
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput
+                ) =>
+            {
+                break;
+            }
             Err(e) => return Err(not_durable(name, parent, &e)),
         }
     }
@@ -152,9 +160,12 @@ mod tests {
 
     #[test]
     fn a_directory_of_another_user_on_the_way_is_passed_over() {
-        let steps = Steps::new(&["/", "/srv", "/srv/mine"], "/srv");
+        let mut steps = Steps::new(&["/", "/srv", "/srv/mine"], "/srv");
         create_dirs(&steps, Path::new("/srv/mine/a/b")).unwrap();
         assert!(steps.dirs.borrow().contains(Path::new("/srv/mine/a/b")));
+        // What cannot be synced at all.
+        steps.why = io::ErrorKind::InvalidInput;
+        create_dirs(&steps, Path::new("/srv/mine/c")).unwrap();
     }
 
     /// Its maker may have been killed before it synced the name, and the next sync succeeds.

@@ -188,6 +188,12 @@ pub trait File: fmt::Debug + Send + Sync {
         let _ = (offset, len);
         Err(io::ErrorKind::Unsupported.into())
     }
+    /// Sets the times of the last access and of the last change of the data, or one of them, in
+    /// nanoseconds since the Unix epoch. Durable as what [`Device::set_times`] changes.
+    fn set_times(&self, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
+        let _ = (atime, mtime);
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// What the open file is.
     fn stat(&self) -> io::Result<Stat>;
     /// Takes the file's exclusive advisory lock, held until the file is closed or the process dies;

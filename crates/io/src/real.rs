@@ -163,7 +163,13 @@ impl Device for RealDevice {
             FileKind::Socket => fs::FileType::Socket,
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         };
-        Ok(fs::mknodat(CWD, path, kind, Mode::from_raw_mode(mode & 0o7777), 0)?)
+        Ok(fs::mknodat(
+            CWD,
+            path,
+            kind,
+            Mode::from_raw_mode(mode & 0o7777),
+            0,
+        )?)
     }
 
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -195,10 +201,7 @@ impl Device for RealDevice {
     }
 
     fn set_times(&self, path: &Path, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
-        let times = Timestamps {
-            last_access: to_timespec(atime),
-            last_modification: to_timespec(mtime),
-        };
+        let times = to_timestamps(atime, mtime);
         Ok(fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
@@ -277,6 +280,13 @@ fn to_nanos(seconds: i64, nanos: u64) -> i64 {
     seconds.saturating_mul(SECOND).saturating_add(nanos)
 }
 
+fn to_timestamps(atime: Option<i64>, mtime: Option<i64>) -> Timestamps {
+    Timestamps {
+        last_access: to_timespec(atime),
+        last_modification: to_timespec(mtime),
+    }
+}
+
 fn to_timespec(time: Option<i64>) -> Timespec {
     Timespec {
         tv_sec: time.map_or(0, |nanos| nanos.div_euclid(SECOND)),
@@ -329,6 +339,10 @@ impl File for RealFile {
 
     fn allocate_range(&self, offset: u64, len: u64) -> io::Result<()> {
         Ok(fs::fallocate(&self.fd, FallocateFlags::empty(), offset, len)?)
+    }
+
+    fn set_times(&self, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
+        Ok(fs::futimens(&self.fd, &to_timestamps(atime, mtime))?)
     }
 
     fn sync_all(&self) -> io::Result<()> {
@@ -460,8 +474,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let device = RealDevice::new();
         let odd = OsStr::from_bytes(b"\xff");
-        device.create_node(&dir.path().join("p"), FileKind::Pipe, 0o640).unwrap();
-        device.create_node(&dir.path().join(odd), FileKind::Socket, 0o600).unwrap();
+        device
+            .create_node(&dir.path().join("p"), FileKind::Pipe, 0o640)
+            .unwrap();
+        device
+            .create_node(&dir.path().join(odd), FileKind::Socket, 0o600)
+            .unwrap();
         let refused = device.create_node(&dir.path().join("d"), FileKind::Directory, 0o600);
         assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::InvalidInput);
         let mut found = Vec::new();

@@ -140,6 +140,9 @@ impl File for SlowFile {
     fn allocate_range(&self, offset: u64, len: u64) -> io::Result<()> {
         self.file.allocate_range(offset, len)
     }
+    fn set_times(&self, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
+        self.file.set_times(atime, mtime)
+    }
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.set_len(len)
     }

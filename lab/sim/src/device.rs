@@ -44,9 +44,10 @@ pub(crate) struct Shared {
 pub(crate) enum Held {
     Syncs,
     Writes,
+    Reads,
 }
 
-/// Holds every sync, or every write, of a device until it is released or dropped.
+/// Holds every sync, every write or every read, of a device until it is released or dropped.
 #[derive(Debug)]
 pub struct Gate {
     device: SimDevice,
@@ -165,7 +166,7 @@ impl SimDevice {
         taken
     }
 
-    /// Makes every later call fail, and every sync and write that stands at a gate: the process
+    /// Makes every later call fail, and every call that stands at a gate: the process
     /// that used this device is dead.
     pub fn kill(&self) {
         let mut state = self.shared.lock();
@@ -227,6 +228,12 @@ impl SimDevice {
         self.hold(Held::Writes)
     }
 
+    /// Holds every read of a file from now on until the gate is released. One gate at a time.
+    #[must_use]
+    pub fn hold_reads(&self) -> Gate {
+        self.hold(Held::Reads)
+    }
+
     fn hold(&self, held: Held) -> Gate {
         self.shared.lock().held = Some(held);
         Gate { device: self.clone() }
@@ -265,6 +272,9 @@ impl Shared {
         let mut state = self.lock();
         if fails_in_part(kind) {
             state = self.pass_gate(state, Held::Writes);
+        }
+        if kind == OpKind::Read {
+            state = self.pass_gate(state, Held::Reads);
         }
         let strike = state.begin(&call, &self.clock)?;
         state.record_before(kind, &self.clock);

@@ -313,6 +313,14 @@ impl File for SimFile {
         self.shared.operate(call, |_, _| Ok(()))
     }
 
+    fn set_times(&self, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
+        let call = self.call(OpKind::SetAttributes, 0, 0);
+        self.shared.operate(call, |state, strike| match strike {
+            Some(strike) => Err(errno(strike.code)),
+            None => state.world.set_times(self.ino, atime, mtime),
+        })
+    }
+
     fn stat(&self) -> io::Result<Stat> {
         let call = self.call(OpKind::FileStat, 0, 0);
         self.shared.operate(call, |state, _| state.world.stat(self.ino))

@@ -124,6 +124,10 @@ fn times_follow_what_happens_to_a_file() {
         device.set_times(&path, None, Some(1_000_000_007)).unwrap();
         let set = file.stat().unwrap();
         assert_eq!((set.atime, set.mtime), (-7, 1_000_000_007));
+        file.set_times(Some(-1), None).unwrap();
+        file.set_times(None, Some(8)).unwrap();
+        let set = file.stat().unwrap();
+        assert_eq!((set.atime, set.mtime), (-1, 8));
         pass();
         device.rename(&path, &root.join("b")).unwrap();
         assert!(names() > before);
@@ -197,11 +201,12 @@ fn a_power_cut_takes_links_whose_directory_was_not_synced_and_leaves_the_others(
 fn faults_strike_what_is_done_to_names_and_attributes() {
     let device = SimDevice::new(1);
     let path = Path::new("/a");
-    device.open(path, OpenMode::CreateNew).unwrap();
+    let file = device.open(path, OpenMode::CreateNew).unwrap();
     device.inject(Fault::new(FaultKind::AnyFails));
     let refused = [
         device.set_mode(path, 0o640),
         device.set_times(path, None, Some(1)),
+        file.set_times(None, Some(1)),
         device.hard_link(path, Path::new("/b")),
         device.symlink(path, Path::new("/c")),
         device.rename_new(path, Path::new("/d")),

@@ -1,4 +1,4 @@
-//! What changes what records say of a file: commits, truncations, drains.
+//! What changes what records say of a file: commits and truncations.
 //!
 //! A commit, under the file's `committer`:
 //!
@@ -11,9 +11,12 @@
 //! record that frees it is durable.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
+
+use parking_lot::MutexGuard;
 
 use super::PageFile;
+use super::name::Name;
 use super::pages::{Active, Coverage, Version};
 use crate::FrontError;
 use crate::disk::record::{Entry, FileId, Place, Record, Slot};
@@ -31,12 +34,15 @@ pub(crate) enum Mapping {
 #[derive(Debug)]
 pub(crate) struct Committer {
     pub(crate) mapping: Mapping,
-    /// Where it is, from the volume's root.
-    pub(crate) path: PathBuf,
-    /// Whether a crash may take its name.
-    pub(crate) is_name_new: bool,
-    /// Whether its last name was removed: it writes no more records but the one that says so.
-    pub(crate) is_unlinked: bool,
+}
+
+/// What writers of a file do while it is committed.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Writers<'w> {
+    /// They go on, but for moments.
+    GoOn,
+    /// They wait, until the caller lets them.
+    Wait(&'w MutexGuard<'w, ()>),
 }
 
 /// What a commit takes with it.
@@ -80,30 +86,57 @@ struct Freeze {
     is_home_dirty: bool,
 }
 
+impl Freeze {
+    fn is_any_displaced(&self) -> bool {
+        self.frozen
+            .iter()
+            .any(|frozen| frozen.version.place != Place::Home)
+    }
+}
+
 impl PageFile {
     /// Commits what was written. Where it fails and [`PageFile::check`] does not, it can be
     /// repeated.
     pub(crate) fn commit(&self, scope: Scope) -> Result<(), FrontError> {
-        self.commit_as(&mut self.committer.lock(), scope)
+        self.commit_as(&mut self.committer.lock(), scope, Writers::GoOn)
     }
 
-    pub(crate) fn commit_as(&self, committer: &mut Committer, scope: Scope) -> Result<(), FrontError> {
+    pub(super) fn commit_as(
+        &self,
+        committer: &mut Committer,
+        scope: Scope,
+        writers: Writers<'_>,
+    ) -> Result<(), FrontError> {
         self.check()?;
-        if committer.is_unlinked {
+        if self.is_unlinked() {
             return Ok(());
         }
-        let mut freeze = self.freeze(scope)?;
+        let mut freeze = self.freeze(scope, writers)?;
+        let is_any_displaced = freeze.is_any_displaced();
         let done = self.sync_frozen(committer, scope, &mut freeze);
         let done = done.and_then(|()| self.write_records(committer, &mut freeze));
         if done.is_err() {
-            self.thaw(freeze);
+            self.thaw(freeze, writers);
+        } else if is_any_displaced {
+            self.show_time(writers);
         }
         done
     }
 
+    /// Holds writers up, if they are not.
+    pub(super) fn hold_up(&self, writers: Writers<'_>) -> Option<MutexGuard<'_, ()>> {
+        match writers {
+            Writers::GoOn => Some(self.writing.lock()),
+            Writers::Wait(held) => {
+                debug_assert!(std::ptr::eq(MutexGuard::mutex(held), &raw const self.writing));
+                None
+            }
+        }
+    }
+
     /// Waits for writes under way and makes active versions frozen ones.
-    fn freeze(&self, scope: Scope) -> Result<Freeze, FrontError> {
-        let _writing = self.writing.lock();
+    fn freeze(&self, scope: Scope, writers: Writers<'_>) -> Result<Freeze, FrontError> {
+        let _writing = self.hold_up(writers);
         let (len, home_len) = {
             let pages = self.pages.lock();
             (pages.len, pages.home_len)
@@ -153,13 +186,10 @@ impl PageFile {
         scope: Scope,
         freeze: &mut Freeze,
     ) -> Result<(), FrontError> {
-        let mut is_any_displaced = false;
+        let is_any_displaced = freeze.is_any_displaced();
         for Frozen { version, .. } in &mut freeze.frozen {
-            if let Place::Slot(slot) = version.place {
-                is_any_displaced = true;
-                if version.crc.is_none() {
-                    version.crc = Some(self.checksum(slot)?);
-                }
+            if let (Place::Slot(slot), None) = (version.place, version.crc) {
+                version.crc = Some(self.checksum(slot)?);
             }
         }
         if is_any_displaced {
@@ -172,19 +202,20 @@ impl PageFile {
         if is_asked || comes_home || is_first {
             self.sync_home()?;
         }
-        if self.is_path_gone() && is_first {
-            return Err(self.path_gone(committer));
+        match self.name() {
+            Name::Lost(path) if is_first => Err(self.name_lost(&path)),
+            Name::Known {
+                path,
+                is_durable: false,
+            } if is_first || scope == Scope::All => self.sync_name(committer, &path),
+            _ => Ok(()),
         }
-        if committer.is_name_new && !self.is_path_gone() && (scope == Scope::All || is_first) {
-            self.sync_name(committer)?;
-        }
-        Ok(())
     }
 
     /// Writes records, as many as are needed for frames of the log's size, and after each makes
     /// committed what it says. What is left in `freeze` then was not committed.
     fn write_records(&self, committer: &mut Committer, freeze: &mut Freeze) -> Result<(), FrontError> {
-        let limit = self.shared.entries(&committer.path);
+        let limit = self.shared.entries(self.name().path());
         loop {
             let stable = self.pages.lock().stable;
             let rest = freeze.frozen.split_off(limit.min(freeze.frozen.len()));
@@ -216,7 +247,7 @@ impl PageFile {
             Mapping::Plain if entries.is_empty() => Ok(()),
             Mapping::Plain => {
                 let id = self.shared.new_id();
-                let path = committer.path.clone();
+                let path = self.name().path().to_owned();
                 self.shared.record(&Record::File {
                     id,
                     path,
@@ -232,7 +263,7 @@ impl PageFile {
     }
 
     /// Syncs the file at home. It is never tried again.
-    fn sync_home(&self) -> Result<(), FrontError> {
+    pub(super) fn sync_home(&self) -> Result<(), FrontError> {
         // Before the sync: what is written meanwhile makes it dirty again.
         self.pages.lock().is_home_dirty = false;
         self.home
@@ -241,20 +272,17 @@ impl PageFile {
     }
 
     /// Makes the file's name durable.
-    fn sync_name(&self, committer: &mut Committer) -> Result<(), FrontError> {
-        let path = self.shared.root.join(&committer.path);
-        let dir = path.parent().unwrap_or(&self.shared.root);
-        let synced = self.shared.device.sync_dir(dir);
-        // Names of other files may be lost with this one, and the next sync would not say so.
-        synced.map_err(|e| self.shared.poison(FrontError::io("sync", dir)(e)))?;
-        committer.is_name_new = false;
+    fn sync_name(&self, committer: &Committer, path: &Path) -> Result<(), FrontError> {
+        let path = self.shared.root.join(path);
+        self.shared
+            .sync_names(path.parent().unwrap_or(&self.shared.root))?;
+        self.named_for_good(committer);
         Ok(())
     }
 
-    /// No record can say where the file is.
-    fn path_gone(&self, committer: &Committer) -> FrontError {
+    fn name_lost(&self, path: &Path) -> FrontError {
         FrontError::Mismatch {
-            path: self.shared.root.join(&committer.path),
+            path: self.shared.root.join(path),
             problem: "this name of the file was removed; open the file by another of its names".to_owned(),
         }
     }
@@ -290,8 +318,8 @@ impl PageFile {
     /// After a commit that failed: frozen versions are active again, but where there is a newer
     /// one. If the file takes no more writes they stay what readers see. Waits for writes under way:
     /// one may be about to make such a newer version.
-    fn thaw(&self, freeze: Freeze) {
-        let _writing = self.writing.lock();
+    fn thaw(&self, freeze: Freeze, writers: Writers<'_>) {
+        let _writing = self.hold_up(writers);
         let is_final = self.check().is_err();
         let mut freed = Vec::new();
         let mut pages = self.pages.lock();
@@ -321,6 +349,7 @@ impl PageFile {
 
     /// Cuts the file, or lets it grow with zeros.
     pub(crate) fn set_len(&self, len: u64) -> Result<(), FrontError> {
+        self.check_end(len)?;
         let mut committer = self.committer.lock();
         let _writing = self.writing.lock();
         self.check()?;
@@ -340,7 +369,7 @@ impl PageFile {
             self.pages.lock().len = len;
             return Ok(());
         }
-        if committer.is_unlinked {
+        if self.is_unlinked() {
             self.forget(&mut committer)?;
         }
         if let Mapping::Mapped(id) = committer.mapping
@@ -364,94 +393,13 @@ impl PageFile {
         Ok(())
     }
 
-    fn set_home_len(&self, len: u64) -> Result<(), FrontError> {
+    pub(super) fn set_home_len(&self, len: u64) -> Result<(), FrontError> {
         self.home
             .set_len(len)
             .map_err(FrontError::io("set the length of", &self.path()))?;
         let mut pages = self.pages.lock();
         pages.home_len = len;
-        pages.is_home_dirty = true;
-        pages.is_touched = true;
-        Ok(())
-    }
-
-    /// Rewrites at most `limit` displaced pages to their homes, and commits that. Returns how many
-    /// there were; fewer than `limit` when no page at rest is displaced any more.
-    pub(crate) fn drain(&self, limit: usize) -> Result<usize, FrontError> {
-        let mut committer = self.committer.lock();
-        self.drain_as(&mut committer, limit)
-    }
-
-    pub(crate) fn drain_as(&self, committer: &mut Committer, limit: usize) -> Result<usize, FrontError> {
-        self.check()?;
-        if committer.is_unlinked {
-            return Ok(0);
-        }
-        let mut displaced = self.pages.lock().displaced();
-        displaced.truncate(limit);
-        let count = displaced.len();
-        let mut bytes = vec![0; self.shared.page_bytes as usize];
-        for (page, slot, crc) in displaced {
-            let _writing = self.writing.lock();
-            let len = {
-                let pages = self.pages.lock();
-                let known = pages.known.get(&page);
-                if known.is_none_or(|page| page.active.is_some() || page.committed != Some((slot, crc))) {
-                    continue;
-                }
-                pages.len.saturating_sub(self.shared.offset(page))
-            };
-            let version = Version {
-                place: Place::Slot(slot),
-                crc: Some(crc),
-            };
-            self.read_version(page, &version, 0, &mut bytes)?;
-            let len = len.min(u64::from(self.shared.page_bytes)) as usize;
-            self.write_place(page, Place::Home, 0, bytes.get(..len).unwrap_or_default())?;
-            if let Some(known) = self.pages.lock().known.get_mut(&page) {
-                known.active = Some(Active {
-                    version: Version {
-                        place: Place::Home,
-                        crc: None,
-                    },
-                    coverage: Coverage::Whole,
-                });
-            }
-        }
-        if count > 0 {
-            self.commit_as(committer, Scope::Steady)?;
-        }
-        self.unmap(committer)?;
-        Ok(count)
-    }
-
-    /// Ends the mapping of a file without displaced pages.
-    fn unmap(&self, committer: &mut Committer) -> Result<(), FrontError> {
-        let (is_displaced, is_home_dirty) = {
-            let pages = self.pages.lock();
-            let is_displaced = pages.known.values().any(|page| page.committed.is_some());
-            (is_displaced, pages.is_home_dirty)
-        };
-        if let (Mapping::Mapped(id), false) = (committer.mapping, is_displaced) {
-            // Recovery cuts it at its end no more: a truncation has to be on the device.
-            if is_home_dirty {
-                self.sync_home()?;
-            }
-            self.shared.record(&Record::Drop { id })?;
-            committer.mapping = Mapping::Plain;
-        }
-        Ok(())
-    }
-
-    /// Ends the mapping of a file whose last name was removed: once that is durable, so that the
-    /// name does not come back without its displaced pages.
-    pub(crate) fn forget(&self, committer: &mut Committer) -> Result<(), FrontError> {
-        let Mapping::Mapped(id) = committer.mapping else {
-            return Ok(());
-        };
-        self.shared.sync_removal(&committer.path)?;
-        self.shared.record(&Record::Drop { id })?;
-        committer.mapping = Mapping::Plain;
+        pages.home_changed();
         Ok(())
     }
 

@@ -1,10 +1,11 @@
 //! A file of pages: reading and writing.
 
+mod attributes;
 mod commit;
+mod drain;
+mod name;
 mod pages;
 
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use collie_io::{File, write_all_at};
@@ -16,6 +17,7 @@ use crate::shared::Shared;
 
 pub use commit::Scope;
 pub(crate) use commit::{Committer, Mapping};
+pub(crate) use name::Name;
 use pages::{Active, Coverage, Page, Pages, Version};
 
 /// How often a read is tried beside changes before it holds them up.
@@ -24,7 +26,7 @@ const READS_BESIDE: usize = 8;
 /// A file whose pages are written atomically. Opened by a [`Volume`](crate::Volume), which also
 /// reads and writes it. All threads may use it.
 ///
-/// Lock order: `committer`, `writing`, `pages`.
+/// Lock order: `committer`, `writing`, `pages`; `name` beside any of them.
 #[derive(Debug)]
 pub struct PageFile {
     shared: Arc<Shared>,
@@ -36,9 +38,8 @@ pub struct PageFile {
     /// copy the version that another one is changing.
     writing: Mutex<()>,
     pages: Mutex<Pages>,
-    /// Whether the name in `committer` was removed and the file has others, by none of which it was
-    /// opened yet. Changed under `committer`.
-    is_path_gone: AtomicBool,
+    /// Held for moments, and nothing is locked meanwhile.
+    name: Mutex<Name>,
     poison: OnceLock<FrontError>,
 }
 
@@ -57,7 +58,8 @@ impl PageFile {
     pub(crate) fn open(
         shared: Arc<Shared>,
         home: Arc<dyn File>,
-        committer: Committer,
+        mapping: Mapping,
+        name: Name,
         len: u64,
         displaced: impl IntoIterator<Item = (u32, (Slot, u32))>,
     ) -> PageFile {
@@ -76,16 +78,19 @@ impl PageFile {
             // Who wrote it before may not have synced it.
             is_home_dirty: true,
             is_touched: false,
+            home_changes: 0,
+            displaced_at: None,
+            is_in_place: false,
             version: 0,
             known: known.collect(),
         };
         PageFile {
             shared,
             home,
-            committer: Mutex::new(committer),
+            committer: Mutex::new(Committer { mapping }),
             writing: Mutex::new(()),
             pages: Mutex::new(pages),
-            is_path_gone: AtomicBool::new(false),
+            name: Mutex::new(name),
             poison: OnceLock::new(),
         }
     }
@@ -106,25 +111,6 @@ impl PageFile {
         self.committer.lock()
     }
 
-    pub(crate) fn is_path_gone(&self) -> bool {
-        // Relaxed: who has to know holds the volume's names, or `committer`.
-        self.is_path_gone.load(Ordering::Relaxed)
-    }
-
-    /// One of its names, though not the last, was removed.
-    pub(crate) fn lost_name(&self, committer: &Committer, path: &Path) {
-        if committer.path == path {
-            self.is_path_gone.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// It has this name from here on, which a crash may take.
-    pub(crate) fn rename(&self, committer: &mut Committer, path: &Path) {
-        committer.path = path.to_owned();
-        committer.is_name_new = true;
-        self.is_path_gone.store(false, Ordering::Relaxed);
-    }
-
     /// Its committer, if nothing is under way.
     pub(crate) fn committer_if_free(&self) -> Option<MutexGuard<'_, Committer>> {
         self.committer.try_lock()
@@ -134,8 +120,30 @@ impl PageFile {
     /// was changed since it was opened is synced.
     pub(crate) fn is_idle(&self, committer: &Committer) -> bool {
         let pages = self.pages.lock();
-        let is_clean = !pages.is_touched || !(pages.is_home_dirty || committer.is_name_new);
+        let is_name_new = matches!(
+            *self.name.lock(),
+            Name::Known {
+                is_durable: false,
+                ..
+            }
+        );
+        let is_clean = !pages.is_touched || !(pages.is_home_dirty || is_name_new);
         is_clean && committer.mapping == Mapping::Plain && pages.known.is_empty()
+    }
+
+    /// The volume that it is a file of.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// How many pages are displaced, and how many have a version that is not committed.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        self.pages.lock().counts()
+    }
+
+    /// Why it takes no more writes, if a failure of its own is why.
+    pub(crate) fn failure(&self) -> Option<&FrontError> {
+        self.poison.get()
     }
 
     fn check(&self) -> Result<(), FrontError> {
@@ -154,12 +162,6 @@ impl PageFile {
         cause
     }
 
-    /// For errors, where no lock may be waited for.
-    fn path(&self) -> PathBuf {
-        let path = self.committer.try_lock().map(|committer| committer.path.clone());
-        self.shared.root.join(path.unwrap_or_default())
-    }
-
     /// The bytes `offset..offset + len`, page by page.
     fn pieces(&self, offset: u64, len: usize) -> Result<Vec<Piece>, FrontError> {
         let page_bytes = u64::from(self.shared.page_bytes);
@@ -169,12 +171,8 @@ impl PageFile {
             let at = offset + done as u64;
             let from = at % page_bytes;
             let take = (page_bytes - from).min((len - done) as u64) as usize;
-            let Ok(page) = u32::try_from(at / page_bytes) else {
-                return Err(FrontError::Mismatch {
-                    path: self.path(),
-                    problem: format!("byte {at} is beyond the largest file, of 2^32 pages"),
-                });
-            };
+            self.check_end(at.saturating_add(take as u64))?;
+            let page = (at / page_bytes) as u32;
             // A page is far below 4 GiB.
             pieces.push(Piece {
                 page,
@@ -185,6 +183,17 @@ impl PageFile {
             done += take;
         }
         Ok(pieces)
+    }
+
+    /// Refuses what lies behind the last page.
+    fn check_end(&self, end: u64) -> Result<(), FrontError> {
+        if end <= u64::from(self.shared.page_bytes) << 32 {
+            return Ok(());
+        }
+        Err(FrontError::Mismatch {
+            path: self.path(),
+            problem: format!("byte {end} is beyond the largest file, of 2^32 pages"),
+        })
     }
 
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
@@ -228,6 +237,24 @@ impl PageFile {
                 continue;
             };
             self.read_version(piece.page, version, piece.from, into)?;
+        }
+        Ok(())
+    }
+
+    /// Compares every displaced page with its checksum. Adds an error for each that is damaged.
+    pub(crate) fn verify(&self, damaged: &mut Vec<FrontError>) -> Result<(), FrontError> {
+        // Held, so that no slot is given to another page meanwhile.
+        let _committer = self.committer.lock();
+        let mut page = vec![0; self.shared.page_bytes as usize];
+        for (number, (slot, crc)) in self.committed().1 {
+            let version = Version {
+                place: Place::Slot(slot),
+                crc: Some(crc),
+            };
+            match self.read_version(number, &version, 0, &mut page) {
+                Err(error @ FrontError::Corrupt { .. }) => damaged.push(error),
+                read => read?,
+            }
         }
         Ok(())
     }
@@ -376,9 +403,12 @@ impl PageFile {
             }
         };
         pages.len = len;
-        pages.is_touched = true;
-        if place == Place::Home {
-            pages.is_home_dirty = true;
+        match place {
+            Place::Home => pages.home_changed(),
+            Place::Slot(_) => {
+                pages.is_touched = true;
+                pages.displaced_at = Some(self.shared.now());
+            }
         }
         if place != Place::Home || is_active || is_new {
             let known = pages.known.entry(page).or_default();

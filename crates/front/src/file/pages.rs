@@ -104,6 +104,13 @@ pub(crate) struct Pages {
     pub(crate) is_home_dirty: bool,
     /// Whether it was changed since it was opened.
     pub(crate) is_touched: bool,
+    /// How often users changed the file at home.
+    pub(crate) home_changes: u64,
+    /// When a page was last written to a slot, in nanoseconds since the Unix epoch, if the file at
+    /// home does not show it.
+    pub(crate) displaced_at: Option<i64>,
+    /// Whether no crash brings the file back: all of it is at home, and written in place.
+    pub(crate) is_in_place: bool,
     /// Counts changes after which a place may hold something else. A reader that finds another
     /// count than it began with reads again.
     pub(crate) version: u64,
@@ -134,6 +141,9 @@ impl Pages {
 
     /// Whether the home of a page holds a version that a crash may have to find.
     pub(crate) fn is_home_taken(&self, page: u32, page_bytes: u32) -> bool {
+        if self.is_in_place {
+            return false;
+        }
         let known = self.known.get(&page);
         if known.is_some_and(|page| page.frozen.is_some_and(|version| version.place == Place::Home)) {
             return true;
@@ -155,11 +165,42 @@ impl Pages {
         gone.values().flat_map(Page::slots).collect()
     }
 
-    /// The pages that are displaced and not being written.
-    pub(crate) fn displaced(&self) -> Vec<(u32, Slot, u32)> {
+    /// Forgets what is known of a page. Returns its slots.
+    pub(crate) fn forget(&mut self, page: u32) -> Vec<Slot> {
+        self.version += 1;
+        let gone = self.known.remove(&page);
+        gone.iter().flat_map(Page::slots).collect()
+    }
+
+    /// A user changed the file at home.
+    pub(crate) fn home_changed(&mut self) {
+        self.is_home_dirty = true;
+        self.is_touched = true;
+        self.home_changes += 1;
+    }
+
+    /// Whether a page is brought home, or was written there, that is displaced or was.
+    pub(crate) fn comes_home(&self) -> bool {
+        let mut known = self.known.values();
+        known.any(|page| {
+            page.active
+                .as_ref()
+                .is_some_and(|active| active.version.place == Place::Home)
+        })
+    }
+
+    /// How many pages are displaced, and how many have a version that is not committed.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let displaced = self.known.values().filter(|page| page.committed.is_some());
+        let active = self.known.values().filter(|page| page.active.is_some());
+        (displaced.count(), active.count())
+    }
+
+    /// The pages from `from` on that are displaced and not being written.
+    pub(crate) fn displaced(&self, from: u32) -> Vec<(u32, Slot, u32)> {
         let at_rest = self
             .known
-            .iter()
+            .range(from..)
             .filter(|(_, page)| page.active.is_none() && page.frozen.is_none());
         at_rest
             .filter_map(|(&number, page)| page.committed.map(|(slot, crc)| (number, slot, crc)))

@@ -1,6 +1,7 @@
 //! Writing the map, so that the log before it can be released.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use super::{OWN, Volume};
 use crate::FrontError;
@@ -32,7 +33,7 @@ impl Volume {
             slots: self.shared.shadow.slots(),
             log_id: self.recovered.log_id,
             replay_from: mark.start,
-            next_id: self.shared.next_id(),
+            next_id: 0,
             files: BTreeMap::new(),
         };
         for file in files {
@@ -41,11 +42,15 @@ impl Volume {
                 continue;
             };
             let (end, pages) = file.committed();
-            let path = committer.path.clone();
+            let path = file.name().path().to_owned();
             map.files.insert(id, MappedFile { path, end, pages });
         }
+        // After all of them have said theirs.
+        map.next_id = self.shared.next_id();
         map.write(&*self.shared.device, &self.shared.root.join(OWN))?;
         self.shared.retain(mark.start);
+        // Relaxed: only for `status`.
+        self.checkpointed.store(mark.start, Ordering::Relaxed);
         Ok(())
     }
 }

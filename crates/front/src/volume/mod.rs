@@ -1,21 +1,29 @@
 //! A directory of page files: which are open, what is written to them, their names.
 
 mod checkpoint;
+mod claims;
+mod names;
 mod recovery;
+mod status;
+mod upkeep;
 
 use std::collections::HashMap;
-use std::path::{Component, Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use collie_io::{Device, File, OpenMode, RealDevice, Stat};
+use collie_io::{Device, File, RealDevice, Stat};
 use collie_log::RingMode;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::FrontError;
-use crate::file::{Committer, Mapping, PageFile, Scope};
+use crate::file::{PageFile, Scope};
 use crate::shared::Shared;
+use claims::Claims;
 
+pub use names::Existing;
 pub use recovery::Recovered;
+pub use status::VolumeStatus;
 
 /// Where a volume keeps what belongs to no file.
 pub(crate) const OWN: &str = ".collie";
@@ -42,6 +50,9 @@ pub struct VolumeOptions {
     /// Whether the log has background threads; without them everything happens on callers'
     /// threads: for simulations.
     pub threads: bool,
+    /// The path by which errors call the volume's directory, where it is reached by another one,
+    /// such as `/proc/self/fd/7` of a directory that something is mounted over.
+    pub shown_as: Option<PathBuf>,
 }
 
 impl Default for VolumeOptions {
@@ -54,6 +65,7 @@ impl Default for VolumeOptions {
             ring_bytes: 32 << 20,
             segment_bytes: 16 << 20,
             threads: true,
+            shown_as: None,
         }
     }
 }
@@ -67,10 +79,15 @@ struct Files {
     open: HashMap<FileNumber, Arc<PageFile>>,
     /// Mapped ones whose last name was removed, by that name, until that is recorded.
     removed: HashMap<PathBuf, Arc<PageFile>>,
+    /// Removed and still open, and not known to the log: until the removal is durable, after which
+    /// they are written in place.
+    orphans: Vec<Arc<PageFile>>,
 }
 
 /// A directory of files whose pages are written atomically. All threads may use it. Paths are
-/// relative to its root.
+/// relative to its root and go through no symbolic links.
+///
+/// Lock order: `moves`, a claim of `names`, `checkpoint`, a file, `files`.
 ///
 /// Only [`Volume::sync`], [`Volume::commit_all`] and [`Volume::drain`] promise that something
 /// survives a power cut, and whatever is named as durable below. Nobody else may write to the
@@ -81,8 +98,12 @@ pub struct Volume {
     files: Mutex<Files>,
     /// Held while the map is written.
     checkpoint: Mutex<()>,
-    /// Held while a name is created, removed or changed.
-    names: Mutex<()>,
+    /// Where the log was when the map was last written.
+    checkpointed: AtomicU64,
+    /// Held while something is renamed: only then is more than one file locked.
+    moves: Mutex<()>,
+    /// Names that are opened, created, removed or changed.
+    names: Claims,
     recovered: Recovered,
     /// Locked while the volume is open.
     _lock: Arc<dyn File>,
@@ -99,248 +120,6 @@ impl Volume {
     #[must_use]
     pub fn free_slots(&self) -> u32 {
         self.shared.shadow.free()
-    }
-
-    fn path(&self, path: &Path) -> PathBuf {
-        self.shared.root.join(path)
-    }
-
-    /// Refuses what is not the one spelling of a path below the root, and what is not a file of the
-    /// user: records hold paths.
-    fn check_path(&self, path: &Path) -> Result<(), FrontError> {
-        let mut parts = path.components().peekable();
-        let is_own = parts.peek() == Some(&Component::Normal(OWN.as_ref()));
-        if !is_own && parts.all(|part| matches!(part, Component::Normal(_))) {
-            return Ok(());
-        }
-        Err(FrontError::Mismatch {
-            path: self.path(path),
-            problem: format!("the path of a file has no `.` or `..`, begins below the root and not in {OWN}"),
-        })
-    }
-
-    fn stat(&self, path: &Path) -> Result<Stat, FrontError> {
-        let path = self.path(path);
-        self.shared
-            .device
-            .stat(&path)
-            .map_err(FrontError::io("stat", &path))
-    }
-
-    /// A file that exists.
-    ///
-    /// # Errors
-    /// [`FrontError::Io`] where it does not exist or cannot be opened.
-    pub fn file(&self, path: &Path) -> Result<Arc<PageFile>, FrontError> {
-        self.check_path(path)?;
-        let _names = self.names.lock();
-        let stat = self.stat(path)?;
-        let mut files = self.files.lock();
-        if let Some(file) = files.open.get(&(stat.dev, stat.ino)) {
-            let file = Arc::clone(file);
-            drop(files);
-            if file.is_path_gone() {
-                file.rename(&mut file.committer(), path);
-            }
-            return Ok(file);
-        }
-        let full = self.path(path);
-        let home = self
-            .shared
-            .device
-            .open(&full, OpenMode::ReadWrite)
-            .map_err(FrontError::io("open", &full))?;
-        let file = self.opened(path, home, &stat);
-        files.open.insert((stat.dev, stat.ino), Arc::clone(&file));
-        Ok(file)
-    }
-
-    fn opened(&self, path: &Path, home: Arc<dyn File>, stat: &Stat) -> Arc<PageFile> {
-        let committer = Committer {
-            mapping: Mapping::Plain,
-            path: path.to_owned(),
-            // Who made it before may not have synced its directory.
-            is_name_new: true,
-            is_unlinked: false,
-        };
-        let shared = Arc::clone(&self.shared);
-        Arc::new(PageFile::open(shared, home, committer, stat.len, []))
-    }
-
-    /// A new file without bytes. Its name is durable after its first [`Volume::sync`]. Waits, where
-    /// a file of that name was removed, until that is durable.
-    ///
-    /// # Errors
-    /// [`FrontError::Io`] where the name is taken or the file cannot be made.
-    pub fn create(&self, path: &Path) -> Result<Arc<PageFile>, FrontError> {
-        self.check_path(path)?;
-        let _names = self.names.lock();
-        // After a failure it is unknown what the log says of a file that had this name.
-        self.shared.check()?;
-        self.forget(path)?;
-        let full = self.path(path);
-        let home = self
-            .shared
-            .device
-            .open(&full, OpenMode::CreateNew)
-            .map_err(FrontError::io("create", &full))?;
-        let stat = home.stat().map_err(FrontError::io("stat", &full))?;
-        let file = self.opened(path, home, &stat);
-        let mut files = self.files.lock();
-        files.open.insert((stat.dev, stat.ino), Arc::clone(&file));
-        Ok(file)
-    }
-
-    /// Removes a name. Not durable before the directory is synced; the pages of a file whose last
-    /// name it was are given back by [`Volume::forget_removed`], or when the name is used again.
-    ///
-    /// # Errors
-    /// [`FrontError::Io`] where it does not exist or cannot be removed.
-    pub fn unlink(&self, path: &Path) -> Result<(), FrontError> {
-        self.check_path(path)?;
-        let _names = self.names.lock();
-        let stat = self.stat(path)?;
-        let full = self.path(path);
-        let number = (stat.dev, stat.ino);
-        let remove = || {
-            let removed = self.shared.device.remove_file(&full);
-            removed.map_err(FrontError::io("remove", &full))
-        };
-        let open = self.files.lock().open.get(&number).map(Arc::clone);
-        let Some(file) = open else {
-            return remove();
-        };
-        let mut committer = file.committer();
-        if stat.links > 1 {
-            // The record's path may be this one.
-            self.unmap(&file, &mut committer)?;
-            remove()?;
-            file.lost_name(&committer, path);
-            return Ok(());
-        }
-        remove()?;
-        committer.is_unlinked = true;
-        committer.path = path.to_owned();
-        let is_mapped = committer.mapping != Mapping::Plain;
-        let mut files = self.files.lock();
-        files.open.remove(&number);
-        if is_mapped {
-            files.removed.insert(path.to_owned(), Arc::clone(&file));
-        }
-        Ok(())
-    }
-
-    /// Gives a file another name, in place of a file that has it. Both are drained before: records
-    /// hold paths.
-    ///
-    /// # Errors
-    /// [`FrontError::Io`] where `from` does not exist or cannot be renamed; [`FrontError::Mismatch`]
-    /// where one of them is a directory.
-    pub fn rename(&self, from: &Path, to: &Path) -> Result<(), FrontError> {
-        self.check_path(from)?;
-        self.check_path(to)?;
-        let _names = self.names.lock();
-        self.shared.check()?;
-        self.forget(to)?;
-        let file = self.open_at(from)?;
-        let replaced = self.open_at(to)?;
-        let is_same = match (&file, &replaced) {
-            (Some((_, file)), Some((_, replaced))) => Arc::ptr_eq(file, replaced),
-            _ => false,
-        };
-        let replaced = replaced.filter(|_| !is_same);
-        // Only here two of them are locked, and `names` is held.
-        let mut from_committer = match &file {
-            Some((_, file)) => Some(self.unmapped(file)?),
-            None => None,
-        };
-        let mut to_committer = match &replaced {
-            Some((_, file)) => Some(self.unmapped(file)?),
-            None => None,
-        };
-        let (old, new) = (self.path(from), self.path(to));
-        let renamed = self.shared.device.rename(&old, &new);
-        renamed.map_err(FrontError::io("rename", &old))?;
-        if is_same {
-            return Ok(());
-        }
-        if let (Some((_, file)), Some(committer)) = (&file, &mut from_committer) {
-            file.rename(committer, to);
-        }
-        if let (Some((stat, file)), Some(committer)) = (&replaced, &mut to_committer) {
-            if stat.links > 1 {
-                file.lost_name(committer, to);
-            } else {
-                committer.is_unlinked = true;
-                self.files.lock().open.remove(&(stat.dev, stat.ino));
-            }
-        }
-        Ok(())
-    }
-
-    /// The open file at a path, if it is one. Refuses a directory: records hold the paths of what is
-    /// in it.
-    fn open_at(&self, path: &Path) -> Result<Option<(Stat, Arc<PageFile>)>, FrontError> {
-        let full = self.path(path);
-        let stat = match self.shared.device.stat(&full) {
-            Ok(stat) => stat,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(FrontError::io("stat", &full)(e)),
-        };
-        if stat.is_dir() {
-            return Err(FrontError::Mismatch {
-                path: full,
-                problem: "a directory cannot be renamed: the log knows its files by their paths".to_owned(),
-            });
-        }
-        let files = self.files.lock();
-        let open = files.open.get(&(stat.dev, stat.ino));
-        Ok(open.map(|file| (stat, Arc::clone(file))))
-    }
-
-    /// Locks a file that is not mapped then.
-    fn unmapped<'f>(&self, file: &'f PageFile) -> Result<MutexGuard<'f, Committer>, FrontError> {
-        let mut committer = file.committer();
-        self.unmap(file, &mut committer)?;
-        Ok(committer)
-    }
-
-    /// Brings all pages of a file home, writers beside it or not.
-    fn unmap(&self, file: &PageFile, committer: &mut Committer) -> Result<(), FrontError> {
-        while committer.mapping != Mapping::Plain {
-            if file.drain_as(committer, DRAINED_AT_ONCE)? == 0 && committer.mapping != Mapping::Plain {
-                // A displaced page is being written: its new version becomes the committed one.
-                file.commit_as(committer, Scope::All)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Records that the file which had this name is gone.
-    fn forget(&self, path: &Path) -> Result<(), FrontError> {
-        let file = self.files.lock().removed.get(path).map(Arc::clone);
-        let Some(file) = file else {
-            return Ok(());
-        };
-        file.forget(&mut file.committer())?;
-        self.files.lock().removed.remove(path);
-        Ok(())
-    }
-
-    /// Makes the removal of names durable and gives back the slots of their pages, of those that
-    /// are not open any more. Called in the background; blocks on the device.
-    ///
-    /// # Errors
-    /// What a sync or the log fails with: [`FrontError::Io`], [`FrontError::Log`].
-    pub fn forget_removed(&self) -> Result<(), FrontError> {
-        loop {
-            let _names = self.names.lock();
-            let next = self.files.lock().removed.keys().next().cloned();
-            match next {
-                Some(path) => self.forget(&path)?,
-                None => return Ok(()),
-            }
-        }
     }
 
     /// Closes a file that no other handle has open, if all of it is at home and synced; otherwise it is
@@ -362,6 +141,7 @@ impl Volume {
     /// [`FrontError::Io`], and [`FrontError::Corrupt`] where a displaced page is not what was
     /// written.
     pub fn read_at(&self, file: &PageFile, buf: &mut [u8], offset: u64) -> Result<usize, FrontError> {
+        self.check_own(file)?;
         file.read_at(buf, offset)
     }
 
@@ -375,6 +155,7 @@ impl Volume {
     /// [`FrontError::Io`], [`FrontError::Poisoned`], [`FrontError::ShadowFull`]. What stands before
     /// the page that failed is written.
     pub fn write_at(&self, file: &PageFile, bytes: &[u8], offset: u64) -> Result<(), FrontError> {
+        self.check_own(file)?;
         let (mut rest, mut offset) = (bytes, offset);
         loop {
             let (done, error) = match file.write_at(rest, offset) {
@@ -395,12 +176,15 @@ impl Volume {
         let before = self.shared.shadow.given_back();
         let is_made = || self.free_slots() > 0 || self.shared.shadow.given_back() != before;
         self.forget_removed()?;
+        if is_made() {
+            return Ok(());
+        }
         let committed = self.commit_all(Scope::Steady);
         let drained = each(&self.open_files(), |file| {
             if is_made() {
                 return Ok(());
             }
-            self.with_log(|| file.drain(DRAINED_AT_ONCE).map(drop))
+            self.with_log(|| file.drain(0, DRAINED_AT_ONCE)).map(drop)
         });
         if is_made() {
             return Ok(());
@@ -414,6 +198,7 @@ impl Volume {
     /// # Errors
     /// [`FrontError::Io`], [`FrontError::Log`], [`FrontError::Poisoned`].
     pub fn set_len(&self, file: &PageFile, len: u64) -> Result<(), FrontError> {
+        self.check_own(file)?;
         loop {
             match self.with_log(|| file.set_len(len)) {
                 Err(error @ FrontError::ShadowFull { .. }) => self.make_room(error)?,
@@ -422,12 +207,69 @@ impl Volume {
         }
     }
 
+    /// Takes room on the device for `len` bytes from `offset` on, so that writes there do not run out
+    /// of it as long as their pages are at home. The file grows with zeros where they reach beyond
+    /// its end; nothing else of it changes. Not durable before a sync.
+    ///
+    /// # Errors
+    /// [`FrontError::Io`], of the kind `Unsupported` where the file system cannot do that;
+    /// [`FrontError::Poisoned`], [`FrontError::ShadowFull`].
+    pub fn allocate(&self, file: &PageFile, offset: u64, len: u64) -> Result<(), FrontError> {
+        self.check_own(file)?;
+        loop {
+            match file.allocate(offset, len) {
+                Err(error @ FrontError::ShadowFull { .. }) => self.make_room(error)?,
+                done => return done,
+            }
+        }
+    }
+
+    /// What the device says of a file, with the length that was written, and the time. A power cut
+    /// may take the time of writes that it does not take.
+    ///
+    /// # Errors
+    /// [`FrontError::Io`].
+    pub fn stat(&self, file: &PageFile) -> Result<Stat, FrontError> {
+        self.check_own(file)?;
+        file.stat()
+    }
+
+    /// Sets the times of the last access and of the last change, or one of them, in nanoseconds
+    /// since the Unix epoch.
+    ///
+    /// # Errors
+    /// [`FrontError::Io`].
+    pub fn set_times(
+        &self,
+        file: &PageFile,
+        atime: Option<i64>,
+        mtime: Option<i64>,
+    ) -> Result<(), FrontError> {
+        self.check_own(file)?;
+        file.set_times(atime, mtime)
+    }
+
+    /// A file of another volume would fill its shadow file, and be waited for here.
+    fn check_own(&self, file: &PageFile) -> Result<(), FrontError> {
+        if Arc::ptr_eq(&self.shared, file.shared()) {
+            return Ok(());
+        }
+        Err(FrontError::Mismatch {
+            path: self.shared.root.join(file.name().path()),
+            problem: format!(
+                "the file belongs to another volume, {}; use it with that one",
+                file.shared().root.display()
+            ),
+        })
+    }
+
     /// Makes everything that was written to a file durable, its length and its name.
     ///
     /// # Errors
     /// A failed sync is final: [`FrontError::Poisoned`] from then on. A full log is not: the call
     /// may be repeated.
     pub fn sync(&self, file: &PageFile) -> Result<(), FrontError> {
+        self.check_own(file)?;
         self.with_log(|| file.commit(Scope::All))
     }
 
@@ -450,12 +292,9 @@ impl Volume {
     /// As [`Volume::sync`], of the first file that fails; the others are drained all the same.
     pub fn drain(&self) -> Result<(), FrontError> {
         each(&self.open_files(), |file| {
-            let mut drained = DRAINED_AT_ONCE;
-            while drained == DRAINED_AT_ONCE {
-                self.with_log(|| {
-                    drained = file.drain(DRAINED_AT_ONCE)?;
-                    Ok(())
-                })?;
+            let mut from = Some(0);
+            while let Some(page) = from {
+                from = self.with_log(|| file.drain(page, DRAINED_AT_ONCE))?;
             }
             Ok(())
         })
@@ -466,7 +305,7 @@ impl Volume {
     }
 
     /// Does what appends to the log; where that is full, makes room in it and does it once more.
-    fn with_log(&self, mut work: impl FnMut() -> Result<(), FrontError>) -> Result<(), FrontError> {
+    fn with_log<T>(&self, mut work: impl FnMut() -> Result<T, FrontError>) -> Result<T, FrontError> {
         match work() {
             Err(FrontError::Log(collie_log::LogError::StorageFull { .. })) => {
                 self.checkpoint()?;

@@ -4,18 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use collie_io::{Device, OpenMode};
 use collie_log::{FIRST_LSN, Log, LogId, LogOptions, Lsn};
 use parking_lot::Mutex;
 
+use super::claims::Claims;
 use super::{Files, OWN, Volume, VolumeOptions};
 use crate::FrontError;
 use crate::disk::map::{Map, MappedFile};
 use crate::disk::record::Record;
 use crate::disk::shadow::Shadow;
-use crate::file::{Committer, Mapping, PageFile};
+use crate::file::{Mapping, Name, PageFile};
 use crate::shared::Shared;
+use crate::shown::ShownAs;
 
 /// Where the map of a volume without a log says that replay begins.
 const NO_LOG_YET: Lsn = 0;
@@ -49,8 +52,24 @@ impl Volume {
     /// one, or most of the mapped files are missing; [`FrontError::Corrupt`]; what the log's
     /// opening fails with ([`FrontError::Log`]); [`FrontError::Io`].
     pub fn open(root: &Path, options: VolumeOptions) -> Result<Volume, FrontError> {
+        let mut options = options;
+        let root = match options.shown_as.take() {
+            Some(shown) => {
+                options.device = Arc::new(ShownAs {
+                    shown: shown.clone(),
+                    reached: root.to_owned(),
+                    device: options.device,
+                });
+                shown
+            }
+            None => root.to_owned(),
+        };
+        Volume::open_shown(&root, &options)
+    }
+
+    fn open_shown(root: &Path, options: &VolumeOptions) -> Result<Volume, FrontError> {
         let device = Arc::clone(&options.device);
-        check(root, &options)?;
+        check(root, options)?;
         let own = root.join(OWN);
         device
             .create_dir_all(&own)
@@ -67,7 +86,7 @@ impl Volume {
         let mut map = match Map::read(&*device, &own)? {
             Some(map) => map,
             None => {
-                let map = new_map(&*device, &options)?;
+                let map = new_map(&*device, options)?;
                 // Its log id is durable before there is a log.
                 map.write(&*device, &own)?;
                 map
@@ -82,7 +101,7 @@ impl Volume {
                 ),
             });
         }
-        let log_options = log_options(&options, &map);
+        let log_options = log_options(options, &map);
         let max_payload = log_options.max_payload();
         let log = Log::open(own.join("log"), log_options)?;
         if map.replay_from == NO_LOG_YET {
@@ -117,7 +136,9 @@ impl Volume {
             shared,
             files: Mutex::new(files),
             checkpoint: Mutex::new(()),
-            names: Mutex::new(()),
+            names: Claims::default(),
+            moves: Mutex::new(()),
+            checkpointed: AtomicU64::new(0),
             recovered,
             _lock: lock,
         };
@@ -245,14 +266,19 @@ fn open_homes(shared: &Arc<Shared>, map: &Map, recovered: &mut Recovered) -> Res
             home.set_len(mapped.end)
                 .map_err(FrontError::io("set the length of", &path))?;
         }
-        let committer = Committer {
-            mapping: Mapping::Mapped(id),
+        let name = Name::Known {
             path: mapped.path.clone(),
-            is_name_new: false,
-            is_unlinked: false,
+            is_durable: true,
         };
         let displaced = mapped.pages.iter().map(|(&page, &committed)| (page, committed));
-        let file = PageFile::open(Arc::clone(shared), home, committer, mapped.end, displaced);
+        let file = PageFile::open(
+            Arc::clone(shared),
+            home,
+            Mapping::Mapped(id),
+            name,
+            mapped.end,
+            displaced,
+        );
         files.open.insert((stat.dev, stat.ino), Arc::new(file));
         recovered.mapped += 1;
     }

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use collie_front::{FrontError, PageFile, Scope, Volume, VolumeOptions};
+use collie_front::{Existing, FrontError, PageFile, Scope, Volume, VolumeOptions};
 use collie_io::Device;
 use collie_sim::{Image, Points, PowerCut, Rng, SimDevice};
 
@@ -209,7 +209,8 @@ impl Life {
                     }
                     self.spec.rename(name, to);
                     self.moment();
-                    self.volume.rename(Path::new(name), Path::new(to))?;
+                    self.volume
+                        .rename(Path::new(name), Path::new(to), Existing::Replace)?;
                 }
                 Ok(())
             }

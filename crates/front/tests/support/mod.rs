@@ -18,5 +18,6 @@ pub(crate) fn options(device: &SimDevice, page_bytes: usize, slots: u32, ring_by
         ring_bytes,
         segment_bytes: (ring_bytes as u64).max(1 << 15),
         threads: false,
+        shown_as: None,
     }
 }

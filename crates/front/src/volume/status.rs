@@ -1,0 +1,67 @@
+//! What a volume is doing, for its operators.
+
+use std::sync::atomic::Ordering;
+
+use super::Volume;
+
+/// What a volume is doing: numbers of one moment, though not all of the same one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VolumeStatus {
+    /// Pages that the shadow file has room for.
+    pub slots: u32,
+    /// Of these, those that are free.
+    pub free_slots: u32,
+    /// Files with displaced pages.
+    pub mapped: usize,
+    /// Displaced pages.
+    pub displaced: usize,
+    /// Overwritten pages that are not committed yet.
+    pub dirty: usize,
+    /// Files that were removed, of which the log does not know that yet, or that are open and may
+    /// hold slots.
+    pub removed: usize,
+    /// Bytes of the log that a recovery would read.
+    pub log_bytes: u64,
+    /// Why the volume, or else one of its files, takes no more writes.
+    pub poisoned: Option<String>,
+}
+
+impl Volume {
+    /// What the volume is doing. Waits for no device.
+    #[must_use]
+    pub fn status(&self) -> VolumeStatus {
+        let (files, removed) = {
+            let files = self.files.lock();
+            let open: Vec<_> = files.open.values().map(std::sync::Arc::clone).collect();
+            (open, files.removed.len() + files.orphans.len())
+        };
+        let own = files.iter().find_map(|file| file.failure());
+        let failure = self.shared.failure().or(own);
+        let mut status = VolumeStatus {
+            slots: self.shared.shadow.slots(),
+            free_slots: self.free_slots(),
+            removed,
+            // Relaxed: a number that is stored when it holds.
+            log_bytes: self
+                .shared
+                .log_end()
+                .saturating_sub(self.checkpointed.load(Ordering::Relaxed)),
+            poisoned: failure.map(ToString::to_string),
+            ..VolumeStatus::default()
+        };
+        for file in files {
+            let (displaced, dirty) = file.counts();
+            status.mapped += usize::from(displaced > 0);
+            status.displaced += displaced;
+            status.dirty += dirty;
+        }
+        status
+    }
+
+    /// Bytes of a page.
+    #[must_use]
+    pub fn page_bytes(&self) -> u32 {
+        self.shared.page_bytes
+    }
+}

@@ -1,11 +1,13 @@
 //! The command line.
 
+mod front;
 mod log;
 mod serve;
 pub(crate) mod values;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;
 pub(crate) use serve::ServeArgs;
 
@@ -45,6 +47,17 @@ pub(crate) enum Command {
     Log(LogCommand),
     /// Serves a store to Redis clients, until SIGTERM, SIGINT or SHUTDOWN.
     Serve(ServeArgs),
+    /// Mounts a file system over a PostgreSQL data directory, in which pages are written whole:
+    /// full_page_writes can be off. Serves until `collie umount`, SIGTERM or SIGINT.
+    Mount(MountArgs),
+    /// Makes everything in a mounted directory durable and takes the mount away.
+    Umount(UmountArgs),
+    /// Brings every page of a directory home, mounted or not. A directory that was drained and
+    /// unmounted is a plain one, in which PostgreSQL starts without a mount.
+    Drain(DrainArgs),
+    /// Shows the state of a mounted directory, or checks one that is not mounted.
+    #[command(subcommand)]
+    Front(FrontCommand),
     /// Measurements and tests: see `lab`.
     #[cfg(feature = "lab")]
     #[command(flatten)]

@@ -1,13 +1,16 @@
-//! The binary `collie`: the server, the log's tools, and the lab's commands.
+//! The binary `collie`: the server, the mount for PostgreSQL, the log's tools, and the lab's
+//! commands.
 //!
 //! Results go to standard output, one JSON object per line where `--json` asks for it; everything
 //! else goes to standard error. The exit code is 0 for success, 1 if something was found or failed,
 //! 2 for a wrong command line.
 
 mod args;
+mod front;
 #[cfg(feature = "lab")]
 mod lab;
 mod log;
+mod notify;
 mod output;
 mod serve;
 
@@ -52,6 +55,10 @@ fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.command {
         Some(Command::Serve(args)) => serve::run(&args),
         Some(Command::Log(command)) => log::run(&command),
+        Some(Command::Mount(args)) => front::mount(&args),
+        Some(Command::Umount(args)) => front::umount(&args),
+        Some(Command::Drain(args)) => front::drain(&args),
+        Some(Command::Front(command)) => front::run(&command),
         #[cfg(feature = "lab")]
         Some(Command::Lab(command)) => lab::run(*command),
         #[cfg(feature = "lab")]

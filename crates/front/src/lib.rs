@@ -37,10 +37,12 @@
 mod disk;
 mod error;
 mod file;
+mod mount;
 mod shared;
 mod shown;
 mod volume;
 
 pub use error::FrontError;
 pub use file::{PageFile, Scope};
+pub use mount::{Mount, MountError, MountOptions, close_unmounted, detach_dir, open_unmounted, unmount_dir};
 pub use volume::{Existing, Recovered, Volume, VolumeOptions, VolumeStatus};

@@ -1,11 +1,12 @@
 //! The seam: what a device can do, in the terms that durability is argued in.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::{Clock, Entry, FsStat, Mapping, Stat};
+use crate::{Clock, Entry, FileKind, FsStat, Mapping, Stat};
 
 /// How [`Device::open`] opens a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +78,18 @@ pub trait Device: fmt::Debug + Send + Sync {
     }
     /// Removes a directory, which must be empty.
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        Err(unsupported(path))
+    }
+    /// Calls `each` with every name in `dir`, but `.` and `..`, its kind and the file's number, in any
+    /// order; names as they are stored.
+    fn read_dir(&self, dir: &Path, each: &mut dyn FnMut(&OsStr, FileKind, u64)) -> io::Result<()> {
+        let _ = each;
+        Err(unsupported(dir))
+    }
+    /// Creates a pipe or a socket that nothing listens at, with these permission bits less those
+    /// that the process masks.
+    fn create_node(&self, path: &Path, kind: FileKind, mode: u32) -> io::Result<()> {
+        let _ = (kind, mode);
         Err(unsupported(path))
     }
     /// As [`Device::rename`], but fails with [`io::ErrorKind::AlreadyExists`] where anything has the

@@ -1,9 +1,9 @@
 //! The real device: system calls, nothing more.
 
-use std::ffi::c_void;
+use std::ffi::{OsStr, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -55,26 +55,11 @@ impl Device for RealDevice {
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        let fd = open_dir(dir)?;
         let mut entries = Vec::new();
-        for entry in fs::Dir::read_from(&fd)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            let kind = match entry.file_type() {
-                // Some file systems do not return the type with the name.
-                fs::FileType::Unknown => {
-                    fs::FileType::from_raw_mode(fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode)
-                }
-                known => known,
-            };
-            entries.push(Entry {
-                name: name.to_string_lossy().into_owned(),
-                kind: to_kind(kind),
-            });
-        }
+        self.read_dir(dir, &mut |name, kind, _| {
+            let name = name.to_string_lossy().into_owned();
+            entries.push(Entry { name, kind });
+        })?;
         entries.sort();
         Ok(entries)
     }
@@ -150,6 +135,41 @@ impl Device for RealDevice {
 
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
         Ok(fs::rmdir(path)?)
+    }
+
+    fn read_dir(&self, dir: &Path, each: &mut dyn FnMut(&OsStr, FileKind, u64)) -> io::Result<()> {
+        let fd = open_dir(dir)?;
+        for entry in fs::Dir::read_from(&fd)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let kind = match entry.file_type() {
+                // Some file systems do not return the type with the name.
+                fs::FileType::Unknown => {
+                    fs::FileType::from_raw_mode(fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode)
+                }
+                known => known,
+            };
+            each(OsStr::from_bytes(name.to_bytes()), to_kind(kind), entry.ino());
+        }
+        Ok(())
+    }
+
+    fn create_node(&self, path: &Path, kind: FileKind, mode: u32) -> io::Result<()> {
+        let kind = match kind {
+            FileKind::Pipe => fs::FileType::Fifo,
+            FileKind::Socket => fs::FileType::Socket,
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        Ok(fs::mknodat(
+            CWD,
+            path,
+            kind,
+            Mode::from_raw_mode(mode & 0o7777),
+            0,
+        )?)
     }
 
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -246,6 +266,8 @@ fn to_kind(found: fs::FileType) -> FileKind {
         fs::FileType::RegularFile => FileKind::File,
         fs::FileType::Directory => FileKind::Directory,
         fs::FileType::Symlink => FileKind::Symlink,
+        fs::FileType::Fifo => FileKind::Pipe,
+        fs::FileType::Socket => FileKind::Socket,
         _ => FileKind::Other,
     }
 }
@@ -445,6 +467,31 @@ mod tests {
         );
         device.remove_file(&sub.join("g")).unwrap();
         assert_eq!(file.stat().unwrap().links, 0);
+    }
+
+    #[test]
+    fn pipes_and_sockets_are_made_and_told_apart_and_any_name_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = RealDevice::new();
+        let odd = OsStr::from_bytes(b"\xff");
+        device
+            .create_node(&dir.path().join("p"), FileKind::Pipe, 0o640)
+            .unwrap();
+        device
+            .create_node(&dir.path().join(odd), FileKind::Socket, 0o600)
+            .unwrap();
+        let refused = device.create_node(&dir.path().join("d"), FileKind::Directory, 0o600);
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        let mut found = Vec::new();
+        let mut each = |name: &OsStr, kind, ino| found.push((name.to_owned(), kind, ino));
+        device.read_dir(dir.path(), &mut each).unwrap();
+        found.sort_by_key(|(name, ..)| name.clone());
+        let ino = |name: &OsStr| device.lstat(&dir.path().join(name)).unwrap().ino;
+        let expected = [
+            (OsStr::new("p").to_owned(), FileKind::Pipe, ino(OsStr::new("p"))),
+            (odd.to_owned(), FileKind::Socket, ino(odd)),
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]

@@ -10,7 +10,11 @@ pub enum FileKind {
     Directory,
     /// A symbolic link.
     Symlink,
-    /// A pipe, a socket or a device.
+    /// A named pipe.
+    Pipe,
+    /// A socket.
+    Socket,
+    /// A device.
     Other,
 }
 

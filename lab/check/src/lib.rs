@@ -11,11 +11,13 @@
 //!   those that committed were isolated. They are about values that were read, need no crash to
 //!   fail, and know no level of an acknowledgement; the ledger is about which commits are there,
 //!   whatever was read of them.
+//! * [`postgres`] runs another product on a file system under test, and judges what it has kept.
 
 pub mod appends;
 pub mod history;
 pub mod images;
 pub mod ledger;
 pub mod lives;
+pub mod postgres;
 
 pub use ledger::{Commit, Ledger, Promise, Survives, Verdict, Violation, payload, read_payload};

@@ -2,7 +2,6 @@
 
 mod config;
 mod logging;
-mod notify;
 mod store;
 mod values;
 
@@ -15,12 +14,12 @@ use collie_log::{RingMode, RingOutcome};
 use collie_server::{Ack, Addresses, Server, ServerConfig, ignore_hangup, termination};
 
 use crate::args::ServeArgs;
+use crate::notify::Supervisor;
 use crate::output::{Results, grouped};
 use crate::{Outcome, log};
 use config::Effective;
 use logging::announce;
 pub(crate) use logging::{Filter, LogFormat};
-use notify::Supervisor;
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
     let effective = Effective::read(args)?;

@@ -3,6 +3,7 @@
 pub(crate) mod bytes;
 #[cfg(test)]
 mod fuzz;
+mod group_sync;
 pub(crate) mod map;
 pub(crate) mod record;
 pub(crate) mod shadow;

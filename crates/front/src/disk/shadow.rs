@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use collie_io::{Device, File, OpenMode, allocate_or_zero, read_exact_at, write_all_at};
 use parking_lot::Mutex;
 
+use super::group_sync::GroupSync;
 use super::record::Slot;
 use crate::FrontError;
 
@@ -23,6 +24,7 @@ pub(crate) struct Shadow {
     free: Mutex<Vec<Slot>>,
     /// How often slots were given back.
     given_back: AtomicU64,
+    syncs: GroupSync,
 }
 
 impl Shadow {
@@ -60,6 +62,7 @@ impl Shadow {
             // The lowest is taken first.
             free: Mutex::new((0..slots).rev().map(Slot).collect()),
             given_back: AtomicU64::new(0),
+            syncs: GroupSync::default(),
         })
     }
 
@@ -119,7 +122,9 @@ impl Shadow {
             .map_err(FrontError::io("write to", &self.path))
     }
 
+    /// Makes durable what was written before the call. A failure is final.
     pub(crate) fn sync(&self) -> Result<(), FrontError> {
-        self.file.sync_data().map_err(FrontError::io("sync", &self.path))
+        self.syncs
+            .sync(|| self.file.sync_data().map_err(FrontError::io("sync", &self.path)))
     }
 }

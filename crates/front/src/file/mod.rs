@@ -241,6 +241,24 @@ impl PageFile {
         Ok(())
     }
 
+    /// Compares every displaced page with its checksum. Adds an error for each that is damaged.
+    pub(crate) fn verify(&self, damaged: &mut Vec<FrontError>) -> Result<(), FrontError> {
+        // Held, so that no slot is given to another page meanwhile.
+        let _committer = self.committer.lock();
+        let mut page = vec![0; self.shared.page_bytes as usize];
+        for (number, (slot, crc)) in self.committed().1 {
+            let version = Version {
+                place: Place::Slot(slot),
+                crc: Some(crc),
+            };
+            match self.read_version(number, &version, 0, &mut page) {
+                Err(error @ FrontError::Corrupt { .. }) => damaged.push(error),
+                read => read?,
+            }
+        }
+        Ok(())
+    }
+
     /// Reads bytes of one version of a page; zeros where the file at home ends.
     fn read_version(
         &self,

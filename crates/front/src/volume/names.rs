@@ -29,7 +29,7 @@ impl Volume {
 
     /// Refuses what is not the one spelling of a path below the root, and what is not a file of the
     /// user: records hold paths.
-    fn check_path(&self, path: &Path) -> Result<(), FrontError> {
+    pub(super) fn check_path(&self, path: &Path) -> Result<(), FrontError> {
         let mut parts = path.components().peekable();
         let is_own = parts.peek() == Some(&Component::Normal(OWN.as_ref()));
         if !is_own && parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_))) {
@@ -277,20 +277,6 @@ impl Volume {
         linked.map_err(FrontError::io("link", &new))
     }
 
-    /// Lets `make` make what is no file of pages, such as a directory or a symbolic link. Nothing else
-    /// has to do with the name meanwhile. Waits, where files with that name or below it were removed,
-    /// until that is durable: at a recovery their paths must not lead to what is made.
-    ///
-    /// # Errors
-    /// [`FrontError::Io`] with the error of `make`.
-    pub fn make<T>(&self, path: &Path, make: impl FnOnce() -> io::Result<T>) -> Result<T, FrontError> {
-        self.check_path(path)?;
-        let _claim = self.names.claim(&[path]);
-        self.shared.check()?;
-        self.forget_below(path)?;
-        make().map_err(FrontError::io("make", &self.path(path)))
-    }
-
     /// Records that the file which had this name is gone. The name is claimed.
     fn forget(&self, path: &Path) -> Result<(), FrontError> {
         let file = self.files.lock().removed.get(path).map(Arc::clone);
@@ -308,7 +294,7 @@ impl Volume {
     }
 
     /// The same of all files whose name was this one, or below it.
-    fn forget_below(&self, path: &Path) -> Result<(), FrontError> {
+    pub(super) fn forget_below(&self, path: &Path) -> Result<(), FrontError> {
         let below: Vec<PathBuf> = {
             let files = self.files.lock();
             let below = files.removed.keys().filter(|removed| removed.starts_with(path));

@@ -141,6 +141,7 @@ impl Volume {
             moves: Mutex::new(()),
             checkpointed: AtomicU64::new(0),
             recovered,
+            has_threads: options.threads,
             _lock: lock,
         };
         // From here on the log is not read again from before; and a file that is gone is so for

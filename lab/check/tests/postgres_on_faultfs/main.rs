@@ -12,22 +12,23 @@
     reason = "a test ends where its assumptions do, says what it skips, and uses files as any program does"
 )]
 
-mod cluster;
 mod cuts;
-mod ledger;
+mod disk;
 
 use std::time::Instant;
 
-use cluster::Cluster;
 use collie_sim::faultfs::Names;
+use disk::OnDisk;
 
 #[test]
 fn an_unmodified_server_does_all_it_does_elsewhere() {
-    let Some(mut cluster) = Cluster::new(1, Names::Journal) else {
+    let Some(mut disk) = OnDisk::new(1, Names::Journal) else {
         return;
     };
     let begin = Instant::now();
-    cluster.init();
+    let place = disk.make_dir("place");
+    let cluster = &mut disk.cluster;
+    cluster.init_at(&cluster.data().to_owned(), &[]).unwrap();
     cluster.start(&[]).unwrap();
     let pgbench = |args: &[&str]| {
         let done = cluster.program("pgbench").args(args).output().unwrap();
@@ -35,7 +36,6 @@ fn an_unmodified_server_does_all_it_does_elsewhere() {
     };
     pgbench(&["-i", "-s", "1", "-q"]);
     pgbench(&["-c", "4", "-j", "2", "-t", "100"]);
-    let place = cluster.make_dir("place");
     let statements = format!(
         "CHECKPOINT;
          VACUUM FULL;
@@ -60,12 +60,12 @@ fn an_unmodified_server_does_all_it_does_elsewhere() {
     cluster
         .sql("by_log", "DROP DATABASE by_copy; VACUUM FULL t")
         .unwrap();
-    cluster.stop();
+    cluster.stop().unwrap();
     let checked = cluster.checksums().unwrap();
     assert!(checked.contains("Bad checksums:  0"), "{checked}");
     cluster.start(&[]).unwrap();
     let counts = "SELECT (SELECT count(*) FROM there), (SELECT count(*) FROM pgbench_accounts)";
     assert_eq!(cluster.sql("postgres", counts).unwrap().trim(), "10000|100000");
-    cluster.stop();
+    cluster.stop().unwrap();
     println!("figures: PostgreSQL on faultfs took {:?}", begin.elapsed());
 }

@@ -1,4 +1,4 @@
-//! Notifies systemd when clients can connect, and when the server ends: a datagram to the socket in
+//! Notifies systemd when a daemon serves, and when it ends: a datagram to the socket in
 //! `NOTIFY_SOCKET`, as sd_notify(3) describes it. Without that variable nothing is sent.
 
 use std::ffi::{OsStr, OsString};
@@ -21,24 +21,24 @@ impl Supervisor {
         }
     }
 
-    /// Sends that clients can connect.
+    /// Sends that the daemon serves.
     pub(crate) fn ready(&self, status: &str) {
         self.notify(&format!("READY=1\nSTATUS={status}\n"));
     }
 
-    /// Sends that the server ends.
+    /// Sends that the daemon ends.
     fn stopping(&self) {
         self.notify("STOPPING=1\nSTATUS=finishing what was read\n");
     }
 
-    /// Sends that the server ends when the returned value is dropped.
+    /// Sends that the daemon ends when the returned value is dropped.
     pub(crate) fn stopping_on_drop(self) -> Ending {
         Ending(self)
     }
 
     fn notify(&self, message: &str) {
         let Some(name) = &self.socket else { return };
-        // A supervisor that misses the message waits in vain and then reports that; the server
+        // A supervisor that misses the message waits in vain and then reports that; the daemon
         // serves nevertheless.
         if let Err(error) = send(name, message.as_bytes()) {
             tracing::warn!(socket = %name.display(), %error, "the supervisor could not be notified");

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use collie_check::postgres::{Checked, Cluster, Ledger, reason};
 use collie_sim::faultfs::Names;
 use collie_sim::{Data, Keep, PowerCut, Rng};
 
-use crate::cluster::Cluster;
-use crate::ledger::Ledger;
+use crate::disk::OnDisk;
 
 /// So many cuts at most a test waits for harm where harm must come.
 const PATIENCE: u64 = 30;
@@ -57,9 +57,9 @@ fn asked(name: &str, otherwise: u64) -> u64 {
 }
 
 /// Random updates of a table that does not fit into memory, and new tables in between.
-fn load(cluster: &Cluster) -> Child {
-    let files = cluster.write_aside("files.sql", FILES);
-    let mut pgbench = cluster.program("pgbench");
+fn load(disk: &OnDisk) -> Child {
+    let files = disk.cluster.write_aside("files.sql", FILES).unwrap();
+    let mut pgbench = disk.cluster.program("pgbench");
     pgbench.args([
         "-n",
         "-c",
@@ -81,23 +81,14 @@ fn load(cluster: &Cluster) -> Child {
 }
 
 /// Makes a new cluster with the tables of the load and the ledger, and leaves it running.
-fn begin(cluster: &mut Cluster, settings: &[&str]) -> Ledger {
-    cluster.init_again();
+fn begin(disk: &mut OnDisk, settings: &[&str]) -> Ledger {
+    disk.init_again();
+    let cluster = &mut disk.cluster;
     cluster.start(settings).unwrap();
     let mut pgbench = cluster.program("pgbench");
     let done = pgbench.args(["-i", "-s", "1", "-q"]).output().unwrap();
     assert!(done.status.success(), "{done:?}");
-    Ledger::make(cluster)
-}
-
-/// The line in which a server said why it ended, not what clients got while it recovered.
-fn reason(said: &str) -> String {
-    let is_reason = |line: &&str| {
-        ["FATAL", "PANIC"].iter().any(|level| line.contains(level))
-            && !line.contains("starting up")
-            && !line.contains("not yet accepting")
-    };
-    said.lines().find(is_reason).unwrap_or(said).to_owned()
+    Ledger::make(cluster).unwrap()
 }
 
 /// How often a test cuts the power: not at all, unless `COLLIE_PG_CUTS` says so.
@@ -119,17 +110,17 @@ fn cut_again_and_again(
 ) -> Option<Report> {
     let seed = asked("COLLIE_SEED", 1);
     let mut rng = Rng::new(seed);
-    let mut cluster = Cluster::new(rng.next_u64(), names)?;
+    let mut disk = OnDisk::new(rng.next_u64(), names)?;
     let full_page_writes = format!("full_page_writes={full_page_writes}");
     let mut settings = vec![&*full_page_writes];
     settings.extend(SETTINGS);
     let mut report = Report::default();
-    let mut ledger = begin(&mut cluster, &settings);
+    let mut ledger = begin(&mut disk, &settings);
     for number in 0..cuts {
-        let life = cluster.fs.changes().unwrap() + LIFE[0] + rng.below(LIFE[1] - LIFE[0]);
-        let mut pgbench = load(&cluster);
-        let writers = ledger.write(&cluster);
-        while cluster.fs.changes().unwrap() < life {
+        let life = disk.fs.changes().unwrap() + LIFE[0] + rng.below(LIFE[1] - LIFE[0]);
+        let mut pgbench = load(&disk);
+        let writers = ledger.write(&disk.cluster).unwrap();
+        while disk.fs.changes().unwrap() < life {
             std::thread::sleep(Duration::from_millis(5));
         }
         let (way, data) = WAYS[usize::try_from(number).unwrap() % WAYS.len()];
@@ -138,13 +129,13 @@ fn cut_again_and_again(
             lengths: Keep::Any,
             names: Keep::Any,
         };
-        let effects = cluster.cut(how, rng.next_u64());
+        let effects = disk.cut(how, rng.next_u64());
         pgbench.wait().unwrap();
-        ledger.note(writers);
+        ledger.note(writers).unwrap();
         report.cuts += 1;
         report.lossy += u64::from(effects.lost > 0);
         let words = format!("cut {number} (seed {seed}), \"{way}\", {effects:?}");
-        let looked = look(&mut cluster, &settings, &ledger, &mut report);
+        let looked = look(&mut disk.cluster, &settings, &ledger, &mut report);
         let is_whole = looked.is_ok();
         report
             .words
@@ -153,11 +144,11 @@ fn cut_again_and_again(
             break;
         }
         if is_whole && names == Names::Journal {
-            cluster.start(&settings).unwrap();
+            disk.cluster.start(&settings).unwrap();
         } else {
             // Names that are there after a cut are durable: only new ones can be lost.
             report.acknowledged += ledger.len();
-            ledger = begin(&mut cluster, &settings);
+            ledger = begin(&mut disk, &settings);
         }
     }
     report.acknowledged += ledger.len();
@@ -176,18 +167,22 @@ fn look(
         format!("it does not start: {}", reason(&said))
     })?;
     let missing = ledger.missing(cluster);
-    cluster.stop();
+    cluster.stop()?;
     let missing = missing.inspect_err(|_| report.unreadable += 1)?;
     report.missing += missing;
-    if let Err(said) = cluster.checksums() {
+    let said = cluster.checksums();
+    if said.is_err() {
         cluster.start(settings)?;
-        let left_over = cluster.left_over(&said);
-        cluster.stop();
-        let Some(left_over) = left_over else {
-            report.damaged += 1;
-            return Err(said);
-        };
-        report.left_over.extend(left_over);
+        let checked = cluster.judged(&said);
+        cluster.stop()?;
+        match checked {
+            Checked::Whole => {}
+            Checked::LeftOver(files) => report.left_over.extend(files),
+            Checked::Damaged(said) => {
+                report.damaged += 1;
+                return Err(said);
+            }
+        }
     }
     match missing {
         0 => Ok(()),

@@ -1,0 +1,153 @@
+//! Asking the daemon of a mounted directory: through the files in its `.collie`, which is not
+//! listed.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use collie_io::{Device, OpenMode, RealDevice};
+use rustix::fs::{Mode, OFlags};
+use serde::Deserialize;
+
+/// A mounted directory.
+pub(super) struct Daemon {
+    dir: PathBuf,
+    pid: u32,
+}
+
+/// What cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AskError {
+    #[error("{}: the daemon has died; stop the server, then take the mount away with `collie umount`", dir.display())]
+    Dead { dir: PathBuf },
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("{}: what the daemon says is not understood: {source}", path.display())]
+    Status {
+        path: PathBuf,
+        source: serde_json::Error,
+    },
+}
+
+impl AskError {
+    fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> AskError {
+        let path = path.to_owned();
+        move |source| match source.kind() {
+            io::ErrorKind::NotConnected => AskError::Dead { dir: path },
+            _ => AskError::Io { action, path, source },
+        }
+    }
+}
+
+/// What a daemon does on demand.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Command {
+    Commit,
+    Drain,
+}
+
+/// What `status` says.
+#[derive(Debug, Deserialize)]
+pub(super) struct Status {
+    pub(super) pid: u32,
+    pub(super) page_bytes: u64,
+    pub(super) slots: u64,
+    pub(super) free_slots: u64,
+    pub(super) mapped_files: u64,
+    pub(super) displaced_pages: u64,
+    pub(super) dirty_pages: u64,
+    pub(super) log_bytes: u64,
+    pub(super) under_way: Vec<String>,
+    pub(super) failure: Option<String>,
+}
+
+impl Daemon {
+    /// The daemon of a directory; `None` where it is not mounted.
+    pub(super) fn of(dir: &Path) -> Result<Option<Daemon>, AskError> {
+        let device = RealDevice::new();
+        let real = dir.canonicalize().map_err(AskError::io("find", dir))?;
+        match device.stat(&real.join(".collie/status")) {
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(AskError::io("ask the daemon of", dir)(e)),
+        }
+        let mut daemon = Daemon { dir: real, pid: 0 };
+        daemon.pid = daemon.status()?.pid;
+        Ok(Some(daemon))
+    }
+
+    /// The directory, without symbolic links.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(".collie").join(name)
+    }
+
+    /// The whole text of one of the files.
+    pub(super) fn text(&self, name: &str) -> Result<String, AskError> {
+        let path = self.file(name);
+        let failed = |e| AskError::io("read", &path)(e);
+        let file = RealDevice::new().open(&path, OpenMode::Read).map_err(failed)?;
+        let (mut text, mut piece) = (Vec::new(), vec![0; 1 << 16]);
+        loop {
+            match file.read_at(&mut piece, text.len() as u64) {
+                Ok(0) => return Ok(String::from_utf8_lossy(&text).into_owned()),
+                Ok(len) => text.extend_from_slice(piece.get(..len).unwrap_or_default()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(failed(e)),
+            }
+        }
+    }
+
+    pub(super) fn status(&self) -> Result<Status, AskError> {
+        let text = self.text("status")?;
+        serde_json::from_str(&text).map_err(|source| AskError::Status {
+            path: self.file("status"),
+            source,
+        })
+    }
+
+    /// Has a command done; returns when it is.
+    pub(super) fn command(&self, command: Command) -> Result<(), AskError> {
+        let path = self.file("command");
+        let (word, action) = match command {
+            Command::Commit => ("commit", "make everything durable: the daemon's answer to"),
+            Command::Drain => ("drain", "bring every page home: the daemon's answer to"),
+        };
+        let failed = |e: rustix::io::Errno| AskError::io(action, &path)(e.into());
+        let file =
+            rustix::fs::open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+        rustix::io::write(&file, word.as_bytes()).map_err(failed)?;
+        Ok(())
+    }
+
+    /// Waits until the process of the daemon has ended, which writes the map after the mount is
+    /// gone.
+    pub(super) fn wait_for_end(&self) -> Result<(), AskError> {
+        let path = self.dir.join(".collie/LOCK");
+        let failed = |e| AskError::io("wait for the daemon to release", &path)(e);
+        let lock = RealDevice::new()
+            .open(&path, OpenMode::ReadWrite)
+            .map_err(failed)?;
+        while !lock.try_lock().map_err(failed)? {
+            if RealDevice::new()
+                .stat(Path::new(&format!("/proc/{}", self.pid)))
+                .is_err()
+            {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+}

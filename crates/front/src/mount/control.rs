@@ -1,0 +1,245 @@
+//! The directory `.collie` of the mount: not listed, and made up. Its files tell the state of the
+//! daemon and take commands, in every mount namespace that sees the mount, and without a socket
+//! that could outlive the daemon.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+
+use collie_io::{FileKind, Stat};
+use parking_lot::Mutex;
+
+use super::names::{NodeId, OWN, ROOT};
+use super::tree::Tree;
+use crate::volume::{OWN as OWN_DIR, VolumeStatus};
+use crate::{FrontError, Scope};
+
+const DIR: NodeId = OWN;
+/// `status`: the state as a JSON object.
+const STATUS: NodeId = OWN + 1;
+/// `metrics`: the same in the text format of Prometheus.
+const METRICS: NodeId = OWN + 2;
+/// `command`: takes one command with each write, which returns when it is done.
+const COMMAND: NodeId = OWN + 3;
+
+const FILES: [(&str, NodeId, u32); 3] = [
+    ("status", STATUS, 0o400),
+    ("metrics", METRICS, 0o400),
+    ("command", COMMAND, 0o200),
+];
+
+/// The commands of a mount.
+#[derive(Debug, Default)]
+pub(super) struct Control {
+    /// The commands that are being done.
+    under_way: Mutex<Vec<Command>>,
+}
+
+/// A command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Command {
+    /// Make everything durable that was written, and write the map.
+    Commit,
+    /// Bring all displaced pages home.
+    Drain,
+}
+
+impl Command {
+    pub(super) fn parse(text: &[u8]) -> Option<Command> {
+        match text.trim_ascii() {
+            b"commit" => Some(Command::Commit),
+            b"drain" => Some(Command::Drain),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Command::Commit => "commit",
+            Command::Drain => "drain",
+        }
+    }
+}
+
+/// What the kernel finds under a name.
+pub(super) fn find(parent: NodeId, name: &OsStr) -> Option<NodeId> {
+    match parent {
+        ROOT if name == OWN_DIR => Some(DIR),
+        DIR => FILES
+            .iter()
+            .find(|(file, ..)| name == *file)
+            .map(|(_, id, _)| *id),
+        _ => None,
+    }
+}
+
+/// Whether a node is of this directory.
+pub(super) fn is_control(id: NodeId) -> bool {
+    id >= OWN
+}
+
+/// Whether it takes commands.
+pub(super) fn is_command(id: NodeId) -> bool {
+    id == COMMAND
+}
+
+/// Attributes: those of the root, but for what it is and who may use it.
+pub(super) fn attributes(id: NodeId, root: &Stat) -> Stat {
+    let (kind, mode) = match FILES.iter().find(|(_, file, _)| *file == id) {
+        Some((.., mode)) => (FileKind::File, *mode),
+        None => (FileKind::Directory, 0o500),
+    };
+    Stat {
+        ino: id,
+        kind,
+        mode,
+        len: 0,
+        blocks: 0,
+        links: 1,
+        ..*root
+    }
+}
+
+/// The names in the directory.
+pub(super) fn names() -> impl Iterator<Item = (&'static str, NodeId)> {
+    FILES.iter().map(|(name, id, _)| (*name, *id))
+}
+
+/// The whole text of one of its files.
+pub(super) fn text(tree: &Tree, id: NodeId) -> String {
+    let status = tree.volume.status();
+    match id {
+        STATUS => json(&status, tree.volume.page_bytes(), &tree.control.under_way.lock()),
+        METRICS => prometheus(&status, tree.volume.page_bytes()),
+        _ => String::new(),
+    }
+}
+
+/// Does a command; returns when it is done.
+pub(super) fn run(tree: &Tree, command: Command) -> Result<(), FrontError> {
+    tree.control.under_way.lock().push(command);
+    let done = match command {
+        Command::Commit => tree.commit().and_then(|()| tree.volume.checkpoint()),
+        Command::Drain => tree.volume.forget_removed().and_then(|()| {
+            tree.volume.commit_all(Scope::All)?;
+            tree.volume.drain()?;
+            tree.volume.checkpoint()
+        }),
+    };
+    let mut under_way = tree.control.under_way.lock();
+    if let Some(at) = under_way.iter().position(|other| *other == command) {
+        under_way.remove(at);
+    }
+    done
+}
+
+fn figures(status: &VolumeStatus, page_bytes: u32) -> [(&'static str, &'static str, u64); 8] {
+    [
+        ("page_bytes", "Bytes of a page.", u64::from(page_bytes)),
+        ("slots", "Pages of the shadow file.", u64::from(status.slots)),
+        (
+            "free_slots",
+            "Pages of the shadow file that are free.",
+            u64::from(status.free_slots),
+        ),
+        (
+            "mapped_files",
+            "Files with displaced pages.",
+            status.mapped as u64,
+        ),
+        (
+            "displaced_pages",
+            "Committed pages that are in the shadow file.",
+            status.displaced as u64,
+        ),
+        (
+            "dirty_pages",
+            "Pages that were written and not yet committed.",
+            status.dirty as u64,
+        ),
+        (
+            "removed_files",
+            "Removed files whose slots are not given back yet.",
+            status.removed as u64,
+        ),
+        (
+            "log_bytes",
+            "Bytes of the log since the map was written.",
+            status.log_bytes,
+        ),
+    ]
+}
+
+fn json(status: &VolumeStatus, page_bytes: u32, under_way: &[Command]) -> String {
+    let mut text = format!("{{\"pid\":{}", std::process::id());
+    for (name, _, value) in figures(status, page_bytes) {
+        // Writing to a string cannot fail, here and below.
+        let _ = write!(text, ",\"{name}\":{value}");
+    }
+    let commands: Vec<String> = under_way
+        .iter()
+        .map(|command| format!("\"{}\"", command.name()))
+        .collect();
+    let _ = write!(text, ",\"under_way\":[{}]", commands.join(","));
+    match &status.poisoned {
+        None => text.push_str(",\"failure\":null"),
+        Some(failure) => {
+            let _ = write!(text, ",\"failure\":{}", quoted(failure));
+        }
+    }
+    text.push_str("}\n");
+    text
+}
+
+/// A JSON string.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for char in text.chars() {
+        match char {
+            '"' | '\\' => {
+                quoted.push('\\');
+                quoted.push(char);
+            }
+            char if char.is_control() => {
+                let _ = write!(quoted, "\\u{:04x}", u32::from(char));
+            }
+            char => quoted.push(char),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+fn prometheus(status: &VolumeStatus, page_bytes: u32) -> String {
+    let mut text = String::new();
+    for (name, help, value) in figures(status, page_bytes) {
+        let _ = write!(
+            text,
+            "# HELP collie_front_{name} {help}\n# TYPE collie_front_{name} gauge\ncollie_front_{name} {value}\n"
+        );
+    }
+    let failed = u8::from(status.poisoned.is_some());
+    let _ = write!(
+        text,
+        "# HELP collie_front_failed Whether a failed write or sync has ended all writes.\n\
+         # TYPE collie_front_failed gauge\ncollie_front_failed {failed}\n"
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_words_on_a_line() {
+        assert_eq!(Command::parse(b"drain\n"), Some(Command::Drain));
+        assert_eq!(Command::parse(b" commit "), Some(Command::Commit));
+        assert_eq!(Command::parse(b"drain now"), None);
+        assert_eq!(Command::parse(b""), None);
+    }
+
+    #[test]
+    fn strings_are_quoted() {
+        assert_eq!(quoted("a\"b\\\n"), "\"a\\\"b\\\\\\u000a\"");
+    }
+}

@@ -1,0 +1,430 @@
+//! A file system over a PostgreSQL data directory: the kernel's requests (FUSE), answered by the
+//! page map for relations and by the files themselves for everything else.
+//!
+//! The mount covers the directory. What lies below it is reached through a descriptor that was
+//! opened before.
+
+mod adopt;
+mod background;
+mod control;
+mod files;
+mod names;
+mod pool;
+mod session;
+mod tree;
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use collie_io::{Device, OpenMode, RealDevice};
+use fuser::{BackgroundSession, Config, MountOption, SessionACL};
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{UnmountFlags, unmount};
+
+use crate::volume::{Volume, VolumeOptions};
+use crate::{FrontError, Recovered, Scope};
+use adopt::Cluster;
+use background::Background;
+use session::Session;
+use tree::Tree;
+
+/// Debian's package fuse3 has it.
+const HELPER: &str = "fusermount3";
+/// How the mount is called in the kernel's list.
+const SUBTYPE: &str = "collie";
+/// PostgreSQL's usual page.
+const PAGE_BYTES: u32 = 8192;
+
+/// Why a directory cannot be mounted or unmounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// A system call failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The directory is not one that can be mounted as it is; says what to do.
+    #[error("{}: {problem}", path.display())]
+    Refused {
+        /// The directory, or the file in it that is the reason.
+        path: PathBuf,
+        /// What is wrong, and what can be done.
+        problem: String,
+    },
+    /// The page map refused, or failed.
+    #[error(transparent)]
+    Front(#[from] FrontError),
+}
+
+impl MountError {
+    fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MountError {
+        let path = path.to_owned();
+        move |source| MountError::Io { action, path, source }
+    }
+}
+
+/// Options of [`Mount::new`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct MountOptions {
+    /// Room for displaced pages, in bytes; taken from the file system when a directory is mounted
+    /// for the first time. It may grow later, and never shrinks. Default 1 GiB.
+    pub shadow_bytes: u64,
+    /// Bytes of a page in a directory without a cluster yet; a cluster's own size is found in its
+    /// `pg_control`. Default 8,192.
+    pub page_bytes: Option<u32>,
+    /// Whether all users see the mount, as far as the files' permissions go; root's mounts always
+    /// are for all. Default: only the user of this process.
+    pub allow_other: bool,
+    /// Threads that read the kernel's requests. Default 16.
+    pub threads: usize,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            shadow_bytes: 1 << 30,
+            page_bytes: None,
+            allow_other: false,
+            threads: 16,
+        }
+    }
+}
+
+/// A directory that is mounted over itself. Serves until it is unmounted, by [`Mount::unmount`] or
+/// by anyone else.
+pub struct Mount {
+    dir: PathBuf,
+    tree: Arc<Tree>,
+    background: Background,
+    ended: Mutex<Receiver<()>>,
+    /// Never dropped: it would unmount what is mounted at the directory by then.
+    session: ManuallyDrop<BackgroundSession>,
+}
+
+impl std::fmt::Debug for Mount {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mount")
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Mount {
+    /// Recovers the directory `dir`, or makes it one of a page map, and mounts a file system over
+    /// it. Blocks on the device.
+    ///
+    /// # Errors
+    /// [`MountError::Refused`]: a server uses it, a tablespace leads out of it, its page size is
+    /// another one; [`MountError::Front`]: as [`Volume::open`]; [`MountError::Io`]: `dir` is no
+    /// directory, or the system refuses to mount.
+    pub fn new(dir: &Path, options: &MountOptions) -> Result<Mount, MountError> {
+        let dir = canonical(dir)?;
+        let opened = rustix::fs::open(
+            &dir,
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        let below = opened.map_err(|e| MountError::io("open", &dir)(e.into()))?;
+        let root = PathBuf::from(format!(
+            "/proc/self/fd/{}",
+            rustix::fd::AsRawFd::as_raw_fd(&below)
+        ));
+        let device: Arc<dyn Device> = Arc::new(RealDevice::new());
+        let cluster = Cluster {
+            device: &*device,
+            root: &root,
+            shown: &dir,
+        };
+        check_fuse(&*device)?;
+        cluster.check_unmounted()?;
+        cluster.check_unused()?;
+        cluster.check_tablespaces()?;
+        cluster.check_sync_method()?;
+        let volume = open_volume(&cluster, &device, options)?;
+        cluster.hide_marker()?;
+        let stat = device
+            .stat(&root.join(""))
+            .map_err(MountError::io("stat", &dir))?;
+        let is_root = device.uid() == 0;
+        let tree = Arc::new(Tree::new(volume, device, (root, below), dir.clone(), &stat));
+        let (sender, ended) = channel();
+        let session = Session {
+            tree: Arc::clone(&tree),
+            ended: sender,
+        };
+        let background = Background::start(&tree).map_err(MountError::io("start a thread for", &dir))?;
+        let session = match serve(session, &dir, options, is_root) {
+            Ok(session) => session,
+            Err(error) => {
+                drop(background);
+                // Why it is not mounted is the error to tell.
+                let _ = finish(tree, &dir);
+                return Err(error);
+            }
+        };
+        Ok(Mount {
+            dir,
+            tree,
+            background,
+            ended: Mutex::new(ended),
+            session: ManuallyDrop::new(session),
+        })
+    }
+
+    /// The directory, without symbolic links.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What the opening of the page map found.
+    #[must_use]
+    pub fn recovered(&self) -> &Recovered {
+        self.tree.volume.recovered()
+    }
+
+    /// The page map.
+    #[must_use]
+    pub fn volume(&self) -> &Volume {
+        &self.tree.volume
+    }
+
+    /// Makes everything durable and takes the mount away. Not while processes use it.
+    ///
+    /// # Errors
+    /// [`MountError::Io`], with [`io::ErrorKind::ResourceBusy`] while a process has a file of it
+    /// open or works in it.
+    pub fn unmount(&self) -> Result<(), MountError> {
+        self.tree.commit()?;
+        unmount_dir(&self.dir)
+    }
+
+    /// Waits until the mount is gone.
+    pub fn wait(&self) {
+        // An error says that the session ended without a word.
+        let _ = self.ended.lock().recv();
+    }
+
+    /// Ends after the mount is gone: commits, writes the map, and gives the directory back its
+    /// name for a cluster, if no page is displaced any more. Returns whether it has.
+    ///
+    /// # Errors
+    /// [`MountError::Front`]: as [`Volume::close`]; what was synced is safe.
+    pub fn close(self) -> Result<bool, MountError> {
+        let Mount {
+            dir,
+            tree,
+            background,
+            session,
+            ..
+        } = self;
+        drop(background);
+        // Joined, so that it holds nothing of the tree; what remains of it is not dropped.
+        while !session.guard.is_finished() {
+            std::thread::yield_now();
+        }
+        finish(tree, &dir)
+    }
+}
+
+/// Closes the page map of a directory that is not mounted any more; see [`Mount::close`].
+fn finish(tree: Arc<Tree>, dir: &Path) -> Result<bool, MountError> {
+    tree.pool.finish();
+    let Some(tree) = Arc::into_inner(tree) else {
+        // A request is still being answered, in another mount namespace perhaps.
+        return Ok(false);
+    };
+    let Tree {
+        volume,
+        device,
+        root,
+        _below,
+        ..
+    } = tree;
+    volume.commit_all(Scope::All)?;
+    let is_plain = volume.status().mapped == 0;
+    volume.close()?;
+    if is_plain {
+        let cluster = Cluster {
+            device: &*device,
+            root: &root,
+            shown: dir,
+        };
+        cluster.show_marker()?;
+    }
+    Ok(is_plain)
+}
+
+/// Opens the page map of a directory that is not mounted, as a mount would.
+///
+/// # Errors
+/// As [`Mount::new`].
+pub fn open_unmounted(dir: &Path, options: &MountOptions) -> Result<Volume, MountError> {
+    let dir = canonical(dir)?;
+    let device: Arc<dyn Device> = Arc::new(RealDevice::new());
+    let cluster = Cluster {
+        device: &*device,
+        root: &dir,
+        shown: &dir,
+    };
+    cluster.check_unmounted()?;
+    cluster.check_unused()?;
+    open_volume(&cluster, &device, options)
+}
+
+/// Closes a page map that [`open_unmounted`] opened. Where no page is displaced any more the
+/// directory is a plain one, which PostgreSQL starts in without a mount: returns whether it is.
+///
+/// # Errors
+/// [`MountError::Front`], [`MountError::Io`].
+pub fn close_unmounted(dir: &Path, volume: Volume) -> Result<bool, MountError> {
+    let dir = canonical(dir)?;
+    let is_plain = volume.status().mapped == 0;
+    volume.close()?;
+    if is_plain {
+        let cluster = Cluster {
+            device: &RealDevice::new(),
+            root: &dir,
+            shown: &dir,
+        };
+        cluster.show_marker()?;
+    }
+    Ok(is_plain)
+}
+
+/// Whether this process may mount, before anything in the directory is touched.
+fn check_fuse(device: &dyn Device) -> Result<(), MountError> {
+    let fuse = Path::new("/dev/fuse");
+    let opened = device.open(fuse, OpenMode::ReadWrite);
+    opened.map_err(MountError::io("open", fuse))?;
+    let helper = || {
+        Command::new(HELPER)
+            .arg("-V")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+    };
+    if device.uid() != 0 && !helper().is_ok_and(|status| status.success()) {
+        return Err(MountError::Refused {
+            path: PathBuf::from(HELPER),
+            problem: "only root mounts without this program; install it (Debian: fuse3)".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+fn canonical(dir: &Path) -> Result<PathBuf, MountError> {
+    dir.canonicalize().map_err(|e| match e.kind() {
+        io::ErrorKind::NotConnected => MountError::Refused {
+            path: dir.to_owned(),
+            problem: adopt::DEAD.to_owned(),
+        },
+        _ => MountError::io("find", dir)(e),
+    })
+}
+
+fn open_volume(
+    cluster: &Cluster<'_>,
+    device: &Arc<dyn Device>,
+    options: &MountOptions,
+) -> Result<Volume, MountError> {
+    let found = cluster.page_bytes()?;
+    if let (Some(found), Some(wanted)) = (found, options.page_bytes)
+        && found != wanted
+    {
+        return Err(MountError::Refused {
+            path: cluster.shown.to_owned(),
+            problem: format!("the cluster's pages have {found} bytes, not {wanted}"),
+        });
+    }
+    let page_bytes = found.or(options.page_bytes).unwrap_or(PAGE_BYTES);
+    let slots = (options.shadow_bytes / u64::from(page_bytes)).max(1);
+    let volume_options = VolumeOptions {
+        device: Arc::clone(device),
+        page_bytes,
+        slots: u32::try_from(slots).unwrap_or(u32::MAX),
+        shown_as: Some(cluster.shown.to_owned()),
+        ..VolumeOptions::default()
+    };
+    Ok(Volume::open(cluster.root, volume_options)?)
+}
+
+fn serve(
+    session: Session,
+    dir: &Path,
+    options: &MountOptions,
+    is_root: bool,
+) -> Result<BackgroundSession, MountError> {
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(dir.display().to_string()),
+        MountOption::Subtype(SUBTYPE.to_owned()),
+        MountOption::DefaultPermissions,
+        MountOption::NoAtime,
+        MountOption::NoDev,
+        MountOption::NoSuid,
+    ];
+    config.acl = if is_root || options.allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    };
+    config.n_threads = Some(options.threads.max(1));
+    let session = fuser::Session::new(session, dir, &config);
+    let session = session.and_then(fuser::Session::spawn);
+    session.map_err(MountError::io("mount over", dir))
+}
+
+/// Takes away a mount that no process uses.
+///
+/// # Errors
+/// [`MountError::Io`].
+pub fn unmount_dir(dir: &Path) -> Result<(), MountError> {
+    take_away(dir, UnmountFlags::NOFOLLOW, &["-u", "--"])
+}
+
+/// Takes away a mount whose daemon has died, though processes may use it: they get errors.
+///
+/// # Errors
+/// [`MountError::Io`].
+pub fn detach_dir(dir: &Path) -> Result<(), MountError> {
+    take_away(
+        dir,
+        UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
+        &["-u", "-z", "--"],
+    )
+}
+
+fn take_away(dir: &Path, flags: UnmountFlags, helper: &[&str]) -> Result<(), MountError> {
+    let done = match unmount(dir, flags) {
+        Err(rustix::io::Errno::PERM) => {
+            let run = Command::new(HELPER)
+                .args(helper)
+                .arg(dir)
+                .stdin(Stdio::null())
+                .output();
+            run.and_then(|output| {
+                let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                match (output.status.success(), said.contains("busy")) {
+                    (true, _) => Ok(()),
+                    (false, true) => Err(io::Error::new(io::ErrorKind::ResourceBusy, said)),
+                    (false, false) => Err(io::Error::other(said)),
+                }
+            })
+        }
+        done => done.map_err(io::Error::from),
+    };
+    done.map_err(MountError::io("unmount", dir))
+}

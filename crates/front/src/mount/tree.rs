@@ -1,0 +1,543 @@
+//! What the requests do: names and files below the root, pages through the volume.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Device, File, FileKind, FsStat, OpenMode, Stat, write_all_at};
+use fuser::Errno;
+use parking_lot::{Mutex, RwLock};
+
+use super::control::Control;
+use super::files::{Content, Handle, Handles, Listing, Writes};
+use super::names::{NodeId, Nodes, OWN, ROOT, is_page_file};
+use super::pool::Pool;
+use crate::volume::{Existing, OWN as OWN_DIR, Volume};
+use crate::{FrontError, Scope};
+
+/// The name that says to PostgreSQL that a directory is a cluster.
+pub(super) const MARKER: &str = "PG_VERSION";
+/// Its name below the mount: a server that is started without the mount refuses the directory.
+pub(super) const HIDDEN_MARKER: &str = "PG_VERSION.collie";
+
+/// What answers a request that fails.
+pub(super) type Answer<T> = Result<T, Errno>;
+
+/// The mounted directory.
+pub(super) struct Tree {
+    pub(super) volume: Volume,
+    pub(super) device: Arc<dyn Device>,
+    /// The directory below the mount, by a path that does not go through it.
+    pub(super) root: PathBuf,
+    /// Where it is mounted.
+    pub(super) shown: PathBuf,
+    /// Whether what is created gets the owner of the process that asks: only root can give it.
+    pub(super) gives_away: bool,
+    pub(super) nodes: Mutex<Nodes>,
+    /// Held shared while a path is used, and exclusively while names move: a path that was
+    /// put together before would lead nowhere, or elsewhere.
+    moves: RwLock<()>,
+    pub(super) handles: Handles,
+    pub(super) pool: Pool,
+    pub(super) control: Control,
+    /// The directory below the mount. Its number is in `root`: it is closed after everything that
+    /// may use that path.
+    pub(super) _below: OwnedFd,
+}
+
+/// What a file is created with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Created {
+    /// Permission bits.
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+}
+
+/// Attributes to be set.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Attributes {
+    pub(super) mode: Option<u32>,
+    pub(super) uid: Option<u32>,
+    pub(super) gid: Option<u32>,
+    /// In nanoseconds since the Unix epoch.
+    pub(super) atime: Option<i64>,
+    pub(super) mtime: Option<i64>,
+}
+
+/// A file, its number and generation.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
+    pub(super) id: NodeId,
+    pub(super) generation: u64,
+    pub(super) stat: Stat,
+}
+
+/// The system's number of an error. What is more than a refusal is reported, since the process that
+/// asked learns a number alone.
+pub(super) fn errno(error: &FrontError) -> Errno {
+    if error.is_full() {
+        tracing::warn!("no room: {error}");
+        return Errno::ENOSPC;
+    }
+    match error {
+        FrontError::Io { source, .. } => {
+            let number = source.raw_os_error().map_or(Errno::EIO, Errno::from_i32);
+            if number == Errno::EIO {
+                tracing::error!("{error}");
+            }
+            number
+        }
+        FrontError::Locked { .. } => Errno::EBUSY,
+        FrontError::Mismatch { .. } => {
+            tracing::warn!("{error}");
+            Errno::EINVAL
+        }
+        _ => {
+            tracing::error!("{error}");
+            Errno::EIO
+        }
+    }
+}
+
+fn front<T>(done: Result<T, FrontError>) -> Answer<T> {
+    done.map_err(|error| errno(&error))
+}
+
+fn system<T>(done: io::Result<T>) -> Answer<T> {
+    done.map_err(Errno::from)
+}
+
+impl Tree {
+    pub(super) fn new(
+        volume: Volume,
+        device: Arc<dyn Device>,
+        (root, below): (PathBuf, OwnedFd),
+        shown: PathBuf,
+        stat: &Stat,
+    ) -> Tree {
+        let gives_away = device.uid() == 0;
+        Tree {
+            volume,
+            device,
+            root,
+            shown,
+            gives_away,
+            nodes: Mutex::new(Nodes::new(stat)),
+            moves: RwLock::new(()),
+            handles: Handles::default(),
+            pool: Pool::default(),
+            control: Control::default(),
+            _below: below,
+        }
+    }
+
+    /// Where a node is, from the root.
+    fn path(&self, id: NodeId) -> Answer<PathBuf> {
+        self.nodes.lock().path(id).ok_or(Errno::ENOENT)
+    }
+
+    /// Where a name is, from the root.
+    fn path_of(&self, parent: NodeId, name: &OsStr) -> Answer<PathBuf> {
+        Ok(self.path(parent)?.join(name))
+    }
+
+    /// Where that is on the device. The root's ends in a slash: its path may be a symbolic link.
+    fn full(&self, path: &Path) -> PathBuf {
+        self.root.join(path)
+    }
+
+    fn lstat(&self, path: &Path) -> Answer<Stat> {
+        let stat = system(self.device.lstat(&self.full(path)))?;
+        // What is not written in place knows itself how long it is.
+        match self.volume.open_file(&stat) {
+            Some(file) => front(self.volume.stat(&file)),
+            None => Ok(stat),
+        }
+    }
+
+    pub(super) fn lookup(&self, parent: NodeId, name: &OsStr) -> Answer<Found> {
+        let name = below(parent, name)?;
+        let _moves = self.moves.read();
+        let stat = self.lstat(&self.path_of(parent, name)?)?;
+        Ok(self.found(parent, name, stat))
+    }
+
+    /// Tells the kernel of a file.
+    fn found(&self, parent: NodeId, name: &OsStr, stat: Stat) -> Found {
+        let (id, generation) = self.nodes.lock().told(parent, name, &stat);
+        Found { id, generation, stat }
+    }
+
+    pub(super) fn attributes(&self, id: NodeId) -> Answer<Stat> {
+        match self.handles.of_node(id) {
+            Some(Content::Pages(file)) => front(self.volume.stat(&file)),
+            Some(Content::Plain(file)) => system(file.stat()),
+            None => {
+                let _moves = self.moves.read();
+                self.lstat(&self.path(id)?)
+            }
+        }
+    }
+
+    /// Sets the length of a file: through a handle, or by its name.
+    pub(super) fn set_len(&self, id: NodeId, handle: Option<u64>, len: u64) -> Answer<()> {
+        let content = match handle.and_then(|number| self.handles.get(number)) {
+            Some(handle) => handle.content.clone(),
+            None => {
+                let _moves = self.moves.read();
+                self.content(id, true)?
+            }
+        };
+        match content {
+            Content::Plain(file) => system(file.set_len(len)),
+            Content::Pages(file) => {
+                let done = front(self.volume.set_len(&file, len));
+                self.volume.release(file);
+                done
+            }
+        }
+    }
+
+    pub(super) fn set_attributes(&self, id: NodeId, wanted: &Attributes) -> Answer<()> {
+        let _moves = self.moves.read();
+        let path = self.path(id)?;
+        let full = self.full(&path);
+        if wanted.uid.is_some() || wanted.gid.is_some() {
+            system(self.device.set_owner(&full, wanted.uid, wanted.gid))?;
+        }
+        if let Some(mode) = wanted.mode {
+            system(self.device.set_mode(&full, mode))?;
+        }
+        if wanted.atime.is_some() || wanted.mtime.is_some() {
+            let stat = system(self.device.lstat(&full))?;
+            match self.volume.open_file(&stat) {
+                Some(file) => front(self.volume.set_times(&file, wanted.atime, wanted.mtime))?,
+                None => system(self.device.set_times(&full, wanted.atime, wanted.mtime))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens what a node is, as it is open already or as its name says.
+    fn content(&self, id: NodeId, writes: bool) -> Answer<Content> {
+        if let Some(content @ Content::Pages(_)) = self.handles.of_node(id) {
+            return Ok(content);
+        }
+        let path = self.path(id)?;
+        let is_plain = self.handles.of_node(id).is_some();
+        let is_pages = !is_plain && {
+            let stat = system(self.device.lstat(&self.full(&path)))?;
+            is_page_file(&path) || self.volume.open_file(&stat).is_some()
+        };
+        if is_pages {
+            return front(self.volume.file(&path)).map(Content::Pages);
+        }
+        self.plain(&path, writes).map(Content::Plain)
+    }
+
+    fn plain(&self, path: &Path, writes: bool) -> Answer<Arc<dyn File>> {
+        let full = self.full(path);
+        match self.device.open(&full, OpenMode::ReadWrite) {
+            Err(e) if !writes && is_read_only(&e) => system(self.device.open(&full, OpenMode::Read)),
+            opened => system(opened),
+        }
+    }
+
+    pub(super) fn open(&self, id: NodeId, flags: i32) -> Answer<u64> {
+        let _moves = self.moves.read();
+        let content = self.content(id, flags & libc::O_ACCMODE != libc::O_RDONLY)?;
+        Ok(self.handles.open(Handle {
+            node: id,
+            content,
+            writes: durability(flags),
+        }))
+    }
+
+    pub(super) fn create(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        new: Created,
+        flags: i32,
+    ) -> Answer<(Found, u64)> {
+        let name = below(parent, name)?;
+        let _moves = self.moves.read();
+        let path = self.path_of(parent, name)?;
+        let content = if is_page_file(&path) {
+            Content::Pages(front(self.volume.create(&path))?)
+        } else {
+            front(self.volume.free_name(&path))?;
+            Content::Plain(system(self.device.open(&self.full(&path), OpenMode::CreateNew))?)
+        };
+        let made = self.finish(&path, new, 0o600);
+        let found = made.and_then(|()| self.lstat(&path));
+        let stat = found.inspect_err(|_| {
+            // Nobody was told of it yet.
+            let _ = self.volume.unlink(&path);
+        })?;
+        let found = self.found(parent, name, stat);
+        self.nodes.lock().created(found.id);
+        let handle = self.handles.open(Handle {
+            node: found.id,
+            content,
+            writes: durability(flags),
+        });
+        Ok((found, handle))
+    }
+
+    /// Gives what was just created its owner and its mode, which is `mode` so far.
+    fn finish(&self, path: &Path, new: Created, mode: u32) -> Answer<()> {
+        let full = self.full(path);
+        let mut wanted = new.mode;
+        if self.gives_away {
+            let dir = self.full(path.parent().unwrap_or(Path::new("")));
+            let dir = system(self.device.lstat(&dir))?;
+            let is_groups = dir.mode & libc::S_ISGID != 0;
+            let gid = if is_groups { dir.gid } else { new.gid };
+            system(self.device.set_owner(&full, Some(new.uid), Some(gid)))?;
+            let stat = system(self.device.lstat(&full))?;
+            if stat.kind == FileKind::Symlink {
+                return Ok(());
+            }
+            if is_groups && stat.is_dir() {
+                wanted |= libc::S_ISGID;
+            }
+        }
+        if wanted != mode {
+            system(self.device.set_mode(&full, wanted))?;
+        }
+        Ok(())
+    }
+
+    /// A directory, a symbolic link, a pipe or a socket, by what makes it.
+    pub(super) fn make(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        new: Created,
+        make: impl FnOnce(&dyn Device, &Path, &Path) -> Answer<()>,
+    ) -> Answer<Found> {
+        let name = below(parent, name)?;
+        let _moves = self.moves.read();
+        let path = self.path_of(parent, name)?;
+        front(self.volume.free_name(&path))?;
+        make(&*self.device, &path, &self.full(&path))?;
+        // Whatever it was made with, its mode is set.
+        self.finish(&path, new, u32::MAX)?;
+        let stat = self.lstat(&path)?;
+        Ok(self.found(parent, name, stat))
+    }
+
+    pub(super) fn read_link(&self, id: NodeId) -> Answer<PathBuf> {
+        let _moves = self.moves.read();
+        system(self.device.read_link(&self.full(&self.path(id)?)))
+    }
+
+    pub(super) fn unlink(&self, parent: NodeId, name: &OsStr) -> Answer<()> {
+        let name = below(parent, name)?;
+        let _moves = self.moves.read();
+        let path = self.path_of(parent, name)?;
+        let stat = system(self.device.lstat(&self.full(&path)))?;
+        front(self.volume.unlink(&path))?;
+        let mut nodes = self.nodes.lock();
+        let id = nodes.id(&stat);
+        nodes.removed(id, parent, name, stat.links <= 1);
+        Ok(())
+    }
+
+    pub(super) fn remove_dir(&self, parent: NodeId, name: &OsStr) -> Answer<()> {
+        let name = below(parent, name)?;
+        let _moves = self.moves.read();
+        let full = self.full(&self.path_of(parent, name)?);
+        let stat = system(self.device.lstat(&full))?;
+        system(self.device.remove_dir(&full))?;
+        let mut nodes = self.nodes.lock();
+        let id = nodes.id(&stat);
+        nodes.removed(id, parent, name, true);
+        Ok(())
+    }
+
+    pub(super) fn rename(
+        &self,
+        from: (NodeId, &OsStr),
+        to: (NodeId, &OsStr),
+        existing: Existing,
+    ) -> Answer<()> {
+        let (old, new) = (below(from.0, from.1)?, below(to.0, to.1)?);
+        let _moves = self.moves.write();
+        let (old_path, new_path) = (self.path_of(from.0, old)?, self.path_of(to.0, new)?);
+        let moved = system(self.device.lstat(&self.full(&old_path)))?;
+        let replaced = self.device.lstat(&self.full(&new_path)).ok();
+        front(self.volume.rename(&old_path, &new_path, existing))?;
+        let mut nodes = self.nodes.lock();
+        let id = nodes.id(&moved);
+        if let Some(replaced) = replaced {
+            let other = nodes.id(&replaced);
+            if other == id {
+                // Two names of one file: nothing was done.
+                return Ok(());
+            }
+            nodes.removed(other, to.0, new, replaced.is_dir() || replaced.links <= 1);
+        }
+        nodes.renamed(id, (from.0, old), (to.0, new));
+        Ok(())
+    }
+
+    pub(super) fn link(&self, id: NodeId, parent: NodeId, name: &OsStr) -> Answer<Found> {
+        let name = below(parent, name)?;
+        let _moves = self.moves.read();
+        let (from, to) = (self.path(id)?, self.path_of(parent, name)?);
+        front(self.volume.link(&from, &to))?;
+        let stat = self.lstat(&to)?;
+        Ok(self.found(parent, name, stat))
+    }
+
+    pub(super) fn handle(&self, number: u64) -> Answer<Arc<Handle>> {
+        self.handles.get(number).ok_or(Errno::EBADF)
+    }
+
+    pub(super) fn read(&self, handle: &Handle, offset: u64, size: usize) -> Answer<Vec<u8>> {
+        let mut buf = vec![0; size];
+        let len = match &handle.content {
+            Content::Pages(file) => front(self.volume.read_at(file, &mut buf, offset))?,
+            Content::Plain(file) => {
+                let mut done = 0;
+                while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
+                    match file.read_at(rest, offset + done as u64) {
+                        Ok(0) => break,
+                        Ok(n) => done += n,
+                        Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                        Err(e) => return Err(e.into()),
+                    }
+                }
+                done
+            }
+        };
+        buf.truncate(len);
+        Ok(buf)
+    }
+
+    pub(super) fn write(&self, handle: &Handle, offset: u64, bytes: &[u8]) -> Answer<()> {
+        match &handle.content {
+            Content::Pages(file) => front(self.volume.write_at(file, bytes, offset))?,
+            Content::Plain(file) => system(write_all_at(&**file, bytes, offset))?,
+        }
+        match handle.writes {
+            Writes::Cached => Ok(()),
+            Writes::Durable => self.sync(handle),
+        }
+    }
+
+    pub(super) fn allocate(&self, handle: &Handle, offset: u64, len: u64) -> Answer<()> {
+        match &handle.content {
+            Content::Pages(file) => front(self.volume.allocate(file, offset, len)),
+            Content::Plain(file) => system(file.allocate_range(offset, len)),
+        }
+    }
+
+    /// Makes a file durable, and its name: PostgreSQL takes the one for the other.
+    pub(super) fn sync(&self, handle: &Handle) -> Answer<()> {
+        match &handle.content {
+            Content::Pages(file) => front(self.volume.sync(file)),
+            Content::Plain(file) => {
+                system(file.sync_all())?;
+                let is_new = self.nodes.lock().is_name_new(handle.node);
+                if is_new {
+                    let _moves = self.moves.read();
+                    // A file that was removed under its handle has no name to be synced.
+                    if let Ok(path) = self.path(handle.node) {
+                        let dir = self.full(path.parent().unwrap_or(Path::new("")));
+                        system(self.device.sync_dir(&dir))?;
+                        self.nodes.lock().name_synced(handle.node);
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn close(&self, number: u64) {
+        let Some(handle) = self.handles.close(number) else {
+            return;
+        };
+        if let Some(Content::Pages(file)) = Arc::into_inner(handle).map(|handle| handle.content) {
+            self.volume.release(file);
+        }
+    }
+
+    /// The names in a directory, as the kernel is to see them.
+    pub(super) fn list(&self, id: NodeId) -> Answer<Listing> {
+        let _moves = self.moves.read();
+        let path = self.path(id)?;
+        let mut listing = vec![
+            (OsString::from("."), FileKind::Directory, id),
+            (OsString::from(".."), FileKind::Directory, ROOT),
+        ];
+        let mut add = |name: &OsStr, kind: FileKind, ino: u64| {
+            if id == ROOT && name == OWN_DIR {
+                return;
+            }
+            let shown = if id == ROOT && name == HIDDEN_MARKER {
+                OsStr::new(MARKER)
+            } else {
+                name
+            };
+            // The kernel asks for the number that counts when it looks a name up.
+            listing.push((shown.to_owned(), kind, ino.max(ROOT + 1)));
+        };
+        system(self.device.read_dir(&self.full(&path), &mut add))?;
+        Ok(Arc::new(listing))
+    }
+
+    pub(super) fn sync_dir(&self, id: NodeId) -> Answer<()> {
+        let _moves = self.moves.read();
+        system(self.device.sync_dir(&self.full(&self.path(id)?)))
+    }
+
+    pub(super) fn room(&self) -> Answer<FsStat> {
+        system(self.device.statfs(&self.full(Path::new(""))))
+    }
+
+    /// Commits everything that was written.
+    pub(super) fn commit(&self) -> Result<(), FrontError> {
+        self.volume.forget_removed()?;
+        self.volume.commit_all(Scope::All)
+    }
+}
+
+/// The name below the mount of a name that the kernel asks for.
+fn below(parent: NodeId, name: &OsStr) -> Answer<&OsStr> {
+    if parent >= OWN {
+        // Nothing else is there, and nothing can be made.
+        return Err(Errno::ENOENT);
+    }
+    if parent != ROOT {
+        return Ok(name);
+    }
+    match name.to_str() {
+        Some(MARKER) => Ok(OsStr::new(HIDDEN_MARKER)),
+        // These are not shown, and cannot be made.
+        Some(HIDDEN_MARKER | OWN_DIR) => Err(Errno::ENOENT),
+        _ => Ok(name),
+    }
+}
+
+fn durability(flags: i32) -> Writes {
+    // O_SYNC has the bits of O_DSYNC and one more.
+    match flags & libc::O_DSYNC {
+        0 => Writes::Cached,
+        _ => Writes::Durable,
+    }
+}
+
+fn is_read_only(error: &io::Error) -> bool {
+    let kinds = [
+        io::ErrorKind::PermissionDenied,
+        io::ErrorKind::ReadOnlyFilesystem,
+        io::ErrorKind::ExecutableFileBusy,
+    ];
+    kinds.contains(&error.kind())
+}

@@ -1,0 +1,64 @@
+//! What a daemon does for a volume besides its users' calls.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{DRAINED_AT_ONCE, Volume};
+use crate::FrontError;
+
+impl Volume {
+    /// Waits, where files of this name or below it were removed, until that is durable: before
+    /// something that is no file of the volume gets the name, for at a recovery their paths must not
+    /// lead to it. Does nothing else.
+    ///
+    /// # Errors
+    /// What a sync or the log fails with: [`FrontError::Io`], [`FrontError::Log`].
+    pub fn free_name(&self, path: &Path) -> Result<(), FrontError> {
+        self.check_path(path)?;
+        let _claim = self.names.claim(&[path]);
+        self.forget_below(path)
+    }
+
+    /// Brings about `pages` displaced pages home, of those at rest, and commits that.
+    ///
+    /// # Errors
+    /// As [`Volume::sync`], of the first file that fails.
+    pub fn drain_some(&self, pages: usize) -> Result<(), FrontError> {
+        let mut rest = pages;
+        for file in self.open_files() {
+            let (displaced, _) = file.counts();
+            let mut from = (displaced > 0).then_some(0);
+            while let Some(page) = from.filter(|_| rest > 0) {
+                from = self.with_log(|| file.drain(page, DRAINED_AT_ONCE))?;
+                rest = rest.saturating_sub(DRAINED_AT_ONCE.min(displaced));
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the files that nobody has open and of which nothing is lost by that. Those with
+    /// displaced pages stay open.
+    pub fn close_idle(&self) {
+        let mut files = self.files.lock();
+        files.open.retain(|_, file| {
+            let is_idle = file
+                .committer_if_free()
+                .is_some_and(|committer| file.is_idle(&committer));
+            // With `files` locked no one else can come by it.
+            !is_idle || Arc::strong_count(file) > 1
+        });
+    }
+
+    /// Reads every displaced page and compares it with its checksum. Returns one error for each
+    /// that is damaged.
+    ///
+    /// # Errors
+    /// [`FrontError::Io`] where the shadow file cannot be read.
+    pub fn check(&self) -> Result<Vec<FrontError>, FrontError> {
+        let mut damaged = Vec::new();
+        for file in self.open_files() {
+            file.verify(&mut damaged)?;
+        }
+        Ok(damaged)
+    }
+}

@@ -1,0 +1,174 @@
+//! Contents: pages and their versions, whatever way they are written.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+
+use crate::{PAGE, mount, pages, write_page};
+
+#[test]
+fn a_page_that_is_overwritten_is_displaced_and_comes_home() {
+    let Some(mut mounted) = mount() else { return };
+    let path = mounted.path("base/1/16384");
+    let file = mounted.relation("base/1/16384", &[1, 2, 3]);
+    write_page(&file, 1, 9);
+    file.sync_all().unwrap();
+    drop(file);
+    assert_eq!(pages(&path), [1, 9, 3]);
+    assert_eq!(mounted.daemon().volume().status().displaced, 1);
+    assert!(!mounted.unmount(), "a page is displaced");
+    assert_eq!(pages(&path), [1, 2, 3], "below the mount: the page before");
+    mounted.mount_again();
+    assert_eq!(pages(&path), [1, 9, 3]);
+    mounted.daemon().volume().drain().unwrap();
+    assert!(mounted.unmount(), "it is a plain directory again");
+    assert_eq!(pages(&path), [1, 9, 3]);
+}
+
+#[test]
+fn other_files_are_written_in_place() {
+    let Some(mut mounted) = mount() else { return };
+    fs::create_dir(mounted.path("global")).unwrap();
+    let path = mounted.path("global/pg_control");
+    fs::write(&path, [1; 2 * PAGE]).unwrap();
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    file.sync_all().unwrap();
+    write_page(&file, 0, 2);
+    file.sync_all().unwrap();
+    drop(file);
+    assert_eq!(mounted.daemon().volume().status().mapped, 0);
+    mounted.unmount();
+    assert_eq!(pages(&path), [2, 1]);
+}
+
+/// The sync that counts comes by a handle that wrote nothing.
+#[test]
+fn a_sync_is_of_the_file_and_not_of_the_handle() {
+    let Some(mounted) = mount() else { return };
+    let written = mounted.relation("base/1/5", &[1]);
+    write_page(&written, 0, 2);
+    let other = File::open(mounted.path("base/1/5")).unwrap();
+    other.sync_all().unwrap();
+    let status = mounted.daemon().volume().status();
+    assert_eq!((status.dirty, status.displaced), (0, 1));
+}
+
+#[test]
+fn a_write_by_a_handle_with_o_dsync_is_committed_when_it_returns() {
+    let Some(mounted) = mount() else { return };
+    drop(mounted.relation("base/1/5", &[1]));
+    let mut options = OpenOptions::new();
+    let options = options.write(true).custom_flags(libc::O_DSYNC);
+    let file = options.open(mounted.path("base/1/5")).unwrap();
+    write_page(&file, 0, 2);
+    let status = mounted.daemon().volume().status();
+    assert_eq!((status.dirty, status.displaced), (0, 1));
+}
+
+#[test]
+#[expect(unsafe_code, reason = "writes through a mapping")]
+fn a_mapping_is_written_back_to_the_page_map() {
+    let Some(mounted) = mount() else { return };
+    let file = mounted.relation("base/1/5", &[1, 2]);
+    {
+        use collie_io::{Device, OpenMode, RealDevice};
+        let opened = RealDevice::new().open(&mounted.path("base/1/5"), OpenMode::ReadWrite);
+        let mapping = opened.unwrap().map(2 * PAGE).unwrap();
+        // SAFETY: the second of two pages that are mapped; nothing else uses the mapping.
+        unsafe { mapping.as_ptr().add(PAGE).write_bytes(7, PAGE) };
+    }
+    file.sync_all().unwrap();
+    assert_eq!(pages(&mounted.path("base/1/5")), [1, 7]);
+    assert_eq!(mounted.daemon().volume().status().displaced, 1);
+}
+
+#[test]
+fn lengths_follow_writes_truncations_and_allocations() {
+    let Some(mut mounted) = mount() else { return };
+    let path = mounted.path("base/1/5");
+    let mut file = mounted.relation("base/1/5", &[1, 2, 3]);
+    write_page(&file, 2, 4);
+    file.sync_all().unwrap();
+    assert_eq!(file.seek(SeekFrom::End(0)).unwrap(), 3 * PAGE as u64);
+    file.set_len(PAGE as u64 + 100).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), PAGE as u64 + 100);
+    file.set_len(3 * PAGE as u64).unwrap();
+    let mut rest = Vec::new();
+    file.seek(SeekFrom::Start(PAGE as u64 + 100)).unwrap();
+    file.read_to_end(&mut rest).unwrap();
+    assert!(
+        rest.iter().all(|byte| *byte == 0),
+        "what was cut off does not come back"
+    );
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 5 * PAGE as u64).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 5 * PAGE as u64);
+    let holes = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    let refused = rustix::fs::fallocate(&file, holes, 0, PAGE as u64);
+    assert_eq!(refused, Err(rustix::io::Errno::OPNOTSUPP));
+    file.sync_all().unwrap();
+    drop(file);
+    mounted.unmount();
+    mounted.mount_again();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 5 * PAGE as u64);
+    assert_eq!(fs::read(&path).unwrap()[..PAGE], [1; PAGE]);
+}
+
+#[test]
+fn a_file_that_is_removed_lives_on_in_its_handle_and_its_name_is_free() {
+    let Some(mounted) = mount() else { return };
+    let path = mounted.path("base/1/5");
+    let file = mounted.relation("base/1/5", &[1]);
+    write_page(&file, 0, 2);
+    file.sync_all().unwrap();
+    fs::remove_file(&path).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
+    let other = mounted.relation("base/1/5", &[8, 9]);
+    write_page(&file, 0, 3);
+    file.sync_all().unwrap();
+    let mut page = [0; PAGE];
+    file.read_exact_at(&mut page, 0).unwrap();
+    assert_eq!(page, [3; PAGE]);
+    assert_eq!(pages(&path), [8, 9]);
+    drop((file, other));
+}
+
+#[test]
+fn a_read_only_file_is_read_and_not_written() {
+    let Some(mounted) = mount() else { return };
+    let path = mounted.path("base/1/5");
+    drop(mounted.relation("base/1/5", &[1]));
+    let mut permissions = fs::metadata(&path).unwrap().permissions();
+    permissions.set_readonly(true);
+    fs::set_permissions(&path, permissions).unwrap();
+    assert_eq!(pages(&path), [1]);
+}
+
+#[test]
+fn times_are_those_of_the_last_write_though_the_page_is_elsewhere() {
+    let Some(mounted) = mount() else { return };
+    let path = mounted.path("base/1/5");
+    let file = mounted.relation("base/1/5", &[1]);
+    let past = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1000);
+    file.set_modified(past).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), past);
+    write_page(&file, 0, 2);
+    file.sync_all().unwrap();
+    assert!(fs::metadata(&path).unwrap().modified().unwrap() > past);
+}
+
+#[test]
+fn a_large_write_from_any_offset_is_whole() {
+    let Some(mounted) = mount() else { return };
+    let mut file = mounted.relation("base/1/5", &[]);
+    let bytes: Vec<u8> = (0..3 << 20).map(|at: u32| (at % 251) as u8).collect();
+    file.write_all(&bytes).unwrap();
+    file.sync_all().unwrap();
+    file.write_all_at(&bytes[7..], 5).unwrap();
+    file.sync_all().unwrap();
+    let mut expected = bytes.clone();
+    expected[5..5 + bytes.len() - 7].copy_from_slice(&bytes[7..]);
+    assert!(fs::read(mounted.path("base/1/5")).unwrap() == expected);
+    assert!(file.as_raw_fd() > 0);
+}

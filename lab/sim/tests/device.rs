@@ -424,6 +424,31 @@ fn a_held_sync_covers_what_came_before_it_only() {
 }
 
 #[test]
+fn a_gate_holds_reads_and_lets_through_those_that_stand_there() {
+    let device = SimDevice::new(1);
+    let file = synced_file(&device, "/f", b"a");
+    let gate = device.hold_reads();
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let mut found = [0; 2];
+            for byte in found.chunks_mut(1) {
+                read_exact_at(&*file, byte, 0).unwrap();
+            }
+            found
+        });
+        gate.wait_for(1);
+        // Writes and syncs pass.
+        write_all_at(&*file, b"b", 0).unwrap();
+        gate.let_through();
+        gate.wait_for(1);
+        write_all_at(&*file, b"c", 0).unwrap();
+        file.sync_data().unwrap();
+        gate.release();
+        assert_eq!(&reading.join().unwrap(), b"bc");
+    });
+}
+
+#[test]
 fn a_direct_write_is_durable_when_it_returns_and_torn_before() {
     #[repr(align(4096))]
     struct Block([u8; 2 * BLOCK]);

@@ -1,10 +1,11 @@
 //! The shadow file: slots of one page each, and which of them are free.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use collie_io::{Device, File, OpenMode, allocate_or_zero, read_exact_at, write_all_at};
+use collie_io::{Device, File, OpenMode, read_exact_at, write_all_at};
 use parking_lot::Mutex;
 
 use super::group_sync::GroupSync;
@@ -13,6 +14,25 @@ use crate::FrontError;
 
 /// The shadow file begins with this many bytes that are left free.
 pub(crate) const HEADER: u64 = 4096;
+
+/// Takes room from `from` on, and writes zeros there: the first write to room that was only
+/// allocated changes what the file system knows of the file, which makes the sync after it slower.
+fn take_room(file: &dyn File, from: u64, len: u64) -> io::Result<()> {
+    match file.allocate(len) {
+        // The zeros take it.
+        Err(e) if e.kind() == io::ErrorKind::Unsupported => {}
+        allocated => allocated?,
+    }
+    const PIECE: u64 = 1 << 20;
+    let zeros = vec![0; PIECE.min(len - from) as usize];
+    let mut at = from;
+    while at < len {
+        let (piece, _) = zeros.split_at(PIECE.min(len - at) as usize);
+        write_all_at(file, piece, at)?;
+        at += piece.len() as u64;
+    }
+    Ok(())
+}
 
 /// The open shadow file.
 #[derive(Debug)]
@@ -51,7 +71,7 @@ impl Shadow {
             });
         }
         if has < len {
-            allocate_or_zero(&*file, has, len).map_err(FrontError::io("take room for", path))?;
+            take_room(&*file, has, len).map_err(FrontError::io("take room for", path))?;
             file.sync_data().map_err(FrontError::io("sync", path))?;
         }
         Ok(Shadow {

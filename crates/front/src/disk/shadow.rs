@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::group_sync::GroupSync;
 use super::record::Slot;
+use super::written::Written;
 use crate::FrontError;
 
 /// The shadow file begins with this many bytes that are left free.
@@ -45,6 +46,7 @@ pub(crate) struct Shadow {
     /// How often slots were given back.
     given_back: AtomicU64,
     syncs: GroupSync,
+    written: Written,
 }
 
 impl Shadow {
@@ -83,6 +85,7 @@ impl Shadow {
             free: Mutex::new((0..slots).rev().map(Slot).collect()),
             given_back: AtomicU64::new(0),
             syncs: GroupSync::default(),
+            written: Written::default(),
         })
     }
 
@@ -138,8 +141,20 @@ impl Shadow {
 
     /// Writes into a page in a slot, from its byte `from` on.
     pub(crate) fn write(&self, slot: Slot, from: u32, bytes: &[u8]) -> Result<(), FrontError> {
-        write_all_at(&*self.file, bytes, self.offset(slot) + u64::from(from))
-            .map_err(FrontError::io("write to", &self.path))
+        let at = self.offset(slot) + u64::from(from);
+        write_all_at(&*self.file, bytes, at).map_err(FrontError::io("write to", &self.path))?;
+        self.written.add(at, bytes.len());
+        Ok(())
+    }
+
+    /// Writes out about `limit` bytes of what was written, unless a sync does. Returns how many
+    /// there were. A failure is as final as a sync's.
+    pub(crate) fn write_out(&self, limit: u64) -> Result<u64, FrontError> {
+        if self.syncs.is_running() {
+            return Ok(0);
+        }
+        let done = self.written.write_out(&*self.file, limit);
+        done.map_err(FrontError::io("write out", &self.path))
     }
 
     /// Makes durable what was written before the call. A failure is final.

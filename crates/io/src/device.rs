@@ -194,6 +194,13 @@ pub trait File: fmt::Debug + Send + Sync {
         let _ = (atime, mtime);
         Err(io::ErrorKind::Unsupported.into())
     }
+    /// Writes out what is in the cache of `len` bytes from `offset` on, and waits for it. Nothing is
+    /// durable by it: the device may have a cache of its own. A failure is reported here and not by
+    /// the next sync, so it is as final as one of [`File::sync_data`].
+    fn write_out(&self, offset: u64, len: u64) -> io::Result<()> {
+        let _ = (offset, len);
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// What the open file is.
     fn stat(&self) -> io::Result<Stat>;
     /// Takes the file's exclusive advisory lock, held until the file is closed or the process dies;

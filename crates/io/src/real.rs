@@ -311,6 +311,17 @@ impl Dir for RealDir {
     }
 }
 
+fn sync_file_range(fd: &OwnedFd, offset: u64, len: u64, flags: u32) -> io::Result<()> {
+    let signed = |n: u64| i64::try_from(n).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+    let (offset, len) = (signed(offset)?, signed(len)?);
+    #[expect(unsafe_code, reason = "system call")]
+    // SAFETY: an open descriptor and three numbers.
+    match unsafe { libc::sync_file_range(fd.as_raw_fd(), offset, len, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[derive(Debug)]
 struct RealFile {
     fd: OwnedFd,
@@ -350,15 +361,14 @@ impl File for RealFile {
     }
 
     fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
-        let signed = |n: u64| i64::try_from(n).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
-        let (offset, len) = (signed(offset)?, signed(len)?);
-        #[expect(unsafe_code, reason = "system call")]
-        // SAFETY: an open descriptor and three numbers.
-        match unsafe { libc::sync_file_range(self.fd.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE) }
-        {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        sync_file_range(&self.fd, offset, len, libc::SYNC_FILE_RANGE_WRITE)
+    }
+
+    fn write_out(&self, offset: u64, len: u64) -> io::Result<()> {
+        let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+            | libc::SYNC_FILE_RANGE_WRITE
+            | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        sync_file_range(&self.fd, offset, len, flags)
     }
 
     fn stat(&self) -> io::Result<Stat> {

@@ -29,6 +29,10 @@ impl State {
 }
 
 impl GroupSync {
+    pub(crate) fn is_running(&self) -> bool {
+        self.state.lock().is_running
+    }
+
     /// Returns after a sync that began after the call: by this thread with `sync`, or by another one
     /// that has waited as long. A failure is final, and every caller's from then on.
     pub(crate) fn sync(&self, sync: impl FnOnce() -> Result<(), FrontError>) -> Result<(), FrontError> {

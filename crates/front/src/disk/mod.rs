@@ -7,3 +7,4 @@ mod group_sync;
 pub(crate) mod map;
 pub(crate) mod record;
 pub(crate) mod shadow;
+pub(crate) mod written;

@@ -1,18 +1,39 @@
 //! The shadow file: slots of one page each, and which of them are free.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use collie_io::{Device, File, OpenMode, allocate_or_zero, read_exact_at, write_all_at};
+use collie_io::{Device, File, OpenMode, read_exact_at, write_all_at};
 use parking_lot::Mutex;
 
 use super::group_sync::GroupSync;
 use super::record::Slot;
+use super::written::Written;
 use crate::FrontError;
 
 /// The shadow file begins with this many bytes that are left free.
 pub(crate) const HEADER: u64 = 4096;
+
+/// Takes room from `from` on, and writes zeros there: the first write to room that was only
+/// allocated changes what the file system knows of the file, which makes the sync after it slower.
+fn take_room(file: &dyn File, from: u64, len: u64) -> io::Result<()> {
+    match file.allocate(len) {
+        // The zeros take it.
+        Err(e) if e.kind() == io::ErrorKind::Unsupported => {}
+        allocated => allocated?,
+    }
+    const PIECE: u64 = 1 << 20;
+    let zeros = vec![0; PIECE.min(len - from) as usize];
+    let mut at = from;
+    while at < len {
+        let (piece, _) = zeros.split_at(PIECE.min(len - at) as usize);
+        write_all_at(file, piece, at)?;
+        at += piece.len() as u64;
+    }
+    Ok(())
+}
 
 /// The open shadow file.
 #[derive(Debug)]
@@ -25,6 +46,7 @@ pub(crate) struct Shadow {
     /// How often slots were given back.
     given_back: AtomicU64,
     syncs: GroupSync,
+    written: Written,
 }
 
 impl Shadow {
@@ -51,7 +73,7 @@ impl Shadow {
             });
         }
         if has < len {
-            allocate_or_zero(&*file, has, len).map_err(FrontError::io("take room for", path))?;
+            take_room(&*file, has, len).map_err(FrontError::io("take room for", path))?;
             file.sync_data().map_err(FrontError::io("sync", path))?;
         }
         Ok(Shadow {
@@ -63,6 +85,7 @@ impl Shadow {
             free: Mutex::new((0..slots).rev().map(Slot).collect()),
             given_back: AtomicU64::new(0),
             syncs: GroupSync::default(),
+            written: Written::default(),
         })
     }
 
@@ -118,8 +141,20 @@ impl Shadow {
 
     /// Writes into a page in a slot, from its byte `from` on.
     pub(crate) fn write(&self, slot: Slot, from: u32, bytes: &[u8]) -> Result<(), FrontError> {
-        write_all_at(&*self.file, bytes, self.offset(slot) + u64::from(from))
-            .map_err(FrontError::io("write to", &self.path))
+        let at = self.offset(slot) + u64::from(from);
+        write_all_at(&*self.file, bytes, at).map_err(FrontError::io("write to", &self.path))?;
+        self.written.add(at, bytes.len());
+        Ok(())
+    }
+
+    /// Writes out about `limit` bytes of what was written, unless a sync does. Returns how many
+    /// there were. A failure is as final as a sync's.
+    pub(crate) fn write_out(&self, limit: u64) -> Result<u64, FrontError> {
+        if self.syncs.is_running() {
+            return Ok(0);
+        }
+        let done = self.written.write_out(&*self.file, limit);
+        done.map_err(FrontError::io("write out", &self.path))
     }
 
     /// Makes durable what was written before the call. A failure is final.

@@ -13,6 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::FrontError;
 use crate::disk::record::{Place, Slot};
+use crate::disk::written::Written;
 use crate::shared::Shared;
 
 pub use commit::Scope;
@@ -41,6 +42,8 @@ pub struct PageFile {
     /// Held for moments, and nothing is locked meanwhile.
     name: Mutex<Name>,
     poison: OnceLock<FrontError>,
+    /// What was written at home.
+    written: Written,
 }
 
 /// Bytes of one page within a read or a write.
@@ -92,6 +95,7 @@ impl PageFile {
             pages: Mutex::new(pages),
             name: Mutex::new(name),
             poison: OnceLock::new(),
+            written: Written::default(),
         }
     }
 
@@ -476,9 +480,22 @@ impl PageFile {
                 let mut pages = self.pages.lock();
                 pages.home_len = pages.home_len.max(at + bytes.len() as u64);
                 drop(pages);
-                write_all_at(&*self.home, bytes, at).map_err(FrontError::io("write to", &self.path()))
+                let done = write_all_at(&*self.home, bytes, at);
+                done.map_err(FrontError::io("write to", &self.path()))?;
+                self.written.add(at, bytes.len());
+                Ok(())
             }
         }
+    }
+}
+
+impl PageFile {
+    /// Writes out about `limit` bytes of what was written at home. Returns how many there were. A
+    /// failure is as final as a sync's.
+    pub(crate) fn write_out(&self, limit: u64) -> Result<u64, FrontError> {
+        self.check()?;
+        let done = self.written.write_out(&*self.home, limit);
+        done.map_err(|e| self.poison(FrontError::io("write out", &self.path())(e)))
     }
 }
 

@@ -12,7 +12,9 @@ use super::tree::Tree;
 use crate::{FrontError, Scope};
 
 /// How old a written page becomes before it is committed.
-const EVERY: Duration = Duration::from_secs(1);
+const COMMIT_EVERY: Duration = Duration::from_secs(1);
+/// How long a written page may stay in the cache while nothing else is written out.
+const WRITE_OUT_EVERY: Duration = Duration::from_millis(50);
 /// So much log is read at most after a crash.
 const LOG_BYTES: u64 = 64 << 20;
 /// Pages that are brought home at once.
@@ -26,33 +28,50 @@ struct Signal {
 }
 
 impl Signal {
+    fn goes_on(&self) -> bool {
+        !*self.is_stopped.lock()
+    }
+
     /// Waits for the next turn; `false` when there is none.
-    fn wait(&self) -> bool {
+    fn wait(&self, time: Duration) -> bool {
         let mut is_stopped = self.is_stopped.lock();
         if !*is_stopped {
-            let _ = self.changed.wait_for(&mut is_stopped, EVERY);
+            let _ = self.changed.wait_for(&mut is_stopped, time);
         }
         !*is_stopped
     }
 }
 
-/// The thread. Ends when this is dropped, which waits for it.
+/// The threads. They end when this is dropped, which waits for them.
 #[derive(Debug)]
 pub(super) struct Background {
     signal: Arc<Signal>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Background {
     pub(super) fn start(tree: &Arc<Tree>) -> io::Result<Background> {
-        let signal = Arc::new(Signal::default());
-        let (until, tree) = (Arc::clone(&signal), Arc::clone(tree));
-        let named = std::thread::Builder::new().name("front-background".to_owned());
-        let thread = named.spawn(move || run(&tree, &until))?;
-        Ok(Background {
-            signal,
-            thread: Some(thread),
-        })
+        let mut background = Background {
+            signal: Arc::default(),
+            threads: Vec::new(),
+        };
+        background.spawn("front-commits", COMMIT_EVERY, tree, turn)?;
+        background.spawn("front-writes", WRITE_OUT_EVERY, tree, write_out)?;
+        Ok(background)
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        every: Duration,
+        tree: &Arc<Tree>,
+        work: fn(&Tree, &Signal) -> Result<(), FrontError>,
+    ) -> io::Result<()> {
+        let (signal, tree) = (Arc::clone(&self.signal), Arc::clone(tree));
+        let named = std::thread::Builder::new().name(name.to_owned());
+        self.threads
+            .push(named.spawn(move || run(&tree, &signal, every, work))?);
+        Ok(())
     }
 }
 
@@ -60,19 +79,21 @@ impl Drop for Background {
     fn drop(&mut self) {
         *self.signal.is_stopped.lock() = true;
         self.signal.changed.notify_all();
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the background thread panicked");
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a background thread panicked");
+            }
         }
     }
 }
 
-fn run(tree: &Tree, signal: &Signal) {
+fn run(tree: &Tree, signal: &Signal, every: Duration, work: fn(&Tree, &Signal) -> Result<(), FrontError>) {
     let mut is_reported = false;
-    while signal.wait() {
-        match turn(tree) {
+    while signal.wait(every) {
+        match work(tree, signal) {
             Ok(()) => is_reported = false,
             Err(error) => {
-                // The same error comes back each second: once is enough.
+                // The same error comes back each time: once is enough.
                 if !is_reported {
                     tracing::error!("background work: {error}");
                 }
@@ -82,7 +103,16 @@ fn run(tree: &Tree, signal: &Signal) {
     }
 }
 
-fn turn(tree: &Tree) -> Result<(), FrontError> {
+/// Writes out what there is, without a pause.
+fn write_out(tree: &Tree, signal: &Signal) -> Result<(), FrontError> {
+    if tree.volume.is_failed() {
+        return Ok(());
+    }
+    while tree.volume.write_out()? && signal.goes_on() {}
+    Ok(())
+}
+
+fn turn(tree: &Tree, _: &Signal) -> Result<(), FrontError> {
     let volume = &tree.volume;
     let before = volume.status();
     if before.poisoned.is_some() {

@@ -59,6 +59,12 @@ impl Volume {
         status
     }
 
+    /// Whether a failed write or sync has ended all writes.
+    #[must_use]
+    pub fn is_failed(&self) -> bool {
+        self.shared.failure().is_some()
+    }
+
     /// Bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u32 {

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use super::{DRAINED_AT_ONCE, Volume};
 use crate::FrontError;
 
+/// What is written out at once: as much as a sync of something else may have to wait for.
+const PIECE: u64 = 512 << 10;
+
 impl Volume {
     /// Waits, where files of this name or below it were removed, until that is durable: before
     /// something that is no file of the volume gets the name, for at a recovery their paths must not
@@ -34,6 +37,22 @@ impl Volume {
             }
         }
         Ok(())
+    }
+
+    /// Writes out what is in the cache of the device's files, a piece at a time, so that a sync finds
+    /// little to do and never much at once. Called in the background, as often as pieces are to
+    /// begin; nothing is durable by it. Returns whether anything was written.
+    ///
+    /// # Errors
+    /// [`FrontError::Io`]: the device failed. That is as final as a failed sync.
+    pub fn write_out(&self) -> Result<bool, FrontError> {
+        self.shared.check()?;
+        let shadow = self.shared.shadow.write_out(PIECE);
+        let mut bytes = shadow.map_err(|e| self.shared.poison(e))?;
+        for file in self.open_files() {
+            bytes += file.write_out(PIECE)?;
+        }
+        Ok(bytes > 0)
     }
 
     /// Closes the files that nobody has open and of which nothing is lost by that. Those with

@@ -1,0 +1,86 @@
+//! What was written to a file and may still be in the cache: to be written out before a sync asks
+//! for all of it at once.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use collie_io::File;
+use parking_lot::Mutex;
+
+/// Ranges of bytes, apart from each other.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    /// Their ends, by their starts.
+    ranges: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl Written {
+    /// So many bytes were written there.
+    pub(crate) fn add(&self, offset: u64, len: usize) {
+        let (mut start, mut end) = (offset, offset + len as u64);
+        let mut ranges = self.ranges.lock();
+        if let Some((&before, &its_end)) = ranges.range(..=start).next_back()
+            && its_end >= start
+        {
+            start = before;
+            end = end.max(its_end);
+        }
+        while let Some((&next, &its_end)) = ranges.range(start..).next().filter(|(next, _)| **next <= end) {
+            end = end.max(its_end);
+            ranges.remove(&next);
+        }
+        ranges.insert(start, end);
+    }
+
+    /// Takes ranges from the start, of about `limit` bytes.
+    fn take(&self, limit: u64) -> Vec<(u64, u64)> {
+        let (mut taken, mut rest) = (Vec::new(), limit);
+        let mut ranges = self.ranges.lock();
+        while rest > 0
+            && let Some((start, end)) = ranges.pop_first()
+        {
+            let cut = end.min(start.saturating_add(rest));
+            if cut < end {
+                ranges.insert(cut, end);
+            }
+            taken.push((start, cut - start));
+            rest -= cut - start;
+        }
+        taken
+    }
+
+    /// Writes out about `limit` bytes and waits for them. Returns how many there were.
+    pub(crate) fn write_out(&self, file: &dyn File, limit: u64) -> io::Result<u64> {
+        let ranges = self.take(limit);
+        for &(offset, len) in &ranges {
+            file.sync_range(offset, len)?;
+        }
+        for &(offset, len) in &ranges {
+            match file.write_out(offset, len) {
+                // Then it is left to the system.
+                Err(e) if e.kind() == io::ErrorKind::Unsupported => {}
+                done => done?,
+            }
+        }
+        Ok(ranges.iter().map(|(_, len)| len).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_touch_are_one_and_are_taken_in_pieces() {
+        let written = Written::default();
+        written.add(8192, 4096);
+        written.add(0, 4096);
+        written.add(4096, 4096);
+        written.add(2048, 100);
+        written.add(100_000, 10);
+        assert_eq!(written.take(10_000), [(0, 10_000)]);
+        written.add(9_999, 2);
+        assert_eq!(written.take(u64::MAX), [(9_999, 2_289), (100_000, 10)]);
+        assert_eq!(written.take(1), []);
+    }
+}

@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(nodes.id(&stat(1, 100)), ROOT);
         assert_eq!(nodes.id(&stat(1, 7)), 7);
         let foreign = nodes.id(&stat(2, 7));
-        assert!(foreign >= FOREIGN && foreign < OWN);
+        assert!((FOREIGN..OWN).contains(&foreign));
         assert_eq!(nodes.id(&stat(2, 7)), foreign);
         assert_ne!(nodes.id(&stat(3, 7)), foreign);
         assert_ne!(

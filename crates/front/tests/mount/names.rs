@@ -119,7 +119,7 @@ fn all_kinds_of_names_are_made_and_told_apart() {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .collect();
-    assert_eq!(found, [odd.clone()]);
+    assert_eq!(found, std::slice::from_ref(&odd));
     fs::hard_link(&odd, dir.join("second")).unwrap();
     assert_eq!(fs::metadata(&odd).unwrap().nlink(), 2);
     fs::remove_file(&odd).unwrap();

@@ -7,6 +7,8 @@
     reason = "test code"
 )]
 
+#[path = "support/small.rs"]
+mod small;
 mod support;
 
 use std::path::Path;
@@ -15,84 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use collie_front::{Existing, FrontError, PageFile, Scope, Volume, VolumeOptions};
 use collie_io::{Device, OpenMode, write_all_at};
-use collie_sim::{Fault, FaultKind, Points, PowerCut, SimDevice, Snapshot};
+use collie_sim::{Fault, FaultKind, Points, SimDevice, Snapshot};
 
-const PAGE: usize = 1024;
-
-fn options(device: &SimDevice, slots: u32, ring_bytes: usize) -> VolumeOptions {
-    support::options(device, PAGE, slots, ring_bytes)
-}
-
-fn open_with(device: &SimDevice, slots: u32, ring_bytes: usize) -> Volume {
-    Volume::open(Path::new("/volume"), options(device, slots, ring_bytes)).unwrap()
-}
-
-fn open(device: &SimDevice) -> Volume {
-    open_with(device, 16, 1 << 15)
-}
-
-fn device() -> SimDevice {
-    let device = SimDevice::new(5);
-    device.create_dir_all(Path::new("/volume")).unwrap();
-    device
-}
-
-/// The devices that power cuts of every sort leave, some often.
-fn cuts(device: &SimDevice) -> impl Iterator<Item = (&'static str, SimDevice)> {
-    let snapshot = device.snapshot();
-    PowerCut::WAYS.into_iter().flat_map(move |(way, cut)| {
-        let images: Vec<_> = (0..8).map(|seed| snapshot.power_cut(cut, seed)).collect();
-        images.into_iter().map(move |mut image| {
-            image.clear_volatile();
-            (way, image.device())
-        })
-    })
-}
-
-fn write(volume: &Volume, file: &PageFile, page: usize, version: u8) {
-    volume
-        .write_at(file, &[version; PAGE], (page * PAGE) as u64)
-        .unwrap();
-}
-
-/// The version of a page that is there whole.
-fn version(volume: &Volume, name: &str, page: usize) -> u8 {
-    let file = volume.file(Path::new(name)).unwrap();
-    let mut found = [0; PAGE];
-    let len = volume.read_at(&file, &mut found, (page * PAGE) as u64).unwrap();
-    assert_eq!(len, PAGE);
-    assert!(
-        found.iter().all(|byte| *byte == found[0]),
-        "page {page} is of more than one version"
-    );
-    found[0]
-}
-
-/// A file of four pages with version 1 at home and version 2, displaced, of the first two. Both are
-/// synced.
-fn mapped(volume: &Volume, name: &str) -> Arc<PageFile> {
-    let file = volume.create(Path::new(name)).unwrap();
-    for page in 0..4 {
-        write(volume, &file, page, 1);
-    }
-    volume.sync(&file).unwrap();
-    write(volume, &file, 0, 2);
-    write(volume, &file, 1, 2);
-    volume.sync(&file).unwrap();
-    file
-}
-
-/// Begins a sync and does `meanwhile` while the device makes it wait.
-fn sync_beside(device: &SimDevice, volume: &Volume, file: &PageFile, meanwhile: impl FnOnce()) {
-    let gate = device.hold_syncs();
-    std::thread::scope(|scope| {
-        let syncing = scope.spawn(|| volume.sync(file));
-        gate.wait_for(1);
-        meanwhile();
-        gate.release();
-        syncing.join().unwrap().unwrap();
-    });
-}
+use small::{PAGE, cuts, device, mapped, open, open_with, options, sync_beside, version, write};
 
 /// Whether a file is gone, or as it was before its removal.
 fn assert_gone_or_whole(device: &SimDevice, name: &str, way: &str) {
@@ -653,6 +580,30 @@ fn a_directory_that_was_removed_before_a_crash_is_gone_and_no_copy_without_files
     volume.create(Path::new("PG_VERSION")).unwrap();
     let volume = open_with(&crashed(), 32, 1 << 15);
     assert_eq!((volume.recovered().gone.len(), volume.free_slots()), (8, 32));
+}
+
+#[test]
+fn a_read_whose_slot_is_another_pages_by_now_looks_again() {
+    let device = device();
+    let volume = open(&device);
+    // The whole page, whose checksum is known, and a part of it.
+    for (name, len) in [("a", PAGE), ("b", 100)] {
+        let file = mapped(&volume, name);
+        let gate = device.hold_reads();
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                let mut found = vec![0; len];
+                volume.read_at(&file, &mut found, 0).map(|_| found)
+            });
+            gate.wait_for(1);
+            // The page is committed at home, and its slot becomes that of another page.
+            write(&volume, &file, 0, 3);
+            volume.sync(&file).unwrap();
+            write(&volume, &file, 2, 99);
+            gate.release();
+            assert_eq!(reading.join().unwrap().unwrap(), vec![3; len]);
+        });
+    }
 }
 
 #[test]

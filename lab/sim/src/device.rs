@@ -69,6 +69,18 @@ impl Gate {
         self.device.shared.lock().at_gate
     }
 
+    /// Lets those go on that stand at the gate, and holds the next ones. Waits until they have left
+    /// it.
+    pub fn let_through(&self) {
+        let shared = &self.device.shared;
+        let mut state = shared.lock();
+        state.let_through = state.at_gate;
+        shared.gate.notify_all();
+        while state.let_through > 0 {
+            state = shared.gate.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Lets every call go on.
     pub fn release(self) {
         drop(self);
@@ -235,7 +247,9 @@ impl SimDevice {
     }
 
     fn hold(&self, held: Held) -> Gate {
-        self.shared.lock().held = Some(held);
+        let mut state = self.shared.lock();
+        (state.held, state.let_through) = (Some(held), 0);
+        drop(state);
         Gate { device: self.clone() }
     }
 
@@ -327,10 +341,12 @@ impl Shared {
         }
         state.at_gate += 1;
         self.gate.notify_all();
-        while state.held == Some(kind) {
+        while state.held == Some(kind) && state.let_through == 0 {
             state = self.gate.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.let_through = state.let_through.saturating_sub(1);
         state.at_gate -= 1;
+        self.gate.notify_all();
         state
     }
 

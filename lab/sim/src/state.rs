@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(crate) direct_write: Nanos,
     pub(crate) held: Option<Held>,
     pub(crate) at_gate: usize,
+    /// How many of those that stand at the gate may go on.
+    pub(crate) let_through: usize,
     /// Files have the machine's times, and not those of the device's clock.
     pub(crate) real_time: bool,
     /// How often something may have lost its last name or opening since all were looked at.
@@ -115,6 +117,7 @@ impl State {
             direct_write: 0,
             held: None,
             at_gate: 0,
+            let_through: 0,
             real_time: false,
             unlooked: 0,
         }

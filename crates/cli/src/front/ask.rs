@@ -18,6 +18,8 @@ pub(super) struct Daemon {
 /// What cannot be asked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
+    #[error("{}: the daemon has died; stop the server, then take the mount away with `collie umount`", dir.display())]
+    Dead { dir: PathBuf },
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
         action: &'static str,
@@ -34,12 +36,10 @@ pub(super) enum AskError {
 impl AskError {
     fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> AskError {
         let path = path.to_owned();
-        move |source| AskError::Io { action, path, source }
-    }
-
-    /// Whether the mount's daemon has died.
-    pub(super) fn is_dead(&self) -> bool {
-        matches!(self, AskError::Io { source, .. } if source.kind() == io::ErrorKind::NotConnected)
+        move |source| match source.kind() {
+            io::ErrorKind::NotConnected => AskError::Dead { dir: path },
+            _ => AskError::Io { action, path, source },
+        }
     }
 }
 

@@ -8,13 +8,14 @@ use anyhow::{Context, bail};
 use collie_front::{
     Mount, MountError, MountOptions, close_unmounted, detach_dir, open_unmounted, unmount_dir,
 };
+use collie_io::{Device, RealDevice};
 use collie_server::{ignore_hangup, termination};
 
 use crate::Outcome;
 use crate::args::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 use crate::notify::Supervisor;
 use crate::output::{Results, grouped, note};
-use ask::{Command, Daemon};
+use ask::{AskError, Command, Daemon};
 
 pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     ignore_hangup().context("SIGHUP cannot be ignored")?;
@@ -26,6 +27,13 @@ pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     options.shadow_bytes = u64::try_from(args.shadow).unwrap_or(options.shadow_bytes);
     options.page_bytes = args.page_size;
     options.allow_other = args.allow_other;
+    if RealDevice::new().stat(&args.dir.join(".collie/shadow")).is_err() {
+        note(format_args!(
+            "taking room for displaced pages: {} bytes in {}",
+            grouped(options.shadow_bytes),
+            args.dir.join(".collie").display()
+        ));
+    }
     let mount = Mount::new(&args.dir, &options)?;
     report(&mount)?;
     let supervisor = Supervisor::from_environment();
@@ -143,7 +151,7 @@ pub(crate) fn umount(args: &UmountArgs) -> anyhow::Result<Outcome> {
         Ok(Some(daemon)) => daemon,
         Ok(None) if args.dead => return Ok(Outcome::Good),
         Ok(None) => bail!("{} is not mounted by collie", args.dir.display()),
-        Err(error) if error.is_dead() => {
+        Err(AskError::Dead { .. }) => {
             detach_dir(&args.dir)?;
             note(format_args!(
                 "{}: the daemon had died; its mount is taken away; what it had committed is recovered by the next mount",
@@ -191,7 +199,6 @@ pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<Outcome> {
 
 /// Refuses a directory without a page map: opening would make one.
 fn require_map(dir: &Path) -> anyhow::Result<()> {
-    use collie_io::{Device, RealDevice};
     let map = dir.join(".collie/MAP");
     RealDevice::new().stat(&map).with_context(|| {
         format!(

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// Adds fields to what it holds.
 #[derive(Debug, Default)]
@@ -53,9 +53,12 @@ impl<'a> Fields<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    /// A path below the root.
     pub(crate) fn path(&mut self) -> Option<PathBuf> {
         let len = self.u32()?;
-        let bytes = self.take(usize::try_from(len).ok()?)?;
-        Some(PathBuf::from(OsStr::from_bytes(bytes)))
+        let path = Path::new(OsStr::from_bytes(self.take(usize::try_from(len).ok()?)?));
+        let mut parts = path.components().peekable();
+        let is_below = parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)));
+        is_below.then(|| path.to_owned())
     }
 }

@@ -19,6 +19,16 @@ const TEMPORARY: &str = "MAP.tmp";
 /// The longest map that is read, in bytes: 2³² pages of entries would be larger, no shadow file is.
 const MAX: u64 = 1 << 36;
 
+/// Whether a page can have so many bytes.
+pub(crate) fn is_page(bytes: u32) -> bool {
+    bytes.is_multiple_of(512) && (512..=65_536).contains(&bytes)
+}
+
+/// Whether a shadow file can have so many pages.
+pub(crate) fn is_number_of_slots(slots: u32) -> bool {
+    (1..=1 << 30).contains(&slots)
+}
+
 /// A mapped file as it was committed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MappedFile {
@@ -51,7 +61,8 @@ impl Map {
                 end,
                 entries,
             } => {
-                self.next_id = self.next_id.max(id + 1);
+                // No record has the last id.
+                self.next_id = self.next_id.max(id.saturating_add(1));
                 self.files.retain(|_, file| file.path != path);
                 let mut file = MappedFile {
                     path,
@@ -90,7 +101,7 @@ impl Map {
         }
     }
 
-    fn encode(&self) -> Vec<u8> {
+    pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.bytes(MAGIC);
         out.u32(VERSION);
@@ -120,7 +131,7 @@ impl Map {
         out.0
     }
 
-    fn decode(path: &Path, bytes: &[u8]) -> Result<Map, FrontError> {
+    pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<Map, FrontError> {
         let corrupt = |expected: &str, found: String| FrontError::Corrupt {
             path: path.to_owned(),
             expected: expected.to_owned(),
@@ -173,7 +184,20 @@ impl Map {
             }
             fields.0.is_empty().then_some(map)
         };
-        read().ok_or_else(cut)
+        let map = read().ok_or_else(cut)?;
+        if !is_page(map.page_bytes) || !is_number_of_slots(map.slots) {
+            return Err(corrupt(
+                "pages and a shadow file of sizes that there are",
+                format!("pages of {} bytes and {} slots", map.page_bytes, map.slots),
+            ));
+        }
+        match map.files.last_key_value() {
+            Some((&id, _)) if id >= map.next_id => Err(corrupt(
+                &format!("ids of files below {}", map.next_id),
+                format!("{id}"),
+            )),
+            _ => Ok(map),
+        }
     }
 
     /// Reads the map in `dir`, if there is one.
@@ -269,6 +293,20 @@ mod tests {
             assert!(
                 Map::decode(Path::new("MAP"), &bytes[..at]).is_err(),
                 "cut at {at}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_id_that_may_be_given_once_more_is_refused() {
+        let mut map = map();
+        let file = map.files.remove(&2).unwrap();
+        for id in [3, u64::MAX] {
+            map.files = [(id, file.clone())].into();
+            let error = Map::decode(Path::new("MAP"), &map.encode()).unwrap_err();
+            assert!(
+                error.to_string().contains("expected ids of files below 3"),
+                "{error}"
             );
         }
     }

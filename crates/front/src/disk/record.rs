@@ -133,7 +133,19 @@ impl Record {
             Record::MARK => Record::Mark,
             _ => return None,
         };
-        fields.0.is_empty().then_some(record)
+        // The id after it is another one.
+        let is_last = record.id() == Some(FileId::MAX);
+        (fields.0.is_empty() && !is_last).then_some(record)
+    }
+
+    fn id(&self) -> Option<FileId> {
+        match self {
+            Record::File { id, .. }
+            | Record::Commit { id, .. }
+            | Record::Cut { id, .. }
+            | Record::Drop { id } => Some(*id),
+            Record::Mark => None,
+        }
     }
 }
 
@@ -219,5 +231,7 @@ mod tests {
             );
         }
         assert_eq!(Record::decode(6, &[]), None);
+        let last = Record::Drop { id: FileId::MAX };
+        assert_eq!(Record::decode(last.kind(), &last.encode()), None);
     }
 }

@@ -1,17 +1,38 @@
 //! The shadow file: slots of one page each, and which of them are free.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use collie_io::{Device, File, OpenMode, allocate_or_zero, read_exact_at, write_all_at};
+use collie_io::{Device, File, OpenMode, read_exact_at, write_all_at};
 use parking_lot::Mutex;
 
+use super::group_sync::GroupSync;
 use super::record::Slot;
 use crate::FrontError;
 
 /// The shadow file begins with this many bytes that are left free.
 pub(crate) const HEADER: u64 = 4096;
+
+/// Takes room from `from` on, and writes zeros there: the first write to room that was only
+/// allocated changes what the file system knows of the file, which makes the sync after it slower.
+fn take_room(file: &dyn File, from: u64, len: u64) -> io::Result<()> {
+    match file.allocate(len) {
+        // The zeros take it.
+        Err(e) if e.kind() == io::ErrorKind::Unsupported => {}
+        allocated => allocated?,
+    }
+    const PIECE: u64 = 1 << 20;
+    let zeros = vec![0; PIECE.min(len - from) as usize];
+    let mut at = from;
+    while at < len {
+        let (piece, _) = zeros.split_at(PIECE.min(len - at) as usize);
+        write_all_at(file, piece, at)?;
+        at += piece.len() as u64;
+    }
+    Ok(())
+}
 
 /// The open shadow file.
 #[derive(Debug)]
@@ -23,6 +44,7 @@ pub(crate) struct Shadow {
     free: Mutex<Vec<Slot>>,
     /// How often slots were given back.
     given_back: AtomicU64,
+    syncs: GroupSync,
 }
 
 impl Shadow {
@@ -49,7 +71,7 @@ impl Shadow {
             });
         }
         if has < len {
-            allocate_or_zero(&*file, has, len).map_err(FrontError::io("take room for", path))?;
+            take_room(&*file, has, len).map_err(FrontError::io("take room for", path))?;
             file.sync_data().map_err(FrontError::io("sync", path))?;
         }
         Ok(Shadow {
@@ -60,6 +82,7 @@ impl Shadow {
             // The lowest is taken first.
             free: Mutex::new((0..slots).rev().map(Slot).collect()),
             given_back: AtomicU64::new(0),
+            syncs: GroupSync::default(),
         })
     }
 
@@ -119,7 +142,9 @@ impl Shadow {
             .map_err(FrontError::io("write to", &self.path))
     }
 
+    /// Makes durable what was written before the call. A failure is final.
     pub(crate) fn sync(&self) -> Result<(), FrontError> {
-        self.file.sync_data().map_err(FrontError::io("sync", &self.path))
+        self.syncs
+            .sync(|| self.file.sync_data().map_err(FrontError::io("sync", &self.path)))
     }
 }

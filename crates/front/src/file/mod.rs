@@ -285,23 +285,47 @@ impl PageFile {
                 }
                 Ok(())
             }
-            Place::Slot(slot) => {
-                self.shared.shadow.read(slot, from, into)?;
-                let is_whole = into.len() as u64 == u64::from(self.shared.page_bytes);
-                match version.crc.filter(|_| is_whole) {
-                    Some(crc) if crc32c::crc32c(into) != crc => Err(FrontError::Corrupt {
-                        path: self.shared.shadow.path().to_owned(),
-                        expected: format!(
-                            "page {page} of {} in slot {}, with checksum {crc:08x}",
-                            self.path().display(),
-                            slot.0
-                        ),
-                        found: format!("checksum {:08x}", crc32c::crc32c(into)),
-                    }),
-                    _ => Ok(()),
-                }
-            }
+            Place::Slot(slot) => match version.crc {
+                Some(crc) => self.read_checked(page, slot, crc, from, into),
+                None => self.shared.shadow.read(slot, from, into),
+            },
         }
+    }
+
+    /// Reads bytes of a page in a slot, and the rest of it with them: the checksum is of all.
+    fn read_checked(
+        &self,
+        page: u32,
+        slot: Slot,
+        crc: u32,
+        from: u32,
+        into: &mut [u8],
+    ) -> Result<(), FrontError> {
+        let page_bytes = self.shared.page_bytes as usize;
+        let mut whole = Vec::new();
+        let is_part = into.len() != page_bytes;
+        if is_part {
+            whole.resize(page_bytes, 0);
+        }
+        let bytes = if is_part { &mut whole[..] } else { &mut *into };
+        self.shared.shadow.read(slot, 0, bytes)?;
+        let found = crc32c::crc32c(bytes);
+        if found != crc {
+            return Err(FrontError::Corrupt {
+                path: self.shared.shadow.path().to_owned(),
+                expected: format!(
+                    "page {page} of {} in slot {}, with checksum {crc:08x}",
+                    self.path().display(),
+                    slot.0
+                ),
+                found: format!("checksum {found:08x}"),
+            });
+        }
+        let from = from as usize;
+        if let Some(part) = whole.get(from..from + into.len()) {
+            into.copy_from_slice(part);
+        }
+        Ok(())
     }
 
     /// Writes bytes; the file grows where they end behind its end. Where it fails,

@@ -83,12 +83,16 @@ impl Cluster<'_> {
             return Ok(());
         };
         let is_gone = test_kill_process(pid) == Err(rustix::io::Errno::SRCH);
-        // The number may be another process's since the server died.
-        let cwd = self
+        // The number may be another process's since the server died, or still that of its remains,
+        // which have no command line, until they are waited for.
+        let about = |what: &str| PathBuf::from(format!("/proc/{}/{what}", pid.as_raw_nonzero()));
+        let is_elsewhere = self
             .device
-            .read_link(Path::new(&format!("/proc/{}/cwd", pid.as_raw_nonzero())));
-        let is_elsewhere = cwd.is_ok_and(|cwd| cwd != self.shown);
-        if is_gone || is_elsewhere {
+            .read_link(&about("cwd"))
+            .is_ok_and(|cwd| cwd != self.shown);
+        let command = self.device.open(&about("cmdline"), OpenMode::Read);
+        let is_remains = command.is_ok_and(|command| matches!(command.read_at(&mut [0], 0), Ok(0)));
+        if is_gone || is_elsewhere || is_remains {
             return Ok(());
         }
         Err(self.refuse(format!(

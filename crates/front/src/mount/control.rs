@@ -1,6 +1,6 @@
 //! The directory `.collie` of the mount: not listed, and made up. Its files tell the state of the
-//! daemon and take commands; so whoever may use the cluster's files, in any mount namespace, can
-//! ask the daemon that serves them, without a socket that outlives it.
+//! daemon and take commands, in every mount namespace that sees the mount, and without a socket
+//! that could outlive the daemon.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -27,7 +27,7 @@ const FILES: [(&str, NodeId, u32); 3] = [
     ("command", COMMAND, 0o200),
 ];
 
-/// What the commands have done so far.
+/// The commands of a mount.
 #[derive(Debug, Default)]
 pub(super) struct Control {
     /// The commands that are being done.

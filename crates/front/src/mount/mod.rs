@@ -20,14 +20,14 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use collie_io::{Device, RealDevice};
+use collie_io::{Device, OpenMode, RealDevice};
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::volume::{Volume, VolumeOptions};
-use crate::{FrontError, Recovered};
+use crate::{FrontError, Recovered, Scope};
 use adopt::Cluster;
 use background::Background;
 use session::Session;
@@ -147,6 +147,7 @@ impl Mount {
             root: &root,
             shown: &dir,
         };
+        check_fuse(&*device)?;
         cluster.check_unmounted()?;
         cluster.check_unused()?;
         cluster.check_tablespaces()?;
@@ -164,7 +165,15 @@ impl Mount {
             ended: sender,
         };
         let background = Background::start(&tree).map_err(MountError::io("start a thread for", &dir))?;
-        let session = serve(session, &dir, options, is_root)?;
+        let session = match serve(session, &dir, options, is_root) {
+            Ok(session) => session,
+            Err(error) => {
+                drop(background);
+                // Why it is not mounted is the error to tell.
+                let _ = finish(tree, &dir);
+                return Err(error);
+            }
+        };
         Ok(Mount {
             dir,
             tree,
@@ -226,31 +235,36 @@ impl Mount {
         while !session.guard.is_finished() {
             std::thread::yield_now();
         }
-        tree.pool.finish();
-        let Some(tree) = Arc::into_inner(tree) else {
-            // A request is still being answered, in another mount namespace perhaps.
-            return Ok(false);
-        };
-        let Tree {
-            volume,
-            device,
-            root,
-            _below,
-            ..
-        } = tree;
-        volume.commit_all(crate::Scope::All)?;
-        let is_plain = volume.status().mapped == 0;
-        volume.close()?;
-        if is_plain {
-            let cluster = Cluster {
-                device: &*device,
-                root: &root,
-                shown: &dir,
-            };
-            cluster.show_marker()?;
-        }
-        Ok(is_plain)
+        finish(tree, &dir)
     }
+}
+
+/// Closes the page map of a directory that is not mounted any more; see [`Mount::close`].
+fn finish(tree: Arc<Tree>, dir: &Path) -> Result<bool, MountError> {
+    tree.pool.finish();
+    let Some(tree) = Arc::into_inner(tree) else {
+        // A request is still being answered, in another mount namespace perhaps.
+        return Ok(false);
+    };
+    let Tree {
+        volume,
+        device,
+        root,
+        _below,
+        ..
+    } = tree;
+    volume.commit_all(Scope::All)?;
+    let is_plain = volume.status().mapped == 0;
+    volume.close()?;
+    if is_plain {
+        let cluster = Cluster {
+            device: &*device,
+            root: &root,
+            shown: dir,
+        };
+        cluster.show_marker()?;
+    }
+    Ok(is_plain)
 }
 
 /// Opens the page map of a directory that is not mounted, as a mount would.
@@ -288,6 +302,27 @@ pub fn close_unmounted(dir: &Path, volume: Volume) -> Result<bool, MountError> {
         cluster.show_marker()?;
     }
     Ok(is_plain)
+}
+
+/// Whether this process may mount, before anything in the directory is touched.
+fn check_fuse(device: &dyn Device) -> Result<(), MountError> {
+    let fuse = Path::new("/dev/fuse");
+    let opened = device.open(fuse, OpenMode::ReadWrite);
+    opened.map_err(MountError::io("open", fuse))?;
+    let helper = || {
+        Command::new(HELPER)
+            .arg("-V")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+    };
+    if device.uid() != 0 && !helper().is_ok_and(|status| status.success()) {
+        return Err(MountError::Refused {
+            path: PathBuf::from(HELPER),
+            problem: "only root mounts without this program; install it (Debian: fuse3)".to_owned(),
+        });
+    }
+    Ok(())
 }
 
 fn canonical(dir: &Path) -> Result<PathBuf, MountError> {

@@ -10,7 +10,7 @@ mod upkeep;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use collie_io::{Device, File, RealDevice, Stat};
 use collie_log::RingMode;
@@ -29,6 +29,8 @@ pub use status::VolumeStatus;
 pub(crate) const OWN: &str = ".collie";
 /// Displaced pages of one file that are drained in one commit.
 const DRAINED_AT_ONCE: usize = 256;
+/// Files that are committed or drained at one time.
+const AT_ONCE: usize = 8;
 
 /// Options of [`Volume::open`].
 #[derive(Debug, Clone)]
@@ -47,7 +49,7 @@ pub struct VolumeOptions {
     pub ring_bytes: usize,
     /// Size of the log's segments in bytes. Default 16 MiB.
     pub segment_bytes: u64,
-    /// Whether the log has background threads; without them everything happens on callers'
+    /// Whether the volume and its log have threads; without them everything happens on callers'
     /// threads: for simulations.
     pub threads: bool,
     /// The path by which errors call the volume's directory, where it is reached by another one,
@@ -105,6 +107,8 @@ pub struct Volume {
     /// Names that are opened, created, removed or changed.
     names: Claims,
     recovered: Recovered,
+    /// Whether work on several files is done by several threads.
+    has_threads: bool,
     /// Locked while the volume is open.
     _lock: Arc<dyn File>,
 }
@@ -180,7 +184,7 @@ impl Volume {
             return Ok(());
         }
         let committed = self.commit_all(Scope::Steady);
-        let drained = each(&self.open_files(), |file| {
+        let drained = self.each(&self.open_files(), |file| {
             if is_made() {
                 return Ok(());
             }
@@ -278,12 +282,9 @@ impl Volume {
     /// # Errors
     /// As [`Volume::sync`], of the first file that fails; the others are committed all the same.
     pub fn commit_all(&self, scope: Scope) -> Result<(), FrontError> {
-        each(&self.open_files(), |file| {
-            if scope == Scope::Steady && !file.is_dirty() {
-                return Ok(());
-            }
-            self.with_log(|| file.commit(scope))
-        })
+        let mut files = self.open_files();
+        files.retain(|file| scope == Scope::All || file.is_dirty());
+        self.each(&files, |file| self.with_log(|| file.commit(scope)))
     }
 
     /// Brings all displaced pages home that are at rest. Files without any are plain files then.
@@ -291,7 +292,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::sync`], of the first file that fails; the others are drained all the same.
     pub fn drain(&self) -> Result<(), FrontError> {
-        each(&self.open_files(), |file| {
+        self.each(&self.open_files(), |file| {
             let mut from = Some(0);
             while let Some(page) = from {
                 from = self.with_log(|| file.drain(page, DRAINED_AT_ONCE))?;
@@ -325,17 +326,41 @@ impl Volume {
         let written = committed.and_then(|()| self.checkpoint());
         written.and(self.shared.close())
     }
-}
 
-/// Does `work` with every file, also after one with which it failed: returns the first failure.
-fn each(
-    files: &[Arc<PageFile>],
-    mut work: impl FnMut(&PageFile) -> Result<(), FrontError>,
-) -> Result<(), FrontError> {
-    let mut done = Ok(());
-    for file in files {
-        let worked = work(file);
-        done = done.and(worked);
+    /// Does `work` with every file, also after one with which it failed: returns a failure. Several
+    /// files at once, whose syncs are shared then.
+    fn each(
+        &self,
+        files: &[Arc<PageFile>],
+        work: impl Fn(&PageFile) -> Result<(), FrontError> + Sync,
+    ) -> Result<(), FrontError> {
+        let threads = if self.has_threads {
+            files.len().min(AT_ONCE)
+        } else {
+            1
+        };
+        let next = AtomicUsize::new(0);
+        let run = || {
+            let mut done = Ok(());
+            // Relaxed: only that each file is taken once matters.
+            while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let worked = work(file);
+                done = done.and(worked);
+            }
+            done
+        };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads)
+                .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, run).ok())
+                .collect();
+            let mut done = run();
+            for other in others {
+                match other.join() {
+                    Ok(worked) => done = done.and(worked),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            done
+        })
     }
-    done
 }

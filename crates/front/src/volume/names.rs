@@ -277,6 +277,20 @@ impl Volume {
         linked.map_err(FrontError::io("link", &new))
     }
 
+    /// Lets `make` make what is no file of pages, such as a directory or a symbolic link. Nothing else
+    /// has to do with the name meanwhile. Waits, where files with that name or below it were removed,
+    /// until that is durable: at a recovery their paths must not lead to what is made.
+    ///
+    /// # Errors
+    /// [`FrontError::Io`] with the error of `make`.
+    pub fn make<T>(&self, path: &Path, make: impl FnOnce() -> io::Result<T>) -> Result<T, FrontError> {
+        self.check_path(path)?;
+        let _claim = self.names.claim(&[path]);
+        self.shared.check()?;
+        self.forget_below(path)?;
+        make().map_err(FrontError::io("make", &self.path(path)))
+    }
+
     /// Records that the file which had this name is gone. The name is claimed.
     pub(super) fn forget(&self, path: &Path) -> Result<(), FrontError> {
         let file = self.files.lock().removed.get(path).map(Arc::clone);

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::claims::Claims;
 use super::{Files, OWN, Volume, VolumeOptions};
 use crate::FrontError;
-use crate::disk::map::{Map, MappedFile};
+use crate::disk::map::{Map, MappedFile, is_number_of_slots, is_page};
 use crate::disk::record::Record;
 use crate::disk::shadow::Shadow;
 use crate::file::{Mapping, Name, PageFile};
@@ -86,6 +86,7 @@ impl Volume {
         let mut map = match Map::read(&*device, &own)? {
             Some(map) => map,
             None => {
+                refuse_without_map(&*device, root)?;
                 let map = new_map(&*device, options)?;
                 // Its log id is durable before there is a log.
                 map.write(&*device, &own)?;
@@ -140,6 +141,7 @@ impl Volume {
             moves: Mutex::new(()),
             checkpointed: AtomicU64::new(0),
             recovered,
+            has_threads: options.threads,
             _lock: lock,
         };
         // From here on the log is not read again from before; and a file that is gone is so for
@@ -156,13 +158,13 @@ fn check(root: &Path, options: &VolumeOptions) -> Result<(), FrontError> {
             problem,
         })
     };
-    if !options.page_bytes.is_multiple_of(512) || !(512..=65_536).contains(&options.page_bytes) {
+    if !is_page(options.page_bytes) {
         return refused(format!(
             "a page cannot have {} bytes: a multiple of 512, from 512 to 65,536",
             options.page_bytes
         ));
     }
-    if options.slots == 0 || options.slots > 1 << 30 {
+    if !is_number_of_slots(options.slots) {
         return refused(format!(
             "a shadow file cannot have {} pages: from 1 to 2^30",
             options.slots
@@ -184,6 +186,29 @@ fn new_map(device: &dyn Device, options: &VolumeOptions) -> Result<Map, FrontErr
         next_id: 1,
         files: BTreeMap::new(),
     })
+}
+
+/// Refuses a directory that has a log or a shadow file and no map: before there is another one, with
+/// which the pages in them would be lost.
+fn refuse_without_map(device: &dyn Device, root: &Path) -> Result<(), FrontError> {
+    // The map is the first of them that is made.
+    for name in ["log", "shadow"] {
+        let path = root.join(OWN).join(name);
+        match device.lstat(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(FrontError::io("stat", &path)(e)),
+            Ok(_) => {
+                return Err(FrontError::Mismatch {
+                    path: root.to_owned(),
+                    problem: format!(
+                        "{OWN} has a {name} and no MAP, which says where pages are; bring MAP back, or \
+                         remove {OWN}, and with it the pages"
+                    ),
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 fn log_options(options: &VolumeOptions, map: &Map) -> LogOptions {

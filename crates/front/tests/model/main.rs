@@ -175,7 +175,20 @@ impl Life {
             13 | 14 => self.sync_beside_writes(name, rng),
             15 | 16 => self.volume.commit_all(Scope::Steady),
             17 => {
-                let len = rng.below(PAGES * (PAGE / SECTOR) as u64) * SECTOR as u64;
+                let to = rng.below(PAGES * (PAGE / SECTOR) as u64) * SECTOR as u64;
+                if rng.coin() {
+                    if let Some(file) = self.spec.file(name).filter(|_| to > len) {
+                        file.set_len(to);
+                    }
+                    self.moment();
+                    let from = rng.below(to + 1);
+                    let file = self.open(name);
+                    return match to - from {
+                        0 => self.volume.set_len(&file, to.max(len)),
+                        room => self.volume.allocate(&file, from, room),
+                    };
+                }
+                let len = to;
                 if let Some(file) = self.spec.file(name) {
                     file.set_len(len);
                 }
@@ -195,6 +208,13 @@ impl Life {
                     self.volume.write_at(&kept, &[0xee; PAGE], 0)?;
                     self.volume.set_len(&kept, PAGE as u64 / 2)?;
                     self.volume.sync(&kept)?;
+                    self.volume.forget_removed()?;
+                    // In place, with no slot of its own.
+                    let free = self.volume.free_slots();
+                    self.volume.write_at(&kept, &[0xdd; PAGE], 0)?;
+                    let mut found = [0; PAGE];
+                    assert_eq!(self.volume.read_at(&kept, &mut found, 0)?, PAGE);
+                    assert!(found == [0xdd; PAGE] && self.volume.free_slots() == free);
                 }
                 Ok(())
             }

@@ -179,7 +179,8 @@ impl Cluster {
     pub fn template(&self) -> io::Result<PathBuf> {
         let template = self.home.join("template");
         if fs::read_dir(&template)?.next().is_none() {
-            self.init_at(&template, &["--no-sync"]).map_err(io::Error::other)?;
+            self.init_at(&template, &["--no-sync"])
+                .map_err(io::Error::other)?;
         }
         Ok(template)
     }

@@ -67,10 +67,7 @@ impl Cluster {
     /// Whether no table and no index has a file; what is not known to be left over is in use.
     fn is_left_over(&self, file: &str) -> bool {
         let mut parts = file.rsplit('/');
-        let (name, database) = (
-            parts.next().unwrap_or_default(),
-            parts.next().unwrap_or_default(),
-        );
+        let (name, database) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let number: String = name.chars().take_while(char::is_ascii_digit).collect();
         let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         if !is_number(&number) || !is_number(database) {
@@ -87,7 +84,9 @@ impl Cluster {
         match answer.trim() {
             // A database that was being made or removed.
             "" => true,
-            database => self.sql(database, &query).is_ok_and(|answer| answer.trim() == "t"),
+            database => self
+                .sql(database, &query)
+                .is_ok_and(|answer| answer.trim() == "t"),
         }
     }
 

@@ -19,10 +19,7 @@ pub(crate) struct OnDisk {
 impl OnDisk {
     /// An empty disk; `None`, and a reason on the output, where there cannot be one.
     pub(crate) fn new(seed: u64, names: Names) -> Option<Self> {
-        let missing = faultfs::available()
-            .err()
-            .map(|e| e.to_string())
-            .or_else(missing);
+        let missing = faultfs::available().err().map(|e| e.to_string()).or_else(missing);
         if let Some(missing) = missing {
             assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
             println!("skipped: {missing}");

@@ -19,6 +19,7 @@ mod daemon;
 mod lives;
 mod load;
 mod machine;
+mod settled;
 mod statements;
 
 use collie_check::postgres;

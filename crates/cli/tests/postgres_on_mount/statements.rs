@@ -123,7 +123,7 @@ fn an_unmodified_server_does_all_it_does_elsewhere() {
     println!("figures: PostgreSQL on a mount took {:?}", begin.elapsed());
 }
 
-fn statements(cluster: &Cluster) {
+pub(crate) fn statements(cluster: &Cluster) {
     let pgbench = |args: &[&str]| run(cluster.program("pgbench").args(args)).unwrap();
     pgbench(&["-i", "-s", "1", "-q"]);
     pgbench(&["-c", "4", "-j", "2", "-t", "100"]);
@@ -185,7 +185,7 @@ fn leave_displaced(cluster: &mut Cluster, mounted: &mut Mounted<'_>) {
     panic!("no page is ever displaced");
 }
 
-fn check_contents(cluster: &Cluster) {
+pub(crate) fn check_contents(cluster: &Cluster) {
     let counts = "SELECT (SELECT count(*) FROM there), (SELECT count(*) FROM pgbench_accounts),
         (SELECT count(*) FROM unlogged)";
     assert_eq!(cluster.sql("postgres", counts).unwrap().trim(), "10000|100000|5000");

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use collie_sim::faultfs::{Moment, Names, Trap};
-use collie_sim::{Data, Keep, PowerCut};
+use collie_sim::{Data, Fault, FaultKind, Keep, PowerCut};
 
 use crate::lives::SETTINGS;
 use crate::machine::Machine;
@@ -72,4 +72,30 @@ fn what_a_checkpoint_has_settled_is_kept_where_names_need_their_directorys_sync(
 #[test]
 fn what_a_checkpoint_has_settled_is_kept_where_any_sync_is_one_of_names() {
     what_a_checkpoint_has_settled_is_kept(Names::Journal);
+}
+
+/// A sync that fails is final for the mount. The server learns of it before it takes a checkpoint for
+/// done, and what it had acknowledged is in its log.
+#[test]
+fn a_failed_sync_of_the_daemon_fails_a_checkpoint_and_loses_nothing() {
+    if skipped() {
+        return;
+    }
+    let mut machine = Machine::new(1, Names::Posix, "8mb");
+    machine.init_again();
+    machine.mount().unwrap();
+    machine.cluster.start(&SETTINGS).unwrap();
+    let update = "CREATE TABLE kept AS SELECT generate_series(1, 20000) AS n; CHECKPOINT;
+        UPDATE kept SET n = -n";
+    machine.cluster.sql("postgres", update).unwrap();
+    // What the server holds in memory is still to be written.
+    let failing = Fault::new(FaultKind::SyncFails).on(".collie/shadow");
+    machine.fs.inject(failing).unwrap();
+    let checkpoint = machine.cluster.sql("postgres", "CHECKPOINT");
+    assert!(checkpoint.is_err(), "a checkpoint was done whose pages are not durable");
+    machine.cut(NOTHING_ELSE, 3);
+    machine.mount().unwrap();
+    machine.cluster.start(&SETTINGS).unwrap();
+    let rows = "SELECT count(*), sum(n) FROM kept";
+    assert_eq!(machine.cluster.sql("postgres", rows).unwrap().trim(), "20000|-200010000");
 }

@@ -242,37 +242,60 @@ fn settle_names(world: &mut World, keep: Keep, rng: &mut Rng, effects: &mut Effe
     world.recount_names();
 }
 
-/// Decides what a file holds.
+/// Decides what a file holds. A truncation happens as a whole: where the file has the length that it
+/// had before, it also has what was there, and nothing that was written later behind the cut. No
+/// file system that logs its metadata leaves zeros there, and PostgreSQL, which truncates the files
+/// that it removes, may read them once more.
 fn settle_file(file: &mut FileData, cut: PowerCut, rng: &mut Rng, effects: &mut Effects) {
     let pending = std::mem::take(&mut file.pending);
     let lengths = std::mem::take(&mut file.lengths);
     let mut content = file.durable.clone();
-    settle_data(&mut content, &pending, cut.data, rng, effects);
-    let mut len = content.len();
+    let chosen_data = settle_data(&mut content, &pending, cut.data, rng, effects);
+    let (mut len, mut since) = (content.len(), 0);
     if let Some(&(_, last)) = lengths.last() {
         let any = rng.index(lengths.len() + 1);
         let chosen = match cut.lengths {
             Keep::Lost => None,
-            Keep::Kept => Some(last),
-            Keep::Prefix | Keep::Any => lengths.get(any).map(|&(_, len)| len),
+            Keep::Kept => lengths.last(),
+            Keep::Prefix | Keep::Any => lengths.get(any),
         };
-        effects.note(chosen == Some(last));
-        effects.lengths_lost += u64::from(chosen != Some(last));
-        len = chosen.unwrap_or(len);
+        let is_last = chosen.is_some_and(|&(_, len)| len == last);
+        effects.note(is_last);
+        effects.lengths_lost += u64::from(!is_last);
+        (since, len) = chosen.copied().unwrap_or((0, len));
+    }
+    let mut before = file.durable.len();
+    let truncations: Vec<(u64, u64)> = lengths
+        .into_iter()
+        .filter(|&(op, len)| std::mem::replace(&mut before, len) > len && op > since)
+        .collect();
+    for (index, chosen) in chosen_data {
+        let end = (index as u64 + 1) * SECTOR as u64;
+        let undone = truncations.iter().find(|&&(_, len)| len < end);
+        let (Some(&(op, _)), Some(versions)) = (undone, pending.get(&index)) else {
+            continue;
+        };
+        let kept = versions.partition_point(|v| v.op < op);
+        if chosen > kept {
+            let last = kept.checked_sub(1).and_then(|i| versions.get(i));
+            let data = last.map_or(file.durable.get(index).cloned(), |v| v.data.clone());
+            content.put(index, data);
+        }
     }
     content.set_len(len);
     file.cached = content.clone();
     file.durable = content;
 }
 
-/// Decides the state of every sector that was written and not synced.
+/// Decides the state of every sector that was written and not synced. Returns how many of its
+/// versions each has behind it, of those that hold no garbage.
 fn settle_data(
     content: &mut Content,
     pending: &BTreeMap<usize, Vec<Version>>,
     how: Data,
     rng: &mut Rng,
     effects: &mut Effects,
-) {
+) -> Vec<(usize, usize)> {
     // The last write, and the place where it was cut off.
     let last_op = pending.values().flatten().map(|v| v.op).max().unwrap_or(0);
     let in_last = |versions: &[Version]| versions.last().is_some_and(|v| v.op == last_op);
@@ -287,6 +310,7 @@ fn settle_data(
         _ => torn_at,
     };
     let seed = rng.next_u64();
+    let mut settled = Vec::new();
     for (&index, versions) in pending {
         let before = |op: u64| versions.partition_point(|v| v.op <= op);
         let all = versions.len();
@@ -321,7 +345,9 @@ fn settle_data(
         if let Some(version) = chosen.checked_sub(1).and_then(|i| versions.get(i)) {
             content.put(index, version.data.clone());
         }
+        settled.push((index, chosen));
     }
+    settled
 }
 
 const SECTORS_IN_BLOCK: usize = BLOCK / SECTOR;

@@ -175,6 +175,29 @@ fn tearing_cuts_at_its_unit_and_keeps_blocks_of_one_moment() {
 }
 
 #[test]
+fn a_truncation_happens_with_what_it_cuts_off_or_not_at_all() {
+    let device = SimDevice::new(5);
+    let file = synced_file(&device, "/table", &[1; 4 * BLOCK]);
+    file.set_len(BLOCK as u64).unwrap();
+    write_all_at(&*file, &[2; BLOCK], 2 * BLOCK as u64).unwrap();
+    let mut seen = BTreeSet::new();
+    for seed in 0..200 {
+        let cut = PowerCut {
+            data: Data::AnySectors,
+            lengths: Keep::Any,
+            names: Keep::Kept,
+        };
+        let after = device.snapshot().power_cut(cut, seed).device();
+        let bytes = content(&after, "/table").unwrap();
+        seen.insert(bytes.len() / BLOCK);
+        if bytes.len() == 4 * BLOCK {
+            assert!(bytes.iter().all(|&b| b == 1), "seed {seed}: half a truncation");
+        }
+    }
+    assert_eq!(seen, BTreeSet::from([1, 3, 4]));
+}
+
+#[test]
 fn fresh_garbage_spares_what_held_data() {
     let device = SimDevice::new(1);
     let file = synced_file(&device, "/f", &[0; 2 * SECTOR]);

@@ -267,7 +267,8 @@ fn finish(tree: Arc<Tree>, dir: &Path) -> Result<bool, MountError> {
     Ok(is_plain)
 }
 
-/// Opens the page map of a directory that is not mounted, as a mount would.
+/// Opens the page map of a directory that is not mounted, as a mount would; the shadow file keeps the
+/// size that it has.
 ///
 /// # Errors
 /// As [`Mount::new`].
@@ -281,7 +282,11 @@ pub fn open_unmounted(dir: &Path, options: &MountOptions) -> Result<Volume, Moun
     };
     cluster.check_unmounted()?;
     cluster.check_unused()?;
-    open_volume(&cluster, &device, options)
+    let options = MountOptions {
+        shadow_bytes: 0,
+        ..options.clone()
+    };
+    open_volume(&cluster, &device, &options)
 }
 
 /// Closes a page map that [`open_unmounted`] opened. Where no page is displaced any more the

@@ -1,5 +1,6 @@
 //! A cluster, its server and its programs.
 
+use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -300,7 +301,11 @@ impl Cluster {
             return Ok(());
         };
         let memory = self.memory.take().or_else(|| memory_of(&server));
+        let shared = shared_files(&server);
         let killed = kill_and_wait(server, let_go);
+        for file in shared {
+            let _ = fs::remove_file(file);
+        }
         // The next server, on a device of another number, takes it for another's.
         if let Some(memory) = memory {
             let _ = run(Command::new("ipcrm").args(["-m", &memory]));
@@ -318,4 +323,13 @@ fn memory_of(server: &Child) -> Option<String> {
         let number = fields.nth(1)?.to_owned();
         (fields.nth(2)? == creator).then_some(number)
     })
+}
+
+/// The files in shared memory that a server has, which outlive its death too.
+fn shared_files(server: &Child) -> BTreeSet<PathBuf> {
+    let maps = fs::read_to_string(format!("/proc/{}/maps", server.id())).unwrap_or_default();
+    let mapped = maps.lines().filter_map(|line| line.split_once("/dev/shm/PostgreSQL."));
+    mapped
+        .map(|(_, number)| PathBuf::from(format!("/dev/shm/PostgreSQL.{number}")))
+        .collect()
 }

@@ -12,8 +12,8 @@ pub enum Checked {
     /// Pages are damaged of these files, which no table and no index has: transactions that were not
     /// committed leave theirs for ever.
     LeftOver(BTreeSet<String>),
-    /// Pages are damaged, which some table or index has; what the program said.
-    Damaged(String),
+    /// Pages are damaged, which some table or index has: of these files.
+    Damaged(BTreeSet<String>),
 }
 
 /// The line in which a server said why it ended, not what clients got while it recovered.
@@ -41,20 +41,27 @@ impl Cluster {
     }
 
     /// What the check of the checksums found, judged with the server, which has been started since.
-    #[must_use]
-    pub fn judged(&self, said: &Said) -> Checked {
+    ///
+    /// # Errors
+    /// What `pg_checksums` said, where that is not which pages are damaged.
+    pub fn judged(&self, said: &Said) -> Result<Checked, String> {
         let said = match said {
-            Ok(_) => return Checked::Whole,
+            Ok(_) => return Ok(Checked::Whole),
             Err(said) => said,
         };
         let named = said.lines().filter(|line| line.contains(" failed in file "));
         let files: BTreeSet<String> = named
             .filter_map(|line| Some(line.split('"').nth(1)?.to_owned()))
             .collect();
-        if !files.is_empty() && files.iter().all(|file| self.is_left_over(file)) {
-            return Checked::LeftOver(files);
+        if files.is_empty() {
+            return Err(said.clone());
         }
-        Checked::Damaged(said.clone())
+        let (left_over, damaged): (BTreeSet<_>, BTreeSet<_>) =
+            files.into_iter().partition(|file| self.is_left_over(file));
+        match damaged.is_empty() {
+            true => Ok(Checked::LeftOver(left_over)),
+            false => Ok(Checked::Damaged(damaged)),
+        }
     }
 
     /// Whether no table and no index has a file; what is not known to be left over is in use.

@@ -173,14 +173,14 @@ fn look(
     let said = cluster.checksums();
     if said.is_err() {
         cluster.start(settings)?;
-        let checked = cluster.judged(&said);
+        let checked = cluster.judged(&said)?;
         cluster.stop()?;
         match checked {
             Checked::Whole => {}
             Checked::LeftOver(files) => report.left_over.extend(files),
-            Checked::Damaged(said) => {
+            Checked::Damaged(files) => {
                 report.damaged += 1;
-                return Err(said);
+                return Err(format!("damaged: {files:?}"));
             }
         }
     }

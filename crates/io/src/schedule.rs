@@ -1,7 +1,9 @@
 //! When background I/O may begin.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::{Clock, Nanos, RealClock};
 
 /// Background I/O waits at most so many times as long as its last piece took: a fifth of the device's
 /// time is its own.
@@ -39,7 +41,7 @@ pub enum Policy {
 ///     // 512 KiB of a compaction.
 /// }
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Scheduler {
     policy: Policy,
     state: Mutex<State>,
@@ -86,6 +88,15 @@ impl State {
     }
 }
 
+/// Waiting is done in real time, whatever clock a device has.
+fn now() -> Nanos {
+    RealClock.monotonic()
+}
+
+fn since(then: Nanos) -> Duration {
+    Duration::from_nanos(now().saturating_sub(then))
+}
+
 impl Scheduler {
     /// With no I/O under way.
     #[must_use]
@@ -124,11 +135,11 @@ impl Scheduler {
     /// Waits until a piece of background I/O may begin; it is under way until the guard is dropped. A
     /// piece is as much as a user may have to wait for, some hundred KiB.
     pub fn background(&self) -> Background<'_> {
-        let asked = Instant::now();
+        let asked = now();
         let mut state = self.state();
         state.waiting += 1;
         loop {
-            state = match state.turn(self.policy, asked.elapsed()) {
+            state = match state.turn(self.policy, since(asked)) {
                 Turn::Begin => break,
                 Turn::Wait(None) => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Turn::Wait(Some(rest)) => {
@@ -141,7 +152,7 @@ impl Scheduler {
         state.running += 1;
         Background {
             scheduler: self,
-            begun: Instant::now(),
+            begun: now(),
         }
     }
 }
@@ -178,14 +189,14 @@ impl Drop for Urgent<'_> {
 #[must_use = "the piece is under way until this is dropped"]
 pub struct Background<'s> {
     scheduler: &'s Scheduler,
-    begun: Instant,
+    begun: Nanos,
 }
 
 impl Drop for Background<'_> {
     fn drop(&mut self) {
         let mut state = self.scheduler.state();
         state.running -= 1;
-        state.took = self.begun.elapsed();
+        state.took = since(self.begun);
         drop(state);
         self.scheduler.changed.notify_all();
     }

@@ -503,6 +503,11 @@ impl PageFile {
 }
 
 impl PageFile {
+    /// Whether there is nothing for [`PageFile::write_out`].
+    pub(crate) fn is_written_out(&self) -> bool {
+        self.written.is_empty()
+    }
+
     /// Writes out about `limit` bytes of what was written at home. Returns how many there were. A
     /// failure is as final as a sync's.
     pub(crate) fn write_out(&self, limit: u64) -> Result<u64, FrontError> {

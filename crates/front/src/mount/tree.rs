@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_io::{Device, File, FileKind, FsStat, OpenMode, Stat, write_all_at};
+use collie_io::{Device, File, FileKind, FsStat, OpenMode, Scheduler, Stat, write_all_at};
 use fuser::Errno;
 use parking_lot::{Mutex, RwLock};
 
@@ -14,6 +14,8 @@ use super::control::Control;
 use super::files::{Content, Handle, Handles, Listing, Writes};
 use super::names::{NodeId, Nodes, OWN, ROOT, is_page_file};
 use super::pool::Pool;
+use super::reads::Reads;
+use super::tasks::{Class, Opener};
 use crate::volume::{Existing, OWN as OWN_DIR, Volume};
 use crate::{FrontError, Scope};
 
@@ -41,6 +43,8 @@ pub(super) struct Tree {
     moves: RwLock<()>,
     pub(super) handles: Handles,
     pub(super) pool: Pool,
+    pub(super) reads: Reads,
+    pub(super) scheduler: Arc<Scheduler>,
     pub(super) control: Control,
     /// The directory below the mount. Its number is in `root`: it is closed after everything that
     /// may use that path.
@@ -117,6 +121,7 @@ impl Tree {
         (root, below): (PathBuf, OwnedFd),
         shown: PathBuf,
         stat: &Stat,
+        (reads, scheduler): (Reads, Arc<Scheduler>),
     ) -> Tree {
         let gives_away = device.uid() == 0;
         Tree {
@@ -129,6 +134,8 @@ impl Tree {
             moves: RwLock::new(()),
             handles: Handles::default(),
             pool: Pool::default(),
+            reads,
+            scheduler,
             control: Control::default(),
             _below: below,
         }
@@ -238,6 +245,11 @@ impl Tree {
         self.plain(&path, writes).map(Content::Plain)
     }
 
+    /// Whom a file is opened for. Not while something is locked: it looks at the process.
+    fn opener(&self, pid: u32) -> Opener {
+        Opener::of(&*self.device, pid)
+    }
+
     fn plain(&self, path: &Path, writes: bool) -> Answer<Arc<dyn File>> {
         let full = self.full(path);
         match self.device.open(&full, OpenMode::ReadWrite) {
@@ -246,13 +258,15 @@ impl Tree {
         }
     }
 
-    pub(super) fn open(&self, id: NodeId, flags: i32) -> Answer<u64> {
+    pub(super) fn open(&self, id: NodeId, flags: i32, pid: u32) -> Answer<u64> {
+        let opener = self.opener(pid);
         let _moves = self.moves.read();
         let content = self.content(id, flags & libc::O_ACCMODE != libc::O_RDONLY)?;
         Ok(self.handles.open(Handle {
             node: id,
             content,
             writes: durability(flags),
+            opener,
         }))
     }
 
@@ -262,7 +276,9 @@ impl Tree {
         name: &OsStr,
         new: Created,
         flags: i32,
+        pid: u32,
     ) -> Answer<(Found, u64)> {
+        let opener = self.opener(pid);
         let name = below(parent, name)?;
         let _moves = self.moves.read();
         let path = self.path_of(parent, name)?;
@@ -284,6 +300,7 @@ impl Tree {
             node: found.id,
             content,
             writes: durability(flags),
+            opener,
         });
         Ok((found, handle))
     }
@@ -402,6 +419,8 @@ impl Tree {
     }
 
     pub(super) fn read(&self, handle: &Handle, offset: u64, size: usize) -> Answer<Vec<u8>> {
+        let is_waited_for = handle.opener.class == Class::Foreground;
+        let _waited_for = is_waited_for.then(|| self.scheduler.foreground());
         let mut buf = vec![0; size];
         let len = match &handle.content {
             Content::Pages(file) => front(self.volume.read_at(file, &mut buf, offset))?,

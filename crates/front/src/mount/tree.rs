@@ -178,6 +178,19 @@ impl Tree {
         Found { id, generation, stat }
     }
 
+    /// Tells the kernel of a file that was just made.
+    fn found_new(&self, parent: NodeId, name: &OsStr, stat: Stat) -> Found {
+        let (id, generation) = self.nodes.lock().told_new(parent, name, &stat);
+        Found { id, generation, stat }
+    }
+
+    /// The node that a file is, if it is known. Asked for before its name is removed.
+    fn known(&self, stat: &Stat) -> (NodeId, Option<u64>) {
+        let mut nodes = self.nodes.lock();
+        let id = nodes.id(stat);
+        (id, nodes.generation(id))
+    }
+
     pub(super) fn attributes(&self, id: NodeId) -> Answer<Stat> {
         match self.handles.of_node(id) {
             Some(Content::Pages(file)) => front(self.volume.stat(&file)),
@@ -294,8 +307,7 @@ impl Tree {
             // Nobody was told of it yet.
             let _ = self.volume.unlink(&path);
         })?;
-        let found = self.found(parent, name, stat);
-        self.nodes.lock().created(found.id);
+        let found = self.found_new(parent, name, stat);
         let handle = self.handles.open(Handle {
             node: found.id,
             content,
@@ -309,19 +321,19 @@ impl Tree {
     fn finish(&self, path: &Path, new: Created, mode: u32) -> Answer<()> {
         let full = self.full(path);
         let mut wanted = new.mode;
+        let dir = system(self.device.lstat(&self.full(parent_of(path))))?;
+        let is_groups = dir.mode & libc::S_ISGID != 0;
         if self.gives_away {
-            let dir = self.full(path.parent().unwrap_or(Path::new("")));
-            let dir = system(self.device.lstat(&dir))?;
-            let is_groups = dir.mode & libc::S_ISGID != 0;
             let gid = if is_groups { dir.gid } else { new.gid };
             system(self.device.set_owner(&full, Some(new.uid), Some(gid)))?;
-            let stat = system(self.device.lstat(&full))?;
-            if stat.kind == FileKind::Symlink {
-                return Ok(());
-            }
-            if is_groups && stat.is_dir() {
-                wanted |= libc::S_ISGID;
-            }
+        }
+        let stat = system(self.device.lstat(&full))?;
+        if stat.kind == FileKind::Symlink {
+            // It has no mode of its own: setting one would set its target's.
+            return Ok(());
+        }
+        if is_groups && stat.is_dir() {
+            wanted |= libc::S_ISGID;
         }
         if wanted != mode {
             system(self.device.set_mode(&full, wanted))?;
@@ -345,9 +357,9 @@ impl Tree {
         // Whatever it was made with, its mode is set.
         self.finish(&path, new, u32::MAX)?;
         // PostgreSQL syncs files, and takes that for the names of the directories above them too.
-        system(self.device.sync_dir(&self.full(path.parent().unwrap_or(Path::new("")))))?;
+        system(self.device.sync_dir(&self.full(parent_of(&path))))?;
         let stat = self.lstat(&path)?;
-        Ok(self.found(parent, name, stat))
+        Ok(self.found_new(parent, name, stat))
     }
 
     pub(super) fn read_link(&self, id: NodeId) -> Answer<PathBuf> {
@@ -360,10 +372,9 @@ impl Tree {
         let _moves = self.moves.read();
         let path = self.path_of(parent, name)?;
         let stat = system(self.device.lstat(&self.full(&path)))?;
+        let node = self.known(&stat);
         front(self.volume.unlink(&path))?;
-        let mut nodes = self.nodes.lock();
-        let id = nodes.id(&stat);
-        nodes.removed(id, parent, name, stat.links <= 1);
+        self.nodes.lock().removed(node, parent, name, stat.links <= 1);
         Ok(())
     }
 
@@ -372,10 +383,9 @@ impl Tree {
         let _moves = self.moves.read();
         let full = self.full(&self.path_of(parent, name)?);
         let stat = system(self.device.lstat(&full))?;
+        let node = self.known(&stat);
         system(self.device.remove_dir(&full))?;
-        let mut nodes = self.nodes.lock();
-        let id = nodes.id(&stat);
-        nodes.removed(id, parent, name, true);
+        self.nodes.lock().removed(node, parent, name, true);
         Ok(())
     }
 
@@ -390,12 +400,19 @@ impl Tree {
         let (old_path, new_path) = (self.path_of(from.0, old)?, self.path_of(to.0, new)?);
         let moved = system(self.device.lstat(&self.full(&old_path)))?;
         let replaced = self.device.lstat(&self.full(&new_path)).ok();
+        if let Some(replaced) = &replaced {
+            match (moved.is_dir(), replaced.is_dir()) {
+                (false, true) => return Err(Errno::EISDIR),
+                (true, false) => return Err(Errno::ENOTDIR),
+                _ => {}
+            }
+        }
+        let gone = replaced.map(|stat| (self.known(&stat), stat));
         front(self.volume.rename(&old_path, &new_path, existing))?;
         let mut nodes = self.nodes.lock();
         let id = nodes.id(&moved);
-        if let Some(replaced) = replaced {
-            let other = nodes.id(&replaced);
-            if other == id {
+        if let Some((other, replaced)) = gone {
+            if other.0 == id {
                 // Two names of one file: nothing was done.
                 return Ok(());
             }
@@ -470,8 +487,7 @@ impl Tree {
                     let _moves = self.moves.read();
                     // A file that was removed under its handle has no name to be synced.
                     if let Ok(path) = self.path(handle.node) {
-                        let dir = self.full(path.parent().unwrap_or(Path::new("")));
-                        system(self.device.sync_dir(&dir))?;
+                        system(self.device.sync_dir(&self.full(parent_of(&path))))?;
                         self.nodes.lock().name_synced(handle.node);
                     }
                 }
@@ -527,6 +543,10 @@ impl Tree {
         self.volume.forget_removed()?;
         self.volume.commit_all(Scope::All)
     }
+}
+
+fn parent_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
 }
 
 /// The name below the mount of a name that the kernel asks for.

@@ -9,6 +9,7 @@ mod background;
 mod control;
 mod files;
 mod names;
+mod owners;
 mod pool;
 mod reads;
 mod session;
@@ -171,11 +172,17 @@ impl Mount {
         let volume = open_volume(&cluster, &device, options, &scheduler)?;
         let reads = Reads::start(options.policy, options.idle_slice)
             .map_err(MountError::io("start a thread for", &dir))?;
+        let is_root = device.uid() == 0;
+        if is_root {
+            let given = owners::give_away(&*device, &root, &dir)?;
+            if given > 0 {
+                tracing::info!("{given} files that a daemon had not given away got their directories' owner");
+            }
+        }
         cluster.hide_marker()?;
         let stat = device
             .stat(&root.join(""))
             .map_err(MountError::io("stat", &dir))?;
-        let is_root = device.uid() == 0;
         let tree = Arc::new(Tree::new(volume, device, (root, below), dir.clone(), &stat, (reads, scheduler)));
         let (sender, ended) = channel();
         let session = Session {

@@ -34,7 +34,7 @@ fn what_a_checkpoint_has_settled_is_kept(names: Names) {
     recover(&mut machine);
 
     // The disk stops when the last word of a checkpoint is on it.
-    let update = "UPDATE pgbench_accounts SET abalance = 7 WHERE aid % 50 = 0";
+    let update = "UPDATE pgbench_accounts SET abalance = 1234567 WHERE aid % 50 = 0";
     machine.cluster.sql("postgres", update).unwrap();
     machine.fs.delay_syncs(SLOW).unwrap();
     let is_last = |asked: &collie_sim::faultfs::Asked| {
@@ -48,7 +48,7 @@ fn what_a_checkpoint_has_settled_is_kept(names: Names) {
     assert!(fell.is_some(), "there was no checkpoint");
     machine.cut(NOTHING_ELSE, 2);
     recover(&mut machine);
-    let updated = "SELECT count(*) FROM pgbench_accounts WHERE abalance = 7";
+    let updated = "SELECT count(*) FROM pgbench_accounts WHERE abalance = 1234567";
     assert_eq!(machine.cluster.sql("postgres", updated).unwrap().trim(), "2000");
 }
 

@@ -183,7 +183,14 @@ impl Mount {
         let stat = device
             .stat(&root.join(""))
             .map_err(MountError::io("stat", &dir))?;
-        let tree = Arc::new(Tree::new(volume, device, (root, below), dir.clone(), &stat, (reads, scheduler)));
+        let tree = Arc::new(Tree::new(
+            volume,
+            device,
+            (root, below),
+            dir.clone(),
+            &stat,
+            (reads, scheduler),
+        ));
         let (sender, ended) = channel();
         let session = Session {
             tree: Arc::clone(&tree),

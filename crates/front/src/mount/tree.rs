@@ -11,7 +11,7 @@ use fuser::Errno;
 use parking_lot::{Mutex, RwLock};
 
 use super::control::Control;
-use super::files::{Content, Handle, Handles, Listing, Writes};
+use super::files::{Content, Handle, Handles, Listing, OpenedOtherwise, Writes};
 use super::names::{NodeId, Nodes, OWN, ROOT, is_page_file};
 use super::pool::Pool;
 use super::reads::Reads;
@@ -243,17 +243,17 @@ impl Tree {
 
     /// Opens what a node is, as it is open already or as its name says.
     fn content(&self, id: NodeId, writes: bool) -> Answer<Content> {
-        if let Some(content @ Content::Pages(_)) = self.handles.of_node(id) {
-            return Ok(content);
+        // One look: another thread may open it the next moment.
+        let known = self.handles.of_node(id);
+        if let Some(Content::Pages(_)) = &known {
+            return known.ok_or(Errno::ENOENT);
         }
         let path = self.path(id)?;
-        let is_plain = self.handles.of_node(id).is_some();
-        let is_pages = !is_plain && {
+        if known.is_none() {
             let stat = system(self.device.lstat(&self.full(&path)))?;
-            is_page_file(&path) || self.volume.open_file(&stat).is_some()
-        };
-        if is_pages {
-            return front(self.volume.file(&path)).map(Content::Pages);
+            if is_page_file(&path) || self.volume.open_file(&stat).is_some() {
+                return front(self.volume.file(&path)).map(Content::Pages);
+            }
         }
         self.plain(&path, writes).map(Content::Plain)
     }
@@ -274,13 +274,20 @@ impl Tree {
     pub(super) fn open(&self, id: NodeId, flags: i32, pid: u32) -> Answer<u64> {
         let opener = self.opener(pid);
         let _moves = self.moves.read();
-        let content = self.content(id, flags & libc::O_ACCMODE != libc::O_RDONLY)?;
-        Ok(self.handles.open(Handle {
-            node: id,
-            content,
-            writes: durability(flags),
-            opener,
-        }))
+        loop {
+            let content = self.content(id, flags & libc::O_ACCMODE != libc::O_RDONLY)?;
+            let opened = self.handles.open(Handle {
+                node: id,
+                content,
+                writes: durability(flags),
+                opener,
+            });
+            match opened {
+                Ok(number) => return Ok(number),
+                // Another thread has opened it meanwhile, as what it was then.
+                Err(OpenedOtherwise) => {}
+            }
+        }
     }
 
     pub(super) fn create(
@@ -308,12 +315,14 @@ impl Tree {
             let _ = self.volume.unlink(&path);
         })?;
         let found = self.found_new(parent, name, stat);
-        let handle = self.handles.open(Handle {
+        let opened = self.handles.open(Handle {
             node: found.id,
             content,
             writes: durability(flags),
             opener,
         });
+        // It is new: nothing else is open by its number.
+        let handle = opened.map_err(|OpenedOtherwise| Errno::EIO)?;
         Ok((found, handle))
     }
 

@@ -40,15 +40,14 @@ impl FrontBench {
         &self,
         scales: &[u32],
         mut stage: impl FnMut(&str),
-        mut done: impl FnMut(&AdoptResult),
-    ) -> Result<Vec<AdoptResult>, BenchError> {
+        mut done: impl FnMut(AdoptResult),
+    ) -> Result<(), BenchError> {
         let bench = Self {
             modes: vec![FrontMode::Default],
             ..self.clone()
         };
         bench.check()?;
         let place = bench.place(&mut stage)?;
-        let mut results = Vec::new();
         for round in 1..=bench.rounds {
             for &scale in scales {
                 let of = |what: &str| format!("scale {scale} of round {round}: {what}");
@@ -62,12 +61,10 @@ impl FrontBench {
                 stage(&of("mounts it"));
                 let result = bench.adopted(&mut bed, scale, round)?;
                 bed.close()?;
-                done(&result);
-                results.push(result);
+                done(result);
             }
         }
-        place.close()?;
-        Ok(results)
+        place.close()
     }
 
     fn adopted(&self, bed: &mut Bed<'_>, scale: u32, round: usize) -> Result<AdoptResult, BenchError> {

@@ -101,11 +101,10 @@ impl FrontBench {
     pub fn run(
         &self,
         mut stage: impl FnMut(&str),
-        mut done: impl FnMut(&FrontResult),
-    ) -> Result<Vec<FrontResult>, BenchError> {
+        mut done: impl FnMut(FrontResult),
+    ) -> Result<(), BenchError> {
         self.check()?;
         let mut place = self.place(&mut stage)?;
-        let mut results = Vec::new();
         for round in 1..=self.rounds {
             for &mode in &self.modes {
                 let of = |what: &str| format!("{} of round {round}: {what}", mode.name());
@@ -131,12 +130,10 @@ impl FrontBench {
                 let result = measured?;
                 stage(&of("ends"));
                 bed.close()?;
-                done(&result);
-                results.push(result);
+                done(result);
             }
         }
-        place.close()?;
-        Ok(results)
+        place.close()
     }
 
     /// All settings of a mode's server.

@@ -18,6 +18,8 @@ const TITLE: u32 = 34;
 const CURVES: u32 = 430;
 /// Room on the left, in which rows have their names and axes their figures.
 const LEFT: u32 = 150;
+/// The part of it that is left empty beside a curve.
+const MARGIN: u32 = 62;
 const RIGHT: u32 = 24;
 const FONT: &str = "sans-serif";
 
@@ -56,6 +58,14 @@ fn look(mode: FrontMode) -> (RGBColor, i32, i32) {
         FrontMode::Off => (RGBColor(130, 130, 130), 1, 0),
         FrontMode::Btrfs => (RGBColor(0, 158, 115), 3, 3),
         FrontMode::Collie => (RGBColor(0, 100, 200), 1, 0),
+    }
+}
+
+/// A figure on an axis: 20,000, 1,000, 0.1.
+fn grouped(figure: f64) -> String {
+    match (figure / 1e3).trunc() as u64 {
+        0 => format!("{figure}"),
+        thousands => format!("{thousands},{:03.0}", figure % 1e3),
     }
 }
 
@@ -163,7 +173,8 @@ fn draw_latency(area: &Area<'_>, results: &[&FrontResult]) -> Drawn {
 fn axes<'a, 'b>(area: &'a Area<'b>) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
     let mut chart = ChartBuilder::on(area);
     chart
-        .set_label_area_size(LabelAreaPosition::Left, LEFT)
+        .margin_left(MARGIN)
+        .set_label_area_size(LabelAreaPosition::Left, LEFT - MARGIN)
         .set_label_area_size(LabelAreaPosition::Bottom, 48)
         .margin_right(RIGHT);
     chart
@@ -183,7 +194,7 @@ where
         .x_desc("seconds after the warm-up")
         .y_desc(figure)
         .x_label_formatter(&|second| format!("{second:.0}"))
-        .y_label_formatter(&|figure| format!("{figure}"))
+        .y_label_formatter(&|figure| grouped(*figure))
         .label_style((FONT, 14))
         .axis_desc_style((FONT, 15))
         .light_line_style(TRANSPARENT)
@@ -213,7 +224,7 @@ fn draw_checkpoints(area: &Area<'_>, results: &[&FrontResult]) -> Drawn {
             .pos(Pos::new(across, VPos::Center))
     };
     area.draw(&Text::new(
-        "checkpoints:",
+        "checkpoints, each until it was complete",
         (LEFT as i32, 8),
         small(&BLACK, HPos::Left),
     ))?;
@@ -246,4 +257,15 @@ fn draw_checkpoints(area: &Area<'_>, results: &[&FrontResult]) -> Drawn {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_on_axes_are_grouped() {
+        let shown = [0.0, 0.1, 500.0, 1_000.0, 1_500.0, 20_000.0, 100_000.0].map(grouped);
+        assert_eq!(shown, ["0", "0.1", "500", "1,000", "1,500", "20,000", "100,000"]);
+    }
 }

@@ -2,7 +2,8 @@
 
 use anyhow::Context;
 use collie_bench::{
-    AdoptResult, FrontBench, FrontMode, FrontResult, Interrupt, ScanResult, draw_plots, save_results,
+    AdoptResult, BenchError, FrontBench, FrontMode, FrontResult, Interrupt, ScanResult, draw_plots,
+    save_results,
 };
 use collie_io::{Device, RealDevice};
 use indicatif::ProgressBar;
@@ -38,21 +39,25 @@ pub(super) fn run(args: &FrontBenchArgs) -> anyhow::Result<Outcome> {
     }
     interrupt_on_signals(bench.interrupt.clone())?;
     if !args.adopt.is_empty() {
-        let measured = watched(args, |stage, done| bench.adopt(&args.adopt, stage, done))?;
-        return print(args, &measured, |results| print_adopted(results, &measured));
+        let (measured, ended) = watched(args, |stage, done| bench.adopt(&args.adopt, stage, done));
+        print(args, &measured, |results| print_adopted(results, &measured))?;
+        ended?;
+    } else if args.scan {
+        let (measured, ended) = watched(args, |stage, done| bench.scan(stage, done));
+        print(args, &measured, |results| print_scans(results, &measured))?;
+        ended?;
+    } else {
+        let (measured, ended) = watched(args, |stage, done| bench.run(stage, done));
+        let typical = typical(&bench.modes, &measured);
+        if let (Some(out), false) = (&args.out, typical.is_empty()) {
+            draw_plots(out, &typical)?;
+        }
+        print(args, &measured, |results| {
+            print_table(results, &bench, &measured, &typical)
+        })?;
+        ended?;
     }
-    if args.scan {
-        let measured = watched(args, |stage, done| bench.scan(stage, done))?;
-        return print(args, &measured, |results| print_scans(results, &measured));
-    }
-    let measured = watched(args, |stage, done| bench.run(stage, done))?;
-    let typical = typical(&bench.modes, &measured);
-    if let Some(out) = &args.out {
-        draw_plots(out, &typical)?;
-    }
-    print(args, &measured, |results| {
-        print_table(results, &bench, &measured, &typical)
-    })
+    Ok(Outcome::Good)
 }
 
 /// A measurement ends when a signal asks for it, and takes away what it made.
@@ -77,21 +82,24 @@ fn interrupt_on_signals(interrupt: Interrupt) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures, with what is done next and each result as it comes on standard error.
-fn watched<R: Headline, E>(
+/// Measures, with what is done next and each result as it comes on standard error. What was
+/// measured before a failure counts.
+fn watched<R: Headline>(
     args: &FrontBenchArgs,
-    measure: impl FnOnce(&mut dyn FnMut(&str), &mut dyn FnMut(&R)) -> Result<Vec<R>, E>,
-) -> Result<Vec<R>, E> {
+    measure: impl FnOnce(&mut dyn FnMut(&str), &mut dyn FnMut(R)) -> Result<(), BenchError>,
+) -> (Vec<R>, Result<(), BenchError>) {
     let line: ProgressBar = figures::live();
+    let mut measured: Vec<R> = Vec::new();
     let mut stage = |text: &str| line.set_message(text.to_owned());
-    let mut done = |result: &R| {
+    let mut done = |result: R| {
         if !args.json {
             line.suspend(|| note(result.headline()));
         }
+        measured.push(result);
     };
-    let measured = measure(&mut stage, &mut done);
+    let ended = measure(&mut stage, &mut done);
     line.finish_and_clear();
-    measured
+    (measured, ended)
 }
 
 /// A result as it comes, in a line.
@@ -116,7 +124,7 @@ impl Headline for ScanResult {
         format!(
             "round {}, {}: {}",
             self.round,
-            self.title(),
+            title(self),
             rate(self.bytes_per_sec)
         )
     }
@@ -136,7 +144,10 @@ fn print<R: Serialize>(
     args: &FrontBenchArgs,
     measured: &[R],
     for_people: impl FnOnce(&mut Results) -> std::io::Result<()>,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<()> {
+    if measured.is_empty() {
+        return Ok(());
+    }
     if let Some(out) = &args.out {
         save_results(out, measured)?;
     }
@@ -149,7 +160,7 @@ fn print<R: Serialize>(
         for_people(&mut results)?;
     }
     results.flush()?;
-    Ok(Outcome::Good)
+    Ok(())
 }
 
 /// Of each mode the run whose throughput is the median.
@@ -280,51 +291,48 @@ fn rate(bytes_per_sec: f64) -> String {
     format!("{:.1} MB/s", bytes_per_sec / 1e6)
 }
 
-trait Titled {
-    fn title(&self) -> String;
-}
-
-impl Titled for ScanResult {
-    fn title(&self) -> String {
-        match self.drained {
-            true => format!("{}, drained", self.mode.name()),
-            false => self.mode.name().to_owned(),
-        }
+fn title(scan: &ScanResult) -> String {
+    match scan.drained {
+        true => format!("{}, drained", scan.mode.name()),
+        false => scan.mode.name().to_owned(),
     }
 }
 
 fn print_scans(results: &mut Results, measured: &[ScanResult]) -> std::io::Result<()> {
     if let Some(first) = measured.first() {
         results.line(format_args!(
-            "sequential scan of pgbench_accounts, {} bytes, after {} s of random updates, nothing of it in memory; medians of three\n",
+            "sequential scans of pgbench_accounts, {} bytes, after {} s of random updates, nothing of it in memory\n",
             grouped(first.table_bytes),
             first.updated_s
         ))?;
     }
     results.line(format_args!(
-        "{:<17} {:>5} {:>8} {:>12} {:>6}  {:>24} {:>8}",
-        "", "round", "s", "", "×", "displaced, before–after", "drain s"
+        "{:<17} {:>5} {:>14} {:>6} {:>14} {:>6}  {:>24} {:>8}",
+        "", "round", "first", "×", "median of 3", "×", "displaced, before–after", "drain s"
     ))?;
     for result in measured {
-        let base = measured.iter().find(|one| one.round == result.round);
-        let base = base.map_or(1.0, |base| base.bytes_per_sec);
+        let base = measured
+            .iter()
+            .find(|one| one.round == result.round)
+            .unwrap_or(result);
         let displaced = result.displaced_pages.map_or_else(
             || "-".to_owned(),
             |(before, after)| format!("{}–{}", grouped(before), grouped(after)),
         );
         results.line(format_args!(
-            "{:<17} {:>5} {:>8.2} {:>12} {:>6.2}  {displaced:>24} {:>8}",
-            result.title(),
+            "{:<17} {:>5} {:>14} {:>6.2} {:>14} {:>6.2}  {displaced:>24} {:>8}",
+            title(result),
             result.round,
-            result.scan_s,
+            rate(result.first_bytes_per_sec),
+            result.first_bytes_per_sec / base.first_bytes_per_sec,
             rate(result.bytes_per_sec),
-            result.bytes_per_sec / base,
+            result.bytes_per_sec / base.bytes_per_sec,
             result
                 .drain_s
                 .map_or_else(|| "-".to_owned(), |s| format!("{s:.2}")),
         ))?;
     }
-    results.line("×: of the first of the round")
+    results.line("×: of the first mode in the round")
 }
 
 fn print_adopted(results: &mut Results, measured: &[AdoptResult]) -> std::io::Result<()> {

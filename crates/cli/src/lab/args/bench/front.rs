@@ -199,3 +199,82 @@ impl FrontBenchArgs {
 fn bytes(size: i64) -> u64 {
     size.unsigned_abs()
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, Command};
+    use crate::lab::args::{BenchCommand, LabCommand};
+
+    fn parse(words: &[&str]) -> Result<FrontBenchArgs, clap::Error> {
+        let words = ["collie", "bench", "front"].iter().chain(words);
+        let Some(Command::Lab(command)) = Args::try_parse_from(words)?.command else {
+            panic!("another command")
+        };
+        match *command {
+            LabCommand::Bench(args) => match args.log {
+                Some(BenchCommand::Front(args)) => Ok(*args),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn bench_front_compares_all_modes_unless_it_scans() {
+        assert_eq!(parse(&[]).unwrap().modes(), FrontMode::ALL);
+        assert_eq!(
+            parse(&["--scan"]).unwrap().modes(),
+            [FrontMode::Default, FrontMode::Collie]
+        );
+        let args = parse(&["--scan", "--modes", "off"]).unwrap();
+        assert_eq!(args.modes(), [FrontMode::Off]);
+        assert!(parse(&["--scan", "--adopt", "1"]).is_err());
+    }
+
+    #[test]
+    fn bench_front_passes_settings_on() {
+        let args = parse(&[
+            "--modes",
+            "btrfs,compressed",
+            "--load",
+            "tpcc",
+            "--limit",
+            "60mb",
+            "--seconds",
+            "0.5",
+            "--warm-up",
+            "0",
+            "--shared-buffers",
+            "1GB",
+            "--autovacuum",
+            "aggressive",
+            "--set",
+            "wal_recycle=off",
+        ])
+        .unwrap();
+        assert_eq!(args.modes(), [FrontMode::Btrfs, FrontMode::Compressed]);
+        assert_eq!((args.load(), args.limit()), (FrontLoad::Tpcc, Some(60 << 20)));
+        assert_eq!(args.duration().unwrap(), Duration::from_millis(500));
+        assert_eq!(args.warm_up().unwrap(), Duration::ZERO);
+        let settings = args.settings();
+        for setting in [
+            "shared_buffers=1GB",
+            "autovacuum_max_workers=6",
+            "wal_recycle=off",
+        ] {
+            assert!(
+                settings.iter().any(|one| one == setting),
+                "{setting} in {settings:?}"
+            );
+        }
+        assert_eq!(
+            parse(&[]).unwrap().settings().len(),
+            3,
+            "autovacuum is left as it is"
+        );
+        assert!(parse(&["--seconds", "-1"]).unwrap().duration().is_err());
+    }
+}

@@ -24,6 +24,28 @@ fn refused(device: &SimDevice) -> FrontError {
     Volume::open(Path::new("/volume"), options(device, 16, 1 << 15)).unwrap_err()
 }
 
+/// Behind a file's durable end pages are written in place. What is left of a write that failed there
+/// is not found by a process that starts after this one was killed.
+#[test]
+fn half_a_page_behind_the_end_is_cut_off_when_its_write_fails() {
+    let device = device();
+    let volume = open(&device);
+    let file = volume.create(Path::new("a")).unwrap();
+    volume.write_at(&file, &[1; PAGE], 0).unwrap();
+    volume.sync(&file).unwrap();
+    let home = device.open(Path::new("/volume/a"), OpenMode::Read).unwrap();
+    // There is room for half of it.
+    device.limit_space(Some(PAGE as u64 / 2));
+    let refused = volume.write_at(&file, &[2; PAGE], PAGE as u64).unwrap_err();
+    assert!(refused.is_full(), "{refused}");
+    assert_eq!(home.stat().unwrap().len, PAGE as u64);
+    assert_eq!(file.len(), PAGE as u64);
+    device.limit_space(None);
+    volume.write_at(&file, &[3; PAGE], PAGE as u64).unwrap();
+    volume.sync(&file).unwrap();
+    assert_eq!(home.stat().unwrap().len, 2 * PAGE as u64);
+}
+
 #[test]
 fn pages_without_a_map_are_refused_before_there_is_another_one() {
     for lost in [&["MAP"][..], &["MAP", "shadow"]] {

@@ -11,6 +11,7 @@
 //! * [`Opener`] distinguishes a process from the children that it forks, which must not use what it
 //!   has open.
 //! * [`IoClass`] is a thread's I/O priority: that of background threads is below that of commits.
+//! * [`Scheduler`] lets background I/O begin, in pieces, while no user waits for the device.
 //!
 //! No call here retries a failed sync. The kernel marks pages clean after a failed `fsync`, so a
 //! second call may report success for data that is not on the device; the caller must treat the
@@ -39,6 +40,7 @@ mod mapping;
 mod process;
 mod real;
 mod reserve;
+mod schedule;
 mod stat;
 
 pub use class::{IoClass, set_io_class};
@@ -49,6 +51,7 @@ pub use mapping::Mapping;
 pub use process::Opener;
 pub use real::RealDevice;
 pub use reserve::Reserve;
+pub use schedule::{Background, Foreground, Policy, Scheduler, Urgent};
 pub use stat::{Entry, FileKind, FsStat, Stat};
 
 /// The unit in which direct writes must be aligned, in bytes: buffer address, length and file

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
+use collie_io::Policy;
 
 use super::serve::size;
 
@@ -21,6 +22,34 @@ pub(crate) struct MountArgs {
     /// others it needs user_allow_other in /etc/fuse.conf.
     #[arg(long)]
     pub(crate) allow_other: bool,
+    /// What goes first where the device is the limit.
+    #[arg(long, value_enum, default_value_t = MountPolicy::Classes)]
+    pub(crate) policy: MountPolicy,
+    /// How long the device is kept for the next read of a query before that of another one is done,
+    /// in milliseconds, from 0 to 10.
+    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=10))]
+    pub(crate) idle_slice: u64,
+}
+
+/// What goes first.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum MountPolicy {
+    /// Everything as it comes.
+    None,
+    /// The daemon's own work a piece at a time; scans share the device evenly.
+    Fair,
+    /// What users wait for before the daemon's own work; one query's scan before the next.
+    Classes,
+}
+
+impl From<MountPolicy> for Policy {
+    fn from(policy: MountPolicy) -> Policy {
+        match policy {
+            MountPolicy::None => Policy::None,
+            MountPolicy::Fair => Policy::Fair,
+            MountPolicy::Classes => Policy::Classes,
+        }
+    }
 }
 
 #[derive(Debug, clap::Args)]

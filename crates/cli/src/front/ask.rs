@@ -61,6 +61,9 @@ pub(super) struct Status {
     pub(super) displaced_pages: u64,
     pub(super) dirty_pages: u64,
     pub(super) log_bytes: u64,
+    pub(super) fsyncs: u64,
+    pub(super) fsync_p99_us: u64,
+    pub(super) fsync_max_us: u64,
     pub(super) under_way: Vec<String>,
     pub(super) failure: Option<String>,
 }

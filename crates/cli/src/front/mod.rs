@@ -3,6 +3,7 @@
 mod ask;
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use collie_front::{
@@ -27,6 +28,8 @@ pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     options.shadow_bytes = u64::try_from(args.shadow).unwrap_or(options.shadow_bytes);
     options.page_bytes = args.page_size;
     options.allow_other = args.allow_other;
+    options.policy = args.policy.into();
+    options.idle_slice = Duration::from_millis(args.idle_slice);
     if RealDevice::new().stat(&args.dir.join(".collie/shadow")).is_err() {
         note(format_args!(
             "taking room for displaced pages: {} bytes in {}",
@@ -255,6 +258,15 @@ fn status(dir: &Path, json: bool, prometheus: bool) -> anyhow::Result<Outcome> {
             (
                 "log",
                 format!("{} bytes since the map was written", grouped(status.log_bytes)),
+            ),
+            (
+                "syncs",
+                format!(
+                    "{}; 99 of 100 took {} µs at most, the longest {}",
+                    grouped(status.fsyncs),
+                    grouped(status.fsync_p99_us),
+                    grouped(status.fsync_max_us)
+                ),
             ),
         ];
         for (name, value) in rows {

@@ -32,6 +32,11 @@ impl Written {
         ranges.insert(start, end);
     }
 
+    /// Whether there is nothing to be written out.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranges.lock().is_empty()
+    }
+
     /// Takes ranges from the start, of about `limit` bytes.
     fn take(&self, limit: u64) -> Vec<(u64, u64)> {
         let (mut taken, mut rest) = (Vec::new(), limit);

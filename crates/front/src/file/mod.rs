@@ -345,9 +345,22 @@ impl PageFile {
         for piece in pieces {
             let part = bytes.get(piece.at..piece.at + piece.len).unwrap_or_default();
             self.write_piece(piece.page, piece.from, part)
-                .map_err(|e| (piece.at, e))?;
+                .map_err(|e| (piece.at, self.cut_rest(e)))?;
         }
         Ok(())
+    }
+
+    /// After a write that failed: what it left at home behind the end is cut off, so that no crash
+    /// shows half a page there. Where that fails too, the next write or commit does it.
+    fn cut_rest(&self, error: FrontError) -> FrontError {
+        let (len, home_len) = {
+            let pages = self.pages.lock();
+            (pages.len, pages.home_len)
+        };
+        if home_len > len {
+            let _ = self.set_home_len(len);
+        }
+        error
     }
 
     /// Sets what lies between the end and `to`, which is behind it, to zeros. `writing` is held.
@@ -490,6 +503,11 @@ impl PageFile {
 }
 
 impl PageFile {
+    /// Whether there is nothing for [`PageFile::write_out`].
+    pub(crate) fn is_written_out(&self) -> bool {
+        self.written.is_empty()
+    }
+
     /// Writes out about `limit` bytes of what was written at home. Returns how many there were. A
     /// failure is as final as a sync's.
     pub(crate) fn write_out(&self, limit: u64) -> Result<u64, FrontError> {

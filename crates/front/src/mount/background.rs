@@ -126,6 +126,8 @@ fn turn(tree: &Tree, _: &Signal) -> Result<(), FrontError> {
     let is_scarce = status.free_slots < status.slots / 2;
     let is_idle = before.dirty == 0 && before.log_bytes == status.log_bytes;
     if is_scarce || is_idle {
+        // Writers will wait for slots soon.
+        let _urgent = is_scarce.then(|| tree.scheduler.urgent());
         let wanted = if is_scarce {
             16 * DRAINED_AT_ONCE
         } else {

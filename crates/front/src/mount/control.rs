@@ -4,8 +4,10 @@
 
 use std::ffi::OsStr;
 use std::fmt::Write;
+use std::time::Duration;
 
 use collie_io::{FileKind, Stat};
+use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
 use super::names::{NodeId, OWN, ROOT};
@@ -32,6 +34,46 @@ const FILES: [(&str, NodeId, u32); 3] = [
 pub(super) struct Control {
     /// The commands that are being done.
     under_way: Mutex<Vec<Command>>,
+    /// How long syncs took, in microseconds; none before the first one.
+    syncs: Mutex<Option<Histogram<u64>>>,
+}
+
+/// Syncs that took longer count as an hour.
+const LONGEST: Duration = Duration::from_secs(3600);
+const DIGITS: u8 = 2;
+
+/// Syncs since the directory was mounted.
+#[derive(Debug, Clone, Copy, Default)]
+struct Syncs {
+    count: u64,
+    p50_us: u64,
+    p99_us: u64,
+    max_us: u64,
+}
+
+impl Control {
+    /// A sync took so long, from the request to the answer.
+    pub(super) fn synced(&self, took: Duration) {
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let mut syncs = self.syncs.lock();
+        if syncs.is_none() {
+            // Made here since it may fail: then there are no figures.
+            *syncs = Histogram::new_with_bounds(1, LONGEST.as_micros() as u64, DIGITS).ok();
+        }
+        if let Some(syncs) = &mut *syncs {
+            syncs.saturating_record(us);
+        }
+    }
+
+    fn syncs(&self) -> Syncs {
+        let syncs = self.syncs.lock();
+        syncs.as_ref().map_or_else(Syncs::default, |syncs| Syncs {
+            count: syncs.len(),
+            p50_us: syncs.value_at_quantile(0.5),
+            p99_us: syncs.value_at_quantile(0.99),
+            max_us: syncs.max(),
+        })
+    }
 }
 
 /// A command.
@@ -107,9 +149,10 @@ pub(super) fn names() -> impl Iterator<Item = (&'static str, NodeId)> {
 /// The whole text of one of its files.
 pub(super) fn text(tree: &Tree, id: NodeId) -> String {
     let status = tree.volume.status();
+    let figures = figures(&status, tree.volume.page_bytes(), tree.control.syncs());
     match id {
-        STATUS => json(&status, tree.volume.page_bytes(), &tree.control.under_way.lock()),
-        METRICS => prometheus(&status, tree.volume.page_bytes()),
+        STATUS => json(&figures, &status, &tree.control.under_way.lock()),
+        METRICS => prometheus(&figures, &status),
         _ => String::new(),
     }
 }
@@ -132,7 +175,10 @@ pub(super) fn run(tree: &Tree, command: Command) -> Result<(), FrontError> {
     done
 }
 
-fn figures(status: &VolumeStatus, page_bytes: u32) -> [(&'static str, &'static str, u64); 8] {
+/// A number that is told: its name, what it is, and the number.
+type Figure = (&'static str, &'static str, u64);
+
+fn figures(status: &VolumeStatus, page_bytes: u32, syncs: Syncs) -> [Figure; 12] {
     [
         ("page_bytes", "Bytes of a page.", u64::from(page_bytes)),
         ("slots", "Pages of the shadow file.", u64::from(status.slots)),
@@ -166,12 +212,16 @@ fn figures(status: &VolumeStatus, page_bytes: u32) -> [(&'static str, &'static s
             "Bytes of the log since the map was written.",
             status.log_bytes,
         ),
+        ("fsyncs", "Syncs of files since the mount.", syncs.count),
+        ("fsync_p50_us", "Microseconds that half of them took at most.", syncs.p50_us),
+        ("fsync_p99_us", "Microseconds that 99 of 100 took at most.", syncs.p99_us),
+        ("fsync_max_us", "Microseconds that the longest took.", syncs.max_us),
     ]
 }
 
-fn json(status: &VolumeStatus, page_bytes: u32, under_way: &[Command]) -> String {
+fn json(figures: &[Figure], status: &VolumeStatus, under_way: &[Command]) -> String {
     let mut text = format!("{{\"pid\":{}", std::process::id());
-    for (name, _, value) in figures(status, page_bytes) {
+    for (name, _, value) in figures {
         // Writing to a string cannot fail, here and below.
         let _ = write!(text, ",\"{name}\":{value}");
     }
@@ -209,9 +259,9 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-fn prometheus(status: &VolumeStatus, page_bytes: u32) -> String {
+fn prometheus(figures: &[Figure], status: &VolumeStatus) -> String {
     let mut text = String::new();
-    for (name, help, value) in figures(status, page_bytes) {
+    for (name, help, value) in figures {
         let _ = write!(
             text,
             "# HELP collie_front_{name} {help}\n# TYPE collie_front_{name} gauge\ncollie_front_{name} {value}\n"

@@ -9,6 +9,7 @@ use collie_io::{File, FileKind};
 use parking_lot::{Mutex, RwLock};
 
 use super::names::NodeId;
+use super::tasks::Opener;
 use crate::file::PageFile;
 
 /// What reads and writes of a file go to. All handles of a node have the same kind: where one is
@@ -37,6 +38,7 @@ pub(super) struct Handle {
     pub(super) node: NodeId,
     pub(super) content: Content,
     pub(super) writes: Writes,
+    pub(super) opener: Opener,
 }
 
 /// A directory's names, as they were when they were read from the start.

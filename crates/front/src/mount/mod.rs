@@ -10,8 +10,11 @@ mod control;
 mod files;
 mod names;
 mod pool;
+mod reads;
 mod session;
+mod tasks;
 mod tree;
+mod turns;
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -19,8 +22,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
-use collie_io::{Device, OpenMode, RealDevice};
+use collie_io::{Device, OpenMode, Policy, RealDevice, Scheduler};
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
@@ -30,6 +34,7 @@ use crate::volume::{Volume, VolumeOptions};
 use crate::{FrontError, Recovered, Scope};
 use adopt::Cluster;
 use background::Background;
+use reads::Reads;
 use session::Session;
 use tree::Tree;
 
@@ -89,6 +94,14 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Threads that read the kernel's requests. Default 16.
     pub threads: usize,
+    /// What goes first: of the daemon's own I/O and its users', and of the reads of several scans.
+    /// Default [`Policy::Classes`]: users before the daemon, and one query's scan before the next;
+    /// with [`Policy::Fair`] scans share the device evenly; with [`Policy::None`] all is done as it
+    /// comes.
+    pub policy: Policy,
+    /// How long the device waits for the next read of a query before that of another is done, with
+    /// [`Policy::Classes`]. Default 0.
+    pub idle_slice: Duration,
 }
 
 impl Default for MountOptions {
@@ -98,6 +111,8 @@ impl Default for MountOptions {
             page_bytes: None,
             allow_other: false,
             threads: 16,
+            policy: Policy::default(),
+            idle_slice: Duration::ZERO,
         }
     }
 }
@@ -152,13 +167,16 @@ impl Mount {
         cluster.check_unused()?;
         cluster.check_tablespaces()?;
         cluster.check_sync_method()?;
-        let volume = open_volume(&cluster, &device, options)?;
+        let scheduler = Arc::new(Scheduler::new(options.policy));
+        let volume = open_volume(&cluster, &device, options, &scheduler)?;
+        let reads = Reads::start(options.policy, options.idle_slice)
+            .map_err(MountError::io("start a thread for", &dir))?;
         cluster.hide_marker()?;
         let stat = device
             .stat(&root.join(""))
             .map_err(MountError::io("stat", &dir))?;
         let is_root = device.uid() == 0;
-        let tree = Arc::new(Tree::new(volume, device, (root, below), dir.clone(), &stat));
+        let tree = Arc::new(Tree::new(volume, device, (root, below), dir.clone(), &stat, (reads, scheduler)));
         let (sender, ended) = channel();
         let session = Session {
             tree: Arc::clone(&tree),
@@ -242,6 +260,7 @@ impl Mount {
 /// Closes the page map of a directory that is not mounted any more; see [`Mount::close`].
 fn finish(tree: Arc<Tree>, dir: &Path) -> Result<bool, MountError> {
     tree.pool.finish();
+    tree.reads.finish();
     let Some(tree) = Arc::into_inner(tree) else {
         // A request is still being answered, in another mount namespace perhaps.
         return Ok(false);
@@ -286,7 +305,7 @@ pub fn open_unmounted(dir: &Path, options: &MountOptions) -> Result<Volume, Moun
         shadow_bytes: 0,
         ..options.clone()
     };
-    open_volume(&cluster, &device, &options)
+    open_volume(&cluster, &device, &options, &Arc::default())
 }
 
 /// Closes a page map that [`open_unmounted`] opened. Where no page is displaced any more the
@@ -344,6 +363,7 @@ fn open_volume(
     cluster: &Cluster<'_>,
     device: &Arc<dyn Device>,
     options: &MountOptions,
+    scheduler: &Arc<Scheduler>,
 ) -> Result<Volume, MountError> {
     let found = cluster.page_bytes()?;
     if let (Some(found), Some(wanted)) = (found, options.page_bytes)
@@ -361,6 +381,7 @@ fn open_volume(
         page_bytes,
         slots: u32::try_from(slots).unwrap_or(u32::MAX),
         shown_as: Some(cluster.shown.to_owned()),
+        scheduler: Arc::clone(scheduler),
         ..VolumeOptions::default()
     };
     Ok(Volume::open(cluster.root, volume_options)?)

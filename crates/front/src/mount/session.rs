@@ -263,7 +263,7 @@ impl Filesystem for Session {
             libc::S_IFIFO => FileKind::Pipe,
             libc::S_IFSOCK => FileKind::Socket,
             libc::S_IFREG | 0 => {
-                let made = self.tree.create(parent.0, name, new, libc::O_RDONLY);
+                let made = self.tree.create(parent.0, name, new, libc::O_RDONLY, request.pid());
                 let made = made.map(|(found, handle)| {
                     self.tree.close(handle);
                     found
@@ -362,9 +362,9 @@ impl Filesystem for Session {
         reply: ReplyCreate,
     ) {
         let new = created(request, mode, umask);
-        let name = name.to_owned();
+        let (name, pid) = (name.to_owned(), request.pid());
         // It waits where the name is one of a file whose removal is not durable yet.
-        self.later(move |tree| match tree.create(parent.0, &name, new, flags) {
+        self.later(move |tree| match tree.create(parent.0, &name, new, flags, pid) {
             Ok((found, handle)) => reply.created(
                 &KEPT,
                 &file_attr(found.id, &found.stat),
@@ -376,11 +376,11 @@ impl Filesystem for Session {
         });
     }
 
-    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         if control::is_control(ino.0) {
             return reply.opened(FileHandle(ino.0), FopenFlags::FOPEN_DIRECT_IO);
         }
-        match self.tree.open(ino.0, flags.0) {
+        match self.tree.open(ino.0, flags.0, request.pid()) {
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE),
             Err(error) => reply.error(error),
         }
@@ -403,11 +403,19 @@ impl Filesystem for Session {
             let rest = text.as_bytes().get(from..).unwrap_or_default();
             return reply.data(rest.get(..size as usize).unwrap_or(rest));
         }
-        let read = self.tree.handle(fh.0);
-        data(
-            reply,
-            read.and_then(|handle| self.tree.read(&handle, offset, size as usize)),
-        );
+        let size = size as usize;
+        let handle = match self.tree.handle(fh.0) {
+            Ok(handle) => handle,
+            Err(error) => return reply.error(error),
+        };
+        let opener = handle.opener;
+        if self.tree.reads.takes_turns(opener, size) {
+            let tree = Arc::clone(&self.tree);
+            let read = move || data(reply, tree.read(&handle, offset, size));
+            self.tree.reads.run(opener, size, read);
+        } else {
+            data(reply, self.tree.read(&handle, offset, size));
+        }
     }
 
     fn write(
@@ -466,7 +474,12 @@ impl Filesystem for Session {
             return reply.ok();
         }
         // A sync belongs to the file, whichever handle it comes by.
-        self.later(move |tree| empty(reply, tree.handle(fh.0).and_then(|handle| tree.sync(&handle))));
+        let asked = self.tree.device.clock().monotonic();
+        self.later(move |tree| {
+            let done = tree.handle(fh.0).and_then(|handle| tree.sync(&handle));
+            tree.control.synced(Duration::from_nanos(tree.device.clock().monotonic().saturating_sub(asked)));
+            empty(reply, done);
+        });
     }
 
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {

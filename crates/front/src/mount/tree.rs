@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_io::{Device, File, FileKind, FsStat, OpenMode, Stat, write_all_at};
+use collie_io::{Device, File, FileKind, FsStat, OpenMode, Scheduler, Stat, write_all_at};
 use fuser::Errno;
 use parking_lot::{Mutex, RwLock};
 
@@ -14,6 +14,8 @@ use super::control::Control;
 use super::files::{Content, Handle, Handles, Listing, Writes};
 use super::names::{NodeId, Nodes, OWN, ROOT, is_page_file};
 use super::pool::Pool;
+use super::reads::Reads;
+use super::tasks::{Class, Opener};
 use crate::volume::{Existing, OWN as OWN_DIR, Volume};
 use crate::{FrontError, Scope};
 
@@ -41,6 +43,8 @@ pub(super) struct Tree {
     moves: RwLock<()>,
     pub(super) handles: Handles,
     pub(super) pool: Pool,
+    pub(super) reads: Reads,
+    pub(super) scheduler: Arc<Scheduler>,
     pub(super) control: Control,
     /// The directory below the mount. Its number is in `root`: it is closed after everything that
     /// may use that path.
@@ -117,6 +121,7 @@ impl Tree {
         (root, below): (PathBuf, OwnedFd),
         shown: PathBuf,
         stat: &Stat,
+        (reads, scheduler): (Reads, Arc<Scheduler>),
     ) -> Tree {
         let gives_away = device.uid() == 0;
         Tree {
@@ -129,6 +134,8 @@ impl Tree {
             moves: RwLock::new(()),
             handles: Handles::default(),
             pool: Pool::default(),
+            reads,
+            scheduler,
             control: Control::default(),
             _below: below,
         }
@@ -169,6 +176,19 @@ impl Tree {
     fn found(&self, parent: NodeId, name: &OsStr, stat: Stat) -> Found {
         let (id, generation) = self.nodes.lock().told(parent, name, &stat);
         Found { id, generation, stat }
+    }
+
+    /// Tells the kernel of a file that was just made.
+    fn found_new(&self, parent: NodeId, name: &OsStr, stat: Stat) -> Found {
+        let (id, generation) = self.nodes.lock().told_new(parent, name, &stat);
+        Found { id, generation, stat }
+    }
+
+    /// The node that a file is, if it is known. Asked for before its name is removed.
+    fn known(&self, stat: &Stat) -> (NodeId, Option<u64>) {
+        let mut nodes = self.nodes.lock();
+        let id = nodes.id(stat);
+        (id, nodes.generation(id))
     }
 
     pub(super) fn attributes(&self, id: NodeId) -> Answer<Stat> {
@@ -238,6 +258,11 @@ impl Tree {
         self.plain(&path, writes).map(Content::Plain)
     }
 
+    /// Whom a file is opened for. Not while something is locked: it looks at the process.
+    fn opener(&self, pid: u32) -> Opener {
+        Opener::of(&*self.device, pid)
+    }
+
     fn plain(&self, path: &Path, writes: bool) -> Answer<Arc<dyn File>> {
         let full = self.full(path);
         match self.device.open(&full, OpenMode::ReadWrite) {
@@ -246,13 +271,15 @@ impl Tree {
         }
     }
 
-    pub(super) fn open(&self, id: NodeId, flags: i32) -> Answer<u64> {
+    pub(super) fn open(&self, id: NodeId, flags: i32, pid: u32) -> Answer<u64> {
+        let opener = self.opener(pid);
         let _moves = self.moves.read();
         let content = self.content(id, flags & libc::O_ACCMODE != libc::O_RDONLY)?;
         Ok(self.handles.open(Handle {
             node: id,
             content,
             writes: durability(flags),
+            opener,
         }))
     }
 
@@ -262,7 +289,9 @@ impl Tree {
         name: &OsStr,
         new: Created,
         flags: i32,
+        pid: u32,
     ) -> Answer<(Found, u64)> {
+        let opener = self.opener(pid);
         let name = below(parent, name)?;
         let _moves = self.moves.read();
         let path = self.path_of(parent, name)?;
@@ -278,12 +307,12 @@ impl Tree {
             // Nobody was told of it yet.
             let _ = self.volume.unlink(&path);
         })?;
-        let found = self.found(parent, name, stat);
-        self.nodes.lock().created(found.id);
+        let found = self.found_new(parent, name, stat);
         let handle = self.handles.open(Handle {
             node: found.id,
             content,
             writes: durability(flags),
+            opener,
         });
         Ok((found, handle))
     }
@@ -292,19 +321,19 @@ impl Tree {
     fn finish(&self, path: &Path, new: Created, mode: u32) -> Answer<()> {
         let full = self.full(path);
         let mut wanted = new.mode;
+        let dir = system(self.device.lstat(&self.full(parent_of(path))))?;
+        let is_groups = dir.mode & libc::S_ISGID != 0;
         if self.gives_away {
-            let dir = self.full(path.parent().unwrap_or(Path::new("")));
-            let dir = system(self.device.lstat(&dir))?;
-            let is_groups = dir.mode & libc::S_ISGID != 0;
             let gid = if is_groups { dir.gid } else { new.gid };
             system(self.device.set_owner(&full, Some(new.uid), Some(gid)))?;
-            let stat = system(self.device.lstat(&full))?;
-            if stat.kind == FileKind::Symlink {
-                return Ok(());
-            }
-            if is_groups && stat.is_dir() {
-                wanted |= libc::S_ISGID;
-            }
+        }
+        let stat = system(self.device.lstat(&full))?;
+        if stat.kind == FileKind::Symlink {
+            // It has no mode of its own: setting one would set its target's.
+            return Ok(());
+        }
+        if is_groups && stat.is_dir() {
+            wanted |= libc::S_ISGID;
         }
         if wanted != mode {
             system(self.device.set_mode(&full, wanted))?;
@@ -328,12 +357,9 @@ impl Tree {
         // Whatever it was made with, its mode is set.
         self.finish(&path, new, u32::MAX)?;
         // PostgreSQL syncs files, and takes that for the names of the directories above them too.
-        system(
-            self.device
-                .sync_dir(&self.full(path.parent().unwrap_or(Path::new("")))),
-        )?;
+        system(self.device.sync_dir(&self.full(parent_of(&path))))?;
         let stat = self.lstat(&path)?;
-        Ok(self.found(parent, name, stat))
+        Ok(self.found_new(parent, name, stat))
     }
 
     pub(super) fn read_link(&self, id: NodeId) -> Answer<PathBuf> {
@@ -346,10 +372,9 @@ impl Tree {
         let _moves = self.moves.read();
         let path = self.path_of(parent, name)?;
         let stat = system(self.device.lstat(&self.full(&path)))?;
+        let node = self.known(&stat);
         front(self.volume.unlink(&path))?;
-        let mut nodes = self.nodes.lock();
-        let id = nodes.id(&stat);
-        nodes.removed(id, parent, name, stat.links <= 1);
+        self.nodes.lock().removed(node, parent, name, stat.links <= 1);
         Ok(())
     }
 
@@ -358,10 +383,9 @@ impl Tree {
         let _moves = self.moves.read();
         let full = self.full(&self.path_of(parent, name)?);
         let stat = system(self.device.lstat(&full))?;
+        let node = self.known(&stat);
         system(self.device.remove_dir(&full))?;
-        let mut nodes = self.nodes.lock();
-        let id = nodes.id(&stat);
-        nodes.removed(id, parent, name, true);
+        self.nodes.lock().removed(node, parent, name, true);
         Ok(())
     }
 
@@ -376,12 +400,19 @@ impl Tree {
         let (old_path, new_path) = (self.path_of(from.0, old)?, self.path_of(to.0, new)?);
         let moved = system(self.device.lstat(&self.full(&old_path)))?;
         let replaced = self.device.lstat(&self.full(&new_path)).ok();
+        if let Some(replaced) = &replaced {
+            match (moved.is_dir(), replaced.is_dir()) {
+                (false, true) => return Err(Errno::EISDIR),
+                (true, false) => return Err(Errno::ENOTDIR),
+                _ => {}
+            }
+        }
+        let gone = replaced.map(|stat| (self.known(&stat), stat));
         front(self.volume.rename(&old_path, &new_path, existing))?;
         let mut nodes = self.nodes.lock();
         let id = nodes.id(&moved);
-        if let Some(replaced) = replaced {
-            let other = nodes.id(&replaced);
-            if other == id {
+        if let Some((other, replaced)) = gone {
+            if other.0 == id {
                 // Two names of one file: nothing was done.
                 return Ok(());
             }
@@ -405,6 +436,8 @@ impl Tree {
     }
 
     pub(super) fn read(&self, handle: &Handle, offset: u64, size: usize) -> Answer<Vec<u8>> {
+        let is_waited_for = handle.opener.class == Class::Foreground;
+        let _waited_for = is_waited_for.then(|| self.scheduler.foreground());
         let mut buf = vec![0; size];
         let len = match &handle.content {
             Content::Pages(file) => front(self.volume.read_at(file, &mut buf, offset))?,
@@ -454,8 +487,7 @@ impl Tree {
                     let _moves = self.moves.read();
                     // A file that was removed under its handle has no name to be synced.
                     if let Ok(path) = self.path(handle.node) {
-                        let dir = self.full(path.parent().unwrap_or(Path::new("")));
-                        system(self.device.sync_dir(&dir))?;
+                        system(self.device.sync_dir(&self.full(parent_of(&path))))?;
                         self.nodes.lock().name_synced(handle.node);
                     }
                 }
@@ -511,6 +543,10 @@ impl Tree {
         self.volume.forget_removed()?;
         self.volume.commit_all(Scope::All)
     }
+}
+
+fn parent_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
 }
 
 /// The name below the mount of a name that the kernel asks for.

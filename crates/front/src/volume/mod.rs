@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use collie_io::{Device, File, RealDevice, Stat};
+use collie_io::{Device, File, RealDevice, Scheduler, Stat};
 use collie_log::RingMode;
 use parking_lot::Mutex;
 
@@ -55,6 +55,9 @@ pub struct VolumeOptions {
     /// The path by which errors call the volume's directory, where it is reached by another one,
     /// such as `/proc/self/fd/7` of a directory that something is mounted over.
     pub shown_as: Option<PathBuf>,
+    /// When what the volume does in the background may begin: what it is asked to do by itself, not
+    /// what its users wait for. Shared by all that use the device.
+    pub scheduler: Arc<Scheduler>,
 }
 
 impl Default for VolumeOptions {
@@ -68,6 +71,7 @@ impl Default for VolumeOptions {
             segment_bytes: 16 << 20,
             threads: true,
             shown_as: None,
+            scheduler: Arc::default(),
         }
     }
 }
@@ -109,6 +113,7 @@ pub struct Volume {
     recovered: Recovered,
     /// Whether work on several files is done by several threads.
     has_threads: bool,
+    scheduler: Arc<Scheduler>,
     /// Locked while the volume is open.
     _lock: Arc<dyn File>,
 }
@@ -183,6 +188,8 @@ impl Volume {
         if is_made() {
             return Ok(());
         }
+        // Their writers wait for it.
+        let _urgent = self.scheduler.urgent();
         let committed = self.commit_all(Scope::Steady);
         let drained = self.each(&self.open_files(), |file| {
             if is_made() {
@@ -274,17 +281,27 @@ impl Volume {
     /// may be repeated.
     pub fn sync(&self, file: &PageFile) -> Result<(), FrontError> {
         self.check_own(file)?;
+        let _waited_for = self.scheduler.foreground();
         self.with_log(|| file.commit(Scope::All))
     }
 
-    /// Commits all files.
+    /// Commits all files. With [`Scope::Steady`] it takes turns with what users wait for.
     ///
     /// # Errors
     /// As [`Volume::sync`], of the first file that fails; the others are committed all the same.
     pub fn commit_all(&self, scope: Scope) -> Result<(), FrontError> {
         let mut files = self.open_files();
-        files.retain(|file| scope == Scope::All || file.is_dirty());
-        self.each(&files, |file| self.with_log(|| file.commit(scope)))
+        let commit = |file: &PageFile| self.with_log(|| file.commit(scope));
+        if scope == Scope::All {
+            return self.each(&files, commit);
+        }
+        files.retain(|file| file.is_dirty());
+        let mut done = Ok(());
+        for some in files.chunks(AT_ONCE) {
+            let _turn = self.scheduler.background();
+            done = done.and(self.each(some, commit));
+        }
+        done
     }
 
     /// Brings all displaced pages home that are at rest. Files without any are plain files then.

@@ -142,6 +142,7 @@ impl Volume {
             checkpointed: AtomicU64::new(0),
             recovered,
             has_threads: options.threads,
+            scheduler: Arc::clone(&options.scheduler),
             _lock: lock,
         };
         // From here on the log is not read again from before; and a file that is gone is so for

@@ -22,7 +22,8 @@ impl Volume {
         self.forget_below(path)
     }
 
-    /// Brings about `pages` displaced pages home, of those at rest, and commits that.
+    /// Brings about `pages` displaced pages home, of those at rest, and commits that; in pieces, which
+    /// take turns with what users wait for.
     ///
     /// # Errors
     /// As [`Volume::sync`], of the first file that fails.
@@ -32,6 +33,7 @@ impl Volume {
             let (displaced, _) = file.counts();
             let mut from = (displaced > 0).then_some(0);
             while let Some(page) = from.filter(|_| rest > 0) {
+                let _turn = self.scheduler.background();
                 from = self.with_log(|| file.drain(page, DRAINED_AT_ONCE))?;
                 rest = rest.saturating_sub(DRAINED_AT_ONCE.min(displaced));
             }
@@ -40,16 +42,22 @@ impl Volume {
     }
 
     /// Writes out what is in the cache of the device's files, a piece at a time, so that a sync finds
-    /// little to do and never much at once. Called in the background, as often as pieces are to
-    /// begin; nothing is durable by it. Returns whether anything was written.
+    /// little to do and never much at once. Pieces take turns with what users wait for. Called in the
+    /// background, until there is nothing; nothing is durable by it. Returns whether anything was written.
     ///
     /// # Errors
     /// [`FrontError::Io`]: the device failed. That is as final as a failed sync.
     pub fn write_out(&self) -> Result<bool, FrontError> {
         self.shared.check()?;
+        let turn = self.scheduler.background();
         let shadow = self.shared.shadow.write_out(PIECE);
+        drop(turn);
         let mut bytes = shadow.map_err(|e| self.shared.poison(e))?;
         for file in self.open_files() {
+            if file.is_written_out() {
+                continue;
+            }
+            let _turn = self.scheduler.background();
             bytes += file.write_out(PIECE)?;
         }
         Ok(bytes > 0)

@@ -4,6 +4,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::time::Duration;
+
+use collie_io::Policy;
 
 use crate::{PAGE, mount, pages, write_page};
 
@@ -24,6 +27,31 @@ fn a_page_that_is_overwritten_is_displaced_and_comes_home() {
     mounted.daemon().volume().drain().unwrap();
     assert!(mounted.unmount(), "it is a plain directory again");
     assert_eq!(pages(&path), [1, 9, 3]);
+}
+
+/// Scans, which the kernel reads ahead, take turns; their pages are the same by every policy.
+#[test]
+fn scans_that_take_turns_read_what_was_written() {
+    for policy in [Policy::None, Policy::Fair, Policy::Classes] {
+        let Some(mut mounted) = mount() else { return };
+        let bytes: Vec<u8> = (0..=u8::MAX).cycle().take(1024).collect();
+        let paths = ["base/1/5", "base/1/6", "base/1/7", "base/1/8"].map(|name| {
+            drop(mounted.relation(name, &bytes));
+            mounted.path(name)
+        });
+        mounted.unmount();
+        // What the kernel has of it is gone with the mount.
+        mounted.mount_with(|options| {
+            options.policy = policy;
+            options.idle_slice = Duration::from_millis(2);
+        });
+        std::thread::scope(|scope| {
+            for path in &paths {
+                scope.spawn(|| assert!(pages(path) == bytes, "{policy:?}"));
+            }
+        });
+        mounted.unmount();
+    }
 }
 
 #[test]

@@ -79,7 +79,13 @@ impl Mounted {
     }
 
     fn mount_again(&mut self) {
-        self.mount = Some(Mount::new(self.dir.path(), &options()).unwrap());
+        self.mount_with(|_| ());
+    }
+
+    fn mount_with(&mut self, set: impl FnOnce(&mut MountOptions)) {
+        let mut options = options();
+        set(&mut options);
+        self.mount = Some(Mount::new(self.dir.path(), &options).unwrap());
     }
 }
 

@@ -28,7 +28,7 @@ fn an_unmodified_server_does_all_it_does_elsewhere() {
     let begin = Instant::now();
     let place = disk.make_dir("place");
     let cluster = &mut disk.cluster;
-    cluster.init_at(&cluster.data().to_owned(), &[]).unwrap();
+    cluster.init_at(cluster.data(), &[]).unwrap();
     cluster.start(&[]).unwrap();
     let pgbench = |args: &[&str]| {
         let done = cluster.program("pgbench").args(args).output().unwrap();

@@ -190,6 +190,16 @@ impl<'a> Bed<'a> {
         }
     }
 
+    /// Ends the server and starts it again, and so the mount, whose figures begin anew.
+    pub(super) fn restart(&mut self, settings: &[String]) -> Result<(), BenchError> {
+        self.stop()?;
+        if self.daemon.is_some() {
+            self.unmount()?;
+            self.mount()?;
+        }
+        self.start(settings)
+    }
+
     /// Ends the server in order.
     pub(super) fn stop(&mut self) -> Result<(), BenchError> {
         self.cluster.stop().map_err(|said| BenchError::Program {

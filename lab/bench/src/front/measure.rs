@@ -64,7 +64,7 @@ pub struct FrontResult {
     pub daemon_cpu_us: Option<f64>,
     /// Checkpoints that started.
     pub checkpoints: usize,
-    /// What the mount's daemon told at the end; its FSYNC figures count from its begin.
+    /// What the mount's daemon told at the end; its FSYNC figures count from before the warm-up.
     pub mount: Option<MountFigures>,
     /// When the checkpoints were.
     pub checkpoint_spans: Vec<CheckpointSpan>,

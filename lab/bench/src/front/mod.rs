@@ -115,6 +115,7 @@ impl FrontBench {
                 bed.start(&self.settings(mode))?;
                 stage(&of("fills it"));
                 self.load.fill(&bed, self.scale)?;
+                bed.restart(&self.settings(mode))?;
                 stage(&of("measures"));
                 let limited = place.group.as_mut().zip(self.limit).zip(verified);
                 let limited = limited.map(|((group, bytes_per_sec), verified)| Limited {

@@ -189,15 +189,14 @@ fn print_table(
         bench.warm_up,
     ))?;
     results.line(format_args!("settings: {}", bench.settings.join(", ")))?;
-    if let Some(first) = typical.first() {
-        if let (Some(limit), Some(how), Some(check)) = (first.limit, first.limited_by, first.limit_check) {
-            results.line(format_args!(
-                "limit: {} of writes ({how}); checked: {} past the page cache, {} through it",
-                rate(limit as f64),
-                rate(check.direct_bytes_per_sec),
-                rate(check.writeback_bytes_per_sec)
-            ))?;
-        }
+    let limited = |first: &&FrontResult| Some((first.limit?, first.limited_by?, first.limit_check?));
+    if let Some((limit, how, check)) = typical.first().and_then(limited) {
+        results.line(format_args!(
+            "limit: {} of writes ({how}); checked: {} past the page cache, {} through it",
+            rate(limit as f64),
+            rate(check.direct_bytes_per_sec),
+            rate(check.writeback_bytes_per_sec)
+        ))?;
     }
     results.line(format_args!(
         "\n{:<11} {:>7} {:>6}  {:>7} {:>8} {:>8} {:>8}  {:>9} {:>8} {:>9}  {:>7} {:>7} {:>5}  {:>8} {:>8}",
@@ -245,7 +244,7 @@ fn print_table(
     results.line(
         "×: of the first; stall: the longest time in which no transaction ended; images: full pages in the WAL; cpu, daemon: \
          processor\ntime per transaction of the server and of the mount's daemon, without the kernel's threads; FSYNC: of the \
-         mount, since its begin",
+         mount, with the warm-up",
     )?;
     for run in typical {
         results.line(format_args!(

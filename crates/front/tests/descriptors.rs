@@ -176,9 +176,13 @@ fn a_removed_file_gives_its_slots_back_once_its_directory_opens_again() {
     drop(files);
 }
 
+/// Makes a file of this name that no user has open then.
+type Make = fn(&Volume, &str);
+type Open = fn(&Volume) -> Result<Arc<PageFile>, FrontError>;
+
 #[test]
 fn files_that_no_user_has_open_make_way_for_one_that_is_opened() {
-    let unused: [(&str, fn(&Volume, &str)); 4] = [
+    let unused: [(_, Make); 4] = [
         ("clean", |volume, name| {
             let file = volume.create(Path::new(name)).unwrap();
             volume.sync(&file).unwrap();
@@ -194,7 +198,7 @@ fn files_that_no_user_has_open_make_way_for_one_that_is_opened() {
         }),
     ];
     for (what, make) in unused {
-        let opens: [fn(&Volume) -> Result<Arc<PageFile>, FrontError>; 2] = [
+        let opens: [Open; 2] = [
             |volume| volume.create(Path::new("new")),
             |volume| volume.file(Path::new("old")),
         ];

@@ -265,8 +265,10 @@ impl Tree {
 
     fn plain(&self, path: &Path, writes: bool) -> Answer<Arc<dyn File>> {
         let full = self.full(path);
-        match self.device.open(&full, OpenMode::ReadWrite) {
-            Err(e) if !writes && is_read_only(&e) => system(self.device.open(&full, OpenMode::Read)),
+        match self.volume.open_plain(&*self.device, &full, OpenMode::ReadWrite) {
+            Err(e) if !writes && is_read_only(&e) => {
+                system(self.volume.open_plain(&*self.device, &full, OpenMode::Read))
+            }
             opened => system(opened),
         }
     }
@@ -306,7 +308,9 @@ impl Tree {
             Content::Pages(front(self.volume.create(&path))?)
         } else {
             front(self.volume.free_name(&path))?;
-            Content::Plain(system(self.device.open(&self.full(&path), OpenMode::CreateNew))?)
+            let full = self.full(&path);
+            let made = self.volume.open_plain(&*self.device, &full, OpenMode::CreateNew);
+            Content::Plain(system(made)?)
         };
         let made = self.finish(&path, new, 0o600);
         let found = made.and_then(|()| self.lstat(&path));

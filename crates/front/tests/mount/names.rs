@@ -187,3 +187,32 @@ fn what_a_killed_daemon_did_not_give_away_is_given_away_at_the_next_mount() {
     assert!(fs::symlink_metadata(mounted.path("nowhere")).is_err());
     mounted.unmount();
 }
+
+#[test]
+fn a_relation_that_loses_one_of_its_names_while_it_is_open_keeps_the_other() {
+    let Some(mut mounted) = mount() else { return };
+    fs::create_dir(mounted.path("base/2")).unwrap();
+    let (kept, taken) = (mounted.path("base/2/50"), mounted.path("base/1/7"));
+    let file = mounted.relation("base/1/5", &[1, 1]);
+    let other = mounted.relation("base/1/6", &[1, 1]);
+    fs::hard_link(mounted.path("base/1/5"), &kept).unwrap();
+    fs::remove_file(mounted.path("base/1/5")).unwrap();
+    fs::hard_link(mounted.path("base/1/6"), &taken).unwrap();
+    fs::rename(mounted.path("base/1/7"), mounted.path("base/1/8")).unwrap();
+    drop(mounted.relation("base/1/9", &[3]));
+    fs::rename(mounted.path("base/1/9"), mounted.path("base/1/6")).unwrap();
+    for file in [&file, &other] {
+        write_page(file, 0, 2);
+        file.sync_all().unwrap();
+    }
+    drop((file, other));
+    fs::write(mounted.path(".collie/command"), "drain\n").unwrap();
+    mounted.unmount();
+    for (name, found) in [
+        ("base/2/50", &[2, 1][..]),
+        ("base/1/8", &[2, 1]),
+        ("base/1/6", &[3]),
+    ] {
+        assert_eq!(pages(&mounted.path(name)), found, "{name}");
+    }
+}

@@ -203,7 +203,7 @@ fn a_large_write_from_any_offset_is_whole() {
     assert!(file.as_raw_fd() > 0);
 }
 
-/// Every handle of a relation goes through the page map, whoever opens and closes it meanwhile. What
+/// Every handle of a relation goes through the page map, also where others open and close it. What
 /// one that did not would append, the others would not see.
 #[test]
 fn a_relation_that_many_open_at_once_is_one_file() {

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use collie_io::{Device, OpenMode};
+use collie_io::{Device, File, OpenMode};
 use collie_log::{FIRST_LSN, Log, LogId, LogOptions, Lsn};
 use parking_lot::Mutex;
 
@@ -49,8 +50,10 @@ impl Volume {
     ///
     /// # Errors
     /// [`FrontError::Locked`]; [`FrontError::Mismatch`] where the page size or the log is another
-    /// one, or most of the mapped files are missing; [`FrontError::Corrupt`]; what the log's
-    /// opening fails with ([`FrontError::Log`]); [`FrontError::Io`].
+    /// one, most of the mapped files are missing, or the displaced pages are not those of these
+    /// files, by [`VolumeOptions::identity`] or [`VolumeOptions::plain_by`];
+    /// [`FrontError::Corrupt`]; what the log's opening fails with ([`FrontError::Log`]);
+    /// [`FrontError::Io`].
     pub fn open(root: &Path, options: VolumeOptions) -> Result<Volume, FrontError> {
         let mut options = options;
         let root = match options.shown_as.take() {
@@ -110,6 +113,7 @@ impl Volume {
         }
         replay(&log, &own, &mut map)?;
         map.forget_behind_ends();
+        refuse_pages_of_others(root, options, &map)?;
 
         map.slots = map.slots.max(options.slots);
         let used = used_slots(&own, &map)?;
@@ -141,6 +145,7 @@ impl Volume {
             moves: Mutex::new(()),
             checkpointed: AtomicU64::new(0),
             recovered,
+            identity: Mutex::new(options.identity.or(map.identity)),
             has_threads: options.threads,
             scheduler: Arc::clone(&options.scheduler),
             _lock: lock,
@@ -149,6 +154,22 @@ impl Volume {
         // good, before another one can take its name.
         volume.checkpoint()?;
         Ok(volume)
+    }
+
+    /// What keeps the directory locked as long as it lives, after the volume is closed, too.
+    pub(crate) fn lock(&self) -> Arc<dyn File> {
+        Arc::clone(&self._lock)
+    }
+
+    /// Says whose pages these are, where that came to be known, or is another one, after the opening.
+    /// Returns whether it is new: the next map says it, and no earlier one.
+    pub fn identify(&self, identity: Option<NonZeroU64>) -> bool {
+        let mut known = self.identity.lock();
+        let is_new = identity.is_some() && identity != *known;
+        if is_new {
+            *known = identity;
+        }
+        is_new
     }
 }
 
@@ -183,6 +204,7 @@ fn new_map(device: &dyn Device, options: &VolumeOptions) -> Result<Map, FrontErr
         page_bytes: options.page_bytes,
         slots: options.slots,
         log_id: LogId(id),
+        identity: options.identity,
         replay_from: NO_LOG_YET,
         next_id: 1,
         files: BTreeMap::new(),
@@ -210,6 +232,34 @@ fn refuse_without_map(device: &dyn Device, root: &Path) -> Result<(), FrontError
         }
     }
     Ok(())
+}
+
+/// Refuses displaced pages that are not of these files: of other ones, or of earlier versions of
+/// them. A map without any is of use to all.
+fn refuse_pages_of_others(root: &Path, options: &VolumeOptions, map: &Map) -> Result<(), FrontError> {
+    let Some(first) = map.files.values().next() else {
+        return Ok(());
+    };
+    let pages = format!(
+        "{OWN} has pages of {} files, such as {}",
+        map.files.len(),
+        first.path.display()
+    );
+    let problem = match (options.plain_by, options.identity, map.identity) {
+        (Some(sign), ..) => format!(
+            "{pages}, but none can be there: {sign}, as in a directory that was drained or restored \
+             since. Remove {OWN} to use the files as they are, or bring back files and {OWN} of one moment"
+        ),
+        (None, Some(theirs), Some(its)) if theirs != its => format!(
+            "{pages}, of identity {its}; these files have {theirs} (of a cluster, that is its system \
+             identifier). Bring back the {OWN} that belongs to them, or else a backup"
+        ),
+        _ => return Ok(()),
+    };
+    Err(FrontError::Mismatch {
+        path: root.to_owned(),
+        problem,
+    })
 }
 
 fn log_options(options: &VolumeOptions, map: &Map) -> LogOptions {

@@ -328,7 +328,9 @@ fn memory_of(server: &Child) -> Option<String> {
 /// The files in shared memory that a server has, which outlive its death too.
 fn shared_files(server: &Child) -> BTreeSet<PathBuf> {
     let maps = fs::read_to_string(format!("/proc/{}/maps", server.id())).unwrap_or_default();
-    let mapped = maps.lines().filter_map(|line| line.split_once("/dev/shm/PostgreSQL."));
+    let mapped = maps
+        .lines()
+        .filter_map(|line| line.split_once("/dev/shm/PostgreSQL."));
     mapped
         .map(|(_, number)| PathBuf::from(format!("/dev/shm/PostgreSQL.{number}")))
         .collect()

@@ -20,6 +20,10 @@ const TEMPORARY: &str = "MAP.tmp";
 /// The longest map that is read, in bytes: 2³² pages of entries would be larger, no shadow file is.
 const MAX: u64 = 1 << 36;
 
+/// What is done about damage to what says where pages are.
+pub(crate) const REMEDY: &str =
+    "bring back a copy of the whole directory, .collie with it, of one moment, or restore a backup";
+
 /// Whether a page can have so many bytes.
 pub(crate) fn is_page(bytes: u32) -> bool {
     bytes.is_multiple_of(512) && (512..=65_536).contains(&bytes)
@@ -138,7 +142,7 @@ impl Map {
     pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<Map, FrontError> {
         let corrupt = |expected: &str, found: String| FrontError::Corrupt {
             path: path.to_owned(),
-            expected: expected.to_owned(),
+            expected: format!("{expected}; {REMEDY}"),
             found,
         };
         let cut = || {
@@ -165,7 +169,10 @@ impl Map {
         }
         let (is, should) = (crc32c::crc32c(body), u32::from_le_bytes(*crc));
         if is != should {
-            return Err(corrupt(&format!("checksum {should:08x}"), format!("{is:08x}")));
+            return Err(corrupt(
+                &format!("checksum {should:08x}, which it ends with"),
+                format!("checksum {is:08x}"),
+            ));
         }
         let mut read = || {
             let mut map = Map {
@@ -217,7 +224,7 @@ impl Map {
         if len > MAX {
             return Err(FrontError::Corrupt {
                 path,
-                expected: format!("at most {MAX} bytes"),
+                expected: format!("at most {MAX} bytes; {REMEDY}"),
                 found: format!("{len}"),
             });
         }

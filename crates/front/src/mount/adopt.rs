@@ -110,8 +110,10 @@ impl Cluster<'_> {
             match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(e) => {
-                    let shown = path.strip_prefix(self.root).unwrap_or(path);
-                    return Err(MountError::io("write to", &self.shown.join(shown))(e.into()));
+                    let below = path.strip_prefix(self.root).unwrap_or(path);
+                    // Without a slash behind the directory itself.
+                    let shown: PathBuf = self.shown.join(below).components().collect();
+                    return Err(MountError::io("write to", &shown)(e.into()));
                 }
             }
         }

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use collie_io::{Device, File, OpenMode};
-use collie_log::{FIRST_LSN, Log, LogId, LogOptions, Lsn};
+use collie_log::{FIRST_LSN, Log, LogError, LogId, LogOptions, Lsn};
 use parking_lot::Mutex;
 
 use super::claims::Claims;
 use super::{Files, OWN, Volume, VolumeOptions};
 use crate::FrontError;
-use crate::disk::map::{Map, MappedFile, is_number_of_slots, is_page};
+use crate::disk::map::{Map, MappedFile, REMEDY, is_number_of_slots, is_page};
 use crate::disk::record::Record;
 use crate::disk::shadow::Shadow;
 use crate::file::{Mapping, Name, PageFile};
@@ -37,8 +37,8 @@ pub struct Recovered {
     pub mapped: usize,
     /// Displaced pages.
     pub displaced: usize,
-    /// Files that were removed before the crash, with displaced pages, whose removal was not
-    /// recorded yet.
+    /// Files with displaced pages that are missing: removed right before a crash, which did not let
+    /// that be recorded, or else lost.
     pub gone: Vec<PathBuf>,
     /// Files that had grown behind their committed end and were cut there.
     pub cut: usize,
@@ -107,7 +107,7 @@ impl Volume {
         }
         let log_options = log_options(options, &map);
         let max_payload = log_options.max_payload();
-        let log = Log::open(own.join("log"), log_options)?;
+        let log = Log::open(own.join("log"), log_options).map_err(|e| log_is_not_its(&own, e))?;
         if map.replay_from == NO_LOG_YET {
             map.replay_from = log.oldest();
         }
@@ -277,6 +277,20 @@ fn log_options(options: &VolumeOptions, map: &Map) -> LogOptions {
     }
 }
 
+/// Says what to do about a log that is not that of the map, or not all of it.
+fn log_is_not_its(own: &Path, error: LogError) -> FrontError {
+    match error {
+        LogError::Missing { .. }
+        | LogError::LogIdMismatch { .. }
+        | LogError::WrongDirectory { .. }
+        | LogError::BeginningUnknown { .. } => FrontError::Mismatch {
+            path: own.to_owned(),
+            problem: format!("{error}; the map needs it for what was written last: {REMEDY}"),
+        },
+        error => error.into(),
+    }
+}
+
 /// Applies what the log says since the map was written.
 fn replay(log: &Log, own: &Path, map: &mut Map) -> Result<(), FrontError> {
     for frame in log.read(map.replay_from)? {
@@ -292,7 +306,7 @@ fn replay(log: &Log, own: &Path, map: &mut Map) -> Result<(), FrontError> {
 fn bad_record(own: &Path, at: Lsn, kind: u8, len: usize) -> FrontError {
     FrontError::Corrupt {
         path: own.join("log"),
-        expected: format!("a record of a page map at LSN {at}"),
+        expected: format!("a record of a page map at LSN {at}; {REMEDY}"),
         found: format!("a frame of kind {kind} with {len} bytes"),
     }
 }
@@ -305,7 +319,7 @@ fn used_slots(own: &Path, map: &Map) -> Result<BTreeSet<crate::disk::record::Slo
             if slot.0 >= map.slots || !used.insert(slot) {
                 return Err(FrontError::Corrupt {
                     path: own.join("MAP"),
-                    expected: format!("for each page a slot of its own, below {}", map.slots),
+                    expected: format!("for each page a slot of its own, below {}; {REMEDY}", map.slots),
                     found: format!("slot {} of page {page} of {}", slot.0, file.path.display()),
                 });
             }
@@ -390,7 +404,10 @@ fn refuse_without_files(shared: &Shared, recovered: &Recovered) -> Result<(), Fr
 fn too_short(path: &Path, len: u64, mapped: &MappedFile) -> FrontError {
     FrontError::Corrupt {
         path: path.to_owned(),
-        expected: format!("at least {} bytes, its committed end", mapped.end),
+        expected: format!(
+            "at least {} bytes, its committed end; bring the file back as it was, or restore a backup",
+            mapped.end
+        ),
         found: format!("{len} bytes"),
     }
 }

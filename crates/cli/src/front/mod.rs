@@ -166,7 +166,7 @@ fn serve(mount: &Mount) -> anyhow::Result<Served> {
                         refusals += 1;
                         note(format_args!(
                             "{}; everything is durable; stop the server, or send the signal again",
-                            busy(mount.dir(), error)
+                            busy(mount.dir(), std::process::id(), error)
                         ));
                     }
                     Err(MountError::Io { .. }) => {
@@ -181,10 +181,10 @@ fn serve(mount: &Mount) -> anyhow::Result<Served> {
 }
 
 /// With the processes that use the mount, where that is the reason.
-fn busy(dir: &Path, error: MountError) -> anyhow::Error {
+fn busy(dir: &Path, daemon: u32, error: MountError) -> anyhow::Error {
     let is_busy = matches!(&error, MountError::Io { source, .. } if source.kind() == ErrorKind::ResourceBusy);
     match is_busy {
-        true => anyhow!("{error}; {}", users::tell(dir)),
+        true => anyhow!("{error}; {}", users::tell(dir, daemon)),
         false => error.into(),
     }
 }
@@ -261,7 +261,7 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
         }
         asked => asked?,
     }
-    unmount_dir(daemon.dir()).map_err(|error| busy(daemon.dir(), error))?;
+    unmount_dir(daemon.dir()).map_err(|error| busy(daemon.dir(), daemon.pid(), error))?;
     daemon.wait_for_end()?;
     if drains && has_pages_elsewhere(daemon.dir())? {
         bail!(

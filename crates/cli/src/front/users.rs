@@ -21,14 +21,15 @@ fn text(path: &Path) -> Option<String> {
 }
 
 /// The processes that have something below `dir` open, or work in it, with their names: as far as
-/// this user may look.
-fn users(dir: &Path) -> BTreeMap<u32, String> {
+/// this user may look. The daemon has its files below the mount open, by the same paths.
+fn users(dir: &Path, daemon: u32) -> BTreeMap<u32, String> {
     let device = RealDevice::new();
     let leads_below = |link: &Path| device.read_link(link).is_ok_and(|target| target.starts_with(dir));
     let processes = device.list(Path::new("/proc")).unwrap_or_default();
     let numbers = processes
         .iter()
-        .filter_map(|entry| entry.name.parse::<u32>().ok());
+        .filter_map(|entry| entry.name.parse::<u32>().ok())
+        .filter(|pid| *pid != daemon);
     let mut found = BTreeMap::new();
     for pid in numbers {
         let about = PathBuf::from(format!("/proc/{pid}"));
@@ -47,8 +48,8 @@ fn users(dir: &Path) -> BTreeMap<u32, String> {
 }
 
 /// Says which processes use a directory, or how to find them.
-pub(super) fn tell(dir: &Path) -> String {
-    let found = users(dir);
+pub(super) fn tell(dir: &Path, daemon: u32) -> String {
+    let found = users(dir, daemon);
     if found.is_empty() {
         return format!(
             "no process that this user may look at has anything in it open; `fuser -vm {}` as root tells",
@@ -117,13 +118,18 @@ mod tests {
     fn a_process_with_an_open_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().canonicalize().unwrap();
-        assert!(tell(&at).contains("fuser -vm"));
+        assert!(tell(&at, 0).contains("fuser -vm"));
         let path = at.join("file");
         let _file = RealDevice::new().open(&path, OpenMode::CreateNew).unwrap();
-        let said = tell(&at);
+        let said = tell(&at, 0);
         assert!(
             said.contains(&format!("process {} (", std::process::id())),
             "{said}"
+        );
+        let of_others = tell(&at, std::process::id());
+        assert!(
+            of_others.contains("fuser -vm"),
+            "the daemon is no user: {of_others}"
         );
     }
 }

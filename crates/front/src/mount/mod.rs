@@ -308,6 +308,8 @@ pub fn check_mount(dir: &Path, options: &MountOptions) -> Result<u64, MountError
 fn check(cluster: &Cluster<'_>, options: &MountOptions) -> Result<(), MountError> {
     check_fuse(cluster.device)?;
     cluster.check_unmounted()?;
+    let inside = cluster.device.stat(&cluster.root.join("."));
+    inside.map_err(MountError::io("look into", cluster.shown))?;
     cluster.check_unused()?;
     cluster.check_tablespaces()?;
     cluster.check_sync_method()?;

@@ -224,8 +224,8 @@ fn refuse_without_map(device: &dyn Device, root: &Path) -> Result<(), FrontError
                 return Err(FrontError::Mismatch {
                     path: root.to_owned(),
                     problem: format!(
-                        "{OWN} has a {name} and no MAP, which says where pages are; bring MAP back, or \
-                         remove {OWN}, and with it the pages"
+                        "{OWN} has a {name} and no MAP, which says where pages are; bring MAP back; if it is \
+                         lost for good, restore a backup"
                     ),
                 });
             }

@@ -92,16 +92,10 @@ fn a_failed_sync_of_the_daemon_fails_a_checkpoint_and_loses_nothing() {
     let failing = Fault::new(FaultKind::SyncFails).on(".collie/shadow");
     machine.fs.inject(failing).unwrap();
     let checkpoint = machine.cluster.sql("postgres", "CHECKPOINT");
-    assert!(
-        checkpoint.is_err(),
-        "a checkpoint was done whose pages are not durable"
-    );
+    assert!(checkpoint.is_err(), "a checkpoint was done whose pages are not durable");
     machine.cut(NOTHING_ELSE, 3);
     machine.mount().unwrap();
     machine.cluster.start(&SETTINGS).unwrap();
     let rows = "SELECT count(*), sum(n) FROM kept";
-    assert_eq!(
-        machine.cluster.sql("postgres", rows).unwrap().trim(),
-        "20000|-200010000"
-    );
+    assert_eq!(machine.cluster.sql("postgres", rows).unwrap().trim(), "20000|-200010000");
 }

@@ -108,13 +108,9 @@ fn an_unmodified_server_does_all_it_does_elsewhere() {
     cluster.checksums().unwrap();
     cluster.start(&SETTINGS).unwrap();
     check_contents(cluster);
-    cluster
-        .sql("postgres", "UPDATE pgbench_accounts SET filler = 'z'; CHECKPOINT")
-        .unwrap();
+    cluster.sql("postgres", "UPDATE pgbench_accounts SET filler = 'z'; CHECKPOINT").unwrap();
     run(&mut collie(["drain"], &data)).unwrap();
-    cluster
-        .sql("postgres", "UPDATE pgbench_accounts SET filler = 'a'")
-        .unwrap();
+    cluster.sql("postgres", "UPDATE pgbench_accounts SET filler = 'a'").unwrap();
     cluster.stop().unwrap();
     mounted.umount();
 
@@ -192,10 +188,7 @@ fn leave_displaced(cluster: &mut Cluster, mounted: &mut Mounted<'_>) {
 pub(crate) fn check_contents(cluster: &Cluster) {
     let counts = "SELECT (SELECT count(*) FROM there), (SELECT count(*) FROM pgbench_accounts),
         (SELECT count(*) FROM unlogged)";
-    assert_eq!(
-        cluster.sql("postgres", counts).unwrap().trim(),
-        "10000|100000|5000"
-    );
+    assert_eq!(cluster.sql("postgres", counts).unwrap().trim(), "10000|100000|5000");
     for database in ["by_log", "there"] {
         assert_eq!(cluster.sql(database, "SELECT n FROM t").unwrap().trim(), "7");
     }
@@ -221,12 +214,7 @@ fn check_upgrade(cluster: &Cluster, home: &Path) {
     cluster.init_at(&new, &["--no-sync"]).unwrap();
     let mut upgrade = cluster.program("pg_upgrade");
     let programs = Path::new(upgrade.get_program()).parent().unwrap().to_owned();
-    upgrade
-        .arg("--check")
-        .arg("-b")
-        .arg(&programs)
-        .arg("-B")
-        .arg(&programs);
+    upgrade.arg("--check").arg("-b").arg(&programs).arg("-B").arg(&programs);
     upgrade.arg("-d").arg(cluster.data()).arg("-D").arg(&new);
     let said = run(&mut upgrade).unwrap();
     assert!(said.contains("Clusters are compatible"), "{said}");

@@ -345,10 +345,7 @@ impl Tree {
         // Whatever it was made with, its mode is set.
         self.finish(&path, new, u32::MAX)?;
         // PostgreSQL syncs files, and takes that for the names of the directories above them too.
-        system(
-            self.device
-                .sync_dir(&self.full(path.parent().unwrap_or(Path::new("")))),
-        )?;
+        system(self.device.sync_dir(&self.full(path.parent().unwrap_or(Path::new("")))))?;
         let stat = self.lstat(&path)?;
         Ok(self.found(parent, name, stat))
     }

@@ -210,14 +210,7 @@ mod tests {
     /// Scans by `tasks` tasks of `reads` reads each, which begin `apart` one after the other and have
     /// two reads asked for at once; between a read and the next the task computes for `thinks`. The
     /// device does one read at a time. Returns when each ends.
-    fn scans(
-        policy: Policy,
-        idle: Duration,
-        tasks: u32,
-        reads: u32,
-        apart: Duration,
-        thinks: Duration,
-    ) -> Vec<Duration> {
+    fn scans(policy: Policy, idle: Duration, tasks: u32, reads: u32, apart: Duration, thinks: Duration) -> Vec<Duration> {
         let start = START;
         let mut turns = Turns::new(policy, idle);
         let mut now = start;
@@ -271,10 +264,7 @@ mod tests {
             let fair = scans(Policy::Fair, slice, 4, 1000, apart, thinks);
             let classes = scans(Policy::Classes, slice, 4, 1000, apart, thinks);
             assert!(fair.iter().min() > Some(&Duration::from_millis(3900)), "{fair:?}");
-            assert!(
-                mean(&classes) < mean(&fair).mul_f64(0.7),
-                "{classes:?} of {fair:?}"
-            );
+            assert!(mean(&classes) < mean(&fair).mul_f64(0.7), "{classes:?} of {fair:?}");
             for (one, other) in classes.iter().zip(&fair) {
                 assert!(*one < other.mul_f64(1.05), "{classes:?} of {fair:?}");
             }

@@ -10,6 +10,8 @@ use clap::{Parser, Subcommand};
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;
 pub(crate) use serve::ServeArgs;
+#[cfg(feature = "lab")]
+pub(crate) use serve::size;
 
 #[cfg(feature = "lab")]
 use crate::lab::args::{LabCommand, TourArgs};

@@ -76,6 +76,11 @@ impl FrontError {
         }
     }
 
+    /// Whether it says that too many files are open.
+    pub(crate) fn is_out_of_descriptors(&self) -> bool {
+        matches!(self, FrontError::Io { source, .. } if collie_io::is_out_of_descriptors(source))
+    }
+
     /// Whether it says that the device has no room left.
     #[must_use]
     pub fn is_full(&self) -> bool {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use collie_io::Device;
+use collie_io::{Device, Dir};
 use collie_log::{Level, Log, LogError, Lsn, Span, Worker};
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -24,6 +24,13 @@ const APPENDERS: usize = 200;
 struct Workers {
     idle: Vec<Worker>,
     busy: usize,
+}
+
+/// A directory that is open, so that a sync of its names needs no descriptor.
+#[derive(Debug)]
+pub(crate) struct Names {
+    dir: Arc<dyn Dir>,
+    path: PathBuf,
 }
 
 /// Shared by a volume and its files.
@@ -187,11 +194,26 @@ impl Shared {
         }
     }
 
-    /// Makes the names in a directory durable. Where that fails it ends all writes: names of any
-    /// file in it may be lost, and the next sync would not say so.
+    /// Opens a directory, so that its names can be synced. Where that fails nothing is at risk: it may
+    /// be tried again.
+    pub(crate) fn open_names(&self, dir: &Path) -> Result<Names, FrontError> {
+        let opened = self.device.open_dir(dir);
+        Ok(Names {
+            dir: opened.map_err(FrontError::io("open", dir))?,
+            path: dir.to_owned(),
+        })
+    }
+
+    /// Makes the names in an open directory durable. Where that fails it ends all writes: names of
+    /// any file in it may be lost, and the next sync would not say so.
+    pub(crate) fn sync_opened(&self, names: &Names) -> Result<(), FrontError> {
+        let synced = names.dir.sync();
+        synced.map_err(|e| self.poison(FrontError::io("sync", &names.path)(e)))
+    }
+
+    /// Opens a directory and makes its names durable.
     pub(crate) fn sync_names(&self, dir: &Path) -> Result<(), FrontError> {
-        let synced = self.device.sync_dir(dir);
-        synced.map_err(|e| self.poison(FrontError::io("sync", dir)(e)))
+        self.sync_opened(&self.open_names(dir)?)
     }
 
     /// The time, in nanoseconds since the Unix epoch.
@@ -216,10 +238,9 @@ impl Shared {
         let path = self.root.join(path);
         let dirs = path.ancestors().skip(1);
         for dir in dirs.take_while(|dir| dir.starts_with(&self.root)) {
-            match self.device.sync_dir(dir) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(self.poison(FrontError::io("sync", dir)(e))),
-                Ok(()) => break,
+            match self.open_names(dir) {
+                Err(FrontError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                opened => return self.sync_opened(&opened?),
             }
         }
         Ok(())

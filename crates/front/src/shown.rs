@@ -1,10 +1,11 @@
 //! A directory that is reached by one path and shown by another.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_io::{Clock, Device, Dir, Entry, File, FsStat, OpenMode, Stat};
+use collie_io::{Clock, Device, Dir, Entry, File, FileKind, FsStat, OpenMode, Stat};
 
 /// Takes paths below `shown` for what lies below `reached`, so that errors of all layers show
 /// where a file is for its users. All other paths are left as they are.
@@ -29,6 +30,9 @@ impl ShownAs {
 impl Device for ShownAs {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
         self.device.open(&self.at(path), mode)
+    }
+    fn open_for_user(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        self.device.open_for_user(&self.at(path), mode)
     }
     fn stat(&self, path: &Path) -> io::Result<Stat> {
         self.device.stat(&self.at(path))
@@ -74,6 +78,9 @@ impl Device for ShownAs {
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
         self.device.remove_dir(&self.at(path))
+    }
+    fn read_dir(&self, dir: &Path, each: &mut dyn FnMut(&OsStr, FileKind, u64)) -> io::Result<()> {
+        self.device.read_dir(&self.at(dir), each)
     }
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.device.rename_new(&self.at(from), &self.at(to))

@@ -66,6 +66,13 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// The clock of this device's world.
     fn clock(&self) -> &dyn Clock;
 
+    /// As [`Device::open`], for a user of this process, who may open many: refused as if too many
+    /// were open (see [`is_out_of_descriptors`](crate::is_out_of_descriptors)) while some descriptors
+    /// are left, which are for the process's own work. Nothing is created then. A device without such
+    /// a limit opens it.
+    fn open_for_user(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        self.open(path, mode)
+    }
     /// As [`Device::stat`], but of a symbolic link itself.
     fn lstat(&self, path: &Path) -> io::Result<Stat> {
         Err(unsupported(path))
@@ -146,6 +153,13 @@ pub trait Device: fmt::Debug + Send + Sync {
 fn unsupported(path: &Path) -> io::Error {
     let text = format!("this device cannot do that with {}", path.display());
     io::Error::new(io::ErrorKind::Unsupported, text)
+}
+
+/// Whether too many files are open, here or in the system: what is refused for it may succeed when
+/// others are closed.
+#[must_use]
+pub fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// An open directory. All methods may be called from any thread.

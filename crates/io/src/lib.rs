@@ -46,7 +46,9 @@ mod stat;
 pub use class::{IoClass, set_io_class};
 pub use clock::{Clock, Nanos, RealClock};
 pub use create_dirs::{DirSteps, create_dirs};
-pub use device::{Device, Dir, File, OpenMode, allocate_or_zero, read_exact_at, write_all_at};
+pub use device::{
+    Device, Dir, File, OpenMode, allocate_or_zero, is_out_of_descriptors, read_exact_at, write_all_at,
+};
 pub use mapping::Mapping;
 pub use process::Opener;
 pub use real::RealDevice;

@@ -13,8 +13,9 @@ use rustix::fs::{
     self, AtFlags, CWD, FallocateFlags, FlockOperation, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps,
     UTIME_OMIT, Uid,
 };
-use rustix::io::Errno;
+use rustix::io::{DupFlags, Errno};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 
 use crate::{
     Clock, Device, Dir, DirSteps, Entry, File, FileKind, FsStat, Mapping, OpenMode, Opener, RealClock, Stat,
@@ -37,16 +38,37 @@ impl RealDevice {
 
 const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 
+/// Descriptors that [`Device::open_for_user`] leaves: the highest numbers, of which no user ever has
+/// one. As many as a process with some dozens of threads uses for moments, and no more than a quarter.
+const KEPT_BACK: u64 = 96;
+
+fn open_file(path: &Path, mode: OpenMode) -> io::Result<OwnedFd> {
+    let flags = match mode {
+        OpenMode::Read => OFlags::RDONLY,
+        OpenMode::ReadWrite => OFlags::RDWR,
+        OpenMode::CreateNew => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW,
+        OpenMode::OpenOrCreate => OFlags::RDWR | OFlags::CREATE,
+        OpenMode::DirectSync => OFlags::RDWR | OFlags::DIRECT | OFlags::DSYNC,
+    };
+    Ok(fs::open(path, flags | OFlags::CLOEXEC, PRIVATE)?)
+}
+
 impl Device for RealDevice {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        let flags = match mode {
-            OpenMode::Read => OFlags::RDONLY,
-            OpenMode::ReadWrite => OFlags::RDWR,
-            OpenMode::CreateNew => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW,
-            OpenMode::OpenOrCreate => OFlags::RDWR | OFlags::CREATE,
-            OpenMode::DirectSync => OFlags::RDWR | OFlags::DIRECT | OFlags::DSYNC,
-        };
-        let fd = fs::open(path, flags | OFlags::CLOEXEC, PRIVATE)?;
+        let fd = open_file(path, mode)?;
+        Ok(Arc::new(RealFile { fd }))
+    }
+
+    fn open_for_user(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        // The lowest free number, taken before anything is created.
+        let mut fd = fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let users = limit - KEPT_BACK.min(limit / 4);
+        if u64::try_from(fd.as_raw_fd()).unwrap_or(0) >= users {
+            return Err(Errno::MFILE.into());
+        }
+        let opened = open_file(path, mode)?;
+        rustix::io::dup3(&opened, &mut fd, DupFlags::CLOEXEC)?;
         Ok(Arc::new(RealFile { fd }))
     }
 

@@ -45,6 +45,41 @@ pub enum BenchError {
         /// What is wrong with it.
         problem: String,
     },
+    /// What a measurement needs is not there.
+    #[error("{what}")]
+    Missing {
+        /// What, and what to do.
+        what: String,
+    },
+    /// A program failed, or a server ended.
+    #[error("{program}: {said}")]
+    Program {
+        /// Which.
+        program: String,
+        /// How it ended, and what it said.
+        said: String,
+    },
+    /// A program's output is not what it is known to be.
+    #[error("{place}: expected {expected}, found: {found}")]
+    Output {
+        /// Where.
+        place: String,
+        /// What should be there.
+        expected: &'static str,
+        /// What is there.
+        found: String,
+    },
+    /// A plot cannot be drawn.
+    #[error("cannot draw {}: {cause}", path.display())]
+    Plot {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        cause: String,
+    },
+    /// It was asked to stop.
+    #[error("interrupted")]
+    Interrupted,
     /// A measuring thread panicked.
     #[error("a measuring thread panicked")]
     Panicked,

@@ -6,6 +6,7 @@
 //!   does them, and recovery.
 //! * [`CommitBench`] and [`OrdersBench`]: transactions on hot rows, and order entry, by when their
 //!   commits release locks.
+//! * [`FrontBench`]: PostgreSQL, as it is, on Collie's mount and on other storages.
 //! * [`SlowDevice`]: a disk that takes longer, under any of them.
 //!
 //! Repeats are interleaved, so that what disturbs the machine disturbs all alike; results are
@@ -18,6 +19,7 @@ mod baselines;
 mod contender;
 mod dirs;
 mod error;
+mod front;
 mod latency;
 mod logs;
 mod names;
@@ -28,6 +30,10 @@ mod usage;
 mod workloads;
 
 pub use error::BenchError;
+pub use front::{
+    AdoptResult, CheckpointSpan, FrontBench, FrontLoad, FrontMode, FrontResult, FrontSecond, Interrupt,
+    MountFigures, ScanResult, TransactionFigures, Verified, draw_plots, save_results,
+};
 pub use latency::LatencySummary;
 pub use logs::{LogBench, LogKind, LogResult};
 pub use names::{level_name, ring_name};

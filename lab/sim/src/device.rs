@@ -1,5 +1,6 @@
 //! The simulated device: `collie-io`'s seam over a [`World`].
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use collie_io::{
-    BLOCK, Clock, Device, Dir, DirSteps, Entry, File, FsStat, Nanos, OpenMode, Stat, create_dirs,
+    BLOCK, Clock, Device, Dir, DirSteps, Entry, File, FileKind, FsStat, Nanos, OpenMode, Stat, create_dirs,
 };
 
 use crate::clock::SimClock;
@@ -449,6 +450,21 @@ impl Device for SimDevice {
             });
             Ok(entries.collect())
         })
+    }
+
+    fn read_dir(&self, dir: &Path, each: &mut dyn FnMut(&OsStr, FileKind, u64)) -> io::Result<()> {
+        // A name that `each` is told of may be gone by then, as on any device.
+        let found = self.operate(OpKind::List, dir, |state, _| {
+            let names = &state.world.dir(state.world.resolve(dir)?)?.cached;
+            let found = names
+                .iter()
+                .map(|(name, &ino)| (name.clone(), state.world.kind(ino), ino));
+            Ok(found.collect::<Vec<_>>())
+        })?;
+        for (name, kind, ino) in found {
+            each(OsStr::new(&name), kind, ino);
+        }
+        Ok(())
     }
 
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {

@@ -25,9 +25,9 @@ pub(crate) struct MountArgs {
     /// What goes first where the device is the limit.
     #[arg(long, value_enum, default_value_t = MountPolicy::Classes)]
     pub(crate) policy: MountPolicy,
-    /// How long the device is kept for the next read of a query before that of another one is done,
-    /// in milliseconds, from 0 to 10.
-    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=10))]
+    /// How long a slow device is kept for the next read of a query before that of another one is
+    /// done, in milliseconds, from 0 to 10.
+    #[arg(long, value_name = "MS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=10))]
     pub(crate) idle_slice: u64,
 }
 

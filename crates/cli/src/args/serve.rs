@@ -75,6 +75,6 @@ fn address(text: &str) -> Result<SocketAddr, &'static str> {
         .map_err(|_| "expected an IP address and a port, as in 127.0.0.1:6380 or [::1]:6380")
 }
 
-pub(super) fn size(text: &str) -> Result<i64, &'static str> {
+pub(crate) fn size(text: &str) -> Result<i64, &'static str> {
     collie_server::parse_bytes(text).ok_or("expected bytes: a number, or one with a unit, as in 64mb or 10gb")
 }

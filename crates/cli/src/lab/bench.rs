@@ -1,5 +1,6 @@
 //! `collie bench`.
 
+mod front;
 mod transactions;
 
 use anyhow::bail;
@@ -19,6 +20,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Outcome> {
         Some(BenchCommand::Log(args)) => log(args),
         Some(BenchCommand::Commit(args)) => transactions::commit(args),
         Some(BenchCommand::Orders(args)) => transactions::orders(args),
+        Some(BenchCommand::Front(args)) => front::run(args),
         None => workloads(&args.workloads),
     }
 }

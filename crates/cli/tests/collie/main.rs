@@ -8,6 +8,7 @@
 )]
 
 mod bench;
+mod bench_front;
 #[path = "../../../server/tests/server/support/client.rs"]
 mod client;
 mod common;

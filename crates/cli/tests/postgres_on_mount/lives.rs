@@ -84,16 +84,31 @@ fn trap(rng: &mut Rng, within: u64) -> (String, Trap) {
     type Is = fn(&Asked) -> bool;
     let aims: [(&str, u64, Is); 10] = [
         ("any change", within, |_| true),
-        ("sync of displaced pages", 6, |a| a.kind.syncs() && within_path(a, ".collie/shadow")),
-        ("write of displaced pages", 200, |a| a.kind == OpKind::Write && within_path(a, ".collie/shadow")),
+        ("sync of displaced pages", 6, |a| {
+            a.kind.syncs() && within_path(a, ".collie/shadow")
+        }),
+        ("write of displaced pages", 200, |a| {
+            a.kind == OpKind::Write && within_path(a, ".collie/shadow")
+        }),
         ("the log", 40, |a| within_path(a, ".collie/log")),
         ("the map", 4, |a| within_path(a, ".collie/MAP")),
-        ("sync of a relation", 20, |a| a.kind.syncs() && within_path(a, "/base/")),
-        ("length of a relation", 10, |a| a.kind == OpKind::SetLen && within_path(a, "/base/")),
-        ("removal of a relation", 10, |a| a.kind == OpKind::RemoveFile && within_path(a, "/base/")),
-        ("the end of a checkpoint", 2, |a| a.kind.syncs() && within_path(a, "pg_control")),
+        ("sync of a relation", 20, |a| {
+            a.kind.syncs() && within_path(a, "/base/")
+        }),
+        ("length of a relation", 10, |a| {
+            a.kind == OpKind::SetLen && within_path(a, "/base/")
+        }),
+        ("removal of a relation", 10, |a| {
+            a.kind == OpKind::RemoveFile && within_path(a, "/base/")
+        }),
+        ("the end of a checkpoint", 2, |a| {
+            a.kind.syncs() && within_path(a, "pg_control")
+        }),
         ("a name", 10, |a| {
-            matches!(a.kind, OpKind::Create | OpKind::CreateDir | OpKind::Rename | OpKind::SyncDir)
+            matches!(
+                a.kind,
+                OpKind::Create | OpKind::CreateDir | OpKind::Rename | OpKind::SyncDir
+            )
         }),
     ];
     let (name, most, is) = aims[rng.index(aims.len())];
@@ -193,7 +208,10 @@ impl Lives {
         self.machine.fs.set_trap(trap).unwrap();
         let fell = self.machine.fs.wait_for_stop(PATIENCE).unwrap();
         self.report.trapped += u64::from(fell.is_some());
-        format!(", {aim} ({})", if fell.is_some() { "there" } else { "did not come" })
+        format!(
+            ", {aim} ({})",
+            if fell.is_some() { "there" } else { "did not come" }
+        )
     }
 
     /// Cuts the power.
@@ -287,7 +305,10 @@ impl Lives {
             }
             Checked::Damaged(files) => return Err(format!("damaged: {files:?}")),
         }
-        let kept = self.machine.cluster.sql("postgres", "SELECT count(*) FROM unlogged")?;
+        let kept = self
+            .machine
+            .cluster
+            .sql("postgres", "SELECT count(*) FROM unlogged")?;
         if kept.trim() != UNLOGGED.to_string() {
             return Err(format!("{kept} rows are in the unlogged table"));
         }

@@ -92,7 +92,10 @@ pub(crate) fn load(cluster: &Cluster, ledger: &Ledger) -> Load {
     let mut others: Vec<Child> = [&mut pages, &mut names]
         .map(|command| command.stdin(Stdio::null()).spawn().unwrap())
         .into();
-    let mut checkpoints = quiet("psql", &["-X", "-q"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut checkpoints = quiet("psql", &["-X", "-q"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
     // It ends before it reads this where there is no server.
     let _ = checkpoints
         .stdin

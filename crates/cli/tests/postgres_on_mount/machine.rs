@@ -153,7 +153,9 @@ impl Machine {
     pub(crate) fn keep_as(&self, kept: &Path) {
         fs::create_dir_all(kept).unwrap();
         let mut copy = Command::new("cp");
-        copy.args(["-a", "--sparse=always", "--"]).arg(self.fs.path()).arg(kept.join("disk"));
+        copy.args(["-a", "--sparse=always", "--"])
+            .arg(self.fs.path())
+            .arg(kept.join("disk"));
         let _ = run(&mut copy);
         let lines = self.trace.iter().map(|op| format!("{op}\n"));
         fs::write(kept.join("trace"), lines.collect::<String>()).unwrap();

@@ -34,7 +34,7 @@ fn what_a_checkpoint_has_settled_is_kept(names: Names) {
     recover(&mut machine);
 
     // The disk stops when the last word of a checkpoint is on it.
-    let update = "UPDATE pgbench_accounts SET abalance = 7 WHERE aid % 50 = 0";
+    let update = "UPDATE pgbench_accounts SET abalance = 1234567 WHERE aid % 50 = 0";
     machine.cluster.sql("postgres", update).unwrap();
     machine.fs.delay_syncs(SLOW).unwrap();
     let is_last = |asked: &collie_sim::faultfs::Asked| {
@@ -48,7 +48,7 @@ fn what_a_checkpoint_has_settled_is_kept(names: Names) {
     assert!(fell.is_some(), "there was no checkpoint");
     machine.cut(NOTHING_ELSE, 2);
     recover(&mut machine);
-    let updated = "SELECT count(*) FROM pgbench_accounts WHERE abalance = 7";
+    let updated = "SELECT count(*) FROM pgbench_accounts WHERE abalance = 1234567";
     assert_eq!(machine.cluster.sql("postgres", updated).unwrap().trim(), "2000");
 }
 
@@ -92,10 +92,16 @@ fn a_failed_sync_of_the_daemon_fails_a_checkpoint_and_loses_nothing() {
     let failing = Fault::new(FaultKind::SyncFails).on(".collie/shadow");
     machine.fs.inject(failing).unwrap();
     let checkpoint = machine.cluster.sql("postgres", "CHECKPOINT");
-    assert!(checkpoint.is_err(), "a checkpoint was done whose pages are not durable");
+    assert!(
+        checkpoint.is_err(),
+        "a checkpoint was done whose pages are not durable"
+    );
     machine.cut(NOTHING_ELSE, 3);
     machine.mount().unwrap();
     machine.cluster.start(&SETTINGS).unwrap();
     let rows = "SELECT count(*), sum(n) FROM kept";
-    assert_eq!(machine.cluster.sql("postgres", rows).unwrap().trim(), "20000|-200010000");
+    assert_eq!(
+        machine.cluster.sql("postgres", rows).unwrap().trim(),
+        "20000|-200010000"
+    );
 }

@@ -108,9 +108,13 @@ fn an_unmodified_server_does_all_it_does_elsewhere() {
     cluster.checksums().unwrap();
     cluster.start(&SETTINGS).unwrap();
     check_contents(cluster);
-    cluster.sql("postgres", "UPDATE pgbench_accounts SET filler = 'z'; CHECKPOINT").unwrap();
+    cluster
+        .sql("postgres", "UPDATE pgbench_accounts SET filler = 'z'; CHECKPOINT")
+        .unwrap();
     run(&mut collie(["drain"], &data)).unwrap();
-    cluster.sql("postgres", "UPDATE pgbench_accounts SET filler = 'a'").unwrap();
+    cluster
+        .sql("postgres", "UPDATE pgbench_accounts SET filler = 'a'")
+        .unwrap();
     cluster.stop().unwrap();
     mounted.umount();
 
@@ -123,6 +127,9 @@ fn an_unmodified_server_does_all_it_does_elsewhere() {
     println!("figures: PostgreSQL on a mount took {:?}", begin.elapsed());
 }
 
+/// For what the server itself may refuse.
+const TRIES: u32 = 5;
+
 pub(crate) fn statements(cluster: &Cluster) {
     let pgbench = |args: &[&str]| run(cluster.program("pgbench").args(args)).unwrap();
     pgbench(&["-i", "-s", "1", "-q"]);
@@ -134,11 +141,17 @@ pub(crate) fn statements(cluster: &Cluster) {
     let outside = format!("CREATE TABLESPACE outside LOCATION '{}'", outside.display());
     let refused = cluster.sql("postgres", &outside).unwrap_err();
     assert!(refused.contains("pg_tblspc"), "{refused}");
+    cluster.sql("postgres", "CHECKPOINT; VACUUM FULL").unwrap();
+    // PostgreSQL 15 refuses it now and then where it has few buffers and much is written.
+    let by_log = || cluster.sql("postgres", "CREATE DATABASE by_log STRATEGY WAL_LOG");
+    let is_made = (0..TRIES).any(|_| match by_log() {
+        Ok(_) => true,
+        Err(said) if said.contains("buffer is pinned in InvalidateBuffer") => false,
+        Err(said) => panic!("{said}"),
+    });
+    assert!(is_made, "no database was made in {TRIES} tries");
     let statements = format!(
-        "CHECKPOINT;
-         VACUUM FULL;
-         CREATE DATABASE by_log STRATEGY WAL_LOG;
-         CREATE DATABASE by_copy STRATEGY FILE_COPY;
+        "CREATE DATABASE by_copy STRATEGY FILE_COPY;
          CREATE TABLESPACE place LOCATION '{}';
          CREATE TABLE there (n int) TABLESPACE place;
          INSERT INTO there SELECT generate_series(1, 10000);
@@ -188,7 +201,10 @@ fn leave_displaced(cluster: &mut Cluster, mounted: &mut Mounted<'_>) {
 pub(crate) fn check_contents(cluster: &Cluster) {
     let counts = "SELECT (SELECT count(*) FROM there), (SELECT count(*) FROM pgbench_accounts),
         (SELECT count(*) FROM unlogged)";
-    assert_eq!(cluster.sql("postgres", counts).unwrap().trim(), "10000|100000|5000");
+    assert_eq!(
+        cluster.sql("postgres", counts).unwrap().trim(),
+        "10000|100000|5000"
+    );
     for database in ["by_log", "there"] {
         assert_eq!(cluster.sql(database, "SELECT n FROM t").unwrap().trim(), "7");
     }
@@ -214,7 +230,12 @@ fn check_upgrade(cluster: &Cluster, home: &Path) {
     cluster.init_at(&new, &["--no-sync"]).unwrap();
     let mut upgrade = cluster.program("pg_upgrade");
     let programs = Path::new(upgrade.get_program()).parent().unwrap().to_owned();
-    upgrade.arg("--check").arg("-b").arg(&programs).arg("-B").arg(&programs);
+    upgrade
+        .arg("--check")
+        .arg("-b")
+        .arg(&programs)
+        .arg("-B")
+        .arg(&programs);
     upgrade.arg("-d").arg(cluster.data()).arg("-D").arg(&new);
     let said = run(&mut upgrade).unwrap();
     assert!(said.contains("Clusters are compatible"), "{said}");

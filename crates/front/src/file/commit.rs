@@ -57,6 +57,17 @@ pub enum Scope {
     Steady,
 }
 
+/// How a commit that did not fail ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Committed {
+    /// What it was to take is committed.
+    Done,
+    /// Nothing was done: it needs a name of the file, and the one that was known is lost. Never so of
+    /// a mapped file.
+    Nameless,
+}
+
 /// A frozen version.
 struct Frozen {
     page: u32,
@@ -97,7 +108,7 @@ impl Freeze {
 impl PageFile {
     /// Commits what was written. Where it fails and [`PageFile::check`] does not, it can be
     /// repeated.
-    pub(crate) fn commit(&self, scope: Scope) -> Result<(), FrontError> {
+    pub(crate) fn commit(&self, scope: Scope) -> Result<Committed, FrontError> {
         self.commit_as(&mut self.committer.lock(), scope, Writers::GoOn)
     }
 
@@ -106,13 +117,18 @@ impl PageFile {
         committer: &mut Committer,
         scope: Scope,
         writers: Writers<'_>,
-    ) -> Result<(), FrontError> {
+    ) -> Result<Committed, FrontError> {
         self.check()?;
         if self.is_unlinked() {
-            return Ok(());
+            return self.sync_elsewhere(scope).map(|()| Committed::Done);
         }
         let mut freeze = self.freeze(scope, writers)?;
         let is_any_displaced = freeze.is_any_displaced();
+        let needs_name = is_any_displaced || scope == Scope::All;
+        if needs_name && matches!(self.name(), Name::Lost(_)) {
+            self.thaw(freeze, writers);
+            return Ok(Committed::Nameless);
+        }
         let done = self.sync_frozen(committer, scope, &mut freeze);
         let done = done.and_then(|()| self.write_records(committer, &mut freeze));
         if done.is_err() {
@@ -120,7 +136,7 @@ impl PageFile {
         } else if is_any_displaced {
             self.show_time(writers);
         }
-        done
+        done.map(|()| Committed::Done)
     }
 
     /// Holds writers up, if they are not.
@@ -203,7 +219,6 @@ impl PageFile {
             self.sync_home()?;
         }
         match self.name() {
-            Name::Lost(path) if is_first => Err(self.name_lost(&path)),
             Name::Known {
                 path,
                 is_durable: false,
@@ -280,11 +295,17 @@ impl PageFile {
         Ok(())
     }
 
-    fn name_lost(&self, path: &Path) -> FrontError {
-        FrontError::Mismatch {
-            path: self.shared.root.join(path),
-            problem: "this name of the file was removed; open the file by another of its names".to_owned(),
+    /// Of a file without a name in the volume nothing has to survive; but if it has one elsewhere. It
+    /// is written in place then.
+    fn sync_elsewhere(&self, scope: Scope) -> Result<(), FrontError> {
+        let is_wanted = scope == Scope::All && {
+            let pages = self.pages.lock();
+            pages.is_in_place && pages.is_home_dirty
+        };
+        if is_wanted && self.links()? > 0 {
+            self.sync_home()?;
         }
+        Ok(())
     }
 
     fn checksum(&self, slot: Slot) -> Result<u32, FrontError> {

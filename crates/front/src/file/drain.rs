@@ -1,7 +1,7 @@
 //! Bringing displaced pages home.
 
 use super::PageFile;
-use super::commit::{Committer, Mapping, Writers};
+use super::commit::{Committed, Committer, Mapping, Writers};
 use super::pages::{Active, Coverage, Version};
 use crate::FrontError;
 use crate::disk::record::{Place, Record, Slot};
@@ -39,7 +39,8 @@ impl PageFile {
         }
         let comes_home = self.pages.lock().comes_home();
         if comes_home {
-            self.commit_as(committer, Scope::Steady, writers)?;
+            let done = self.commit_as(committer, Scope::Steady, writers)?;
+            debug_assert_eq!(done, Committed::Done, "it is mapped");
         }
         if let Some(time) = time {
             self.keep_home_time(time, writers);
@@ -97,7 +98,8 @@ impl PageFile {
         }
         let writing = self.writing.lock();
         let writers = Writers::Wait(&writing);
-        self.commit_as(committer, Scope::All, writers)?;
+        let done = self.commit_as(committer, Scope::All, writers)?;
+        debug_assert_eq!(done, Committed::Done, "it is mapped");
         self.drain_as(committer, 0, usize::MAX, writers)?;
         Ok(())
     }

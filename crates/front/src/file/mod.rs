@@ -17,7 +17,7 @@ use crate::disk::written::Written;
 use crate::shared::Shared;
 
 pub use commit::Scope;
-pub(crate) use commit::{Committer, Mapping};
+pub(crate) use commit::{Committed, Committer, Mapping};
 pub(crate) use name::Name;
 use pages::{Active, Coverage, Page, Pages, Version};
 

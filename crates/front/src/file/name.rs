@@ -10,8 +10,8 @@ use super::commit::Committer;
 pub(crate) enum Name {
     /// It has this name, which a crash may take unless it is durable.
     Known { path: PathBuf, is_durable: bool },
-    /// It had this name, and has others, by none of which it was opened yet: no record can say
-    /// where it is.
+    /// It had this name, and may have others, by none of which it was opened yet: no record can say
+    /// where it is before one is found.
     Lost(PathBuf),
     /// This was its last name: it writes no more records but the one that says so.
     Unlinked(PathBuf),

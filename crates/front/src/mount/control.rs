@@ -213,9 +213,21 @@ fn figures(status: &VolumeStatus, page_bytes: u32, syncs: Syncs) -> [Figure; 12]
             status.log_bytes,
         ),
         ("fsyncs", "Syncs of files since the mount.", syncs.count),
-        ("fsync_p50_us", "Microseconds that half of them took at most.", syncs.p50_us),
-        ("fsync_p99_us", "Microseconds that 99 of 100 took at most.", syncs.p99_us),
-        ("fsync_max_us", "Microseconds that the longest took.", syncs.max_us),
+        (
+            "fsync_p50_us",
+            "Microseconds that half of them took at most.",
+            syncs.p50_us,
+        ),
+        (
+            "fsync_p99_us",
+            "Microseconds that 99 of 100 took at most.",
+            syncs.p99_us,
+        ),
+        (
+            "fsync_max_us",
+            "Microseconds that the longest took.",
+            syncs.max_us,
+        ),
     ]
 }
 

@@ -23,6 +23,21 @@ pub(super) enum Content {
     Plain(Arc<dyn File>),
 }
 
+impl Content {
+    /// Whether what is written to one is seen in the other: of two handles of one node.
+    fn is_as(&self, other: &Content) -> bool {
+        match (self, other) {
+            (Content::Pages(one), Content::Pages(other)) => Arc::ptr_eq(one, other),
+            (Content::Plain(_), Content::Plain(_)) => true,
+            _ => false,
+        }
+    }
+}
+
+/// A node is open as another kind of file, or as another file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OpenedOtherwise;
+
 /// Whether a write is answered before it is durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Writes {
@@ -60,17 +75,20 @@ impl Handles {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The handle's number.
-    pub(super) fn open(&self, handle: Handle) -> u64 {
+    /// The handle's number. Refused where the node is open as something else.
+    pub(super) fn open(&self, handle: Handle) -> Result<u64, OpenedOtherwise> {
         let number = self.next();
         let mut nodes = self.nodes.lock();
-        let (_, count) = nodes
+        let (content, count) = nodes
             .entry(handle.node)
             .or_insert_with(|| (handle.content.clone(), 0));
+        if !content.is_as(&handle.content) {
+            return Err(OpenedOtherwise);
+        }
         *count += 1;
         drop(nodes);
         self.files.write().insert(number, Arc::new(handle));
-        number
+        Ok(number)
     }
 
     pub(super) fn get(&self, number: u64) -> Option<Arc<Handle>> {

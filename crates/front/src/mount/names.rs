@@ -84,13 +84,38 @@ impl Nodes {
         });
         if matches!(node.life, Life::Removed) {
             self.generations += 1;
-            node.generation = self.generations;
-            node.life = Life::Named(Vec::new());
+            *node = Node {
+                generation: self.generations,
+                lookups: node.lookups,
+                life: Life::Named(Vec::new()),
+            };
         }
         node.lookups += 1;
         let generation = node.generation;
         self.add_name(id, parent, name);
         (id, generation)
+    }
+
+    /// As [`Nodes::told`], of a file that was just made: what had its number before is gone, though
+    /// the thread that removed it may not have said so yet.
+    pub(super) fn told_new(&mut self, parent: NodeId, name: &OsStr, stat: &Stat) -> (NodeId, u64) {
+        let id = self.id(stat);
+        self.generations += 1;
+        let before = self.nodes.get(&id);
+        let new = Node {
+            generation: self.generations,
+            // Those of both: the kernel forgets a number.
+            lookups: before.map_or(0, |before| before.lookups),
+            life: Life::Named(Vec::new()),
+        };
+        self.nodes.insert(id, new);
+        self.unsynced.insert(id);
+        self.told(parent, name, stat)
+    }
+
+    /// Which of the files that have had this number it is.
+    pub(super) fn generation(&self, id: NodeId) -> Option<u64> {
+        self.nodes.get(&id).map(|node| node.generation)
     }
 
     fn add_name(&mut self, id: NodeId, parent: NodeId, name: &OsStr) {
@@ -134,11 +159,6 @@ impl Nodes {
         Some(parts.into_iter().rev().collect())
     }
 
-    /// The file was created: a crash may take its name.
-    pub(super) fn created(&mut self, id: NodeId) {
-        self.unsynced.insert(id);
-    }
-
     pub(super) fn is_name_new(&self, id: NodeId) -> bool {
         self.unsynced.contains(&id)
     }
@@ -147,8 +167,18 @@ impl Nodes {
         self.unsynced.remove(&id);
     }
 
-    /// A name was removed; with `is_last` the file has no other.
-    pub(super) fn removed(&mut self, id: NodeId, parent: NodeId, name: &OsStr, is_last: bool) {
+    /// A name was removed; with `is_last` the file has no other. `generation` is the file's, from
+    /// before the removal: a new file may have its number by now.
+    pub(super) fn removed(
+        &mut self,
+        (id, generation): (NodeId, Option<u64>),
+        parent: NodeId,
+        name: &OsStr,
+        is_last: bool,
+    ) {
+        if self.generation(id) != generation {
+            return;
+        }
         if is_last {
             self.unsynced.remove(&id);
         }
@@ -288,7 +318,8 @@ mod tests {
         let mut nodes = Nodes::new(&stat(1, 100));
         let name = OsStr::new("a");
         let (id, first) = nodes.told(ROOT, name, &stat(1, 7));
-        nodes.removed(id, ROOT, name, true);
+        let node = (id, nodes.generation(id));
+        nodes.removed(node, ROOT, name, true);
         assert_eq!(nodes.path(id), None);
         let (again, second) = nodes.told(ROOT, OsStr::new("b"), &stat(1, 7));
         assert_eq!(again, id);
@@ -310,7 +341,8 @@ mod tests {
         assert_eq!(nodes.path(file), Some(PathBuf::from("e/f")));
         nodes.forget(dir, 1);
         assert_eq!(nodes.path(file), Some(PathBuf::from("g")));
-        nodes.removed(file, dir, OsStr::new("f"), false);
+        let node = (file, nodes.generation(file));
+        nodes.removed(node, dir, OsStr::new("f"), false);
         assert_eq!(nodes.path(file), Some(PathBuf::from("g")));
     }
 
@@ -328,5 +360,26 @@ mod tests {
             ROOT,
             "the number 1 is the root's towards the kernel"
         );
+    }
+
+    /// The file system below gives a number away as soon as it is free; the thread that removed the
+    /// old file says so later.
+    #[test]
+    fn a_new_file_outlives_the_one_whose_number_it_has() {
+        let mut nodes = Nodes::new(&stat(1, 2));
+        let (old, new) = (OsStr::new("old"), OsStr::new("new"));
+        let (id, first) = nodes.told(ROOT, old, &stat(1, 7));
+        let gone = (id, nodes.generation(id));
+        let (same, second) = nodes.told_new(ROOT, new, &stat(1, 7));
+        assert_eq!(same, id);
+        assert_ne!(second, first);
+        nodes.removed(gone, ROOT, old, true);
+        assert_eq!(nodes.path(id), Some(PathBuf::from("new")));
+        assert!(nodes.is_name_new(id), "a sync makes it durable");
+        // The kernel was told twice.
+        nodes.forget(id, 1);
+        assert_eq!(nodes.path(id), Some(PathBuf::from("new")));
+        nodes.forget(id, 1);
+        assert_eq!(nodes.path(id), None);
     }
 }

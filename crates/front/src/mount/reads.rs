@@ -104,12 +104,14 @@ fn work(shared: &Shared) {
     let mut state = shared.state.lock();
     loop {
         match state.turns.next(now()) {
-            Turn::Read(task, read) => {
+            Turn::Read(under_way, read) => {
                 drop(state);
+                let begun = now();
                 // A request that panics is answered with an error when its reply is dropped.
                 let _ = catch_unwind(AssertUnwindSafe(read));
                 state = shared.state.lock();
-                state.turns.ended(task, now());
+                let ended = now();
+                state.turns.ended(&under_way, ended.saturating_sub(begun), ended);
                 // One that waits for this task's next read may go on.
                 shared.changed.notify_one();
             }

@@ -263,7 +263,9 @@ impl Filesystem for Session {
             libc::S_IFIFO => FileKind::Pipe,
             libc::S_IFSOCK => FileKind::Socket,
             libc::S_IFREG | 0 => {
-                let made = self.tree.create(parent.0, name, new, libc::O_RDONLY, request.pid());
+                let made = self
+                    .tree
+                    .create(parent.0, name, new, libc::O_RDONLY, request.pid());
                 let made = made.map(|(found, handle)| {
                     self.tree.close(handle);
                     found
@@ -477,7 +479,9 @@ impl Filesystem for Session {
         let asked = self.tree.device.clock().monotonic();
         self.later(move |tree| {
             let done = tree.handle(fh.0).and_then(|handle| tree.sync(&handle));
-            tree.control.synced(Duration::from_nanos(tree.device.clock().monotonic().saturating_sub(asked)));
+            tree.control.synced(Duration::from_nanos(
+                tree.device.clock().monotonic().saturating_sub(asked),
+            ));
             empty(reply, done);
         });
     }

@@ -54,7 +54,9 @@ impl Opener {
             return own;
         };
         // A cluster with a name has it here, before another colon.
-        let after_name = rest.match_indices(": ").filter_map(|(at, colon)| rest.get(at + colon.len()..));
+        let after_name = rest
+            .match_indices(": ")
+            .filter_map(|(at, colon)| rest.get(at + colon.len()..));
         for says in std::iter::once(rest).chain(after_name) {
             if let Some(leader) = says.strip_prefix(WORKER) {
                 let digits = leader.split(|c: char| !c.is_ascii_digit()).next();

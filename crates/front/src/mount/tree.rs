@@ -11,7 +11,7 @@ use fuser::Errno;
 use parking_lot::{Mutex, RwLock};
 
 use super::control::Control;
-use super::files::{Content, Handle, Handles, Listing, Writes};
+use super::files::{Content, Handle, Handles, Listing, OpenedOtherwise, Writes};
 use super::names::{NodeId, Nodes, OWN, ROOT, is_page_file};
 use super::pool::Pool;
 use super::reads::Reads;
@@ -178,6 +178,19 @@ impl Tree {
         Found { id, generation, stat }
     }
 
+    /// Tells the kernel of a file that was just made.
+    fn found_new(&self, parent: NodeId, name: &OsStr, stat: Stat) -> Found {
+        let (id, generation) = self.nodes.lock().told_new(parent, name, &stat);
+        Found { id, generation, stat }
+    }
+
+    /// The node that a file is, if it is known. Asked for before its name is removed.
+    fn known(&self, stat: &Stat) -> (NodeId, Option<u64>) {
+        let mut nodes = self.nodes.lock();
+        let id = nodes.id(stat);
+        (id, nodes.generation(id))
+    }
+
     pub(super) fn attributes(&self, id: NodeId) -> Answer<Stat> {
         match self.handles.of_node(id) {
             Some(Content::Pages(file)) => front(self.volume.stat(&file)),
@@ -230,17 +243,17 @@ impl Tree {
 
     /// Opens what a node is, as it is open already or as its name says.
     fn content(&self, id: NodeId, writes: bool) -> Answer<Content> {
-        if let Some(content @ Content::Pages(_)) = self.handles.of_node(id) {
-            return Ok(content);
+        // One look: another thread may open it the next moment.
+        let known = self.handles.of_node(id);
+        if let Some(Content::Pages(_)) = &known {
+            return known.ok_or(Errno::ENOENT);
         }
         let path = self.path(id)?;
-        let is_plain = self.handles.of_node(id).is_some();
-        let is_pages = !is_plain && {
+        if known.is_none() {
             let stat = system(self.device.lstat(&self.full(&path)))?;
-            is_page_file(&path) || self.volume.open_file(&stat).is_some()
-        };
-        if is_pages {
-            return front(self.volume.file(&path)).map(Content::Pages);
+            if is_page_file(&path) || self.volume.open_file(&stat).is_some() {
+                return front(self.volume.file(&path)).map(Content::Pages);
+            }
         }
         self.plain(&path, writes).map(Content::Plain)
     }
@@ -252,8 +265,10 @@ impl Tree {
 
     fn plain(&self, path: &Path, writes: bool) -> Answer<Arc<dyn File>> {
         let full = self.full(path);
-        match self.device.open(&full, OpenMode::ReadWrite) {
-            Err(e) if !writes && is_read_only(&e) => system(self.device.open(&full, OpenMode::Read)),
+        match self.volume.open_plain(&*self.device, &full, OpenMode::ReadWrite) {
+            Err(e) if !writes && is_read_only(&e) => {
+                system(self.volume.open_plain(&*self.device, &full, OpenMode::Read))
+            }
             opened => system(opened),
         }
     }
@@ -261,13 +276,20 @@ impl Tree {
     pub(super) fn open(&self, id: NodeId, flags: i32, pid: u32) -> Answer<u64> {
         let opener = self.opener(pid);
         let _moves = self.moves.read();
-        let content = self.content(id, flags & libc::O_ACCMODE != libc::O_RDONLY)?;
-        Ok(self.handles.open(Handle {
-            node: id,
-            content,
-            writes: durability(flags),
-            opener,
-        }))
+        loop {
+            let content = self.content(id, flags & libc::O_ACCMODE != libc::O_RDONLY)?;
+            let opened = self.handles.open(Handle {
+                node: id,
+                content,
+                writes: durability(flags),
+                opener,
+            });
+            match opened {
+                Ok(number) => return Ok(number),
+                // Another thread has opened it meanwhile, as what it was then.
+                Err(OpenedOtherwise) => {}
+            }
+        }
     }
 
     pub(super) fn create(
@@ -286,7 +308,9 @@ impl Tree {
             Content::Pages(front(self.volume.create(&path))?)
         } else {
             front(self.volume.free_name(&path))?;
-            Content::Plain(system(self.device.open(&self.full(&path), OpenMode::CreateNew))?)
+            let full = self.full(&path);
+            let made = self.volume.open_plain(&*self.device, &full, OpenMode::CreateNew);
+            Content::Plain(system(made)?)
         };
         let made = self.finish(&path, new, 0o600);
         let found = made.and_then(|()| self.lstat(&path));
@@ -294,14 +318,15 @@ impl Tree {
             // Nobody was told of it yet.
             let _ = self.volume.unlink(&path);
         })?;
-        let found = self.found(parent, name, stat);
-        self.nodes.lock().created(found.id);
-        let handle = self.handles.open(Handle {
+        let found = self.found_new(parent, name, stat);
+        let opened = self.handles.open(Handle {
             node: found.id,
             content,
             writes: durability(flags),
             opener,
         });
+        // It is new: nothing else is open by its number.
+        let handle = opened.map_err(|OpenedOtherwise| Errno::EIO)?;
         Ok((found, handle))
     }
 
@@ -309,19 +334,19 @@ impl Tree {
     fn finish(&self, path: &Path, new: Created, mode: u32) -> Answer<()> {
         let full = self.full(path);
         let mut wanted = new.mode;
+        let dir = system(self.device.lstat(&self.full(parent_of(path))))?;
+        let is_groups = dir.mode & libc::S_ISGID != 0;
         if self.gives_away {
-            let dir = self.full(path.parent().unwrap_or(Path::new("")));
-            let dir = system(self.device.lstat(&dir))?;
-            let is_groups = dir.mode & libc::S_ISGID != 0;
             let gid = if is_groups { dir.gid } else { new.gid };
             system(self.device.set_owner(&full, Some(new.uid), Some(gid)))?;
-            let stat = system(self.device.lstat(&full))?;
-            if stat.kind == FileKind::Symlink {
-                return Ok(());
-            }
-            if is_groups && stat.is_dir() {
-                wanted |= libc::S_ISGID;
-            }
+        }
+        let stat = system(self.device.lstat(&full))?;
+        if stat.kind == FileKind::Symlink {
+            // It has no mode of its own: setting one would set its target's.
+            return Ok(());
+        }
+        if is_groups && stat.is_dir() {
+            wanted |= libc::S_ISGID;
         }
         if wanted != mode {
             system(self.device.set_mode(&full, wanted))?;
@@ -345,9 +370,9 @@ impl Tree {
         // Whatever it was made with, its mode is set.
         self.finish(&path, new, u32::MAX)?;
         // PostgreSQL syncs files, and takes that for the names of the directories above them too.
-        system(self.device.sync_dir(&self.full(path.parent().unwrap_or(Path::new("")))))?;
+        system(self.device.sync_dir(&self.full(parent_of(&path))))?;
         let stat = self.lstat(&path)?;
-        Ok(self.found(parent, name, stat))
+        Ok(self.found_new(parent, name, stat))
     }
 
     pub(super) fn read_link(&self, id: NodeId) -> Answer<PathBuf> {
@@ -360,10 +385,9 @@ impl Tree {
         let _moves = self.moves.read();
         let path = self.path_of(parent, name)?;
         let stat = system(self.device.lstat(&self.full(&path)))?;
+        let node = self.known(&stat);
         front(self.volume.unlink(&path))?;
-        let mut nodes = self.nodes.lock();
-        let id = nodes.id(&stat);
-        nodes.removed(id, parent, name, stat.links <= 1);
+        self.nodes.lock().removed(node, parent, name, stat.links <= 1);
         Ok(())
     }
 
@@ -372,10 +396,9 @@ impl Tree {
         let _moves = self.moves.read();
         let full = self.full(&self.path_of(parent, name)?);
         let stat = system(self.device.lstat(&full))?;
+        let node = self.known(&stat);
         system(self.device.remove_dir(&full))?;
-        let mut nodes = self.nodes.lock();
-        let id = nodes.id(&stat);
-        nodes.removed(id, parent, name, true);
+        self.nodes.lock().removed(node, parent, name, true);
         Ok(())
     }
 
@@ -390,12 +413,19 @@ impl Tree {
         let (old_path, new_path) = (self.path_of(from.0, old)?, self.path_of(to.0, new)?);
         let moved = system(self.device.lstat(&self.full(&old_path)))?;
         let replaced = self.device.lstat(&self.full(&new_path)).ok();
+        if let Some(replaced) = &replaced {
+            match (moved.is_dir(), replaced.is_dir()) {
+                (false, true) => return Err(Errno::EISDIR),
+                (true, false) => return Err(Errno::ENOTDIR),
+                _ => {}
+            }
+        }
+        let gone = replaced.map(|stat| (self.known(&stat), stat));
         front(self.volume.rename(&old_path, &new_path, existing))?;
         let mut nodes = self.nodes.lock();
         let id = nodes.id(&moved);
-        if let Some(replaced) = replaced {
-            let other = nodes.id(&replaced);
-            if other == id {
+        if let Some((other, replaced)) = gone {
+            if other.0 == id {
                 // Two names of one file: nothing was done.
                 return Ok(());
             }
@@ -470,8 +500,7 @@ impl Tree {
                     let _moves = self.moves.read();
                     // A file that was removed under its handle has no name to be synced.
                     if let Ok(path) = self.path(handle.node) {
-                        let dir = self.full(path.parent().unwrap_or(Path::new("")));
-                        system(self.device.sync_dir(&dir))?;
+                        system(self.device.sync_dir(&self.full(parent_of(&path))))?;
                         self.nodes.lock().name_synced(handle.node);
                     }
                 }
@@ -527,6 +556,10 @@ impl Tree {
         self.volume.forget_removed()?;
         self.volume.commit_all(Scope::All)
     }
+}
+
+fn parent_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
 }
 
 /// The name below the mount of a name that the kernel asks for.

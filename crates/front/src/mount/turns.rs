@@ -17,6 +17,12 @@ const LEADS: Duration = Duration::from_secs(5);
 /// A read waits no longer for those of other tasks.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// As much as the kernel reads ahead at once.
+const UNIT: u64 = 128 << 10;
+/// Where a unit takes less, it comes from a cache or from a device that serves many at once: nothing
+/// is gained by keeping it for one task.
+const SLOW: Duration = Duration::from_micros(300);
+
 /// A time, as the span since the start of the clock.
 pub(super) type Time = Duration;
 
@@ -43,11 +49,17 @@ struct Task {
     given: u64,
 }
 
+/// A read under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Read {
+    task: TaskId,
+    bytes: u64,
+}
+
 /// What a thread is to do.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Turn<J> {
-    /// This read, of this task.
-    Read(TaskId, J),
+    Read(Read, J),
     /// Wait for another read, and no longer than this, if it says so.
     Wait(Option<Duration>),
 }
@@ -58,6 +70,8 @@ pub(super) struct Turns<J> {
     policy: Policy,
     /// How long the device waits for the next read of the first task.
     idle_slice: Duration,
+    /// How long a unit takes, of late.
+    pace: Duration,
     /// In the order in which they were asked for.
     waiting: VecDeque<Waiting<J>>,
     /// In the order in which they are served.
@@ -69,6 +83,7 @@ impl<J> Turns<J> {
         Turns {
             policy,
             idle_slice,
+            pace: Duration::ZERO,
             waiting: VecDeque::new(),
             tasks: Vec::new(),
         }
@@ -103,8 +118,12 @@ impl<J> Turns<J> {
         });
     }
 
-    /// A read of this task has ended.
-    pub(super) fn ended(&mut self, task: TaskId, now: Time) {
+    /// A read of this task has ended, which took so long.
+    pub(super) fn ended(&mut self, read: &Read, took: Duration, now: Time) {
+        let task = read.task;
+        // Shorter ones take as long, nearly.
+        let unit = took.mul_f64(UNIT as f64 / read.bytes.max(UNIT) as f64);
+        self.pace = (self.pace * 7 + unit) / 8;
         if let Some(task) = self.tasks.iter_mut().find(|other| other.id == task) {
             task.in_flight -= 1;
             task.seen = now;
@@ -143,6 +162,7 @@ impl<J> Turns<J> {
             }
             Policy::Classes => {
                 self.rotate(now);
+                let is_slow = self.pace >= SLOW;
                 // The first task that has a read, or may have one in a moment.
                 for task in &self.tasks {
                     let its = |read: &Waiting<J>| read.opener.task == task.id;
@@ -154,7 +174,7 @@ impl<J> Turns<J> {
                     } else {
                         now.saturating_sub(task.seen)
                     };
-                    if idle < self.idle_slice && task.class == Class::Foreground {
+                    if is_slow && idle < self.idle_slice && task.class == Class::Foreground {
                         return Turn::Wait(Some(patience.min(self.idle_slice - idle)));
                     }
                 }
@@ -189,7 +209,11 @@ impl<J> Turns<J> {
             task.in_flight += 1;
             task.given += read.bytes;
         }
-        Turn::Read(id, read.job)
+        let under_way = Read {
+            task: id,
+            bytes: read.bytes,
+        };
+        Turn::Read(under_way, read.job)
     }
 }
 
@@ -210,7 +234,14 @@ mod tests {
     /// Scans by `tasks` tasks of `reads` reads each, which begin `apart` one after the other and have
     /// two reads asked for at once; between a read and the next the task computes for `thinks`. The
     /// device does one read at a time. Returns when each ends.
-    fn scans(policy: Policy, idle: Duration, tasks: u32, reads: u32, apart: Duration, thinks: Duration) -> Vec<Duration> {
+    fn scans(
+        policy: Policy,
+        idle: Duration,
+        tasks: u32,
+        reads: u32,
+        apart: Duration,
+        thinks: Duration,
+    ) -> Vec<Duration> {
         let start = START;
         let mut turns = Turns::new(policy, idle);
         let mut now = start;
@@ -227,13 +258,13 @@ mod tests {
             asks.sort();
             while let Some(&(at, task)) = asks.first().filter(|(at, _)| *at <= now) {
                 asks.remove(0);
-                turns.ask(opener(task, Class::Foreground), 1, at, task);
+                turns.ask(opener(task, Class::Foreground), UNIT, at, task);
             }
             match turns.next(now) {
-                Turn::Read(id, task) => {
-                    assert_eq!(id, TaskId(task));
+                Turn::Read(read, task) => {
+                    assert_eq!(read.task, TaskId(task));
                     now += READ;
-                    turns.ended(id, now);
+                    turns.ended(&read, READ, now);
                     let index = task as usize;
                     left[index] -= 1;
                     ends[index] = now - start;
@@ -252,6 +283,13 @@ mod tests {
         ends
     }
 
+    fn taken<J>(turn: Turn<J>) -> (Read, J) {
+        match turn {
+            Turn::Read(read, job) => (read, job),
+            Turn::Wait(_) => panic!("a read waits and the device is idle"),
+        }
+    }
+
     fn mean(ends: &[Duration]) -> Duration {
         ends.iter().sum::<Duration>() / ends.len() as u32
     }
@@ -264,7 +302,10 @@ mod tests {
             let fair = scans(Policy::Fair, slice, 4, 1000, apart, thinks);
             let classes = scans(Policy::Classes, slice, 4, 1000, apart, thinks);
             assert!(fair.iter().min() > Some(&Duration::from_millis(3900)), "{fair:?}");
-            assert!(mean(&classes) < mean(&fair).mul_f64(0.7), "{classes:?} of {fair:?}");
+            assert!(
+                mean(&classes) < mean(&fair).mul_f64(0.7),
+                "{classes:?} of {fair:?}"
+            );
             for (one, other) in classes.iter().zip(&fair) {
                 assert!(*one < other.mul_f64(1.05), "{classes:?} of {fair:?}");
             }
@@ -272,20 +313,27 @@ mod tests {
     }
 
     #[test]
-    fn the_device_waits_a_moment_for_the_next_read_of_the_first_task() {
-        let now = START;
-        let next = |slice: Duration, later: Duration| {
+    fn a_slow_device_waits_a_moment_for_the_next_read_of_the_first_task() {
+        let next = |slice: Duration, took: Duration, later: Duration| {
             let mut turns = Turns::new(Policy::Classes, slice);
-            turns.ask(opener(1, Class::Foreground), 1, now, "first");
-            assert_eq!(turns.next(now), Turn::Read(TaskId(1), "first"));
-            turns.ask(opener(2, Class::Foreground), 1, now, "second");
-            turns.ended(TaskId(1), now);
-            turns.next(now + later)
+            let mut now = START;
+            for _ in 0..100 {
+                turns.ask(opener(1, Class::Foreground), UNIT, now, "first");
+                let (read, _) = taken(turns.next(now));
+                now += took;
+                turns.ended(&read, took, now);
+            }
+            turns.ask(opener(2, Class::Foreground), UNIT, now, "second");
+            match turns.next(now + later) {
+                Turn::Read(_, job) => Ok(job),
+                Turn::Wait(rest) => Err(rest),
+            }
         };
         let (none, slice) = (Duration::ZERO, Duration::from_millis(4));
-        assert_eq!(next(none, none), Turn::Read(TaskId(2), "second"));
-        assert_eq!(next(slice, none), Turn::Wait(Some(slice)));
-        assert_eq!(next(slice, slice), Turn::Read(TaskId(2), "second"));
+        assert_eq!(next(none, READ, none), Ok("second"));
+        assert_eq!(next(slice, READ, none), Err(Some(slice)));
+        assert_eq!(next(slice, READ, slice), Ok("second"));
+        assert_eq!(next(slice, READ / 10, none), Ok("second"), "a fast one does not");
     }
 
     #[test]
@@ -299,12 +347,10 @@ mod tests {
         turns.ask(opener(1, Class::Foreground), 1, now, 0);
         turns.ask(opener(2, Class::Foreground), 1, now, 1);
         for _ in 0..20_000 {
-            let Turn::Read(id, job) = turns.next(now) else {
-                panic!("a read waits and the device is idle");
-            };
+            let (read, job) = taken(turns.next(now));
             served[job] += 1;
             now += READ;
-            turns.ended(id, now);
+            turns.ended(&read, READ, now);
             longest = longest.max(now - asked[job]);
             asked[job] = now;
             turns.ask(opener(job as u32 + 1, Class::Foreground), 1, now, job);
@@ -320,10 +366,10 @@ mod tests {
         let mut turns = Turns::new(Policy::Classes, Duration::from_millis(2));
         turns.ask(opener(9, Class::Background), 1, now, "vacuum");
         turns.ask(opener(1, Class::Foreground), 1, now, "query");
-        assert_eq!(turns.next(now), Turn::Read(TaskId(1), "query"));
+        assert_eq!(taken(turns.next(now)).1, "query");
         turns.ask(opener(1, Class::Foreground), 1, now, "query");
         let later = now + PATIENCE;
-        assert_eq!(turns.next(later), Turn::Read(TaskId(9), "vacuum"));
+        assert_eq!(taken(turns.next(later)).1, "vacuum");
     }
 
     #[test]
@@ -335,13 +381,11 @@ mod tests {
             turns.ask(opener(task, Class::Foreground), 1, now, task as usize);
         }
         for _ in 0..3000 {
-            let Turn::Read(id, job) = turns.next(now) else {
-                panic!("the device is idle");
-            };
+            let (read, job) = taken(turns.next(now));
             let size = [1, 4][job];
             bytes[job] += size;
             now += READ;
-            turns.ended(id, now);
+            turns.ended(&read, READ, now);
             turns.ask(opener(job as u32, Class::Foreground), size, now, job);
         }
         let (one, other) = (bytes[0].min(bytes[1]), bytes[0].max(bytes[1]));
@@ -355,8 +399,8 @@ mod tests {
         for task in 0..1000 {
             let at = now + FORGOTTEN * task;
             turns.ask(opener(task, Class::Foreground), 1, at, ());
-            assert_eq!(turns.next(at), Turn::Read(TaskId(task), ()));
-            turns.ended(TaskId(task), at);
+            let (read, ()) = taken(turns.next(at));
+            turns.ended(&read, READ, at);
             assert_eq!(turns.tasks.len(), 1);
         }
     }

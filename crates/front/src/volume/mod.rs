@@ -2,6 +2,8 @@
 
 mod checkpoint;
 mod claims;
+mod descriptors;
+mod lost;
 mod names;
 mod recovery;
 mod status;
@@ -10,15 +12,15 @@ mod upkeep;
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use collie_io::{Device, File, RealDevice, Scheduler, Stat};
 use collie_log::RingMode;
 use parking_lot::Mutex;
 
 use crate::FrontError;
-use crate::file::{PageFile, Scope};
+use crate::file::{Committed, PageFile, Scope};
 use crate::shared::Shared;
 use claims::Claims;
 
@@ -102,7 +104,7 @@ struct Files {
 /// A directory of files whose pages are written atomically. All threads may use it. Paths are
 /// relative to its root and go through no symbolic links.
 ///
-/// Lock order: `moves`, a claim of `names`, `checkpoint`, a file, `files`.
+/// Lock order: `closing`, `moves`, a claim of `names`, `checkpoint`, a file, `files`.
 ///
 /// Only [`Volume::sync`], [`Volume::commit_all`] and [`Volume::drain`] promise that something
 /// survives a power cut, and whatever is named as durable below. Nobody else may write to the
@@ -111,6 +113,8 @@ struct Files {
 pub struct Volume {
     shared: Arc<Shared>,
     files: Mutex<Files>,
+    /// Held while files are closed for the sake of others.
+    closing: Mutex<()>,
     /// Held while the map is written.
     checkpoint: Mutex<()>,
     /// Where the log was when the map was last written.
@@ -293,7 +297,15 @@ impl Volume {
     pub fn sync(&self, file: &PageFile) -> Result<(), FrontError> {
         self.check_own(file)?;
         let _waited_for = self.scheduler.foreground();
-        self.with_log(|| file.commit(Scope::All))
+        self.commit(file, Scope::All)
+    }
+
+    /// Commits a file. If it has lost the name by which the log would know it, by another one.
+    fn commit(&self, file: &PageFile, scope: Scope) -> Result<(), FrontError> {
+        while self.with_log(|| file.commit(scope))? == Committed::Nameless {
+            self.find_name(file)?;
+        }
+        Ok(())
     }
 
     /// Commits all files. With [`Scope::Steady`] it takes turns with what users wait for.
@@ -302,11 +314,11 @@ impl Volume {
     /// As [`Volume::sync`], of the first file that fails; the others are committed all the same.
     pub fn commit_all(&self, scope: Scope) -> Result<(), FrontError> {
         let mut files = self.open_files();
-        let commit = |file: &PageFile| self.with_log(|| file.commit(scope));
+        let commit = |file: &PageFile| self.commit(file, scope);
         if scope == Scope::All {
             return self.each(&files, commit);
         }
-        files.retain(|file| file.is_dirty());
+        files.retain(|file| self.if_open(file).is_some_and(|file| file.is_dirty()));
         let mut done = Ok(());
         for some in files.chunks(AT_ONCE) {
             let _turn = self.scheduler.background();
@@ -320,17 +332,27 @@ impl Volume {
     /// # Errors
     /// As [`Volume::sync`], of the first file that fails; the others are drained all the same.
     pub fn drain(&self) -> Result<(), FrontError> {
-        self.each(&self.open_files(), |file| {
-            let mut from = Some(0);
-            while let Some(page) = from {
-                from = self.with_log(|| file.drain(page, DRAINED_AT_ONCE))?;
-            }
-            Ok(())
-        })
+        self.each(&self.open_files(), |file| self.drain_file(file))
     }
 
-    fn open_files(&self) -> Vec<Arc<PageFile>> {
-        self.files.lock().open.values().map(Arc::clone).collect()
+    fn drain_file(&self, file: &PageFile) -> Result<(), FrontError> {
+        let mut from = Some(0);
+        while let Some(page) = from {
+            from = self.with_log(|| file.drain(page, DRAINED_AT_ONCE))?;
+        }
+        Ok(())
+    }
+
+    /// Weak, so that what works with all files keeps few of them open. For [`Volume::if_open`].
+    fn open_files(&self) -> Vec<Weak<PageFile>> {
+        self.files.lock().open.values().map(Arc::downgrade).collect()
+    }
+
+    /// A file, unless it was closed: then there is nothing to be done with it.
+    fn if_open(&self, file: &Weak<PageFile>) -> Option<Arc<PageFile>> {
+        // Who closes a file counts those that have it with `files` locked.
+        let _files = self.files.lock();
+        file.upgrade()
     }
 
     /// Does what appends to the log; where that is full, makes room in it and does it once more.
@@ -359,7 +381,7 @@ impl Volume {
     /// files at once, whose syncs are shared then.
     fn each(
         &self,
-        files: &[Arc<PageFile>],
+        files: &[Weak<PageFile>],
         work: impl Fn(&PageFile) -> Result<(), FrontError> + Sync,
     ) -> Result<(), FrontError> {
         let threads = if self.has_threads {
@@ -372,8 +394,10 @@ impl Volume {
             let mut done = Ok(());
             // Relaxed: only that each file is taken once matters.
             while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let worked = work(file);
-                done = done.and(worked);
+                if let Some(file) = self.if_open(file) {
+                    let worked = work(&file);
+                    done = done.and(worked);
+                }
             }
             done
         };

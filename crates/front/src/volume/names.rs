@@ -23,7 +23,7 @@ pub enum Existing {
 }
 
 impl Volume {
-    fn path(&self, path: &Path) -> PathBuf {
+    pub(super) fn path(&self, path: &Path) -> PathBuf {
         self.shared.root.join(path)
     }
 
@@ -48,7 +48,7 @@ impl Volume {
         found.map_err(FrontError::io("stat", &path))
     }
 
-    fn look_if_any(&self, path: &Path) -> Result<Option<Stat>, FrontError> {
+    pub(super) fn look_if_any(&self, path: &Path) -> Result<Option<Stat>, FrontError> {
         let path = self.path(path);
         match self.shared.device.lstat(&path) {
             Ok(stat) => Ok(Some(stat)),
@@ -71,6 +71,10 @@ impl Volume {
     /// symbolic link.
     pub fn file(&self, path: &Path) -> Result<Arc<PageFile>, FrontError> {
         self.check_path(path)?;
+        self.with_descriptors(FrontError::is_out_of_descriptors, || self.file_now(path))
+    }
+
+    fn file_now(&self, path: &Path) -> Result<Arc<PageFile>, FrontError> {
         let _claim = self.names.claim(&[path]);
         let stat = self.look(path)?;
         let full = self.path(path);
@@ -86,7 +90,7 @@ impl Volume {
             file.opened_as(path);
             return Ok(Arc::clone(file));
         }
-        let home = self.shared.device.open(&full, OpenMode::ReadWrite);
+        let home = self.shared.device.open_for_user(&full, OpenMode::ReadWrite);
         let home = home.map_err(FrontError::io("open", &full))?;
         let file = self.opened(path, home, &stat);
         files.open.insert((stat.dev, stat.ino), Arc::clone(&file));
@@ -108,12 +112,16 @@ impl Volume {
     /// [`FrontError::Io`] where the name is taken or the file cannot be made.
     pub fn create(&self, path: &Path) -> Result<Arc<PageFile>, FrontError> {
         self.check_path(path)?;
+        self.with_descriptors(FrontError::is_out_of_descriptors, || self.create_now(path))
+    }
+
+    fn create_now(&self, path: &Path) -> Result<Arc<PageFile>, FrontError> {
         let _claim = self.names.claim(&[path]);
         // After a failure it is unknown what the log says of a file that had this name.
         self.shared.check()?;
         self.forget(path)?;
         let full = self.path(path);
-        let home = self.shared.device.open(&full, OpenMode::CreateNew);
+        let home = self.shared.device.open_for_user(&full, OpenMode::CreateNew);
         let home = home.map_err(FrontError::io("create", &full))?;
         let stat = home.stat().map_err(FrontError::io("stat", &full))?;
         let file = self.opened(path, home, &stat);
@@ -200,6 +208,17 @@ impl Volume {
                 .collect(),
         };
         let replaced = there.and_then(|there| self.open_file(&there));
+        // A record that says the new path relies on what is durable of these, and the file's sync is
+        // of its own directory alone. Open before anything changes: it is not done by halves where no
+        // descriptor is left.
+        let (old, new) = (self.path(from), self.path(to));
+        let dirs = match (old.parent(), new.parent()) {
+            (Some(old), Some(new)) if old != new => vec![new, old],
+            (_, Some(new)) if stat.is_dir() => vec![new],
+            _ => Vec::new(),
+        };
+        let dirs = dirs.into_iter().map(|dir| self.shared.open_names(dir));
+        let dirs = dirs.collect::<Result<Vec<_>, _>>()?;
         self.with_log(|| {
             let mut held = Vec::new();
             for file in moved.iter().map(|(file, _)| file).chain(&replaced) {
@@ -222,17 +241,7 @@ impl Volume {
             for ((file, path), committer) in moved.iter().zip(&held) {
                 file.renamed(committer, path);
             }
-            // A record that says the new path relies on it, and its sync is of the file's own
-            // directory alone.
-            let (old, new) = (self.path(from), self.path(to));
-            match (old.parent(), new.parent()) {
-                (Some(old), Some(new)) if old != new => {
-                    self.shared.sync_names(new)?;
-                    self.shared.sync_names(old)
-                }
-                (_, Some(new)) if stat.is_dir() => self.shared.sync_names(new),
-                _ => Ok(()),
-            }
+            dirs.iter().try_for_each(|dir| self.shared.sync_opened(dir))
         })
     }
 
@@ -317,24 +326,29 @@ impl Volume {
             self.forget(&path)?;
         }
         let orphans = std::mem::take(&mut self.files.lock().orphans);
-        for file in orphans {
-            self.settle(&file)?;
-        }
-        Ok(())
+        let mut orphans = orphans.into_iter();
+        let settled = orphans.try_for_each(|file| self.settle(&file));
+        // After a failure the next time it is their turn.
+        self.files.lock().orphans.extend(orphans);
+        settled
     }
 
     /// Lets a removed file that is still open do without slots, once its removal is durable.
-    fn settle(&self, file: &Arc<PageFile>) -> Result<(), FrontError> {
+    pub(super) fn settle(&self, file: &Arc<PageFile>) -> Result<(), FrontError> {
         if Arc::strong_count(file) == 1 {
             return Ok(());
         }
         let committer = file.committer();
-        self.shared.sync_removal(file.name().path())?;
-        if let Err(error) = file.give_up_slots(&committer) {
-            // Its user is told when it writes; the next time it is tried again.
-            tracing::warn!(%error, "a removed file that is open keeps its slots");
+        let settled = self.shared.sync_removal(file.name().path()).map(|()| {
+            file.give_up_slots(&committer).inspect_err(|error| {
+                // Its user is told when it writes.
+                tracing::warn!(%error, "a removed file that is open keeps its slots");
+            })
+        });
+        if !matches!(settled, Ok(Ok(()))) {
+            // The next time it is tried again.
             self.files.lock().orphans.push(Arc::clone(file));
         }
-        Ok(())
+        settled.map(drop)
     }
 }

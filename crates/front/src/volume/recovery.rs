@@ -140,6 +140,7 @@ impl Volume {
         let volume = Volume {
             shared,
             files: Mutex::new(files),
+            closing: Mutex::new(()),
             checkpoint: Mutex::new(()),
             names: Claims::default(),
             moves: Mutex::new(()),

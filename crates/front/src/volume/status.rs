@@ -33,11 +33,9 @@ impl Volume {
     pub fn status(&self) -> VolumeStatus {
         let (files, removed) = {
             let files = self.files.lock();
-            let open: Vec<_> = files.open.values().map(std::sync::Arc::clone).collect();
+            let open: Vec<_> = files.open.values().map(std::sync::Arc::downgrade).collect();
             (open, files.removed.len() + files.orphans.len())
         };
-        let own = files.iter().find_map(|file| file.failure());
-        let failure = self.shared.failure().or(own);
         let mut status = VolumeStatus {
             slots: self.shared.shadow.slots(),
             free_slots: self.free_slots(),
@@ -47,10 +45,13 @@ impl Volume {
                 .shared
                 .log_end()
                 .saturating_sub(self.checkpointed.load(Ordering::Relaxed)),
-            poisoned: failure.map(ToString::to_string),
+            poisoned: self.shared.failure().map(ToString::to_string),
             ..VolumeStatus::default()
         };
-        for file in files {
+        for file in files.iter().filter_map(|file| self.if_open(file)) {
+            if let (None, Some(own)) = (&status.poisoned, file.failure()) {
+                status.poisoned = Some(own.to_string());
+            }
             let (displaced, dirty) = file.counts();
             status.mapped += usize::from(displaced > 0);
             status.displaced += displaced;

@@ -29,7 +29,7 @@ impl Volume {
     /// As [`Volume::sync`], of the first file that fails.
     pub fn drain_some(&self, pages: usize) -> Result<(), FrontError> {
         let mut rest = pages;
-        for file in self.open_files() {
+        for file in self.open_files().iter().filter_map(|file| self.if_open(file)) {
             let (displaced, _) = file.counts();
             let mut from = (displaced > 0).then_some(0);
             while let Some(page) = from.filter(|_| rest > 0) {
@@ -53,7 +53,7 @@ impl Volume {
         let shadow = self.shared.shadow.write_out(PIECE);
         drop(turn);
         let mut bytes = shadow.map_err(|e| self.shared.poison(e))?;
-        for file in self.open_files() {
+        for file in self.open_files().iter().filter_map(|file| self.if_open(file)) {
             if file.is_written_out() {
                 continue;
             }
@@ -64,9 +64,10 @@ impl Volume {
     }
 
     /// Closes the files that nobody has open and of which nothing is lost by that. Those with
-    /// displaced pages stay open.
-    pub fn close_idle(&self) {
+    /// displaced pages stay open. Returns how many were closed.
+    pub fn close_idle(&self) -> usize {
         let mut files = self.files.lock();
+        let before = files.open.len();
         files.open.retain(|_, file| {
             let is_idle = file
                 .committer_if_free()
@@ -74,6 +75,7 @@ impl Volume {
             // With `files` locked no one else can come by it.
             !is_idle || Arc::strong_count(file) > 1
         });
+        before - files.open.len()
     }
 
     /// Reads every displaced page and compares it with its checksum. Returns one error for each
@@ -83,7 +85,7 @@ impl Volume {
     /// [`FrontError::Io`] where the shadow file cannot be read.
     pub fn check(&self) -> Result<Vec<FrontError>, FrontError> {
         let mut damaged = Vec::new();
-        for file in self.open_files() {
+        for file in self.open_files().iter().filter_map(|file| self.if_open(file)) {
             file.verify(&mut damaged)?;
         }
         Ok(damaged)

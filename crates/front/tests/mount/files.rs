@@ -4,6 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 use collie_io::Policy;
@@ -199,4 +201,38 @@ fn a_large_write_from_any_offset_is_whole() {
     expected[5..5 + bytes.len() - 7].copy_from_slice(&bytes[7..]);
     assert!(fs::read(mounted.path("base/1/5")).unwrap() == expected);
     assert!(file.as_raw_fd() > 0);
+}
+
+/// Every handle of a relation goes through the page map, whoever opens and closes it meanwhile. What
+/// one that did not would append, the others would not see.
+#[test]
+fn a_relation_that_many_open_at_once_is_one_file() {
+    const THREADS: usize = 8;
+    const ROUNDS: usize = 400;
+    let Some(mounted) = mount() else { return };
+    let path = mounted.path("base/1/5");
+    drop(mounted.relation("base/1/5", &[1]));
+    let (appends, together) = (Mutex::new(()), Barrier::new(THREADS));
+    let unseen = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    // Nobody has it open, and all open it.
+                    together.wait();
+                    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+                    let append = appends.lock().unwrap();
+                    let len = file.metadata().unwrap().len();
+                    file.write_all_at(&[7; PAGE], len).unwrap();
+                    let is_seen = file.metadata().unwrap().len() == len + PAGE as u64;
+                    unseen.fetch_add(u32::from(!is_seen), Ordering::Relaxed);
+                    drop((append, file));
+                    together.wait();
+                }
+            });
+        }
+    });
+    assert_eq!(unseen.into_inner(), 0, "pages that were appended and not seen");
+    let len = fs::metadata(&path).unwrap().len();
+    assert_eq!(len, ((1 + THREADS * ROUNDS) * PAGE) as u64);
 }

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 
-use crate::{Mounted, mount, pages, write_page};
+use crate::{Mounted, PAGE, mount, pages, write_page};
 
 fn listed(mounted: &Mounted, dir: &str) -> Vec<String> {
     let entries = fs::read_dir(mounted.path(dir)).unwrap();
@@ -154,5 +154,65 @@ fn a_new_file_has_nothing_of_a_removed_one() {
             drop(file);
         }
         fs::remove_file(&path).unwrap();
+    }
+}
+
+/// A root's daemon creates files as root's, then gives them away. One that was killed in between left
+/// a file that its server cannot open.
+#[test]
+fn what_a_killed_daemon_did_not_give_away_is_given_away_at_the_next_mount() {
+    let Some(mut mounted) = mount() else { return };
+    mounted.unmount();
+    let owner = |name: &str| fs::symlink_metadata(mounted.path(name)).unwrap().uid();
+    if owner("base") != 0 {
+        println!("skipped: only root's files are meant");
+        return;
+    }
+    for name in ["base/1/5", "base/1/6", "server.key"] {
+        fs::write(mounted.path(name), [1; PAGE]).unwrap();
+    }
+    symlink("nowhere", mounted.path("base/1/link")).unwrap();
+    fs::create_dir(mounted.path("roots")).unwrap();
+    fs::write(mounted.path("roots/file"), "").unwrap();
+    let own = |name: &str| std::os::unix::fs::chown(mounted.path(name), Some(12345), Some(12345)).unwrap();
+    ["", "base", "base/1", "base/1/6"].into_iter().for_each(own);
+    mounted.mount_again();
+    let owner = |name: &str| fs::symlink_metadata(mounted.path(name)).unwrap().uid();
+    for name in ["base/1/5", "base/1/6", "base/1/link"] {
+        assert_eq!(owner(name), 12345, "{name}");
+    }
+    for name in ["server.key", "roots", "roots/file"] {
+        assert_eq!(owner(name), 0, "{name}");
+    }
+    assert!(fs::symlink_metadata(mounted.path("nowhere")).is_err());
+    mounted.unmount();
+}
+
+#[test]
+fn a_relation_that_loses_one_of_its_names_while_it_is_open_keeps_the_other() {
+    let Some(mut mounted) = mount() else { return };
+    fs::create_dir(mounted.path("base/2")).unwrap();
+    let (kept, taken) = (mounted.path("base/2/50"), mounted.path("base/1/7"));
+    let file = mounted.relation("base/1/5", &[1, 1]);
+    let other = mounted.relation("base/1/6", &[1, 1]);
+    fs::hard_link(mounted.path("base/1/5"), &kept).unwrap();
+    fs::remove_file(mounted.path("base/1/5")).unwrap();
+    fs::hard_link(mounted.path("base/1/6"), &taken).unwrap();
+    fs::rename(mounted.path("base/1/7"), mounted.path("base/1/8")).unwrap();
+    drop(mounted.relation("base/1/9", &[3]));
+    fs::rename(mounted.path("base/1/9"), mounted.path("base/1/6")).unwrap();
+    for file in [&file, &other] {
+        write_page(file, 0, 2);
+        file.sync_all().unwrap();
+    }
+    drop((file, other));
+    fs::write(mounted.path(".collie/command"), "drain\n").unwrap();
+    mounted.unmount();
+    for (name, found) in [
+        ("base/2/50", &[2, 1][..]),
+        ("base/1/8", &[2, 1]),
+        ("base/1/6", &[3]),
+    ] {
+        assert_eq!(pages(&mounted.path(name)), found, "{name}");
     }
 }

@@ -17,8 +17,7 @@ const PROGRAMS: &str = "/usr/lib/postgresql/15/bin";
 /// Who may run it, the first who is there.
 const USERS: [&str; 2] = ["postgres", "nobody"];
 /// Small files and few processes, where nothing else is said.
-const SETTINGS: [&str; 8] = [
-    "listen_addresses=",
+const SMALL: [&str; 7] = [
     "max_connections=24",
     "max_wal_size=4MB",
     "min_wal_size=2MB",
@@ -27,6 +26,15 @@ const SETTINGS: [&str; 8] = [
     "log_checkpoints=off",
     "update_process_title=off",
 ];
+
+/// What a cluster is set to where nothing else is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Defaults {
+    /// What makes checkpoints and new files frequent.
+    Small,
+    /// PostgreSQL's own.
+    Installed,
+}
 
 /// What a command said.
 pub type Said = Result<String, String>;
@@ -41,6 +49,7 @@ pub struct Cluster {
     home: PathBuf,
     data: PathBuf,
     user: (u32, u32),
+    defaults: Defaults,
 }
 
 /// What is missing here, if anything is.
@@ -94,11 +103,25 @@ fn ids_of(user: &str) -> Option<(u32, u32)> {
 }
 
 impl Cluster {
-    /// A cluster that will be in `data`; `home` is an empty directory for the rest.
+    /// A cluster that will be in `data`, with small files and few processes; `home` is an empty
+    /// directory for the rest.
     ///
     /// # Errors
     /// There is no user to run it, or `home` cannot be used.
     pub fn new(home: &Path, data: &Path) -> io::Result<Self> {
+        Self::with(home, data, Defaults::Small)
+    }
+
+    /// As [`Cluster::new`], with PostgreSQL's own defaults. Its processes are groups of their own,
+    /// so that a terminal's signals reach only who started them.
+    ///
+    /// # Errors
+    /// As [`Cluster::new`].
+    pub fn as_installed(home: &Path, data: &Path) -> io::Result<Self> {
+        Self::with(home, data, Defaults::Installed)
+    }
+
+    fn with(home: &Path, data: &Path, defaults: Defaults) -> io::Result<Self> {
         let user = USERS.into_iter().find_map(ids_of);
         let user = user.ok_or_else(|| io::Error::other(format!("none of the users {USERS:?} is there")))?;
         let cluster = Self {
@@ -107,6 +130,7 @@ impl Cluster {
             home: home.to_owned(),
             data: data.to_owned(),
             user,
+            defaults,
         };
         fs::set_permissions(home, Permissions::from_mode(0o755))?;
         for name in ["sockets", "template"] {
@@ -154,6 +178,9 @@ impl Cluster {
         command.current_dir(self.sockets()).env_clear();
         command.env("PGHOST", self.sockets()).env("PGUSER", "me");
         command.env("PGDATABASE", "postgres").env("LC_ALL", "C");
+        if self.defaults == Defaults::Installed {
+            command.process_group(0);
+        }
         command
     }
 
@@ -162,14 +189,19 @@ impl Cluster {
     /// # Errors
     /// What `initdb` says.
     pub fn init_at(&self, data: &Path, more: &[&str]) -> Said {
+        run(&mut self.initdb(data, more))
+    }
+
+    /// The command that makes a cluster in a directory, with further arguments of `initdb`.
+    #[must_use]
+    pub fn initdb(&self, data: &Path, more: &[&str]) -> Command {
         let mut initdb = self.program("initdb");
-        initdb.args([
-            "--data-checksums",
-            "--wal-segsize=1",
-            "--auth=trust",
-            "--username=me",
-        ]);
-        run(initdb.args(more).arg("-D").arg(data))
+        initdb.args(["--data-checksums", "--auth=trust", "--username=me"]);
+        if self.defaults == Defaults::Small {
+            initdb.arg("--wal-segsize=1");
+        }
+        initdb.args(more).arg("-D").arg(data);
+        initdb
     }
 
     /// A directory with a cluster that can be copied.
@@ -209,12 +241,22 @@ impl Cluster {
         let mut command = self.program("postgres");
         command.arg("-D").arg(&self.data);
         command.arg("-k").arg(self.sockets());
-        for setting in SETTINGS.iter().chain(settings) {
+        let small: &[&str] = match self.defaults {
+            Defaults::Small => &SMALL,
+            Defaults::Installed => &[],
+        };
+        for setting in ["listen_addresses="].iter().chain(small).chain(settings) {
             command.args(["-c", setting]);
         }
         command.stdin(Stdio::null()).stdout(log()?).stderr(log()?);
         self.server = Some(command.spawn()?);
         Ok(())
+    }
+
+    /// The number of the running server's first process.
+    #[must_use]
+    pub fn server(&self) -> Option<u32> {
+        self.server.as_ref().map(Child::id)
     }
 
     /// Whether the server serves; an error where it has ended.

@@ -1,5 +1,6 @@
 //! `collie bench`.
 
+mod front;
 mod transactions;
 
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use collie_log::Level;
 
 use super::seconds;
 use crate::args::values::{Durability, Ring};
+pub(crate) use front::FrontBenchArgs;
 pub(crate) use transactions::{
     CommitBenchArgs, CommitEnd, IsolationLevel, OrdersBenchArgs, TransactionKind, TransactionRunArgs,
 };
@@ -41,6 +43,10 @@ pub(crate) enum BenchCommand {
     /// are hot, and insert an order and its lines. After each run all of it must add up, or the
     /// exit code is 1.
     Orders(OrdersBenchArgs),
+    /// PostgreSQL 15, as it is, on several storages: as installed, with compressed full pages,
+    /// without full pages (not safe), and without them on btrfs and on Collie's mount. Needs root
+    /// and Debian's postgresql-15.
+    Front(Box<FrontBenchArgs>),
 }
 
 #[derive(Debug, clap::Args)]

@@ -44,5 +44,8 @@ mod volume;
 
 pub use error::FrontError;
 pub use file::{PageFile, Scope};
-pub use mount::{Mount, MountError, MountOptions, close_unmounted, detach_dir, open_unmounted, unmount_dir};
+pub use mount::{
+    Mount, MountError, MountOptions, check_mount, close_unmounted, detach_dir, has_pages_elsewhere,
+    open_unmounted, unmount_dir,
+};
 pub use volume::{Existing, Recovered, Volume, VolumeOptions, VolumeStatus};

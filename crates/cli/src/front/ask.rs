@@ -9,6 +9,8 @@ use collie_io::{Device, OpenMode, RealDevice};
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
 
+use super::users;
+
 /// A mounted directory.
 pub(super) struct Daemon {
     dir: PathBuf,
@@ -18,6 +20,8 @@ pub(super) struct Daemon {
 /// What cannot be asked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
+    #[error("{}: it is mounted for the user {owner} alone, and this one is refused; run this as that user: sudo -u {owner} collie …", dir.display())]
+    OfOther { dir: PathBuf, owner: String },
     #[error("{}: the daemon has died; stop the server, then take the mount away with `collie umount`", dir.display())]
     Dead { dir: PathBuf },
     #[error("cannot {action} {}: {source}", path.display())]
@@ -36,10 +40,22 @@ pub(super) enum AskError {
 impl AskError {
     fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> AskError {
         let path = path.to_owned();
-        move |source| match source.kind() {
-            io::ErrorKind::NotConnected => AskError::Dead { dir: path },
-            _ => AskError::Io { action, path, source },
-        }
+        move |source| AskError::Io { action, path, source }
+    }
+}
+
+/// What is wrong where a call into the mount over `dir` fails; `otherwise` where it is nothing that a
+/// mount has of its own.
+fn failed(dir: &Path, otherwise: impl FnOnce(io::Error) -> AskError) -> impl FnOnce(io::Error) -> AskError {
+    let dir = dir.to_owned();
+    move |source| match source.kind() {
+        // It had died, or died before it answered.
+        io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted => AskError::Dead { dir },
+        io::ErrorKind::PermissionDenied => match users::owner(&dir) {
+            Some(owner) => AskError::OfOther { dir, owner },
+            None => otherwise(source),
+        },
+        _ => otherwise(source),
     }
 }
 
@@ -72,11 +88,17 @@ impl Daemon {
     /// The daemon of a directory; `None` where it is not mounted.
     pub(super) fn of(dir: &Path) -> Result<Option<Daemon>, AskError> {
         let device = RealDevice::new();
-        let real = dir.canonicalize().map_err(AskError::io("find", dir))?;
+        let real = match dir.canonicalize() {
+            Ok(real) => real,
+            Err(e) => return Err(failed(dir, AskError::io("find", dir))(e)),
+        };
         match device.stat(&real.join(".collie/status")) {
             Ok(_) => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(AskError::io("ask the daemon of", dir)(e)),
+            // Also where a file is in the place of the directory `.collie`.
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(None);
+            }
+            Err(e) => return Err(failed(&real, AskError::io("ask the daemon of", dir))(e)),
         }
         let mut daemon = Daemon { dir: real, pid: 0 };
         daemon.pid = daemon.status()?.pid;
@@ -99,7 +121,7 @@ impl Daemon {
     /// The whole text of one of the files.
     pub(super) fn text(&self, name: &str) -> Result<String, AskError> {
         let path = self.file(name);
-        let failed = |e| AskError::io("read", &path)(e);
+        let failed = |e| failed(&self.dir, AskError::io("read", &path))(e);
         let file = RealDevice::new().open(&path, OpenMode::Read).map_err(failed)?;
         let (mut text, mut piece) = (Vec::new(), vec![0; 1 << 16]);
         loop {
@@ -127,7 +149,7 @@ impl Daemon {
             Command::Commit => ("commit", "make everything durable: the daemon's answer to"),
             Command::Drain => ("drain", "bring every page home: the daemon's answer to"),
         };
-        let failed = |e: rustix::io::Errno| AskError::io(action, &path)(e.into());
+        let failed = |e: rustix::io::Errno| failed(&self.dir, AskError::io(action, &path))(e.into());
         let file =
             rustix::fs::open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
         rustix::io::write(&file, word.as_bytes()).map_err(failed)?;

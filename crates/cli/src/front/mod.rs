@@ -1,22 +1,30 @@
 //! `collie mount | umount | drain | front`.
 
 mod ask;
+mod patience;
+mod users;
 
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use collie_front::{
-    Mount, MountError, MountOptions, close_unmounted, detach_dir, open_unmounted, unmount_dir,
+    Mount, MountError, MountOptions, Recovered, check_mount, close_unmounted, detach_dir,
+    has_pages_elsewhere, open_unmounted, unmount_dir,
 };
-use collie_io::{Device, RealDevice};
 use collie_server::{ignore_hangup, termination};
 
 use crate::Outcome;
 use crate::args::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 use crate::notify::Supervisor;
 use crate::output::{Results, grouped, note};
-use ask::{AskError, Command, Daemon};
+use ask::{AskError, Command, Daemon, Status};
+
+/// A daemon that has not answered by then may never.
+const LONG: Duration = Duration::from_secs(30);
+/// After it a command says what it waits for.
+const SOME_TIME: Duration = Duration::from_secs(5);
 
 pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     ignore_hangup().context("SIGHUP cannot be ignored")?;
@@ -30,10 +38,11 @@ pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     options.allow_other = args.allow_other;
     options.policy = args.policy.into();
     options.idle_slice = Duration::from_millis(args.idle_slice);
-    if RealDevice::new().stat(&args.dir.join(".collie/shadow")).is_err() {
+    let room = check_mount(&args.dir, &options)?;
+    if room > 0 {
         note(format_args!(
             "taking room for displaced pages: {} bytes in {}",
-            grouped(options.shadow_bytes),
+            grouped(room),
             args.dir.join(".collie").display()
         ));
     }
@@ -78,10 +87,38 @@ fn report(mount: &Mount) -> anyhow::Result<()> {
         grouped(recovered.displaced as u64),
     ))?;
     results.flush()?;
-    for gone in &recovered.gone {
-        note(format_args!("{} was removed before the crash", gone.display()));
-    }
+    tell_gone(recovered);
     Ok(())
+}
+
+/// Files that are missing are named, so many.
+const NAMED: usize = 3;
+
+/// Says that files with displaced pages are missing: that these were removed, is all that a volume can
+/// take for the reason.
+fn tell_gone(recovered: &Recovered) {
+    if let Some(said) = missing(&recovered.gone) {
+        note(said);
+    }
+}
+
+fn missing(gone: &[PathBuf]) -> Option<String> {
+    let named: Vec<_> = gone
+        .iter()
+        .take(NAMED)
+        .map(|path| path.display().to_string())
+        .collect();
+    let more = match gone.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {} more", grouped(more as u64)),
+    };
+    (!gone.is_empty()).then(|| {
+        format!(
+            "missing, with pages that were not at home: {}{more}; taken for removed right before a crash. \
+             If nothing removed them, restore a backup",
+            named.join(", ")
+        )
+    })
 }
 
 /// Homes of files with displaced pages stay open.
@@ -128,7 +165,8 @@ fn serve(mount: &Mount) -> anyhow::Result<Served> {
                     Err(error @ MountError::Io { .. }) if refusals == 0 => {
                         refusals += 1;
                         note(format_args!(
-                            "{error}; everything is durable; stop the server, or send the signal again"
+                            "{}; everything is durable; stop the server, or send the signal again",
+                            busy(mount.dir(), std::process::id(), error)
                         ));
                     }
                     Err(MountError::Io { .. }) => {
@@ -142,43 +180,109 @@ fn serve(mount: &Mount) -> anyhow::Result<Served> {
     })
 }
 
+/// With the processes that use the mount, where that is the reason.
+fn busy(dir: &Path, daemon: u32, error: MountError) -> anyhow::Error {
+    let is_busy = matches!(&error, MountError::Io { source, .. } if source.kind() == ErrorKind::ResourceBusy);
+    match is_busy {
+        true => anyhow!("{error}; {}", users::tell(dir, daemon)),
+        false => error.into(),
+    }
+}
+
+/// Does `work` with the daemon of a directory, which may take its time, or be stopped.
+fn ask<T: Send + 'static>(
+    dir: &Path,
+    work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let say = || {
+        note(format_args!(
+            "the daemon of {} is still at it; where it is stopped (`ps` says T), SIGCONT lets it go on",
+            dir.display()
+        ));
+    };
+    patience::patiently(SOME_TIME, say, work)?
+}
+
+/// Does `work` with the daemon of a directory, which is done at once.
+fn ask_at_once<T: Send + 'static>(
+    dir: &Path,
+    work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let why = || {
+        format!(
+            "{}: its daemon has not answered for {} s; is it stopped (`ps` says T; SIGCONT lets it go on), or \
+             does its disk hang?",
+            dir.display(),
+            LONG.as_secs()
+        )
+    };
+    patience::within(LONG, why, work)?
+}
+
 pub(crate) fn umount(args: &UmountArgs) -> anyhow::Result<Outcome> {
-    let daemon = match Daemon::of(&args.dir) {
-        Ok(Some(daemon)) if args.dead => {
+    let (dir, drains, is_dead) = (args.dir.clone(), args.drain, args.dead);
+    ask(&args.dir, move || take_away(&dir, drains, is_dead))
+}
+
+fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome> {
+    let shown = dir.display();
+    let not_drained = || {
+        format!(
+            "{shown}: pages may be left in .collie, for the daemon has died; `collie drain {shown}` brings them home"
+        )
+    };
+    let daemon = match Daemon::of(dir) {
+        Ok(Some(daemon)) if is_dead => {
             bail!(
-                "{} is mounted, and its daemon, process {}, lives",
-                args.dir.display(),
+                "{shown} is mounted, and its daemon, process {}, lives",
                 daemon.pid()
             );
         }
         Ok(Some(daemon)) => daemon,
-        Ok(None) if args.dead => return Ok(Outcome::Good),
-        Ok(None) => bail!("{} is not mounted by collie", args.dir.display()),
+        Ok(None) if is_dead => return Ok(Outcome::Good),
+        Ok(None) => bail!("{shown} is not mounted by collie"),
         Err(AskError::Dead { .. }) => {
-            detach_dir(&args.dir)?;
+            detach_dir(dir)?;
             note(format_args!(
-                "{}: the daemon had died; its mount is taken away; what it had committed is recovered by the next mount",
-                args.dir.display()
+                "{shown}: the daemon had died; its mount is taken away; what it had committed is recovered by the next mount"
             ));
+            if drains {
+                bail!(not_drained());
+            }
             return Ok(Outcome::Good);
         }
         Err(error) => return Err(error.into()),
     };
-    daemon.command(if args.drain {
-        Command::Drain
-    } else {
-        Command::Commit
-    })?;
-    unmount_dir(daemon.dir())?;
+    let asked = daemon.command(if drains { Command::Drain } else { Command::Commit });
+    match asked {
+        Err(AskError::Dead { .. }) if drains => {
+            detach_dir(dir)?;
+            bail!(not_drained());
+        }
+        asked => asked?,
+    }
+    unmount_dir(daemon.dir()).map_err(|error| busy(daemon.dir(), daemon.pid(), error))?;
     daemon.wait_for_end()?;
+    if drains && has_pages_elsewhere(daemon.dir())? {
+        bail!(
+            "{shown}: pages are left in .collie: something was written to it after they were brought home, or the \
+             daemon died; `collie drain {shown}` brings them home"
+        );
+    }
     Ok(Outcome::Good)
 }
 
 pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<Outcome> {
-    let mut results = Results::new();
-    if let Some(daemon) = Daemon::of(&args.dir)? {
+    let dir = args.dir.clone();
+    let of_daemon = ask(&args.dir, move || {
+        let Some(daemon) = Daemon::of(&dir)? else {
+            return Ok(None);
+        };
         daemon.command(Command::Drain)?;
-        let status = daemon.status()?;
+        Ok(Some(daemon.status()?))
+    })?;
+    let mut results = Results::new();
+    if let Some(status) = of_daemon {
         results.line(format_args!(
             "drained {}: {} pages are displaced",
             args.dir.display(),
@@ -187,8 +291,8 @@ pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<Outcome> {
         results.flush()?;
         return Ok(Outcome::Good);
     }
-    require_map(&args.dir)?;
     let volume = open_unmounted(&args.dir, &MountOptions::default())?;
+    tell_gone(volume.recovered());
     volume.drain()?;
     let is_plain = close_unmounted(&args.dir, volume)?;
     results.line(if is_plain {
@@ -198,19 +302,6 @@ pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<Outcome> {
     })?;
     results.flush()?;
     Ok(if is_plain { Outcome::Good } else { Outcome::Bad })
-}
-
-/// Refuses a directory without a page map: opening would make one.
-fn require_map(dir: &Path) -> anyhow::Result<()> {
-    let map = dir.join(".collie/MAP");
-    RealDevice::new().stat(&map).with_context(|| {
-        format!(
-            "{} was never mounted by collie: there is no {}",
-            dir.display(),
-            map.display()
-        )
-    })?;
-    Ok(())
 }
 
 pub(crate) fn run(command: &FrontCommand) -> anyhow::Result<Outcome> {
@@ -224,17 +315,32 @@ pub(crate) fn run(command: &FrontCommand) -> anyhow::Result<Outcome> {
     }
 }
 
+/// What a daemon has to tell.
+struct Answer {
+    status: Status,
+    /// In the words that were asked for.
+    text: Option<String>,
+}
+
 fn status(dir: &Path, json: bool, prometheus: bool) -> anyhow::Result<Outcome> {
-    let Some(daemon) = Daemon::of(dir)? else {
-        bail!("{} is not mounted by collie", dir.display());
-    };
-    let mut results = Results::new();
-    if json {
-        results.line(daemon.text("status")?.trim_end())?;
-    } else if prometheus {
-        results.line(daemon.text("metrics")?.trim_end())?;
-    } else {
+    let asked = dir.to_owned();
+    let answer = ask_at_once(dir, move || {
+        let Some(daemon) = Daemon::of(&asked)? else {
+            bail!("{} is not mounted by collie", asked.display());
+        };
+        let text = match (json, prometheus) {
+            (true, _) => Some(daemon.text("status")?),
+            (_, true) => Some(daemon.text("metrics")?),
+            _ => None,
+        };
         let status = daemon.status()?;
+        Ok(Answer { status, text })
+    })?;
+    let mut results = Results::new();
+    let status = answer.status;
+    if let Some(text) = answer.text {
+        results.line(text.trim_end())?;
+    } else {
         let rows = [
             ("daemon", format!("process {}", status.pid)),
             ("page size", format!("{} bytes", grouped(status.page_bytes))),
@@ -280,7 +386,7 @@ fn status(dir: &Path, json: bool, prometheus: bool) -> anyhow::Result<Outcome> {
         }
     }
     results.flush()?;
-    Ok(if daemon.status()?.failure.is_some() {
+    Ok(if status.failure.is_some() {
         Outcome::Bad
     } else {
         Outcome::Good
@@ -288,10 +394,10 @@ fn status(dir: &Path, json: bool, prometheus: bool) -> anyhow::Result<Outcome> {
 }
 
 fn check(dir: &Path, json: bool) -> anyhow::Result<Outcome> {
-    if Daemon::of(dir)?.is_some() {
+    let asked = dir.to_owned();
+    if ask_at_once(dir, move || Ok(Daemon::of(&asked)?.is_some()))? {
         bail!("{} is mounted; unmount it first", dir.display());
     }
-    require_map(dir)?;
     let volume = open_unmounted(dir, &MountOptions::default())?;
     let recovered = volume.recovered().clone();
     let damaged = volume.check()?;
@@ -302,7 +408,7 @@ fn check(dir: &Path, json: bool) -> anyhow::Result<Outcome> {
         let found = serde_json::json!({
             "files": status.mapped,
             "pages": status.displaced,
-            "removed": recovered.gone,
+            "missing": recovered.gone,
             "damaged": damaged.iter().map(ToString::to_string).collect::<Vec<_>>(),
         });
         results.json(&found)?;
@@ -315,6 +421,9 @@ fn check(dir: &Path, json: bool) -> anyhow::Result<Outcome> {
         ))?;
         for damage in &damaged {
             results.line(damage)?;
+        }
+        if let Some(missing) = missing(&recovered.gone) {
+            results.line(missing)?;
         }
     }
     results.flush()?;

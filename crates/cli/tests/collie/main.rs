@@ -14,6 +14,7 @@ mod client;
 mod common;
 mod kills;
 mod log;
+mod mount;
 mod operations;
 mod serve;
 mod torture;

@@ -57,6 +57,7 @@ fn empty() -> Map {
         page_bytes: 8192,
         slots: 100,
         log_id: LogId([7; 16]),
+        identity: None,
         replay_from: 4096,
         next_id: 1,
         files: BTreeMap::new(),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
@@ -13,11 +14,15 @@ use super::record::{Entry, FileId, Place, Record, Slot, decode_entries, encode_e
 use crate::FrontError;
 
 const MAGIC: &[u8; 8] = b"COLLIEFM";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const NAME: &str = "MAP";
 const TEMPORARY: &str = "MAP.tmp";
 /// The longest map that is read, in bytes: 2³² pages of entries would be larger, no shadow file is.
 const MAX: u64 = 1 << 36;
+
+/// What is done about damage to what says where pages are.
+pub(crate) const REMEDY: &str =
+    "bring back a copy of the whole directory, .collie with it, of one moment, or restore a backup";
 
 /// Whether a page can have so many bytes.
 pub(crate) fn is_page(bytes: u32) -> bool {
@@ -45,6 +50,8 @@ pub(crate) struct Map {
     pub(crate) page_bytes: u32,
     pub(crate) slots: u32,
     pub(crate) log_id: LogId,
+    /// Whose pages these are, if that is known.
+    pub(crate) identity: Option<NonZeroU64>,
     /// Records before this place are in the map.
     pub(crate) replay_from: Lsn,
     pub(crate) next_id: FileId,
@@ -108,6 +115,7 @@ impl Map {
         out.u32(self.page_bytes);
         out.u32(self.slots);
         out.bytes(&self.log_id.0);
+        out.u64(self.identity.map_or(0, NonZeroU64::get));
         out.u64(self.replay_from);
         out.u64(self.next_id);
         out.u64(self.files.len() as u64);
@@ -134,7 +142,7 @@ impl Map {
     pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<Map, FrontError> {
         let corrupt = |expected: &str, found: String| FrontError::Corrupt {
             path: path.to_owned(),
-            expected: expected.to_owned(),
+            expected: format!("{expected}; {REMEDY}"),
             found,
         };
         let cut = || {
@@ -161,13 +169,17 @@ impl Map {
         }
         let (is, should) = (crc32c::crc32c(body), u32::from_le_bytes(*crc));
         if is != should {
-            return Err(corrupt(&format!("checksum {should:08x}"), format!("{is:08x}")));
+            return Err(corrupt(
+                &format!("checksum {should:08x}, which it ends with"),
+                format!("checksum {is:08x}"),
+            ));
         }
         let mut read = || {
             let mut map = Map {
                 page_bytes: fields.u32()?,
                 slots: fields.u32()?,
                 log_id: LogId(fields.array()?),
+                identity: NonZeroU64::new(fields.u64()?),
                 replay_from: fields.u64()?,
                 next_id: fields.u64()?,
                 files: BTreeMap::new(),
@@ -212,7 +224,7 @@ impl Map {
         if len > MAX {
             return Err(FrontError::Corrupt {
                 path,
-                expected: format!("at most {MAX} bytes"),
+                expected: format!("at most {MAX} bytes; {REMEDY}"),
                 found: format!("{len}"),
             });
         }
@@ -262,6 +274,7 @@ mod tests {
             page_bytes: 8192,
             slots: 100,
             log_id: LogId([7; 16]),
+            identity: NonZeroU64::new(5),
             replay_from: 4096,
             next_id: 1,
             files: BTreeMap::new(),

@@ -9,6 +9,7 @@ use collie_io::{Device, File, OpenMode, read_exact_at, write_all_at};
 use parking_lot::Mutex;
 
 use super::group_sync::GroupSync;
+use super::map::REMEDY;
 use super::record::Slot;
 use super::written::Written;
 use crate::FrontError;
@@ -68,7 +69,7 @@ impl Shadow {
         if has < used {
             return Err(FrontError::Corrupt {
                 path: path.to_owned(),
-                expected: format!("at least {used} bytes, with the displaced pages of the map"),
+                expected: format!("at least {used} bytes, with the displaced pages of the map; {REMEDY}"),
                 found: format!("{has} bytes"),
             });
         }

@@ -1,14 +1,15 @@
-//! What is checked in a PostgreSQL directory before it is mounted over, and the one name in it that
-//! is changed.
+//! What is checked in a PostgreSQL directory before it is mounted over.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use collie_io::{Device, FileKind, OpenMode, read_exact_at};
+use rustix::fs::Access;
+use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use super::MountError;
-use super::tree::{HIDDEN_MARKER, MARKER};
+use crate::disk::shadow::HEADER;
 use crate::volume::OWN as OWN_DIR;
 
 /// Of a directory where a daemon was killed.
@@ -47,7 +48,7 @@ impl Cluster<'_> {
         Ok(Some(text))
     }
 
-    fn refuse(&self, problem: String) -> MountError {
+    pub(super) fn refuse(&self, problem: String) -> MountError {
         MountError::Refused {
             path: self.shown.to_owned(),
             problem,
@@ -82,7 +83,7 @@ impl Cluster<'_> {
         let Some(pid) = number.and_then(|number| Pid::from_raw(number.abs())) else {
             return Ok(());
         };
-        let is_gone = test_kill_process(pid) == Err(rustix::io::Errno::SRCH);
+        let is_gone = test_kill_process(pid) == Err(Errno::SRCH);
         // The number may be another process's since the server died, or still that of its remains,
         // which have no command line, until they are waited for.
         let about = |what: &str| PathBuf::from(format!("/proc/{}/{what}", pid.as_raw_nonzero()));
@@ -99,6 +100,36 @@ impl Cluster<'_> {
             "PostgreSQL runs in it (postmaster.pid names the live process {}); stop the server first",
             pid.as_raw_nonzero()
         )))
+    }
+
+    /// Refuses what this process may not change.
+    pub(super) fn check_access(&self) -> Result<(), MountError> {
+        let own = self.root.join(OWN_DIR);
+        let map = own.join("MAP");
+        for path in [self.root, &own, &map] {
+            match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(e) => {
+                    let below = path.strip_prefix(self.root).unwrap_or(path);
+                    // Without a slash behind the directory itself.
+                    let shown: PathBuf = self.shown.join(below).components().collect();
+                    return Err(MountError::io("write to", &shown)(e.into()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes that a shadow file takes, besides those that it has.
+    pub(super) fn room_for(&self, page_bytes: u32, shadow_bytes: u64) -> Result<u64, MountError> {
+        let name = Path::new(OWN_DIR).join("shadow");
+        let has = match self.device.stat(&self.root.join(&name)) {
+            Ok(stat) => stat.len,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => 0,
+            Err(e) => return Err(MountError::io("stat", &self.shown.join(name))(e)),
+        };
+        let slots = shadow_bytes / u64::from(page_bytes);
+        Ok((HEADER + slots * u64::from(page_bytes)).saturating_sub(has))
     }
 
     /// The size of the cluster's pages, if there is a cluster.
@@ -152,31 +183,6 @@ impl Cluster<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Gives `PG_VERSION` its name below the mount, so that a server that is started without the
-    /// mount refuses the directory; durable when it returns.
-    pub(super) fn hide_marker(&self) -> Result<(), MountError> {
-        self.rename_marker(MARKER, HIDDEN_MARKER)
-    }
-
-    /// Undoes [`Cluster::hide_marker`]: for a directory without displaced pages.
-    pub(super) fn show_marker(&self) -> Result<(), MountError> {
-        self.rename_marker(HIDDEN_MARKER, MARKER)
-    }
-
-    fn rename_marker(&self, from: &str, to: &str) -> Result<(), MountError> {
-        match self.device.rename_new(&self.root.join(from), &self.root.join(to)) {
-            Ok(()) => self
-                .device
-                .sync_dir(&self.root.join(""))
-                .map_err(MountError::io("sync", self.shown)),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(self.refuse(format!(
-                "it has both {MARKER} and {HIDDEN_MARKER}: was something written to it below a mount? Remove the one that does not belong there"
-            ))),
-            Err(e) => Err(MountError::io("rename", &self.shown.join(from))(e)),
-        }
     }
 }
 

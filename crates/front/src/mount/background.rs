@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::marker;
 use super::tree::Tree;
 use crate::{FrontError, Scope};
 
@@ -135,7 +136,9 @@ fn turn(tree: &Tree, _: &Signal) -> Result<(), FrontError> {
         };
         volume.drain_some(wanted)?;
     }
-    if volume.status().log_bytes >= LOG_BYTES {
+    // A cluster that was made on the mount; the map tells it from others from here on.
+    let is_named = volume.identify(marker::identity(&*tree.device, &tree.root));
+    if is_named || volume.status().log_bytes >= LOG_BYTES {
         volume.checkpoint()?;
     }
     volume.close_idle();

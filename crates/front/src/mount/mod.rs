@@ -8,6 +8,7 @@ mod adopt;
 mod background;
 mod control;
 mod files;
+mod marker;
 mod names;
 mod owners;
 mod pool;
@@ -31,10 +32,12 @@ use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::volume::{Volume, VolumeOptions};
-use crate::{FrontError, Recovered, Scope};
+use crate::disk::map::is_page;
+use crate::volume::{OWN, Volume, VolumeOptions};
+use crate::{FrontError, Recovered};
 use adopt::Cluster;
 use background::Background;
+use marker::Marker;
 use reads::Reads;
 use session::Session;
 use tree::Tree;
@@ -45,6 +48,8 @@ const HELPER: &str = "fusermount3";
 const SUBTYPE: &str = "collie";
 /// PostgreSQL's usual page.
 const PAGE_BYTES: u32 = 8192;
+/// Pages that the shadow file has room for at least: with fewer, writers wait for a drain all the time.
+const LEAST_SLOTS: u64 = 64;
 
 /// Why a directory cannot be mounted or unmounted.
 #[derive(Debug, thiserror::Error)]
@@ -163,13 +168,9 @@ impl Mount {
             root: &root,
             shown: &dir,
         };
-        check_fuse(&*device)?;
-        cluster.check_unmounted()?;
-        cluster.check_unused()?;
-        cluster.check_tablespaces()?;
-        cluster.check_sync_method()?;
+        check(&cluster, options)?;
         let scheduler = Arc::new(Scheduler::new(options.policy));
-        let volume = open_volume(&cluster, &device, options, &scheduler)?;
+        let volume = cluster.adopt(volume_options(&cluster, &device, options, &scheduler)?)?;
         let reads = Reads::start(options.policy, options.idle_slice)
             .map_err(MountError::io("start a thread for", &dir))?;
         let is_root = device.uid() == 0;
@@ -179,7 +180,6 @@ impl Mount {
                 tracing::info!("{given} files that a daemon had not given away got their directories' owner");
             }
         }
-        cluster.hide_marker()?;
         let stat = device
             .stat(&root.join(""))
             .map_err(MountError::io("stat", &dir))?;
@@ -286,25 +286,70 @@ fn finish(tree: Arc<Tree>, dir: &Path) -> Result<bool, MountError> {
         _below,
         ..
     } = tree;
-    volume.commit_all(Scope::All)?;
-    let is_plain = volume.status().mapped == 0;
-    volume.close()?;
-    if is_plain {
-        let cluster = Cluster {
-            device: &*device,
-            root: &root,
-            shown: dir,
-        };
-        cluster.show_marker()?;
+    let cluster = Cluster {
+        device: &*device,
+        root: &root,
+        shown: dir,
+    };
+    cluster.leave(volume)
+}
+
+/// Whether a directory can be mounted: changes nothing. Returns how many bytes [`Mount::new`] will
+/// take for displaced pages, none where they are taken already.
+///
+/// # Errors
+/// As [`Mount::new`], but for what opening the page map may find.
+pub fn check_mount(dir: &Path, options: &MountOptions) -> Result<u64, MountError> {
+    let dir = canonical(dir)?;
+    let cluster = Cluster {
+        device: &RealDevice::new(),
+        root: &dir,
+        shown: &dir,
+    };
+    check(&cluster, options)?;
+    cluster.check_access()?;
+    cluster.room_for(page_bytes(&cluster, options)?, options.shadow_bytes)
+}
+
+/// What can be told of a directory before anything in it is touched.
+fn check(cluster: &Cluster<'_>, options: &MountOptions) -> Result<(), MountError> {
+    check_fuse(cluster.device)?;
+    cluster.check_unmounted()?;
+    let inside = cluster.device.stat(&cluster.root.join("."));
+    inside.map_err(MountError::io("look into", cluster.shown))?;
+    cluster.check_unused()?;
+    cluster.check_tablespaces()?;
+    cluster.check_sync_method()?;
+    cluster.check_map()?;
+    let least = LEAST_SLOTS * u64::from(page_bytes(cluster, options)?);
+    if options.shadow_bytes < least {
+        return Err(cluster.refuse(format!(
+            "{} bytes are too little room for displaced pages; give at least {least}, for {LEAST_SLOTS} pages",
+            options.shadow_bytes
+        )));
     }
-    Ok(is_plain)
+    Ok(())
+}
+
+/// Whether a directory that is not mounted has pages in `.collie`, without which PostgreSQL does
+/// not start in it.
+///
+/// # Errors
+/// [`MountError::Refused`]: it is in no state that a mount leaves; [`MountError::Io`].
+pub fn has_pages_elsewhere(dir: &Path) -> Result<bool, MountError> {
+    let cluster = Cluster {
+        device: &RealDevice::new(),
+        root: dir,
+        shown: dir,
+    };
+    Ok(cluster.check_map()? == Marker::Hidden)
 }
 
 /// Opens the page map of a directory that is not mounted, as a mount would; the shadow file keeps the
 /// size that it has.
 ///
 /// # Errors
-/// As [`Mount::new`].
+/// As [`Mount::new`]; [`MountError::Refused`] where there is none.
 pub fn open_unmounted(dir: &Path, options: &MountOptions) -> Result<Volume, MountError> {
     let dir = canonical(dir)?;
     let device: Arc<dyn Device> = Arc::new(RealDevice::new());
@@ -315,11 +360,15 @@ pub fn open_unmounted(dir: &Path, options: &MountOptions) -> Result<Volume, Moun
     };
     cluster.check_unmounted()?;
     cluster.check_unused()?;
+    cluster.check_map()?;
+    if !cluster.has_map()? {
+        return Err(cluster.refuse(format!("it was never mounted by collie: there is no {OWN}/MAP")));
+    }
     let options = MountOptions {
         shadow_bytes: 0,
         ..options.clone()
     };
-    open_volume(&cluster, &device, &options, &Arc::default())
+    cluster.open(volume_options(&cluster, &device, &options, &Arc::default())?)
 }
 
 /// Closes a page map that [`open_unmounted`] opened. Where no page is displaced any more the
@@ -329,17 +378,12 @@ pub fn open_unmounted(dir: &Path, options: &MountOptions) -> Result<Volume, Moun
 /// [`MountError::Front`], [`MountError::Io`].
 pub fn close_unmounted(dir: &Path, volume: Volume) -> Result<bool, MountError> {
     let dir = canonical(dir)?;
-    let is_plain = volume.status().mapped == 0;
-    volume.close()?;
-    if is_plain {
-        let cluster = Cluster {
-            device: &RealDevice::new(),
-            root: &dir,
-            shown: &dir,
-        };
-        cluster.show_marker()?;
-    }
-    Ok(is_plain)
+    let cluster = Cluster {
+        device: &RealDevice::new(),
+        root: &dir,
+        shown: &dir,
+    };
+    cluster.leave(volume)
 }
 
 /// Whether this process may mount, before anything in the directory is touched.
@@ -373,32 +417,35 @@ fn canonical(dir: &Path) -> Result<PathBuf, MountError> {
     })
 }
 
-fn open_volume(
+/// The cluster's own, or else what is wanted.
+fn page_bytes(cluster: &Cluster<'_>, options: &MountOptions) -> Result<u32, MountError> {
+    let found = cluster.page_bytes()?;
+    match (found, options.page_bytes) {
+        (Some(found), Some(wanted)) if found != wanted => {
+            Err(cluster.refuse(format!("the cluster's pages have {found} bytes, not {wanted}")))
+        }
+        (_, Some(wanted)) if !is_page(wanted) => Err(cluster.refuse(format!(
+            "a page cannot have {wanted} bytes: a multiple of 512, from 512 to 65,536"
+        ))),
+        (found, wanted) => Ok(found.or(wanted).unwrap_or(PAGE_BYTES)),
+    }
+}
+
+fn volume_options(
     cluster: &Cluster<'_>,
     device: &Arc<dyn Device>,
     options: &MountOptions,
     scheduler: &Arc<Scheduler>,
-) -> Result<Volume, MountError> {
-    let found = cluster.page_bytes()?;
-    if let (Some(found), Some(wanted)) = (found, options.page_bytes)
-        && found != wanted
-    {
-        return Err(MountError::Refused {
-            path: cluster.shown.to_owned(),
-            problem: format!("the cluster's pages have {found} bytes, not {wanted}"),
-        });
-    }
-    let page_bytes = found.or(options.page_bytes).unwrap_or(PAGE_BYTES);
+) -> Result<VolumeOptions, MountError> {
+    let page_bytes = page_bytes(cluster, options)?;
     let slots = (options.shadow_bytes / u64::from(page_bytes)).max(1);
-    let volume_options = VolumeOptions {
+    Ok(VolumeOptions {
         device: Arc::clone(device),
         page_bytes,
         slots: u32::try_from(slots).unwrap_or(u32::MAX),
-        shown_as: Some(cluster.shown.to_owned()),
         scheduler: Arc::clone(scheduler),
         ..VolumeOptions::default()
-    };
-    Ok(Volume::open(cluster.root, volume_options)?)
+    })
 }
 
 fn serve(

@@ -32,6 +32,7 @@ impl Volume {
             page_bytes: self.shared.page_bytes,
             slots: self.shared.shadow.slots(),
             log_id: self.recovered.log_id,
+            identity: *self.identity.lock(),
             replay_from: mark.start,
             next_id: 0,
             files: BTreeMap::new(),

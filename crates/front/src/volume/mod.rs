@@ -10,6 +10,7 @@ mod status;
 mod upkeep;
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -57,6 +58,12 @@ pub struct VolumeOptions {
     /// The path by which errors call the volume's directory, where it is reached by another one,
     /// such as `/proc/self/fd/7` of a directory that something is mounted over.
     pub shown_as: Option<PathBuf>,
+    /// Whose pages these are, where that is known: a number of the caller's, such as a cluster's.
+    /// It is kept in the map. One with displaced pages of another is refused.
+    pub identity: Option<NonZeroU64>,
+    /// What shows that no page is displaced, where something does: a map that says otherwise is
+    /// refused before a file is touched.
+    pub plain_by: Option<&'static str>,
     /// When what the volume does in the background may begin: what it is asked to do by itself, not
     /// what its users wait for. Shared by all that use the device.
     pub scheduler: Arc<Scheduler>,
@@ -73,6 +80,8 @@ impl Default for VolumeOptions {
             segment_bytes: 16 << 20,
             threads: true,
             shown_as: None,
+            identity: None,
+            plain_by: None,
             scheduler: Arc::default(),
         }
     }
@@ -115,6 +124,8 @@ pub struct Volume {
     /// Names that are opened, created, removed or changed.
     names: Claims,
     recovered: Recovered,
+    /// Whose pages these are, as the next map says.
+    identity: Mutex<Option<NonZeroU64>>,
     /// Whether work on several files is done by several threads.
     has_threads: bool,
     scheduler: Arc<Scheduler>,

@@ -2,18 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use collie_io::{Device, OpenMode};
-use collie_log::{FIRST_LSN, Log, LogId, LogOptions, Lsn};
+use collie_io::{Device, File, OpenMode};
+use collie_log::{FIRST_LSN, Log, LogError, LogId, LogOptions, Lsn};
 use parking_lot::Mutex;
 
 use super::claims::Claims;
 use super::{Files, OWN, Volume, VolumeOptions};
 use crate::FrontError;
-use crate::disk::map::{Map, MappedFile, is_number_of_slots, is_page};
+use crate::disk::map::{Map, MappedFile, REMEDY, is_number_of_slots, is_page};
 use crate::disk::record::Record;
 use crate::disk::shadow::Shadow;
 use crate::file::{Mapping, Name, PageFile};
@@ -36,8 +37,8 @@ pub struct Recovered {
     pub mapped: usize,
     /// Displaced pages.
     pub displaced: usize,
-    /// Files that were removed before the crash, with displaced pages, whose removal was not
-    /// recorded yet.
+    /// Files with displaced pages that are missing: removed right before a crash, which did not let
+    /// that be recorded, or else lost.
     pub gone: Vec<PathBuf>,
     /// Files that had grown behind their committed end and were cut there.
     pub cut: usize,
@@ -49,8 +50,10 @@ impl Volume {
     ///
     /// # Errors
     /// [`FrontError::Locked`]; [`FrontError::Mismatch`] where the page size or the log is another
-    /// one, or most of the mapped files are missing; [`FrontError::Corrupt`]; what the log's
-    /// opening fails with ([`FrontError::Log`]); [`FrontError::Io`].
+    /// one, most of the mapped files are missing, or the displaced pages are not those of these
+    /// files, by [`VolumeOptions::identity`] or [`VolumeOptions::plain_by`];
+    /// [`FrontError::Corrupt`]; what the log's opening fails with ([`FrontError::Log`]);
+    /// [`FrontError::Io`].
     pub fn open(root: &Path, options: VolumeOptions) -> Result<Volume, FrontError> {
         let mut options = options;
         let root = match options.shown_as.take() {
@@ -104,12 +107,13 @@ impl Volume {
         }
         let log_options = log_options(options, &map);
         let max_payload = log_options.max_payload();
-        let log = Log::open(own.join("log"), log_options)?;
+        let log = Log::open(own.join("log"), log_options).map_err(|e| log_is_not_its(&own, e))?;
         if map.replay_from == NO_LOG_YET {
             map.replay_from = log.oldest();
         }
         replay(&log, &own, &mut map)?;
         map.forget_behind_ends();
+        refuse_pages_of_others(root, options, &map)?;
 
         map.slots = map.slots.max(options.slots);
         let used = used_slots(&own, &map)?;
@@ -142,6 +146,7 @@ impl Volume {
             moves: Mutex::new(()),
             checkpointed: AtomicU64::new(0),
             recovered,
+            identity: Mutex::new(options.identity.or(map.identity)),
             has_threads: options.threads,
             scheduler: Arc::clone(&options.scheduler),
             _lock: lock,
@@ -150,6 +155,22 @@ impl Volume {
         // good, before another one can take its name.
         volume.checkpoint()?;
         Ok(volume)
+    }
+
+    /// What keeps the directory locked as long as it lives, after the volume is closed, too.
+    pub(crate) fn lock(&self) -> Arc<dyn File> {
+        Arc::clone(&self._lock)
+    }
+
+    /// Says whose pages these are, where that came to be known, or is another one, after the opening.
+    /// Returns whether it is new: the next map says it, and no earlier one.
+    pub fn identify(&self, identity: Option<NonZeroU64>) -> bool {
+        let mut known = self.identity.lock();
+        let is_new = identity.is_some() && identity != *known;
+        if is_new {
+            *known = identity;
+        }
+        is_new
     }
 }
 
@@ -184,6 +205,7 @@ fn new_map(device: &dyn Device, options: &VolumeOptions) -> Result<Map, FrontErr
         page_bytes: options.page_bytes,
         slots: options.slots,
         log_id: LogId(id),
+        identity: options.identity,
         replay_from: NO_LOG_YET,
         next_id: 1,
         files: BTreeMap::new(),
@@ -203,14 +225,42 @@ fn refuse_without_map(device: &dyn Device, root: &Path) -> Result<(), FrontError
                 return Err(FrontError::Mismatch {
                     path: root.to_owned(),
                     problem: format!(
-                        "{OWN} has a {name} and no MAP, which says where pages are; bring MAP back, or \
-                         remove {OWN}, and with it the pages"
+                        "{OWN} has a {name} and no MAP, which says where pages are; bring MAP back; if it is \
+                         lost for good, restore a backup"
                     ),
                 });
             }
         }
     }
     Ok(())
+}
+
+/// Refuses displaced pages that are not of these files: of other ones, or of earlier versions of
+/// them. A map without any is of use to all.
+fn refuse_pages_of_others(root: &Path, options: &VolumeOptions, map: &Map) -> Result<(), FrontError> {
+    let Some(first) = map.files.values().next() else {
+        return Ok(());
+    };
+    let pages = format!(
+        "{OWN} has pages of {} files, such as {}",
+        map.files.len(),
+        first.path.display()
+    );
+    let problem = match (options.plain_by, options.identity, map.identity) {
+        (Some(sign), ..) => format!(
+            "{pages}, but none can be there: {sign}, as in a directory that was drained or restored \
+             since. Remove {OWN} to use the files as they are, or bring back files and {OWN} of one moment"
+        ),
+        (None, Some(theirs), Some(its)) if theirs != its => format!(
+            "{pages}, of identity {its}; these files have {theirs} (of a cluster, that is its system \
+             identifier). Bring back the {OWN} that belongs to them, or else a backup"
+        ),
+        _ => return Ok(()),
+    };
+    Err(FrontError::Mismatch {
+        path: root.to_owned(),
+        problem,
+    })
 }
 
 fn log_options(options: &VolumeOptions, map: &Map) -> LogOptions {
@@ -225,6 +275,20 @@ fn log_options(options: &VolumeOptions, map: &Map) -> LogOptions {
         min_lsn: map.replay_from.max(FIRST_LSN),
         threads: options.threads,
         ..LogOptions::default()
+    }
+}
+
+/// Says what to do about a log that is not that of the map, or not all of it.
+fn log_is_not_its(own: &Path, error: LogError) -> FrontError {
+    match error {
+        LogError::Missing { .. }
+        | LogError::LogIdMismatch { .. }
+        | LogError::WrongDirectory { .. }
+        | LogError::BeginningUnknown { .. } => FrontError::Mismatch {
+            path: own.to_owned(),
+            problem: format!("{error}; the map needs it for what was written last: {REMEDY}"),
+        },
+        error => error.into(),
     }
 }
 
@@ -243,7 +307,7 @@ fn replay(log: &Log, own: &Path, map: &mut Map) -> Result<(), FrontError> {
 fn bad_record(own: &Path, at: Lsn, kind: u8, len: usize) -> FrontError {
     FrontError::Corrupt {
         path: own.join("log"),
-        expected: format!("a record of a page map at LSN {at}"),
+        expected: format!("a record of a page map at LSN {at}; {REMEDY}"),
         found: format!("a frame of kind {kind} with {len} bytes"),
     }
 }
@@ -256,7 +320,7 @@ fn used_slots(own: &Path, map: &Map) -> Result<BTreeSet<crate::disk::record::Slo
             if slot.0 >= map.slots || !used.insert(slot) {
                 return Err(FrontError::Corrupt {
                     path: own.join("MAP"),
-                    expected: format!("for each page a slot of its own, below {}", map.slots),
+                    expected: format!("for each page a slot of its own, below {}; {REMEDY}", map.slots),
                     found: format!("slot {} of page {page} of {}", slot.0, file.path.display()),
                 });
             }
@@ -341,7 +405,10 @@ fn refuse_without_files(shared: &Shared, recovered: &Recovered) -> Result<(), Fr
 fn too_short(path: &Path, len: u64, mapped: &MappedFile) -> FrontError {
     FrontError::Corrupt {
         path: path.to_owned(),
-        expected: format!("at least {} bytes, its committed end", mapped.end),
+        expected: format!(
+            "at least {} bytes, its committed end; bring the file back as it was, or restore a backup",
+            mapped.end
+        ),
         found: format!("{len} bytes"),
     }
 }

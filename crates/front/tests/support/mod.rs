@@ -19,6 +19,8 @@ pub(crate) fn options(device: &SimDevice, page_bytes: usize, slots: u32, ring_by
         segment_bytes: (ring_bytes as u64).max(1 << 15),
         threads: false,
         shown_as: None,
+        identity: None,
+        plain_by: None,
         scheduler: std::sync::Arc::default(),
     }
 }

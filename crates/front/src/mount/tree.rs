@@ -284,10 +284,9 @@ impl Tree {
                 writes: durability(flags),
                 opener,
             });
-            match opened {
-                Ok(number) => return Ok(number),
-                // Another thread has opened it meanwhile, as what it was then.
-                Err(OpenedOtherwise) => {}
+            // Otherwise another thread has opened it meanwhile, as what it was then.
+            if let Ok(number) = opened {
+                return Ok(number);
             }
         }
     }

@@ -123,7 +123,8 @@ impl<J> Turns<J> {
         let task = read.task;
         // Shorter ones take as long, nearly.
         let unit = took.mul_f64(UNIT as f64 / read.bytes.max(UNIT) as f64);
-        self.pace = (self.pace * 7 + unit) / 8;
+        // Over many reads: a limited device serves some at once, then none for a while.
+        self.pace = (self.pace * 63 + unit) / 64;
         if let Some(task) = self.tasks.iter_mut().find(|other| other.id == task) {
             task.in_flight -= 1;
             task.seen = now;

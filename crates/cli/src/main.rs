@@ -5,6 +5,7 @@
 //! else goes to standard error. The exit code is 0 for success, 1 if something was found or failed,
 //! 2 for a wrong command line.
 
+mod allocator;
 mod args;
 mod front;
 #[cfg(feature = "lab")]
@@ -20,10 +21,8 @@ use clap::Parser;
 
 use args::{Args, Command};
 
-// glibc's allocator returns memory in bursts that stall writers for a tenth of a second after a
-// memtable was freed.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
 /// The outcome of a command that ran to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

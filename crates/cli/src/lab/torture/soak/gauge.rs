@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use collie_io::{Device, OpenMode, RealDevice};
+use rustix::fs::{Mode, OFlags};
 
 /// Resident memory of a process, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +28,16 @@ pub(crate) fn memory(pid: u32) -> anyhow::Result<Memory> {
     bytes.truncate(len);
     let text = String::from_utf8_lossy(&bytes);
     parse(&text).with_context(|| format!("{path} has no VmRSS and VmHWM; found:\n{text}"))
+}
+
+/// Has the kernel begin anew with the most that the process ever had.
+pub(crate) fn forget_most(pid: u32) -> anyhow::Result<()> {
+    let path = format!("/proc/{pid}/clear_refs");
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let file =
+        rustix::fs::open(&path, flags, Mode::empty()).with_context(|| format!("cannot open {path}"))?;
+    rustix::io::write(&file, b"5").with_context(|| format!("cannot write {path}"))?;
+    Ok(())
 }
 
 fn parse(text: &str) -> Option<Memory> {

@@ -114,7 +114,7 @@ pub use error::{DeadlockLink, Error, Result, TableError};
 pub use family::Family;
 pub use iter::Iter;
 pub use options::{
-    Compression, Durability, FamilyOptions, Options, ReadOptions, WalRecoveryMode, WriteOptions,
+    Compression, Durability, FamilyOptions, IoPolicy, Options, ReadOptions, WalRecoveryMode, WriteOptions,
 };
 pub use read::{Read, Snapshot};
 pub use stats::{FamilyStats, Stats, TransactionStats};

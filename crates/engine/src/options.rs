@@ -13,6 +13,9 @@ use crate::{Error, Result};
 /// How much a write survives when the call that made it returns; see [`collie_log::Level`].
 pub use collie_log::Level as Durability;
 
+/// How background I/O shares the device with that of commits; see [`Options::background_io`].
+pub use collie_io::Policy as IoPolicy;
+
 /// What opening does about damage in the log; see [`collie_log::RecoveryMode`].
 pub use collie_log::RecoveryMode as WalRecoveryMode;
 
@@ -93,6 +96,12 @@ pub struct Options {
     pub flush_threads: usize,
     /// Threads that merge tables. Default: 1.
     pub compaction_threads: usize,
+    /// How flushes and compactions share the device with the log's syncs. They write in pieces of
+    /// 512 KiB. [`IoPolicy::Classes`], the default: a piece begins while no commit is being synced,
+    /// or when it has waited four times as long as its last one took; without waiting when writes
+    /// would soon be delayed. [`IoPolicy::Fair`]: one piece at a time. [`IoPolicy::None`]: a whole
+    /// table at once. A log on a device of its own ([`Options::wal_dir`]) gains nothing by it.
+    pub background_io: IoPolicy,
     /// Row locks that transactions, writes and [`RowLocks`](crate::RowLocks) may hold or wait for,
     /// all together. The limit is approximate, for each of the table's 64 shards has its share of
     /// it. A range or family counts as 64. Also how many flushed removals are kept in memory to
@@ -131,6 +140,7 @@ impl Default for Options {
             max_open_files: 256,
             flush_threads: 1,
             compaction_threads: 1,
+            background_io: IoPolicy::default(),
             max_row_locks: 1 << 20,
             lock_timeout: Duration::from_secs(1),
             default_family: FamilyOptions::default(),

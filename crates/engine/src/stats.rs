@@ -25,6 +25,9 @@ pub struct Stats {
     /// How long commits waited for earlier ones that were still being applied, in nanoseconds; all
     /// threads together.
     pub apply_wait_ns: u64,
+    /// Pieces of tables that went to the device in their turn; see
+    /// [`Options::background_io`](crate::Options::background_io).
+    pub background_pieces: u64,
     /// Snapshots that are open.
     pub snapshots: usize,
     /// Transactions and their locks.
@@ -146,6 +149,7 @@ pub(crate) fn collect(store: &Store) -> Stats {
         commits: counts.commits,
         commit_bytes: counts.commit_bytes,
         apply_wait_ns: counts.apply_wait_ns,
+        background_pieces: store.background_pieces(),
         snapshots: counts.snapshots,
         transactions: transactions(store),
         wal_size_flushes: counts.wal_size_flushes,

@@ -53,7 +53,7 @@ pub use mapping::Mapping;
 pub use process::Opener;
 pub use real::RealDevice;
 pub use reserve::Reserve;
-pub use schedule::{Background, Foreground, Policy, Scheduler, Urgent};
+pub use schedule::{Background, Begun, Foreground, Policy, Scheduler, Urgent};
 pub use stat::{Entry, FileKind, FsStat, Stat};
 
 /// The unit in which direct writes must be aligned, in bytes: buffer address, length and file

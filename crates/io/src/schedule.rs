@@ -60,6 +60,16 @@ struct State {
     waiting: usize,
     /// How long the last piece took.
     took: Duration,
+    begun: Begun,
+}
+
+/// What has begun since a scheduler was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Begun {
+    /// I/Os that users wait for.
+    pub foreground: u64,
+    /// Pieces of background I/O.
+    pub background: u64,
 }
 
 /// What a piece of background I/O is to do.
@@ -114,6 +124,12 @@ impl Scheduler {
         self.policy
     }
 
+    /// How much of each class has begun so far.
+    #[must_use]
+    pub fn begun(&self) -> Begun {
+        self.state().begun
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing here panics between two changes that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -121,7 +137,9 @@ impl Scheduler {
 
     /// An I/O that a user waits for is under way until the guard is dropped. Does not wait.
     pub fn foreground(&self) -> Foreground<'_> {
-        self.state().foreground += 1;
+        let mut state = self.state();
+        state.foreground += 1;
+        state.begun.foreground += 1;
         Foreground(self)
     }
 
@@ -150,6 +168,7 @@ impl Scheduler {
         }
         state.waiting -= 1;
         state.running += 1;
+        state.begun.background += 1;
         Background {
             scheduler: self,
             begun: now(),
@@ -217,6 +236,7 @@ mod tests {
             running,
             waiting: 0,
             took: Duration::from_millis(10),
+            begun: Begun::default(),
         }
     }
 
@@ -302,5 +322,7 @@ mod tests {
         let scheduler = Scheduler::new(Policy::Fair);
         let first = scheduler.background();
         piece_beside(&scheduler, first, drop);
+        let begun = scheduler.begun();
+        assert_eq!((begun.foreground, begun.background), (0, 2));
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::{Device, RealDevice};
+use collie_io::{Device, RealDevice, Scheduler};
 
 use crate::Lsn;
 use crate::error::LogError;
@@ -165,6 +165,9 @@ pub struct LogOptions {
     /// room. `None`, the default: the ring's size and 4 MiB, so that the log can be opened, also
     /// after an opening that was interrupted. 0: none is kept.
     pub reserve_bytes: Option<u64>,
+    /// Told of each write and each sync of what was appended, so that other I/O on the device can
+    /// make room for it. Default: none is.
+    pub scheduler: Option<Arc<Scheduler>>,
     /// Whether background threads flush, seal and prepare segments. Without them everything happens
     /// on callers' threads, and only when they wait or flush: for simulations.
     /// [`Log::wait_async`](crate::Log::wait_async) then needs another thread that flushes.
@@ -191,6 +194,7 @@ impl Default for LogOptions {
             flush_interval: Duration::from_millis(50),
             manual_flush: false,
             reserve_bytes: None,
+            scheduler: None,
             threads: true,
         }
     }

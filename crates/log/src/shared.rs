@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
-use collie_io::{Clock, Nanos, Opener};
+use collie_io::{Clock, Foreground, Nanos, Opener};
 
 use crate::Lsn;
 use crate::append::admission::Space;
@@ -158,6 +158,12 @@ impl Core {
 
     pub(crate) fn clock(&self) -> &dyn Clock {
         self.options.device.clock()
+    }
+
+    /// Until it is dropped, what users wait for is on its way to the device.
+    pub(crate) fn foreground(&self) -> Option<Foreground<'_>> {
+        let scheduler = self.options.scheduler.as_ref();
+        scheduler.map(|scheduler| scheduler.foreground())
     }
 
     pub(crate) fn now(&self) -> Nanos {

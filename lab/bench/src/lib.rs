@@ -6,6 +6,7 @@
 //!   does them, and recovery.
 //! * [`CommitBench`] and [`OrdersBench`]: transactions on hot rows, and order entry, by when their
 //!   commits release locks.
+//! * [`BesideBench`]: durable writes beside flushes and compactions, by how these share the device.
 //! * [`FrontBench`]: PostgreSQL, as it is, on Collie's mount and on other storages.
 //! * [`SlowDevice`]: a disk that takes longer, under any of them.
 //!
@@ -16,6 +17,7 @@
 //! Only public interfaces of the measured crates are used.
 
 mod baselines;
+mod beside;
 mod contender;
 mod dirs;
 mod error;
@@ -29,6 +31,7 @@ mod transactions;
 mod usage;
 mod workloads;
 
+pub use beside::{BesideBench, BesideResult};
 pub use error::BenchError;
 pub use front::{
     AdoptResult, CheckpointSpan, FrontBench, FrontLoad, FrontMode, FrontResult, FrontSecond, Interrupt,

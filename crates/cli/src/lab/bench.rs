@@ -1,5 +1,6 @@
 //! `collie bench`.
 
+mod beside;
 mod front;
 mod transactions;
 
@@ -20,6 +21,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Outcome> {
         Some(BenchCommand::Log(args)) => log(args),
         Some(BenchCommand::Commit(args)) => transactions::commit(args),
         Some(BenchCommand::Orders(args)) => transactions::orders(args),
+        Some(BenchCommand::Beside(args)) => beside::run(args),
         Some(BenchCommand::Front(args)) => front::run(args),
         None => workloads(&args.workloads),
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 
-use collie_io::{Device, File};
+use collie_io::{Device, File, Scheduler};
 use collie_log::{Log, LogError, LogId, LogOptions};
 use lsm_tree::{Cache, DescriptorTable};
 use parking_lot::Mutex;
@@ -137,7 +137,8 @@ fn start(
     let device = Arc::clone(&options.device);
     remove_unnamed(&*device, path, &manifest)?;
     manifest.amend(|manifest| apply_options(manifest, &options));
-    let sequencer = reserve.relieve(|| open_sequencer(path, &options, &manifest))?;
+    let scheduler = Arc::new(Scheduler::new(options.background_io));
+    let sequencer = reserve.relieve(|| open_sequencer(path, &options, &manifest, &scheduler))?;
     // The opening of the log may have used it, for frames that were in the ring.
     reserve.fill(Some(&sequencer));
     let chunks = Arc::new(Chunks::default());
@@ -145,6 +146,7 @@ fn start(
     let shared = Shared {
         cache: Arc::new(Cache::with_capacity_bytes(options.cache_bytes)),
         descriptors: Arc::new(DescriptorTable::new(options.max_open_files)),
+        scheduler,
         stop: Arc::new(AtomicBool::new(false)),
     };
     let adopt = manifest.log == LogState::Off && !options.disable_wal;
@@ -206,7 +208,12 @@ fn remove_unnamed(device: &dyn Device, path: &Path, manifest: &Manifest) -> Resu
     Ok(())
 }
 
-fn open_sequencer(path: &Path, options: &Options, manifest: &Manifest) -> Result<Sequencer> {
+fn open_sequencer(
+    path: &Path,
+    options: &Options,
+    manifest: &Manifest,
+    scheduler: &Arc<Scheduler>,
+) -> Result<Sequencer> {
     if options.disable_wal {
         return Ok(Sequencer::virtual_from(manifest.floor));
     }
@@ -246,6 +253,7 @@ fn open_sequencer(path: &Path, options: &Options, manifest: &Manifest) -> Result
                 _ => Some(0),
             },
             recovery_mode: options.wal_recovery_mode,
+            scheduler: Some(Arc::clone(scheduler)),
             compression: match options.wal_compression {
                 Compression::None => collie_log::Compression::None,
                 Compression::Lz4 => collie_log::Compression::Lz4,

@@ -194,6 +194,11 @@ impl Store {
         self.now().saturating_sub(started)
     }
 
+    /// Pieces of tables that went to the device in their turn.
+    pub(crate) fn background_pieces(&self) -> u64 {
+        self.shared.scheduler.begun().background
+    }
+
     /// The largest commit, in bytes of its payload. The log has the same limit; with the log off
     /// only this one holds.
     pub(crate) fn max_commit_bytes(&self) -> usize {

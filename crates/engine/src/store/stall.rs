@@ -81,6 +81,7 @@ impl Store {
     /// Computes a family's stall anew, and wakes its writers where it has eased. To be called
     /// whenever its memtables or its level 0 have changed.
     pub(crate) fn update_stall(&self, family: &FamilyState) {
+        family.tables().set_urgent(is_close(family));
         let checking = self.stopped.checking.lock();
         let eased = family.stall_state().set(current(family));
         drop(checking);
@@ -160,6 +161,14 @@ fn current(family: &FamilyState) -> Stall {
     } else {
         Stall::None
     }
+}
+
+/// Whether writes are delayed soon, or are: half of the runs or all but one of the memtables that it
+/// takes are there.
+fn is_close(family: &FamilyState) -> bool {
+    let options = family.options();
+    let buffers = family.view().sealed.len() + 1;
+    family.level0_runs() * 2 >= options.level0_slowdown || buffers + 1 >= options.max_write_buffers
 }
 
 /// How close the stop is, from 0 to 1.

@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict, filter::Context};
 
 use super::TableResult;
+use super::pace::{Pace, Pieces};
 use super::version_lock::VersionLock;
 
 pub(super) struct DuringCompactions {
     /// Set when the store closes.
     pub(super) stop: Arc<AtomicBool>,
     pub(super) version_lock: Arc<VersionLock>,
+    pub(super) pace: Arc<Pace>,
 }
 
 impl Factory for DuringCompactions {
@@ -27,6 +29,8 @@ impl Factory for DuringCompactions {
         Box::new(DuringMerge {
             stop: Arc::clone(&self.stop),
             version_lock: Arc::clone(&self.version_lock),
+            // Before the library creates the merge's first file.
+            pieces: self.pace.pieces(),
         })
     }
 }
@@ -34,15 +38,17 @@ impl Factory for DuringCompactions {
 struct DuringMerge {
     stop: Arc<AtomicBool>,
     version_lock: Arc<VersionLock>,
+    pieces: Pieces,
 }
 
 impl CompactionFilter for DuringMerge {
-    fn filter_item(&mut self, _: ItemAccessor<'_>, _: &Context) -> TableResult<Verdict> {
+    fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> TableResult<Verdict> {
         // Relaxed: no other data depends on the flag.
         if self.stop.load(Ordering::Relaxed) {
             let why = std::io::Error::new(std::io::ErrorKind::Interrupted, "the store is closing");
             return Err(why.into());
         }
+        self.pieces.pass(item.key().len() + item.value()?.len());
         Ok(Verdict::Keep)
     }
 

@@ -19,6 +19,7 @@
 mod current;
 mod during;
 pub(crate) mod orphans;
+mod pace;
 mod version_lock;
 
 use std::ops::Bound;
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 
-use collie_io::{Device, File, Opener};
+use collie_io::{Device, File, Opener, Scheduler};
 use collie_log::Lsn;
 use lsm_tree::compaction::Leveled;
 use lsm_tree::config::{
@@ -42,6 +43,7 @@ use lsm_tree::{
 
 use self::current::{read_file, refuse_leftovers, verify};
 use self::during::DuringCompactions;
+use self::pace::Pace;
 use self::version_lock::{Poisoned, VersionGuard, VersionLock};
 use crate::memtable::reclaim::Reclaim;
 use crate::tables::orphans::Orphans;
@@ -63,6 +65,7 @@ pub(crate) type TableIter = Box<dyn DoubleEndedIterator<Item = TableResult<Inter
 pub(crate) struct Shared {
     pub(crate) cache: Arc<Cache>,
     pub(crate) descriptors: Arc<DescriptorTable>,
+    pub(crate) scheduler: Arc<Scheduler>,
     /// Set when the store closes: running compactions end early.
     pub(crate) stop: Arc<AtomicBool>,
 }
@@ -96,6 +99,7 @@ pub(crate) struct Tables {
     highest: Lsn,
     orphans: Orphans,
     version_lock: Arc<VersionLock>,
+    pace: Arc<Pace>,
     /// How many [`Unrecorded`] live.
     unrecorded: Arc<AtomicUsize>,
     dir: Arc<TreeDir>,
@@ -125,9 +129,11 @@ impl Tables {
             bits => FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(f32::from(bits))),
         };
         let version_lock = Arc::new(VersionLock::default());
+        let pace = Arc::new(Pace::new(Arc::clone(&shared.scheduler), path.join("tables")));
         let during = DuringCompactions {
             stop: Arc::clone(&shared.stop),
             version_lock: Arc::clone(&version_lock),
+            pace: Arc::clone(&pace),
         };
         let counter = SequenceNumberCounter::new;
         let tree = Config::new(path, counter(1), counter(1))
@@ -147,6 +153,7 @@ impl Tables {
                 found: "tables with blob files".into(),
             });
         };
+        pace.number_by(tree.0.table_id_counter.clone());
         let strategy = Leveled::default()
             .with_l0_threshold(options.level0_compaction)
             .with_table_target_size(options.table_bytes);
@@ -163,6 +170,7 @@ impl Tables {
             table_bytes: options.table_bytes,
             orphans: Orphans::default(),
             version_lock,
+            pace,
             unrecorded: Arc::default(),
             dir: Arc::new(dir),
         })
@@ -226,6 +234,8 @@ impl Tables {
     /// Writes a memtable's entries, sorted and each key once, to new tables, durable but not yet
     /// part of the tree. May be tried again after an error: it always writes new files.
     pub(crate) fn write(&self, entries: impl Iterator<Item = InternalValue>) -> Result<Written> {
+        let mut pieces = self.pace.pieces();
+        let entries = entries.inspect(|entry| pieces.pass(entry.key.user_key.len() + entry.value.len()));
         let written = self
             .tree
             .flush_to_tables(entries.map(Ok))
@@ -374,6 +384,11 @@ impl Tables {
             }
         }
         Ok(false)
+    }
+
+    /// Whether what is written to tables goes to the device without waiting for its turn.
+    pub(crate) fn set_urgent(&self, urgent: bool) {
+        self.pace.set_urgent(urgent);
     }
 
     /// Runs in level 0, all of which a read has to search.

@@ -1,6 +1,7 @@
 //! The engine through its public interface; what it does across crashes is in the test programs
 //! `crash` and `transaction_crashes`. One program, as each links all of it.
 
+mod background_io;
 #[path = "../common/mod.rs"]
 mod common;
 mod concurrent;

@@ -27,7 +27,9 @@ impl SyncStage<'_> {
         }
         group.announce(written);
         let start = core.now();
+        let under_way = core.foreground();
         core.unsynced.sync()?;
+        drop(under_way);
         core.recorder.sync_ns.add(since(start, core.now()));
         core.raise_durable(written);
         Ok(())

@@ -71,7 +71,9 @@ impl<'a> WriteStage<'a> {
 
     fn write(&self, buffer: WriteBuffer) -> Result<Written, Fatal> {
         let start = self.core.now();
+        let under_way = self.core.foreground();
         let written = buffer.write()?;
+        drop(under_way);
         self.core.recorder.write_ns.add(since(start, self.core.now()));
         Ok(written)
     }

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use collie_io::{Policy, Scheduler};
 use collie_log::{FIRST_LSN, Frame, Level, Log, LogError, LogOptions, RingMode, RingOutcome, WritePath};
 
 fn small() -> LogOptions {
@@ -457,4 +458,29 @@ fn what_lies_behind_a_close_is_no_torn_tail() {
     };
     let log = Log::open(dir.path(), strict).unwrap();
     assert_eq!(log.recovery().torn, None);
+}
+
+#[test]
+fn a_scheduler_is_told_of_each_write_and_sync() {
+    for write_path in [WritePath::Direct, WritePath::FdataSync] {
+        let dir = tempfile::tempdir().unwrap();
+        let scheduler = Arc::new(Scheduler::new(Policy::Classes));
+        let options = LogOptions {
+            write_path,
+            scheduler: Some(Arc::clone(&scheduler)),
+            flush_interval: Duration::from_secs(3600),
+            ..small()
+        };
+        let log = Log::open(dir.path(), options).unwrap();
+        let mut worker = log.worker().unwrap();
+        for _ in 0..5 {
+            let before = scheduler.begun().foreground;
+            let end = worker.append(0, 1, b"durable").unwrap().end;
+            log.wait(end, Level::Disk).unwrap();
+            let told = scheduler.begun().foreground - before;
+            let expected = 1 + u64::from(write_path == WritePath::FdataSync);
+            assert_eq!(told, expected, "{write_path:?}");
+        }
+        assert_eq!(scheduler.begun().background, 0);
+    }
 }

@@ -1,5 +1,6 @@
 //! `collie bench`.
 
+mod beside;
 mod front;
 mod transactions;
 
@@ -14,6 +15,7 @@ use collie_log::Level;
 
 use super::seconds;
 use crate::args::values::{Durability, Ring};
+pub(crate) use beside::BesideBenchArgs;
 pub(crate) use front::FrontBenchArgs;
 pub(crate) use transactions::{
     CommitBenchArgs, CommitEnd, IsolationLevel, OrdersBenchArgs, TransactionKind, TransactionRunArgs,
@@ -43,6 +45,9 @@ pub(crate) enum BenchCommand {
     /// are hot, and insert an order and its lines. After each run all of it must add up, or the
     /// exit code is 1.
     Orders(OrdersBenchArgs),
+    /// Durable writes beside a family that is flushed and merged all the while, by how the store's
+    /// background work shares the device.
+    Beside(BesideBenchArgs),
     /// PostgreSQL 15, as it is, on several storages: as installed, with compressed full pages,
     /// without full pages (not safe), and without them on btrfs and on Collie's mount. Needs root
     /// and Debian's postgresql-15.

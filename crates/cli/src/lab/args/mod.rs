@@ -11,8 +11,8 @@ use anyhow::ensure;
 use clap::Subcommand;
 
 pub(crate) use bench::{
-    BenchArgs, BenchCommand, CommitBenchArgs, CommitEnd, FrontBenchArgs, IsolationLevel, LogBenchArgs,
-    OrdersBenchArgs, TransactionKind, TransactionRunArgs, WorkloadArgs,
+    BenchArgs, BenchCommand, BesideBenchArgs, CommitBenchArgs, CommitEnd, FrontBenchArgs, IsolationLevel,
+    LogBenchArgs, OrdersBenchArgs, TransactionKind, TransactionRunArgs, WorkloadArgs,
 };
 pub(crate) use torture::{HostileArgs, HostilePart, NamesArg, PowerArgs, SoakArgs, TortureCommand};
 

@@ -196,7 +196,7 @@ impl FrontBenchArgs {
 }
 
 /// Sizes have no sign.
-fn bytes(size: i64) -> u64 {
+pub(super) fn bytes(size: i64) -> u64 {
     size.unsigned_abs()
 }
 

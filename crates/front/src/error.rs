@@ -47,6 +47,14 @@ pub enum FrontError {
         /// What does not match, and what can be done.
         problem: String,
     },
+    /// A file would become longer than the map can number its pages. Nothing was written.
+    #[error("{} would end at byte {end}, beyond the largest file, of 2^32 pages", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// Where it would end.
+        end: u64,
+    },
     /// The shadow file has no room for a page, and no displaced page could be brought home.
     #[error("the shadow file {} is full: all of its {slots} pages are in use", path.display())]
     ShadowFull {
@@ -78,7 +86,19 @@ impl FrontError {
 
     /// Whether it says that too many files are open.
     pub(crate) fn is_out_of_descriptors(&self) -> bool {
-        matches!(self, FrontError::Io { source, .. } if collie_io::is_out_of_descriptors(source))
+        self.system().is_some_and(collie_io::is_out_of_descriptors)
+    }
+
+    /// The system's error that it comes from.
+    pub(crate) fn system(&self) -> Option<&io::Error> {
+        match self {
+            FrontError::Io { source, .. } => Some(source),
+            FrontError::Log(LogError::Unprepared { cause, .. }) => match &**cause {
+                LogError::Io { source, .. } => Some(source),
+                _ => None,
+            },
+            _ => None,
+        }
     }
 
     /// Whether it says that the device has no room left.

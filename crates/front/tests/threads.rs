@@ -8,6 +8,8 @@
     reason = "test code"
 )]
 
+#[path = "support/small.rs"]
+mod small;
 mod support;
 
 use std::path::Path;
@@ -190,5 +192,39 @@ fn threads_see_whole_pages_and_power_cuts_leave_what_was_acknowledged() {
                 );
             }
         }
+    }
+}
+
+/// A file that gets its id while the map is being written is in the map, or behind it in the log.
+#[test]
+fn files_get_their_ids_beside_checkpoints() {
+    const FILES: usize = 200;
+    let device = small::device();
+    let volume = small::open_with(&device, FILES as u32 + 1, 1 << 15);
+    for number in 0..FILES {
+        let file = volume.create(Path::new(&number.to_string())).unwrap();
+        small::write(&volume, &file, 0, 1);
+        volume.sync(&file).unwrap();
+        small::write(&volume, &file, 0, 2);
+        // They go on together, from one sync to the next.
+        let gate = device.hold_syncs();
+        std::thread::scope(|scope| {
+            let syncing = scope.spawn(|| volume.sync(&file));
+            gate.wait_for(1);
+            let writing = scope.spawn(|| volume.checkpoint());
+            while !(syncing.is_finished() && writing.is_finished()) {
+                match gate.at_once() {
+                    0 => std::thread::yield_now(),
+                    _ => gate.let_through(),
+                }
+            }
+            syncing.join().unwrap().unwrap();
+            writing.join().unwrap().unwrap();
+        });
+        gate.release();
+        let mut image = device.snapshot().power_cut(PowerCut::WAYS[0].1, 1);
+        image.clear_volatile();
+        let volume = small::open_with(&image.device(), FILES as u32 + 1, 1 << 15);
+        assert_eq!(small::version(&volume, &number.to_string(), 0), 2);
     }
 }

@@ -208,6 +208,16 @@ pub trait File: fmt::Debug + Send + Sync {
         let _ = (atime, mtime);
         Err(io::ErrorKind::Unsupported.into())
     }
+    /// Sets the permission bits, as [`Device::set_mode`] does, whatever names the file has left.
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        let _ = mode;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Sets the owner, the group, or both, as [`Device::set_owner`] does.
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        let _ = (uid, gid);
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Writes out what is in the cache of `len` bytes from `offset` on, and waits for it. Nothing is
     /// durable by it: the device may have a cache of its own. A failure is reported here and not by
     /// the next sync, so it is as final as one of [`File::sync_data`].

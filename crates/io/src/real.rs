@@ -216,9 +216,7 @@ impl Device for RealDevice {
     }
 
     fn set_owner(&self, path: &Path, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        // The greatest number is none: the system takes it for "as it is".
-        let id = |id: Option<u32>| id.filter(|&id| id != u32::MAX);
-        let (uid, gid) = (id(uid).map(Uid::from_raw), id(gid).map(Gid::from_raw));
+        let (uid, gid) = to_owner(uid, gid);
         Ok(fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
@@ -327,6 +325,12 @@ struct RealDir {
     fd: OwnedFd,
 }
 
+fn to_owner(uid: Option<u32>, gid: Option<u32>) -> (Option<Uid>, Option<Gid>) {
+    // The greatest number is none: the system takes it for "as it is".
+    let id = |id: Option<u32>| id.filter(|&id| id != u32::MAX);
+    (id(uid).map(Uid::from_raw), id(gid).map(Gid::from_raw))
+}
+
 impl Dir for RealDir {
     fn sync(&self) -> io::Result<()> {
         Ok(fs::fsync(&self.fd)?)
@@ -376,6 +380,15 @@ impl File for RealFile {
 
     fn set_times(&self, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
         Ok(fs::futimens(&self.fd, &to_timestamps(atime, mtime))?)
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        Ok(fs::fchmod(&self.fd, Mode::from_raw_mode(mode & 0o7777))?)
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        let (uid, gid) = to_owner(uid, gid);
+        Ok(fs::fchown(&self.fd, uid, gid)?)
     }
 
     fn sync_all(&self) -> io::Result<()> {

@@ -1,11 +1,12 @@
 //! A device whose syncs take longer, to stand for a slower disk.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::{Clock, Device, Dir, Entry, File, FsStat, Mapping, OpenMode, RealDevice, Stat};
+use collie_io::{Clock, Device, Dir, Entry, File, FileKind, FsStat, Mapping, OpenMode, RealDevice, Stat};
 
 /// The real device, on which each sync of a file takes so much longer, and so does each write that
 /// is durable by itself (past the page cache).
@@ -24,6 +25,14 @@ impl SlowDevice {
             delay,
         }
     }
+
+    fn slow(&self, file: Arc<dyn File>, mode: OpenMode) -> Arc<dyn File> {
+        Arc::new(SlowFile {
+            file,
+            delay: self.delay,
+            durable_writes: mode == OpenMode::DirectSync,
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -36,11 +45,7 @@ struct SlowFile {
 
 impl Device for SlowDevice {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        Ok(Arc::new(SlowFile {
-            file: self.real.open(path, mode)?,
-            delay: self.delay,
-            durable_writes: mode == OpenMode::DirectSync,
-        }))
+        Ok(self.slow(self.real.open(path, mode)?, mode))
     }
     fn stat(&self, path: &Path) -> io::Result<Stat> {
         self.real.stat(path)
@@ -80,6 +85,15 @@ impl Device for SlowDevice {
     }
     fn lstat(&self, path: &Path) -> io::Result<Stat> {
         self.real.lstat(path)
+    }
+    fn open_for_user(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        Ok(self.slow(self.real.open_for_user(path, mode)?, mode))
+    }
+    fn read_dir(&self, dir: &Path, each: &mut dyn FnMut(&OsStr, FileKind, u64)) -> io::Result<()> {
+        self.real.read_dir(dir, each)
+    }
+    fn create_node(&self, path: &Path, kind: FileKind, mode: u32) -> io::Result<()> {
+        self.real.create_node(path, kind, mode)
     }
     fn create_dir(&self, path: &Path, mode: u32) -> io::Result<()> {
         self.real.create_dir(path, mode)
@@ -142,6 +156,15 @@ impl File for SlowFile {
     }
     fn set_times(&self, atime: Option<i64>, mtime: Option<i64>) -> io::Result<()> {
         self.file.set_times(atime, mtime)
+    }
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        self.file.set_mode(mode)
+    }
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.file.set_owner(uid, gid)
+    }
+    fn write_out(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.file.write_out(offset, len)
     }
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.file.set_len(len)

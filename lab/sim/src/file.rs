@@ -321,6 +321,22 @@ impl File for SimFile {
         })
     }
 
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        let call = self.call(OpKind::SetAttributes, 0, 0);
+        self.shared.operate(call, |state, strike| match strike {
+            Some(strike) => Err(errno(strike.code)),
+            None => state.world.set_mode(self.ino, mode),
+        })
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        let call = self.call(OpKind::SetAttributes, 0, 0);
+        self.shared.operate(call, |state, strike| match strike {
+            Some(strike) => Err(errno(strike.code)),
+            None => state.world.set_owner(self.ino, uid, gid),
+        })
+    }
+
     fn stat(&self) -> io::Result<Stat> {
         let call = self.call(OpKind::FileStat, 0, 0);
         self.shared.operate(call, |state, _| state.world.stat(self.ino))

@@ -128,6 +128,8 @@ fn times_follow_what_happens_to_a_file() {
         file.set_times(None, Some(8)).unwrap();
         let set = file.stat().unwrap();
         assert_eq!((set.atime, set.mtime), (-1, 8));
+        file.set_mode(0o604).unwrap();
+        assert_eq!(device.stat(&path).unwrap().mode, 0o604);
         pass();
         device.rename(&path, &root.join("b")).unwrap();
         assert!(names() > before);
@@ -136,6 +138,11 @@ fn times_follow_what_happens_to_a_file() {
             .set_owner(&root.join("b"), Some(owner.uid), Some(owner.gid))
             .unwrap();
         assert_eq!(file.stat().unwrap().uid, device.uid());
+        device.remove_file(&root.join("b")).unwrap();
+        file.set_mode(0o600).unwrap();
+        file.set_owner(None, Some(owner.gid)).unwrap();
+        let left = file.stat().unwrap();
+        assert_eq!((left.mode, left.uid, left.gid), (0o600, owner.uid, owner.gid));
     });
 }
 
@@ -207,6 +214,8 @@ fn faults_strike_what_is_done_to_names_and_attributes() {
         device.set_mode(path, 0o640),
         device.set_times(path, None, Some(1)),
         file.set_times(None, Some(1)),
+        file.set_mode(0o640),
+        file.set_owner(None, Some(1)),
         device.hard_link(path, Path::new("/b")),
         device.symlink(path, Path::new("/c")),
         device.rename_new(path, Path::new("/d")),

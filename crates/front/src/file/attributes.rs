@@ -52,6 +52,18 @@ impl PageFile {
         Ok(())
     }
 
+    /// Sets its permission bits.
+    pub(crate) fn set_mode(&self, mode: u32) -> Result<(), FrontError> {
+        let set = self.home.set_mode(mode);
+        set.map_err(FrontError::io("set the mode of", &self.path()))
+    }
+
+    /// Sets its owner, its group, or both.
+    pub(crate) fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> Result<(), FrontError> {
+        let set = self.home.set_owner(uid, gid);
+        set.map_err(FrontError::io("set the owner of", &self.path()))
+    }
+
     /// Gives the time of the last displaced write to the file at home. Where that fails it is only
     /// known until the file is closed.
     pub(super) fn show_time(&self, writers: Writers<'_>) {

@@ -194,10 +194,8 @@ impl PageFile {
         if end <= u64::from(self.shared.page_bytes) << 32 {
             return Ok(());
         }
-        Err(FrontError::Mismatch {
-            path: self.path(),
-            problem: format!("byte {end} is beyond the largest file, of 2^32 pages"),
-        })
+        let path = self.path();
+        Err(FrontError::TooLong { path, end })
     }
 
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.

@@ -5,6 +5,7 @@
 //! opened before.
 
 mod adopt;
+mod attributes;
 mod background;
 mod control;
 mod files;

@@ -14,9 +14,10 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
+use super::attributes::Attributes;
 use super::control::{self, Command};
 use super::names::{NodeId, ROOT};
-use super::tree::{Answer, Attributes, Created, Found, Tree};
+use super::tree::{Answer, Created, Found, Tree};
 use crate::volume::Existing;
 
 /// The longest write that the kernel hands over at once.

@@ -40,7 +40,7 @@ pub(super) struct Tree {
     pub(super) nodes: Mutex<Nodes>,
     /// Held shared while a path is used, and exclusively while names move: a path that was
     /// put together before would lead nowhere, or elsewhere.
-    moves: RwLock<()>,
+    pub(super) moves: RwLock<()>,
     pub(super) handles: Handles,
     pub(super) pool: Pool,
     pub(super) reads: Reads,
@@ -60,17 +60,6 @@ pub(super) struct Created {
     pub(super) gid: u32,
 }
 
-/// Attributes to be set.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Attributes {
-    pub(super) mode: Option<u32>,
-    pub(super) uid: Option<u32>,
-    pub(super) gid: Option<u32>,
-    /// In nanoseconds since the Unix epoch.
-    pub(super) atime: Option<i64>,
-    pub(super) mtime: Option<i64>,
-}
-
 /// A file, its number and generation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
@@ -86,15 +75,16 @@ pub(super) fn errno(error: &FrontError) -> Errno {
         tracing::warn!("no room: {error}");
         return Errno::ENOSPC;
     }
-    match error {
-        FrontError::Io { source, .. } => {
-            let number = source.raw_os_error().map_or(Errno::EIO, Errno::from_i32);
-            if number == Errno::EIO {
-                tracing::error!("{error}");
-            }
-            number
+    if let Some(system) = error.system() {
+        let number = system.raw_os_error().map_or(Errno::EIO, Errno::from_i32);
+        if number == Errno::EIO {
+            tracing::error!("{error}");
         }
+        return number;
+    }
+    match error {
         FrontError::Locked { .. } => Errno::EBUSY,
+        FrontError::TooLong { .. } => Errno::EFBIG,
         FrontError::Mismatch { .. } => {
             tracing::warn!("{error}");
             Errno::EINVAL
@@ -106,11 +96,11 @@ pub(super) fn errno(error: &FrontError) -> Errno {
     }
 }
 
-fn front<T>(done: Result<T, FrontError>) -> Answer<T> {
+pub(super) fn front<T>(done: Result<T, FrontError>) -> Answer<T> {
     done.map_err(|error| errno(&error))
 }
 
-fn system<T>(done: io::Result<T>) -> Answer<T> {
+pub(super) fn system<T>(done: io::Result<T>) -> Answer<T> {
     done.map_err(Errno::from)
 }
 
@@ -142,7 +132,7 @@ impl Tree {
     }
 
     /// Where a node is, from the root.
-    fn path(&self, id: NodeId) -> Answer<PathBuf> {
+    pub(super) fn path(&self, id: NodeId) -> Answer<PathBuf> {
         self.nodes.lock().path(id).ok_or(Errno::ENOENT)
     }
 
@@ -152,7 +142,7 @@ impl Tree {
     }
 
     /// Where that is on the device. The root's ends in a slash: its path may be a symbolic link.
-    fn full(&self, path: &Path) -> PathBuf {
+    pub(super) fn full(&self, path: &Path) -> PathBuf {
         self.root.join(path)
     }
 
@@ -219,26 +209,6 @@ impl Tree {
                 done
             }
         }
-    }
-
-    pub(super) fn set_attributes(&self, id: NodeId, wanted: &Attributes) -> Answer<()> {
-        let _moves = self.moves.read();
-        let path = self.path(id)?;
-        let full = self.full(&path);
-        if wanted.uid.is_some() || wanted.gid.is_some() {
-            system(self.device.set_owner(&full, wanted.uid, wanted.gid))?;
-        }
-        if let Some(mode) = wanted.mode {
-            system(self.device.set_mode(&full, mode))?;
-        }
-        if wanted.atime.is_some() || wanted.mtime.is_some() {
-            let stat = system(self.device.lstat(&full))?;
-            match self.volume.open_file(&stat) {
-                Some(file) => front(self.volume.set_times(&file, wanted.atime, wanted.mtime))?,
-                None => system(self.device.set_times(&full, wanted.atime, wanted.mtime))?,
-            }
-        }
-        Ok(())
     }
 
     /// Opens what a node is, as it is open already or as its name says.
@@ -365,12 +335,22 @@ impl Tree {
         let _moves = self.moves.read();
         let path = self.path_of(parent, name)?;
         front(self.volume.free_name(&path))?;
-        make(&*self.device, &path, &self.full(&path))?;
-        // Whatever it was made with, its mode is set.
-        self.finish(&path, new, u32::MAX)?;
-        // PostgreSQL syncs files, and takes that for the names of the directories above them too.
-        system(self.device.sync_dir(&self.full(parent_of(&path))))?;
-        let stat = self.lstat(&path)?;
+        let full = self.full(&path);
+        make(&*self.device, &path, &full)?;
+        let finish = || {
+            // Whatever it was made with, its mode is set.
+            self.finish(&path, new, u32::MAX)?;
+            // PostgreSQL syncs files, and takes that for the names of the directories above too.
+            system(self.device.sync_dir(&self.full(parent_of(&path))))?;
+            self.lstat(&path)
+        };
+        let stat = finish().inspect_err(|_| {
+            // Nobody was told of it yet. What cannot be removed is as after a crash in between.
+            let _ = match self.device.lstat(&full) {
+                Ok(made) if made.is_dir() => self.device.remove_dir(&full),
+                _ => self.device.remove_file(&full),
+            };
+        })?;
         Ok(self.found_new(parent, name, stat))
     }
 
@@ -593,4 +573,33 @@ fn is_read_only(error: &io::Error) -> bool {
         io::ErrorKind::ExecutableFileBusy,
     ];
     kinds.contains(&error.kind())
+}
+
+#[cfg(test)]
+mod tests {
+    use collie_log::LogError;
+
+    use super::*;
+
+    #[test]
+    fn what_the_log_could_not_open_has_the_number_of_why() {
+        for number in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
+            let cause = LogError::Io {
+                op: "open",
+                path: PathBuf::from("log"),
+                source: Arc::new(io::Error::from_raw_os_error(number.code())),
+            };
+            let error = FrontError::Log(LogError::Unprepared {
+                path: PathBuf::from("log"),
+                needed: 1,
+                cause: Box::new(cause.clone()),
+            });
+            assert_eq!(errno(&error), number);
+            assert_eq!(
+                errno(&FrontError::Log(cause)),
+                Errno::EIO,
+                "frames may be at stake"
+            );
+        }
+    }
 }

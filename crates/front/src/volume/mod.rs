@@ -275,6 +275,24 @@ impl Volume {
         file.set_times(atime, mtime)
     }
 
+    /// Sets the permission bits, whatever names the file has left.
+    ///
+    /// # Errors
+    /// [`FrontError::Io`].
+    pub fn set_mode(&self, file: &PageFile, mode: u32) -> Result<(), FrontError> {
+        self.check_own(file)?;
+        file.set_mode(mode)
+    }
+
+    /// Sets the owner, the group, or both, whatever names the file has left.
+    ///
+    /// # Errors
+    /// [`FrontError::Io`].
+    pub fn set_owner(&self, file: &PageFile, uid: Option<u32>, gid: Option<u32>) -> Result<(), FrontError> {
+        self.check_own(file)?;
+        file.set_owner(uid, gid)
+    }
+
     /// A file of another volume would fill its shadow file, and be waited for here.
     fn check_own(&self, file: &PageFile) -> Result<(), FrontError> {
         if Arc::ptr_eq(&self.shared, file.shared()) {

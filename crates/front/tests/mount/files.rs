@@ -3,10 +3,10 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use collie_io::Policy;
 
@@ -252,4 +252,49 @@ fn a_relation_that_many_open_at_once_is_one_file() {
     assert_eq!(unseen.into_inner(), 0, "pages that were appended and not seen");
     let len = fs::metadata(&path).unwrap().len();
     assert_eq!(len, ((1 + THREADS * ROUNDS) * PAGE) as u64);
+}
+
+/// A server removes files that others have open; what is asked of an open file needs no name.
+#[test]
+fn attributes_of_an_open_file_are_set_also_when_its_name_is_gone() {
+    let Some(mounted) = mount() else { return };
+    for name in ["base/1/5", "base/1/plain"] {
+        let (file, path) = (mounted.relation(name, &[1, 2]), mounted.path(name));
+        write_page(&file, 0, 3);
+        file.sync_all().unwrap();
+        let gid = file.metadata().unwrap().gid();
+        for round in 0..2 {
+            let mode = 0o640 >> round;
+            file.set_permissions(fs::Permissions::from_mode(mode)).unwrap();
+            let time = UNIX_EPOCH + Duration::from_secs(1000 + round);
+            file.set_modified(time).unwrap();
+            std::os::unix::fs::fchown(&file, None, Some(gid)).unwrap();
+            let found = file.metadata().unwrap();
+            let links = 1 - round;
+            assert_eq!(
+                (found.mode() & 0o777, found.modified().unwrap(), found.nlink()),
+                (mode, time, links),
+                "{name}"
+            );
+            if round == 0 {
+                fs::remove_file(&path).unwrap();
+            }
+        }
+        let mut page = [0; PAGE];
+        file.read_exact_at(&mut page, 0).unwrap();
+        assert_eq!(page, [3; PAGE], "{name}");
+    }
+}
+
+#[test]
+fn a_relation_beyond_the_last_page_is_too_large() {
+    let Some(mounted) = mount() else { return };
+    let file = mounted.relation("base/1/5", &[1]);
+    let end = (PAGE as u64) << 32;
+    for refused in [file.write_all_at(&[1; PAGE], end), file.set_len(end + 1)] {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::FileTooLarge);
+    }
+    write_page(&file, 0, 2);
+    file.sync_all().unwrap();
+    assert_eq!(pages(&mounted.path("base/1/5")), [2]);
 }

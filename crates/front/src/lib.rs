@@ -48,4 +48,4 @@ pub use mount::{
     Mount, MountError, MountOptions, check_mount, close_unmounted, detach_dir, has_pages_elsewhere,
     open_unmounted, unmount_dir,
 };
-pub use volume::{Existing, Recovered, Volume, VolumeOptions, VolumeStatus};
+pub use volume::{Existing, Missing, Recovered, Volume, VolumeOptions, VolumeStatus};

@@ -554,33 +554,6 @@ fn a_record_that_no_frame_takes_ends_nothing() {
 }
 
 #[test]
-fn a_directory_that_was_removed_before_a_crash_is_gone_and_no_copy_without_files() {
-    let device = device();
-    device.create_dir_all(Path::new("/volume/base")).unwrap();
-    let volume = open_with(&device, 32, 1 << 15);
-    for name in 0..8 {
-        mapped(&volume, &format!("base/{name}"));
-    }
-    for name in 0..8 {
-        volume.unlink(format!("base/{name}").as_ref()).unwrap();
-    }
-    device.remove_dir_all(Path::new("/volume/base")).unwrap();
-    let crashed = || device.snapshot().process_death().device();
-    // Nothing else is in the volume.
-    let error = Volume::open(Path::new("/volume"), options(&crashed(), 32, 1 << 15)).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("there are no files in it, but pages of 8"),
-        "{error}"
-    );
-    // Something is.
-    volume.create(Path::new("PG_VERSION")).unwrap();
-    let volume = open_with(&crashed(), 32, 1 << 15);
-    assert_eq!((volume.recovered().gone.len(), volume.free_slots()), (8, 32));
-}
-
-#[test]
 fn a_read_whose_slot_is_another_pages_by_now_looks_again() {
     let device = device();
     let volume = open(&device);

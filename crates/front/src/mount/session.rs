@@ -327,7 +327,9 @@ impl Filesystem for Session {
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.tree.remove_dir(parent.0, name));
+        let name = name.to_owned();
+        // It waits until the removal of its files is recorded.
+        self.later(move |tree| empty(reply, tree.remove_dir(parent.0, &name)));
     }
 
     fn rename(

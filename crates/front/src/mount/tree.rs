@@ -373,10 +373,10 @@ impl Tree {
     pub(super) fn remove_dir(&self, parent: NodeId, name: &OsStr) -> Answer<()> {
         let name = below(parent, name)?;
         let _moves = self.moves.read();
-        let full = self.full(&self.path_of(parent, name)?);
-        let stat = system(self.device.lstat(&full))?;
+        let path = self.path_of(parent, name)?;
+        let stat = system(self.device.lstat(&self.full(&path)))?;
         let node = self.known(&stat);
-        system(self.device.remove_dir(&full))?;
+        front(self.volume.remove_dir(&path))?;
         self.nodes.lock().removed(node, parent, name, true);
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! Writing the map, so that the log before it can be released.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use super::{OWN, Volume};
@@ -35,7 +34,7 @@ impl Volume {
             identity: *self.identity.lock(),
             replay_from: mark.start,
             next_id: 0,
-            files: BTreeMap::new(),
+            files: self.kept.clone(),
         };
         for file in files {
             let committer = file.committer();

@@ -9,7 +9,7 @@ mod recovery;
 mod status;
 mod upkeep;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,6 +20,8 @@ use collie_log::RingMode;
 use parking_lot::Mutex;
 
 use crate::FrontError;
+use crate::disk::map::MappedFile;
+use crate::disk::record::FileId;
 use crate::file::{Committed, PageFile, Scope};
 use crate::shared::Shared;
 use claims::Claims;
@@ -34,6 +36,18 @@ pub(crate) const OWN: &str = ".collie";
 const DRAINED_AT_ONCE: usize = 256;
 /// Files that are committed or drained at one time.
 const AT_ONCE: usize = 8;
+
+/// What becomes of displaced pages whose file is missing, though its directory is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Missing {
+    /// It was removed right before a crash, which did not let that be recorded: its pages are given
+    /// up. For those who go on to use the files.
+    #[default]
+    GiveUp,
+    /// They are kept, and none of them is home before the file is brought back: for those who look,
+    /// perhaps at a copy that is not complete.
+    Keep,
+}
 
 /// Options of [`Volume::open`].
 #[derive(Debug, Clone)]
@@ -64,6 +78,8 @@ pub struct VolumeOptions {
     /// What shows that no page is displaced, where something does: a map that says otherwise is
     /// refused before a file is touched.
     pub plain_by: Option<&'static str>,
+    /// What becomes of pages of files that are missing.
+    pub missing: Missing,
     /// When what the volume does in the background may begin: what it is asked to do by itself, not
     /// what its users wait for. Shared by all that use the device.
     pub scheduler: Arc<Scheduler>,
@@ -82,6 +98,7 @@ impl Default for VolumeOptions {
             shown_as: None,
             identity: None,
             plain_by: None,
+            missing: Missing::default(),
             scheduler: Arc::default(),
         }
     }
@@ -124,6 +141,8 @@ pub struct Volume {
     /// Names that are opened, created, removed or changed.
     names: Claims,
     recovered: Recovered,
+    /// Mapped files that are missing, which the next map has as well.
+    kept: BTreeMap<FileId, MappedFile>,
     /// Whose pages these are, as the next map says.
     identity: Mutex<Option<NonZeroU64>>,
     /// Whether work on several files is done by several threads.

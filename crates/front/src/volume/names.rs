@@ -92,6 +92,8 @@ impl Volume {
         }
         let home = self.shared.device.open_for_user(&full, OpenMode::ReadWrite);
         let home = home.map_err(FrontError::io("open", &full))?;
+        // Once more: who had it open until now may have written to it since.
+        let stat = home.stat().map_err(FrontError::io("stat", &full))?;
         let file = self.opened(path, home, &stat);
         files.open.insert((stat.dev, stat.ino), Arc::clone(&file));
         Ok(file)

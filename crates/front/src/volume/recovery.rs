@@ -12,10 +12,10 @@ use collie_log::{FIRST_LSN, Log, LogError, LogId, LogOptions, Lsn};
 use parking_lot::Mutex;
 
 use super::claims::Claims;
-use super::{Files, OWN, Volume, VolumeOptions};
+use super::{Files, Missing, OWN, Volume, VolumeOptions};
 use crate::FrontError;
 use crate::disk::map::{Map, MappedFile, REMEDY, is_number_of_slots, is_page};
-use crate::disk::record::Record;
+use crate::disk::record::{FileId, Record};
 use crate::disk::shadow::Shadow;
 use crate::file::{Mapping, Name, PageFile};
 use crate::shared::Shared;
@@ -23,9 +23,6 @@ use crate::shown::ShownAs;
 
 /// Where the map of a volume without a log says that replay begins.
 const NO_LOG_YET: Lsn = 0;
-
-/// So many files are not removed right before a crash by chance and leave an empty directory.
-const MANY: usize = 8;
 
 /// What an opening found.
 #[derive(Debug, Clone)]
@@ -39,6 +36,7 @@ pub struct Recovered {
     pub displaced: usize,
     /// Files with displaced pages that are missing: removed right before a crash, which did not let
     /// that be recorded, or else lost.
+    /// Their pages are given up, or kept: see [`VolumeOptions::missing`].
     pub gone: Vec<PathBuf>,
     /// Files that had grown behind their committed end and were cut there.
     pub cut: usize,
@@ -50,7 +48,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`FrontError::Locked`]; [`FrontError::Mismatch`] where the page size or the log is another
-    /// one, most of the mapped files are missing, or the displaced pages are not those of these
+    /// one, a directory with mapped files is missing, or the displaced pages are not those of these
     /// files, by [`VolumeOptions::identity`] or [`VolumeOptions::plain_by`];
     /// [`FrontError::Corrupt`]; what the log's opening fails with ([`FrontError::Log`]);
     /// [`FrontError::Io`].
@@ -136,7 +134,7 @@ impl Volume {
             gone: Vec::new(),
             cut: 0,
         };
-        let files = open_homes(&shared, &map, &mut recovered)?;
+        let (files, kept) = open_homes(&shared, &map, options.missing, &mut recovered)?;
         let volume = Volume {
             shared,
             files: Mutex::new(files),
@@ -146,6 +144,7 @@ impl Volume {
             moves: Mutex::new(()),
             checkpointed: AtomicU64::new(0),
             recovered,
+            kept,
             identity: Mutex::new(options.identity.or(map.identity)),
             has_threads: options.threads,
             scheduler: Arc::clone(&options.scheduler),
@@ -329,18 +328,34 @@ fn used_slots(own: &Path, map: &Map) -> Result<BTreeSet<crate::disk::record::Slo
     Ok(used)
 }
 
+/// Mapped files that are missing and stay mapped.
+type Kept = BTreeMap<FileId, MappedFile>;
+
 /// Opens the mapped files, and cuts them to their committed ends.
-fn open_homes(shared: &Arc<Shared>, map: &Map, recovered: &mut Recovered) -> Result<Files, FrontError> {
-    let mut files = Files::default();
+fn open_homes(
+    shared: &Arc<Shared>,
+    map: &Map,
+    missing: Missing,
+    recovered: &mut Recovered,
+) -> Result<(Files, Kept), FrontError> {
+    if missing == Missing::GiveUp {
+        // Before any file is cut.
+        refuse_without_dirs(shared, map)?;
+    }
+    let (mut files, mut kept) = (Files::default(), Kept::new());
     for (&id, mapped) in &map.files {
         let path = shared.root.join(&mapped.path);
         let home = match shared.device.open(&path, OpenMode::ReadWrite) {
             Ok(home) => home,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                // The process may have died, and the removal not be durable yet.
-                shared.sync_removal(&mapped.path)?;
                 recovered.gone.push(mapped.path.clone());
                 recovered.displaced -= mapped.pages.len();
+                if missing == Missing::Keep {
+                    kept.insert(id, mapped.clone());
+                    continue;
+                }
+                // The process may have died, and the removal not be durable yet.
+                shared.sync_removal(&mapped.path)?;
                 shared
                     .shadow
                     .give_back(mapped.pages.values().map(|(slot, _)| *slot));
@@ -373,33 +388,36 @@ fn open_homes(shared: &Arc<Shared>, map: &Map, recovered: &mut Recovered) -> Res
         files.open.insert((stat.dev, stat.ino), Arc::new(file));
         recovered.mapped += 1;
     }
-    if recovered.gone.len() >= MANY && recovered.mapped == 0 {
-        refuse_without_files(shared, recovered)?;
-    }
-    Ok(files)
+    Ok((files, kept))
 }
 
-/// Refuses a directory with nothing but displaced pages in it: it was copied without its files, or
-/// these are on a file system that is not mounted.
-fn refuse_without_files(shared: &Shared, recovered: &Recovered) -> Result<(), FrontError> {
-    let root = &shared.root;
-    let entries = shared.device.list(root).map_err(FrontError::io("list", root))?;
-    if entries.iter().any(|entry| entry.name != OWN) {
-        return Ok(());
+/// Refuses a map with files in a directory that is missing: before a directory is removed, the
+/// removal of its files is recorded. So it is on a file system that is not mounted, or was not copied.
+fn refuse_without_dirs(shared: &Shared, map: &Map) -> Result<(), FrontError> {
+    let mut there = BTreeSet::new();
+    for mapped in map.files.values() {
+        let dir = mapped.path.parent().unwrap_or(Path::new(""));
+        if !there.insert(dir) {
+            continue;
+        }
+        let full = shared.root.join(dir);
+        match shared.device.stat(&full.join("")) {
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(FrontError::Mismatch {
+                    path: full,
+                    problem: format!(
+                        "it is missing, and {OWN} has pages of files in it, such as {}; mount the file \
+                         system that it is on, or bring it back. If it was removed on purpose, make an \
+                         empty directory of that name: then the pages are given up",
+                        mapped.path.display()
+                    ),
+                });
+            }
+            Err(e) => return Err(FrontError::io("stat", &full)(e)),
+        }
     }
-    Err(FrontError::Mismatch {
-        path: root.clone(),
-        problem: format!(
-            "there are no files in it, but pages of {} that should be, such as {}; bring them \
-             back, or remove {OWN}, and with it the pages",
-            recovered.gone.len(),
-            recovered
-                .gone
-                .first()
-                .map(|path| path.display().to_string())
-                .unwrap_or_default(),
-        ),
-    })
+    Ok(())
 }
 
 fn too_short(path: &Path, len: u64, mapped: &MappedFile) -> FrontError {

@@ -14,6 +14,8 @@ pub struct VolumeStatus {
     pub free_slots: u32,
     /// Files with displaced pages.
     pub mapped: usize,
+    /// Files with displaced pages that are missing, and whose pages are kept.
+    pub missing: usize,
     /// Displaced pages.
     pub displaced: usize,
     /// Overwritten pages that are not committed yet.
@@ -40,6 +42,7 @@ impl Volume {
             slots: self.shared.shadow.slots(),
             free_slots: self.free_slots(),
             removed,
+            missing: self.kept.len(),
             // Relaxed: a number that is stored when it holds.
             log_bytes: self
                 .shared

@@ -22,6 +22,21 @@ impl Volume {
         self.forget_below(path)
     }
 
+    /// Removes an empty directory, once the removal of the files that were in it is recorded: one with
+    /// mapped files that is missing is none that was removed.
+    ///
+    /// # Errors
+    /// What a sync or the log fails with: [`FrontError::Io`], [`FrontError::Log`]; and
+    /// [`FrontError::Io`] where it cannot be removed.
+    pub fn remove_dir(&self, path: &Path) -> Result<(), FrontError> {
+        self.check_path(path)?;
+        let _claim = self.names.claim(&[path]);
+        self.forget_below(path)?;
+        let full = self.path(path);
+        let removed = self.shared.device.remove_dir(&full);
+        removed.map_err(FrontError::io("remove", &full))
+    }
+
     /// Brings about `pages` displaced pages home, of those at rest, and commits that; in pieces, which
     /// take turns with what users wait for.
     ///

@@ -21,6 +21,7 @@ pub(crate) fn options(device: &SimDevice, page_bytes: usize, slots: u32, ring_by
         shown_as: None,
         identity: None,
         plain_by: None,
+        missing: collie_front::Missing::GiveUp,
         scheduler: std::sync::Arc::default(),
     }
 }

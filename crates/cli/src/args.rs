@@ -50,7 +50,8 @@ pub(crate) enum Command {
     /// Serves a store to Redis clients, until SIGTERM, SIGINT or SHUTDOWN.
     Serve(ServeArgs),
     /// Mounts a file system over a PostgreSQL data directory, in which pages are written whole:
-    /// full_page_writes can be off. Serves until `collie umount`, SIGTERM or SIGINT.
+    /// full_page_writes can be off. Serves until `collie umount`, SIGTERM or SIGINT; while processes
+    /// use it, a signal waits for their end, and a second one detaches it from them.
     Mount(MountArgs),
     /// Makes everything in a mounted directory durable and takes the mount away.
     Umount(UmountArgs),

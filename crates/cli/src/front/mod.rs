@@ -2,24 +2,25 @@
 
 mod ask;
 mod patience;
+mod serving;
 mod users;
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use collie_front::{
-    Mount, MountError, MountOptions, Recovered, check_mount, close_unmounted, detach_dir,
-    has_pages_elsewhere, open_unmounted, unmount_dir,
+    Mount, MountOptions, Recovered, check_mount, close_unmounted, detach_dir, has_pages_elsewhere,
+    open_unmounted, unmount_dir,
 };
-use collie_server::{ignore_hangup, termination};
+use collie_server::ignore_hangup;
 
 use crate::Outcome;
 use crate::args::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 use crate::notify::Supervisor;
 use crate::output::{Results, grouped, note};
 use ask::{AskError, Command, Daemon, Status};
+use serving::{Signals, serve};
 
 /// A daemon that has not answered by then may never.
 const LONG: Duration = Duration::from_secs(30);
@@ -47,17 +48,16 @@ pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
         ));
     }
     let mount = Mount::new(&args.dir, &options)?;
+    // Not before: until it is mounted a signal ends the process at once.
+    let signals = Signals::catch()?;
     report(&mount)?;
     let supervisor = Supervisor::from_environment();
     let ending = supervisor.clone().stopping_on_drop();
     supervisor.ready(&format!("mounted over {}", mount.dir().display()));
-    match serve(&mount)? {
-        Served::Unmounted => {}
-        Served::Detached => {
-            note("detached while in use: what is open in it gives errors from now on");
-            return Ok(Outcome::Bad);
-        }
-    }
+    let Some(mount) = serve(mount, signals)? else {
+        note("detached while in use: what is open in it gives errors from now on");
+        return Ok(Outcome::Bad);
+    };
     drop(ending);
     let dir = mount.dir().to_owned();
     let is_plain = mount.close()?;
@@ -133,62 +133,6 @@ fn raise_open_files() {
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
-/// How serving ended.
-enum Served {
-    Unmounted,
-    /// Taken away while processes use it.
-    Detached,
-}
-
-/// Serves until the mount is gone. The first signal unmounts, the next detaches what is in use.
-fn serve(mount: &Mount) -> anyhow::Result<Served> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("signals cannot be caught")?;
-    std::thread::scope(|scope| {
-        let (sender, mut gone) = tokio::sync::oneshot::channel();
-        scope.spawn(move || {
-            mount.wait();
-            // Where it is not received, the mount is detached.
-            let _ = sender.send(());
-        });
-        runtime.block_on(async {
-            let mut refusals = 0;
-            loop {
-                tokio::select! {
-                    _ = &mut gone => return Ok(Served::Unmounted),
-                    () = termination() => {}
-                }
-                match mount.unmount() {
-                    Ok(()) => {}
-                    Err(error @ MountError::Io { .. }) if refusals == 0 => {
-                        refusals += 1;
-                        note(format_args!(
-                            "{}; everything is durable; stop the server, or send the signal again",
-                            busy(mount.dir(), std::process::id(), error)
-                        ));
-                    }
-                    Err(MountError::Io { .. }) => {
-                        detach_dir(mount.dir())?;
-                        return Ok(Served::Detached);
-                    }
-                    Err(error) => return Err(error.into()),
-                }
-            }
-        })
-    })
-}
-
-/// With the processes that use the mount, where that is the reason.
-fn busy(dir: &Path, daemon: u32, error: MountError) -> anyhow::Error {
-    let is_busy = matches!(&error, MountError::Io { source, .. } if source.kind() == ErrorKind::ResourceBusy);
-    match is_busy {
-        true => anyhow!("{error}; {}", users::tell(dir, daemon)),
-        false => error.into(),
-    }
-}
-
 /// Does `work` with the daemon of a directory, which may take its time, or be stopped.
 fn ask<T: Send + 'static>(
     dir: &Path,
@@ -261,7 +205,7 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
         }
         asked => asked?,
     }
-    unmount_dir(daemon.dir()).map_err(|error| busy(daemon.dir(), daemon.pid(), error))?;
+    unmount_dir(daemon.dir()).map_err(|error| users::busy(daemon.dir(), daemon.pid(), error))?;
     daemon.wait_for_end()?;
     if drains && has_pages_elsewhere(daemon.dir())? {
         bail!(

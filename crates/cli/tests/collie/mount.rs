@@ -3,11 +3,15 @@
 //! set.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStderr, ExitStatus, Stdio};
+use std::time::Duration;
 
+use collie_sim::faultfs::{FaultFs, Names};
+use collie_sim::{Fault, FaultKind};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::common::{collie, json_lines, run, stderr};
@@ -15,32 +19,80 @@ use crate::common::{collie, json_lines, run, stderr};
 const PAGE: usize = 8192;
 const RELATION: &str = "base/1/5";
 
+/// How often it is looked whether something has come about, and for how long at most.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+const LOOKS: u32 = 6_000;
+
+/// Returns what has come about.
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..LOOKS {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        std::thread::sleep(BETWEEN_LOOKS);
+    }
+    panic!("{what}");
+}
+
 /// A directory that looks like a cluster's, and the daemon of its mount.
 struct Mounted {
-    dir: TempDir,
     daemon: Child,
+    said: BufReader<ChildStderr>,
+    data: PathBuf,
+    /// The disk below, where it can fail.
+    disk: Option<FaultFs>,
+    _home: TempDir,
+}
+
+/// Whether this process can mount.
+fn can_mount() -> bool {
+    let missing = collie_sim::faultfs::available().err();
+    if let Some(missing) = &missing {
+        assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
+        println!("skipped: {missing}");
+    }
+    missing.is_none()
+}
+
+/// Makes a directory that looks like a cluster's.
+fn make_cluster(data: &Path) {
+    fs::create_dir_all(data.join("base/1")).unwrap();
+    fs::write(data.join("PG_VERSION"), "15\n").unwrap();
 }
 
 impl Mounted {
     fn new() -> Option<Mounted> {
-        if let Err(missing) = collie_sim::faultfs::available() {
-            assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
-            println!("skipped: {missing}");
-            return None;
+        can_mount().then(|| Mounted::over(tempfile::tempdir().unwrap(), None))
+    }
+
+    /// On a disk that can fail.
+    fn on_disk() -> Option<Mounted> {
+        can_mount().then(|| {
+            let home = tempfile::tempdir().unwrap();
+            let disk = FaultFs::mount(home.path(), Names::Posix, 1).unwrap();
+            Mounted::over(home, Some(disk))
+        })
+    }
+
+    fn over(home: TempDir, disk: Option<FaultFs>) -> Mounted {
+        let data = home.path().join("data");
+        make_cluster(&data);
+        let (daemon, said) = mount(&data);
+        Mounted {
+            daemon,
+            said,
+            data,
+            disk,
+            _home: home,
         }
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("PG_VERSION"), "15\n").unwrap();
-        fs::create_dir_all(dir.path().join("base/1")).unwrap();
-        let daemon = mount(dir.path());
-        Some(Mounted { dir, daemon })
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.data.join(name)
     }
 
     fn command(&self, args: &[&str]) -> std::process::Output {
-        let dir = self.dir.path().as_os_str();
+        let dir = self.data.as_os_str();
         run(args.iter().map(std::ffi::OsStr::new).chain([dir]))
     }
 
@@ -60,6 +112,42 @@ impl Mounted {
         file
     }
 
+    /// Lets every sync of the disk below fail. A page is written that nothing makes durable any more,
+    /// and that its user is told.
+    fn fail_syncs(&self) {
+        let file = self.displace();
+        let disk = self.disk.as_ref().unwrap();
+        disk.inject(Fault::new(FaultKind::SyncFails)).unwrap();
+        file.write_all_at(&[3; PAGE], 0).unwrap();
+        file.sync_all().unwrap_err();
+    }
+
+    /// Whether something is mounted over the directory, be its daemon dead or alive.
+    fn is_mounted(&self) -> bool {
+        let data = self.data.to_str().unwrap();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        mounts.lines().any(|line| line.split(' ').nth(4) == Some(data))
+    }
+
+    fn signal(&self) {
+        kill_process(Pid::from_child(&self.daemon), Signal::TERM).unwrap();
+    }
+
+    /// The next line that the daemon says beside its results, once it is mounted.
+    fn says(&mut self) -> String {
+        let mut lines = self.said.by_ref().lines().map(Result::unwrap);
+        lines.find(|line| !line.starts_with("taking room ")).unwrap()
+    }
+
+    /// How the daemon ends, and what else it says.
+    fn ends(&mut self) -> (ExitStatus, String) {
+        let daemon = &mut self.daemon;
+        let status = until("the daemon ends", || daemon.try_wait().unwrap());
+        let mut said = String::new();
+        self.said.read_to_string(&mut said).unwrap();
+        (status, said)
+    }
+
     fn kill(&mut self) {
         self.daemon.kill().unwrap();
         self.daemon.wait().unwrap();
@@ -67,20 +155,21 @@ impl Mounted {
 }
 
 /// Mounts a directory; returns when it is.
-fn mount(dir: &Path) -> Child {
+fn mount(dir: &Path) -> (Child, BufReader<ChildStderr>) {
     let mut command = collie();
     command
         .args(["mount", "--shadow", "4mb"])
         .arg(dir)
         .stdout(Stdio::piped());
-    let mut daemon = command.stderr(Stdio::null()).spawn().unwrap();
+    let mut daemon = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut said = String::new();
     // It says nothing else before its end.
     BufReader::new(daemon.stdout.as_mut().unwrap())
         .read_line(&mut said)
         .unwrap();
     assert!(said.starts_with("mounted "), "{said}");
-    daemon
+    let beside = BufReader::new(daemon.stderr.take().unwrap());
+    (daemon, beside)
 }
 
 impl Drop for Mounted {
@@ -89,6 +178,49 @@ impl Drop for Mounted {
         let _ = self.daemon.wait();
         let _ = self.command(&["umount", "--dead"]);
     }
+}
+
+#[test]
+fn a_signal_unmounts_what_cannot_be_made_durable_and_says_so() {
+    let Some(mut mounted) = Mounted::on_disk() else {
+        return;
+    };
+    mounted.fail_syncs();
+    mounted.signal();
+    let (status, said) = mounted.ends();
+    assert!(!status.success());
+    assert!(said.contains("cannot be made durable"), "{said}");
+    assert!(said.contains("what was synced is safe"), "{said}");
+    assert!(!mounted.is_mounted());
+}
+
+#[test]
+fn a_signal_unmounts_as_soon_as_no_process_uses_the_mount() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let file = mounted.displace();
+    mounted.signal();
+    let said = mounted.says();
+    let user = format!("in use by process {} (", std::process::id());
+    assert!(said.contains(&user) && said.contains("tried again"), "{said}");
+    drop(file);
+    let (status, said) = mounted.ends();
+    assert!(status.success() && said.is_empty(), "{said}");
+    assert!(!mounted.is_mounted());
+}
+
+#[test]
+fn a_second_signal_detaches_and_ends_the_daemon() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let file = mounted.displace();
+    mounted.signal();
+    let said = mounted.says();
+    assert!(said.contains("another signal detaches"), "{said}");
+    mounted.signal();
+    let (status, said) = mounted.ends();
+    assert_eq!(status.code(), Some(1));
+    assert!(said.contains("detached while in use"), "{said}");
+    assert!(!mounted.is_mounted());
+    file.sync_all().unwrap_err();
 }
 
 #[test]

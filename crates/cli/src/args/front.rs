@@ -56,7 +56,8 @@ impl From<MountPolicy> for Policy {
 pub(crate) struct UmountArgs {
     /// The mounted directory.
     pub(crate) dir: PathBuf,
-    /// Bring every page home first, so that the directory is a plain one afterwards.
+    /// Bring every page home first, so that the directory is a plain one afterwards. Where that
+    /// fails it stays mounted.
     #[arg(long)]
     pub(crate) drain: bool,
     /// Only take away a mount whose daemon has died; leave any other as it is.

@@ -142,6 +142,11 @@ impl Daemon {
         })
     }
 
+    /// What has ended the daemon's writes, where something has and it says so.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.status().ok()?.failure
+    }
+
     /// Has a command done; returns when it is.
     pub(super) fn command(&self, command: Command) -> Result<(), AskError> {
         let path = self.file("command");

@@ -170,11 +170,6 @@ pub(crate) fn umount(args: &UmountArgs) -> anyhow::Result<Outcome> {
 
 fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome> {
     let shown = dir.display();
-    let not_drained = || {
-        format!(
-            "{shown}: pages may be left in .collie, for the daemon has died; `collie drain {shown}` brings them home"
-        )
-    };
     let daemon = match Daemon::of(dir) {
         Ok(Some(daemon)) if is_dead => {
             bail!(
@@ -185,25 +180,25 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
         Ok(Some(daemon)) => daemon,
         Ok(None) if is_dead => return Ok(Outcome::Good),
         Ok(None) => bail!("{shown} is not mounted by collie"),
-        Err(AskError::Dead { .. }) => {
-            detach_dir(dir)?;
-            note(format_args!(
-                "{shown}: the daemon had died; its mount is taken away; what it had committed is recovered by the next mount"
-            ));
-            if drains {
-                bail!(not_drained());
-            }
-            return Ok(Outcome::Good);
-        }
+        Err(AskError::Dead { .. }) => return take_dead_away(dir, drains),
         Err(error) => return Err(error.into()),
     };
-    let asked = daemon.command(if drains { Command::Drain } else { Command::Commit });
-    match asked {
-        Err(AskError::Dead { .. }) if drains => {
-            detach_dir(dir)?;
-            bail!(not_drained());
-        }
-        asked => asked?,
+    let failure = match daemon.command(if drains { Command::Drain } else { Command::Commit }) {
+        Ok(()) => daemon.failure(),
+        Err(AskError::Dead { .. }) => return take_dead_away(dir, drains),
+        // The answer to a command is no more than the system's number of an error.
+        Err(error) => daemon.failure().or(Some(error.to_string())),
+    };
+    match &failure {
+        Some(failure) if drains => bail!(
+            "{shown}: not every page can be brought home, and it stays mounted: {failure}; what was synced is safe: \
+             `collie umount {shown}` takes the mount away without bringing pages home, then mount it again"
+        ),
+        Some(failure) => note(format_args!(
+            "{shown}: what was not synced yet cannot be made durable: {failure}; what was synced is safe; it is \
+             unmounted all the same"
+        )),
+        None => {}
     }
     unmount_dir(daemon.dir()).map_err(|error| users::busy(daemon.dir(), daemon.pid(), error))?;
     daemon.wait_for_end()?;
@@ -211,6 +206,25 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
         bail!(
             "{shown}: pages are left in .collie: something was written to it after they were brought home, or the \
              daemon died; `collie drain {shown}` brings them home"
+        );
+    }
+    Ok(if failure.is_some() {
+        Outcome::Bad
+    } else {
+        Outcome::Good
+    })
+}
+
+/// Takes away a mount whose daemon has died.
+fn take_dead_away(dir: &Path, drains: bool) -> anyhow::Result<Outcome> {
+    let shown = dir.display();
+    detach_dir(dir)?;
+    note(format_args!(
+        "{shown}: the daemon had died; its mount is taken away; what it had committed is recovered by the next mount"
+    ));
+    if drains {
+        bail!(
+            "{shown}: pages may be left in .collie, for the daemon has died; `collie drain {shown}` brings them home"
         );
     }
     Ok(Outcome::Good)

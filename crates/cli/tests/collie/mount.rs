@@ -224,6 +224,53 @@ fn a_second_signal_detaches_and_ends_the_daemon() {
 }
 
 #[test]
+fn umount_takes_away_what_cannot_be_made_durable_and_says_so() {
+    let Some(mut mounted) = Mounted::on_disk() else {
+        return;
+    };
+    mounted.fail_syncs();
+    let said = mounted.command(&["umount", "--drain"]);
+    assert_eq!(said.status.code(), Some(1));
+    let said = stderr(&said);
+    assert!(
+        said.contains("Input/output error") && said.contains("`collie umount "),
+        "{said}"
+    );
+    assert!(mounted.is_mounted());
+    let said = mounted.command(&["umount"]);
+    assert_eq!(said.status.code(), Some(1));
+    let said = stderr(&said);
+    assert!(
+        said.contains("Input/output error") && said.contains("unmounted all the same"),
+        "{said}"
+    );
+    assert!(!mounted.is_mounted());
+    assert!(!mounted.ends().0.success());
+    mounted.disk.as_ref().unwrap().heal().unwrap();
+    (mounted.daemon, mounted.said) = mount(&mounted.data);
+    assert!(mounted.command(&["umount", "--drain"]).status.success());
+    let page = fs::read(mounted.path(RELATION)).unwrap();
+    assert!(
+        page == [2; PAGE] || page == [3; PAGE],
+        "what was synced, or a later version"
+    );
+}
+
+#[test]
+fn umount_takes_away_a_mount_whose_disk_is_full() {
+    let Some(mounted) = Mounted::on_disk() else { return };
+    let file = mounted.displace();
+    file.write_all_at(&[3; PAGE], 0).unwrap();
+    drop(file);
+    let disk = mounted.disk.as_ref().unwrap();
+    disk.inject(Fault::new(FaultKind::NoSpace)).unwrap();
+    let said = mounted.command(&["umount"]);
+    assert_eq!(said.status.code(), Some(1));
+    assert!(stderr(&said).contains("No space left"), "{}", stderr(&said));
+    assert!(!mounted.is_mounted());
+}
+
+#[test]
 fn a_daemon_that_died_has_drained_nothing() {
     let Some(mut mounted) = Mounted::new() else { return };
     drop(mounted.displace());

@@ -180,12 +180,12 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
         Ok(Some(daemon)) => daemon,
         Ok(None) if is_dead => return Ok(Outcome::Good),
         Ok(None) => bail!("{shown} is not mounted by collie"),
-        Err(AskError::Dead { .. }) => return take_dead_away(dir, drains),
+        Err(AskError::Dead { dir }) => return take_dead_away(&dir, drains),
         Err(error) => return Err(error.into()),
     };
     let failure = match daemon.command(if drains { Command::Drain } else { Command::Commit }) {
         Ok(()) => daemon.failure(),
-        Err(AskError::Dead { .. }) => return take_dead_away(dir, drains),
+        Err(AskError::Dead { dir }) => return take_dead_away(&dir, drains),
         // The answer to a command is no more than the system's number of an error.
         Err(error) => daemon.failure().or(Some(error.to_string())),
     };
@@ -215,7 +215,8 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
     })
 }
 
-/// Takes away a mount whose daemon has died.
+/// Takes away a mount whose daemon has died; `dir` has no symbolic links, through which nothing is
+/// detached.
 fn take_dead_away(dir: &Path, drains: bool) -> anyhow::Result<Outcome> {
     let shown = dir.display();
     detach_dir(dir)?;

@@ -4,7 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ExitStatus, Stdio};
 use std::time::Duration;
@@ -281,6 +281,21 @@ fn a_daemon_that_died_has_drained_nothing() {
     assert!(mounted.command(&["drain"]).status.success());
     assert_eq!(fs::read(mounted.path(RELATION)).unwrap(), [2; PAGE]);
     assert!(mounted.path("PG_VERSION").exists(), "a plain directory");
+}
+
+#[test]
+fn a_dead_mount_is_taken_away_by_any_of_its_names() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    let link = mounted.data.with_file_name("link");
+    symlink(&mounted.data, &link).unwrap();
+    for (end, also) in [("", None), ("/", None), ("", Some("--dead"))] {
+        mounted.kill();
+        let name = format!("{}{end}", link.display());
+        let said = run(["umount"].into_iter().chain(also).chain([name.as_str()]));
+        assert!(said.status.success(), "{name}: {}", stderr(&said));
+        assert!(!mounted.is_mounted(), "{name}");
+        (mounted.daemon, mounted.said) = mount(&mounted.data);
+    }
 }
 
 #[test]

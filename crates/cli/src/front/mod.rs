@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use collie_front::{
-    Mount, MountOptions, Recovered, check_mount, close_unmounted, detach_dir, has_pages_elsewhere,
+    Mount, MountOptions, Recovered, Volume, check_mount, close_unmounted, detach_dir, has_pages_elsewhere,
     open_unmounted, unmount_dir,
 };
 use collie_server::ignore_hangup;
@@ -119,6 +119,12 @@ fn missing(gone: &[PathBuf]) -> Option<String> {
             named.join(", ")
         )
     })
+}
+
+/// Opens the page map of a directory that is not mounted.
+fn open(dir: &Path) -> anyhow::Result<Volume> {
+    raise_open_files();
+    Ok(open_unmounted(dir, &MountOptions::default())?)
 }
 
 /// Homes of files with displaced pages stay open.
@@ -250,7 +256,7 @@ pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<Outcome> {
         results.flush()?;
         return Ok(Outcome::Good);
     }
-    let volume = open_unmounted(&args.dir, &MountOptions::default())?;
+    let volume = open(&args.dir)?;
     tell_gone(volume.recovered());
     volume.drain()?;
     let is_plain = close_unmounted(&args.dir, volume)?;
@@ -357,7 +363,7 @@ fn check(dir: &Path, json: bool) -> anyhow::Result<Outcome> {
     if ask_at_once(dir, move || Ok(Daemon::of(&asked)?.is_some()))? {
         bail!("{} is mounted; unmount it first", dir.display());
     }
-    let volume = open_unmounted(dir, &MountOptions::default())?;
+    let volume = open(dir)?;
     let recovered = volume.recovered().clone();
     let damaged = volume.check()?;
     let status = volume.status();

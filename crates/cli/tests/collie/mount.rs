@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use collie_sim::faultfs::{FaultFs, Names};
@@ -98,12 +98,16 @@ impl Mounted {
 
     /// A relation with a page that is not at home.
     fn displace(&self) -> File {
+        self.displace_in(RELATION)
+    }
+
+    fn displace_in(&self, relation: &str) -> File {
         let mut options = File::options();
         let file = options
             .write(true)
             .create(true)
             .truncate(false)
-            .open(self.path(RELATION))
+            .open(self.path(relation))
             .unwrap();
         for version in 1..3 {
             file.write_all_at(&[version; PAGE], 0).unwrap();
@@ -154,14 +158,18 @@ impl Mounted {
     }
 }
 
-/// Mounts a directory; returns when it is.
-fn mount(dir: &Path) -> (Child, BufReader<ChildStderr>) {
+fn mount_command(dir: &Path) -> Command {
     let mut command = collie();
     command
         .args(["mount", "--shadow", "4mb"])
         .arg(dir)
-        .stdout(Stdio::piped());
-    let mut daemon = command.stderr(Stdio::piped()).spawn().unwrap();
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Mounts a directory; returns when it is.
+fn mount(dir: &Path) -> (Child, BufReader<ChildStderr>) {
+    let mut daemon = mount_command(dir).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = String::new();
     // It says nothing else before its end.
     BufReader::new(daemon.stdout.as_mut().unwrap())
@@ -295,6 +303,31 @@ fn a_dead_mount_is_taken_away_by_any_of_its_names() {
         assert!(said.status.success(), "{name}: {}", stderr(&said));
         assert!(!mounted.is_mounted(), "{name}");
         (mounted.daemon, mounted.said) = mount(&mounted.data);
+    }
+}
+
+/// So many files an ordinary process may open in the test of many files, and so many have displaced
+/// pages.
+const OPEN_FILES: usize = 64;
+const MANY_FILES: usize = 2 * OPEN_FILES;
+
+#[test]
+fn check_and_drain_open_more_files_than_an_ordinary_process_may() {
+    let Some(mut mounted) = Mounted::new() else { return };
+    // The daemon brings pages home when it has nothing else to do.
+    until("pages of many files are displaced", || {
+        (0..MANY_FILES).for_each(|number| drop(mounted.displace_in(&format!("base/1/{}", 100 + number))));
+        let status = &json_lines(&mounted.command(&["front", "status", "--json"]))[0];
+        (status["mapped_files"].as_u64()? > OPEN_FILES as u64).then_some(())
+    });
+    mounted.kill();
+    assert!(mounted.command(&["umount"]).status.success());
+    for command in [["front", "check"].as_slice(), &["drain"]] {
+        let mut limited = Command::new("sh");
+        let script = format!("ulimit -Sn {OPEN_FILES} && exec \"$0\" \"$@\"");
+        limited.args(["-c", &script]).arg(collie().get_program());
+        let said = limited.args(command).arg(&mounted.data).output().unwrap();
+        assert!(said.status.success(), "{command:?}: {}", stderr(&said));
     }
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     let mount = Mount::new(&args.dir, &options)?;
     // Not before: until it is mounted a signal ends the process at once.
     let signals = Signals::catch()?;
-    report(&mount)?;
+    report(&mount);
     let supervisor = Supervisor::from_environment();
     let ending = supervisor.clone().stopping_on_drop();
     supervisor.ready(&format!("mounted over {}", mount.dir().display()));
@@ -61,23 +61,30 @@ pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     drop(ending);
     let dir = mount.dir().to_owned();
     let is_plain = mount.close()?;
-    let mut results = Results::new();
-    if is_plain {
-        results.line(format_args!("unmounted {}: every page is at home", dir.display()))?;
+    say(if is_plain {
+        format!("unmounted {}: every page is at home", dir.display())
     } else {
-        results.line(format_args!(
+        format!(
             "unmounted {}: pages are left in .collie; `collie drain` brings them home",
             dir.display()
-        ))?;
-    }
-    results.flush()?;
+        )
+    });
     Ok(Outcome::Good)
 }
 
-fn report(mount: &Mount) -> anyhow::Result<()> {
-    let (volume, recovered) = (mount.volume(), mount.recovered());
+/// Prints what a daemon has to say. Where nothing reads it the daemon goes on: who uses the mount
+/// would have to do without it.
+fn say(text: impl std::fmt::Display) {
     let mut results = Results::new();
-    results.line(format_args!(
+    let said = results.line(&text).and_then(|()| results.flush());
+    if let Err(error) = said {
+        note(format_args!("{text} (standard output: {error})"));
+    }
+}
+
+fn report(mount: &Mount) {
+    let (volume, recovered) = (mount.volume(), mount.recovered());
+    say(format_args!(
         "mounted {} · pages of {} bytes · {} of {} slots free · {} files with {} displaced pages",
         mount.dir().display(),
         grouped(u64::from(volume.page_bytes())),
@@ -85,10 +92,8 @@ fn report(mount: &Mount) -> anyhow::Result<()> {
         grouped(u64::from(volume.status().slots)),
         grouped(recovered.mapped as u64),
         grouped(recovered.displaced as u64),
-    ))?;
-    results.flush()?;
+    ));
     tell_gone(recovered);
-    Ok(())
 }
 
 /// Files that are missing are named, so many.

@@ -4,7 +4,9 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -328,6 +330,32 @@ fn check_and_drain_open_more_files_than_an_ordinary_process_may() {
         limited.args(["-c", &script]).arg(collie().get_program());
         let said = limited.args(command).arg(&mounted.data).output().unwrap();
         assert!(said.status.success(), "{command:?}: {}", stderr(&said));
+    }
+}
+
+#[test]
+fn a_daemon_serves_though_nothing_reads_what_it_prints() {
+    let full = || File::options().write(true).open("/dev/full").unwrap().into();
+    let closed = || {
+        let (theirs, _) = UnixStream::pair().unwrap();
+        OwnedFd::from(theirs)
+    };
+    for stdout in [full(), closed()] {
+        let Some(mut mounted) = Mounted::new() else { return };
+        assert!(mounted.command(&["umount"]).status.success());
+        assert!(mounted.ends().0.success());
+        let mut command = mount_command(&mounted.data);
+        mounted.daemon = command.stdout(stdout).spawn().unwrap();
+        mounted.said = BufReader::new(mounted.daemon.stderr.take().unwrap());
+        let said = mounted.says();
+        assert!(
+            said.starts_with("mounted ") && said.contains("standard output"),
+            "{said}"
+        );
+        drop(mounted.displace());
+        assert!(mounted.command(&["umount", "--drain"]).status.success());
+        let (status, said) = mounted.ends();
+        assert!(status.success() && said.starts_with("unmounted "), "{said}");
     }
 }
 

@@ -5,13 +5,14 @@ mod patience;
 mod serving;
 mod users;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use collie_front::{
-    Mount, MountOptions, Recovered, Volume, check_mount, close_unmounted, detach_dir, has_pages_elsewhere,
-    open_unmounted, unmount_dir,
+    Mount, MountError, MountOptions, Recovered, Volume, check_mount, close_unmounted, detach_dir,
+    has_pages_elsewhere, open_unmounted, unmount_dir,
 };
 use collie_server::ignore_hangup;
 
@@ -39,7 +40,7 @@ pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     options.allow_other = args.allow_other;
     options.policy = args.policy.into();
     options.idle_slice = Duration::from_millis(args.idle_slice);
-    let room = check_mount(&args.dir, &options)?;
+    let room = check_mount(&args.dir, &options).map_err(|error| of_other(&args.dir, error))?;
     if room > 0 {
         note(format_args!(
             "taking room for displaced pages: {} bytes in {}",
@@ -70,6 +71,21 @@ pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
         )
     });
     Ok(Outcome::Good)
+}
+
+/// Why a directory cannot be mounted: with the user who has mounted it, where that is the reason.
+fn of_other(dir: &Path, error: MountError) -> anyhow::Error {
+    let is_refused =
+        matches!(&error, MountError::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied);
+    let real = dir.canonicalize().ok().filter(|_| is_refused);
+    match real.and_then(|dir| users::owner(&dir)) {
+        Some(owner) => anyhow!(
+            "{dir}: it is mounted already, for the user {owner} alone; `sudo -u {owner} collie umount {dir}` takes \
+             the mount away",
+            dir = dir.display()
+        ),
+        None => error.into(),
+    }
 }
 
 /// Prints what a daemon has to say. Where nothing reads it the daemon goes on: who uses the mount

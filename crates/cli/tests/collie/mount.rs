@@ -2,9 +2,10 @@
 //! `/dev/fuse`; where these are missing the tests say so and pass, unless `COLLIE_REQUIRE_TOOLS` is
 //! set.
 
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use collie_sim::faultfs::{FaultFs, Names};
 use collie_sim::{Fault, FaultKind};
+use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -356,6 +358,33 @@ fn a_daemon_serves_though_nothing_reads_what_it_prints() {
         assert!(mounted.command(&["umount", "--drain"]).status.success());
         let (status, said) = mounted.ends();
         assert!(status.success() && said.starts_with("unmounted "), "{said}");
+    }
+}
+
+#[test]
+fn a_mount_of_another_user_is_told_as_one() {
+    if !can_mount() || !rustix::process::geteuid().is_root() {
+        println!("skipped: only root mounts in the name of another user");
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("data");
+    make_cluster(&data);
+    // Nothing serves it: the kernel refuses other users by itself.
+    let fuse = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+    let options = format!(
+        "fd={},rootmode=40000,user_id=65534,group_id=65534",
+        fuse.as_raw_fd()
+    );
+    let options = CString::new(options).unwrap();
+    rustix::mount::mount(&data, &data, "fuse.collie", MountFlags::empty(), &*options).unwrap();
+    let told = ["mount", "umount"].map(|command| stderr(&run([command.as_ref(), data.as_os_str()])));
+    rustix::mount::unmount(&data, UnmountFlags::DETACH).unwrap();
+    for said in told {
+        assert!(
+            said.contains("mounted") && said.contains("for the user nobody alone"),
+            "{said}"
+        );
     }
 }
 

@@ -85,7 +85,7 @@ pub(crate) enum FrontCommand {
         prometheus: bool,
     },
     /// Recovers a directory that is not mounted and reads every page that is not at home; the exit
-    /// code is 1 if one is damaged.
+    /// code is 1 if one is damaged, or a file with such pages is missing.
     Check {
         /// The directory.
         dir: PathBuf,

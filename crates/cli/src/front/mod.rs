@@ -413,7 +413,7 @@ fn check(dir: &Path, json: bool) -> anyhow::Result<Outcome> {
         }
     }
     results.flush()?;
-    Ok(if damaged.is_empty() {
+    Ok(if damaged.is_empty() && recovered.gone.is_empty() {
         Outcome::Good
     } else {
         Outcome::Bad

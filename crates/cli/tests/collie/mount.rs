@@ -398,9 +398,11 @@ fn a_file_that_is_missing_is_told() {
         fs::remove_file(mounted.path(RELATION)).unwrap();
         if json {
             let said = mounted.command(&["front", "check", "--json"]);
+            assert_eq!(said.status.code(), Some(1));
             assert_eq!(json_lines(&said)[0]["missing"][0], RELATION);
         } else {
             let said = mounted.command(&["front", "check"]);
+            assert_eq!(said.status.code(), Some(1));
             let said = String::from_utf8(said.stdout).unwrap();
             assert!(said.contains("missing, ") && said.contains(RELATION), "{said}");
         }

@@ -50,9 +50,12 @@ pub(crate) enum Command {
     /// Serves a store to Redis clients, until SIGTERM, SIGINT or SHUTDOWN.
     Serve(ServeArgs),
     /// Mounts a file system over a PostgreSQL data directory, in which pages are written whole:
-    /// full_page_writes can be off. Serves until `collie umount`, SIGTERM or SIGINT.
+    /// full_page_writes can be off. Serves until `collie umount`, SIGTERM or SIGINT; while processes
+    /// use it, a signal waits for their end, and a second one detaches it from them.
     Mount(MountArgs),
-    /// Makes everything in a mounted directory durable and takes the mount away.
+    /// Makes everything in a mounted directory durable and takes the mount away. Where something
+    /// cannot be made durable it says so, takes the mount away all the same, and the exit code is 1:
+    /// what was synced is safe.
     Umount(UmountArgs),
     /// Brings every page of a directory home, mounted or not. A directory that was drained and
     /// unmounted is a plain one, in which PostgreSQL starts without a mount.

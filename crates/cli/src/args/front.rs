@@ -56,7 +56,8 @@ impl From<MountPolicy> for Policy {
 pub(crate) struct UmountArgs {
     /// The mounted directory.
     pub(crate) dir: PathBuf,
-    /// Bring every page home first, so that the directory is a plain one afterwards.
+    /// Bring every page home first, so that the directory is a plain one afterwards. Where that
+    /// fails it stays mounted.
     #[arg(long)]
     pub(crate) drain: bool,
     /// Only take away a mount whose daemon has died; leave any other as it is.
@@ -84,7 +85,7 @@ pub(crate) enum FrontCommand {
         prometheus: bool,
     },
     /// Recovers a directory that is not mounted and reads every page that is not at home; the exit
-    /// code is 1 if one is damaged.
+    /// code is 1 if one is damaged, or a file with such pages is missing.
     Check {
         /// The directory.
         dir: PathBuf,

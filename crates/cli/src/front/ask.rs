@@ -30,11 +30,8 @@ pub(super) enum AskError {
         path: PathBuf,
         source: io::Error,
     },
-    #[error("{}: what the daemon says is not understood: {source}", path.display())]
-    Status {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
+    #[error("{dir}: the status that the daemon gives is not understood: {source}; is it of another version? Stop the server, then take the mount away with `fusermount3 -u {dir}`, or as root with `umount {dir}`", dir = dir.display())]
+    Status { dir: PathBuf, source: serde_json::Error },
 }
 
 impl AskError {
@@ -66,21 +63,33 @@ pub(super) enum Command {
     Drain,
 }
 
-/// What `status` says.
+/// What `status` says. A daemon of another version may lack everything but its process.
 #[derive(Debug, Deserialize)]
 pub(super) struct Status {
     pub(super) pid: u32,
+    #[serde(default)]
     pub(super) page_bytes: u64,
+    #[serde(default)]
     pub(super) slots: u64,
+    #[serde(default)]
     pub(super) free_slots: u64,
+    #[serde(default)]
     pub(super) mapped_files: u64,
+    #[serde(default)]
     pub(super) displaced_pages: u64,
+    #[serde(default)]
     pub(super) dirty_pages: u64,
+    #[serde(default)]
     pub(super) log_bytes: u64,
+    #[serde(default)]
     pub(super) fsyncs: u64,
+    #[serde(default)]
     pub(super) fsync_p99_us: u64,
+    #[serde(default)]
     pub(super) fsync_max_us: u64,
+    #[serde(default)]
     pub(super) under_way: Vec<String>,
+    #[serde(default)]
     pub(super) failure: Option<String>,
 }
 
@@ -137,9 +146,14 @@ impl Daemon {
     pub(super) fn status(&self) -> Result<Status, AskError> {
         let text = self.text("status")?;
         serde_json::from_str(&text).map_err(|source| AskError::Status {
-            path: self.file("status"),
+            dir: self.dir.clone(),
             source,
         })
+    }
+
+    /// What has ended the daemon's writes, where something has and it says so.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.status().ok()?.failure
     }
 
     /// Has a command done; returns when it is.
@@ -174,5 +188,40 @@ impl Daemon {
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory that says what it is given, as a mounted one does.
+    fn saying(status: &str) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let device = RealDevice::new();
+        device.create_dir_all(&dir.path().join(".collie")).unwrap();
+        let path = dir.path().join(".collie/status");
+        let file = device.open(&path, OpenMode::CreateNew).unwrap();
+        file.write_at(status.as_bytes(), 0).unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_daemon_of_another_version_is_understood_by_its_process() {
+        let dir = saying(r#"{"pid":7,"fsyncs":3,"of_a_later_version":[1]}"#);
+        let daemon = Daemon::of(dir.path()).unwrap().unwrap();
+        let status = daemon.status().unwrap();
+        assert_eq!((daemon.pid(), status.fsyncs, status.slots), (7, 3, 0));
+        assert_eq!(daemon.failure(), None);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_with_a_way_out() {
+        for status in ["", "{}", "pid 7"] {
+            let dir = saying(status);
+            let said = Daemon::of(dir.path()).err().unwrap().to_string();
+            let way = format!("fusermount3 -u {}", dir.path().canonicalize().unwrap().display());
+            assert!(said.contains(&way), "{said}");
+        }
     }
 }

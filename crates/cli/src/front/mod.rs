@@ -2,6 +2,7 @@
 
 mod ask;
 mod patience;
+mod serving;
 mod users;
 
 use std::io::ErrorKind;
@@ -10,16 +11,17 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use collie_front::{
-    Mount, MountError, MountOptions, Recovered, check_mount, close_unmounted, detach_dir,
+    Mount, MountError, MountOptions, Recovered, Volume, check_mount, close_unmounted, detach_dir,
     has_pages_elsewhere, open_unmounted, unmount_dir,
 };
-use collie_server::{ignore_hangup, termination};
+use collie_server::ignore_hangup;
 
 use crate::Outcome;
 use crate::args::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 use crate::notify::Supervisor;
 use crate::output::{Results, grouped, note};
 use ask::{AskError, Command, Daemon, Status};
+use serving::{Signals, serve};
 
 /// A daemon that has not answered by then may never.
 const LONG: Duration = Duration::from_secs(30);
@@ -38,7 +40,7 @@ pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     options.allow_other = args.allow_other;
     options.policy = args.policy.into();
     options.idle_slice = Duration::from_millis(args.idle_slice);
-    let room = check_mount(&args.dir, &options)?;
+    let room = check_mount(&args.dir, &options).map_err(|error| of_other(&args.dir, error))?;
     if room > 0 {
         note(format_args!(
             "taking room for displaced pages: {} bytes in {}",
@@ -47,37 +49,58 @@ pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
         ));
     }
     let mount = Mount::new(&args.dir, &options)?;
-    report(&mount)?;
+    // Not before: until it is mounted a signal ends the process at once.
+    let signals = Signals::catch()?;
+    report(&mount);
     let supervisor = Supervisor::from_environment();
     let ending = supervisor.clone().stopping_on_drop();
     supervisor.ready(&format!("mounted over {}", mount.dir().display()));
-    match serve(&mount)? {
-        Served::Unmounted => {}
-        Served::Detached => {
-            note("detached while in use: what is open in it gives errors from now on");
-            return Ok(Outcome::Bad);
-        }
-    }
+    let Some(mount) = serve(mount, signals)? else {
+        note("detached while in use: what is open in it gives errors from now on");
+        return Ok(Outcome::Bad);
+    };
     drop(ending);
     let dir = mount.dir().to_owned();
     let is_plain = mount.close()?;
-    let mut results = Results::new();
-    if is_plain {
-        results.line(format_args!("unmounted {}: every page is at home", dir.display()))?;
+    say(if is_plain {
+        format!("unmounted {}: every page is at home", dir.display())
     } else {
-        results.line(format_args!(
+        format!(
             "unmounted {}: pages are left in .collie; `collie drain` brings them home",
             dir.display()
-        ))?;
-    }
-    results.flush()?;
+        )
+    });
     Ok(Outcome::Good)
 }
 
-fn report(mount: &Mount) -> anyhow::Result<()> {
-    let (volume, recovered) = (mount.volume(), mount.recovered());
+/// Why a directory cannot be mounted: with the user who has mounted it, where that is the reason.
+fn of_other(dir: &Path, error: MountError) -> anyhow::Error {
+    let is_refused =
+        matches!(&error, MountError::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied);
+    let real = dir.canonicalize().ok().filter(|_| is_refused);
+    match real.and_then(|dir| users::owner(&dir)) {
+        Some(owner) => anyhow!(
+            "{dir}: it is mounted already, for the user {owner} alone; `sudo -u {owner} collie umount {dir}` takes \
+             the mount away",
+            dir = dir.display()
+        ),
+        None => error.into(),
+    }
+}
+
+/// Prints what a daemon has to say. Where nothing reads it the daemon goes on: who uses the mount
+/// would have to do without it.
+fn say(text: impl std::fmt::Display) {
     let mut results = Results::new();
-    results.line(format_args!(
+    let said = results.line(&text).and_then(|()| results.flush());
+    if let Err(error) = said {
+        note(format_args!("{text} (standard output: {error})"));
+    }
+}
+
+fn report(mount: &Mount) {
+    let (volume, recovered) = (mount.volume(), mount.recovered());
+    say(format_args!(
         "mounted {} · pages of {} bytes · {} of {} slots free · {} files with {} displaced pages",
         mount.dir().display(),
         grouped(u64::from(volume.page_bytes())),
@@ -85,10 +108,8 @@ fn report(mount: &Mount) -> anyhow::Result<()> {
         grouped(u64::from(volume.status().slots)),
         grouped(recovered.mapped as u64),
         grouped(recovered.displaced as u64),
-    ))?;
-    results.flush()?;
+    ));
     tell_gone(recovered);
-    Ok(())
 }
 
 /// Files that are missing are named, so many.
@@ -121,6 +142,12 @@ fn missing(gone: &[PathBuf]) -> Option<String> {
     })
 }
 
+/// Opens the page map of a directory that is not mounted.
+fn open(dir: &Path) -> anyhow::Result<Volume> {
+    raise_open_files();
+    Ok(open_unmounted(dir, &MountOptions::default())?)
+}
+
 /// Homes of files with displaced pages stay open.
 fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -131,62 +158,6 @@ fn raise_open_files() {
     };
     // Without it fewer files can be open.
     let _ = setrlimit(Resource::Nofile, raised);
-}
-
-/// How serving ended.
-enum Served {
-    Unmounted,
-    /// Taken away while processes use it.
-    Detached,
-}
-
-/// Serves until the mount is gone. The first signal unmounts, the next detaches what is in use.
-fn serve(mount: &Mount) -> anyhow::Result<Served> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("signals cannot be caught")?;
-    std::thread::scope(|scope| {
-        let (sender, mut gone) = tokio::sync::oneshot::channel();
-        scope.spawn(move || {
-            mount.wait();
-            // Where it is not received, the mount is detached.
-            let _ = sender.send(());
-        });
-        runtime.block_on(async {
-            let mut refusals = 0;
-            loop {
-                tokio::select! {
-                    _ = &mut gone => return Ok(Served::Unmounted),
-                    () = termination() => {}
-                }
-                match mount.unmount() {
-                    Ok(()) => {}
-                    Err(error @ MountError::Io { .. }) if refusals == 0 => {
-                        refusals += 1;
-                        note(format_args!(
-                            "{}; everything is durable; stop the server, or send the signal again",
-                            busy(mount.dir(), std::process::id(), error)
-                        ));
-                    }
-                    Err(MountError::Io { .. }) => {
-                        detach_dir(mount.dir())?;
-                        return Ok(Served::Detached);
-                    }
-                    Err(error) => return Err(error.into()),
-                }
-            }
-        })
-    })
-}
-
-/// With the processes that use the mount, where that is the reason.
-fn busy(dir: &Path, daemon: u32, error: MountError) -> anyhow::Error {
-    let is_busy = matches!(&error, MountError::Io { source, .. } if source.kind() == ErrorKind::ResourceBusy);
-    match is_busy {
-        true => anyhow!("{error}; {}", users::tell(dir, daemon)),
-        false => error.into(),
-    }
 }
 
 /// Does `work` with the daemon of a directory, which may take its time, or be stopped.
@@ -226,11 +197,6 @@ pub(crate) fn umount(args: &UmountArgs) -> anyhow::Result<Outcome> {
 
 fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome> {
     let shown = dir.display();
-    let not_drained = || {
-        format!(
-            "{shown}: pages may be left in .collie, for the daemon has died; `collie drain {shown}` brings them home"
-        )
-    };
     let daemon = match Daemon::of(dir) {
         Ok(Some(daemon)) if is_dead => {
             bail!(
@@ -241,32 +207,52 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
         Ok(Some(daemon)) => daemon,
         Ok(None) if is_dead => return Ok(Outcome::Good),
         Ok(None) => bail!("{shown} is not mounted by collie"),
-        Err(AskError::Dead { .. }) => {
-            detach_dir(dir)?;
-            note(format_args!(
-                "{shown}: the daemon had died; its mount is taken away; what it had committed is recovered by the next mount"
-            ));
-            if drains {
-                bail!(not_drained());
-            }
-            return Ok(Outcome::Good);
-        }
+        Err(AskError::Dead { dir }) => return take_dead_away(&dir, drains),
         Err(error) => return Err(error.into()),
     };
-    let asked = daemon.command(if drains { Command::Drain } else { Command::Commit });
-    match asked {
-        Err(AskError::Dead { .. }) if drains => {
-            detach_dir(dir)?;
-            bail!(not_drained());
-        }
-        asked => asked?,
+    let failure = match daemon.command(if drains { Command::Drain } else { Command::Commit }) {
+        Ok(()) => daemon.failure(),
+        Err(AskError::Dead { dir }) => return take_dead_away(&dir, drains),
+        // The answer to a command is no more than the system's number of an error.
+        Err(error) => daemon.failure().or(Some(error.to_string())),
+    };
+    match &failure {
+        Some(failure) if drains => bail!(
+            "{shown}: not every page can be brought home, and it stays mounted: {failure}; what was synced is safe: \
+             `collie umount {shown}` takes the mount away without bringing pages home, then mount it again"
+        ),
+        Some(failure) => note(format_args!(
+            "{shown}: what was not synced yet cannot be made durable: {failure}; what was synced is safe; it is \
+             unmounted all the same"
+        )),
+        None => {}
     }
-    unmount_dir(daemon.dir()).map_err(|error| busy(daemon.dir(), daemon.pid(), error))?;
+    unmount_dir(daemon.dir()).map_err(|error| users::busy(daemon.dir(), daemon.pid(), error))?;
     daemon.wait_for_end()?;
     if drains && has_pages_elsewhere(daemon.dir())? {
         bail!(
             "{shown}: pages are left in .collie: something was written to it after they were brought home, or the \
              daemon died; `collie drain {shown}` brings them home"
+        );
+    }
+    Ok(if failure.is_some() {
+        Outcome::Bad
+    } else {
+        Outcome::Good
+    })
+}
+
+/// Takes away a mount whose daemon has died; `dir` has no symbolic links, through which nothing is
+/// detached.
+fn take_dead_away(dir: &Path, drains: bool) -> anyhow::Result<Outcome> {
+    let shown = dir.display();
+    detach_dir(dir)?;
+    note(format_args!(
+        "{shown}: the daemon had died; its mount is taken away; what it had committed is recovered by the next mount"
+    ));
+    if drains {
+        bail!(
+            "{shown}: pages may be left in .collie, for the daemon has died; `collie drain {shown}` brings them home"
         );
     }
     Ok(Outcome::Good)
@@ -291,7 +277,7 @@ pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<Outcome> {
         results.flush()?;
         return Ok(Outcome::Good);
     }
-    let volume = open_unmounted(&args.dir, &MountOptions::default())?;
+    let volume = open(&args.dir)?;
     tell_gone(volume.recovered());
     volume.drain()?;
     let is_plain = close_unmounted(&args.dir, volume)?;
@@ -398,7 +384,7 @@ fn check(dir: &Path, json: bool) -> anyhow::Result<Outcome> {
     if ask_at_once(dir, move || Ok(Daemon::of(&asked)?.is_some()))? {
         bail!("{} is mounted; unmount it first", dir.display());
     }
-    let volume = open_unmounted(dir, &MountOptions::default())?;
+    let volume = open(dir)?;
     let recovered = volume.recovered().clone();
     let damaged = volume.check()?;
     let status = volume.status();
@@ -427,7 +413,7 @@ fn check(dir: &Path, json: bool) -> anyhow::Result<Outcome> {
         }
     }
     results.flush()?;
-    Ok(if damaged.is_empty() {
+    Ok(if damaged.is_empty() && recovered.gone.is_empty() {
         Outcome::Good
     } else {
         Outcome::Bad

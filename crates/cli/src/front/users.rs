@@ -1,8 +1,11 @@
 //! Who uses a mount, and whose it is, as the system's `/proc` says.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use anyhow::anyhow;
+use collie_front::MountError;
 use collie_io::{Device, OpenMode, RealDevice};
 
 /// Processes that are named; of more the number is.
@@ -47,8 +50,17 @@ fn users(dir: &Path, daemon: u32) -> BTreeMap<u32, String> {
     found
 }
 
+/// Why a mount cannot be taken away: with the processes that use it, where that is the reason.
+pub(super) fn busy(dir: &Path, daemon: u32, error: MountError) -> anyhow::Error {
+    let is_busy = matches!(&error, MountError::Io { source, .. } if source.kind() == ErrorKind::ResourceBusy);
+    match is_busy {
+        true => anyhow!("{error}; {}", tell(dir, daemon)),
+        false => error.into(),
+    }
+}
+
 /// Says which processes use a directory, or how to find them.
-pub(super) fn tell(dir: &Path, daemon: u32) -> String {
+fn tell(dir: &Path, daemon: u32) -> String {
     let found = users(dir, daemon);
     if found.is_empty() {
         return format!(

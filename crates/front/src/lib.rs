@@ -45,7 +45,7 @@ mod volume;
 pub use error::FrontError;
 pub use file::{PageFile, Scope};
 pub use mount::{
-    Mount, MountError, MountOptions, check_mount, close_unmounted, detach_dir, has_pages_elsewhere,
+    Afterwards, Left, Mount, MountError, MountOptions, check_mount, close_unmounted, detach_dir, is_of_mount,
     open_unmounted, unmount_dir,
 };
 pub use volume::{Existing, Missing, Recovered, Volume, VolumeOptions, VolumeStatus};

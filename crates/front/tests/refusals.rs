@@ -267,3 +267,30 @@ fn a_drain_that_finds_the_log_full_leaves_nothing_out() {
         assert_eq!(volume.free_slots(), 128);
     });
 }
+
+/// The room for displaced pages is not there; fewer pages are asked for then.
+#[test]
+fn a_shadow_file_that_did_not_fit_is_made_smaller() {
+    let device = device();
+    device.limit_space(Some(1 << 20));
+    let opened = |slots| Volume::open(Path::new("/volume"), small::options(&device, slots, 1 << 15));
+    for _ in 0..2 {
+        let refused = opened(4096).unwrap_err();
+        assert!(
+            refused.is_full() && refused.to_string().contains("shadow"),
+            "{refused}"
+        );
+        let shadow = device.stat(Path::new("/volume/.collie/shadow")).unwrap();
+        assert_eq!(shadow.len, 0, "what was taken is given back");
+    }
+    let volume = opened(16).unwrap();
+    assert_eq!(volume.free_slots(), 16);
+    mapped(&volume, "a");
+    volume.close().unwrap();
+    device.limit_space(None);
+    assert_eq!(
+        opened(8).unwrap().free_slots(),
+        14,
+        "it does not shrink with pages in it"
+    );
+}

@@ -122,8 +122,8 @@ pub trait Device: fmt::Debug + Send + Sync {
         let _ = to;
         Err(unsupported(from))
     }
-    /// Sets the permission bits (the lowest twelve of `st_mode`) of what `path` refers to,
-    /// following symbolic links.
+    /// Sets the permission bits (the lowest twelve of `st_mode`). Refused for a symbolic link
+    /// (`EOPNOTSUPP`), which has none of its own.
     ///
     /// What this, [`Device::set_owner`] and [`Device::set_times`] change is durable for certain
     /// after [`File::sync_all`] of the file, or [`Device::sync_dir`] of the directory, and may be so

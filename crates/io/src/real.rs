@@ -212,7 +212,14 @@ impl Device for RealDevice {
     }
 
     fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
-        Ok(fs::chmod(path, Mode::from_raw_mode(mode & 0o7777))?)
+        // By what was looked at, not by its path: another process may put a link in its place.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = fs::open(path, flags, Mode::empty())?;
+        if fs::FileType::from_raw_mode(fs::fstat(&found)?.st_mode) == fs::FileType::Symlink {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let found = format!("/proc/self/fd/{}", found.as_raw_fd());
+        Ok(fs::chmod(found, Mode::from_raw_mode(mode & 0o7777))?)
     }
 
     fn set_owner(&self, path: &Path, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {

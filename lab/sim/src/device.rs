@@ -583,7 +583,10 @@ impl Device for SimDevice {
 
     fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
         self.change(OpKind::SetAttributes, path, |state| {
-            let ino = state.world.resolve(path)?;
+            let ino = state.world.walk(path, false)?.taken()?;
+            if state.world.link_target(ino).is_ok() {
+                return Err(errno(libc::EOPNOTSUPP));
+            }
             state.world.set_mode(ino, mode)
         })
     }

@@ -128,6 +128,9 @@ fn times_follow_what_happens_to_a_file() {
         file.set_times(None, Some(8)).unwrap();
         let set = file.stat().unwrap();
         assert_eq!((set.atime, set.mtime), (-1, 8));
+        device.symlink(Path::new("a"), &root.join("link")).unwrap();
+        let refused = device.set_mode(&root.join("link"), 0o777).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP));
         file.set_mode(0o604).unwrap();
         assert_eq!(device.stat(&path).unwrap().mode, 0o604);
         pass();

@@ -61,6 +61,8 @@ fn failed(dir: &Path, otherwise: impl FnOnce(io::Error) -> AskError) -> impl FnO
 pub(super) enum Command {
     Commit,
     Drain,
+    /// As `Drain`, and the directory is to be a plain one after the mount.
+    Leave,
 }
 
 /// What `status` says. A daemon of another version may lack everything but its process.
@@ -162,6 +164,7 @@ impl Daemon {
         let (word, action) = match command {
             Command::Commit => ("commit", "make everything durable: the daemon's answer to"),
             Command::Drain => ("drain", "bring every page home: the daemon's answer to"),
+            Command::Leave => ("leave", "bring every page home: the daemon's answer to"),
         };
         let failed = |e: rustix::io::Errno| failed(&self.dir, AskError::io(action, &path))(e.into());
         let file =

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use collie_front::{
-    Mount, MountError, MountOptions, Recovered, Volume, check_mount, close_unmounted, detach_dir,
-    has_pages_elsewhere, open_unmounted, unmount_dir,
+    Afterwards, Left, Mount, MountError, MountOptions, Volume, check_mount, close_unmounted, detach_dir,
+    is_of_mount, open_unmounted, unmount_dir,
 };
 use collie_server::ignore_hangup;
 
@@ -61,15 +61,15 @@ pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     };
     drop(ending);
     let dir = mount.dir().to_owned();
-    let is_plain = mount.close()?;
-    say(if is_plain {
-        format!("unmounted {}: every page is at home", dir.display())
-    } else {
-        format!(
-            "unmounted {}: pages are left in .collie; `collie drain` brings them home",
-            dir.display()
-        )
-    });
+    let state = match mount.close()? {
+        Left::Plain => "it is a plain directory again",
+        Left::AtHome => {
+            "every page is at home; PostgreSQL starts in it on the mount only, until `collie drain` makes it \
+             a plain directory"
+        }
+        Left::Displaced => "pages are left in .collie; `collie drain` brings them home",
+    };
+    say(format_args!("unmounted {}: {state}", dir.display()));
     Ok(Outcome::Good)
 }
 
@@ -109,20 +109,21 @@ fn report(mount: &Mount) {
         grouped(recovered.mapped as u64),
         grouped(recovered.displaced as u64),
     ));
-    tell_gone(recovered);
+    if let Some(missing) = missing(&recovered.gone) {
+        note(format_args!(
+            "{missing}; taken for removed right before a crash. If nothing removed them, restore a backup"
+        ));
+    }
 }
 
 /// Files that are missing are named, so many.
 const NAMED: usize = 3;
 
-/// Says that files with displaced pages are missing: that these were removed, is all that a volume can
-/// take for the reason.
-fn tell_gone(recovered: &Recovered) {
-    if let Some(said) = missing(&recovered.gone) {
-        note(said);
-    }
-}
+/// What is done about them where their pages are kept.
+const KEPT: &str = "their pages are kept; bring the files back, or mount the directory, which takes \
+                    them for removed right before a crash";
 
+/// Names the files with displaced pages that are missing, where some are.
 fn missing(gone: &[PathBuf]) -> Option<String> {
     let named: Vec<_> = gone
         .iter()
@@ -135,8 +136,7 @@ fn missing(gone: &[PathBuf]) -> Option<String> {
     };
     (!gone.is_empty()).then(|| {
         format!(
-            "missing, with pages that were not at home: {}{more}; taken for removed right before a crash. \
-             If nothing removed them, restore a backup",
+            "missing, with pages that are not at home: {}{more}",
             named.join(", ")
         )
     })
@@ -210,7 +210,7 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
         Err(AskError::Dead { dir }) => return take_dead_away(&dir, drains),
         Err(error) => return Err(error.into()),
     };
-    let failure = match daemon.command(if drains { Command::Drain } else { Command::Commit }) {
+    let failure = match daemon.command(if drains { Command::Leave } else { Command::Commit }) {
         Ok(()) => daemon.failure(),
         Err(AskError::Dead { dir }) => return take_dead_away(&dir, drains),
         // The answer to a command is no more than the system's number of an error.
@@ -229,7 +229,7 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
     }
     unmount_dir(daemon.dir()).map_err(|error| users::busy(daemon.dir(), daemon.pid(), error))?;
     daemon.wait_for_end()?;
-    if drains && has_pages_elsewhere(daemon.dir())? {
+    if drains && is_of_mount(daemon.dir())? {
         bail!(
             "{shown}: pages are left in .collie: something was written to it after they were brought home, or the \
              daemon died; `collie drain {shown}` brings them home"
@@ -278,16 +278,22 @@ pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Good);
     }
     let volume = open(&args.dir)?;
-    tell_gone(volume.recovered());
+    if let Some(missing) = missing(&volume.recovered().gone) {
+        note(format_args!("{missing}; {KEPT}"));
+    }
     volume.drain()?;
-    let is_plain = close_unmounted(&args.dir, volume)?;
-    results.line(if is_plain {
-        format!("drained {}: it is a plain directory again", args.dir.display())
-    } else {
-        format!("drained {}: some pages are still displaced", args.dir.display())
+    let left = close_unmounted(&args.dir, volume, Afterwards::Plain)?;
+    results.line(match left {
+        Left::Plain => format!("drained {}: it is a plain directory again", args.dir.display()),
+        Left::AtHome | Left::Displaced => {
+            format!("drained {}: some pages are still displaced", args.dir.display())
+        }
     })?;
     results.flush()?;
-    Ok(if is_plain { Outcome::Good } else { Outcome::Bad })
+    Ok(match left {
+        Left::Plain => Outcome::Good,
+        Left::AtHome | Left::Displaced => Outcome::Bad,
+    })
 }
 
 pub(crate) fn run(command: &FrontCommand) -> anyhow::Result<Outcome> {
@@ -388,7 +394,7 @@ fn check(dir: &Path, json: bool) -> anyhow::Result<Outcome> {
     let recovered = volume.recovered().clone();
     let damaged = volume.check()?;
     let status = volume.status();
-    close_unmounted(dir, volume)?;
+    close_unmounted(dir, volume, Afterwards::OfMount)?;
     let mut results = Results::new();
     if json {
         let found = serde_json::json!({
@@ -409,7 +415,7 @@ fn check(dir: &Path, json: bool) -> anyhow::Result<Outcome> {
             results.line(damage)?;
         }
         if let Some(missing) = missing(&recovered.gone) {
-            results.line(missing)?;
+            results.line(format_args!("{missing}; {KEPT}"))?;
         }
     }
     results.flush()?;

@@ -389,23 +389,38 @@ fn a_mount_of_another_user_is_told_as_one() {
 }
 
 #[test]
-fn a_file_that_is_missing_is_told() {
+fn a_file_that_is_missing_is_told_and_keeps_its_pages() {
     for json in [false, true] {
         let Some(mut mounted) = Mounted::new() else { return };
         drop(mounted.displace());
         mounted.kill();
         assert!(mounted.command(&["umount"]).status.success());
-        fs::remove_file(mounted.path(RELATION)).unwrap();
-        if json {
-            let said = mounted.command(&["front", "check", "--json"]);
-            assert_eq!(said.status.code(), Some(1));
-            assert_eq!(json_lines(&said)[0]["missing"][0], RELATION);
-        } else {
-            let said = mounted.command(&["front", "check"]);
-            assert_eq!(said.status.code(), Some(1));
-            let said = String::from_utf8(said.stdout).unwrap();
-            assert!(said.contains("missing, ") && said.contains(RELATION), "{said}");
+        let away = mounted.data.with_file_name("away");
+        fs::rename(mounted.path(RELATION), &away).unwrap();
+        for _ in 0..2 {
+            if json {
+                let said = mounted.command(&["front", "check", "--json"]);
+                assert_eq!(said.status.code(), Some(1));
+                assert_eq!(json_lines(&said)[0]["missing"][0], RELATION);
+            } else {
+                let said = mounted.command(&["front", "check"]);
+                assert_eq!(said.status.code(), Some(1));
+                let said = String::from_utf8(said.stdout).unwrap();
+                assert!(said.contains("missing, ") && said.contains(RELATION), "{said}");
+            }
+            let said = mounted.command(&["drain"]);
+            assert_eq!(said.status.code(), Some(1), "{}", stderr(&said));
+            assert!(
+                stderr(&said).contains("their pages are kept"),
+                "{}",
+                stderr(&said)
+            );
+            assert!(!mounted.path("PG_VERSION").exists());
         }
+        fs::rename(&away, mounted.path(RELATION)).unwrap();
+        assert!(mounted.command(&["drain"]).status.success());
+        assert_eq!(fs::read(mounted.path(RELATION)).unwrap(), [2; PAGE]);
+        assert!(mounted.path("PG_VERSION").exists());
     }
 }
 

@@ -51,6 +51,20 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
+    /// Bytes of a shadow file with so many slots.
+    pub(crate) fn bytes(page_bytes: u32, slots: u32) -> u64 {
+        HEADER + u64::from(slots) * u64::from(page_bytes)
+    }
+
+    /// Bytes of the shadow file that is there, none where there is none.
+    pub(crate) fn len(device: &dyn Device, path: &Path) -> Result<u64, FrontError> {
+        match device.stat(path) {
+            Ok(stat) => Ok(stat.len),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(e) => Err(FrontError::io("stat", path)(e)),
+        }
+    }
+
     /// Opens the file, and takes its room on the device. All slots are free. Refused where it does
     /// not reach to the end of slot `last`, which has a page.
     pub(crate) fn open(
@@ -63,7 +77,7 @@ impl Shadow {
         let file = device
             .open(path, OpenMode::OpenOrCreate)
             .map_err(FrontError::io("open", path))?;
-        let len = HEADER + u64::from(slots) * u64::from(page_bytes);
+        let len = Shadow::bytes(page_bytes, slots);
         let has = file.stat().map_err(FrontError::io("stat", path))?.len;
         let used = last.map_or(0, |last| HEADER + (u64::from(last.0) + 1) * u64::from(page_bytes));
         if has < used {
@@ -74,7 +88,11 @@ impl Shadow {
             });
         }
         if has < len {
-            take_room(&*file, has, len).map_err(FrontError::io("take room for", path))?;
+            take_room(&*file, has, len).map_err(|error| {
+                // What was taken of it is of use to others. Where this fails it is taken the next time.
+                let _ = file.set_len(has);
+                FrontError::io("take room for", path)(error)
+            })?;
             file.sync_data().map_err(FrontError::io("sync", path))?;
         }
         Ok(Shadow {

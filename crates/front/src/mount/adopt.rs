@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use super::MountError;
+use super::marker::Marker;
 use crate::disk::shadow::HEADER;
 use crate::volume::OWN as OWN_DIR;
 
@@ -83,23 +84,62 @@ impl Cluster<'_> {
         let Some(pid) = number.and_then(|number| Pid::from_raw(number.abs())) else {
             return Ok(());
         };
-        let is_gone = test_kill_process(pid) == Err(Errno::SRCH);
+        let is_gone = match test_kill_process(pid) {
+            Err(Errno::SRCH) => true,
+            // Another user's process, which had the number after a crash: the server is this user's, as
+            // PostgreSQL has it.
+            Err(Errno::PERM) => self.device.uid() != 0,
+            _ => false,
+        };
         // The number may be another process's since the server died, or still that of its remains,
         // which have no command line, until they are waited for.
         let about = |what: &str| PathBuf::from(format!("/proc/{}/{what}", pid.as_raw_nonzero()));
-        let is_elsewhere = self
-            .device
-            .read_link(&about("cwd"))
-            .is_ok_and(|cwd| cwd != self.shown);
+        // By numbers: a server may have come by another path, or be in a container.
+        let number = |path: &Path| {
+            let stat = self.device.stat(path);
+            stat.map(|stat| (stat.dev, stat.ino))
+        };
+        let is_elsewhere = match (number(&about("cwd")), number(&self.root.join("."))) {
+            (Ok(its), Ok(own)) => its != own,
+            _ => false,
+        };
         let command = self.device.open(&about("cmdline"), OpenMode::Read);
         let is_remains = command.is_ok_and(|command| matches!(command.read_at(&mut [0], 0), Ok(0)));
         if is_gone || is_elsewhere || is_remains {
             return Ok(());
         }
         Err(self.refuse(format!(
-            "PostgreSQL runs in it (postmaster.pid names the live process {}); stop the server first",
-            pid.as_raw_nonzero()
+            "PostgreSQL runs in it (postmaster.pid names the live process {number}); stop the server first, or \
+             remove that file where no server runs",
+            number = pid.as_raw_nonzero()
         )))
+    }
+
+    /// Refuses a directory in a cluster, and one with clusters in it: nothing in it would be written
+    /// whole.
+    pub(super) fn check_level(&self, marker: Marker) -> Result<(), MountError> {
+        for above in self.shown.ancestors().skip(1) {
+            if self.device.stat(&above.join("global/pg_control")).is_ok() {
+                return Err(self.refuse(format!(
+                    "it is a part of the cluster in {}; mount that directory",
+                    above.display()
+                )));
+            }
+        }
+        if marker != Marker::Missing {
+            return Ok(());
+        }
+        let entries = self.device.list(&self.root.join(""));
+        for entry in entries.map_err(MountError::io("list", self.shown))? {
+            let control = Path::new(&entry.name).join("global/pg_control");
+            if self.device.stat(&self.root.join(control)).is_ok() {
+                return Err(self.refuse(format!(
+                    "it is no cluster, and has one in it; mount {}",
+                    self.shown.join(&entry.name).display()
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses what this process may not change.
@@ -163,7 +203,29 @@ impl Cluster<'_> {
             let link = dir.join(&entry.name);
             let target = self.device.read_link(&self.root.join(&link));
             let target = target.map_err(MountError::io("read", &self.shown.join(&link)))?;
-            check_link(self.shown, &link, &target)?;
+            check_link(self.device, (self.root, self.shown), &link, &target)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses directories of relations that are symbolic links: nothing in them would be written
+    /// whole.
+    pub(super) fn check_dirs(&self) -> Result<(), MountError> {
+        let mut dirs = vec![PathBuf::from("base"), PathBuf::from("global")];
+        if let Ok(databases) = self.device.list(&self.root.join("base")) {
+            dirs.extend(databases.iter().map(|entry| Path::new("base").join(&entry.name)));
+        }
+        for dir in dirs {
+            let found = self.device.lstat(&self.root.join(&dir));
+            if found.is_ok_and(|found| found.kind == FileKind::Symlink) {
+                return Err(MountError::Refused {
+                    path: self.shown.join(dir),
+                    problem:
+                        "it is a symbolic link, behind which pages would not be written whole; move the \
+                              directory itself here"
+                            .to_owned(),
+                });
+            }
         }
         Ok(())
     }
@@ -186,24 +248,45 @@ impl Cluster<'_> {
     }
 }
 
-/// Refuses a tablespace's link out of the directory.
-pub(super) fn check_link(root: &Path, link: &Path, target: &Path) -> Result<(), MountError> {
-    if link.parent() != Some(Path::new("pg_tblspc")) || is_inside(root, link, target) {
+/// Refuses a tablespace's link out of the directory `shown`, which is reached by the path `root`.
+pub(super) fn check_link(
+    device: &dyn Device,
+    (root, shown): (&Path, &Path),
+    link: &Path,
+    target: &Path,
+) -> Result<(), MountError> {
+    if link.parent() != Some(Path::new("pg_tblspc")) {
         return Ok(());
     }
-    Err(MountError::Refused {
-        path: root.join(link),
-        problem: format!(
-            "this tablespace is in {}, outside of the mount, where pages would not be written whole; \
-             place it in a directory below {}",
-            target.display(),
-            root.display()
-        ),
-    })
+    let refuse = |problem: String| {
+        Err(MountError::Refused {
+            path: shown.join(link),
+            problem: format!(
+                "{problem}, where pages would not be written whole; place the tablespace in a directory below {}",
+                shown.display()
+            ),
+        })
+    };
+    let Some(inside) = inside(shown, link, target) else {
+        return refuse(format!("it leads to {}, outside of the mount", target.display()));
+    };
+    // From the top: below a link that leads away there may be anything.
+    let mut parts: Vec<_> = inside.ancestors().collect();
+    parts.pop();
+    while let Some(part) = parts.pop() {
+        let found = device.lstat(&root.join(part));
+        if found.is_ok_and(|found| found.kind == FileKind::Symlink) {
+            return refuse(format!(
+                "it leads through {}, a symbolic link, perhaps out of the mount",
+                shown.join(part).display()
+            ));
+        }
+    }
+    Ok(())
 }
 
-/// Whether a link leads to something below the root, by its text.
-fn is_inside(root: &Path, link: &Path, target: &Path) -> bool {
+/// Where a link leads from the root, by its text, if that is below the root.
+fn inside(root: &Path, link: &Path, target: &Path) -> Option<PathBuf> {
     let mut at = PathBuf::new();
     let dir = link.parent().unwrap_or(Path::new(""));
     for part in root.join(dir).join(target).components() {
@@ -215,7 +298,8 @@ fn is_inside(root: &Path, link: &Path, target: &Path) -> bool {
             part => at.push(part),
         }
     }
-    at != root && at.starts_with(root)
+    let inside = at.strip_prefix(root).ok()?;
+    (inside != Path::new("")).then(|| inside.to_owned())
 }
 
 /// Whether a line of a configuration chooses `syncfs` for the start of recovery.
@@ -232,14 +316,24 @@ fn is_syncfs(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use collie_sim::SimDevice;
+
     use super::*;
 
     #[test]
     fn links_of_tablespaces_stay_inside() {
         let root = Path::new("/var/lib/pg");
-        let check = |link: &str, target: &str| check_link(root, Path::new(link), Path::new(target)).is_ok();
+        let device = SimDevice::new(1);
+        device.create_dir_all(&root.join("space/deep")).unwrap();
+        device.symlink(Path::new("/ssd"), &root.join("away")).unwrap();
+        let check = |link: &str, target: &str| {
+            check_link(&device, (root, root), Path::new(link), Path::new(target)).is_ok()
+        };
         assert!(check("pg_tblspc/1", "/var/lib/pg/space"));
         assert!(check("pg_tblspc/1", "../space"));
+        assert!(check("pg_tblspc/1", "../space/deep/../new"));
+        assert!(!check("pg_tblspc/1", "/var/lib/pg/away"));
+        assert!(!check("pg_tblspc/1", "../away/space"));
         assert!(check("pg_wal", "/elsewhere"), "the log may be anywhere");
         assert!(!check("pg_tblspc/1", "/var/lib/pg"));
         assert!(!check("pg_tblspc/1", "/var/lib/pgx/space"));

@@ -10,6 +10,7 @@ use collie_io::{FileKind, Stat};
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
+use super::marker::Afterwards;
 use super::names::{NodeId, OWN, ROOT};
 use super::tree::Tree;
 use crate::volume::{OWN as OWN_DIR, VolumeStatus};
@@ -34,6 +35,8 @@ const FILES: [(&str, NodeId, u32); 3] = [
 pub(super) struct Control {
     /// The commands that are being done.
     under_way: Mutex<Vec<Command>>,
+    /// What the directory is to be after the mount, by the last command that says so.
+    afterwards: Mutex<Afterwards>,
     /// How long syncs took, in microseconds; none before the first one.
     syncs: Mutex<Option<Histogram<u64>>>,
 }
@@ -65,6 +68,11 @@ impl Control {
         }
     }
 
+    /// What the directory is to be after the mount.
+    pub(super) fn afterwards(&self) -> Afterwards {
+        *self.afterwards.lock()
+    }
+
     fn syncs(&self) -> Syncs {
         let syncs = self.syncs.lock();
         syncs.as_ref().map_or_else(Syncs::default, |syncs| Syncs {
@@ -83,6 +91,8 @@ pub(super) enum Command {
     Commit,
     /// Bring all displaced pages home.
     Drain,
+    /// The same, and the directory is to be a plain one after the mount.
+    Leave,
 }
 
 impl Command {
@@ -90,6 +100,7 @@ impl Command {
         match text.trim_ascii() {
             b"commit" => Some(Command::Commit),
             b"drain" => Some(Command::Drain),
+            b"leave" => Some(Command::Leave),
             _ => None,
         }
     }
@@ -98,6 +109,7 @@ impl Command {
         match self {
             Command::Commit => "commit",
             Command::Drain => "drain",
+            Command::Leave => "leave",
         }
     }
 }
@@ -160,9 +172,15 @@ pub(super) fn text(tree: &Tree, id: NodeId) -> String {
 /// Does a command; returns when it is done.
 pub(super) fn run(tree: &Tree, command: Command) -> Result<(), FrontError> {
     tree.control.under_way.lock().push(command);
+    match command {
+        // Before an unmount: that of a directory that is used on.
+        Command::Commit => *tree.control.afterwards.lock() = Afterwards::OfMount,
+        Command::Drain => {}
+        Command::Leave => *tree.control.afterwards.lock() = Afterwards::Plain,
+    }
     let done = match command {
         Command::Commit => tree.commit().and_then(|()| tree.volume.checkpoint()),
-        Command::Drain => tree.volume.forget_removed().and_then(|()| {
+        Command::Drain | Command::Leave => tree.volume.forget_removed().and_then(|()| {
             tree.volume.commit_all(Scope::All)?;
             tree.volume.drain()?;
             tree.volume.checkpoint()
@@ -296,6 +314,7 @@ mod tests {
     fn commands_are_words_on_a_line() {
         assert_eq!(Command::parse(b"drain\n"), Some(Command::Drain));
         assert_eq!(Command::parse(b" commit "), Some(Command::Commit));
+        assert_eq!(Command::parse(b"leave"), Some(Command::Leave));
         assert_eq!(Command::parse(b"drain now"), None);
         assert_eq!(Command::parse(b""), None);
     }

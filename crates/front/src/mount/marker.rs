@@ -17,6 +17,27 @@ use super::tree::{HIDDEN_MARKER, MARKER};
 use crate::Scope;
 use crate::volume::{OWN, Volume, VolumeOptions};
 
+/// What a directory is to be when its page map is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Afterwards {
+    /// One that PostgreSQL starts in on the mount only: `full_page_writes` may be off in it.
+    #[default]
+    OfMount,
+    /// A plain one, if every page is at home.
+    Plain,
+}
+
+/// What a directory is whose page map was closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// A plain one: PostgreSQL starts in it.
+    Plain,
+    /// Every page is at home, and PostgreSQL starts in it on the mount only.
+    AtHome,
+    /// Pages are in `.collie`.
+    Displaced,
+}
+
 /// What says in a map that is opened beside it that no page is displaced.
 const SHOWN: &str = "PG_VERSION has its own name";
 
@@ -53,19 +74,36 @@ impl Cluster<'_> {
         Ok(Volume::open(self.root, options)?)
     }
 
-    /// Opens the page map and hides the marker: from then on pages may be displaced.
-    pub(super) fn adopt(&self, options: VolumeOptions) -> Result<Volume, MountError> {
+    /// Opens the page map and hides the marker: from then on pages may be displaced. Returns as well
+    /// what the directory was: it is to be that again where nothing comes of the mount.
+    pub(super) fn adopt(&self, options: VolumeOptions) -> Result<(Volume, Afterwards), MountError> {
+        let before = match self.check_map()? {
+            Marker::Shown => Afterwards::Plain,
+            Marker::Hidden | Marker::Missing => Afterwards::OfMount,
+        };
         let volume = self.open(options)?;
         self.hide_marker()?;
-        Ok(volume)
+        // The first opening takes its time. A server that was started meanwhile is seen here, and
+        // none is started from here on.
+        if let Err(used) = self.check_unused() {
+            self.leave(volume, before)?;
+            return Err(used);
+        }
+        Ok((volume, before))
     }
 
-    /// Commits everything, writes the map, and shows the marker if no page is displaced: returns
-    /// whether none is. No one else has the volume.
-    pub(super) fn leave(&self, volume: Volume) -> Result<bool, MountError> {
+    /// Commits everything and writes the map; shows the marker where the directory is to be plain and
+    /// no page is displaced. No one else has the volume.
+    pub(super) fn leave(&self, volume: Volume, afterwards: Afterwards) -> Result<Left, MountError> {
         volume.commit_all(Scope::All)?;
-        let is_plain = volume.status().mapped == 0;
-        if is_plain {
+        let status = volume.status();
+        let is_home = status.mapped == 0 && status.missing == 0;
+        let left = match (is_home, afterwards) {
+            (false, _) => Left::Displaced,
+            (true, Afterwards::OfMount) => Left::AtHome,
+            (true, Afterwards::Plain) => Left::Plain,
+        };
+        if left == Left::Plain {
             // Some may be mapped still, with committed ends at which a later recovery would cut what
             // was written without a mount.
             volume.drain()?;
@@ -74,11 +112,11 @@ impl Cluster<'_> {
         // A waiter for the lock finds the marker shown.
         let lock = volume.lock();
         volume.close()?;
-        if is_plain {
+        if left == Left::Plain {
             self.show_marker()?;
         }
         drop(lock);
-        Ok(is_plain)
+        Ok(left)
     }
 
     /// Whether there is something by the name below the mount.
@@ -215,7 +253,11 @@ mod tests {
     }
 
     fn mount(device: &SimDevice) -> Result<Volume, MountError> {
-        cluster(device).adopt(options(device))
+        cluster(device).adopt(options(device)).map(|(volume, _)| volume)
+    }
+
+    fn leave(device: &SimDevice, volume: Volume) -> Left {
+        cluster(device).leave(volume, Afterwards::Plain).unwrap()
     }
 
     /// Writes these versions of a page, each synced; the last one that is `acknowledged` is told.
@@ -250,7 +292,7 @@ mod tests {
         let device = device(identity);
         let volume = mount(&device).unwrap();
         write(&volume, 1..3, &AtomicU64::new(0));
-        assert!(!cluster(&device).leave(volume).unwrap(), "a page is displaced");
+        assert_eq!(leave(&device, volume), Left::Displaced);
         device
     }
 
@@ -287,13 +329,17 @@ mod tests {
         device.tag_snapshots(move || tag.load(Ordering::Relaxed));
         device.record(Points::Changes, usize::MAX);
         // The first leaves a page displaced, the second one none; the third begins as the first.
-        for (versions, drains, is_plain) in [(1..3, false, false), (3..5, true, true), (5..6, false, false)] {
+        for (versions, drains, left) in [
+            (1..3, false, Left::Displaced),
+            (3..5, true, Left::Plain),
+            (5..6, false, Left::Displaced),
+        ] {
             let volume = mount(&device).unwrap();
             write(&volume, versions, &acknowledged);
             if drains {
                 volume.drain().unwrap();
             }
-            assert_eq!(cluster(&device).leave(volume).unwrap(), is_plain);
+            assert_eq!(leave(&device, volume), left);
         }
         let (mut images, mut shown) = (0, 0);
         let mut check = |image: &Image, acknowledged: u8, what: &str| {
@@ -359,7 +405,7 @@ mod tests {
         let volume = mount(&device).unwrap();
         write(&volume, 3..4, &AtomicU64::new(0));
         volume.drain().unwrap();
-        assert!(cluster(&device).leave(volume).unwrap());
+        assert_eq!(leave(&device, volume), Left::Plain);
         exchange_map(&device, &older);
         let said = refusal(&device);
         assert!(
@@ -388,12 +434,12 @@ mod tests {
         // One without pages serves all, such as a cluster that was made anew.
         let volume = mount(&others).unwrap();
         volume.drain().unwrap();
-        assert!(cluster(&others).leave(volume).unwrap());
+        assert_eq!(leave(&others, volume), Left::Plain);
         put(&others, "global/pg_control", &9_u64.to_le_bytes());
         let volume = mount(&others).unwrap();
         write(&volume, 4..7, &AtomicU64::new(0));
         put(&others, "global/pg_control", &10_u64.to_le_bytes());
-        cluster(&others).leave(volume).unwrap();
+        leave(&others, volume);
         assert_eq!(version(&mount(&others).unwrap()), 6, "made anew on the mount");
     }
 
@@ -403,12 +449,50 @@ mod tests {
         let device = device(7);
         let volume = mount(&device).unwrap();
         write(&volume, 1..4, &AtomicU64::new(0));
-        assert!(cluster(&device).leave(volume).unwrap(), "all is at home");
+        assert_eq!(leave(&device, volume), Left::Plain);
         let home = Path::new(ROOT).join(FILE);
         let file = device.open(&home, OpenMode::ReadWrite).unwrap();
         write_all_at(&*file, &[4; PAGE], PAGE as u64).unwrap();
         let volume = mount(&device).unwrap();
         assert_eq!(file.stat().unwrap().len, 2 * PAGE as u64);
         drop(volume);
+    }
+
+    /// Full pages are off in it, and it has no displaced page: that it was not drained to leave the
+    /// mount is what tells it from a plain one.
+    #[test]
+    fn postgresql_starts_without_the_mount_only_where_that_was_asked_for() {
+        let device = device(7);
+        let is_shown = || device.stat(&Path::new(ROOT).join(MARKER)).is_ok();
+        for _ in 0..2 {
+            let volume = mount(&device).unwrap();
+            write(&volume, 1..3, &AtomicU64::new(0));
+            volume.drain().unwrap();
+            let left = cluster(&device).leave(volume, Afterwards::OfMount).unwrap();
+            assert_eq!((left, is_shown()), (Left::AtHome, false));
+        }
+        let volume = cluster(&device).open(options(&device)).unwrap();
+        assert_eq!((leave(&device, volume), is_shown()), (Left::Plain, true));
+    }
+
+    /// A server has found the marker before it was hidden.
+    #[test]
+    fn a_server_that_starts_while_the_page_map_is_made_is_seen() {
+        let device = device(7);
+        put(
+            &device,
+            "postmaster.pid",
+            std::process::id().to_string().as_bytes(),
+        );
+        let said = mount(&device).unwrap_err().to_string();
+        assert!(said.contains("PostgreSQL runs in it"), "{said}");
+        assert!(
+            device.stat(&Path::new(ROOT).join(MARKER)).is_ok(),
+            "it is plain again"
+        );
+        device
+            .remove_file(&Path::new(ROOT).join("postmaster.pid"))
+            .unwrap();
+        mount(&device).unwrap();
     }
 }

@@ -34,7 +34,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::disk::map::is_page;
-use crate::volume::{OWN, Volume, VolumeOptions};
+use crate::volume::{Missing, OWN, Volume, VolumeOptions};
 use crate::{FrontError, Recovered};
 use adopt::Cluster;
 use background::Background;
@@ -42,6 +42,8 @@ use marker::Marker;
 use reads::Reads;
 use session::Session;
 use tree::Tree;
+
+pub use marker::{Afterwards, Left};
 
 /// Debian's package fuse3 has it.
 const HELPER: &str = "fusermount3";
@@ -171,12 +173,11 @@ impl Mount {
         };
         check(&cluster, options)?;
         let scheduler = Arc::new(Scheduler::new(options.policy));
-        let volume = cluster.adopt(volume_options(&cluster, &device, options, &scheduler)?)?;
         let reads = Reads::start(options.policy, options.idle_slice)
             .map_err(MountError::io("start a thread for", &dir))?;
         let is_root = device.uid() == 0;
         if is_root {
-            let given = owners::give_away(&*device, &root, &dir)?;
+            let given = owners::give_away(&below, &dir)?;
             if given > 0 {
                 tracing::info!("{given} files that a daemon had not given away got their directories' owner");
             }
@@ -184,6 +185,7 @@ impl Mount {
         let stat = device
             .stat(&root.join(""))
             .map_err(MountError::io("stat", &dir))?;
+        let (volume, before) = cluster.adopt(volume_options(&cluster, &device, options, &scheduler)?)?;
         let tree = Arc::new(Tree::new(
             volume,
             device,
@@ -197,13 +199,16 @@ impl Mount {
             tree: Arc::clone(&tree),
             ended: sender,
         };
-        let background = Background::start(&tree).map_err(MountError::io("start a thread for", &dir))?;
-        let session = match serve(session, &dir, options, is_root) {
-            Ok(session) => session,
+        let background = Background::start(&tree).map_err(MountError::io("start a thread for", &dir));
+        let served = background.and_then(|background| {
+            let session = serve(session, &dir, options, is_root)?;
+            Ok((background, session))
+        });
+        let (background, session) = match served {
+            Ok(served) => served,
             Err(error) => {
-                drop(background);
                 // Why it is not mounted is the error to tell.
-                let _ = finish(tree, &dir);
+                let _ = finish(tree, &dir, before);
                 return Err(error);
             }
         };
@@ -250,12 +255,20 @@ impl Mount {
         let _ = self.ended.lock().recv();
     }
 
-    /// Ends after the mount is gone: commits, writes the map, and gives the directory back its
-    /// name for a cluster, if no page is displaced any more. Returns whether it has.
+    /// Brings every page home, so that the directory is a plain one after it is unmounted, if nothing
+    /// is written to it until then. Otherwise it is one of the mount.
+    ///
+    /// # Errors
+    /// As [`Volume::drain`].
+    pub fn make_plain(&self) -> Result<(), FrontError> {
+        control::run(&self.tree, control::Command::Leave)
+    }
+
+    /// Ends after the mount is gone: commits and writes the map. Returns what the directory is now.
     ///
     /// # Errors
     /// [`MountError::Front`]: as [`Volume::close`]; what was synced is safe.
-    pub fn close(self) -> Result<bool, MountError> {
+    pub fn close(self) -> Result<Left, MountError> {
         let Mount {
             dir,
             tree,
@@ -268,17 +281,18 @@ impl Mount {
         while !session.guard.is_finished() {
             std::thread::yield_now();
         }
-        finish(tree, &dir)
+        let afterwards = tree.control.afterwards();
+        finish(tree, &dir, afterwards)
     }
 }
 
 /// Closes the page map of a directory that is not mounted any more; see [`Mount::close`].
-fn finish(tree: Arc<Tree>, dir: &Path) -> Result<bool, MountError> {
+fn finish(tree: Arc<Tree>, dir: &Path, afterwards: Afterwards) -> Result<Left, MountError> {
     tree.pool.finish();
     tree.reads.finish();
     let Some(tree) = Arc::into_inner(tree) else {
         // A request is still being answered, in another mount namespace perhaps.
-        return Ok(false);
+        return Ok(Left::Displaced);
     };
     let Tree {
         volume,
@@ -292,7 +306,7 @@ fn finish(tree: Arc<Tree>, dir: &Path) -> Result<bool, MountError> {
         root: &root,
         shown: dir,
     };
-    cluster.leave(volume)
+    cluster.leave(volume, afterwards)
 }
 
 /// Whether a directory can be mounted: changes nothing. Returns how many bytes [`Mount::new`] will
@@ -319,9 +333,10 @@ fn check(cluster: &Cluster<'_>, options: &MountOptions) -> Result<(), MountError
     let inside = cluster.device.stat(&cluster.root.join("."));
     inside.map_err(MountError::io("look into", cluster.shown))?;
     cluster.check_unused()?;
+    cluster.check_dirs()?;
     cluster.check_tablespaces()?;
     cluster.check_sync_method()?;
-    cluster.check_map()?;
+    cluster.check_level(cluster.check_map()?)?;
     let least = LEAST_SLOTS * u64::from(page_bytes(cluster, options)?);
     if options.shadow_bytes < least {
         return Err(cluster.refuse(format!(
@@ -332,12 +347,11 @@ fn check(cluster: &Cluster<'_>, options: &MountOptions) -> Result<(), MountError
     Ok(())
 }
 
-/// Whether a directory that is not mounted has pages in `.collie`, without which PostgreSQL does
-/// not start in it.
+/// Whether PostgreSQL starts in a directory that is not mounted only on the mount.
 ///
 /// # Errors
 /// [`MountError::Refused`]: it is in no state that a mount leaves; [`MountError::Io`].
-pub fn has_pages_elsewhere(dir: &Path) -> Result<bool, MountError> {
+pub fn is_of_mount(dir: &Path) -> Result<bool, MountError> {
     let cluster = Cluster {
         device: &RealDevice::new(),
         root: dir,
@@ -346,8 +360,8 @@ pub fn has_pages_elsewhere(dir: &Path) -> Result<bool, MountError> {
     Ok(cluster.check_map()? == Marker::Hidden)
 }
 
-/// Opens the page map of a directory that is not mounted, as a mount would; the shadow file keeps the
-/// size that it has.
+/// Opens the page map of a directory that is not mounted, as a mount would; but the shadow file keeps
+/// the size that it has, and pages of missing files are kept.
 ///
 /// # Errors
 /// As [`Mount::new`]; [`MountError::Refused`] where there is none.
@@ -369,22 +383,25 @@ pub fn open_unmounted(dir: &Path, options: &MountOptions) -> Result<Volume, Moun
         shadow_bytes: 0,
         ..options.clone()
     };
-    cluster.open(volume_options(&cluster, &device, &options, &Arc::default())?)
+    cluster.open(VolumeOptions {
+        missing: Missing::Keep,
+        ..volume_options(&cluster, &device, &options, &Arc::default())?
+    })
 }
 
-/// Closes a page map that [`open_unmounted`] opened. Where no page is displaced any more the
-/// directory is a plain one, which PostgreSQL starts in without a mount: returns whether it is.
+/// Closes a page map that [`open_unmounted`] opened. Returns what the directory is now: a plain one,
+/// where it is to be that and no page is displaced any more.
 ///
 /// # Errors
 /// [`MountError::Front`], [`MountError::Io`].
-pub fn close_unmounted(dir: &Path, volume: Volume) -> Result<bool, MountError> {
+pub fn close_unmounted(dir: &Path, volume: Volume, afterwards: Afterwards) -> Result<Left, MountError> {
     let dir = canonical(dir)?;
     let cluster = Cluster {
         device: &RealDevice::new(),
         root: &dir,
         shown: &dir,
     };
-    cluster.leave(volume)
+    cluster.leave(volume, afterwards)
 }
 
 /// Whether this process may mount, before anything in the directory is touched.

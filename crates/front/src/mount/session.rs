@@ -307,7 +307,8 @@ impl Filesystem for Session {
     ) {
         let new = created(request, 0o777, 0);
         let made = self.tree.make(parent.0, link_name, new, |device, path, full| {
-            super::adopt::check_link(&self.tree.shown, path, target).map_err(|error| {
+            let root = (&*self.tree.root, &*self.tree.shown);
+            super::adopt::check_link(device, root, path, target).map_err(|error| {
                 tracing::warn!("{error}");
                 Errno::EPERM
             })?;

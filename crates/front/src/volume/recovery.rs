@@ -113,9 +113,13 @@ impl Volume {
         map.forget_behind_ends();
         refuse_pages_of_others(root, options, &map)?;
 
-        map.slots = map.slots.max(options.slots);
         let used = used_slots(&own, &map)?;
         let (path, last) = (own.join("shadow"), used.last().copied());
+        map.slots = match last {
+            // Nothing is kept in it, and it may never have been made: it has the size that is asked for.
+            None if Shadow::len(&*device, &path)? < Shadow::bytes(map.page_bytes, map.slots) => options.slots,
+            _ => map.slots.max(options.slots),
+        };
         let shadow = Shadow::open(&*device, &path, map.page_bytes, map.slots, last)?;
         shadow.keep(|slot| used.contains(&slot));
         let shared = Arc::new(Shared::new(

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
+use collie_front::Left;
 use collie_io::Policy;
 
 use crate::{PAGE, mount, pages, write_page};
@@ -22,13 +23,18 @@ fn a_page_that_is_overwritten_is_displaced_and_comes_home() {
     drop(file);
     assert_eq!(pages(&path), [1, 9, 3]);
     assert_eq!(mounted.daemon().volume().status().displaced, 1);
-    assert!(!mounted.unmount(), "a page is displaced");
+    assert_eq!(mounted.unmount(), Left::Displaced);
     assert_eq!(pages(&path), [1, 2, 3], "below the mount: the page before");
     mounted.mount_again();
     assert_eq!(pages(&path), [1, 9, 3]);
     mounted.daemon().volume().drain().unwrap();
-    assert!(mounted.unmount(), "it is a plain directory again");
+    assert_eq!(mounted.unmount(), Left::AtHome);
     assert_eq!(pages(&path), [1, 9, 3]);
+    assert!(!mounted.path("PG_VERSION").exists());
+    mounted.mount_again();
+    mounted.daemon().make_plain().unwrap();
+    assert_eq!(mounted.unmount(), Left::Plain);
+    assert!(mounted.path("PG_VERSION").exists());
 }
 
 /// Scans, which the kernel reads ahead, take turns; their pages are the same by every policy.

@@ -15,7 +15,7 @@ mod refusals;
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 
-use collie_front::{Mount, MountOptions};
+use collie_front::{Left, Mount, MountOptions};
 use tempfile::TempDir;
 
 const PAGE: usize = 8192;
@@ -70,8 +70,8 @@ impl Mounted {
         file
     }
 
-    /// Unmounts; whether the directory is a plain one then.
-    fn unmount(&mut self) -> bool {
+    /// Unmounts; what the directory is then.
+    fn unmount(&mut self) -> Left {
         let mount = self.mount.take().unwrap();
         mount.unmount().unwrap();
         mount.wait();

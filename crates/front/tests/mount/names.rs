@@ -42,7 +42,7 @@ fn what_belongs_to_the_page_map_is_not_shown() {
         "a server without the mount refuses the directory"
     );
     mounted.mount_again();
-    mounted.daemon().volume().drain().unwrap();
+    mounted.daemon().make_plain().unwrap();
     mounted.unmount();
     assert_eq!(fs::read_to_string(mounted.path("PG_VERSION")).unwrap(), "15\n");
 }
@@ -172,6 +172,12 @@ fn what_a_killed_daemon_did_not_give_away_is_given_away_at_the_next_mount() {
         fs::write(mounted.path(name), [1; PAGE]).unwrap();
     }
     symlink("nowhere", mounted.path("base/1/link")).unwrap();
+    // As a server's user would have it, to be given what is root's elsewhere.
+    let elsewhere = tempfile::tempdir().unwrap();
+    fs::write(elsewhere.path().join("roots"), "").unwrap();
+    symlink(elsewhere.path(), mounted.path("base/1/dir")).unwrap();
+    fs::write(mounted.path("own"), "").unwrap();
+    fs::hard_link(mounted.path("own"), mounted.path("base/1/linked")).unwrap();
     fs::create_dir(mounted.path("roots")).unwrap();
     fs::write(mounted.path("roots/file"), "").unwrap();
     let own = |name: &str| std::os::unix::fs::chown(mounted.path(name), Some(12345), Some(12345)).unwrap();
@@ -181,9 +187,10 @@ fn what_a_killed_daemon_did_not_give_away_is_given_away_at_the_next_mount() {
     for name in ["base/1/5", "base/1/6", "base/1/link"] {
         assert_eq!(owner(name), 12345, "{name}");
     }
-    for name in ["server.key", "roots", "roots/file"] {
+    for name in ["server.key", "roots", "roots/file", "base/1/linked"] {
         assert_eq!(owner(name), 0, "{name}");
     }
+    assert_eq!(fs::metadata(elsewhere.path().join("roots")).unwrap().uid(), 0);
     assert!(fs::symlink_metadata(mounted.path("nowhere")).is_err());
     mounted.unmount();
 }

@@ -104,4 +104,33 @@ fn tablespaces_stay_inside() {
     assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
     symlink(mounted.path("space"), mounted.path("pg_tblspc/16400")).unwrap();
     symlink(outside.path(), mounted.path("pg_wal")).unwrap();
+    symlink(outside.path(), mounted.path("away")).unwrap();
+    let refused = symlink(mounted.path("away/space"), mounted.path("pg_tblspc/16401")).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+}
+
+#[test]
+fn the_cluster_itself_is_mounted_and_no_directory_above_or_in_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for made in ["main/global", "main/base/1"] {
+        fs::create_dir_all(at(made)).unwrap();
+    }
+    fs::write(at("main/global/pg_control"), control(8192)).unwrap();
+    for name in ["main/PG_VERSION", "main/base/1/PG_VERSION"] {
+        fs::write(at(name), "15\n").unwrap();
+    }
+    for part in ["main/base", "main/base/1"] {
+        let said = refusal(&at(part));
+        assert!(
+            said.contains("part of the cluster in") && said.contains("/main"),
+            "{said}"
+        );
+    }
+    let said = refusal(dir.path());
+    assert!(said.contains("no cluster") && said.ends_with("main"), "{said}");
+    fs::rename(at("main/base/1"), at("elsewhere")).unwrap();
+    symlink(at("elsewhere"), at("main/base/1")).unwrap();
+    let said = refusal(&at("main"));
+    assert!(said.contains("base/1: it is a symbolic link"), "{said}");
 }

@@ -117,14 +117,16 @@ impl Mounted {
         file
     }
 
-    /// Lets every sync of the disk below fail. A page is written that nothing makes durable any more,
-    /// and that its user is told.
+    /// Lets every sync of the disk below fail. A page is written that nothing makes durable any more.
     fn fail_syncs(&self) {
         let file = self.displace();
         let disk = self.disk.as_ref().unwrap();
         disk.inject(Fault::new(FaultKind::SyncFails)).unwrap();
-        file.write_all_at(&[3; PAGE], 0).unwrap();
-        file.sync_all().unwrap_err();
+        // The daemon may have committed the page by itself right before.
+        until("a sync fails", || {
+            let written = file.write_all_at(&[3; PAGE], 0);
+            written.and_then(|()| file.sync_all()).err()
+        });
     }
 
     /// Whether something is mounted over the directory, be its daemon dead or alive.

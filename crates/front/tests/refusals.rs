@@ -274,7 +274,11 @@ fn a_shadow_file_that_did_not_fit_is_made_smaller() {
     let device = device();
     device.limit_space(Some(1 << 20));
     let opened = |slots| Volume::open(Path::new("/volume"), small::options(&device, slots, 1 << 15));
-    for _ in 0..2 {
+    for is_written in [false, true] {
+        if is_written {
+            // Without the call for room, which takes all of it or none here, zeros take what there is.
+            device.inject(Fault::new(FaultKind::AllocateFails).on("/shadow"));
+        }
         let refused = opened(4096).unwrap_err();
         assert!(
             refused.is_full() && refused.to_string().contains("shadow"),
@@ -283,6 +287,8 @@ fn a_shadow_file_that_did_not_fit_is_made_smaller() {
         let shadow = device.stat(Path::new("/volume/.collie/shadow")).unwrap();
         assert_eq!(shadow.len, 0, "what was taken is given back");
     }
+    assert_eq!(device.fired(FaultKind::AllocateFails), 1);
+    device.heal();
     let volume = opened(16).unwrap();
     assert_eq!(volume.free_slots(), 16);
     mapped(&volume, "a");

@@ -21,6 +21,7 @@ mod turns;
 
 use std::io;
 use std::mem::ManuallyDrop;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -298,7 +299,7 @@ fn finish(tree: Arc<Tree>, dir: &Path, afterwards: Afterwards) -> Result<Left, M
         volume,
         device,
         root,
-        _below,
+        _below: below,
         ..
     } = tree;
     let cluster = Cluster {
@@ -306,7 +307,22 @@ fn finish(tree: Arc<Tree>, dir: &Path, afterwards: Afterwards) -> Result<Left, M
         root: &root,
         shown: dir,
     };
-    cluster.leave(volume, afterwards)
+    leave(&cluster, &below, volume, afterwards)
+}
+
+/// Closes the page map of a directory that is not mounted. What root made in `.collie` is its owner's
+/// from then on.
+fn leave(
+    cluster: &Cluster<'_>,
+    below: impl AsFd,
+    volume: Volume,
+    afterwards: Afterwards,
+) -> Result<Left, MountError> {
+    let left = cluster.leave(volume, afterwards)?;
+    if cluster.device.uid() == 0 {
+        owners::give_own(below, cluster.shown)?;
+    }
+    Ok(left)
 }
 
 /// Whether a directory can be mounted: changes nothing. Returns how many bytes [`Mount::new`] will
@@ -401,7 +417,13 @@ pub fn close_unmounted(dir: &Path, volume: Volume, afterwards: Afterwards) -> Re
         root: &dir,
         shown: &dir,
     };
-    cluster.leave(volume, afterwards)
+    let below = rustix::fs::open(
+        &dir,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let below = below.map_err(|e| MountError::io("open", &dir)(e.into()))?;
+    leave(&cluster, below, volume, afterwards)
 }
 
 /// Whether this process may mount, before anything in the directory is touched.

@@ -13,6 +13,7 @@ use super::MountError;
 use crate::volume::OWN as OWN_DIR;
 
 const ROOT_USER: u32 = 0;
+const OWN_NAME: &CStr = c".collie";
 /// Directories below so many are not looked into: a server makes none.
 const DEPTH: usize = 16;
 
@@ -28,6 +29,20 @@ pub(super) fn give_away(below: impl AsFd, shown: &Path) -> Result<usize, MountEr
     let mut given = 0;
     walk(dir, &mut PathBuf::new(), shown, &mut given)?;
     Ok(given)
+}
+
+/// Gives `.collie`, where root has made it or files in it, to the owner of the directory: the server's
+/// user may be the next to open it.
+pub(super) fn give_own(below: impl AsFd, shown: &Path) -> Result<(), MountError> {
+    let failed = |e: Errno| MountError::io("give away", &shown.join(OWN_DIR))(e.into());
+    let dir = open_dir(below, c".").map_err(failed)?;
+    let owner = fstat(&dir).map_err(failed)?;
+    if owner.st_uid == ROOT_USER {
+        return Ok(());
+    }
+    give(&dir, OWN_NAME, &owner).map_err(failed)?;
+    let own = open_dir(&dir, OWN_NAME).map_err(failed)?;
+    walk(own, &mut PathBuf::from(OWN_DIR), shown, &mut 0)
 }
 
 fn open_dir(at: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {

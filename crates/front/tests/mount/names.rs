@@ -7,7 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 
-use crate::{Mounted, PAGE, mount, pages, write_page};
+use collie_front::Afterwards;
+
+use crate::{Mounted, PAGE, mount, options, pages, write_page};
 
 fn listed(mounted: &Mounted, dir: &str) -> Vec<String> {
     let entries = fs::read_dir(mounted.path(dir)).unwrap();
@@ -193,6 +195,19 @@ fn what_a_killed_daemon_did_not_give_away_is_given_away_at_the_next_mount() {
     assert_eq!(fs::metadata(elsewhere.path().join("roots")).unwrap().uid(), 0);
     assert!(fs::symlink_metadata(mounted.path("nowhere")).is_err());
     mounted.unmount();
+    // So that the server's user may be the next to mount it, or to drain it.
+    for name in [
+        ".collie",
+        ".collie/MAP",
+        ".collie/shadow",
+        ".collie/LOCK",
+        ".collie/log",
+    ] {
+        assert_eq!(fs::metadata(mounted.path(name)).unwrap().uid(), 12345, "{name}");
+    }
+    let volume = collie_front::open_unmounted(mounted.dir.path(), &options()).unwrap();
+    collie_front::close_unmounted(mounted.dir.path(), volume, Afterwards::OfMount).unwrap();
+    assert_eq!(fs::metadata(mounted.path(".collie/MAP")).unwrap().uid(), 12345);
 }
 
 #[test]

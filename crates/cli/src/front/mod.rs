@@ -227,7 +227,13 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
         )),
         None => {}
     }
-    unmount_dir(daemon.dir()).map_err(|error| users::busy(daemon.dir(), daemon.pid(), error))?;
+    if let Err(error) = unmount_dir(daemon.dir()) {
+        if drains {
+            // It is used on, and is not to be a plain directory whenever it is unmounted.
+            let _ = daemon.command(Command::Commit);
+        }
+        return Err(users::busy(daemon.dir(), daemon.pid(), error));
+    }
     daemon.wait_for_end()?;
     if drains && is_of_mount(daemon.dir())? {
         bail!(

@@ -73,6 +73,10 @@ impl Control {
         *self.afterwards.lock()
     }
 
+    pub(super) fn set_afterwards(&self, afterwards: Afterwards) {
+        *self.afterwards.lock() = afterwards;
+    }
+
     fn syncs(&self) -> Syncs {
         let syncs = self.syncs.lock();
         syncs.as_ref().map_or_else(Syncs::default, |syncs| Syncs {
@@ -174,9 +178,9 @@ pub(super) fn run(tree: &Tree, command: Command) -> Result<(), FrontError> {
     tree.control.under_way.lock().push(command);
     match command {
         // Before an unmount: that of a directory that is used on.
-        Command::Commit => *tree.control.afterwards.lock() = Afterwards::OfMount,
+        Command::Commit => tree.control.set_afterwards(Afterwards::OfMount),
         Command::Drain => {}
-        Command::Leave => *tree.control.afterwards.lock() = Afterwards::Plain,
+        Command::Leave => tree.control.set_afterwards(Afterwards::Plain),
     }
     let done = match command {
         Command::Commit => tree.commit().and_then(|()| tree.volume.checkpoint()),

@@ -246,6 +246,8 @@ impl Mount {
     /// [`MountError::Io`], with [`io::ErrorKind::ResourceBusy`] while a process has a file of it
     /// open or works in it.
     pub fn unmount(&self) -> Result<(), MountError> {
+        // An earlier attempt to leave the mount may have failed, and its users have gone on.
+        self.tree.control.set_afterwards(Afterwards::OfMount);
         self.tree.commit()?;
         unmount_dir(&self.dir)
     }
@@ -256,13 +258,14 @@ impl Mount {
         let _ = self.ended.lock().recv();
     }
 
-    /// Brings every page home, so that the directory is a plain one after it is unmounted, if nothing
-    /// is written to it until then. Otherwise it is one of the mount.
+    /// As [`Mount::unmount`], but brings every page home first, so that the directory is a plain one
+    /// when the mount is closed.
     ///
     /// # Errors
-    /// As [`Volume::drain`].
-    pub fn make_plain(&self) -> Result<(), FrontError> {
-        control::run(&self.tree, control::Command::Leave)
+    /// As [`Mount::unmount`] and [`Volume::drain`]; it stays mounted.
+    pub fn unmount_plain(&self) -> Result<(), MountError> {
+        control::run(&self.tree, control::Command::Leave)?;
+        unmount_dir(&self.dir)
     }
 
     /// Ends after the mount is gone: commits and writes the map. Returns what the directory is now.

@@ -15,7 +15,7 @@ mod refusals;
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 
-use collie_front::{Left, Mount, MountOptions};
+use collie_front::{Left, Mount, MountError, MountOptions};
 use tempfile::TempDir;
 
 const PAGE: usize = 8192;
@@ -72,8 +72,17 @@ impl Mounted {
 
     /// Unmounts; what the directory is then.
     fn unmount(&mut self) -> Left {
+        self.unmounted_by(Mount::unmount)
+    }
+
+    /// As `unmount`, with every page brought home.
+    fn unmount_plain(&mut self) -> Left {
+        self.unmounted_by(Mount::unmount_plain)
+    }
+
+    fn unmounted_by(&mut self, unmount: fn(&Mount) -> Result<(), MountError>) -> Left {
         let mount = self.mount.take().unwrap();
-        mount.unmount().unwrap();
+        unmount(&mount).unwrap();
         mount.wait();
         mount.close().unwrap()
     }

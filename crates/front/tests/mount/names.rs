@@ -44,8 +44,7 @@ fn what_belongs_to_the_page_map_is_not_shown() {
         "a server without the mount refuses the directory"
     );
     mounted.mount_again();
-    mounted.daemon().make_plain().unwrap();
-    mounted.unmount();
+    mounted.unmount_plain();
     assert_eq!(fs::read_to_string(mounted.path("PG_VERSION")).unwrap(), "15\n");
 }
 

@@ -101,8 +101,8 @@ enum Stage {
 struct Ending<'a> {
     mount: &'a Mount,
     stage: Stage,
-    /// Whether it was told that not everything is durable.
-    is_failure_told: bool,
+    /// Whether it was reported that not everything is durable.
+    is_failure_reported: bool,
 }
 
 impl Ending<'_> {
@@ -110,7 +110,7 @@ impl Ending<'_> {
         Ending {
             mount,
             stage: Stage::Serves,
-            is_failure_told: false,
+            is_failure_reported: false,
         }
     }
 
@@ -133,19 +133,19 @@ impl Ending<'_> {
         }
     }
 
-    /// Where not everything can be made durable, that is told, and nothing else can be done: what
+    /// Where not everything can be made durable, that is reported, and nothing else can be done: what
     /// was synced is safe.
     fn commit_and_unmount(&mut self) {
         let done = match self.mount.unmount() {
             Err(MountError::Front(failure)) => {
-                if !self.is_failure_told {
+                if !self.is_failure_reported {
                     note(format_args!(
                         "{}: what was not synced yet cannot be made durable: {failure}; what was synced is safe; \
                          it is unmounted all the same",
                         self.mount.dir().display()
                     ));
                 }
-                self.is_failure_told = true;
+                self.is_failure_reported = true;
                 unmount_dir(self.mount.dir())
             }
             done => done,
@@ -153,7 +153,7 @@ impl Ending<'_> {
         self.tried(done);
     }
 
-    /// Takes note of an attempt. That it is refused is told once.
+    /// Takes note of an attempt. A refusal is reported once.
     fn tried(&mut self, done: Result<(), MountError>) {
         match done {
             Ok(()) => self.stage = Stage::Unmounted,

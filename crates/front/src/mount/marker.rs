@@ -458,8 +458,8 @@ mod tests {
         drop(volume);
     }
 
-    /// Full pages are off in it, and it has no displaced page: that it was not drained to leave the
-    /// mount is what tells it from a plain one.
+    /// Full pages may be off in a directory without displaced pages: only a drain to leave the mount
+    /// makes it a plain one.
     #[test]
     fn postgresql_starts_without_the_mount_only_where_that_was_asked_for() {
         let device = device(7);

@@ -345,7 +345,7 @@ impl Tree {
             self.lstat(&path)
         };
         let stat = finish().inspect_err(|_| {
-            // Nobody was told of it yet. What cannot be removed is as after a crash in between.
+            // The kernel does not know it yet. What cannot be removed is as after a crash in between.
             let _ = match self.device.lstat(&full) {
                 Ok(made) if made.is_dir() => self.device.remove_dir(&full),
                 _ => self.device.remove_file(&full),

@@ -195,6 +195,11 @@ pub trait File: fmt::Debug + Send + Sync {
     fn sync_all(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
+    /// Begins to read `len` bytes from `offset` on into the cache, and does not wait for them: a read
+    /// of them is to follow. A hint, which may do nothing.
+    fn will_need(&self, offset: u64, len: u64) {
+        let _ = (offset, len);
+    }
     /// Starts to write out what is in the cache of `len` bytes from `offset` on, so that a later
     /// sync has less to do. Nothing is durable by it. A failure of the device may show here, and is
     /// reported by the next sync as well.

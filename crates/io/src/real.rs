@@ -406,6 +406,20 @@ impl File for RealFile {
         sync_file_range(&self.fd, offset, len, libc::SYNC_FILE_RANGE_WRITE)
     }
 
+    fn will_need(&self, offset: u64, len: u64) {
+        // None would be all of it.
+        if len == 0 {
+            return;
+        }
+        // A file system that does not take the hint reads when it is asked to.
+        let _ = fs::fadvise(
+            &self.fd,
+            offset,
+            std::num::NonZeroU64::new(len),
+            fs::Advice::WillNeed,
+        );
+    }
+
     fn write_out(&self, offset: u64, len: u64) -> io::Result<()> {
         let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
             | libc::SYNC_FILE_RANGE_WRITE

@@ -1,5 +1,6 @@
 //! The shadow file: slots of one page each, and which of them are free.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,6 +37,26 @@ fn take_room(file: &dyn File, from: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// The slots that are free.
+#[derive(Debug)]
+struct Free {
+    slots: BTreeSet<u32>,
+    /// The slot after the one that was taken last.
+    next: u32,
+}
+
+impl Free {
+    /// Takes the next one in the order of the file: pages that are written one after the other, as a
+    /// checkpoint writes them, lie one after the other, and are read so.
+    fn take(&mut self) -> Option<Slot> {
+        let next = self.slots.range(self.next..).next();
+        let slot = *next.or_else(|| self.slots.first())?;
+        self.slots.remove(&slot);
+        self.next = slot + 1;
+        Some(Slot(slot))
+    }
+}
+
 /// The open shadow file.
 #[derive(Debug)]
 pub(crate) struct Shadow {
@@ -43,7 +64,7 @@ pub(crate) struct Shadow {
     file: Arc<dyn File>,
     page_bytes: u32,
     slots: u32,
-    free: Mutex<Vec<Slot>>,
+    free: Mutex<Free>,
     /// How often slots were given back.
     given_back: AtomicU64,
     syncs: GroupSync,
@@ -100,8 +121,10 @@ impl Shadow {
             file,
             page_bytes,
             slots,
-            // The lowest is taken first.
-            free: Mutex::new((0..slots).rev().map(Slot).collect()),
+            free: Mutex::new(Free {
+                slots: (0..slots).collect(),
+                next: 0,
+            }),
             given_back: AtomicU64::new(0),
             syncs: GroupSync::default(),
             written: Written::default(),
@@ -118,20 +141,23 @@ impl Shadow {
 
     /// Leaves free what `is_used` is false of. For recovery.
     pub(crate) fn keep(&self, is_used: impl Fn(Slot) -> bool) {
-        self.free.lock().retain(|slot| !is_used(*slot));
+        self.free.lock().slots.retain(|slot| !is_used(Slot(*slot)));
     }
 
     pub(crate) fn take(&self) -> Option<Slot> {
-        self.free.lock().pop()
+        self.free.lock().take()
     }
 
     /// Gives slots back. No committed page, no commit under way and no record that is not durable
     /// yet may refer to them.
     pub(crate) fn give_back(&self, slots: impl IntoIterator<Item = Slot>) {
         let mut free = self.free.lock();
-        let before = free.len();
-        free.extend(slots);
-        if free.len() > before {
+        let before = free.slots.len();
+        for slot in slots {
+            let is_new = free.slots.insert(slot.0);
+            debug_assert!(is_new, "{slot:?} was free already");
+        }
+        if free.slots.len() > before {
             // Relaxed: it is compared with itself, by one who then takes the lock.
             self.given_back.fetch_add(1, Ordering::Relaxed);
         }
@@ -145,7 +171,7 @@ impl Shadow {
     /// How many slots are free.
     pub(crate) fn free(&self) -> u32 {
         // Never more than there are.
-        self.free.lock().len() as u32
+        self.free.lock().slots.len() as u32
     }
 
     fn offset(&self, slot: Slot) -> u64 {
@@ -156,6 +182,12 @@ impl Shadow {
     pub(crate) fn read(&self, slot: Slot, from: u32, buf: &mut [u8]) -> Result<(), FrontError> {
         read_exact_at(&*self.file, buf, self.offset(slot) + u64::from(from))
             .map_err(FrontError::io("read from", &self.path))
+    }
+
+    /// Has the device begin to read so many slots.
+    pub(crate) fn will_need(&self, first: Slot, slots: usize) {
+        let len = slots as u64 * u64::from(self.page_bytes);
+        self.file.will_need(self.offset(first), len);
     }
 
     /// Writes into a page in a slot, from its byte `from` on.
@@ -180,5 +212,26 @@ impl Shadow {
     pub(crate) fn sync(&self) -> Result<(), FrontError> {
         self.syncs
             .sync(|| self.file.sync_data().map_err(FrontError::io("sync", &self.path)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_taken_in_the_order_of_the_file() {
+        let mut free = Free {
+            slots: (0..8).collect(),
+            next: 0,
+        };
+        let take = |free: &mut Free, count| -> Vec<u32> {
+            (0..count).map_while(|_| free.take()).map(|slot| slot.0).collect()
+        };
+        assert_eq!(take(&mut free, 5), [0, 1, 2, 3, 4]);
+        free.slots.extend([1, 3]);
+        assert_eq!(take(&mut free, 9), [5, 6, 7, 1, 3]);
+        free.slots.insert(4);
+        assert_eq!(take(&mut free, 9), [4]);
     }
 }

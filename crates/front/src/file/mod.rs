@@ -23,6 +23,10 @@ use pages::{Active, Coverage, Page, Pages, Version};
 
 /// How often a read is tried beside changes before it holds them up.
 const READS_BESIDE: usize = 8;
+/// A read of so many bytes is one of a scan: the kernel reads ahead.
+const SCAN: usize = 64 << 10;
+/// So far before a scan the device is told what it reads next.
+const AHEAD: u64 = 512 << 10;
 
 /// A file whose pages are written atomically. Opened by a [`Volume`](crate::Volume), which also
 /// reads and writes it. All threads may use it.
@@ -200,12 +204,25 @@ impl PageFile {
 
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, FrontError> {
-        for _ in 0..READS_BESIDE {
-            let (version, len, plan) = {
+        for attempt in 0..READS_BESIDE {
+            let (version, len, plan, ahead) = {
                 let pages = self.pages.lock();
                 let (len, plan) = self.plan(&pages, buf.len(), offset)?;
-                (pages.version, len, plan)
+                let ahead = match attempt == 0 && buf.len() >= SCAN {
+                    // Nothing depends on it.
+                    true => {
+                        self.plan(&pages, buf.len(), offset.saturating_add(AHEAD))
+                            .unwrap_or_default()
+                            .1
+                    }
+                    false => Vec::new(),
+                };
+                (pages.version, len, plan, ahead)
             };
+            if attempt == 0 {
+                self.hint(&plan);
+                self.hint(&ahead);
+            }
             let read = self.read_pieces(&plan, buf);
             // A slot that was read may be another page's by now, and its checksum then another.
             if self.pages.lock().version == version {
@@ -234,13 +251,40 @@ impl PageFile {
     }
 
     fn read_pieces(&self, plan: &[(Piece, Version)], buf: &mut [u8]) -> Result<(), FrontError> {
-        for (piece, version) in plan {
-            let Some(into) = buf.get_mut(piece.at..piece.at + piece.len) else {
+        let is_home = |(_, version): &(Piece, Version)| version.place == Place::Home;
+        // Pages at home that follow each other are read at once.
+        for run in plan.chunk_by(|one, next| is_home(one) && is_home(next)) {
+            let ((first, version), (last, _)) = (&run[0], &run[run.len() - 1]);
+            let Some(into) = buf.get_mut(first.at..last.at + last.len) else {
                 continue;
             };
-            self.read_version(piece.page, version, piece.from, into)?;
+            self.read_version(first.page, version, first.from, into)?;
         }
         Ok(())
+    }
+
+    /// Has the device begin to read all pieces at once, where there are several: displaced pages lie
+    /// anywhere, and one would wait for the other. Those at home are read with what lies between. Of
+    /// a scan so are the pages that it comes to next.
+    fn hint(&self, plan: &[(Piece, Version)]) {
+        if plan.len() < 2 {
+            return;
+        }
+        let (mut homes, mut slots) = (Vec::new(), Vec::new());
+        for (piece, version) in plan {
+            match version.place {
+                Place::Home => homes.push(piece.page),
+                Place::Slot(slot) => slots.push(slot.0),
+            }
+        }
+        if let (Some(first), Some(last)) = (homes.first(), homes.last()) {
+            let pages = u64::from(last - first) + 1;
+            let len = pages * u64::from(self.shared.page_bytes);
+            self.home.will_need(self.shared.offset(*first), len);
+        }
+        for run in slots.chunk_by(|one, next| one + 1 == *next) {
+            self.shared.shadow.will_need(Slot(run[0]), run.len());
+        }
     }
 
     /// Compares every displaced page with its checksum. Adds an error for each that is damaged.
@@ -261,7 +305,8 @@ impl PageFile {
         Ok(())
     }
 
-    /// Reads bytes of one version of a page; zeros where the file at home ends.
+    /// Reads bytes of one version of a page, or of pages at home from it on; zeros where the file at
+    /// home ends.
     fn read_version(
         &self,
         page: u32,

@@ -7,13 +7,11 @@
 //! ```
 //!
 //! * `shop.rs`: the rows, and what each transaction reads and writes.
-//! * `retry.rs`: which errors mean "once more", and how long to wait before.
 //! * `audit.rs`: what must hold whatever happened.
 
 #![expect(clippy::print_stdout, reason = "a program for the terminal")]
 
 mod audit;
-mod retry;
 mod shop;
 
 use std::collections::BTreeMap;
@@ -24,7 +22,6 @@ use anyhow::{Context, anyhow, ensure};
 use collie_db::{Concurrency, Db, Isolation, Options, TransactionOptions};
 
 use audit::{Books, audit};
-use retry::Retries;
 use shop::{Answer, CUSTOMERS, ITEMS, Sale, Shop, ShopError};
 
 /// Two of each kind.
@@ -43,7 +40,6 @@ struct Tally {
     sold_out: AtomicU64,
     no_credit: AtomicU64,
     paid: AtomicU64,
-    retries: Retries,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -59,8 +55,7 @@ fn main() -> anyhow::Result<()> {
     let db = Db::open(&dir, Options::default())
         .with_context(|| format!("cannot open the store in {}", dir.display()))?;
     let shop = Shop::new(db)?;
-    let opening = Retries::default();
-    let run = shop.next_run(&opening)?;
+    let run = shop.next_run()?;
     println!(
         "{}, run {run}: {THREADS} threads place {ORDERS} orders each, {} customers, {} items",
         dir.display(),
@@ -68,10 +63,10 @@ fn main() -> anyhow::Result<()> {
         ITEMS.len()
     );
     for customer in CUSTOMERS {
-        shop.deposit(customer, DEPOSIT, &opening)?;
+        shop.deposit(customer, DEPOSIT)?;
     }
     for (item, _) in ITEMS {
-        shop.deliver(item, DELIVERY, &opening)?;
+        shop.deliver(item, DELIVERY)?;
     }
 
     let kinds = [Concurrency::Pessimistic, Concurrency::Optimistic];
@@ -91,7 +86,7 @@ fn main() -> anyhow::Result<()> {
     })?;
 
     let books = audit(&shop)?;
-    report(&tallies, &books);
+    report(&shop.db, &tallies, &books);
     for wrong in &books.wrong {
         println!("WRONG: {wrong}");
     }
@@ -125,39 +120,40 @@ fn serve(shop: &Shop, run: u64, thread: u64, kind: Concurrency, tally: &Tally) -
         // Chosen once, before the first attempt: however often the order is tried, it is the same
         // one.
         let order = format!("{run}-{thread}-{number:03}");
-        let counter = match shop.place(&order, &sale, &options, &tally.retries)? {
+        let counter = match shop.place(&order, &sale, &options)? {
             Answer::Placed => &tally.placed,
             Answer::SoldOut => &tally.sold_out,
             Answer::NoCredit => &tally.no_credit,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         let pays = number % ON_CREDIT_EVERY != 0;
-        if pays && shop.pay(&sale.customer, &options, &tally.retries)? {
+        if pays && shop.pay(&sale.customer, &options)? {
             tally.paid.fetch_add(1, Ordering::Relaxed);
         }
     }
     Ok(())
 }
 
-fn report(tallies: &[Tally], books: &Books) {
+fn report(db: &Db, tallies: &[Tally], books: &Books) {
     println!(
-        "\n{:<12} {:>7} {:>9} {:>10} {:>6}   {:>9} {:>10} {:>9}",
-        "", "placed", "sold out", "no credit", "paid", "conflicts", "deadlocks", "timeouts"
+        "\n{:<12} {:>7} {:>9} {:>10} {:>6}",
+        "", "placed", "sold out", "no credit", "paid"
     );
     for (name, tally) in ["pessimistic", "optimistic"].iter().zip(tallies) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         println!(
-            "{name:<12} {:>7} {:>9} {:>10} {:>6}   {:>9} {:>10} {:>9}",
+            "{name:<12} {:>7} {:>9} {:>10} {:>6}",
             count(&tally.placed),
             count(&tally.sold_out),
             count(&tally.no_credit),
             count(&tally.paid),
-            count(&tally.retries.conflicts),
-            count(&tally.retries.deadlocks),
-            count(&tally.retries.timeouts),
         );
     }
-    println!("(conflicts, deadlocks and timeouts were run again until they committed)\n");
+    let met = db.stats().transactions;
+    println!(
+        "run again until they committed: {} conflicts, {} deadlocks, {} timeouts\n",
+        met.conflicts, met.deadlocks, met.lock_timeouts
+    );
     println!(
         "ledger: {} entries without a gap; {} orders, {} of them not paid yet",
         books.entries,

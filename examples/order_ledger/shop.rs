@@ -6,8 +6,6 @@ use collie_db::{Db, Error, Family, FamilyOptions, Transaction, TransactionOption
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::retry::{self, Retries};
-
 /// The customers, and what each pays in at the beginning of a run.
 pub(crate) const CUSTOMERS: [&str; 6] = ["ann", "ben", "cleo", "dan", "eve", "finn"];
 /// What is sold, at how many cents a piece.
@@ -34,9 +32,6 @@ pub(crate) enum ShopError {
     /// A row that this program did not write, or an older version of it.
     #[error("a row does not read as what it should be ({0}); is this directory the shop's?")]
     Row(#[from] postcard::Error),
-    /// Others were in the way each time.
-    #[error("gave up after {attempts} attempts, the last of which ended so: {last}")]
-    GaveUp { attempts: u32, last: Error },
 }
 
 /// An entry of the ledger. Entries are numbered from 1 without a gap, and never change.
@@ -102,9 +97,9 @@ impl Shop {
     }
 
     /// A number that no earlier run has had: names that are made with it are new.
-    pub(crate) fn next_run(&self, retries: &Retries) -> Result<u64, ShopError> {
+    pub(crate) fn next_run(&self) -> Result<u64, ShopError> {
         let family = self.db.default_family();
-        retry::commit(&self.db, &TransactionOptions::default(), retries, |tx| {
+        self.db.transact(&TransactionOptions::default(), |tx| {
             let run = number::<u64>(tx, &family, LAST_RUN)? + 1;
             tx.put(&family, LAST_RUN, encode(&run)?)?;
             Ok(run)
@@ -112,24 +107,24 @@ impl Shop {
     }
 
     /// A customer pays money in.
-    pub(crate) fn deposit(&self, customer: &str, cents: i64, retries: &Retries) -> Result<(), ShopError> {
+    pub(crate) fn deposit(&self, customer: &str, cents: i64) -> Result<(), ShopError> {
         let entry = Entry::Deposit {
             customer: customer.into(),
             cents,
         };
-        retry::commit(&self.db, &TransactionOptions::default(), retries, |tx| {
+        self.db.transact(&TransactionOptions::default(), |tx| {
             self.add(tx, &self.accounts, customer, cents)?;
             self.enter(tx, &entry)
         })
     }
 
     /// Pieces come in.
-    pub(crate) fn deliver(&self, item: &str, pieces: i64, retries: &Retries) -> Result<(), ShopError> {
+    pub(crate) fn deliver(&self, item: &str, pieces: i64) -> Result<(), ShopError> {
         let entry = Entry::Delivery {
             item: item.into(),
             pieces,
         };
-        retry::commit(&self.db, &TransactionOptions::default(), retries, |tx| {
+        self.db.transact(&TransactionOptions::default(), |tx| {
             self.add(tx, &self.stock, item, pieces)?;
             self.enter(tx, &entry)
         })
@@ -148,9 +143,8 @@ impl Shop {
         order: &str,
         sale: &Sale,
         options: &TransactionOptions,
-        retries: &Retries,
     ) -> Result<Answer, ShopError> {
-        retry::commit(&self.db, options, retries, |tx| {
+        self.db.transact(options, |tx| {
             if tx.get(&self.orders, order)?.is_some() {
                 return Ok(Answer::Placed);
             }
@@ -199,13 +193,8 @@ impl Shop {
     }
 
     /// Pays the customer's first unpaid order, if there is one.
-    pub(crate) fn pay(
-        &self,
-        customer: &str,
-        options: &TransactionOptions,
-        retries: &Retries,
-    ) -> Result<bool, ShopError> {
-        retry::commit(&self.db, options, retries, |tx| {
+    pub(crate) fn pay(&self, customer: &str, options: &TransactionOptions) -> Result<bool, ShopError> {
+        self.db.transact(options, |tx| {
             // Before the range is read, so that a customer's payments and orders queue here and not
             // in a deadlock.
             let balance = number::<i64>(tx, &self.accounts, customer)?;

@@ -1,12 +1,19 @@
 //! Batches: writes that are committed together or not at all.
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use crate::commit::codec::{self, Op, Ops};
 use crate::commit::sequencer::Room;
 use crate::memtable::{At, Write};
 use crate::store::family_state::FamilyState;
 use crate::{Error, Family, Result};
+
+/// With more families than this they are found by a map.
+const SEARCHED: usize = 8;
 
 /// Writes to any families of one store, committed in one step by [`Db::write`](crate::Db::write).
 ///
@@ -17,6 +24,12 @@ pub struct Batch {
     payload: Vec<u8>,
     count: usize,
     families: Vec<Arc<FamilyState>>,
+    /// Of each family, the parts of the payload that are its operations.
+    parts: Vec<SmallVec<[Range<usize>; 1]>>,
+    /// The places of families by id, as soon as there are more than [`SEARCHED`].
+    places: HashMap<u32, usize>,
+    /// The place of the last operation's family.
+    last: usize,
     /// It has a put.
     has_puts: bool,
     /// The caller said that it makes room although it has puts.
@@ -63,16 +76,8 @@ impl Batch {
 
     /// Adds a write whose key is valid.
     pub(crate) fn push(&mut self, state: &Arc<FamilyState>, key: &[u8], write: Write<'_>) -> Result<()> {
-        if self.families.last().is_none_or(|last| !Arc::ptr_eq(last, state))
-            && !self.families.iter().any(|known| Arc::ptr_eq(known, state))
-        {
-            if self.families.iter().any(|known| known.id() == state.id()) {
-                return Err(Error::ForeignFamily {
-                    name: state.name().to_string(),
-                });
-            }
-            self.families.push(Arc::clone(state));
-        }
+        let place = self.place(state)?;
+        let begin = self.payload.len();
         self.has_puts |= matches!(write, Write::Put(_));
         codec::encode(
             &mut self.payload,
@@ -83,7 +88,48 @@ impl Batch {
             },
         );
         self.count += 1;
+        let end = self.payload.len();
+        match self.parts[place].last_mut() {
+            Some(part) if part.end == begin => part.end = end,
+            _ => self.parts[place].push(begin..end),
+        }
+        self.last = place;
         Ok(())
+    }
+
+    /// The place of a family among those of the batch, which it joins.
+    fn place(&mut self, state: &Arc<FamilyState>) -> Result<usize> {
+        let is_last = self
+            .families
+            .get(self.last)
+            .is_some_and(|last| Arc::ptr_eq(last, state));
+        if is_last {
+            return Ok(self.last);
+        }
+        let known = match self.families.len() {
+            ..=SEARCHED => self.families.iter().position(|known| known.id() == state.id()),
+            _ => self.places.get(&state.id()).copied(),
+        };
+        if let Some(place) = known {
+            return match Arc::ptr_eq(&self.families[place], state) {
+                true => Ok(place),
+                false => Err(Error::ForeignFamily {
+                    name: state.name().to_string(),
+                }),
+            };
+        }
+        self.families.push(Arc::clone(state));
+        self.parts.push(SmallVec::new());
+        let place = self.families.len() - 1;
+        match self.families.len() {
+            ..=SEARCHED => {}
+            few if few == SEARCHED + 1 => {
+                let places = self.families.iter().enumerate();
+                self.places = places.map(|(place, family)| (family.id(), place)).collect();
+            }
+            _ => drop(self.places.insert(state.id(), place)),
+        }
+        Ok(place)
     }
 
     /// The number of writes.
@@ -108,7 +154,9 @@ impl Batch {
     pub fn clear(&mut self) {
         self.payload.clear();
         self.families.clear();
-        self.count = 0;
+        self.parts.clear();
+        self.places.clear();
+        (self.count, self.last) = (0, 0);
         (self.has_puts, self.relief) = (false, false);
     }
 
@@ -150,15 +198,16 @@ impl Batch {
 
     /// Inserts the writes into the families' memtables. Returns whether one of these is full now.
     pub(crate) fn apply(&self, at: At, unlogged: bool) -> bool {
-        let one = self.families.len() == 1;
         let mut full = false;
-        for family in &self.families {
+        for (family, parts) in self.families.iter().zip(&self.parts) {
             family.with_mem(at.start, |mem| {
                 if unlogged {
                     mem.note_unlogged();
                 }
-                for op in self.ops().filter(|op| one || op.family == family.id()) {
-                    mem.insert(op.key, at, op.write);
+                for part in parts {
+                    for op in Ops::new(&self.payload[part.clone()]).flatten() {
+                        mem.insert(op.key, at, op.write);
+                    }
                 }
                 full |= mem.bytes() >= family.options().write_buffer_bytes;
             });

@@ -28,6 +28,21 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
     (low, end.map_or(Bound::Unbounded, Bound::Excluded))
 }
 
+/// Whether a key lies between the bounds.
+pub(crate) fn contains((low, high): &Bounds, key: &[u8]) -> bool {
+    let above = match low {
+        Bound::Included(low) => key >= &**low,
+        Bound::Excluded(low) => key > &**low,
+        Bound::Unbounded => true,
+    };
+    let below = match high {
+        Bound::Included(high) => key <= &**high,
+        Bound::Excluded(high) => key < &**high,
+        Bound::Unbounded => true,
+    };
+    above && below
+}
+
 /// Whether no key can lie between the bounds.
 pub(crate) fn is_empty(bounds: &Bounds) -> bool {
     match bounds {

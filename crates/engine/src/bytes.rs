@@ -1,5 +1,6 @@
 //! Keys and values that reads return.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Deref;
 
@@ -20,6 +21,12 @@ macro_rules! bytes {
 
         impl AsRef<[u8]> for $name {
             fn as_ref(&self) -> &[u8] {
+                &self.0
+            }
+        }
+
+        impl Borrow<[u8]> for $name {
+            fn borrow(&self) -> &[u8] {
                 &self.0
             }
         }
@@ -58,4 +65,20 @@ bytes! {
 bytes! {
     /// A value. Cloning it copies no bytes (short ones are stored inline).
     Value
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::BuildHasher;
+
+    use super::Key;
+
+    /// As [`Borrow`](std::borrow::Borrow) requires of keys of maps.
+    #[test]
+    fn a_key_has_the_hash_of_its_bytes() {
+        let state = std::hash::RandomState::new();
+        for bytes in [&b""[..], b"short", &[7; 100]] {
+            assert_eq!(state.hash_one(Key::from(bytes)), state.hash_one(bytes));
+        }
+    }
 }

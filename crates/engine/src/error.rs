@@ -326,6 +326,26 @@ fn holder(pid: Option<u32>) -> String {
 }
 
 impl Error {
+    /// Whether the same transaction, or the same write, may succeed when it is run again from its
+    /// beginning: [`Conflict`](Self::Conflict), [`Deadlock`](Self::Deadlock),
+    /// [`LockTimeout`](Self::LockTimeout) and [`TransactionAborted`](Self::TransactionAborted).
+    /// Nothing of it was written. [`Db::transact`](crate::Db::transact) does that.
+    ///
+    /// Not among them is what a later attempt meets again ([`TooManyLocks`](Self::TooManyLocks),
+    /// [`StorageFull`](Self::StorageFull)), and what leaves open whether the commit survives
+    /// ([`Poisoned`](Self::Poisoned), [`Background`](Self::Background), [`Log`](Self::Log)): to run
+    /// it again could do it twice.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            Self::Conflict { .. }
+                | Self::Deadlock { .. }
+                | Self::LockTimeout { .. }
+                | Self::TransactionAborted { .. }
+        )
+    }
+
     pub(crate) fn io(op: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
         let path = path.into();
         if is_full(&source) {

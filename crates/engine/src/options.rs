@@ -103,8 +103,7 @@ pub struct Options {
     /// table at once. A log on a device of its own ([`Options::wal_dir`]) gains nothing by it.
     pub background_io: IoPolicy,
     /// Row locks that transactions, writes and [`RowLocks`](crate::RowLocks) may hold or wait for,
-    /// all together. The limit is approximate, for each of the table's 64 shards has its share of
-    /// it. A range or family counts as 64. Also how many flushed removals are kept in memory to
+    /// all together; a range or a family counts once. Also how many flushed removals are kept in memory to
     /// detect conflicts of open transactions. Default: 1,048,576.
     pub max_row_locks: usize,
     /// How long a write outside of transactions waits for a locked row. Default: one second.

@@ -52,7 +52,7 @@ pub struct Snapshot(Arc<Inner>);
 
 struct Inner {
     /// Dropped before the store's handle, which may be the last one and close the store.
-    views: Views,
+    views: Arc<Views>,
     point: ReadPoint,
     db: Db,
 }

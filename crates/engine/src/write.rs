@@ -31,10 +31,19 @@ pub(crate) enum Commit<'a> {
     Batch(&'a Batch),
 }
 
+/// What a writer keeps from others while it waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holds {
+    /// Nothing that the store knows of.
+    Nothing,
+    /// Locks of a transaction.
+    Locks,
+}
+
 impl Db {
     /// The whole path. Returns the commit's end.
     pub(crate) fn commit(&self, commit: Commit<'_>, options: &WriteOptions) -> Result<Lsn> {
-        self.admit(commit)?;
+        self.admit(commit, Holds::Nothing)?;
         let Some(at) = self.append_and_apply(commit, options.disable_wal, options.skip_row_locks)? else {
             return self.commit_with_locks(commit, options);
         };
@@ -67,8 +76,10 @@ impl Db {
         Ok(at)
     }
 
-    /// Admits a write, or delays it while background work lags behind.
-    pub(crate) fn admit(&self, commit: Commit<'_>) -> Result<()> {
+    /// Admits a write, or delays it while background work lags behind. One that holds locks is
+    /// charged, waits only where memory would not be bounded, and has to wait afterwards
+    /// ([`Db::throttle_after`]).
+    pub(crate) fn admit(&self, commit: Commit<'_>, holds: Holds) -> Result<()> {
         let store = self.store();
         let bytes = commit.check()?;
         if bytes > store.max_commit_bytes() {
@@ -81,10 +92,25 @@ impl Db {
             store.check_family(family)?;
             store.admit(commit.room())?;
             if family.stall() != Stall::None {
-                store.throttle(family, bytes)?;
+                match holds {
+                    Holds::Nothing => store.throttle(family, bytes)?,
+                    Holds::Locks => store.charge(family, bytes)?,
+                }
             }
         }
         Ok(())
+    }
+
+    /// Waits as [`Db::admit`] would have done for a commit that held locks, which are released by now.
+    /// An error is left to the next write.
+    pub(crate) fn throttle_after(&self, commit: Commit<'_>) {
+        for family in commit.families() {
+            if family.stall() != Stall::None
+                && let Err(error) = self.store().throttle(family, 0)
+            {
+                tracing::debug!(family = %family.name(), %error, "writes stay stalled");
+            }
+        }
     }
 
     /// Makes a commit that was admitted. `None` where row locks must be taken first, unless the

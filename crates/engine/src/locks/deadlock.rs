@@ -1,32 +1,35 @@
 //! Deadlocks: cycles of owners that wait for each other.
 //!
 //! An owner that begins to wait adds itself to the graph, under one mutex, and follows the waits
-//! from its blockers on; the lock table computes the blockers of each waiting owner anew. A cycle
-//! is closed by the last of its members that begins to wait. That one sees all others, which are in
-//! the graph already, so it finds the cycle, and it is the victim.
+//! from its blockers on; the lock table computes the blockers of each waiting owner anew: those that
+//! hold what it asks for, and those that it is queued behind. A cycle is closed by the last of its
+//! members that begins to wait. That one sees all others, which are in the graph already, so it
+//! finds the cycle. Where it waits behind others only for fairness it goes first then (`table.rs`),
+//! which may end the cycle; else it is the victim.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::shard::RowRef;
+use super::family::Lock;
+use super::owner::Owner;
 use crate::Key;
-use crate::locks::owner::Owner;
 
-/// One member of a cycle: an owner, and the row that it waits for.
+/// An owner, and what it waits for.
 #[derive(Debug, Clone)]
 pub(crate) struct Link {
     pub(crate) owner: Arc<Owner>,
     pub(crate) family: u32,
-    pub(crate) key: Key,
+    pub(super) lock: Lock,
 }
 
 impl Link {
-    fn row(&self) -> RowRef<'_> {
-        RowRef {
-            family: self.family,
-            key: &self.key,
+    /// The row that it waits for; empty where that is a range.
+    pub(crate) fn key(&self) -> Key {
+        match &self.lock {
+            Lock::Row(key) => key.clone(),
+            Lock::Range(_) => Key::from(&[][..]),
         }
     }
 }
@@ -38,31 +41,22 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// Notes that the owner waits for a row, in whose queue it is already. Returns the cycle that
-    /// this closes, if it does, beginning with the owner. `blockers` returns the owners that block
-    /// a waiting owner.
-    pub(crate) fn wait(
-        &self,
-        owner: &Arc<Owner>,
-        row: RowRef<'_>,
-        blockers: impl Fn(&Owner, RowRef<'_>) -> Vec<Arc<Owner>>,
-    ) -> Option<Vec<Link>> {
+    /// Notes what an owner waits for, in whose queue it is already. Returns the cycle that this
+    /// closes, if it does, beginning with the owner. `blockers` returns the owners that block a
+    /// waiting owner.
+    pub(super) fn wait(&self, link: Link, blockers: impl Fn(&Link) -> Vec<Arc<Owner>>) -> Option<Vec<Link>> {
         let mut waits = self.waits.lock();
-        let link = Link {
-            owner: Arc::clone(owner),
-            family: row.family,
-            key: Key::from(row.key),
-        };
-        waits.insert(owner.id, link);
+        let first = link.owner.id;
+        waits.insert(first, link);
         // The owner from which each was reached.
         let mut reached: HashMap<u64, u64> = HashMap::new();
-        let mut left = vec![owner.id];
+        let mut left = vec![first];
         while let Some(id) = left.pop() {
             // An owner that does not wait will release its locks.
             let Some(waiting) = waits.get(&id) else { continue };
-            for blocker in blockers(&waiting.owner, waiting.row()) {
-                if blocker.id == owner.id {
-                    return Some(ring(&waits, &reached, id, owner.id));
+            for blocker in blockers(waiting) {
+                if blocker.id == first {
+                    return Some(ring(&waits, &reached, id, first));
                 }
                 if let std::collections::hash_map::Entry::Vacant(entry) = reached.entry(blocker.id) {
                     entry.insert(id);
@@ -74,14 +68,14 @@ impl Graph {
     }
 
     /// Removes an owner that does not wait any more.
-    pub(crate) fn done(&self, owner: &Owner) {
+    pub(super) fn done(&self, owner: &Owner) {
         self.waits.lock().remove(&owner.id);
     }
 
-    /// The row that an owner waits for.
-    pub(crate) fn waits_for(&self, owner: u64) -> Option<(u32, Key)> {
+    /// The family and the row that an owner waits for; the key is empty where that is a range.
+    pub(super) fn waits_for(&self, owner: u64) -> Option<(u32, Key)> {
         let waits = self.waits.lock();
-        waits.get(&owner).map(|link| (link.family, link.key.clone()))
+        waits.get(&owner).map(|link| (link.family, link.key()))
     }
 }
 

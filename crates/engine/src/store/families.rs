@@ -1,6 +1,6 @@
 //! The families of an open store, by name.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use super::Store;
 use super::family_state::FamilyState;
 use super::read_point::ReadPoint;
-use super::view::View;
+use super::views::Views;
 use crate::Result;
 use crate::manifest::FamilyRecord;
 use crate::tables::Tables;
@@ -18,9 +18,6 @@ use crate::tables::Tables;
 /// The families that reads and writes find. The synced manifest names each of them.
 #[derive(Default)]
 pub(super) struct Families(RwLock<BTreeMap<Arc<str>, Arc<FamilyState>>>);
-
-/// What a snapshot shows: families by id, with the views that fit its read point.
-pub(crate) type Views = HashMap<u32, Arc<View>>;
 
 impl Store {
     /// The family of that name.
@@ -53,7 +50,14 @@ impl Store {
         let tables = Tables::open(dir, known, &record.options, &self.shared, &*self.device, reclaim)?;
         let pinned = self.pin(&tables);
         let mem = self.new_mem(record.flushed, &record.options);
-        Ok(Arc::new(FamilyState::new(self.id, record, tables, pinned, mem)))
+        Ok(Arc::new(FamilyState::new(
+            self.id,
+            record,
+            tables,
+            pinned,
+            mem,
+            &self.views,
+        )))
     }
 
     /// Lets reads and writes find a family. The synced manifest names it, so that no acknowledged
@@ -61,6 +65,7 @@ impl Store {
     pub(crate) fn publish_family(&self, family: &Arc<FamilyState>) {
         let mut families = self.families.0.write();
         families.insert(Arc::clone(family.name()), Arc::clone(family));
+        self.views.add(family.id(), Arc::clone(&family.view()));
     }
 
     /// Withdraws a family that the synced manifest has dropped: calls fail from now on, stalled
@@ -69,30 +74,26 @@ impl Store {
     pub(crate) fn withdraw_family(&self, family: &FamilyState) {
         family.set_dropped();
         self.families.0.write().remove(&**family.name());
+        self.views.remove(family.id());
         self.sequencer.release(family.name());
         self.wake_stalled();
     }
 
     /// A point, and the views of all families that fit it, for a snapshot; as [`Store::read_at`].
     /// Counts a snapshot until [`Store::end_snapshot`].
-    pub(crate) fn begin_snapshot(&self) -> (ReadPoint, Views) {
+    pub(crate) fn begin_snapshot(&self) -> (ReadPoint, Arc<Views>) {
         self.snapshots.fetch_add(1, Ordering::Relaxed);
-        let families = self.families.0.read();
-        let view_of = |family: &Arc<FamilyState>| (family.id(), Arc::clone(&family.view()));
+        let mut views = self.views.load();
         loop {
-            let views: Views = families.values().map(view_of).collect();
             reach!("snapshot has its views");
             let point = self.read_point(false);
             // As for a single read (`view.rs`): no view may have been replaced before the boundary
             // was read.
-            let same = |family: &Arc<FamilyState>| {
-                views
-                    .get(&family.id())
-                    .is_some_and(|view| Arc::ptr_eq(view, &family.view()))
-            };
-            if families.values().all(same) {
+            let again = self.views.load();
+            if Arc::ptr_eq(&views, &again) {
                 return (point, views);
             }
+            views = again;
         }
     }
 

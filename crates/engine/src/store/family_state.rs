@@ -11,6 +11,7 @@ use super::Store;
 use super::counters::FamilyCounters;
 use super::stall::{Stall, StallState};
 use super::view::{FlushCause, View};
+use super::views::AllViews;
 use crate::manifest::FamilyRecord;
 use crate::manifest::flushed::{Flushed, Kept};
 use crate::memtable::{At, Mem};
@@ -30,6 +31,8 @@ pub(crate) struct FamilyState {
     flushes: Work,
     compactions: Work,
     view: ArcSwap<View>,
+    /// Those of all families, with this one.
+    views: Arc<AllViews>,
     /// Held while the view is replaced: for a rotation, or for the moment of a publication.
     edit: Mutex<()>,
     /// A rotation has begun: later commits must not choose a memtable before it has published its
@@ -103,6 +106,7 @@ impl FamilyState {
         tables: Tables,
         pinned: Arc<Pinned>,
         mem: Mem,
+        views: &Arc<AllViews>,
     ) -> Self {
         let view = View {
             active: Arc::new(mem),
@@ -120,6 +124,7 @@ impl FamilyState {
             flushes: Work::default(),
             compactions: Work::default(),
             view: ArcSwap::from_pointee(view),
+            views: Arc::clone(views),
             edit: Mutex::new(()),
             rotating: AtomicBool::new(false),
             publish: Mutex::new(()),
@@ -171,6 +176,13 @@ impl FamilyState {
         self.view.load()
     }
 
+    /// Replaces the view, for reads of the family and for snapshots. The caller holds `edit`.
+    fn set_view(&self, view: View) {
+        let view = Arc::new(view);
+        self.view.store(Arc::clone(&view));
+        self.views.replace(self.id, view);
+    }
+
     /// Applies a commit to the memtable that its start belongs to, also while a rotation runs. The
     /// caller's slot is pending at `start`, and the caller has passed an Acquire fence after the
     /// reservation.
@@ -214,8 +226,7 @@ impl FamilyState {
         let reserved = reserve();
         reach!("rotation has its LSN");
         if let Ok(at) = reserved {
-            self.view
-                .store(Arc::new(view.sealed_at(at, cause, mem(at.start))));
+            self.set_view(view.sealed_at(at, cause, mem(at.start)));
         }
         // Release pairs with the Acquire in `with_mem`: a commit that sees it cleared sees the new
         // view.
@@ -229,7 +240,7 @@ impl FamilyState {
     pub(crate) fn seal(&self, at: At, cause: FlushCause, mem: Mem) {
         let _edit = self.edit.lock();
         let view = self.view.load_full();
-        self.view.store(Arc::new(view.sealed_at(at, cause, mem)));
+        self.set_view(view.sealed_at(at, cause, mem));
     }
 
     /// Waits for the exclusive right to publish a version of the tables.
@@ -250,11 +261,11 @@ impl FamilyState {
     pub(crate) fn empty(&self, mem: impl FnOnce(Lsn) -> Mem) {
         let _edit = self.edit.lock();
         let view = self.view.load_full();
-        self.view.store(Arc::new(View {
+        self.set_view(View {
             active: Arc::new(mem(view.active.from())),
             sealed: Vec::new(),
             tables: Arc::new(Pinned::nothing()),
-        }));
+        });
     }
 
     /// Waits until no other flush of the family runs, and keeps others out. The guard has what
@@ -332,10 +343,10 @@ impl Publication<'_> {
         family.level0.store(level0, Ordering::Relaxed);
         let _edit = family.edit.lock();
         let view = family.view.load();
-        family.view.store(Arc::new(View {
+        family.set_view(View {
             active: Arc::clone(&view.active),
             sealed: view.sealed.iter().skip(usize::from(flushed)).cloned().collect(),
             tables,
-        }));
+        });
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod read_point;
 pub(crate) mod reserve;
 pub(crate) mod stall;
 pub(crate) mod view;
+mod views;
 mod wal_watch;
 
 use std::path::{Path, PathBuf};
@@ -25,10 +26,11 @@ use parking_lot::{Mutex, RwLock};
 
 use self::counters::Counters;
 use self::families::Families;
-pub(crate) use self::families::Views;
 use self::health::Health;
 pub(crate) use self::manifest_guard::ManifestGuard;
 use self::stall::StoppedWriters;
+use self::views::AllViews;
+pub(crate) use self::views::Views;
 use self::wal_watch::WalWatch;
 use crate::commit::appenders::{Appender, Appenders};
 use crate::commit::sequencer::Sequencer;
@@ -60,6 +62,7 @@ pub(crate) struct Store {
     /// always gets it, even if every other appender waits for that rotation.
     system: Mutex<Option<Appender>>,
     families: Families,
+    views: Arc<AllViews>,
     manifest: Mutex<ManifestFile>,
     reserve: Reserve,
     queue: TaskQueue,
@@ -134,6 +137,7 @@ impl Store {
             system: Mutex::new(Some(system)),
             sequencer,
             families: Families::default(),
+            views: Arc::default(),
             manifest: Mutex::new(manifest),
             reserve,
             queue: TaskQueue::default(),

@@ -4,6 +4,10 @@
 //! `level0_slowdown` runs, the more the closer the stop is; they stop when all memtables are full
 //! or level 0 has `level0_stop` runs. So memory is bounded by `max_write_buffers` memtables, and
 //! what the threads still write that were admitted before the stop.
+//!
+//! A transaction does not wait while it holds locks, for all that want these would wait with it: it is
+//! charged ([`Store::charge`]), and waits when it has released them. Only half a memtable or
+//! [`BEYOND_STOP`] runs past the stop it waits at once, so that memory stays bounded.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,6 +22,8 @@ use crate::{Error, Result};
 const LONGEST_NS_PER_BYTE: f64 = 50.0;
 /// Delays are slept in pieces of at least this; a shorter sleep takes longer than asked.
 const SLEEP_NS: u64 = 1_000_000;
+/// Runs of level 0 past the stop at which a transaction with locks waits too.
+const BEYOND_STOP: usize = 8;
 /// A stopped writer checks again after this long at the latest.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
@@ -60,12 +66,16 @@ impl StallState {
     /// Adds to the delay that is owed. Returns how long the caller is to sleep for all writers; 0
     /// as long as that is too short for a sleep.
     fn owe(&self, ns: u64) -> u64 {
-        let debt = self.debt_ns.fetch_add(ns, Ordering::Relaxed) + ns;
-        if debt < SLEEP_NS {
+        if self.charge(ns) < SLEEP_NS {
             return 0;
         }
         // Of several one takes all of it, and the others find 0.
         self.debt_ns.swap(0, Ordering::Relaxed)
+    }
+
+    /// Adds to the delay that is owed, and returns it.
+    fn charge(&self, ns: u64) -> u64 {
+        self.debt_ns.fetch_add(ns, Ordering::Relaxed) + ns
     }
 }
 
@@ -109,11 +119,24 @@ impl Store {
         }
     }
 
+    /// Charges a write of `bytes` by one that holds locks, without a delay. Waits only where
+    /// the stop is long past.
+    pub(crate) fn charge(&self, family: &FamilyState, bytes: usize) -> Result<()> {
+        match family.stall() {
+            Stall::None => Ok(()),
+            Stall::Delayed => {
+                family.stall_state().charge(delay_ns(family, bytes));
+                Ok(())
+            }
+            Stall::Stopped if is_long_past_stop(family) => self.wait_out_stop(family),
+            Stall::Stopped => Ok(()),
+        }
+    }
+
     fn delay(&self, family: &FamilyState, bytes: usize) {
         let counters = family.counters();
         counters.delays.add(1);
-        let owed = (bytes as f64 * LONGEST_NS_PER_BYTE * pressure(family)) as u64;
-        let sleep = family.stall_state().owe(owed);
+        let sleep = family.stall_state().owe(delay_ns(family, bytes));
         if sleep > 0 {
             let started = self.now();
             std::thread::sleep(Duration::from_nanos(sleep));
@@ -161,6 +184,19 @@ fn current(family: &FamilyState) -> Stall {
     } else {
         Stall::None
     }
+}
+
+fn delay_ns(family: &FamilyState, bytes: usize) -> u64 {
+    (bytes as f64 * LONGEST_NS_PER_BYTE * pressure(family)) as u64
+}
+
+/// Whether a stop has not ended the writes that it should have.
+fn is_long_past_stop(family: &FamilyState) -> bool {
+    let options = family.options();
+    let active = family.view().active.bytes();
+    family.level0_runs() >= options.level0_stop + BEYOND_STOP
+        || (family.view().sealed.len() + 1 >= options.max_write_buffers
+            && active >= options.write_buffer_bytes + options.write_buffer_bytes / 2)
 }
 
 /// Whether writes are delayed soon, or are: half of the runs or all but one of the memtables that it

@@ -20,6 +20,9 @@
 //! (`read_point.rs`). A snapshot keeps the views that it was taken with, old memtables and old
 //! tables alike.
 //!
+//! A snapshot does the same with the views of all families (`views.rs`): a family's view is replaced
+//! there in the same step, before any commit above a rotation's `R` may be applied.
+//!
 //! So `V` decides only among memtable entries, tables never need old versions, and compaction may
 //! drop all that is shadowed.
 

@@ -4,6 +4,7 @@
 pub(crate) mod failures;
 mod flush_crashes;
 pub(crate) mod interleavings;
+mod stalls;
 
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -9,11 +9,11 @@ use collie_log::Lsn;
 
 use super::reads::{is_key_changed, is_range_changed};
 use super::{CommitMode, Concurrency, Isolation, Transaction};
-use crate::locks::shard::{Mode, RowRef};
-use crate::locks::table::Held;
+use crate::locks::held::Held;
+use crate::locks::row::{Mode, RowRef};
 use crate::store::family_state::FamilyState;
-use crate::write::Commit;
-use crate::{Db, Durability, Family, Key, Result, WriteOptions};
+use crate::write::{Commit, Holds};
+use crate::{Batch, Db, Durability, Family, Key, Result, WriteOptions};
 
 impl Transaction {
     /// Commits: on return everything that was written is visible, as a whole, and as durable as the
@@ -30,59 +30,82 @@ impl Transaction {
     /// [`Background`](crate::Error::Background), [`Log`](crate::Error::Log): the commit may or may
     /// not survive a restart.
     pub fn commit(self) -> Result<Lsn> {
-        let mode = self.options.commit_mode;
-        let ticket = self.commit_ticket()?;
-        if mode == CommitMode::Async {
-            return Ok(ticket.end);
+        let waits = self.options.commit_mode != CommitMode::Async;
+        let (ticket, owes) = self.finish()?;
+        let (db, mut end) = (ticket.db.clone(), ticket.end);
+        if waits {
+            end = ticket.wait()?;
         }
-        ticket.wait()
+        db.pay(owes);
+        Ok(end)
     }
 
-    /// Commits without waiting: on return everything is visible, and the ticket waits until it is
-    /// durable. With [`CommitMode::Sync`] the ticket keeps the locks until then, or until it is
-    /// dropped.
+    /// Commits without waiting for the device: on return everything is visible, and the ticket waits
+    /// until it is durable. Its locks are released; with [`CommitMode::Sync`] the ticket keeps them
+    /// until then, or until it is dropped. As any write the call is delayed while background work
+    /// lags behind, after it has released its locks, or with [`CommitMode::Sync`] before it writes.
     ///
     /// # Errors
     /// As [`Transaction::commit`].
-    pub fn commit_ticket(mut self) -> Result<Ticket> {
+    pub fn commit_ticket(self) -> Result<Ticket> {
+        let (ticket, owes) = self.finish()?;
+        ticket.db.pay(owes);
+        Ok(ticket)
+    }
+
+    /// Commits, and ends the transaction: its locks are released, unless the ticket keeps them.
+    /// Returns also what it has written without a delay.
+    fn finish(mut self) -> Result<(Ticket, Option<Batch>)> {
         let store = self.db.store();
         let level = self.options.durability.unwrap_or(store.options().durability);
-        let end = self.decide()?;
+        let is_sync = self.options.commit_mode == CommitMode::Sync;
+        let decided = self.decide(is_sync)?;
         store
             .transactions()
             .counters
             .committed
             .fetch_add(1, Ordering::Relaxed);
-        let is_sync = self.options.commit_mode == CommitMode::Sync;
         // Locks that the ticket does not take are released with the transaction, now.
         let locks = is_sync.then(|| self.inner.get_mut().held.take());
-        Ok(Ticket {
-            end,
+        let ticket = Ticket {
+            end: decided.end,
             level,
             _locks: locks,
             db: self.db.clone(),
-        })
+        };
+        Ok((ticket, decided.owes))
     }
 
-    /// Appends and applies the commit, or fails. Returns the end of the newest commit that the
-    /// transaction depends on, its own included.
-    fn decide(&self) -> Result<Lsn> {
+    /// Appends and applies the commit, or fails.
+    fn decide(&self, is_sync: bool) -> Result<Decided> {
         let (db, store) = (&self.db, self.db.store());
         store.check_open()?;
         let inner = self.inner.borrow();
         inner.check_active()?;
         if inner.writes.is_empty() {
             let ranges = inner.read_ranges.iter().map(|(_, read)| read.seen());
-            return Ok(ranges.fold(inner.seen, Lsn::max));
+            return Ok(Decided {
+                end: ranges.fold(inner.seen, Lsn::max),
+                owes: None,
+            });
         }
         let batch = inner.writes.to_batch()?;
-        db.admit(Commit::Batch(&batch))?;
+        // With `Sync` the locks outlive this call, and so it waits here.
+        let holds = match inner.held.len() > 0 && !is_sync {
+            true => Holds::Locks,
+            false => Holds::Nothing,
+        };
+        db.admit(Commit::Batch(&batch), holds)?;
         drop(inner);
         if self.options.concurrency == Concurrency::Optimistic {
             self.lock_and_validate()?;
         }
         // Visible before any lock is released: its next owner reads what is visible.
-        Ok(db.append_locked(Commit::Batch(&batch), false)?.end)
+        let end = db.append_locked(Commit::Batch(&batch), false)?.end;
+        Ok(Decided {
+            end,
+            owes: (holds == Holds::Locks).then_some(batch),
+        })
     }
 
     /// Takes all locks of an optimistic transaction, in one order for all transactions, and checks
@@ -121,16 +144,33 @@ impl Transaction {
         }
         for (family, key, _) in &rows {
             if is_key_changed(&snapshot, family, key)? {
-                return Err(self.conflict(family, Some(key)));
+                return Err(self.conflict(inner, family, Some(key)));
             }
         }
         for (family, part) in &ranges {
             if is_range_changed(&snapshot, family, part)? {
-                return Err(self.conflict(family, None));
+                return Err(self.conflict(inner, family, None));
             }
         }
         Ok(())
     }
+}
+
+impl Db {
+    /// Waits for what was written without a delay.
+    fn pay(&self, owes: Option<Batch>) {
+        if let Some(batch) = owes {
+            self.throttle_after(Commit::Batch(&batch));
+        }
+    }
+}
+
+/// A commit that is in the log and visible.
+struct Decided {
+    /// The end of the newest commit that the transaction depends on, its own included.
+    end: Lsn,
+    /// What it has written without a delay, because it held locks.
+    owes: Option<Batch>,
 }
 
 /// A commit that is in the log and visible. Dropping the ticket does not undo it.

@@ -25,6 +25,6 @@ fn deadlock_link(store: &Store, link: Link) -> DeadlockLink {
         transaction: link.owner.id,
         name: link.owner.name.to_string(),
         family: store.family_name(link.family),
-        key: link.key,
+        key: link.key(),
     }
 }

@@ -23,6 +23,7 @@ mod plain;
 mod reads;
 mod registry;
 mod removals;
+mod retry;
 mod rows;
 mod writes;
 
@@ -37,8 +38,8 @@ use collie_log::Lsn;
 use crate::bounds::{Bounds, bounds, is_empty, prefix_bounds};
 use crate::commit::codec::check_key;
 use crate::iter::Iter;
-use crate::locks::shard::{Mode, RowRef};
-use crate::locks::table::{Denied, Held};
+use crate::locks::row::{Mode, RowRef};
+use crate::locks::{held::Held, table::Denied};
 use crate::store::read_point::ReadPoint;
 use crate::{Db, Error, Family, Key, Result, Snapshot, Value, read};
 
@@ -49,6 +50,7 @@ use reads::{RangeRead, is_key_changed};
 use registry::Entry;
 pub(crate) use registry::Registry;
 pub use registry::TransactionInfo;
+use retry::Rerun;
 pub use rows::{RowLocks, RowOwner};
 use writes::Writes;
 
@@ -96,6 +98,8 @@ struct Inner {
     read_ranges: Vec<(Family, Arc<RangeRead>)>,
     /// The newest commit that a read saw.
     seen: Lsn,
+    /// For [`Db::transact`].
+    rerun: Rerun,
 }
 
 impl Transaction {
@@ -119,6 +123,7 @@ impl Transaction {
                 read_keys: BTreeMap::new(),
                 read_ranges: Vec::new(),
                 seen: 0,
+                rerun: Rerun::No,
             }),
             options,
             entry,
@@ -350,7 +355,7 @@ impl Transaction {
             // nothing can have changed since.
             let snapshot = inner.snapshot(&self.db).clone();
             if is_key_changed(&snapshot, family, key)? {
-                return Err(self.conflict(family, Some(key)));
+                return Err(self.conflict(inner, family, Some(key)));
             }
         }
         Ok(())
@@ -375,10 +380,22 @@ impl Transaction {
         locked: std::result::Result<(), Denied>,
     ) -> Result<()> {
         self.entry.locks.store(inner.held.len(), Ordering::Relaxed);
-        let Err(denied) = locked else { return Ok(()) };
-        let error = denied::error(self.db.store(), family.name(), key, denied);
-        if let Error::Deadlock { .. } = error {
-            inner.abort(error.to_string());
+        let error = match locked {
+            Ok(()) => {
+                if inner.rerun == Rerun::AfterTimeout {
+                    inner.rerun = Rerun::No;
+                }
+                return Ok(());
+            }
+            Err(denied) => denied::error(self.db.store(), family.name(), key, denied),
+        };
+        match error {
+            Error::Deadlock { .. } => {
+                inner.abort(error.to_string());
+                inner.rerun = Rerun::Needed;
+            }
+            Error::LockTimeout { .. } if inner.rerun == Rerun::No => inner.rerun = Rerun::AfterTimeout,
+            _ => {}
         }
         Err(error)
     }
@@ -414,7 +431,8 @@ impl Transaction {
         Ok(())
     }
 
-    fn conflict(&self, family: &Family, key: Option<&[u8]>) -> Error {
+    fn conflict(&self, inner: &mut Inner, family: &Family, key: Option<&[u8]>) -> Error {
+        inner.rerun = Rerun::Needed;
         let counters = &self.db.store().transactions().counters;
         counters.conflicts.fetch_add(1, Ordering::Relaxed);
         Error::Conflict {

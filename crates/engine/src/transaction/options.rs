@@ -65,6 +65,8 @@ pub struct TransactionOptions {
     pub max_bytes: usize,
     /// Take the snapshot at the beginning, and not at the first step. Default: false.
     pub snapshot_at_begin: bool,
+    /// How often [`Db::transact`](crate::Db::transact) runs it at most; 0 is as 1. Default: 100.
+    pub max_attempts: u32,
     /// A name for [`Db::transactions`](crate::Db::transactions) and errors. Default: empty.
     pub name: String,
 }
@@ -79,6 +81,7 @@ impl Default for TransactionOptions {
             lock_timeout: Duration::from_secs(1),
             max_bytes: usize::MAX,
             snapshot_at_begin: false,
+            max_attempts: 100,
             name: String::new(),
         }
     }

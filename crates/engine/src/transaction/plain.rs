@@ -5,8 +5,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Transaction, TransactionInfo, TransactionOptions, denied};
-use crate::locks::shard::{Mode, RowRef};
-use crate::locks::table::Held;
+use crate::locks::held::Held;
+use crate::locks::row::{Mode, RowRef};
 use crate::{Db, Result};
 
 impl Db {

@@ -21,8 +21,7 @@ use collie_log::Lsn;
 
 use super::registry::Registry;
 use crate::Key;
-use crate::bounds::Bounds;
-use crate::locks::shard::contains;
+use crate::bounds::{Bounds, contains};
 use crate::memtable::Entry;
 
 /// What one flush removed.

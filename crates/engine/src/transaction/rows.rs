@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::denied;
 use crate::locks::owner::Owner;
-use crate::locks::shard::{Mode, RowRef};
-use crate::locks::table::{Held, LockTable};
+use crate::locks::row::{Mode, RowRef};
+use crate::locks::{held::Held, table::LockTable};
 use crate::{Db, Error, Family, Result};
 
 /// An owner of row locks, which locks rows of one store with [`Db::lock_rows`] again and again, for

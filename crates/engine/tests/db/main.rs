@@ -2,6 +2,7 @@
 //! `crash` and `transaction_crashes`. One program, as each links all of it.
 
 mod background_io;
+mod batches;
 #[path = "../common/mod.rs"]
 mod common;
 mod concurrent;

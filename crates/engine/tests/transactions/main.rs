@@ -9,9 +9,11 @@ mod common;
 mod flushes;
 mod isolation;
 mod locks;
+mod queue;
 mod random;
 mod rows;
 mod steps;
+mod transact;
 
 use std::time::Duration;
 

@@ -1,0 +1,183 @@
+//! The locks that an owner holds.
+
+use std::ops::{Bound, Deref};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use collie_io::{Clock, RealClock};
+use smallvec::SmallVec;
+
+use super::family::{Granted, Lock, Request, Target};
+use super::owner::Owner;
+use super::row::{Mode, RowRef};
+use super::table::{Denied, LockTable};
+use crate::Key;
+use crate::bounds::{Bounds, contains};
+
+/// So many rows are released at once: others wait for the family's mutex meanwhile.
+const RELEASED_AT_ONCE: usize = 32;
+
+/// A range in which no other owner writes. Where it is held exclusively, no other owner holds a row
+/// in it.
+#[derive(Debug)]
+struct HeldRange {
+    family: u32,
+    number: u64,
+    bounds: Arc<Bounds>,
+}
+
+/// The locks that an owner holds. Dropping it releases them.
+#[derive(Debug)]
+pub(crate) struct Held<T: Deref<Target = LockTable> = Arc<LockTable>> {
+    table: T,
+    owner: Arc<Owner>,
+    rows: SmallVec<[(u32, Key); 1]>,
+    ranges: Vec<HeldRange>,
+    /// When the first was taken, by the monotonic clock.
+    since: Option<u64>,
+    /// Whether the time that they are held is counted, which reads the clock twice.
+    is_timed: bool,
+}
+
+impl<T: Deref<Target = LockTable> + Clone> Held<T> {
+    /// Moves all locks into the result, which releases them when it is dropped.
+    pub(crate) fn take(&mut self) -> Self {
+        let nothing = Self::new(self.table.clone(), Arc::clone(&self.owner));
+        std::mem::replace(self, nothing)
+    }
+}
+
+impl<T: Deref<Target = LockTable>> Held<T> {
+    pub(crate) fn new(table: T, owner: Arc<Owner>) -> Self {
+        Self {
+            table,
+            owner,
+            rows: SmallVec::new(),
+            ranges: Vec::new(),
+            since: None,
+            is_timed: true,
+        }
+    }
+
+    /// Locks that do not count in [`LockCounters::held_ns`].
+    pub(crate) fn untimed(table: T, owner: Arc<Owner>) -> Self {
+        let mut held = Self::new(table, owner);
+        held.is_timed = false;
+        held
+    }
+
+    fn note_time(&mut self) {
+        if self.is_timed {
+            self.since.get_or_insert_with(|| RealClock.monotonic());
+        }
+    }
+
+    /// Whether a row is held, itself or in a range.
+    pub(crate) fn covers(&self, row: RowRef<'_>) -> bool {
+        let is_row = |(family, key): &(u32, Key)| *family == row.family && **key == *row.key;
+        let is_around = |range: &HeldRange| range.family == row.family && contains(&range.bounds, row.key);
+        self.rows.iter().any(is_row) || self.ranges.iter().any(is_around)
+    }
+
+    pub(crate) fn is_of(&self, table: &LockTable) -> bool {
+        std::ptr::eq(&raw const *self.table, table)
+    }
+
+    pub(crate) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// Rows and ranges.
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len() + self.ranges.len()
+    }
+
+    /// Locks a row, waiting for `timeout` at most. What was held before is kept in any case.
+    pub(crate) fn lock(&mut self, row: RowRef<'_>, mode: Mode, timeout: Duration) -> Result<(), Denied> {
+        let key = Key::from(row.key);
+        let request = Request {
+            owner: &self.owner,
+            mode,
+        };
+        if let Granted::New(_) = self.table.lock(request, row.family, Target::Row(&key), timeout)? {
+            self.rows.push((row.family, key));
+            self.note_time();
+        }
+        Ok(())
+    }
+
+    /// Locks all keys between the bounds, existing or not, so that no other owner writes any of
+    /// them. What was held before is kept in any case, and nothing is added where this fails.
+    pub(crate) fn lock_range(
+        &mut self,
+        family: u32,
+        bounds: Bounds,
+        timeout: Duration,
+    ) -> Result<(), Denied> {
+        self.lock_range_at(family, bounds, Mode::Shared, timeout)
+    }
+
+    /// Locks a whole family, so that no other owner writes in it, or has locked a part of it to
+    /// read.
+    pub(crate) fn lock_family(&mut self, family: u32, timeout: Duration) -> Result<(), Denied> {
+        let all = (Bound::Unbounded, Bound::Unbounded);
+        self.lock_range_at(family, all, Mode::Exclusive, timeout)
+    }
+
+    fn lock_range_at(
+        &mut self,
+        family: u32,
+        bounds: Bounds,
+        mode: Mode,
+        timeout: Duration,
+    ) -> Result<(), Denied> {
+        let bounds = Arc::new(bounds);
+        let request = Request {
+            owner: &self.owner,
+            mode,
+        };
+        if let Granted::New(Lock::Range(number)) =
+            self.table
+                .lock(request, family, Target::Range(&bounds), timeout)?
+        {
+            let range = HeldRange {
+                family,
+                number,
+                bounds,
+            };
+            self.ranges.push(range);
+            self.note_time();
+        }
+        Ok(())
+    }
+
+    /// Releases everything.
+    pub(crate) fn release(&mut self) {
+        let (table, owner) = (&*self.table, &self.owner);
+        for of_family in self.rows.chunk_by(|one, next| one.0 == next.0) {
+            for rows in of_family.chunks(RELEASED_AT_ONCE) {
+                table.with(rows[0].0, |locks, room| {
+                    rows.iter()
+                        .for_each(|(_, key)| locks.release_row(owner, key, room));
+                });
+            }
+        }
+        self.rows.clear();
+        for range in self.ranges.drain(..) {
+            table.with(range.family, |locks, room| locks.remove_range(range.number, room));
+        }
+        if let Some(since) = self.since.take() {
+            let held_ns = RealClock.monotonic().saturating_sub(since);
+            let counters = &self.table.counters;
+            counters.held_ns.fetch_add(held_ns, Ordering::Relaxed);
+            counters.held.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<T: Deref<Target = LockTable>> Drop for Held<T> {
+    fn drop(&mut self) {
+        self.release();
+    }
+}

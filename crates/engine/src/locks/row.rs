@@ -1,0 +1,122 @@
+//! A row that is locked or waited for.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::owner::Owner;
+
+/// What a holder may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mode {
+    /// Others may read it too.
+    Shared,
+    /// No other owner holds it, or a part of it.
+    Exclusive,
+}
+
+impl Mode {
+    pub(super) fn excludes(self, other: Self) -> bool {
+        self == Self::Exclusive || other == Self::Exclusive
+    }
+}
+
+/// A row's name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowRef<'a> {
+    pub(crate) family: u32,
+    pub(crate) key: &'a [u8],
+}
+
+#[derive(Debug)]
+pub(super) struct Holder {
+    pub(super) owner: Arc<Owner>,
+    pub(super) mode: Mode,
+}
+
+/// A place in a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Requests of a family are numbered as they begin to wait.
+    pub(super) arrival: u64,
+    /// It waits for holders only, and for nothing that waits.
+    pub(super) is_first: bool,
+}
+
+impl Place {
+    /// The place of a request that does not wait yet.
+    pub(super) fn last(is_first: bool) -> Self {
+        Self {
+            arrival: u64::MAX,
+            is_first,
+        }
+    }
+
+    /// Whether it waits for what `other` waits for.
+    pub(super) fn is_behind(self, other: Self) -> bool {
+        !self.is_first && other.arrival < self.arrival
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) owner: Arc<Owner>,
+    pub(super) mode: Mode,
+    pub(super) place: Place,
+    /// Whether its owner holds the row, or a range over it. These stand before all others.
+    pub(super) holds: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Row {
+    pub(super) holders: SmallVec<[Holder; 1]>,
+    pub(super) queue: VecDeque<Waiter>,
+}
+
+impl Row {
+    pub(super) fn is_free(&self) -> bool {
+        self.holders.is_empty() && self.queue.is_empty()
+    }
+
+    pub(super) fn held_by(&self, owner: &Owner) -> Option<Mode> {
+        let own = self.holders.iter().find(|holder| holder.owner.id == owner.id);
+        own.map(|holder| holder.mode)
+    }
+
+    pub(super) fn hold(&mut self, owner: &Arc<Owner>, mode: Mode) {
+        match self.holders.iter_mut().find(|holder| holder.owner.id == owner.id) {
+            Some(holder) => holder.mode = mode,
+            None => self.holders.push(Holder {
+                owner: Arc::clone(owner),
+                mode,
+            }),
+        }
+    }
+
+    /// Other owners that hold it so that `owner` cannot hold it in this mode.
+    pub(super) fn conflicting(&self, owner: &Owner, mode: Mode) -> impl Iterator<Item = &Arc<Owner>> {
+        let id = owner.id;
+        let others = self.holders.iter().filter(move |holder| holder.owner.id != id);
+        others
+            .filter(move |holder| holder.mode.excludes(mode))
+            .map(|holder| &holder.owner)
+    }
+
+    /// Other owners that a range over it waits for: those that hold it, and those that wait for it
+    /// before the range. Each once.
+    pub(super) fn in_the_way(&self, owner: &Owner, mode: Mode, place: Place) -> SmallVec<[Arc<Owner>; 2]> {
+        let mut found: SmallVec<[Arc<Owner>; 2]> = self.conflicting(owner, mode).cloned().collect();
+        let waits_before = |waiter: &&Waiter| {
+            waiter.owner.id != owner.id && waiter.mode.excludes(mode) && place.is_behind(waiter.place)
+        };
+        // An owner is in the queue once at most.
+        let holders = found.len();
+        for waiter in self.queue.iter().filter(waits_before) {
+            if found[..holders].iter().all(|holder| holder.id != waiter.owner.id) {
+                found.push(Arc::clone(&waiter.owner));
+            }
+        }
+        found
+    }
+}

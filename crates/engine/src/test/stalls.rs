@@ -1,0 +1,90 @@
+//! Writers while a family's writes are stopped.
+
+use std::time::Duration;
+
+use super::interleavings::{new_store, put, text};
+use super::{Held, hold};
+use crate::{CommitMode, Db, Family, FamilyOptions, Isolation, Result, Stall, TransactionOptions};
+
+/// A family whose writes are stopped as long as its flush is held.
+fn stopped(db: &Db) -> (Family, Held<Result<()>>) {
+    let options = FamilyOptions {
+        write_buffer_bytes: 64 << 10,
+        max_write_buffers: 2,
+        ..FamilyOptions::default()
+    };
+    let family = db.open_family("stopped", options).unwrap();
+    put(&family, "first", "0");
+    let flush = {
+        let family = family.clone();
+        hold("tables are written", move || family.flush()).at_point()
+    };
+    let value = "v".repeat(1_000);
+    for n in 0.. {
+        if family.state().stall() == Stall::Stopped {
+            break;
+        }
+        put(&family, &format!("fill {n}"), &value);
+    }
+    (family, flush)
+}
+
+fn stops(family: &Family) -> u64 {
+    family.state().counters().stops.get()
+}
+
+/// All that wanted the rows waited until background work had caught up.
+#[test]
+fn a_commit_releases_its_locks_before_it_waits_out_a_stop() {
+    for commit_mode in [CommitMode::EarlyRelease, CommitMode::Async] {
+        let (_dir, db) = new_store();
+        let options = TransactionOptions {
+            commit_mode,
+            isolation: Isolation::Serializable,
+            lock_timeout: Duration::from_secs(60),
+            ..TransactionOptions::default()
+        };
+        let (family, flush) = stopped(&db);
+        let first = db.transaction(options.clone()).unwrap();
+        first.put(&family, "row", "1").unwrap();
+        let first = std::thread::spawn(move || first.commit());
+        let next = db.transaction(options).unwrap();
+        while stops(&family) == 0 && !first.is_finished() {
+            std::thread::yield_now();
+        }
+        let seen = next.get_for_update(&family, "row").unwrap();
+        assert_eq!(text(seen.as_ref()), Some("1"));
+        assert!(!first.is_finished(), "its writer waits for all that");
+        flush.finish().unwrap();
+        first.join().unwrap().unwrap();
+    }
+}
+
+/// So memory is bounded, however many commit with locks.
+#[test]
+fn commits_with_locks_wait_at_once_half_a_memtable_past_the_stop() {
+    const THREADS: u64 = 60;
+    let (_dir, db) = new_store();
+    let (family, flush) = stopped(&db);
+    let options = TransactionOptions {
+        commit_mode: CommitMode::Async,
+        ..TransactionOptions::default()
+    };
+    let mut writers = Vec::new();
+    for n in 0..THREADS {
+        let tx = db.transaction(options.clone()).unwrap();
+        tx.put(&family, format!("more {n}"), "v".repeat(2_000)).unwrap();
+        writers.push(std::thread::spawn(move || tx.commit().map(drop)));
+        // With its locks, or after it has released them.
+        while stops(&family) <= n {
+            assert!(writers.iter().all(|writer| !writer.is_finished()));
+            std::thread::yield_now();
+        }
+    }
+    let bytes = family.state().view().active.bytes();
+    assert!((96 << 10..100 << 10).contains(&bytes), "{bytes}");
+    flush.finish().unwrap();
+    for writer in writers {
+        writer.join().unwrap().unwrap();
+    }
+}

@@ -33,6 +33,10 @@ impl Latencies {
         debug_assert!(merged.is_ok());
     }
 
+    pub(crate) fn count(&self) -> u64 {
+        self.0.len()
+    }
+
     pub(crate) fn summary(&self) -> LatencySummary {
         let us = |ns: u64| ns as f64 / 1000.0;
         LatencySummary {

@@ -6,6 +6,8 @@
 //!   does them, and recovery.
 //! * [`CommitBench`] and [`OrdersBench`]: transactions on hot rows, and order entry, by when their
 //!   commits release locks.
+//! * [`FamiliesBench`]: what many families cost.
+//! * [`LocksBench`]: row and range locks that many want.
 //! * [`BesideBench`]: durable writes beside flushes and compactions, by how these share the device.
 //! * [`FrontBench`]: PostgreSQL, as it is, on Collie's mount and on other storages.
 //! * [`SlowDevice`]: a disk that takes longer, under any of them.
@@ -21,8 +23,10 @@ mod beside;
 mod contender;
 mod dirs;
 mod error;
+mod families;
 mod front;
 mod latency;
+mod locks;
 mod logs;
 mod names;
 mod rng;
@@ -33,11 +37,13 @@ mod workloads;
 
 pub use beside::{BesideBench, BesideResult};
 pub use error::BenchError;
+pub use families::{FamiliesBench, FamiliesResult};
 pub use front::{
     AdoptResult, CheckpointSpan, FrontBench, FrontLoad, FrontMode, FrontResult, FrontSecond, Interrupt,
     MountFigures, ScanResult, TransactionFigures, Verified, draw_plots, save_results,
 };
 pub use latency::LatencySummary;
+pub use locks::{BesideScanners, LocksBench, LocksResult};
 pub use logs::{LogBench, LogKind, LogResult};
 pub use names::{level_name, ring_name};
 pub use slow::SlowDevice;

@@ -1,7 +1,9 @@
 //! `collie bench`.
 
 mod beside;
+mod families;
 mod front;
+mod locks;
 mod transactions;
 
 use anyhow::bail;
@@ -22,6 +24,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Outcome> {
         Some(BenchCommand::Commit(args)) => transactions::commit(args),
         Some(BenchCommand::Orders(args)) => transactions::orders(args),
         Some(BenchCommand::Beside(args)) => beside::run(args),
+        Some(BenchCommand::Families(args)) => families::run(args),
+        Some(BenchCommand::Locks(args)) => locks::run(args),
         Some(BenchCommand::Front(args)) => front::run(args),
         None => workloads(&args.workloads),
     }

@@ -1,7 +1,9 @@
 //! `collie bench`.
 
 mod beside;
+mod families;
 mod front;
+mod locks;
 mod transactions;
 
 use std::path::PathBuf;
@@ -16,7 +18,9 @@ use collie_log::Level;
 use super::seconds;
 use crate::args::values::{Durability, Ring};
 pub(crate) use beside::BesideBenchArgs;
+pub(crate) use families::FamiliesBenchArgs;
 pub(crate) use front::FrontBenchArgs;
+pub(crate) use locks::LocksBenchArgs;
 pub(crate) use transactions::{
     CommitBenchArgs, CommitEnd, IsolationLevel, OrdersBenchArgs, TransactionKind, TransactionRunArgs,
 };
@@ -45,6 +49,12 @@ pub(crate) enum BenchCommand {
     /// are hot, and insert an order and its lines. After each run all of it must add up, or the
     /// exit code is 1.
     Orders(OrdersBenchArgs),
+    /// Row and range locks that many want: a writer beside serializable readers of its whole table,
+    /// a small range beside many locked rows, many ranges in one commit.
+    Locks(LocksBenchArgs),
+    /// What many families cost: a snapshot, a small transaction, a batch over all of them, and
+    /// another thread's puts beside such batches.
+    Families(FamiliesBenchArgs),
     /// Durable writes beside a family that is flushed and merged all the while, by how the store's
     /// background work shares the device.
     Beside(BesideBenchArgs),

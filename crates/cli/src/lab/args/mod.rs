@@ -11,8 +11,9 @@ use anyhow::ensure;
 use clap::Subcommand;
 
 pub(crate) use bench::{
-    BenchArgs, BenchCommand, BesideBenchArgs, CommitBenchArgs, CommitEnd, FrontBenchArgs, IsolationLevel,
-    LogBenchArgs, OrdersBenchArgs, TransactionKind, TransactionRunArgs, WorkloadArgs,
+    BenchArgs, BenchCommand, BesideBenchArgs, CommitBenchArgs, CommitEnd, FamiliesBenchArgs, FrontBenchArgs,
+    IsolationLevel, LocksBenchArgs, LogBenchArgs, OrdersBenchArgs, TransactionKind, TransactionRunArgs,
+    WorkloadArgs,
 };
 pub(crate) use torture::{HostileArgs, HostilePart, NamesArg, PowerArgs, SoakArgs, TortureCommand};
 

@@ -55,8 +55,10 @@ pub(crate) struct Request<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Granted(Granted),
-    /// It is not free.
-    NotFree,
+    /// It is not free: because of a range, or else because of a row, which most often is free soon.
+    NotFree {
+        is_range: bool,
+    },
     /// There is no room for another lock.
     Full,
 }
@@ -229,11 +231,16 @@ impl FamilyLocks {
         }
     }
 
-    fn admits_row(&self, request: Request<'_>, row: Option<&Row>, over: &[u64], place: Place) -> bool {
+    fn admits_row(&self, request: Request<'_>, row: &Row, over: &[u64], place: Place) -> bool {
         let Request { owner, mode } = request;
-        let is_held = row.is_some_and(|row| row.conflicting(owner, mode).next().is_some());
+        row.conflicting(owner, mode).next().is_none() && !self.is_behind_range(request, over, place)
+    }
+
+    /// Whether a request for a row waits for a range over it.
+    fn is_behind_range(&self, request: Request<'_>, over: &[u64], place: Place) -> bool {
+        let Request { owner, mode } = request;
         let mut ranges = over.iter().filter_map(|number| self.ranges.get(number));
-        !is_held && !ranges.any(|range| is_row_behind(range, owner, mode, place))
+        ranges.any(|range| is_row_behind(range, owner, mode, place))
     }
 
     fn take_row(&mut self, request: Request<'_>, key: &Key, room: &Room) -> Answer {
@@ -247,8 +254,10 @@ impl FamilyLocks {
         }
         let place = Place::last(held.is_some() || own_range.is_some());
         let is_next = place.is_first || row.is_none_or(|row| row.queue.is_empty());
-        if !is_next || !self.admits_row(request, row, &over, place) {
-            return Answer::NotFree;
+        let is_held = row.is_some_and(|row| row.conflicting(owner, mode).next().is_some());
+        let is_range = self.is_behind_range(request, &over, place);
+        if !is_next || is_held || is_range {
+            return Answer::NotFree { is_range };
         }
         if row.is_none() && !room.take() {
             return Answer::Full;
@@ -345,7 +354,7 @@ impl FamilyLocks {
             && let Some(Waiter {
                 owner, mode, place, ..
             }) = row.queue.front()
-            && self.admits_row(Request { owner, mode: *mode }, Some(row), &over, *place)
+            && self.admits_row(Request { owner, mode: *mode }, row, &over, *place)
         {
             self.change_row(key, room, |row| {
                 if let Some(first) = row.queue.pop_front() {

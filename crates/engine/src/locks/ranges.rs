@@ -42,7 +42,7 @@ impl FamilyLocks {
             false
         });
         if !is_free {
-            return Answer::NotFree;
+            return Answer::NotFree { is_range: true };
         }
         if !room.take() {
             return Answer::Full;

@@ -42,8 +42,9 @@ const KEPT_EMPTY: usize = 4;
 const ASKED_SPINNING: u32 = 4;
 const ASKED_YIELDING: u32 = 14;
 const SHORTEST_SPIN: u32 = 8;
-/// Not longer than this: beside threads that compute, a yield may take as long as their slices.
-const ASKED_FOR: Duration = Duration::from_millis(1);
+/// A row in a range is asked for no longer than this. Ranges are held for long, and beside threads
+/// that read them a yield takes as long as their slices.
+const ASKED_IN_RANGE: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -122,6 +123,12 @@ pub(crate) struct LockTable {
     pub(crate) counters: LockCounters,
 }
 
+/// The answer to an owner that does not wait.
+enum Taken {
+    Granted(Granted),
+    NotFree { is_range: bool },
+}
+
 /// The answer to an owner that is ready to wait.
 enum Asked {
     Granted(Granted),
@@ -191,11 +198,11 @@ impl LockTable {
         }
     }
 
-    /// Asks without waiting. `None`: it is not free.
-    fn take(&self, request: Request<'_>, family: u32, target: Target<'_>) -> Result<Option<Granted>, Denied> {
+    /// Asks without waiting.
+    fn take(&self, request: Request<'_>, family: u32, target: Target<'_>) -> Result<Taken, Denied> {
         match self.with(family, |locks, room| locks.take(request, target, room)) {
-            Answer::Granted(granted) => Ok(Some(granted)),
-            Answer::NotFree => Ok(None),
+            Answer::Granted(granted) => Ok(Taken::Granted(granted)),
+            Answer::NotFree { is_range } => Ok(Taken::NotFree { is_range }),
             Answer::Full => Err(self.too_many()),
         }
     }
@@ -208,7 +215,7 @@ impl LockTable {
         target: Target<'_>,
         timeout: Duration,
     ) -> Result<Granted, Denied> {
-        if let Some(granted) = self.take(request, family, target)? {
+        if let Taken::Granted(granted) = self.take(request, family, target)? {
             return Ok(granted);
         }
         self.counters.waits.fetch_add(1, Ordering::Relaxed);
@@ -235,16 +242,23 @@ impl LockTable {
         };
         for round in 0..rounds {
             pause(round);
-            if let Some(granted) = self.take(request, family, target)? {
-                return Ok(granted);
-            }
-            if round >= ASKED_SPINNING && deadline.waited() >= deadline.timeout.min(ASKED_FOR) {
+            let is_range = match self.take(request, family, target)? {
+                Taken::Granted(granted) => return Ok(granted),
+                Taken::NotFree { is_range } => is_range,
+            };
+            let longest = if is_range {
+                ASKED_IN_RANGE
+            } else {
+                deadline.timeout
+            };
+            // Other threads may have had the processor for long.
+            if round >= ASKED_SPINNING && deadline.waited() >= deadline.timeout.min(longest) {
                 break;
             }
         }
         let asked = self.with(family, |locks, room| match locks.take(request, target, room) {
             Answer::Granted(granted) => Some(Asked::Granted(granted)),
-            Answer::NotFree => locks.join(request, target, room).map(Asked::Queued),
+            Answer::NotFree { .. } => locks.join(request, target, room).map(Asked::Queued),
             Answer::Full => None,
         });
         match asked.ok_or_else(|| self.too_many())? {

@@ -241,7 +241,7 @@ fn whatever_is_asked_and_released_the_rule_holds() {
                     Answer::Granted(Granted::New(lock)) => member.held.push(lock),
                     Answer::Granted(Granted::Before) => {}
                     Answer::Full => refused += 1,
-                    Answer::NotFree => match locks.join(request, target, &room) {
+                    Answer::NotFree { .. } => match locks.join(request, target, &room) {
                         Some(queued) => {
                             assert!(!locks.blockers(&owner, &queued.lock).is_empty());
                             member.waits = Some((queued.lock, queued.is_new));

@@ -1,16 +1,17 @@
 //! Deadlocks: cycles of owners that wait for each other.
 //!
-//! An owner that begins to wait adds itself to the graph, under one mutex, and follows the waits
-//! from its blockers on; the lock table computes the blockers of each waiting owner anew: those that
-//! hold what it asks for, and those that it is queued behind. A cycle is closed by the last of its
-//! members that begins to wait. That one sees all others, which are in the graph already, so it
-//! finds the cycle. Where it waits behind others only for fairness it goes first then (`table.rs`),
-//! which may end the cycle; else it is the victim.
+//! An owner that begins to wait joins its queue, adds itself to the graph and follows the waits from
+//! its blockers on, all under the graph's mutex. The lock table computes the blockers of each waiting
+//! owner anew: those that hold what it asks for, or what those before it in the queue ask for, and
+//! the ranges that it is queued behind. A cycle is closed by the last of its members that begins to
+//! wait. That one sees all others, which are in the graph already, so it finds the cycle. Where it
+//! waits behind others only for fairness it goes first then (`table.rs`), which may end the cycle;
+//! else it is the victim.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::family::Lock;
 use super::owner::Owner;
@@ -40,14 +41,40 @@ pub(crate) struct Graph {
     waits: Mutex<HashMap<u64, Link>>,
 }
 
+/// The graph, whose mutex is held.
+pub(super) struct Waits<'a>(MutexGuard<'a, HashMap<u64, Link>>);
+
 impl Graph {
-    /// Notes what an owner waits for, in whose queue it is already. Returns the cycle that this
-    /// closes, if it does, beginning with the owner. `blockers` returns the owners that block a
-    /// waiting owner.
-    pub(super) fn wait(&self, link: Link, blockers: impl Fn(&Link) -> Vec<Arc<Owner>>) -> Option<Vec<Link>> {
-        let mut waits = self.waits.lock();
-        let first = link.owner.id;
-        waits.insert(first, link);
+    pub(super) fn lock(&self) -> Waits<'_> {
+        Waits(self.waits.lock())
+    }
+
+    /// The family and the row that an owner waits for; the key is empty where that is a range.
+    pub(super) fn waits_for(&self, owner: u64) -> Option<(u32, Key)> {
+        let waits = self.waits.lock();
+        waits.get(&owner).map(|link| (link.family, link.key()))
+    }
+}
+
+impl Waits<'_> {
+    /// Notes what an owner waits for, in whose queue it is already.
+    pub(super) fn add(&mut self, link: Link) {
+        self.0.insert(link.owner.id, link);
+    }
+
+    /// Removes an owner that does not wait any more.
+    pub(super) fn remove(&mut self, owner: &Owner) {
+        self.0.remove(&owner.id);
+    }
+
+    /// The cycle that an owner's wait closes, if it does, beginning with the owner. `blockers`
+    /// returns the owners that block a waiting owner.
+    pub(super) fn cycle(
+        &self,
+        owner: &Owner,
+        blockers: impl Fn(&Link) -> Vec<Arc<Owner>>,
+    ) -> Option<Vec<Link>> {
+        let (waits, first) = (&self.0, owner.id);
         // The owner from which each was reached.
         let mut reached: HashMap<u64, u64> = HashMap::new();
         let mut left = vec![first];
@@ -56,7 +83,7 @@ impl Graph {
             let Some(waiting) = waits.get(&id) else { continue };
             for blocker in blockers(waiting) {
                 if blocker.id == first {
-                    return Some(ring(&waits, &reached, id, first));
+                    return Some(ring(waits, &reached, id, first));
                 }
                 if let std::collections::hash_map::Entry::Vacant(entry) = reached.entry(blocker.id) {
                     entry.insert(id);
@@ -65,17 +92,6 @@ impl Graph {
             }
         }
         None
-    }
-
-    /// Removes an owner that does not wait any more.
-    pub(super) fn done(&self, owner: &Owner) {
-        self.waits.lock().remove(&owner.id);
-    }
-
-    /// The family and the row that an owner waits for; the key is empty where that is a range.
-    pub(super) fn waits_for(&self, owner: u64) -> Option<(u32, Key)> {
-        let waits = self.waits.lock();
-        waits.get(&owner).map(|link| (link.family, link.key()))
     }
 }
 

@@ -140,9 +140,11 @@ impl FamilyLocks {
                         && let Some(mut waiter) = row.queue.remove(at)
                     {
                         waiter.place.is_first = true;
-                        // Behind those that hold the row, which it waits for in any case.
-                        let holders = row.queue.iter().take_while(|other| other.holds).count();
-                        let to = if waiter.holds { 0 } else { holders };
+                        // Behind those that hold the row, which it waits for in any case. It does
+                        // not where it is shared: they hold the row shared, or need not wait.
+                        let goes_behind = waiter.mode == Mode::Exclusive && !waiter.holds;
+                        let is_before = |other: &&Waiter| goes_behind && other.holds;
+                        let to = row.queue.iter().take_while(is_before).count();
                         row.queue.insert(to, waiter);
                     }
                 });
@@ -335,7 +337,11 @@ impl FamilyLocks {
             if let Some(range) = self.ranges.get(&number)
                 && let State::Waiting(waiting) = &range.state
             {
-                let place = self.place_over(&range.owner, waiting.place, key, over);
+                // It matters only for those that wait before the range.
+                let place = match row.is_some_and(|row| !row.queue.is_empty()) {
+                    true => self.place_over(&range.owner, waiting.place, key, over),
+                    false => waiting.place,
+                };
                 let owners = row.map(|row| row.in_the_way(&range.owner, range.mode, place));
                 found.push(RowBefore {
                     range: number,

@@ -23,8 +23,8 @@ use std::time::Duration;
 use collie_io::{Clock, RealClock};
 use parking_lot::Mutex;
 
-use super::deadlock::{Graph, Link};
-use super::family::{Answer, FamilyLocks, Granted, Queued, Request, Target};
+use super::deadlock::{Graph, Link, Waits};
+use super::family::{Answer, FamilyLocks, Granted, Lock, Queued, Request, Target};
 use super::owner::Owner;
 use super::room::Room;
 use crate::Key;
@@ -256,35 +256,54 @@ impl LockTable {
                 break;
             }
         }
+        let mut waits = self.graph.lock();
         let asked = self.with(family, |locks, room| match locks.take(request, target, room) {
             Answer::Granted(granted) => Some(Asked::Granted(granted)),
             Answer::NotFree { .. } => locks.join(request, target, room).map(Asked::Queued),
             Answer::Full => None,
         });
-        match asked.ok_or_else(|| self.too_many())? {
-            Asked::Granted(granted) => Ok(granted),
-            Asked::Queued(queued) => self.wait(request.owner, family, queued, deadline),
-        }
+        let queued = match asked.ok_or_else(|| self.too_many())? {
+            Asked::Granted(granted) => return Ok(granted),
+            Asked::Queued(queued) => queued,
+        };
+        let cycle = self.enter(&mut waits, request.owner, family, &queued.lock);
+        drop(waits);
+        self.wait(request.owner, family, queued, cycle, deadline)
     }
 
-    /// Waits in the queue.
+    /// Enters an owner that has joined a queue in the graph. Returns the cycle that its wait closes,
+    /// also where it waits for holders only.
+    fn enter(
+        &self,
+        waits: &mut Waits<'_>,
+        owner: &Arc<Owner>,
+        family: u32,
+        lock: &Lock,
+    ) -> Option<Vec<Link>> {
+        let blockers =
+            |link: &Link| self.with(link.family, |locks, _| locks.blockers(&link.owner, &link.lock));
+        waits.add(Link {
+            owner: Arc::clone(owner),
+            family,
+            lock: lock.clone(),
+        });
+        waits.cycle(owner, blockers)?;
+        self.with(family, |locks, room| locks.go_first(owner, lock, room));
+        let cycle = waits.cycle(owner, blockers)?;
+        waits.remove(owner);
+        Some(cycle)
+    }
+
+    /// Waits in the queue, unless that closes a cycle.
     fn wait(
         &self,
         owner: &Arc<Owner>,
         family: u32,
         queued: Queued,
+        cycle: Option<Vec<Link>>,
         deadline: &Deadline,
     ) -> Result<Granted, Denied> {
         let Queued { lock, is_new } = queued;
-        let link = Link {
-            owner: Arc::clone(owner),
-            family,
-            lock: lock.clone(),
-        };
-        let cycle = self.note_wait(&link).and_then(|_| {
-            self.with(family, |locks, room| locks.go_first(owner, &lock, room));
-            self.note_wait(&link)
-        });
         let denied = match cycle {
             Some(cycle) => Some(Denied::Deadlock(cycle)),
             None if owner.wait(deadline.left()) => None,
@@ -292,7 +311,7 @@ impl LockTable {
                 waited: deadline.timeout,
             }),
         };
-        self.graph.done(owner);
+        self.graph.lock().remove(owner);
         let granted = match is_new {
             true => Granted::New(lock.clone()),
             false => Granted::Before,
@@ -313,12 +332,5 @@ impl LockTable {
         };
         counter.fetch_add(1, Ordering::Relaxed);
         Err(denied)
-    }
-
-    /// Notes in the graph what an owner waits for. Returns the cycle that this closes, if it does.
-    fn note_wait(&self, link: &Link) -> Option<Vec<Link>> {
-        let blockers =
-            |link: &Link| self.with(link.family, |locks, _| locks.blockers(&link.owner, &link.lock));
-        self.graph.wait(link.clone(), blockers)
     }
 }

@@ -208,3 +208,32 @@ fn many_ranges_and_rows_are_locked_and_released() {
     drop(other);
     assert_eq!(db.stats().transactions.locks, 0);
 }
+
+/// Behind one that waits to write a row that it has read, and that need not be waited for.
+#[test]
+fn a_reader_goes_before_an_upgrade_that_would_close_a_cycle() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let [upgrade, holder, reader] =
+        ["upgrade", "holder", "reader"].map(|name| db.transaction(serializable(name)).unwrap());
+    upgrade.get(&family, "k").unwrap();
+    holder.get(&family, "k").unwrap();
+    reader.put(&family, "j", "reader").unwrap();
+    let put = |tx: collie_db::Transaction, name, key: &'static str| {
+        let family = family.clone();
+        let thread = std::thread::spawn(move || tx.put(&family, key, name).map(|()| tx.commit().unwrap()));
+        while !waits(&db, name) && !thread.is_finished() {
+            std::thread::yield_now();
+        }
+        thread
+    };
+    let upgrade = put(upgrade, "upgrade", "k");
+    let holder = put(holder, "holder", "j");
+    assert!(waits(&db, "upgrade") && waits(&db, "holder"));
+    assert_eq!(reader.get(&family, "k").unwrap(), None);
+    reader.commit().unwrap();
+    holder.join().unwrap().unwrap();
+    upgrade.join().unwrap().unwrap();
+    let stats = db.stats().transactions;
+    assert_eq!((stats.deadlocks, stats.locks), (0, 0));
+}

@@ -25,7 +25,7 @@ use pages::{Active, Coverage, Page, Pages, Version};
 const READS_BESIDE: usize = 8;
 /// A read of so many bytes is one of a scan: the kernel reads ahead.
 const SCAN: usize = 64 << 10;
-/// So far before a scan the device is told what it reads next.
+/// So far ahead of a scan the device begins to read.
 const AHEAD: u64 = 512 << 10;
 
 /// A file whose pages are written atomically. Opened by a [`Volume`](crate::Volume), which also

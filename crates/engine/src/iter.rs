@@ -13,9 +13,10 @@ use crate::store::view::View;
 use crate::tables::{Pinned, TableIter};
 use crate::{Error, Key, Result, Value};
 
-/// Keys that are fetched from a memtable at first, and at most; each fetch takes twice the one
-/// before.
-const FIRST_FETCH: usize = 32;
+/// Keys that are fetched from a memtable at first, and at most; each fetch takes so many times the
+/// one before.
+const FIRST_FETCH: usize = 12;
+const FETCH_GROWTH: usize = 4;
 const LARGEST_FETCH: usize = 1024;
 
 /// Keys and values in a range at one moment, in order; from the back in reverse order.
@@ -88,48 +89,44 @@ impl Iter {
 
     /// The next key with its value, or without one where it is removed.
     fn step_or_fail(&mut self, direction: Direction) -> Result<Option<(Key, Option<Value>)>> {
-        let Self {
-            mems,
-            tables,
-            point,
-            family,
-            seen,
-            ..
-        } = self;
+        self.tables.fill(direction)?;
+        for mem in &mut self.mems {
+            mem.fill(direction);
+        }
         let before = |a: &Key, b: &Key| match direction {
             Direction::Forward => a < b,
             Direction::Backward => a > b,
         };
-        let mut best = tables.peek(direction)?.cloned();
-        let in_tables = best.is_some();
-        let mut newest = None;
-        for (number, mem) in mems.iter_mut().enumerate() {
-            // On a tie the memtable wins over the tables, and the newer one over the older.
-            if let Some(entry) = mem.peek(direction)
-                && best
-                    .as_ref()
-                    .is_none_or(|best| before(&entry.key, best) || (newest.is_none() && entry.key == *best))
-            {
-                best = Some(entry.key.clone());
-                newest = Some(number);
+        // On a tie the newer memtable wins over the older, and any of them over the tables.
+        let mut nearest: Option<(Option<usize>, &Key)> = None;
+        let in_mems = self.mems.iter().enumerate();
+        let in_mems = in_mems.filter_map(|(number, mem)| Some((Some(number), mem.next_key(direction)?)));
+        let in_tables = self.tables.next_key(direction).map(|key| (None, key));
+        for (source, key) in in_mems.chain(in_tables) {
+            if nearest.is_none_or(|(_, nearest)| before(key, nearest)) {
+                nearest = Some((source, key));
             }
         }
-        let Some(key) = best else { return Ok(None) };
-        let mut value = None;
-        if in_tables && tables.peek(direction)? == Some(&key) {
-            value = tables.pop(direction);
-        }
-        for (number, mem) in mems.iter_mut().enumerate() {
-            if mem.peek(direction).is_some_and(|entry| entry.key == key)
-                && let Some(entry) = mem.pop(direction)
-                && newest == Some(number)
-            {
-                point.check(family, &key, entry.found.at)?;
-                *seen = (*seen).max(entry.found.at.end);
-                value = entry.found.value;
+        let Some((source, _)) = nearest else {
+            return Ok(None);
+        };
+        let Some(number) = source else {
+            return Ok(self.tables.pop(direction));
+        };
+        let Some(Entry { key, found }) = self.mems[number].pop(direction) else {
+            return Ok(None);
+        };
+        for mem in &mut self.mems[number + 1..] {
+            if mem.next_key(direction) == Some(&key) {
+                mem.pop(direction);
             }
         }
-        Ok(Some((key, value)))
+        if self.tables.next_key(direction) == Some(&key) {
+            self.tables.pop(direction);
+        }
+        self.point.check(&self.family, &key, found.at)?;
+        self.seen = self.seen.max(found.at.end);
+        Ok(Some((key, found.value)))
     }
 }
 
@@ -198,7 +195,8 @@ impl MemSource {
         }
     }
 
-    fn peek(&mut self, direction: Direction) -> Option<&Entry> {
+    /// Fetches the next entry, if there is one.
+    fn fill(&mut self, direction: Direction) {
         let Self {
             mem,
             low,
@@ -218,10 +216,12 @@ impl MemSource {
                 below: *below,
             };
             ahead.exhausted = mem.scan(scan, direction, ahead.fetch, &mut ahead.entries);
-            ahead.fetch = (ahead.fetch * 2).min(LARGEST_FETCH);
+            ahead.fetch = (ahead.fetch * FETCH_GROWTH).min(LARGEST_FETCH);
         }
         // The other end may have come closer since they were fetched.
-        let key = &ahead.entries.front()?.key;
+        let Some(Entry { key, .. }) = ahead.entries.front() else {
+            return;
+        };
         let inside = match direction {
             Direction::Forward => match high {
                 Bound::Included(high) => key <= high,
@@ -238,11 +238,19 @@ impl MemSource {
             ahead.entries.clear();
             ahead.exhausted = true;
         }
-        ahead.entries.front()
     }
 
+    /// The key that `fill` fetched.
+    fn next_key(&self, direction: Direction) -> Option<&Key> {
+        let ahead = match direction {
+            Direction::Forward => &self.front,
+            Direction::Backward => &self.back,
+        };
+        ahead.entries.front().map(|entry| &entry.key)
+    }
+
+    /// Takes what `fill` fetched.
     fn pop(&mut self, direction: Direction) -> Option<Entry> {
-        self.peek(direction)?;
         let (ahead, bound) = match direction {
             Direction::Forward => (&mut self.front, &mut self.low),
             Direction::Backward => (&mut self.back, &mut self.high),
@@ -272,7 +280,8 @@ impl TableSource {
         }
     }
 
-    fn peek(&mut self, direction: Direction) -> Result<Option<&Key>> {
+    /// Fetches the next entry, if there is one.
+    fn fill(&mut self, direction: Direction) -> Result<()> {
         let Self {
             iter,
             tables,
@@ -295,15 +304,24 @@ impl TableSource {
                 None => far.take(),
             };
         }
-        Ok(near.as_ref().map(|(key, _)| key))
+        Ok(())
     }
 
-    /// Takes what `peek` showed.
-    fn pop(&mut self, direction: Direction) -> Option<Value> {
+    /// The key that `fill` fetched.
+    fn next_key(&self, direction: Direction) -> Option<&Key> {
+        let near = match direction {
+            Direction::Forward => &self.front,
+            Direction::Backward => &self.back,
+        };
+        near.as_ref().map(|(key, _)| key)
+    }
+
+    /// Takes what `fill` fetched.
+    fn pop(&mut self, direction: Direction) -> Option<(Key, Option<Value>)> {
         let near = match direction {
             Direction::Forward => &mut self.front,
             Direction::Backward => &mut self.back,
         };
-        near.take().map(|(_, value)| value)
+        near.take().map(|(key, value)| (key, Some(value)))
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 /// Bytes of a chunk that can be kept.
-pub(super) const CHUNK: usize = 256 << 10;
+pub(super) const CHUNK: usize = 32 << 10;
 /// Chunks kept, at most: 64 MiB.
 const SPARE_MOST: usize = (64 << 20) / CHUNK;
 /// How long unused chunks are kept.

@@ -1,10 +1,10 @@
-//! A leaf of a shard: digests in order, and the addresses of their entries, in one piece of memory.
+//! A leaf of a bucket: digests in order, and the addresses of their entries, in one piece of memory.
 //!
 //! Unused digests are the largest value, and unused addresses `NONE`. So a search needs no length.
 //! It compares with the last digest of each cache line before it searches one of them: these loads
 //! do not wait for each other, while a binary search would miss the cache three times in a row.
 
-use super::shard::Address;
+use super::bucket::Address;
 
 /// Entries of a leaf.
 pub(super) const LEAF: usize = 64;

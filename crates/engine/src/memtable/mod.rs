@@ -2,15 +2,15 @@
 //!
 //! A memtable keeps every version of a key, ordered by key and then from the newest to the oldest.
 //! It is written by many threads at once and read by many more. [`Mem`] is one memtable with its
-//! position in the log; [`Sharded`] is the implementation (docs/decisions/0003-memtable.md has the
+//! position in the log; [`Buckets`] is the implementation (docs/decisions/0003-memtable.md has the
 //! measurements).
 
+mod bucket;
+mod buckets;
 mod chunks;
+mod directory;
 mod leaf;
-mod newest;
 pub(crate) mod reclaim;
-mod shard;
-mod sharded;
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -23,8 +23,8 @@ use collie_log::Lsn;
 use crate::memtable::reclaim::Reclaim;
 use crate::{Key, Value};
 
+pub(crate) use buckets::Buckets;
 pub(crate) use chunks::Chunks;
-pub(crate) use sharded::Sharded;
 
 /// What a write does to its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub(crate) enum Direction {
 /// A memtable of a family, with the LSN from which on commits belong to it.
 pub(crate) struct Mem {
     /// `None` only while it is dropped.
-    table: Option<Box<Sharded>>,
+    table: Option<Box<Buckets>>,
     from: Lsn,
     unlogged: AtomicBool,
     reclaim: Sender<Reclaim>,
@@ -90,7 +90,7 @@ impl Mem {
         reclaim: Sender<Reclaim>,
     ) -> Self {
         Self {
-            table: Some(Box::new(Sharded::new(write_buffer_bytes, chunks))),
+            table: Some(Box::new(Buckets::new(write_buffer_bytes, chunks))),
             from,
             unlogged: AtomicBool::new(false),
             reclaim,
@@ -121,14 +121,14 @@ impl Mem {
         }
     }
 
-    /// As [`Sharded::load`].
+    /// As [`Buckets::load`].
     pub(crate) fn load(&self, key: &[u8], at: At, write: Write<'_>) {
         if let Some(table) = &self.table {
             table.load(key, at, write);
         }
     }
 
-    /// As [`Sharded::sort`].
+    /// As [`Buckets::sort`].
     pub(crate) fn sort(&self, share: usize, of: usize) {
         if let Some(table) = &self.table {
             table.sort(share, of);
@@ -143,20 +143,20 @@ impl Mem {
         &self,
         scan: Scan<'_>,
         direction: Direction,
-        hint: usize,
+        most: usize,
         out: &mut VecDeque<Entry>,
     ) -> bool {
         self.table
             .as_ref()
-            .is_none_or(|table| table.scan(scan, direction, hint, out))
+            .is_none_or(|table| table.scan(scan, direction, most, out))
     }
 
-    /// As [`Sharded::newest`].
+    /// As [`Buckets::newest`].
     pub(crate) fn newest(&self) -> impl Iterator<Item = Entry> + '_ {
         self.table.iter().flat_map(|table| table.newest())
     }
 
-    /// As [`Sharded::last_start`].
+    /// As [`Buckets::last_start`].
     pub(crate) fn last_start(&self) -> Lsn {
         self.table.as_ref().map_or(0, |table| table.last_start())
     }

@@ -1,10 +1,10 @@
-//! One shard of a memtable: a two-level sorted array over an arena, for one thread at a time.
+//! One bucket of a memtable: a two-level sorted array over an arena, for one thread at a time.
 //!
-//! Entries (header, key, value) are appended to chunks and never move. What is sorted is a list of
-//! leaves; a leaf has up to [`LEAF`] pairs of a key's eight distinguishing bytes and the address of
-//! its entry, so a search reads two small arrays and, only where the eight bytes tie, the entries
-//! themselves. The bytes that all keys of the shard have in common are skipped before the eight are
-//! taken.
+//! Entries (header, key, value) are appended to chunks and do not move while the bucket lives. What
+//! is sorted is a list of leaves; a leaf has up to [`LEAF`] pairs of a key's eight distinguishing
+//! bytes and the address of its entry, so a search reads two small arrays and, only where the eight
+//! bytes tie, the entries themselves. The bytes that all keys of the bucket have in common are
+//! skipped before the eight are taken.
 //!
 //! The order is by key, and versions of one key from the newest to the oldest.
 
@@ -31,6 +31,14 @@ const INLINE_VALUE: usize = 4 << 10;
 const SHRINKINGS: u32 = 16;
 /// start (8), end - start (4), value length or index (4), key length (2), kind (1), unused (1).
 const HEADER: usize = 20;
+
+/// A bucket is split where it has so many entries, or so many bytes in its arena.
+const MOST_ENTRIES: usize = 1024;
+const MOST_BYTES: usize = 256 << 10;
+/// How many times as large it may become by loads, which are sorted when it is split.
+const LOADED: usize = 4;
+/// Versions of one key that a scan passes one by one before it searches for what follows them.
+const PASSED: u32 = 4;
 
 const KIND_DELETE: u8 = 0;
 const KIND_INLINE: u8 = 1;
@@ -64,19 +72,47 @@ struct Stored<'a> {
     bytes: &'a [u8],
 }
 
+impl Stored<'_> {
+    /// Bytes in the arena.
+    fn size(&self) -> usize {
+        let inline = match self.bytes[18] {
+            KIND_INLINE => word(self.bytes, 12) as usize,
+            _ => 0,
+        };
+        HEADER + self.key.len() + inline
+    }
+}
+
+/// What an insert did.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Inserted {
+    /// By how many bytes the bucket grew.
+    pub(super) bytes: usize,
+    /// The entry is new, and the last one.
+    pub(super) last: bool,
+}
+
 /// A position between entries: leaf and index; the index may be the leaf's length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Cursor {
+struct Cursor {
     leaf: usize,
     index: usize,
 }
 
 /// See the module's page.
 #[derive(Debug)]
-pub(super) struct Shard {
+pub(super) struct Bucket {
     spare: Arc<Chunks>,
     chunks: Vec<Vec<u8>>,
+    /// Size of the next chunk.
+    next_chunk: usize,
     outside: Vec<Slice>,
+    /// Entries, sorted or not.
+    entries: usize,
+    /// Bytes of the entries in the chunks.
+    arena: usize,
+    /// Entries and bytes when the entries were last indexed as a whole.
+    indexed: (usize, usize),
     /// `firsts[i]` is the digest of the first entry of `leaves[i]`; no leaf is empty.
     firsts: Vec<u64>,
     #[expect(
@@ -92,7 +128,7 @@ pub(super) struct Shard {
     shrinkings: u32,
 }
 
-impl Drop for Shard {
+impl Drop for Bucket {
     fn drop(&mut self) {
         for chunk in self.chunks.drain(..) {
             self.spare.give(chunk);
@@ -100,13 +136,17 @@ impl Drop for Shard {
     }
 }
 
-impl Shard {
-    /// An empty shard, which takes its memory from `spare` and returns it there.
+impl Bucket {
+    /// An empty bucket, which takes its memory from `spare` and returns it there.
     pub(super) fn new(spare: Arc<Chunks>) -> Self {
         Self {
             spare,
             chunks: Vec::new(),
+            next_chunk: FIRST_CHUNK,
             outside: Vec::new(),
+            entries: 0,
+            arena: 0,
+            indexed: (0, 0),
             firsts: Vec::new(),
             leaves: Vec::new(),
             unsorted: Vec::new(),
@@ -115,12 +155,13 @@ impl Shard {
         }
     }
 
-    /// Adds a version out of order and returns by how many bytes the shard grew; [`Shard::sort`] is
+    /// Adds a version out of order and returns by how many bytes the bucket grew; [`Bucket::sort`] is
     /// to be called before the next call of another kind.
     pub(super) fn load(&mut self, key: &[u8], at: At, write: Write<'_>) -> usize {
         self.shorten_common(key);
         let (address, grown) = self.store(key, at, write);
         self.unsorted.push(address);
+        self.entries += 1;
         grown
     }
 
@@ -158,23 +199,137 @@ impl Shard {
                 x.start == y.start && x.key == y.key
             }
         });
-        self.firsts = entries
-            .iter()
-            .step_by(SORTED_LEAF)
-            .map(|(digest, _)| *digest)
-            .collect();
-        self.leaves = entries.chunks(SORTED_LEAF).map(Leaf::of).collect();
+        self.index(&entries);
     }
 
-    /// Adds a version and returns by how many bytes the shard grew.
-    pub(super) fn insert(&mut self, key: &[u8], at: At, write: Write<'_>) -> usize {
+    /// Makes these the bucket's entries; they are in order.
+    fn index(&mut self, entries: &[(u64, Address)]) {
+        let firsts = entries.iter().step_by(SORTED_LEAF);
+        self.firsts = firsts.map(|(digest, _)| *digest).collect();
+        self.leaves = entries.chunks(SORTED_LEAF).map(Leaf::of).collect();
+        self.entries = entries.len();
+        self.indexed = (self.entries, self.arena);
+    }
+
+    /// Whether to split the bucket after an insert.
+    pub(super) fn is_full(&self) -> bool {
+        (self.entries >= MOST_ENTRIES || self.arena >= MOST_BYTES) && self.first_key() != self.last_key()
+    }
+
+    /// Whether to split the bucket after a load. Splitting sorts it, so one that was split and is
+    /// large all the same, as it has one key, is first to grow to twice its size.
+    pub(super) fn is_full_of_loads(&self) -> bool {
+        let (entries, bytes) = self.indexed;
+        self.entries >= (LOADED * MOST_ENTRIES).max(2 * entries)
+            || self.arena >= (LOADED * MOST_BYTES).max(2 * bytes)
+    }
+
+    /// The first key; the bucket is sorted.
+    pub(super) fn first_key(&self) -> Option<&[u8]> {
+        Some(self.stored(Cursor::default())?.key)
+    }
+
+    fn last_key(&self) -> Option<&[u8]> {
+        Some(self.previous(self.end())?.1.key)
+    }
+
+    /// Splits the bucket into about as many parts as asked, all versions of a key in the same one;
+    /// a single one where it has one key only. Where `appended`, the last key was inserted last: it
+    /// goes to a part of its own, so that keys that arrive in order fill buckets and are not copied.
+    pub(super) fn split(mut self, parts: usize, appended: bool) -> Vec<Self> {
+        self.sort();
+        let addresses: Vec<Address> = self
+            .leaves
+            .iter()
+            .flat_map(|leaf| leaf.addresses())
+            .copied()
+            .collect();
+        let cuts = self.cuts(&addresses, parts, appended);
+        let mut from = 0;
+        let mut slices = Vec::with_capacity(cuts.len() + 1);
+        for to in cuts.into_iter().chain([addresses.len()]) {
+            slices.push(&addresses[from..to]);
+            from = to;
+        }
+        // A part with most of the entries keeps the arena: it may be one key with very many
+        // versions. What the others leave behind in it is less than a third of what it needs.
+        let kept = slices
+            .iter()
+            .position(|slice| slice.len() * 4 > addresses.len() * 3);
+        let others = slices.iter().enumerate().filter(|(n, _)| Some(*n) != kept);
+        let mut split: Vec<Self> = others.map(|(_, slice)| self.copy_of(slice)).collect();
+        if let Some(kept) = kept {
+            let skip = self.common.len();
+            let digest_of = |address: &Address| digest(read(&self.chunks, *address).key, skip);
+            let entries: Vec<_> = slices[kept].iter().map(|a| (digest_of(a), *a)).collect();
+            self.index(&entries);
+            split.insert(kept, self);
+        }
+        split
+    }
+
+    /// Where to split: indexes at which a key begins that is not the first one.
+    fn cuts(&self, addresses: &[Address], parts: usize, appended: bool) -> Vec<usize> {
+        let key = |index: usize| read(&self.chunks, addresses[index]).key;
+        let Some(last) = addresses.len().checked_sub(1) else {
+            return Vec::new();
+        };
+        // The first index from `index` on whose key is not the one before it.
+        let boundary = |index: usize| {
+            let before = key(index - 1);
+            index + addresses[index..].partition_point(|a| read(&self.chunks, *a).key == before)
+        };
+        let mut cuts = Vec::new();
+        if !appended {
+            let step = addresses.len().div_ceil(parts).max(1);
+            cuts.extend((step..=last).step_by(step).map(boundary));
+            cuts.dedup();
+            cuts.retain(|cut| *cut <= last);
+        }
+        if cuts.is_empty() && key(0) != key(last) {
+            let last_key = key(last);
+            cuts.push(addresses.partition_point(|a| read(&self.chunks, *a).key < last_key));
+        }
+        cuts
+    }
+
+    /// A bucket with copies of these entries, which are in order.
+    fn copy_of(&self, addresses: &[Address]) -> Self {
+        let mut copy = Self::new(Arc::clone(&self.spare));
+        copy.next_chunk = CHUNK;
+        if let (Some(first), Some(last)) = (addresses.first(), addresses.last()) {
+            let (first, last) = (read(&self.chunks, *first).key, read(&self.chunks, *last).key);
+            let shared = first.iter().zip(last).take_while(|(a, b)| a == b).count();
+            copy.common = first[..shared].to_vec();
+        }
+        let mut entries = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            let stored = read(&self.chunks, *address);
+            let size = stored.size();
+            let to = copy.make_room(size);
+            let chunk = &mut copy.chunks[to.chunk()];
+            chunk.extend_from_slice(&stored.bytes[..size]);
+            if stored.bytes[18] == KIND_OUTSIDE
+                && let Some(value) = self.outside.get(word(stored.bytes, 12) as usize)
+            {
+                let index = copy.outside.len() as u32;
+                copy.outside.push(value.clone());
+                chunk[to.offset()..][12..16].copy_from_slice(&index.to_le_bytes());
+            }
+            entries.push((copy.digest(stored.key), to));
+        }
+        copy.index(&entries);
+        copy
+    }
+
+    /// Adds a version. The bucket is sorted.
+    pub(super) fn insert(&mut self, key: &[u8], at: At, write: Write<'_>) -> Inserted {
         self.keep_common(key);
-        let (address, grown) = self.store(key, at, write);
+        let (address, bytes) = self.store(key, at, write);
         let digest = self.digest(key);
         if self.leaves.is_empty() {
-            self.firsts.push(digest);
-            self.leaves.push(Leaf::of(&[(digest, address)]));
-            return grown;
+            self.index(&[(digest, address)]);
+            return Inserted { bytes, last: true };
         }
         let Cursor { leaf: number, index } = self.lower_bound(key, at.start, digest);
         if self.leaves[number].digest(index) == Some(digest)
@@ -183,7 +338,7 @@ impl Shard {
             let stored = read(&self.chunks, there);
             if stored.start == at.start && stored.key == key {
                 self.leaves[number].replace(index, address);
-                return grown;
+                return Inserted { bytes, last: false };
             }
         }
         // An entry that belongs between two leaves is appended to the first of them.
@@ -193,15 +348,17 @@ impl Shard {
             (number, index)
         };
         let (number, index) = if self.leaves[number].is_full() {
-            self.split(number, index)
+            self.split_leaf(number, index)
         } else {
             (number, index)
         };
         self.leaves[number].insert(index, digest, address);
+        self.entries += 1;
         if index == 0 {
             self.firsts[number] = digest;
         }
-        grown
+        let last = number + 1 == self.leaves.len() && self.leaves[number].address(index + 1).is_none();
+        Inserted { bytes, last }
     }
 
     /// The newest version of `key` with `start < below`.
@@ -237,15 +394,9 @@ impl Shard {
             Bound::Excluded(key) => self.seek(key, Lsn::MAX),
         };
         match direction {
-            Direction::Forward => self.forward(low, high, scan.below, limit, take).is_none(),
+            Direction::Forward => self.forward(low, high, scan.below, limit, take),
             Direction::Backward => self.backward(low, high, scan.below, limit, take),
         }
-    }
-
-    /// Calls `take` with the newest versions of up to `limit` keys from a position on; returns the
-    /// position to go on at, if there are more. It is valid as long as nothing is inserted.
-    pub(super) fn newest_from(&self, at: Cursor, limit: usize, take: impl FnMut(Entry)) -> Option<Cursor> {
-        self.forward(at, self.end(), Lsn::MAX, limit, take)
     }
 
     /// The position after the last entry.
@@ -256,7 +407,6 @@ impl Shard {
         }
     }
 
-    /// Returns where it stopped, before the newest version of a key, if it did.
     fn forward(
         &self,
         mut at: Cursor,
@@ -264,8 +414,12 @@ impl Shard {
         below: Lsn,
         mut limit: usize,
         mut take: impl FnMut(Entry),
-    ) -> Option<Cursor> {
+    ) -> bool {
+        let Some(newest_start) = below.checked_sub(1) else {
+            return true;
+        };
         let mut last: Option<&[u8]> = None;
+        let mut passed = 0;
         while at < end {
             let leaf = self.leaves.get(at.leaf);
             let Some(address) = leaf.and_then(|leaf| leaf.address(at.index)) else {
@@ -276,17 +430,30 @@ impl Shard {
                 continue;
             };
             let stored = read(&self.chunks, address);
-            if stored.start < below && last != Some(stored.key) {
-                if limit == 0 {
-                    return Some(at);
+            let older = last == Some(stored.key);
+            if older || stored.start >= below {
+                passed += 1;
+                if passed < PASSED {
+                    at.index += 1;
+                } else {
+                    passed = 0;
+                    at = match older {
+                        true => self.seek_past(stored.key),
+                        false => self.seek(stored.key, newest_start),
+                    };
                 }
-                limit -= 1;
-                last = Some(stored.key);
-                take(self.entry(&stored));
+                continue;
             }
+            if limit == 0 {
+                return false;
+            }
+            limit -= 1;
+            passed = 0;
+            last = Some(stored.key);
+            take(self.entry(&stored));
             at.index += 1;
         }
-        None
+        true
     }
 
     fn backward(
@@ -297,36 +464,52 @@ impl Shard {
         mut limit: usize,
         mut take: impl FnMut(Entry),
     ) -> bool {
-        // Backwards, a key's versions come from the oldest to the newest: the last visible one is
-        // the one to take, and it is known when the key changes.
-        let mut best: Option<Stored<'_>> = None;
-        while at > start {
-            if at.index == 0 {
-                at.leaf -= 1;
-                at.index = self.leaves.get(at.leaf).map_or(0, |leaf| leaf.addresses().len());
-                continue;
-            }
-            at.index -= 1;
-            let Some(address) = self.leaves[at.leaf].address(at.index) else {
-                continue;
+        let Some(newest_start) = below.checked_sub(1) else {
+            return true;
+        };
+        while at > start
+            && let Some((oldest, stored)) = self.previous(at)
+        {
+            // A key's versions come from the oldest to the newest.
+            let single = self
+                .previous(oldest)
+                .is_none_or(|(_, before)| before.key != stored.key);
+            let newest = if single {
+                at = oldest;
+                (stored.start < below).then_some(stored)
+            } else {
+                at = self.seek(stored.key, Lsn::MAX);
+                self.stored(self.seek(stored.key, newest_start))
+                    .filter(|newest| newest.key == stored.key)
             };
-            let stored = read(&self.chunks, address);
-            if stored.start >= below {
-                continue;
-            }
-            if let Some(best) = best.take_if(|best| best.key != stored.key) {
-                take(self.entry(&best));
+            if let Some(newest) = newest {
+                take(self.entry(&newest));
                 limit -= 1;
                 if limit == 0 {
-                    return false;
+                    return at <= start;
                 }
             }
-            best = Some(stored);
-        }
-        if let Some(best) = best {
-            take(self.entry(&best));
         }
         true
+    }
+
+    /// The entry before a position.
+    fn previous(&self, at: Cursor) -> Option<(Cursor, Stored<'_>)> {
+        let at = match at.index.checked_sub(1) {
+            Some(index) => Cursor { index, ..at },
+            None => {
+                let leaf = at.leaf.checked_sub(1)?;
+                let index = self.leaves.get(leaf)?.addresses().len().checked_sub(1)?;
+                Cursor { leaf, index }
+            }
+        };
+        Some((at, self.stored(at)?))
+    }
+
+    /// The entry at a position.
+    fn stored(&self, at: Cursor) -> Option<Stored<'_>> {
+        let address = self.leaves.get(at.leaf)?.address(at.index)?;
+        Some(read(&self.chunks, address))
     }
 
     fn entry(&self, stored: &Stored<'_>) -> Entry {
@@ -367,21 +550,8 @@ impl Shard {
             }
         };
         let size = HEADER + key.len() + inline.len();
-        if self
-            .chunks
-            .last()
-            .is_none_or(|chunk| chunk.capacity() - chunk.len() < size)
-        {
-            let next = (FIRST_CHUNK << self.chunks.len().min(8)).min(CHUNK).max(size);
-            self.chunks.push(if (CHUNK / 2 + 1..=CHUNK).contains(&next) {
-                self.spare.take()
-            } else {
-                Vec::with_capacity(next)
-            });
-        }
-        let number = self.chunks.len() - 1;
-        let chunk = &mut self.chunks[number];
-        let address = Address::new(number, chunk.len());
+        let address = self.make_room(size);
+        let chunk = &mut self.chunks[address.chunk()];
         let mut header = [0; HEADER];
         header[0..8].copy_from_slice(&at.start.to_le_bytes());
         // A frame is at most half a ring and a ring at most 1 GiB; keys end at 65,535 bytes.
@@ -402,10 +572,26 @@ impl Shard {
         (address, size + outside + size_of::<(u64, Address)>())
     }
 
+    /// Where an entry of `size` bytes is to be appended.
+    fn make_room(&mut self, size: usize) -> Address {
+        let fits = |chunk: &Vec<u8>| chunk.capacity() - chunk.len() >= size;
+        if !self.chunks.last().is_some_and(fits) {
+            self.chunks.push(if self.next_chunk == CHUNK && size <= CHUNK {
+                self.spare.take()
+            } else {
+                Vec::with_capacity(self.next_chunk.max(size))
+            });
+            self.next_chunk = (2 * self.next_chunk).min(CHUNK);
+        }
+        self.arena += size;
+        let number = self.chunks.len() - 1;
+        Address::new(number, self.chunks[number].len())
+    }
+
     /// Splits a full leaf, into which an entry is to be inserted at `index`; returns where to
     /// insert it now. Where that is behind all others, keys arrive in order, and the full leaf is
     /// left full.
-    fn split(&mut self, number: usize, index: usize) -> (usize, usize) {
+    fn split_leaf(&mut self, number: usize, index: usize) -> (usize, usize) {
         let ascending = index == LEAF && number + 1 == self.leaves.len();
         let at = if ascending { LEAF } else { LEAF / 2 };
         let right = self.leaves[number].split_off(at);
@@ -527,7 +713,7 @@ fn lower_bound(digests: &[u64], digest: u64, before: impl Fn(usize) -> bool) -> 
 }
 
 /// Eight bytes of the key after those that are skipped, such that digests order as keys do, or tie.
-fn digest(key: &[u8], skip: usize) -> u64 {
+pub(super) fn digest(key: &[u8], skip: usize) -> u64 {
     let rest = key.get(skip..).unwrap_or_default();
     if let Some(eight) = rest.first_chunk::<8>() {
         return u64::from_be_bytes(*eight);
@@ -568,29 +754,29 @@ mod tests {
 
     #[test]
     fn cursor_past_the_end_of_a_leaf_moves_to_the_next() {
-        let mut shard = Shard::new(Arc::default());
+        let mut bucket = Bucket::new(Arc::default());
         for i in 0..1000_u32 {
-            shard.insert(
+            bucket.insert(
                 format!("key{i:05}").as_bytes(),
                 at(u64::from(i) + 1),
                 Write::Delete,
             );
         }
-        let sizes: usize = shard.leaves.iter().map(|leaf| leaf.addresses().len()).sum();
+        let sizes: usize = bucket.leaves.iter().map(|leaf| leaf.addresses().len()).sum();
         assert_eq!(sizes, 1000);
-        assert!(shard.leaves.iter().all(|leaf| !leaf.addresses().is_empty()));
-        assert_eq!(shard.common, b"key00");
+        assert!(bucket.leaves.iter().all(|leaf| !leaf.addresses().is_empty()));
+        assert_eq!(bucket.common, b"key00");
         for i in 0..1000_u32 {
-            let found = shard.get(format!("key{i:05}").as_bytes(), u64::MAX).unwrap();
+            let found = bucket.get(format!("key{i:05}").as_bytes(), u64::MAX).unwrap();
             assert_eq!(found.at.start, u64::from(i) + 1);
         }
     }
 
     #[test]
     fn a_key_outside_the_common_prefix_is_found_on_its_side() {
-        let mut shard = Shard::new(Arc::default());
+        let mut bucket = Bucket::new(Arc::default());
         for key in ["mm1", "mm2"] {
-            shard.insert(key.as_bytes(), at(8), Write::Put(b"v"));
+            bucket.insert(key.as_bytes(), at(8), Write::Put(b"v"));
         }
         for (key, count) in [("a", 2), ("m", 2), ("mm2", 1), ("mm3", 0), ("z", 0)] {
             let mut seen = 0;
@@ -600,7 +786,7 @@ mod tests {
                 high: Bound::Unbounded,
                 below: u64::MAX,
             };
-            assert!(shard.scan(scan, Direction::Forward, 10, |_| seen += 1));
+            assert!(bucket.scan(scan, Direction::Forward, 10, |_| seen += 1));
             assert_eq!(seen, count, "from {key}");
         }
     }
@@ -608,29 +794,29 @@ mod tests {
     #[test]
     fn a_second_write_at_the_same_lsn_replaces_the_first() {
         // Enough keys that the repeated ones are at starts, in the middle and at ends of leaves.
-        let mut shard = Shard::new(Arc::default());
+        let mut bucket = Bucket::new(Arc::default());
         for _ in 0..2 {
             for i in 0..500_u32 {
-                shard.insert(&i.to_be_bytes(), at(8), Write::Put(b"first"));
-                shard.insert(&i.to_be_bytes(), at(8), Write::Put(&i.to_le_bytes()));
+                bucket.insert(&i.to_be_bytes(), at(8), Write::Put(b"first"));
+                bucket.insert(&i.to_be_bytes(), at(8), Write::Put(&i.to_le_bytes()));
             }
         }
-        let entries: usize = shard.leaves.iter().map(|leaf| leaf.addresses().len()).sum();
+        let entries: usize = bucket.leaves.iter().map(|leaf| leaf.addresses().len()).sum();
         assert_eq!(entries, 500);
         for i in 0..500_u32 {
-            let found = shard.get(&i.to_be_bytes(), 9).unwrap();
+            let found = bucket.get(&i.to_be_bytes(), 9).unwrap();
             assert_eq!(found.value.unwrap(), &i.to_le_bytes());
         }
     }
 
     #[test]
     fn long_values_are_kept_outside_and_come_back_whole() {
-        let mut shard = Shard::new(Arc::default());
+        let mut bucket = Bucket::new(Arc::default());
         let long = vec![7; INLINE_VALUE + 1];
-        shard.insert(b"k", at(8), Write::Put(&long));
-        shard.insert(b"k", at(16), Write::Put(&[]));
-        assert_eq!(shard.get(b"k", 16).unwrap().value.unwrap(), &long[..]);
-        assert_eq!(shard.get(b"k", 17).unwrap().value.unwrap(), &[][..] as &[u8]);
-        assert_eq!(shard.get(b"k", 8), None);
+        bucket.insert(b"k", at(8), Write::Put(&long));
+        bucket.insert(b"k", at(16), Write::Put(&[]));
+        assert_eq!(bucket.get(b"k", 16).unwrap().value.unwrap(), &long[..]);
+        assert_eq!(bucket.get(b"k", 17).unwrap().value.unwrap(), &[][..] as &[u8]);
+        assert_eq!(bucket.get(b"k", 8), None);
     }
 }

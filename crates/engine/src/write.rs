@@ -19,7 +19,7 @@ use crate::commit::codec::{KIND_COMMIT, KIND_UNLOGGED, Op, check_key};
 use crate::commit::sequencer::Room;
 use crate::memtable::{At, Write};
 use crate::store::family_state::FamilyState;
-use crate::store::stall::Stall;
+use crate::store::stall::Holds;
 use crate::{Batch, Db, Durability, Error, Result, WriteOptions};
 
 /// What one commit writes.
@@ -29,15 +29,6 @@ pub(crate) enum Commit<'a> {
     One(&'a Arc<FamilyState>, Op<'a>),
     /// A batch, which is encoded already, and not empty.
     Batch(&'a Batch),
-}
-
-/// What a writer keeps from others while it waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Holds {
-    /// Nothing that the store knows of.
-    Nothing,
-    /// Locks of a transaction.
-    Locks,
 }
 
 impl Db {
@@ -76,9 +67,8 @@ impl Db {
         Ok(at)
     }
 
-    /// Admits a write, or delays it while background work lags behind. One that holds locks is
-    /// charged, waits only where memory would not be bounded, and has to wait afterwards
-    /// ([`Db::throttle_after`]).
+    /// Admits a write, or delays it while background work lags behind. One that holds locks waits
+    /// only where memory would not be bounded, and has to wait afterwards ([`Db::throttle_after`]).
     pub(crate) fn admit(&self, commit: Commit<'_>, holds: Holds) -> Result<()> {
         let store = self.store();
         let bytes = commit.check()?;
@@ -91,25 +81,16 @@ impl Db {
         for family in commit.families() {
             store.check_family(family)?;
             store.admit(commit.room())?;
-            if family.stall() != Stall::None {
-                match holds {
-                    Holds::Nothing => store.throttle(family, bytes)?,
-                    Holds::Locks => store.charge(family, bytes)?,
-                }
-            }
         }
-        Ok(())
+        store.throttle(commit.families(), bytes, holds)
     }
 
     /// Waits as [`Db::admit`] would have done for a commit that held locks, which are released by now.
     /// An error is left to the next write.
-    pub(crate) fn throttle_after(&self, commit: Commit<'_>) {
-        for family in commit.families() {
-            if family.stall() != Stall::None
-                && let Err(error) = self.store().throttle(family, 0)
-            {
-                tracing::debug!(family = %family.name(), %error, "writes stay stalled");
-            }
+    pub(crate) fn throttle_after(&self, batch: &Batch) {
+        let (families, bytes) = (batch.families(), batch.size_bytes());
+        if let Err(error) = self.store().throttle(families, bytes, Holds::Nothing) {
+            tracing::debug!(%error, "writes stay stalled");
         }
     }
 

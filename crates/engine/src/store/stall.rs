@@ -5,10 +5,15 @@
 //! or level 0 has `level0_stop` runs. So memory is bounded by `max_write_buffers` memtables, and
 //! what the threads still write that were admitted before the stop.
 //!
-//! A transaction does not wait while it holds locks, for all that want these would wait with it: it is
-//! charged ([`Store::charge`]), and waits when it has released them. Only half a memtable or
-//! [`BEYOND_STOP`] runs past the stop it waits at once, so that memory stays bounded.
+//! A delay is in proportion to the bytes that a write adds, and each writer sleeps its own. A write
+//! too small for a sleep adds its share to a pot of the family, and who fills that sleeps for a
+//! millisecond. A write of several families is delayed once, as the one next to its stop demands.
+//!
+//! A transaction does not wait while it holds locks, for all that want these would wait with it: it
+//! waits when it has released them. Only half a memtable or [`BEYOND_STOP`] runs past the stop it
+//! waits at once, so that memory stays bounded.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -39,13 +44,22 @@ pub enum Stall {
     Stopped,
 }
 
+/// What a writer keeps from others while it waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holds {
+    /// Nothing that the store knows of.
+    Nothing,
+    /// Locks of a transaction.
+    Locks,
+}
+
 /// A family's write stall.
 #[derive(Default)]
 pub(super) struct StallState {
     /// A [`Stall`], which only [`Store::update_stall`] changes.
     stall: AtomicU8,
-    /// Delay that writers owe but have not slept yet.
-    debt_ns: AtomicU64,
+    /// Delays of writes that were too short for a sleep, and that are not slept yet.
+    pot_ns: AtomicU64,
 }
 
 impl StallState {
@@ -63,19 +77,25 @@ impl StallState {
         (stall as u8) < self.stall.swap(stall as u8, Ordering::Relaxed)
     }
 
-    /// Adds to the delay that is owed. Returns how long the caller is to sleep for all writers; 0
-    /// as long as that is too short for a sleep.
-    fn owe(&self, ns: u64) -> u64 {
-        if self.charge(ns) < SLEEP_NS {
+    /// How long a writer is to sleep whose own delay is `ns`.
+    fn sleep_for(&self, ns: u64) -> u64 {
+        if ns >= SLEEP_NS {
+            return ns;
+        }
+        // Relaxed: delays need not add up exactly at any moment; nothing is published by them.
+        let pot = self.pot_ns.fetch_add(ns, Ordering::Relaxed) + ns;
+        if pot < SLEEP_NS {
             return 0;
         }
-        // Of several one takes all of it, and the others find 0.
-        self.debt_ns.swap(0, Ordering::Relaxed)
-    }
-
-    /// Adds to the delay that is owed, and returns it.
-    fn charge(&self, ns: u64) -> u64 {
-        self.debt_ns.fetch_add(ns, Ordering::Relaxed) + ns
+        // The rest is left to others, so that none sleeps for all of them.
+        let take = |pot: u64| pot.checked_sub(SLEEP_NS);
+        match self
+            .pot_ns
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+        {
+            Ok(_) => SLEEP_NS,
+            Err(_) => 0,
+        }
     }
 }
 
@@ -106,37 +126,35 @@ impl Store {
         self.stopped.changed.notify_all();
     }
 
-    /// Delays a write of `bytes`, or keeps it until the stop is over. Fails where that may never
-    /// be.
-    pub(crate) fn throttle(&self, family: &FamilyState, bytes: usize) -> Result<()> {
-        match family.stall() {
-            Stall::None => Ok(()),
-            Stall::Delayed => {
-                self.delay(family, bytes);
-                Ok(())
+    /// Delays a write of `bytes` to these families, or keeps it until their stops are over. One
+    /// that holds locks goes on, unless a stop is long past. Fails where a stop may never be over.
+    pub(crate) fn throttle(&self, families: &[Arc<FamilyState>], bytes: usize, holds: Holds) -> Result<()> {
+        let mut slowest: Option<(&FamilyState, f64)> = None;
+        for family in families {
+            match family.stall() {
+                Stall::None => {}
+                Stall::Delayed => {
+                    let pressure = pressure(family);
+                    if slowest.is_none_or(|(_, most)| pressure > most) {
+                        slowest = Some((family, pressure));
+                    }
+                }
+                Stall::Stopped if holds == Holds::Locks && !is_long_past_stop(family) => {}
+                Stall::Stopped => self.wait_out_stop(family)?,
             }
-            Stall::Stopped => self.wait_out_stop(family),
         }
+        if let Some((family, pressure)) = slowest
+            && holds == Holds::Nothing
+        {
+            self.delay(family, (bytes as f64 * LONGEST_NS_PER_BYTE * pressure) as u64);
+        }
+        Ok(())
     }
 
-    /// Charges a write of `bytes` by one that holds locks, without a delay. Waits only where
-    /// the stop is long past.
-    pub(crate) fn charge(&self, family: &FamilyState, bytes: usize) -> Result<()> {
-        match family.stall() {
-            Stall::None => Ok(()),
-            Stall::Delayed => {
-                family.stall_state().charge(delay_ns(family, bytes));
-                Ok(())
-            }
-            Stall::Stopped if is_long_past_stop(family) => self.wait_out_stop(family),
-            Stall::Stopped => Ok(()),
-        }
-    }
-
-    fn delay(&self, family: &FamilyState, bytes: usize) {
+    fn delay(&self, family: &FamilyState, ns: u64) {
         let counters = family.counters();
         counters.delays.add(1);
-        let sleep = family.stall_state().owe(delay_ns(family, bytes));
+        let sleep = family.stall_state().sleep_for(ns);
         if sleep > 0 {
             let started = self.now();
             std::thread::sleep(Duration::from_nanos(sleep));
@@ -186,10 +204,6 @@ fn current(family: &FamilyState) -> Stall {
     }
 }
 
-fn delay_ns(family: &FamilyState, bytes: usize) -> u64 {
-    (bytes as f64 * LONGEST_NS_PER_BYTE * pressure(family)) as u64
-}
-
 /// Whether a stop has not ended the writes that it should have.
 fn is_long_past_stop(family: &FamilyState) -> bool {
     let options = family.options();
@@ -233,4 +247,23 @@ fn lagging_error(family: &FamilyState) -> Option<Error> {
         // Compactions wait for a flush to record its tables in the manifest.
     }
     family.flushes().error()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small write beside a large one once slept for both.
+    #[test]
+    fn each_writer_sleeps_its_own_delay_and_small_ones_share_a_pot() {
+        let state = StallState::default();
+        let large = 800 * SLEEP_NS;
+        assert_eq!(state.sleep_for(SLEEP_NS - 1), 0);
+        assert_eq!(state.sleep_for(large), large);
+        assert_eq!(state.sleep_for(1), SLEEP_NS);
+        // What others have added beyond that stays for the next ones.
+        state.pot_ns.store(3 * SLEEP_NS, Ordering::Relaxed);
+        let slept: Vec<_> = (0..5).map(|_| state.sleep_for(10)).collect();
+        assert_eq!(slept, [SLEEP_NS, SLEEP_NS, SLEEP_NS, 0, 0]);
+    }
 }

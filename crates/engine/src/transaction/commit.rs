@@ -12,7 +12,8 @@ use super::{CommitMode, Concurrency, Isolation, Transaction};
 use crate::locks::held::Held;
 use crate::locks::row::{Mode, RowRef};
 use crate::store::family_state::FamilyState;
-use crate::write::{Commit, Holds};
+use crate::store::stall::Holds;
+use crate::write::Commit;
 use crate::{Batch, Db, Durability, Family, Key, Result, WriteOptions};
 
 impl Transaction {
@@ -160,7 +161,7 @@ impl Db {
     /// Waits for what was written without a delay.
     fn pay(&self, owes: Option<Batch>) {
         if let Some(batch) = owes {
-            self.throttle_after(Commit::Batch(&batch));
+            self.throttle_after(&batch);
         }
     }
 }

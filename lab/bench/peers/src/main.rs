@@ -12,6 +12,7 @@
 
 mod logs;
 mod readers;
+mod scans;
 mod serve;
 mod stores;
 
@@ -37,7 +38,7 @@ struct Args {
     /// Seconds per run (log and puts).
     #[arg(long, default_value_t = 3.0, global = true)]
     duration: f64,
-    /// Operations per run (fill).
+    /// Operations per run (fill), or keys (scans).
     #[arg(long, default_value_t = 2_000_000, global = true)]
     num: u64,
     /// Threads, separated by commas.
@@ -64,6 +65,9 @@ enum Bench {
     Open,
     /// fillseq and fillrandom without waiting for the device: collie, fjall.
     Fill,
+    /// Point reads, scans of ten keys in both directions, and the first and last key, from memtables
+    /// and tables: collie, fjall.
+    Scans,
     /// Reads among writes while each sync takes a millisecond longer: collie's server, Redis
     /// (redis-server, redis-cli and a C compiler are needed).
     Readers,
@@ -101,6 +105,7 @@ fn main() -> Result<()> {
         Bench::Puts => compare(&args, "puts", &stores::DURABLE, timed),
         Bench::Open => open_empty(&args),
         Bench::Serve { port } => serve::run(port, &args.dir),
+        Bench::Scans => scans::run(args.repeat, args.num, &args.dir),
         Bench::Readers => readers::run(args.repeat, &args.dir),
         Bench::Fill => {
             compare(&args, "fillseq", &stores::FILL, |args, make, threads| {
@@ -287,6 +292,13 @@ fn in_threads(
         per_second,
         latencies,
     })
+}
+
+/// A key that sorts as its number.
+fn key(n: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[8..].copy_from_slice(&n.to_be_bytes());
+    key
 }
 
 /// A bijection that scatters (the finaliser of SplitMix64).

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use crate::{Maker, Op, Peer};
+use crate::{Maker, Op, Peer, key};
 
 const VALUE: [u8; 100] = [7; 100];
 const PAGE_CACHE: &str = "process (write call per put)";
@@ -69,12 +69,6 @@ pub const FILL: [Peer; 4] = [
         open: |dir| fjall(dir, None),
     },
 ];
-
-fn key(n: u64) -> [u8; 16] {
-    let mut key = [0; 16];
-    key[8..].copy_from_slice(&n.to_be_bytes());
-    key
-}
 
 fn collie(dir: &Path, options: collie_db::Options, write: collie_db::WriteOptions) -> Result<Maker> {
     let db = collie_db::Db::open(dir.join("store"), options)?;

@@ -56,14 +56,34 @@ impl Directory {
         }
     }
 
-    /// This directory with others in the place of the slot that begins at `low`.
+    /// This directory with others in the place of the slot that begins at `low`, the first of which
+    /// begins there too.
     pub(super) fn with(&self, low: &[u8], others: Vec<Arc<Slot>>) -> Self {
         let at = self.find(low);
+        let new = others.get(1..).unwrap_or_default();
+        let prefix = self.slots.get(1).map(|slot| &slot.low[..self.common]);
+        let known = prefix.filter(|prefix| new.iter().all(|slot| slot.low.starts_with(prefix)));
+        // Where what the low keys have in common stays the same, so do their digests: computing
+        // those anew would miss the cache for each.
+        let digests = known.map(|_| {
+            let mut digests = Vec::with_capacity(self.digests.len() + new.len());
+            digests.extend_from_slice(&self.digests[..at]);
+            digests.extend(new.iter().map(|slot| digest(&slot.low, self.common)));
+            digests.extend_from_slice(&self.digests[at..]);
+            digests
+        });
         let mut slots = Vec::with_capacity(self.slots.len() + others.len());
         slots.extend_from_slice(&self.slots[..at]);
         slots.extend(others);
         slots.extend_from_slice(&self.slots[at + 1..]);
-        Self::new(slots)
+        match digests {
+            Some(digests) => Self {
+                slots,
+                digests,
+                common: self.common,
+            },
+            None => Self::new(slots),
+        }
     }
 
     /// The number of the slot that a key belongs to.
@@ -155,5 +175,23 @@ mod tests {
         let lows: Vec<_> = directory.slots().iter().map(|slot| &*slot.low).collect();
         assert_eq!(lows, [&b""[..], b"d", b"f", b"h", b"m"]);
         assert_eq!([b"c", b"g", b"m"].map(|key| directory.find(key)), [0, 2, 4]);
+    }
+
+    /// Whether what the low keys have in common stays, shrinks or is new, the digests are those
+    /// that are computed from all of them.
+    #[test]
+    fn digests_are_kept_as_long_as_they_are_right() {
+        let keys = ["ab10", "ab30", "ab20", "ab15", "a9", "b", "ab11", "x"];
+        let mut directory = Directory::new(vec![slot(b"")]);
+        for key in keys {
+            let key = key.as_bytes();
+            let low = directory.slots()[directory.find(key)].low.clone();
+            directory = directory.with(&low, vec![slot(&low), slot(key)]);
+            let digest_of = |slot: &Arc<Slot>| digest(&slot.low, directory.common);
+            let anew: Vec<u64> = directory.slots()[1..].iter().map(digest_of).collect();
+            assert_eq!(directory.digests, anew);
+            assert!(directory.slots().is_sorted_by(|a, b| a.low < b.low));
+            assert_eq!(&*directory.slots()[directory.find(key)].low, key);
+        }
     }
 }

@@ -33,10 +33,10 @@ const SHRINKINGS: u32 = 16;
 const HEADER: usize = 20;
 
 /// A bucket is split where it has so many entries, or so many bytes in its arena.
-const MOST_ENTRIES: usize = 1024;
-const MOST_BYTES: usize = 256 << 10;
+pub(super) const MOST_ENTRIES: usize = 4096;
+const MOST_BYTES: usize = 1 << 20;
 /// How many times as large it may become by loads, which are sorted when it is split.
-const LOADED: usize = 4;
+const LOADED: usize = 2;
 /// Versions of one key that a scan passes one by one before it searches for what follows them.
 const PASSED: u32 = 4;
 
@@ -807,6 +807,55 @@ mod tests {
             let found = bucket.get(&i.to_be_bytes(), 9).unwrap();
             assert_eq!(found.value.unwrap(), &i.to_le_bytes());
         }
+    }
+
+    /// In any number of parts, and also where one keeps the arena: each entry is in one part, in
+    /// order, with its value, and all versions of a key are together.
+    #[test]
+    fn parts_of_a_split_bucket_have_what_it_had() {
+        for (parts, hot, appended) in [(2, 0, false), (4, 0, false), (2, 900, false), (2, 0, true)] {
+            let mut bucket = Bucket::new(Arc::default());
+            let value = |n: u64| vec![n as u8; if n.is_multiple_of(3) { INLINE_VALUE + 1 } else { 10 }];
+            let key = |n: u64| match n < hot {
+                true => "key 50".to_owned(),
+                false => format!("key {:02}", n * 37 % 97),
+            };
+            for n in 0..1000 {
+                bucket.insert(key(n).as_bytes(), at(n + 1), Write::Put(&value(n)));
+            }
+            let split = bucket.split(parts, appended);
+            assert!(split.len() > 1);
+            let mut last: Option<Vec<u8>> = None;
+            let mut entries = 0;
+            for part in &split {
+                assert!(last.as_deref() < part.first_key());
+                last = part.last_key().map(<[u8]>::to_vec);
+                entries += part.entries;
+            }
+            assert_eq!(entries, 1000);
+            for n in 0..1000 {
+                let key = key(n);
+                let part = split
+                    .iter()
+                    .rfind(|part| part.first_key() <= Some(key.as_bytes()))
+                    .unwrap();
+                let found = part.get(key.as_bytes(), n + 2).unwrap();
+                assert_eq!(
+                    (found.at.start, found.value.unwrap()),
+                    (n + 1, Value::from(&value(n)[..]))
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_bucket_of_one_key_is_not_split() {
+        let mut bucket = Bucket::new(Arc::default());
+        for n in 0..MOST_ENTRIES as u64 + 1 {
+            bucket.insert(b"key", at(n + 1), Write::Delete);
+        }
+        assert!(!bucket.is_full());
+        assert_eq!(bucket.split(2, false).len(), 1);
     }
 
     #[test]

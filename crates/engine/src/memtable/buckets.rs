@@ -24,7 +24,7 @@ use super::{At, Direction, Entry, Found, Scan, Write};
 
 /// Parts that a bucket is split into after an insert, and after many loads.
 const PARTS: usize = 2;
-const LOADED_PARTS: usize = 8;
+const LOADED_PARTS: usize = 4;
 /// Entries that a flush takes at once.
 const TAKEN: usize = 256;
 
@@ -267,6 +267,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::ops::Bound;
 
+    use super::super::bucket::MOST_ENTRIES;
     use super::*;
     use crate::test::Rng;
 
@@ -296,13 +297,14 @@ mod tests {
     /// split, some of them around a key with more versions than a bucket has entries.
     #[test]
     fn every_version_is_found_and_scans_and_flushes_show_the_newest() {
-        for seed in crate::test::seeds(8) {
+        const ENTRIES: u64 = 6 * MOST_ENTRIES as u64;
+        for seed in crate::test::seeds(4) {
             let mut rng = Rng::new(seed);
             let table = Buckets::new(1 << 20, &Arc::default());
             let mut model = Model::new();
-            let (first, from, to) = (rng.below(8000), rng.below(9000), rng.below(9000));
+            let [first, from, to] = [(); 3].map(|()| rng.below(ENTRIES));
             let often = rng.below(3);
-            for n in 0..9000_u64 {
+            for n in 0..ENTRIES {
                 let loads = n < first || (from..to).contains(&n);
                 let key = match rng.below(3) < often {
                     true => format!("often/{}", rng.below(2)).into_bytes(),
@@ -329,8 +331,8 @@ mod tests {
             let merged: Vec<_> = merged.collect();
             let newest: Vec<_> = visible(&model, u64::MAX).into_iter().collect();
             assert_eq!(merged, newest, "seed {seed}");
-            for _ in 0..20 {
-                let below = 8 * rng.below(9200);
+            for _ in 0..10 {
+                let below = 8 * rng.below(ENTRIES + 200);
                 check(&mut rng, &table, &visible(&model, below), below, seed);
             }
         }
@@ -340,9 +342,10 @@ mod tests {
     /// bucket has more entries than it may.
     #[test]
     fn buckets_stay_small_and_ascending_keys_fill_them() {
-        for (ascending, fewest) in [(true, 20), (false, 22)] {
+        const ENTRIES: u64 = 20 * MOST_ENTRIES as u64;
+        for (ascending, fewest, most) in [(true, 20, 21), (false, 22, 40)] {
             let table = Buckets::new(1 << 20, &Arc::default());
-            for n in 0..20_480_u64 {
+            for n in 0..ENTRIES {
                 let number = if ascending {
                     n
                 } else {
@@ -355,9 +358,9 @@ mod tests {
                 table.insert(&number.to_be_bytes(), at, Write::Delete);
             }
             let buckets = table.directory.load().slots().len();
-            assert!((fewest..=40).contains(&buckets), "{buckets} buckets");
-            assert_eq!(table.newest().count(), 20_480);
-            assert_eq!(table.last_start(), 20_480);
+            assert!((fewest..=most).contains(&buckets), "{buckets} buckets");
+            assert_eq!(table.newest().count() as u64, ENTRIES);
+            assert_eq!(table.last_start(), ENTRIES);
         }
     }
 
@@ -366,7 +369,7 @@ mod tests {
     #[test]
     fn reads_beside_splits_miss_nothing() {
         const BEFORE: u64 = 3_000;
-        const INSERTS: u64 = 40_000;
+        const INSERTS: u64 = 20 * MOST_ENTRIES as u64;
         let table = Buckets::new(1 << 20, &Arc::default());
         let key = |n: u64| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20).to_be_bytes();
         let at = |start| At {
@@ -414,7 +417,7 @@ mod tests {
                 });
             }
         });
-        assert!(table.directory.load().slots().len() > 20, "buckets were split");
+        assert!(table.directory.load().slots().len() > 10, "buckets were split");
     }
 
     fn check(

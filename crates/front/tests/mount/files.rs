@@ -124,8 +124,10 @@ fn a_mapping_is_written_back_to_the_page_map() {
         let mapping = opened.unwrap().map(2 * PAGE).unwrap();
         // SAFETY: the second of two pages that are mapped; nothing else uses the mapping.
         unsafe { mapping.as_ptr().add(PAGE).write_bytes(7, PAGE) };
+        // Before the mapping goes: the kernel would write back what is dirty then, while it keeps
+        // others from changing the memory of this process, in which the daemon is.
+        file.sync_all().unwrap();
     }
-    file.sync_all().unwrap();
     assert_eq!(pages(&mounted.path("base/1/5")), [1, 7]);
     assert_eq!(mounted.daemon().volume().status().displaced, 1);
 }

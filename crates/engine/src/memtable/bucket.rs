@@ -8,6 +8,10 @@
 //!
 //! The order is by key, and versions of one key from the newest to the oldest.
 
+mod split;
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Ordering;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -211,19 +215,6 @@ impl Bucket {
         self.indexed = (self.entries, self.arena);
     }
 
-    /// Whether to split the bucket after an insert.
-    pub(super) fn is_full(&self) -> bool {
-        (self.entries >= MOST_ENTRIES || self.arena >= MOST_BYTES) && self.first_key() != self.last_key()
-    }
-
-    /// Whether to split the bucket after a load. Splitting sorts it, so one that was split and is
-    /// large all the same, as it has one key, is first to grow to twice its size.
-    pub(super) fn is_full_of_loads(&self) -> bool {
-        let (entries, bytes) = self.indexed;
-        self.entries >= (LOADED * MOST_ENTRIES).max(2 * entries)
-            || self.arena >= (LOADED * MOST_BYTES).max(2 * bytes)
-    }
-
     /// The first key; the bucket is sorted.
     pub(super) fn first_key(&self) -> Option<&[u8]> {
         Some(self.stored(Cursor::default())?.key)
@@ -231,95 +222,6 @@ impl Bucket {
 
     fn last_key(&self) -> Option<&[u8]> {
         Some(self.previous(self.end())?.1.key)
-    }
-
-    /// Splits the bucket into about as many parts as asked, all versions of a key in the same one;
-    /// a single one where it has one key only. Where `appended`, the last key was inserted last: it
-    /// goes to a part of its own, so that keys that arrive in order fill buckets and are not copied.
-    pub(super) fn split(mut self, parts: usize, appended: bool) -> Vec<Self> {
-        self.sort();
-        let addresses: Vec<Address> = self
-            .leaves
-            .iter()
-            .flat_map(|leaf| leaf.addresses())
-            .copied()
-            .collect();
-        let cuts = self.cuts(&addresses, parts, appended);
-        let mut from = 0;
-        let mut slices = Vec::with_capacity(cuts.len() + 1);
-        for to in cuts.into_iter().chain([addresses.len()]) {
-            slices.push(&addresses[from..to]);
-            from = to;
-        }
-        // A part with most of the entries keeps the arena: it may be one key with very many
-        // versions. What the others leave behind in it is less than a third of what it needs.
-        let kept = slices
-            .iter()
-            .position(|slice| slice.len() * 4 > addresses.len() * 3);
-        let others = slices.iter().enumerate().filter(|(n, _)| Some(*n) != kept);
-        let mut split: Vec<Self> = others.map(|(_, slice)| self.copy_of(slice)).collect();
-        if let Some(kept) = kept {
-            let skip = self.common.len();
-            let digest_of = |address: &Address| digest(read(&self.chunks, *address).key, skip);
-            let entries: Vec<_> = slices[kept].iter().map(|a| (digest_of(a), *a)).collect();
-            self.index(&entries);
-            split.insert(kept, self);
-        }
-        split
-    }
-
-    /// Where to split: indexes at which a key begins that is not the first one.
-    fn cuts(&self, addresses: &[Address], parts: usize, appended: bool) -> Vec<usize> {
-        let key = |index: usize| read(&self.chunks, addresses[index]).key;
-        let Some(last) = addresses.len().checked_sub(1) else {
-            return Vec::new();
-        };
-        // The first index from `index` on whose key is not the one before it.
-        let boundary = |index: usize| {
-            let before = key(index - 1);
-            index + addresses[index..].partition_point(|a| read(&self.chunks, *a).key == before)
-        };
-        let mut cuts = Vec::new();
-        if !appended {
-            let step = addresses.len().div_ceil(parts).max(1);
-            cuts.extend((step..=last).step_by(step).map(boundary));
-            cuts.dedup();
-            cuts.retain(|cut| *cut <= last);
-        }
-        if cuts.is_empty() && key(0) != key(last) {
-            let last_key = key(last);
-            cuts.push(addresses.partition_point(|a| read(&self.chunks, *a).key < last_key));
-        }
-        cuts
-    }
-
-    /// A bucket with copies of these entries, which are in order.
-    fn copy_of(&self, addresses: &[Address]) -> Self {
-        let mut copy = Self::new(Arc::clone(&self.spare));
-        copy.next_chunk = CHUNK;
-        if let (Some(first), Some(last)) = (addresses.first(), addresses.last()) {
-            let (first, last) = (read(&self.chunks, *first).key, read(&self.chunks, *last).key);
-            let shared = first.iter().zip(last).take_while(|(a, b)| a == b).count();
-            copy.common = first[..shared].to_vec();
-        }
-        let mut entries = Vec::with_capacity(addresses.len());
-        for address in addresses {
-            let stored = read(&self.chunks, *address);
-            let size = stored.size();
-            let to = copy.make_room(size);
-            let chunk = &mut copy.chunks[to.chunk()];
-            chunk.extend_from_slice(&stored.bytes[..size]);
-            if stored.bytes[18] == KIND_OUTSIDE
-                && let Some(value) = self.outside.get(word(stored.bytes, 12) as usize)
-            {
-                let index = copy.outside.len() as u32;
-                copy.outside.push(value.clone());
-                chunk[to.offset()..][12..16].copy_from_slice(&index.to_le_bytes());
-            }
-            entries.push((copy.digest(stored.key), to));
-        }
-        copy.index(&entries);
-        copy
     }
 
     /// Adds a version. The bucket is sorted.
@@ -738,134 +640,5 @@ fn read(chunks: &[Vec<u8>], address: Address) -> Stored<'_> {
         start: Lsn::from_le_bytes(start),
         key: &bytes[HEADER..HEADER + key_len],
         bytes,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(start: Lsn) -> At {
-        At {
-            start,
-            end: start + 40,
-        }
-    }
-
-    #[test]
-    fn cursor_past_the_end_of_a_leaf_moves_to_the_next() {
-        let mut bucket = Bucket::new(Arc::default());
-        for i in 0..1000_u32 {
-            bucket.insert(
-                format!("key{i:05}").as_bytes(),
-                at(u64::from(i) + 1),
-                Write::Delete,
-            );
-        }
-        let sizes: usize = bucket.leaves.iter().map(|leaf| leaf.addresses().len()).sum();
-        assert_eq!(sizes, 1000);
-        assert!(bucket.leaves.iter().all(|leaf| !leaf.addresses().is_empty()));
-        assert_eq!(bucket.common, b"key00");
-        for i in 0..1000_u32 {
-            let found = bucket.get(format!("key{i:05}").as_bytes(), u64::MAX).unwrap();
-            assert_eq!(found.at.start, u64::from(i) + 1);
-        }
-    }
-
-    #[test]
-    fn a_key_outside_the_common_prefix_is_found_on_its_side() {
-        let mut bucket = Bucket::new(Arc::default());
-        for key in ["mm1", "mm2"] {
-            bucket.insert(key.as_bytes(), at(8), Write::Put(b"v"));
-        }
-        for (key, count) in [("a", 2), ("m", 2), ("mm2", 1), ("mm3", 0), ("z", 0)] {
-            let mut seen = 0;
-            let low = Bound::Included(key.as_bytes());
-            let scan = Scan {
-                low,
-                high: Bound::Unbounded,
-                below: u64::MAX,
-            };
-            assert!(bucket.scan(scan, Direction::Forward, 10, |_| seen += 1));
-            assert_eq!(seen, count, "from {key}");
-        }
-    }
-
-    #[test]
-    fn a_second_write_at_the_same_lsn_replaces_the_first() {
-        // Enough keys that the repeated ones are at starts, in the middle and at ends of leaves.
-        let mut bucket = Bucket::new(Arc::default());
-        for _ in 0..2 {
-            for i in 0..500_u32 {
-                bucket.insert(&i.to_be_bytes(), at(8), Write::Put(b"first"));
-                bucket.insert(&i.to_be_bytes(), at(8), Write::Put(&i.to_le_bytes()));
-            }
-        }
-        let entries: usize = bucket.leaves.iter().map(|leaf| leaf.addresses().len()).sum();
-        assert_eq!(entries, 500);
-        for i in 0..500_u32 {
-            let found = bucket.get(&i.to_be_bytes(), 9).unwrap();
-            assert_eq!(found.value.unwrap(), &i.to_le_bytes());
-        }
-    }
-
-    /// In any number of parts, and also where one keeps the arena: each entry is in one part, in
-    /// order, with its value, and all versions of a key are together.
-    #[test]
-    fn parts_of_a_split_bucket_have_what_it_had() {
-        for (parts, hot, appended) in [(2, 0, false), (4, 0, false), (2, 900, false), (2, 0, true)] {
-            let mut bucket = Bucket::new(Arc::default());
-            let value = |n: u64| vec![n as u8; if n.is_multiple_of(3) { INLINE_VALUE + 1 } else { 10 }];
-            let key = |n: u64| match n < hot {
-                true => "key 50".to_owned(),
-                false => format!("key {:02}", n * 37 % 97),
-            };
-            for n in 0..1000 {
-                bucket.insert(key(n).as_bytes(), at(n + 1), Write::Put(&value(n)));
-            }
-            let split = bucket.split(parts, appended);
-            assert!(split.len() > 1);
-            let mut last: Option<Vec<u8>> = None;
-            let mut entries = 0;
-            for part in &split {
-                assert!(last.as_deref() < part.first_key());
-                last = part.last_key().map(<[u8]>::to_vec);
-                entries += part.entries;
-            }
-            assert_eq!(entries, 1000);
-            for n in 0..1000 {
-                let key = key(n);
-                let part = split
-                    .iter()
-                    .rfind(|part| part.first_key() <= Some(key.as_bytes()))
-                    .unwrap();
-                let found = part.get(key.as_bytes(), n + 2).unwrap();
-                assert_eq!(
-                    (found.at.start, found.value.unwrap()),
-                    (n + 1, Value::from(&value(n)[..]))
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn a_bucket_of_one_key_is_not_split() {
-        let mut bucket = Bucket::new(Arc::default());
-        for n in 0..MOST_ENTRIES as u64 + 1 {
-            bucket.insert(b"key", at(n + 1), Write::Delete);
-        }
-        assert!(!bucket.is_full());
-        assert_eq!(bucket.split(2, false).len(), 1);
-    }
-
-    #[test]
-    fn long_values_are_kept_outside_and_come_back_whole() {
-        let mut bucket = Bucket::new(Arc::default());
-        let long = vec![7; INLINE_VALUE + 1];
-        bucket.insert(b"k", at(8), Write::Put(&long));
-        bucket.insert(b"k", at(16), Write::Put(&[]));
-        assert_eq!(bucket.get(b"k", 16).unwrap().value.unwrap(), &long[..]);
-        assert_eq!(bucket.get(b"k", 17).unwrap().value.unwrap(), &[][..] as &[u8]);
-        assert_eq!(bucket.get(b"k", 8), None);
     }
 }

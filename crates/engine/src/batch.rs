@@ -196,18 +196,27 @@ impl Batch {
         Ops::new(&self.payload).flatten()
     }
 
+    /// Each family's operations, in order.
+    pub(crate) fn ops_by_family(
+        &self,
+    ) -> impl Iterator<Item = (&Arc<FamilyState>, impl Iterator<Item = Op<'_>>)> {
+        let by_family = self.families.iter().zip(&self.parts);
+        by_family.map(|(family, parts)| {
+            let payloads = parts.iter().map(|part| &self.payload[part.clone()]);
+            (family, payloads.flat_map(|payload| Ops::new(payload).flatten()))
+        })
+    }
+
     /// Inserts the writes into the families' memtables. Returns whether one of these is full now.
     pub(crate) fn apply(&self, at: At, unlogged: bool) -> bool {
         let mut full = false;
-        for (family, parts) in self.families.iter().zip(&self.parts) {
+        for (family, ops) in self.ops_by_family() {
             family.with_mem(at.start, |mem| {
                 if unlogged {
                     mem.note_unlogged();
                 }
-                for part in parts {
-                    for op in Ops::new(&self.payload[part.clone()]).flatten() {
-                        mem.insert(op.key, at, op.write);
-                    }
+                for op in ops {
+                    mem.insert(op.key, at, op.write);
                 }
                 full |= mem.bytes() >= family.options().write_buffer_bytes;
             });

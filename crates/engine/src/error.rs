@@ -30,8 +30,9 @@ pub enum Error {
         /// The longest key that is accepted.
         limit: usize,
     },
-    /// A commit is larger than one log frame can be. Nothing was written; split the batch.
-    #[error("the commit has {size} bytes, the limit is {limit}; split the batch or use a larger ring")]
+    /// A commit is larger than [`Options::max_commit_bytes`](crate::Options::max_commit_bytes), or a
+    /// transaction than its own limit. Nothing was written; split it.
+    #[error("the commit has {size} bytes, the limit is {limit}; split it or raise max_commit_bytes")]
     BatchTooLarge {
         /// The commit's encoded size in bytes.
         size: u64,

@@ -35,8 +35,15 @@ pub struct Options {
     pub durability: Durability,
     /// Where the log's ring lives.
     pub ring: RingMode,
-    /// The ring's size; a commit is at most half of it. Default: 32 MiB.
+    /// The ring's size. A commit that takes more than half of it goes to the log in parts. Default:
+    /// 32 MiB.
     pub ring_bytes: usize,
+    /// The largest commit, in bytes as the log has it; a larger one is refused with
+    /// [`Error::BatchTooLarge`]. While one is made that takes more than half of the ring, it takes
+    /// about three times its size in memory: the batch, its memtables, and what others have not
+    /// released yet. An opening that replays it needs twice its size. From 1 KiB to 4 GiB less a
+    /// byte. Default: 1 GiB.
+    pub max_commit_bytes: u64,
     /// The size of one log segment. Default: 64 MiB.
     pub segment_bytes: u64,
     /// How many threads append at the same instant; more of them wait for a free appender. Default:
@@ -55,8 +62,8 @@ pub struct Options {
     pub wal_compression: Compression,
     /// No block of the log that holds acknowledged commits is ever written again; see
     /// [`collie_log::LogOptions::pad_to_block`] for what is assumed of the device without it. It
-    /// costs up to 4,096 bytes of the log per flush of it. The ring has at least 16 KiB then, and a
-    /// commit is 4,096 bytes less than half of it. Default: false.
+    /// costs up to 4,096 bytes of the log per flush of it. The ring has at least 16 KiB then. Default:
+    /// false.
     pub pad_to_block: bool,
     /// Segments of the log that are released are kept for so long, by the wall clock, in the
     /// directory `archive` inside the log's. Zero, and [`Options::wal_size_limit`] 0: there is no
@@ -125,6 +132,7 @@ impl Default for Options {
             durability: Durability::Disk,
             ring: log.ring,
             ring_bytes: log.ring_bytes,
+            max_commit_bytes: 1 << 30,
             segment_bytes: log.segment_bytes,
             max_workers: 64,
             manual_wal_flush: false,
@@ -287,6 +295,10 @@ impl Options {
         if self.pad_to_block && self.ring_bytes < 16 << 10 {
             let reason = "it must be at least 16 KiB with pad_to_block";
             return Err(invalid("ring_bytes", self.ring_bytes, reason));
+        }
+        if !(1 << 10..=u64::from(u32::MAX)).contains(&self.max_commit_bytes) {
+            let reason = "it must be from 1 KiB to 4 GiB less a byte";
+            return Err(invalid("max_commit_bytes", self.max_commit_bytes, reason));
         }
         if let Some(limit) = self.max_total_wal_size
             && limit > 0

@@ -5,6 +5,10 @@
 //! 3. *Apply*: the same appender inserts the writes into the families' memtables.
 //! 4. *Wait*: until the commit is as durable as its options ask, and every earlier one is applied.
 //!
+//! A commit that is larger than a frame is prepared between the first two steps: its parts are
+//! appended, and its memtables filled ([`crate::commit::large`]). Its steps 2 and 3 are then as
+//! short as those of others.
+//!
 //! Once a transaction has begun in the store, other writes lock their rows before they append, and
 //! release them as soon as the commit is visible.
 
@@ -16,6 +20,7 @@ use smallvec::SmallVec;
 use crate::background::flush;
 use crate::commit::appenders::Record;
 use crate::commit::codec::{KIND_COMMIT, KIND_UNLOGGED, Op, check_key};
+use crate::commit::large::Prepared;
 use crate::commit::sequencer::Room;
 use crate::memtable::{At, Write};
 use crate::store::family_state::FamilyState;
@@ -35,8 +40,10 @@ impl Db {
     /// The whole path. Returns the commit's end.
     pub(crate) fn commit(&self, commit: Commit<'_>, options: &WriteOptions) -> Result<Lsn> {
         self.admit(commit, Holds::Nothing)?;
-        let Some(at) = self.append_and_apply(commit, options.disable_wal, options.skip_row_locks)? else {
-            return self.commit_with_locks(commit, options);
+        let mut large = self.prepare(commit, options.disable_wal)?;
+        let has_locks = options.skip_row_locks;
+        let Some(at) = self.append_and_apply(commit, &mut large, options.disable_wal, has_locks)? else {
+            return self.commit_with_locks(commit, large, options);
         };
         self.store().check_wal_size(at.end);
         // Durability first, for it takes longest: commits that were in flight before this one are
@@ -48,9 +55,14 @@ impl Db {
 
     /// As [`Db::commit`], with row locks until the commit is visible: the next owner of a row reads
     /// this commit, and is durable only together with it.
-    fn commit_with_locks(&self, commit: Commit<'_>, options: &WriteOptions) -> Result<Lsn> {
+    fn commit_with_locks(
+        &self,
+        commit: Commit<'_>,
+        large: Option<Prepared<'_>>,
+        options: &WriteOptions,
+    ) -> Result<Lsn> {
         let locks = self.lock_for_write(commit.rows())?;
-        let at = self.append_locked(commit, options.disable_wal)?;
+        let at = self.append_locked(commit, large, options.disable_wal)?;
         drop(locks);
         self.wait_durable(at.end, options)?;
         Ok(at.end)
@@ -58,9 +70,14 @@ impl Db {
 
     /// Appends and applies a commit whose rows are locked. On return it is visible, so that the
     /// locks may be released.
-    pub(crate) fn append_locked(&self, commit: Commit<'_>, disable_wal: bool) -> Result<At> {
+    pub(crate) fn append_locked(
+        &self,
+        commit: Commit<'_>,
+        mut large: Option<Prepared<'_>>,
+        disable_wal: bool,
+    ) -> Result<At> {
         // `None` would ask for locks, which the caller has.
-        let at = self.append_and_apply(commit, disable_wal, true)?;
+        let at = self.append_and_apply(commit, &mut large, disable_wal, true)?;
         let at = at.ok_or(Error::Closed)?;
         self.store().check_wal_size(at.end);
         self.store().wait_visible(at.end)?;
@@ -72,34 +89,80 @@ impl Db {
     pub(crate) fn admit(&self, commit: Commit<'_>, holds: Holds) -> Result<()> {
         let store = self.store();
         let bytes = commit.check()?;
-        if bytes > store.max_commit_bytes() {
+        if bytes as u64 > store.max_commit_bytes() {
             return Err(Error::BatchTooLarge {
                 size: bytes as u64,
-                limit: store.max_commit_bytes() as u64,
+                limit: store.max_commit_bytes(),
             });
         }
+        let is_large = self.is_large(bytes);
+        // It is not delayed for its size, for it takes no room of ordinary memtables.
+        let bytes = if is_large { 0 } else { bytes };
         for family in commit.families() {
             store.check_family(family)?;
             store.admit(commit.room())?;
+            if is_large && holds == Holds::Nothing {
+                store.await_large(family)?;
+            }
         }
         store.throttle(commit.families(), bytes, holds)
     }
 
     /// Waits as [`Db::admit`] would have done for a commit that held locks, which are released by now.
     /// An error is left to the next write.
-    pub(crate) fn throttle_after(&self, batch: &Batch) {
-        let (families, bytes) = (batch.families(), batch.size_bytes());
-        if let Err(error) = self.store().throttle(families, bytes, Holds::Nothing) {
+    pub(crate) fn throttle_after(&self, commit: Commit<'_>) {
+        let (store, bytes) = (self.store(), commit.bytes());
+        let waited = match self.is_large(bytes) {
+            true => commit
+                .families()
+                .iter()
+                .try_for_each(|family| store.await_large(family))
+                .and_then(|()| store.throttle(commit.families(), 0, Holds::Nothing)),
+            false => store.throttle(commit.families(), bytes, Holds::Nothing),
+        };
+        if let Err(error) = waited {
             tracing::debug!(%error, "writes stay stalled");
         }
     }
 
-    /// Makes a commit that was admitted. `None` where row locks must be taken first, unless the
-    /// caller has them.
-    fn append_and_apply(&self, commit: Commit<'_>, disable_wal: bool, has_locks: bool) -> Result<Option<At>> {
+    /// Whether a commit of so many bytes is more than one frame.
+    fn is_large(&self, bytes: usize) -> bool {
+        bytes > self.store().max_frame_bytes()
+    }
+
+    /// Does what takes long of a large commit that was admitted; `None` for any other. No locks are
+    /// needed for it.
+    pub(crate) fn prepare(&self, commit: Commit<'_>, disable_wal: bool) -> Result<Option<Prepared<'_>>> {
+        if !self.is_large(commit.bytes()) {
+            return Ok(None);
+        }
+        let store = self.store();
+        match commit {
+            Commit::One(family, op) => {
+                let mut batch = Batch::with_capacity(commit.bytes());
+                batch.push(family, op.key, op.write)?;
+                Prepared::new(store, &batch, disable_wal)
+            }
+            Commit::Batch(batch) => Prepared::new(store, batch, disable_wal),
+        }
+        .map(Some)
+    }
+
+    /// Makes a commit that was admitted, and if it is large, takes what was prepared of it. `None`
+    /// where row locks must be taken first, unless the caller has them.
+    fn append_and_apply(
+        &self,
+        commit: Commit<'_>,
+        large: &mut Option<Prepared<'_>>,
+        disable_wal: bool,
+        has_locks: bool,
+    ) -> Result<Option<At>> {
         let Some(appender) = self.store().appender(has_locks)? else {
             return Ok(None);
         };
+        if let Some(large) = large.take() {
+            return large.finish(appender).map(Some);
+        }
         let unlogged = disable_wal || self.store().options().disable_wal;
         let (kind, record) = if disable_wal {
             (KIND_UNLOGGED, Record::Empty)
@@ -158,12 +221,17 @@ impl<'a> Commit<'a> {
     /// Checks the key of a single write; those of a batch were checked as they were added. Returns
     /// the commit's bytes as they are encoded.
     fn check(self) -> Result<usize> {
+        if let Self::One(_, op) = self {
+            check_key(op.key)?;
+        }
+        Ok(self.bytes())
+    }
+
+    /// Its bytes as they are encoded.
+    fn bytes(self) -> usize {
         match self {
-            Self::One(_, op) => {
-                check_key(op.key)?;
-                Ok(op.encoded_len())
-            }
-            Self::Batch(batch) => Ok(batch.size_bytes()),
+            Self::One(_, op) => op.encoded_len(),
+            Self::Batch(batch) => batch.size_bytes(),
         }
     }
 

@@ -130,9 +130,9 @@ pub(crate) fn rotate_if_full(store: &Store, family: &Arc<FamilyState>) -> Result
         return Ok(());
     }
     let limit = family.options().write_buffer_bytes;
-    let room = family.options().max_write_buffers - 1;
+    let buffers = family.options().max_write_buffers;
     let rotated = store.rotate(family, FlushCause::Full, |view| {
-        view.active.bytes() >= limit && view.sealed.len() < room
+        view.active.bytes() >= limit && view.buffers() < buffers
     })?;
     if rotated.is_some() {
         store.queue().flush(family);

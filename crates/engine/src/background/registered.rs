@@ -142,6 +142,7 @@ pub(crate) fn record(store: &Store, flushes: &mut [Flush<'_>]) -> Result<()> {
             store.sequencer().retain(flush.family.name(), registered.mark().1);
         }
     }
+    store.release_parts();
     Ok(())
 }
 

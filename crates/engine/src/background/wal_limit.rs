@@ -146,7 +146,9 @@ pub(crate) fn flush_for_wal_size(store: &Store) {
 /// many syncs.
 fn flush_pinning(store: &Store, end: Lsn) {
     let mut pinning = store.families();
-    pinning.retain(|family| family.flushed().get() < end);
+    // Those of a large commit retain its parts, too.
+    let of_parts = store.families_of_parts_below(end);
+    pinning.retain(|family| family.flushed().get() < end || of_parts.contains(&family.id()));
     let (mut idle, busy): (Vec<_>, Vec<_>) = pinning
         .into_iter()
         .partition(|family| family.view().mems().all(|mem| mem.is_empty()));

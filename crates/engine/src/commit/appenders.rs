@@ -12,6 +12,7 @@ use collie_log::{AppendHook, Lsn, SlotId, Span};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::commit::codec::{self, Op};
+use crate::commit::parts::KIND_PART;
 use crate::commit::sequencer::{Room, Sequencer, SequencerWorker};
 use crate::commit::visible::Visible;
 use crate::memtable::At;
@@ -111,7 +112,7 @@ impl Appender {
                 return Err((error, hook.pending));
             }
         };
-        *commits += 1;
+        *commits += u64::from(kind != KIND_PART);
         *bytes += payload.len() as u64;
         reach!("appended");
         // Pairs with the Release of a rotation's reservation: if that has a smaller LSN than ours,

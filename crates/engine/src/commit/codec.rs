@@ -72,7 +72,7 @@ pub(crate) fn encode(out: &mut Vec<u8>, op: Op<'_>) {
     }
 }
 
-fn number(out: &mut Vec<u8>, mut value: u64) {
+pub(crate) fn number(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;
@@ -86,23 +86,28 @@ fn number_len(value: u64) -> usize {
     bits.div_ceil(7) as usize
 }
 
-/// Iterates over a payload's operations. Ends after the first malformed one.
-pub(crate) struct Ops<'a> {
+/// Reads a payload's numbers one after the other.
+pub(crate) struct Numbers<'a> {
     payload: &'a [u8],
     at: usize,
 }
 
-impl<'a> Ops<'a> {
+impl<'a> Numbers<'a> {
     pub(crate) fn new(payload: &'a [u8]) -> Self {
         Self { payload, at: 0 }
     }
 
-    fn malformed(&self, expected: &'static str, found: impl Into<String>) -> Malformed {
+    pub(crate) fn malformed(&self, expected: &'static str, found: impl Into<String>) -> Malformed {
         Malformed {
             offset: self.at,
             expected,
             found: found.into(),
         }
+    }
+
+    /// Bytes that are not read yet.
+    pub(crate) fn rest(&self) -> usize {
+        self.payload.len() - self.at
     }
 
     fn byte(&mut self) -> Result<u8, Malformed> {
@@ -114,7 +119,7 @@ impl<'a> Ops<'a> {
         Ok(byte)
     }
 
-    fn number(&mut self) -> Result<u64, Malformed> {
+    pub(crate) fn next(&mut self) -> Result<u64, Malformed> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -128,33 +133,46 @@ impl<'a> Ops<'a> {
         }
         Err(self.malformed("a number of at most ten bytes", "a longer one"))
     }
+}
+
+/// Iterates over a payload's operations. Ends after the first malformed one.
+pub(crate) struct Ops<'a> {
+    numbers: Numbers<'a>,
+}
+
+impl<'a> Ops<'a> {
+    pub(crate) fn new(payload: &'a [u8]) -> Self {
+        Self {
+            numbers: Numbers::new(payload),
+        }
+    }
 
     fn bytes(&mut self) -> Result<&'a [u8], Malformed> {
-        let len = self.number()?;
-        let rest = &self.payload[self.at..];
+        let len = self.numbers.next()?;
+        let rest = &self.numbers.payload[self.numbers.at..];
         let Some(bytes) = usize::try_from(len).ok().and_then(|len| rest.get(..len)) else {
-            return Err(self.malformed(
+            return Err(self.numbers.malformed(
                 "bytes as long as announced",
                 format!("{len} announced, {} left", rest.len()),
             ));
         };
-        self.at += bytes.len();
+        self.numbers.at += bytes.len();
         Ok(bytes)
     }
 
     fn op(&mut self) -> Result<Op<'a>, Malformed> {
-        let tag = self.byte()?;
-        let family = self.number()?;
+        let tag = self.numbers.byte()?;
+        let family = self.numbers.next()?;
         let family = u32::try_from(family)
-            .map_err(|_| self.malformed("a family id below 2^32", family.to_string()))?;
+            .map_err(|_| self.numbers.malformed("a family id below 2^32", family.to_string()))?;
         let key = self.bytes()?;
         if key.is_empty() || key.len() > crate::MAX_KEY_BYTES {
-            return Err(self.malformed("a key of 1 to 65,535 bytes", format!("{} bytes", key.len())));
+            return Err(self.numbers.malformed("a key of 1 to 65,535 bytes", format!("{} bytes", key.len())));
         }
         let write = match tag {
             TAG_PUT => Write::Put(self.bytes()?),
             TAG_DELETE => Write::Delete,
-            other => return Err(self.malformed("a put (1) or a delete (2)", format!("tag {other}"))),
+            other => return Err(self.numbers.malformed("a put (1) or a delete (2)", format!("tag {other}"))),
         };
         Ok(Op { family, key, write })
     }
@@ -164,12 +182,12 @@ impl<'a> Iterator for Ops<'a> {
     type Item = Result<Op<'a>, Malformed>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.at >= self.payload.len() {
+        if self.numbers.at >= self.numbers.payload.len() {
             return None;
         }
         let op = self.op();
         if op.is_err() {
-            self.at = self.payload.len();
+            self.numbers.at = self.numbers.payload.len();
         }
         Some(op)
     }

@@ -157,6 +157,19 @@ impl Sequencer {
         }
     }
 
+    /// Retains the log from `lsn` on for the parts of a large commit.
+    pub(crate) fn retain_parts(&self, commit: u64, lsn: Lsn) {
+        if let Self::Log(log) = self {
+            log.retain(&parts_holder(commit), lsn);
+        }
+    }
+
+    pub(crate) fn release_parts(&self, commit: u64) {
+        if let Self::Log(log) = self {
+            log.release(&parts_holder(commit));
+        }
+    }
+
     /// Where the oldest part of the log begins.
     pub(crate) fn oldest(&self) -> Option<Lsn> {
         match self {
@@ -206,6 +219,10 @@ impl Sequencer {
 
 /// The engine's stream in the log.
 const STREAM: u32 = 0;
+
+fn parts_holder(commit: u64) -> String {
+    format!("large-commit/{commit}")
+}
 
 fn holder(family: &str) -> String {
     format!("family/{family}")

@@ -78,9 +78,15 @@ pub(crate) struct Mem {
     /// `None` only while it is dropped.
     table: Option<Box<Buckets>>,
     from: Lsn,
+    /// The one position of all its entries, where it is a large commit's own.
+    commit: Option<At>,
     unlogged: AtomicBool,
     reclaim: Sender<Reclaim>,
 }
+
+/// The position at which the entries of a large commit are loaded. That of the commit is known only
+/// when all of them are, and [`Mem::place`] gives it to the whole memtable.
+pub(crate) const UNPLACED: At = At { start: 0, end: 0 };
 
 impl Mem {
     pub(crate) fn new(
@@ -92,9 +98,38 @@ impl Mem {
         Self {
             table: Some(Box::new(Buckets::new(write_buffer_bytes, chunks))),
             from,
+            commit: None,
             unlogged: AtomicBool::new(false),
             reclaim,
         }
+    }
+
+    /// Gives all of its entries, which were loaded as [`UNPLACED`], the position of their commit. It
+    /// is not written any more.
+    pub(crate) fn place(&mut self, at: At) {
+        self.from = at.start;
+        self.commit = Some(at);
+    }
+
+    /// Whether it has exactly one large commit.
+    pub(crate) fn is_of_commit(&self) -> bool {
+        self.commit.is_some()
+    }
+
+    /// Below which LSN its table is searched for what is visible below `below`; `None` where nothing
+    /// is.
+    fn searched_below(&self, below: Lsn) -> Option<Lsn> {
+        match self.commit {
+            None => Some(below),
+            Some(at) if at.start < below => Some(Lsn::MAX),
+            Some(_) => None,
+        }
+    }
+
+    /// An entry of the table with its position.
+    fn placed(&self, mut found: Found) -> Found {
+        found.at = self.commit.unwrap_or(found.at);
+        found
     }
 
     /// Commits that start here or later, and before the next memtable's `from`, are in this one.
@@ -136,29 +171,45 @@ impl Mem {
     }
 
     pub(crate) fn get(&self, key: &[u8], below: Lsn) -> Option<Found> {
-        self.table.as_ref().and_then(|table| table.get(key, below))
+        let below = self.searched_below(below)?;
+        let found = self.table.as_ref()?.get(key, below)?;
+        Some(self.placed(found))
     }
 
     pub(crate) fn scan(
         &self,
-        scan: Scan<'_>,
+        mut scan: Scan<'_>,
         direction: Direction,
         most: usize,
         out: &mut VecDeque<Entry>,
     ) -> bool {
-        self.table
-            .as_ref()
-            .is_none_or(|table| table.scan(scan, direction, most, out))
+        let (Some(table), Some(below)) = (&self.table, self.searched_below(scan.below)) else {
+            return true;
+        };
+        scan.below = below;
+        let before = out.len();
+        let exhausted = table.scan(scan, direction, most, out);
+        if let Some(at) = self.commit {
+            out.iter_mut().skip(before).for_each(|entry| entry.found.at = at);
+        }
+        exhausted
     }
 
     /// As [`Buckets::newest`].
     pub(crate) fn newest(&self) -> impl Iterator<Item = Entry> + '_ {
-        self.table.iter().flat_map(|table| table.newest())
+        let entries = self.table.iter().flat_map(|table| table.newest());
+        entries.map(|Entry { key, found }| Entry {
+            key,
+            found: self.placed(found),
+        })
     }
 
     /// As [`Buckets::last_start`].
     pub(crate) fn last_start(&self) -> Lsn {
-        self.table.as_ref().map_or(0, |table| table.last_start())
+        match self.commit {
+            Some(at) => at.start,
+            None => self.table.as_ref().map_or(0, |table| table.last_start()),
+        }
     }
 
     pub(crate) fn bytes(&self) -> u64 {

@@ -363,8 +363,9 @@ fn load_and_replay(store: &Arc<Store>, fresh_log: bool, log_dir: &Path) -> Resul
     refuse_tables_ahead(store, by_id.values(), log_dir)?;
     let resume = records.iter().map(|record| record.flushed).min();
     if let (Sequencer::Log(log), Some(resume)) = (store.sequencer(), resume) {
-        // Retains what any family needs until the log is retained for each of them.
-        log.retain(OPENING, resume);
+        // Retains what any family needs until the log is retained for each of them, and the parts of
+        // large commits, which may lie before the place from which the log is read.
+        log.retain(OPENING, log.oldest().min(resume));
         for record in &records {
             store.sequencer().retain(&record.name, record.flushed);
         }

@@ -5,6 +5,9 @@
 //! at the end, or when a memtable is flushed. Memtables are sealed between two pieces, when all
 //! earlier inserts are done: a commit's writes to a family are in one memtable, and a sealed
 //! memtable is complete.
+//!
+//! Parts of large commits are passed over. Where the last frame of one comes, its parts are read
+//! again, and it is linked as it was when it was made (`large.rs`).
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,8 +17,10 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use collie_log::{Frame, Log, Lsn, Reader};
 
 use crate::background::flush;
-use crate::commit::codec::{KIND_COMMIT, Ops};
+use crate::commit::codec::{KIND_COMMIT, Op, Ops};
+use crate::commit::parts::KIND_LAST;
 use crate::memtable::At;
+use crate::recovery::large;
 use crate::store::Store;
 use crate::store::counters::Replayed;
 use crate::store::family_state::FamilyState;
@@ -31,11 +36,11 @@ const PIECES_AHEAD: usize = 4;
 const PIECE_LEAST: u64 = 4 << 10;
 const PIECE_MOST: u64 = 256 << 10;
 
-/// Commits that follow one another in the log.
+/// Commits that follow one another in the log; the last frame of a large one is alone.
 type Piece = Vec<Frame>;
 
 /// What the inserting threads share.
-struct Replay<'a> {
+pub(super) struct Replay<'a> {
     families: &'a HashMap<u32, Arc<FamilyState>>,
     /// From where on each family's commits are inserted: what the manifest called flushed before
     /// the first flush of this opening.
@@ -91,7 +96,9 @@ pub(crate) fn replay(
             inserting.push(start(scope, &format!("collie-replay-{share}"), insert)?);
             tasks.push(sender);
         }
-        let dealt = distribute(store, families, &coming, &tasks);
+        let dealt = distribute(store, families, &coming, &tasks, |last| {
+            large::replay(store, log, &replay, last)
+        });
         // Ends the threads that still wait for this one.
         drop((coming, tasks));
         // Of several errors the first by its position in the log is reported: it may have caused
@@ -139,12 +146,16 @@ fn read(reader: Reader, piece: u64, pieces: &SyncSender<Piece>) -> std::result::
     let mut bytes = 0;
     for frame in reader {
         let frame = frame.map_err(|error| (Lsn::MAX, error.into()))?;
-        if frame.kind != KIND_COMMIT {
+        let is_last = frame.kind == KIND_LAST;
+        if frame.kind != KIND_COMMIT && !is_last {
             continue;
+        }
+        if is_last && !frames.is_empty() && pieces.send(std::mem::take(&mut frames)).is_err() {
+            return Ok(());
         }
         bytes += frame.len_in_log();
         frames.push(frame);
-        if bytes >= piece {
+        if bytes >= piece || is_last {
             bytes = 0;
             if pieces.send(std::mem::take(&mut frames)).is_err() {
                 return Ok(());
@@ -157,16 +168,24 @@ fn read(reader: Reader, piece: u64, pieces: &SyncSender<Piece>) -> std::result::
 }
 
 /// Sends the pieces to the inserting threads, one after the other, and seals full memtables in
-/// between.
+/// between, or links a large commit, of which `large` gets the last frame.
 fn distribute(
     store: &Store,
     families: &HashMap<u32, Arc<FamilyState>>,
     coming: &Receiver<Piece>,
     tasks: &[SyncSender<Task>],
+    large: impl Fn(&Frame) -> Result<()>,
 ) -> Result<Replayed> {
     let mut replayed = Replayed::default();
     for (piece, task) in coming.iter().zip(tasks.iter().cycle()) {
         let Some(first) = piece.first() else { continue };
+        if first.kind == KIND_LAST {
+            if wait_for_inserts(tasks) {
+                large(first)?;
+                replayed.commits += 1;
+            }
+            continue;
+        }
         let at = At {
             start: first.start,
             end: first.end,
@@ -233,22 +252,35 @@ impl Replay<'_> {
         };
         for op in Ops::new(&frame.payload) {
             let op = op.map_err(|e| self.corrupt(frame, e.offset as u64, e.expected, e.found))?;
-            let (Some(family), Some(&from)) = (self.families.get(&op.family), self.from.get(&op.family))
-            else {
-                if op.family < self.next_family {
-                    continue; // Dropped since.
-                }
-                let found = format!("family {}", op.family);
-                return Err(self.corrupt(frame, 0, "a family that was created before", found));
-            };
-            if frame.start >= from && !family.tables().has_newer(op.key, at.start)? {
+            if let Some(family) = self.family_of(frame, op)? {
                 family.view().mem_for(at.start).load(op.key, at, op.write);
             }
         }
         Ok(())
     }
 
-    fn corrupt(&self, frame: &Frame, offset: u64, expected: &str, found: String) -> Error {
+    /// The family that an operation of the commit at `frame` is to be inserted into; `None` where
+    /// that is not needed.
+    pub(super) fn family_of(&self, frame: &Frame, op: Op<'_>) -> Result<Option<&Arc<FamilyState>>> {
+        match self.needed_by(frame, op.family)? {
+            Some(family) if !family.tables().has_newer(op.key, frame.start)? => Ok(Some(family)),
+            _ => Ok(None),
+        }
+    }
+
+    /// The family of that id, if it needs the commit at `frame`.
+    pub(super) fn needed_by(&self, frame: &Frame, id: u32) -> Result<Option<&Arc<FamilyState>>> {
+        let (Some(family), Some(&from)) = (self.families.get(&id), self.from.get(&id)) else {
+            if id < self.next_family {
+                return Ok(None); // Dropped since.
+            }
+            let found = format!("family {id}");
+            return Err(self.corrupt(frame, 0, "a family that was created before", found));
+        };
+        Ok((frame.start >= from).then_some(family))
+    }
+
+    pub(super) fn corrupt(&self, frame: &Frame, offset: u64, expected: &str, found: String) -> Error {
         Error::Corrupt {
             path: self.log_dir.into(),
             offset: frame.start + offset,
@@ -314,7 +346,7 @@ mod tests {
         let (pieces, coming) = sync_channel(2);
         let (task, tasks) = sync_channel(4);
         std::thread::scope(|scope| {
-            let dealing = scope.spawn(move || distribute(store, families, &coming, &[task]));
+            let dealing = scope.spawn(move || distribute(store, families, &coming, &[task], |_| Ok(())));
             pieces.send(piece(first, second)).unwrap();
             assert!(matches!(tasks.recv().unwrap(), Task::Insert(_)));
             let at = At {

@@ -76,6 +76,7 @@ impl Store {
         self.families.0.write().remove(&**family.name());
         self.views.remove(family.id());
         self.sequencer.release(family.name());
+        self.release_parts();
         self.wake_stalled();
     }
 

@@ -235,6 +235,24 @@ impl FamilyState {
         reserved.map(Some)
     }
 
+    /// Keeps later commits from choosing a memtable until the result is dropped: a large commit is
+    /// to be linked at an LSN that is reserved meanwhile. Whoever does this for several families has
+    /// its appender already, and takes them in the order of their ids.
+    pub(crate) fn begin_link(&self) -> Link<'_> {
+        let edit = self.edit.lock();
+        // Ordered before the reservation by that one's Release; see `with_mem`.
+        self.rotating.store(true, Ordering::Relaxed);
+        Link {
+            family: self,
+            _edit: edit,
+        }
+    }
+
+    /// As [`Link::publish`], for replay, during which nothing commits.
+    pub(crate) fn link(&self, at: At, commit: Mem, mem: Mem) {
+        self.begin_link().publish(at, commit, mem);
+    }
+
     /// Seals the active memtable at an LSN that a frame of the log has already. For replay, during
     /// which nothing commits.
     pub(crate) fn seal(&self, at: At, cause: FlushCause, mem: Mem) {
@@ -321,6 +339,29 @@ impl FamilyState {
     pub(super) fn set_dropped(&self) {
         self.dropped.store(true, Ordering::Relaxed);
         self.tables.remove_when_unused();
+    }
+}
+
+/// The exclusive right to link a large commit's memtable into the family's view.
+pub(crate) struct Link<'a> {
+    family: &'a FamilyState,
+    _edit: MutexGuard<'a, ()>,
+}
+
+impl Link<'_> {
+    /// Links the commit at `at`; later commits of the family go to `mem`, which begins at its end.
+    pub(crate) fn publish(&self, at: At, mut commit: Mem, mem: Mem) {
+        commit.place(at);
+        let view = self.family.view.load_full();
+        self.family.set_view(view.with_commit(at, commit, mem));
+    }
+}
+
+impl Drop for Link<'_> {
+    fn drop(&mut self) {
+        // Release pairs with the Acquire in `with_mem`, as in `rotate`: a commit that sees it
+        // cleared sees the new view, if there is one.
+        self.family.rotating.store(false, Ordering::Release);
     }
 }
 

@@ -6,7 +6,8 @@ mod families;
 pub(crate) mod family_state;
 mod health;
 mod manifest_guard;
-mod order;
+pub(crate) mod order;
+pub(crate) mod parts;
 pub(crate) mod queue;
 pub(crate) mod read_point;
 pub(crate) mod reserve;
@@ -28,6 +29,7 @@ use self::counters::Counters;
 use self::families::Families;
 use self::health::Health;
 pub(crate) use self::manifest_guard::ManifestGuard;
+use self::parts::LargeCommits;
 use self::stall::StoppedWriters;
 use self::views::AllViews;
 pub(crate) use self::views::Views;
@@ -73,6 +75,7 @@ pub(crate) struct Store {
     health: Health,
     stopped: StoppedWriters,
     wal: WalWatch,
+    large: LargeCommits,
     snapshots: AtomicUsize,
     /// See [`Store::replay`].
     replaying: AtomicBool,
@@ -147,6 +150,7 @@ impl Store {
             health: Health::new(),
             stopped: StoppedWriters::default(),
             wal: WalWatch::default(),
+            large: LargeCommits::default(),
             snapshots: AtomicUsize::new(0),
             replaying: AtomicBool::new(false),
             directory: RwLock::new(()),
@@ -203,9 +207,13 @@ impl Store {
         self.shared.scheduler.begun().background
     }
 
-    /// The largest commit, in bytes of its payload. The log has the same limit; with the log off
-    /// only this one holds.
-    pub(crate) fn max_commit_bytes(&self) -> usize {
+    /// The largest commit, in bytes of its operations.
+    pub(crate) fn max_commit_bytes(&self) -> u64 {
+        self.options.max_commit_bytes
+    }
+
+    /// The largest commit that is one frame of the log; a larger one is made of parts.
+    pub(crate) fn max_frame_bytes(&self) -> usize {
         self.max_payload
     }
 

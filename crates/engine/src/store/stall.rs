@@ -9,6 +9,9 @@
 //! too small for a sleep adds its share to a pot of the family, and who fills that sleeps for a
 //! millisecond. A write of several families is delayed once, as the one next to its stop demands.
 //!
+//! A large commit has memtables of its own, which do not count here, and is not delayed for its
+//! size: it waits until its families have none left of an earlier one ([`Store::await_large`]).
+//!
 //! A transaction does not wait while it holds locks, for all that want these would wait with it: it
 //! waits when it has released them. Only half a memtable or [`BEYOND_STOP`] runs past the stop it
 //! waits at once, so that memory stays bounded.
@@ -163,6 +166,21 @@ impl Store {
     }
 
     fn wait_out_stop(&self, family: &FamilyState) -> Result<()> {
+        self.wait_while(family, || family.stall() == Stall::Stopped)
+    }
+
+    /// Waits until no large commit's memtable of the family is left to be flushed, so that large
+    /// commits take no more memory than one of them for each family, and what is under way. The
+    /// caller holds no locks. Fails where that may never be.
+    pub(crate) fn await_large(&self, family: &FamilyState) -> Result<()> {
+        if family.view().has_large() {
+            self.wait_while(family, || family.view().has_large())?;
+        }
+        Ok(())
+    }
+
+    /// Waits for background work to end what `is_behind` asks for. Fails where that may never be.
+    fn wait_while(&self, family: &FamilyState, is_behind: impl Fn() -> bool) -> Result<()> {
         let counters = family.counters();
         counters.stops.add(1);
         let started = self.now();
@@ -174,7 +192,7 @@ impl Store {
             if let Err(error) = family.check_not_dropped() {
                 break Err(error);
             }
-            if family.stall() != Stall::Stopped {
+            if !is_behind() {
                 break Ok(());
             }
             // Background work fails: say why, instead of waiting for what may not come.
@@ -193,7 +211,7 @@ fn current(family: &FamilyState) -> Stall {
     let view = family.view();
     let options = family.options();
     let level0 = family.level0_runs();
-    let buffers = view.sealed.len() + 1;
+    let buffers = view.buffers();
     let full = view.active.bytes() >= options.write_buffer_bytes;
     if level0 >= options.level0_stop || (buffers >= options.max_write_buffers && full) {
         Stall::Stopped
@@ -209,7 +227,7 @@ fn is_long_past_stop(family: &FamilyState) -> bool {
     let options = family.options();
     let active = family.view().active.bytes();
     family.level0_runs() >= options.level0_stop + BEYOND_STOP
-        || (family.view().sealed.len() + 1 >= options.max_write_buffers
+        || (family.view().buffers() >= options.max_write_buffers
             && active >= options.write_buffer_bytes + options.write_buffer_bytes / 2)
 }
 
@@ -217,7 +235,7 @@ fn is_long_past_stop(family: &FamilyState) -> bool {
 /// takes are there.
 fn is_close(family: &FamilyState) -> bool {
     let options = family.options();
-    let buffers = family.view().sealed.len() + 1;
+    let buffers = family.view().buffers();
     family.level0_runs() * 2 >= options.level0_slowdown || buffers + 1 >= options.max_write_buffers
 }
 
@@ -228,7 +246,7 @@ fn pressure(family: &FamilyState) -> f64 {
     let fill = view.active.bytes() as f64 / options.write_buffer_bytes as f64;
     let over = family.level0_runs().saturating_sub(options.level0_slowdown);
     let span = (options.level0_stop - options.level0_slowdown).max(1);
-    let memory = if view.sealed.len() + 1 >= options.max_write_buffers {
+    let memory = if view.buffers() >= options.max_write_buffers {
         fill
     } else {
         0.0

@@ -23,6 +23,11 @@
 //! A snapshot does the same with the views of all families (`views.rs`): a family's view is replaced
 //! there in the same step, before any commit above a rotation's `R` may be applied.
 //!
+//! A large commit brings memtables of its own, one for each of its families. Each is linked as a
+//! rotation at the commit's LSN `L` would be: what is below `L` is sealed, the commit's memtable
+//! follows as a sealed one, and a new active one begins at the commit's end. All of it is in the
+//! views before the visible boundary passes `L`, so the argument is that of a rotation.
+//!
 //! So `V` decides only among memtable entries, tables never need old versions, and compaction may
 //! drop all that is shadowed.
 
@@ -37,7 +42,8 @@ use crate::tables::Pinned;
 #[derive(Clone)]
 pub(crate) struct Sealed {
     pub(crate) mem: Arc<Mem>,
-    /// The rotation's LSN `R`: commits in the memtable start below it.
+    /// The rotation's LSN `R`: commits in the memtable start below it. For a large commit's own
+    /// memtable its end, where the next frame starts, or the log ends.
     pub(crate) until: Lsn,
     /// The end of the rotation's frame: once the log is durable up to here, recovery finds a frame
     /// at `R`.
@@ -60,6 +66,8 @@ pub enum FlushCause {
     Close,
     /// It was filled by recovery.
     Recovery,
+    /// It is a large commit, or what the family had in memory before that.
+    LargeCommit,
 }
 
 impl FlushCause {
@@ -72,6 +80,7 @@ impl FlushCause {
             Self::Manual => "manual",
             Self::Close => "close",
             Self::Recovery => "recovery",
+            Self::LargeCommit => "large-commit",
         }
     }
 }
@@ -99,6 +108,34 @@ impl View {
             sealed,
             tables: Arc::clone(&self.tables),
         }
+    }
+
+    /// This view with a large commit's own memtable: what was committed before is sealed at the
+    /// commit's start, and `mem` begins at its end.
+    pub(crate) fn with_commit(&self, at: At, commit: Mem, mem: Mem) -> Self {
+        let mut view = self.sealed_at(at, FlushCause::LargeCommit, mem);
+        view.sealed.push(Sealed {
+            mem: Arc::new(commit),
+            until: at.end,
+            until_end: at.end,
+            cause: FlushCause::LargeCommit,
+        });
+        view
+    }
+
+    /// Memtables that count for write stalls: all but those of large commits, which wait for one
+    /// another.
+    pub(crate) fn buffers(&self) -> usize {
+        1 + self
+            .sealed
+            .iter()
+            .filter(|sealed| !sealed.mem.is_of_commit())
+            .count()
+    }
+
+    /// Whether a large commit's memtable waits to be flushed.
+    pub(crate) fn has_large(&self) -> bool {
+        self.sealed.iter().any(|sealed| sealed.mem.is_of_commit())
     }
 
     /// The memtable that a commit at `start` belongs to. The commit is not yet applied, so the

@@ -98,11 +98,12 @@ impl Transaction {
         };
         db.admit(Commit::Batch(&batch), holds)?;
         drop(inner);
+        let large = db.prepare(Commit::Batch(&batch), false)?;
         if self.options.concurrency == Concurrency::Optimistic {
             self.lock_and_validate()?;
         }
         // Visible before any lock is released: its next owner reads what is visible.
-        let end = db.append_locked(Commit::Batch(&batch), false)?.end;
+        let end = db.append_locked(Commit::Batch(&batch), large, false)?.end;
         Ok(Decided {
             end,
             owes: (holds == Holds::Locks).then_some(batch),
@@ -161,7 +162,7 @@ impl Db {
     /// Waits for what was written without a delay.
     fn pay(&self, owes: Option<Batch>) {
         if let Some(batch) = owes {
-            self.throttle_after(&batch);
+            self.throttle_after(Commit::Batch(&batch));
         }
     }
 }

@@ -239,7 +239,8 @@ impl Transaction {
                 inner.snapshot(&self.db);
             }
         }
-        let limit = self.options.max_bytes.min(self.db.store().max_commit_bytes());
+        let store_limit = usize::try_from(self.db.store().max_commit_bytes()).unwrap_or(usize::MAX);
+        let limit = self.options.max_bytes.min(store_limit);
         inner.writes.write(family.state(), key, value, limit)?;
         self.entry.bytes.store(inner.writes.bytes(), Ordering::Relaxed);
         Ok(())

@@ -1,0 +1,101 @@
+//! Replay of a large commit, whose last frame was found.
+//!
+//! Its parts lie before that frame, possibly before the place from which the log is replayed; it is
+//! retained for them until every family that the commit writes is flushed past it. So as long as one
+//! of these needs the commit, all parts are there, and anything else is damage.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use collie_log::{Frame, Log};
+
+use super::replay::Replay;
+use crate::background::flush;
+use crate::commit::codec::Ops;
+use crate::commit::parts::{KIND_PART, Last, Part};
+use crate::memtable::{At, Mem, UNPLACED};
+use crate::store::Store;
+use crate::store::family_state::FamilyState;
+use crate::Result;
+
+/// Reads the parts of the commit that `frame` ends, and links it into the families that need it. All
+/// commits before it are inserted.
+pub(super) fn replay(store: &Store, log: &Log, replay: &Replay<'_>, frame: &Frame) -> Result<()> {
+    let last = Last::decode(&frame.payload)
+        .map_err(|e| replay.corrupt(frame, e.offset as u64, e.expected, e.found))?;
+    let mut mems: BTreeMap<u32, (Arc<FamilyState>, Mem)> = BTreeMap::new();
+    for id in &last.families {
+        if let Some(family) = replay.needed_by(frame, *id)? {
+            let mem = store.new_mem(0, family.options());
+            mems.insert(*id, (Arc::clone(family), mem));
+        }
+    }
+    if mems.is_empty() {
+        return Ok(());
+    }
+    let retained = store.retain_parts(last.first);
+    for op in Ops::new(&read_parts(log, replay, frame, &last)?) {
+        let op = op.map_err(|e| replay.corrupt(frame, 0, e.expected, in_operations(e.offset, &e.found)))?;
+        if !last.families.contains(&op.family) {
+            let found = format!("family {}", op.family);
+            return Err(replay.corrupt(frame, 0, "an operation of a family that is announced", found));
+        }
+        if replay.family_of(frame, op)?.is_some()
+            && let Some((_, mem)) = mems.get(&op.family)
+        {
+            mem.load(op.key, UNPLACED, op.write);
+        }
+    }
+    let at = At {
+        start: frame.start,
+        end: frame.end,
+    };
+    let families: Vec<_> = mems.values().map(|(family, _)| Arc::clone(family)).collect();
+    for family in &families {
+        // As when it was made: no more than one in memory, and no more memtables than allowed.
+        let view = Arc::clone(&family.view());
+        if view.has_large() || view.buffers() >= family.options().max_write_buffers {
+            flush::flush_sealed(store, family)?;
+        }
+    }
+    retained.link(at.start, families);
+    for (family, mem) in mems.into_values() {
+        mem.sort(0, 1);
+        family.link(at, mem, store.new_mem(at.end, family.options()));
+        store.queue().flush(&family);
+    }
+    Ok(())
+}
+
+/// The commit's operations.
+fn read_parts(log: &Log, replay: &Replay<'_>, frame: &Frame, last: &Last) -> Result<Vec<u8>> {
+    let mut payload = Vec::new();
+    let mut parts = 0;
+    for part in log.read(last.first)? {
+        let part = part?;
+        if part.start >= frame.start {
+            break;
+        }
+        if part.kind != KIND_PART {
+            continue;
+        }
+        let decoded = Part::decode(&part.payload)
+            .map_err(|e| replay.corrupt(&part, e.offset as u64, e.expected, e.found))?;
+        // Another large commit's parts may lie in between.
+        if decoded.first.unwrap_or(part.start) == last.first {
+            parts += 1;
+            payload.extend_from_slice(decoded.piece);
+        }
+    }
+    let found = (parts, payload.len() as u64);
+    if found != (last.parts, last.bytes) {
+        let expected = format!("{} parts of {} bytes, from LSN {} on", last.parts, last.bytes, last.first);
+        let found = format!("{} parts of {} bytes", found.0, found.1);
+        return Err(replay.corrupt(frame, 0, &expected, found));
+    }
+    Ok(payload)
+}
+
+fn in_operations(offset: usize, found: &str) -> String {
+    format!("{found}, {offset} bytes into the operations of all parts")
+}

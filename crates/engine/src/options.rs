@@ -272,6 +272,18 @@ pub struct ReadOptions {
 }
 
 impl Options {
+    /// The largest commit that is one frame of the log with this ring, in bytes; a larger one goes
+    /// there in parts.
+    #[must_use]
+    pub fn one_frame_bytes(&self) -> usize {
+        let log = collie_log::LogOptions {
+            ring_bytes: self.ring_bytes,
+            pad_to_block: self.pad_to_block,
+            ..collie_log::LogOptions::default()
+        };
+        log.max_payload()
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         let positive = [
             ("max_workers", self.max_workers.saturating_sub(1)),

@@ -163,16 +163,24 @@ impl<'a> Ops<'a> {
     fn op(&mut self) -> Result<Op<'a>, Malformed> {
         let tag = self.numbers.byte()?;
         let family = self.numbers.next()?;
-        let family = u32::try_from(family)
-            .map_err(|_| self.numbers.malformed("a family id below 2^32", family.to_string()))?;
+        let family = u32::try_from(family).map_err(|_| {
+            self.numbers
+                .malformed("a family id below 2^32", family.to_string())
+        })?;
         let key = self.bytes()?;
         if key.is_empty() || key.len() > crate::MAX_KEY_BYTES {
-            return Err(self.numbers.malformed("a key of 1 to 65,535 bytes", format!("{} bytes", key.len())));
+            return Err(self
+                .numbers
+                .malformed("a key of 1 to 65,535 bytes", format!("{} bytes", key.len())));
         }
         let write = match tag {
             TAG_PUT => Write::Put(self.bytes()?),
             TAG_DELETE => Write::Delete,
-            other => return Err(self.numbers.malformed("a put (1) or a delete (2)", format!("tag {other}"))),
+            other => {
+                return Err(self
+                    .numbers
+                    .malformed("a put (1) or a delete (2)", format!("tag {other}")));
+            }
         };
         Ok(Op { family, key, write })
     }

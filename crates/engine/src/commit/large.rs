@@ -66,6 +66,18 @@ impl<'a> Prepared<'a> {
         })
     }
 
+    /// The last frame says so many more of both.
+    #[cfg(test)]
+    pub(crate) fn claim_more(&mut self, parts: u64, bytes: u64) {
+        if let Some(logged) = &mut self.logged
+            && let Ok(mut last) = Last::decode(&logged.last)
+        {
+            last.parts += parts;
+            last.bytes += bytes;
+            logged.last = last.encode();
+        }
+    }
+
     /// Appends the last frame and links the memtables. On return the commit is applied; it is
     /// visible when every earlier one is.
     pub(crate) fn finish(self, appender: HeldAppender<'_>) -> Result<At> {

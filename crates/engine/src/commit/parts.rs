@@ -67,7 +67,10 @@ impl Last {
         let mut out = Vec::new();
         let families = self.families.iter().map(|id| u64::from(*id));
         let count = self.families.len() as u64;
-        for value in [self.first, self.parts, self.bytes, count].into_iter().chain(families) {
+        for value in [self.first, self.parts, self.bytes, count]
+            .into_iter()
+            .chain(families)
+        {
             number(&mut out, value);
         }
         out
@@ -75,17 +78,13 @@ impl Last {
 
     pub(crate) fn decode(payload: &[u8]) -> Result<Self, Malformed> {
         let mut numbers = Numbers::new(payload);
-        let [first, parts, bytes, count] = [
-            numbers.next()?,
-            numbers.next()?,
-            numbers.next()?,
-            numbers.next()?,
-        ];
+        let [first, parts, bytes, count] =
+            [numbers.next()?, numbers.next()?, numbers.next()?, numbers.next()?];
         let mut families = BTreeSet::new();
         for _ in 0..count {
             let id = numbers.next()?;
-            let id = u32::try_from(id)
-                .map_err(|_| numbers.malformed("a family id below 2^32", id.to_string()))?;
+            let id =
+                u32::try_from(id).map_err(|_| numbers.malformed("a family id below 2^32", id.to_string()))?;
             if families.last().is_some_and(|last| *last >= id) {
                 return Err(numbers.malformed("a family id above the one before", id.to_string()));
             }

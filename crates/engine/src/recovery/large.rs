@@ -10,13 +10,13 @@ use std::sync::Arc;
 use collie_log::{Frame, Log};
 
 use super::replay::Replay;
+use crate::Result;
 use crate::background::flush;
 use crate::commit::codec::Ops;
 use crate::commit::parts::{KIND_PART, Last, Part};
 use crate::memtable::{At, Mem, UNPLACED};
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
-use crate::Result;
 
 /// Reads the parts of the commit that `frame` ends, and links it into the families that need it. All
 /// commits before it are inserted.
@@ -89,7 +89,10 @@ fn read_parts(log: &Log, replay: &Replay<'_>, frame: &Frame, last: &Last) -> Res
     }
     let found = (parts, payload.len() as u64);
     if found != (last.parts, last.bytes) {
-        let expected = format!("{} parts of {} bytes, from LSN {} on", last.parts, last.bytes, last.first);
+        let expected = format!(
+            "{} parts of {} bytes, from LSN {} on",
+            last.parts, last.bytes, last.first
+        );
         let found = format!("{} parts of {} bytes", found.0, found.1);
         return Err(replay.corrupt(frame, 0, &expected, found));
     }

@@ -126,12 +126,7 @@ impl Store {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             path,
             device: Arc::clone(&options.device),
-            max_payload: collie_log::LogOptions {
-                ring_bytes: options.ring_bytes,
-                pad_to_block: options.pad_to_block,
-                ..collie_log::LogOptions::default()
-            }
-            .max_payload(),
+            max_payload: options.one_frame_bytes(),
             locks: Arc::new(LockTable::new(options.max_row_locks)),
             transactions: Registry::new(options.max_row_locks),
             options,

@@ -74,7 +74,9 @@ impl Store {
         let mut registry = self.large.0.lock();
         let number = registry.next;
         registry.next += 1;
-        registry.commits.insert(number, LargeCommit { first, linked: None });
+        registry
+            .commits
+            .insert(number, LargeCommit { first, linked: None });
         drop(registry);
         self.sequencer.retain_parts(number, first);
         RetainedParts { store: self, number }

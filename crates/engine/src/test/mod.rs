@@ -4,6 +4,7 @@
 pub(crate) mod failures;
 mod flush_crashes;
 pub(crate) mod interleavings;
+mod large_commits;
 mod stalls;
 
 use std::cell::RefCell;

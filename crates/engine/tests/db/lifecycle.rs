@@ -344,9 +344,14 @@ fn mistakes_are_refused_and_change_nothing() {
     let elsewhere = tempfile::tempdir().unwrap();
     for options in [common::small(), common::unlogged()] {
         let path = dir.path().join(if options.disable_wal { "off" } else { "on" });
+        // More than a frame of the log.
+        let limit = options.ring_bytes * 3;
+        let options = Options {
+            max_commit_bytes: limit as u64,
+            ..options
+        };
         let db = common::open(&path, &options);
         let family = db.default_family();
-        let limit = options.ring_bytes / 2 - 32;
         assert!(matches!(db.put("", "v"), Err(Error::EmptyKey)));
         let long = vec![b'k'; 65_536];
         assert!(matches!(
@@ -362,7 +367,7 @@ fn mistakes_are_refused_and_change_nothing() {
             limit: reported,
         }) = db.put("k", vec![0; limit])
         else {
-            panic!("a commit larger than the ring's half was taken");
+            panic!("a commit larger than max_commit_bytes was taken");
         };
         assert!(
             size > limit as u64 && reported == limit as u64,

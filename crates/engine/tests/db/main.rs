@@ -7,6 +7,7 @@ mod batches;
 mod common;
 mod concurrent;
 mod in_doubt;
+mod large;
 mod lifecycle;
 mod limits;
 mod readme;

@@ -6,6 +6,7 @@ use collie_db::{
     CommitMode, Concurrency, Durability, Error, FamilyOptions, Isolation, TransactionOptions, WriteOptions,
 };
 
+use crate::common;
 use crate::{is_optimistic, kinds, options, store, text};
 
 #[test]
@@ -152,8 +153,13 @@ fn its_size_is_bounded_by_a_limit_and_what_did_not_fit_changed_nothing() {
         tx.commit().unwrap();
         assert_eq!(family.iter().unwrap().count(), 2);
     }
-    // And by what the log takes, whatever the options say.
-    let (_dir, db) = store();
+    // And by what the store takes, whatever the transaction's options say.
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options {
+        max_commit_bytes: 200 << 10,
+        ..common::small()
+    };
+    let db = common::open(dir.path(), &options);
     let family = db.default_family();
     let tx = db.transaction(TransactionOptions::default()).unwrap();
     let error = tx.put(&family, "a", vec![0; 256 << 10]).unwrap_err();

@@ -228,6 +228,8 @@ impl Plan {
                 collie_db::RingMode::Private
             },
             ring_bytes: self.ring_bytes,
+            // Three rings: some of the largest commits go to the log in parts.
+            max_commit_bytes: 3 * self.ring_bytes as u64,
             segment_bytes: self.segment_bytes,
             max_workers: *pick(rng, &[2, 4, 64]),
             wal_compression: *pick(rng, &[Compression::None, Compression::Lz4]),

@@ -509,10 +509,10 @@ impl<'a> Worker<'a> {
             batch.put(&family, format!("filler {}", self.thread), vec![7; size])?;
             Ok(batch)
         };
-        let too_large = world.plan.ring_bytes;
+        let too_large = 3 * world.plan.ring_bytes;
         let limit = match world.db.write(filler(too_large)?, &WriteOptions::buffered()) {
             Err(Error::BatchTooLarge { limit, .. }) => usize::try_from(limit).unwrap_or(usize::MAX),
-            other => return wrong(format!("a batch of a whole ring ends in {other:?}")),
+            other => return wrong(format!("a batch of three rings ends in {other:?}")),
         };
         let over = self.rng.random_range(0..2);
         let id = world.tx();

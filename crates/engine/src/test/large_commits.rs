@@ -15,6 +15,7 @@ use collie_io::RealDevice;
 use collie_sim::{Fault, FaultKind, Image, Points, PowerCut, SimDevice, SplitDevice};
 
 use crate::background::flush;
+use crate::background::registered::{Flush, record};
 use crate::commit::large::Prepared;
 use crate::test::{Rng, hold};
 use crate::{Batch, Db, Error, Family, FamilyOptions, Options, RingMode, WriteOptions};
@@ -205,9 +206,15 @@ fn the_log_keeps_the_parts_until_every_family_of_the_commit_is_flushed() {
     write(&db, &families, 1);
     let store = db.store();
     let second = families[1].state();
-    // The second family is flushed up to the commit, and not the commit itself: its `flushed` is the
-    // commit's own position.
     flush::flush_sealed(store, families[0].state()).unwrap();
+    // The second family is flushed up to the commit, and not the commit itself: nobody else retains
+    // the parts, and recovery reads from behind them.
+    let mut flush = Flush::of(store, second);
+    let sealed = second.view().sealed[0].clone();
+    let written = flush.write(sealed).unwrap();
+    flush.register(written).unwrap();
+    record(store, std::slice::from_mut(&mut flush)).unwrap();
+    drop(flush);
     db.flush_wal(crate::Durability::Disk).unwrap();
     let oldest = db.stats().log.unwrap().oldest;
     let pinned = db.stats().log.unwrap().holders;

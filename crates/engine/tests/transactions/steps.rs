@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use collie_db::{
-    CommitMode, Concurrency, Durability, Error, FamilyOptions, Isolation, TransactionOptions, WriteOptions,
+    CommitMode, Concurrency, Durability, Error, FamilyOptions, Isolation, Options, TransactionOptions,
+    WriteOptions,
 };
 
 use crate::common;

@@ -129,6 +129,7 @@ fn a_commit_of_eight_rings_is_seen_whole_and_survives_reopening() {
         if flushed {
             db.flush().unwrap();
         }
+        drop(db);
         for _ in 0..2 {
             for (family, model) in families.iter().zip(&models) {
                 assert_has(family, model);

@@ -92,6 +92,7 @@ mod error;
 mod family;
 mod handle;
 mod iter;
+mod large;
 mod locks;
 mod manifest;
 mod memtable;

@@ -6,7 +6,7 @@
 //! 4. *Wait*: until the commit is as durable as its options ask, and every earlier one is applied.
 //!
 //! A commit that is larger than a frame is prepared between the first two steps: its parts are
-//! appended, and its memtables filled ([`crate::commit::large`]). Its steps 2 and 3 are then as
+//! appended, and its memtables filled ([`crate::large`]). Its steps 2 and 3 are then as
 //! short as those of others.
 //!
 //! Once a transaction has begun in the store, other writes lock their rows before they append, and
@@ -20,8 +20,8 @@ use smallvec::SmallVec;
 use crate::background::flush;
 use crate::commit::appenders::Record;
 use crate::commit::codec::{KIND_COMMIT, KIND_UNLOGGED, Op, check_key};
-use crate::commit::large::Prepared;
 use crate::commit::sequencer::Room;
+use crate::large::Prepared;
 use crate::memtable::{At, Write};
 use crate::store::family_state::FamilyState;
 use crate::store::stall::Holds;

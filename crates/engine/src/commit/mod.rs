@@ -2,7 +2,6 @@
 
 pub(crate) mod appenders;
 pub(crate) mod codec;
-pub(crate) mod large;
 pub(crate) mod parts;
 pub(crate) mod sequencer;
 pub(crate) mod visible;

@@ -236,8 +236,8 @@ impl FamilyState {
     }
 
     /// Keeps later commits from choosing a memtable until the result is dropped: a large commit is
-    /// to be linked at an LSN that is reserved meanwhile. Whoever does this for several families has
-    /// its appender already, and takes them in the order of their ids.
+    /// to be linked at an LSN that is reserved meanwhile. A thread that does this for several
+    /// families has its appender already, and takes them in the order of their ids.
     pub(crate) fn begin_link(&self) -> Link<'_> {
         let edit = self.edit.lock();
         // Ordered before the reservation by that one's Release; see `with_mem`.

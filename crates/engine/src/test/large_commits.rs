@@ -16,7 +16,7 @@ use collie_sim::{Fault, FaultKind, Image, Points, PowerCut, SimDevice, SplitDevi
 
 use crate::background::flush;
 use crate::background::registered::{Flush, record};
-use crate::commit::large::Prepared;
+use crate::large::Prepared;
 use crate::test::{Rng, hold};
 use crate::{Batch, Db, Error, Family, FamilyOptions, Options, RingMode, WriteOptions};
 

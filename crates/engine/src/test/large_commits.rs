@@ -18,7 +18,7 @@ use crate::background::flush;
 use crate::background::registered::{Flush, record};
 use crate::large::Prepared;
 use crate::test::{Rng, hold};
-use crate::{Batch, Db, Error, Family, FamilyOptions, Options, RingMode, WriteOptions};
+use crate::{Batch, Db, Error, Family, FamilyOptions, Options, ReadOptions, RingMode, WriteOptions};
 
 const RING: usize = 16 << 10;
 /// Keys of a large commit in each of its two families.
@@ -41,7 +41,11 @@ fn options(path: &Path, device: &SimDevice) -> Options {
 
 /// A store with a second family, whose flushes are all on the test's own threads.
 fn quiet_store(path: &Path, device: &SimDevice) -> (Db, [Family; 2]) {
-    let db = Db::open(path, options(path, device)).unwrap();
+    quiet_store_with(path, options(path, device))
+}
+
+fn quiet_store_with(path: &Path, options: Options) -> (Db, [Family; 2]) {
+    let db = Db::open(path, options).unwrap();
     db.store().queue().stop();
     while Arc::strong_count(db.store()) > 1 {
         std::thread::yield_now();
@@ -344,4 +348,28 @@ fn a_commit_that_comes_behind_the_last_frame_waits_for_the_links() {
     assert_eq!(&*families[1].get("0/000").unwrap().unwrap(), &9_u64.to_le_bytes());
     assert_eq!(snapshot.iter(&families[0]).unwrap().count(), 0);
     assert_eq!(families[0].iter().unwrap().count() as u64, KEYS);
+}
+
+/// A read at the durable boundary has the newest views, and does not show what lies beyond it.
+#[test]
+fn a_large_commit_that_is_not_durable_is_not_shown_to_durable_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let device = SimDevice::new(10);
+    let options = Options {
+        manual_wal_flush: true,
+        ..options(&path, &device)
+    };
+    let (db, families) = quiet_store_with(&path, options);
+    let batch = batch(&families, 0, 1);
+    let large = Prepared::new(db.store(), &batch, false).unwrap();
+    let at = large.finish(db.store().appender(true).unwrap().unwrap()).unwrap();
+    let there = |durable| {
+        let read = families[1].get_with("0/000", &ReadOptions { durable }).unwrap();
+        read.value.is_some()
+    };
+    assert!(db.durable() <= at.start);
+    assert_eq!((there(false), there(true)), (true, false));
+    db.flush_wal(crate::Durability::Disk).unwrap();
+    assert!(there(true));
 }

@@ -293,7 +293,7 @@ impl Replay<'_> {
 /// Seals the active memtable before the commit at `at`. That commit's frame serves as the
 /// rotation's mark: a frame starts there, and it is durable.
 fn seal(store: &Store, family: &Arc<FamilyState>, at: At) -> Result<()> {
-    if family.view().sealed.len() + 1 >= family.options().max_write_buffers {
+    if family.view().buffers() >= family.options().max_write_buffers {
         flush::flush_sealed(store, family)?;
     }
     family.seal(

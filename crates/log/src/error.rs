@@ -64,6 +64,12 @@ pub enum LogError {
         /// The first failure.
         cause: String,
     },
+    /// [`Worker::try_append`](crate::Worker::try_append) would have to wait for room in the ring, or
+    /// on the device. Nothing was appended.
+    #[error(
+        "the log has no room for the frame at this moment; await `Log::room`, or append with a call that waits"
+    )]
+    WouldBlock,
     /// The log was closed.
     #[error("the log is closed")]
     Closed,

@@ -5,7 +5,7 @@
 //!   ring has room. How far the log is complete is found by a scan of one word per worker
 //!   ([`CompletionBoundary`]).
 //! * The first thread that waits for durability flushes for all that wait ([`Log::wait`]); futures
-//!   are served by a background flusher ([`Log::wait_async`]).
+//!   are served by a background flusher ([`Log::wait_async`], [`Worker::append_async`]).
 //! * The ring lives in shared memory, so what was appended survives the death of the process
 //!   without a system call per append ([`Level::Process`]).
 //! * Recovery decides by a table and never appends to an old tail; what was durable and is damaged
@@ -86,7 +86,7 @@ pub use append::boundary::{CompletionBoundary, SlotId};
 #[cfg(not(loom))]
 pub use {
     append::worker::{AppendHook, Worker},
-    commit::future::Durable,
+    commit::future::{Durable, RoomFor},
     error::{Failure, LogError},
     format::{FRAME_HEADER, LogId},
     log::Log,

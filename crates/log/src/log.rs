@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use crate::append::worker::Worker;
 use crate::commit::background::Background;
-use crate::commit::future::Durable;
+use crate::commit::future::{Durable, RoomFor};
 use crate::error::{Failure, LogError};
+use crate::format::frame_len;
 use crate::options::{Level, LogOptions};
 use crate::read::reader::Reader;
 use crate::read::retention::Holder;
@@ -132,6 +133,18 @@ impl Log {
     /// that wakes that.
     pub fn wait_async(&self, end: Lsn, level: Level) -> Durable {
         Durable::new(Arc::clone(&self.shared.core), end, level)
+    }
+
+    /// Resolves when a frame of so many bytes of payload has room, or with the reason why it has none
+    /// for a while: for [`Worker::try_append`]. Others may be faster to take it. It needs the log's
+    /// own threads ([`LogOptions::threads`]); its waker is treated as that of [`Log::wait_async`].
+    /// [`Worker::append_async`] does both.
+    ///
+    /// It resolves to [`LogError::StorageFull`] or [`LogError::Unprepared`] where no more could be
+    /// prepared when that was last tried (it is tried ten times a second), to
+    /// [`LogError::Poisoned`], and to [`LogError::Closed`].
+    pub fn room(&self, payload: usize) -> RoomFor {
+        RoomFor::new(Arc::clone(&self.shared.core), frame_len(payload))
     }
 
     /// Brings everything that was appended before the call to `level`; returns its end.

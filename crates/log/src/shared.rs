@@ -81,6 +81,8 @@ pub(crate) struct Core {
     pub(crate) writer: Signal,
     /// Prepares segments, and releases what no holder retains.
     pub(crate) preparer: Signal,
+    /// Why no more room could be prepared when that was last tried in the background.
+    pub(crate) setback: Mutex<Option<LogError>>,
     /// Where groups are padded.
     pub(crate) last_filler: LastFiller,
     pub(crate) report: RecoveryReport,
@@ -143,6 +145,7 @@ impl Core {
             flusher: Signal::new(),
             writer: Signal::new(),
             preparer: Signal::new(),
+            setback: Mutex::new(None),
             last_filler: LastFiller::default(),
             options,
             dir,

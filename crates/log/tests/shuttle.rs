@@ -28,7 +28,7 @@ use shuttle::{Config, Runner, future, thread};
 
 const DIR: &str = "/log";
 /// How many tests share `COLLIE_SCHEDULES`.
-const TESTS: u64 = 11;
+const TESTS: u64 = 12;
 const RING: usize = 8 << 10;
 const SEGMENT: u64 = 32 << 10;
 
@@ -409,6 +409,43 @@ fn readers_find_every_segment_while_it_goes_to_the_archive() {
         let acknowledged = world.expected.lock().unwrap().durable.clone();
         world.demand_all(from, &acknowledged);
         assert_eq!(acknowledged.len(), 12);
+    });
+}
+
+/// Nobody but the log's threads writes or prepares: a lost wake-up would leave a task waiting.
+#[test]
+fn tasks_that_await_room_get_it() {
+    explore("room", || {
+        let (device, options) = setting();
+        let world = World::on(
+            device,
+            LogOptions {
+                threads: true,
+                ..options
+            },
+        );
+        let tasks = spawn(&world, 2, |world, stream| {
+            let mut worker = world.log.worker().unwrap();
+            for len in [3_900, 900, 4_000] {
+                let span =
+                    future::block_on(worker.append_async(stream, 1, &vec![stream as u8; len])).unwrap();
+                assert!(
+                    span.end <= world.log.written() + world.options.ring_bytes as u64,
+                    "a frame was copied over bytes that were not written yet"
+                );
+            }
+        });
+        join(tasks);
+        world.log.flush(Level::Disk).unwrap();
+        let from = world.log.recovery().first_frame;
+        let frames: Vec<_> = world.log.read(from).unwrap().collect::<Result<_, _>>().unwrap();
+        assert_eq!(frames.len(), 6);
+        assert!(
+            frames
+                .iter()
+                .all(|frame| frame.payload.iter().all(|byte| u32::from(*byte) == frame.stream))
+        );
+        world.close_and_reopen();
     });
 }
 

@@ -54,6 +54,13 @@ impl Space {
         self.limit.is_ahead(next, ahead)
     }
 
+    /// Whether a frame of `len` bytes that is reserved exactly at `at` passes nothing that is kept
+    /// for others: it needs no turn, whatever its size, for none can be reserved between this look
+    /// and its reservation.
+    pub(crate) fn admits_exactly(&self, at: Lsn, len: u64) -> bool {
+        self.limit.is_ahead(at, len)
+    }
+
     /// Raises the limit to what is prepared; the builder's lock is held.
     fn publish(&self, builder: &Builder) {
         let reserve = self.reserve.load(Ordering::Relaxed);

@@ -8,6 +8,7 @@ use crate::append::boundary::SlotId;
 use crate::append::compress::{Compressor, Stored};
 use crate::append::counts::Share;
 use crate::append::limit::Room;
+use crate::commit::future::RoomFor;
 use crate::error::LogError;
 use crate::format::{FIRST_OWN_KIND, FrameHeader, FrameStart, KIND_CLOSE, KIND_SEAL, MAX_STREAM, frame_len};
 use crate::options::Compression;
@@ -16,6 +17,9 @@ use crate::stats::{SAMPLE, since};
 use crate::sync::Ordering;
 use crate::{Lsn, Span};
 use zerocopy::IntoBytes;
+
+/// Why a log stops whose worker left a hole.
+const UNFINISHED: &str = "a worker failed between reserving a frame and completing it";
 
 /// Sees an append from inside. An engine that keeps a second
 /// [`CompletionBoundary`](crate::CompletionBoundary), over "applied", makes its slot pending in
@@ -138,6 +142,19 @@ impl Worker {
         hook: &mut H,
         room: Room,
     ) -> Result<Span, LogError> {
+        self.append_checked(stream, kind, payload, |worker, stored| {
+            worker.place(stream, kind, stored, hook, room)
+        })
+    }
+
+    /// Appends by `place` what may be appended, and counts it.
+    fn append_checked(
+        &mut self,
+        stream: u32,
+        kind: u8,
+        payload: &[u8],
+        place: impl FnOnce(&mut Self, Stored<'_>) -> Result<Span, LogError>,
+    ) -> Result<Span, LogError> {
         if stream > MAX_STREAM || kind >= FIRST_OWN_KIND {
             return Err(LogError::Options {
                 option: if stream > MAX_STREAM { "stream" } else { "kind" },
@@ -158,7 +175,7 @@ impl Worker {
             Some(compressor) => compressor.store(payload),
             None => Stored::plain(payload),
         };
-        let placed = self.place(stream, kind, stored, hook, room);
+        let placed = place(self, stored);
         if let (Ok(span), Some(share)) = (&placed, self.share()) {
             share.add(span);
             if self.core.options.compression != Compression::None {
@@ -204,20 +221,14 @@ impl Worker {
         // Everything that can be refused is refused before the reservation.
         let len = frame_len(payload.len());
         let turn = self.admit(len, room)?;
-        let frame = FrameStart {
-            payload_crc: core.salt.crc(payload),
-            len: payload.len() as u32,
-            compressed: stored.compressed,
-            stream,
-            kind,
-        };
+        let frame = start_of(core, stream, kind, stored);
 
         let start = core
             .completion
             .reserve(slot, &core.next, len, |next| hook.before_reserve(next));
         // A panic before the copy is complete leaves a hole that no frame may be acknowledged
         // behind.
-        let armed = core.armed("a worker failed between reserving a frame and completing it");
+        let armed = core.armed(UNFINISHED);
         let span = Span {
             start,
             end: start + len,
@@ -238,17 +249,10 @@ impl Worker {
                 room => room?,
             }
         }
-        let header = FrameHeader::finish(frame, start, core.durable(), core.epoch);
-        let body = start + header.as_bytes().len() as u64;
-        let padding = (span.end - body) as usize - payload.len();
         #[expect(unsafe_code, reason = "the copy into the ring")]
-        // SAFETY: the three ranges make up [start, end), this worker's reservation, and there is
-        // room for it.
+        // SAFETY: the span is this worker's reservation, and there is room for it.
         unsafe {
-            core.ring.copy_in(start, header.as_bytes());
-            core.ring.copy_in(body, payload);
-            core.ring
-                .copy_in(body + payload.len() as u64, [0; 8].split_at(padding).0);
+            copy(core, frame, span, payload);
         }
         core.completion.set_complete(slot, span.end);
         armed.disarm();
@@ -257,6 +261,68 @@ impl Worker {
             core.recorder.reserve_ns.add(since(at, reserved));
             core.recorder.copy_ns.add(since(reserved, core.now()));
         }
+        self.call_flusher(span.end);
+        Ok(span)
+    }
+
+    /// As [`Worker::append`], without waiting for anything: for threads that must not sleep, such as
+    /// those of an async runtime. It neither writes nor prepares room; the log's threads do.
+    ///
+    /// # Errors
+    /// [`LogError::WouldBlock`] where the append would have to wait: nothing was appended, and
+    /// [`Log::room`](crate::Log::room) says when to try again. Else as [`Worker::append`].
+    pub fn try_append(&mut self, stream: u32, kind: u8, payload: &[u8]) -> Result<Span, LogError> {
+        self.append_checked(stream, kind, payload, |worker, stored| {
+            worker.try_place(stream, kind, stored)
+        })
+    }
+
+    /// Appends when there is room, as [`Worker::append`], and awaits that instead of waiting for it:
+    /// a loop of [`Worker::try_append`] and [`Log::room`](crate::Log::room). Dropped before it is
+    /// done, it has appended nothing.
+    ///
+    /// # Errors
+    /// As [`Worker::append`].
+    pub async fn append_async(&mut self, stream: u32, kind: u8, payload: &[u8]) -> Result<Span, LogError> {
+        loop {
+            match self.try_append(stream, kind, payload) {
+                Err(LogError::WouldBlock) => {
+                    RoomFor::new(Arc::clone(&self.core), frame_len(payload.len())).await?;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// As [`Worker::place`], where nothing has to be waited for.
+    fn try_place(&self, stream: u32, kind: u8, stored: Stored<'_>) -> Result<Span, LogError> {
+        let core = &*self.core;
+        let Some(slot) = &self.slot else {
+            return Err(LogError::Closed);
+        };
+        let len = frame_len(stored.bytes.len());
+        let frame = start_of(core, stream, kind, stored);
+        // Lock-free: where the counter has moved, another worker has reserved.
+        let span = loop {
+            let start = core.next.glance();
+            let end = start + len;
+            if !core.has_room_at(start, len) {
+                self.call_flusher(start);
+                return Err(LogError::WouldBlock);
+            }
+            if core.completion.try_reserve_at(slot, &core.next, start, len) {
+                break Span { start, end };
+            }
+        };
+        let armed = core.armed(UNFINISHED);
+        #[expect(unsafe_code, reason = "the copy into the ring")]
+        // SAFETY: the span is this worker's reservation, and there was room for it at exactly this
+        // place.
+        unsafe {
+            copy(core, frame, span, stored.bytes);
+        }
+        core.completion.set_complete(slot, span.end);
+        armed.disarm();
         self.call_flusher(span.end);
         Ok(span)
     }
@@ -274,16 +340,7 @@ impl Worker {
         }
         core.weigh(turn).map_err(|error| {
             core.recorder.refused.fetch_add(1, Ordering::Relaxed);
-            let path = core.dir.clone();
-            match error {
-                full if full.is_full() => LogError::StorageFull { path, needed: len },
-                error @ (LogError::Closed | LogError::Poisoned { .. } | LogError::Forked { .. }) => error,
-                error => LogError::Unprepared {
-                    path,
-                    needed: len,
-                    cause: Box::new(error),
-                },
-            }
+            core.refusal(error, len)
         })
     }
 
@@ -302,6 +359,35 @@ impl Worker {
         }
         self.sample = SAMPLE;
         Some(self.core.now())
+    }
+}
+
+/// What is known of a frame before it has its place.
+fn start_of(core: &Core, stream: u32, kind: u8, stored: Stored<'_>) -> FrameStart {
+    FrameStart {
+        payload_crc: core.salt.crc(stored.bytes),
+        len: stored.bytes.len() as u32,
+        compressed: stored.compressed,
+        stream,
+        kind,
+    }
+}
+
+/// Copies a frame into the ring.
+///
+/// # Safety
+/// The span is as long as the frame, reserved by the caller, and there is room for it.
+#[expect(unsafe_code, reason = "the copy into the ring")]
+unsafe fn copy(core: &Core, frame: FrameStart, span: Span, payload: &[u8]) {
+    let header = FrameHeader::finish(frame, span.start, core.durable(), core.epoch);
+    let body = span.start + header.as_bytes().len() as u64;
+    let padding = (span.end - body) as usize - payload.len();
+    // SAFETY: the three ranges make up the span.
+    unsafe {
+        core.ring.copy_in(span.start, header.as_bytes());
+        core.ring.copy_in(body, payload);
+        core.ring
+            .copy_in(body + payload.len() as u64, [0; 8].split_at(padding).0);
     }
 }
 

@@ -250,8 +250,8 @@ impl Flushing {
     }
 }
 
-/// Writes for the tasks that wait at [`Level::Process`] over a private ring: the background flusher
-/// may be in a sync, which they need not wait for.
+/// Writes for the tasks that wait at [`Level::Process`] over a private ring, and wakes those that
+/// wait for room: the background flusher may be in a sync, which they need not wait for.
 fn write(core: &Arc<Core>) {
     let _poison = PoisonOnPanic(Arc::clone(core));
     loop {
@@ -260,6 +260,8 @@ fn write(core: &Arc<Core>) {
             return;
         }
         let Some(end) = core.waiting.farthest_written() else {
+            // Those that wait for room.
+            core.wake_tasks();
             core.writer.wait(turn, None);
             continue;
         };
@@ -285,12 +287,14 @@ fn prepare(core: &Arc<Core>) {
         match core.release().and_then(|()| core.prepare_ahead()) {
             Ok(()) => {
                 warned = None;
+                core.note_prepared(&Ok(()));
                 let interval = core.segments.archive().map(Archive::interval);
                 core.preparer.wait(turn, interval);
             }
             Err(error) => {
                 // Also where nothing can be released room is prepared.
                 let prepared = core.prepare_ahead();
+                core.note_prepared(&prepared);
                 warn_once(core, &mut warned, &prepared.err().unwrap_or(error));
                 // The cause may go without telling us.
                 core.preparer.wait(turn, Some(RETRY));

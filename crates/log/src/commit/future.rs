@@ -1,4 +1,4 @@
-//! Awaiting durability. Futures never lead a group: they register, and the background flusher
+//! Awaiting durability, and room. Futures never lead a group: they register, and the background flusher
 //! serves them; where writes go to the page cache, the background writer serves those at `Process`.
 
 use std::fmt;
@@ -71,6 +71,64 @@ impl Future for Durable {
 impl Drop for Durable {
     fn drop(&mut self) {
         self.forget();
+    }
+}
+
+/// Resolves when a frame has room: [`Log::room`](crate::Log::room) makes it. It never blocks, and
+/// dropping it is harmless.
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct RoomFor {
+    core: Arc<Core>,
+    /// Of the frame, in bytes.
+    len: u64,
+    id: Option<u64>,
+}
+
+impl RoomFor {
+    pub(crate) fn new(core: Arc<Core>, len: u64) -> Self {
+        Self { core, len, id: None }
+    }
+
+    fn forget(&mut self) {
+        if let Some(id) = self.id.take() {
+            self.core.waiting.forget_room(id);
+        }
+    }
+}
+
+impl Future for RoomFor {
+    type Output = Result<(), LogError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if let Some(answer) = this.core.has_room(this.len) {
+            this.forget();
+            return Poll::Ready(answer);
+        }
+        this.core.waiting.want_room(&mut this.id, this.len, cx.waker());
+        // The registry's lock orders this: either who makes room sees the task, or we see the room.
+        if let Some(answer) = this.core.has_room(this.len) {
+            this.forget();
+            return Poll::Ready(answer);
+        }
+        // The one makes room in the ring, the other on the device.
+        this.core.flusher.call();
+        this.core.preparer.call();
+        Poll::Pending
+    }
+}
+
+impl Drop for RoomFor {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+impl fmt::Debug for RoomFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RoomFor")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }
 

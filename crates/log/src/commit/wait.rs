@@ -9,6 +9,7 @@ use crate::error::LogError;
 use crate::options::Level;
 use crate::shared::Core;
 use crate::stats::since;
+use crate::sync::lock;
 
 impl Core {
     /// Whether `end` is safe at `level`, or never will be; `None` while it is worth waiting.
@@ -89,6 +90,25 @@ impl Core {
         answer
     }
 
+    /// Whether a frame of `len` bytes has room, or none can be made for it; `None` while it is worth
+    /// waiting. Others may take the room.
+    pub(crate) fn has_room(&self, len: u64) -> Option<Result<(), LogError>> {
+        if let Err(stopped) = self.check() {
+            return Some(Err(stopped));
+        }
+        if self.has_room_at(self.next.glance(), len) {
+            return Some(Ok(()));
+        }
+        let setback = lock(&self.setback).clone();
+        setback.map(|error| Err(self.refusal(error, len)))
+    }
+
+    /// Whether a frame of `len` bytes that is reserved exactly at `at` has room: prepared space, and
+    /// a place in the ring.
+    pub(crate) fn has_room_at(&self, at: Lsn, len: u64) -> bool {
+        self.space.admits_exactly(at, len) && at + len <= self.written() + self.ring.capacity()
+    }
+
     /// The last groups, until nothing is appended any more: a group may leave behind a part of a
     /// frame, and that must not be how the log ends.
     pub(crate) fn finish(&self) -> Result<(), LogError> {
@@ -110,6 +130,7 @@ impl Core {
         let ready = self.waiting.take(
             |end, level| self.reached(end, level).is_some(),
             |end| self.durable() > end || self.ended().is_some(),
+            |len| self.has_room(len).is_some(),
         );
         for waker in ready {
             // Foreign code: one that panics takes neither the wake-ups of the others along, nor the

@@ -1,5 +1,5 @@
-//! What waits without a thread: tasks for durability, and tails for more of it. They register here,
-//! and are woken by the thread that raises the watermarks.
+//! What waits without a thread: tasks for durability or for room, and tails for more that is
+//! durable. They register here, and are woken by the thread that raises the watermarks.
 //!
 //! A waker is foreign code, and may own a future or the last handle of this log, which come here
 //! when they go. So none is cloned or dropped while the registry is locked.
@@ -21,6 +21,8 @@ struct Registered {
     tasks: BTreeMap<(Lsn, u64), (Level, Waker)>,
     /// Tails, by number: they wait for more to be durable than this, and do not ask for a flush.
     tails: BTreeMap<u64, (Lsn, Waker)>,
+    /// Tasks, by number, that wait until a frame of so many bytes has room.
+    rooms: BTreeMap<u64, (u64, Waker)>,
 }
 
 impl Waiting {
@@ -64,6 +66,32 @@ impl Waiting {
         drop(forgotten);
     }
 
+    /// Adds a task that waits for room, or gives a known one a new waker. As with others, the caller
+    /// must look once more afterwards.
+    pub(super) fn want_room(&self, id: &mut Option<u64>, len: u64, waker: &Waker) {
+        let waker = waker.clone();
+        let mut registered = lock(&self.0);
+        let id = *id.get_or_insert_with(|| {
+            registered.next_id += 1;
+            registered.next_id
+        });
+        let before = registered.rooms.insert(id, (len, waker));
+        drop(registered);
+        drop(before);
+    }
+
+    pub(super) fn forget_room(&self, id: u64) {
+        // The lock goes with this statement, and then the waker.
+        let forgotten = lock(&self.0).rooms.remove(&id);
+        drop(forgotten);
+    }
+
+    /// The longest frame that room is waited for; `None` where it is not.
+    pub(crate) fn longest_without_room(&self) -> Option<u64> {
+        let registered = lock(&self.0);
+        registered.rooms.values().map(|(len, _)| *len).max()
+    }
+
     /// How far, and how safe, the log must get for all tasks to be served; `None` without any.
     pub(crate) fn farthest(&self) -> Option<(Lsn, Level)> {
         let registered = lock(&self.0);
@@ -80,9 +108,9 @@ impl Waiting {
         ends.next().map(|((end, _), _)| *end)
     }
 
-    /// Whether a task waits at [`Level::Process`].
+    /// Whether a task waits at [`Level::Process`], or for room: for something to be written.
     pub(super) fn any_for_written(&self) -> bool {
-        self.farthest_written().is_some()
+        self.farthest_written().is_some() || self.longest_without_room().is_some()
     }
 
     /// The wakers of all tasks, and of all tails, that have what they wait for. The watermarks were
@@ -91,6 +119,7 @@ impl Waiting {
         &self,
         mut reached: impl FnMut(Lsn, Level) -> bool,
         mut more: impl FnMut(Lsn) -> bool,
+        mut has_room: impl FnMut(u64) -> bool,
     ) -> Vec<Waker> {
         let mut registered = lock(&self.0);
         let mut ready = Vec::new();
@@ -103,6 +132,13 @@ impl Waiting {
         });
         registered.tails.retain(|_, (end, waker)| {
             let done = more(*end);
+            if done {
+                ready.push(std::mem::replace(waker, Waker::noop().clone()));
+            }
+            !done
+        });
+        registered.rooms.retain(|_, (len, waker)| {
+            let done = has_room(*len);
             if done {
                 ready.push(std::mem::replace(waker, Waker::noop().clone()));
             }

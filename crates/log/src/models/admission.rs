@@ -99,6 +99,42 @@ impl Admission {
         drop(turn);
         admitted
     }
+
+    /// Appends one frame, whatever its size, at exactly where it was admitted, or gives up.
+    fn try_append(&self, slot: &SlotId, len: u64, prepared: u64) -> bool {
+        let at = self.next.glance();
+        let placed =
+            self.limit.is_ahead(at, len) && self.completion.try_reserve_at(slot, &self.next, at, len);
+        if placed {
+            let end = at + len;
+            assert!(end <= prepared, "reserved up to {end}, prepared up to {prepared}");
+            self.completion.set_complete(slot, end);
+        }
+        placed
+    }
+}
+
+/// A large frame without a turn, beside one that has it and small ones.
+#[test]
+fn what_is_reserved_exactly_never_passes_the_limit_and_makes_nobody_pass_it() {
+    // What three workers may overrun their looks by, with room for an exact one and without.
+    for exact in [LARGE, 0] {
+        explore("admission, exact reservations", THREE, move || {
+            let limit = 3 * FRAME + exact;
+            let admission = Admission::new(3, limit);
+            let mine = admission.completion.register().unwrap();
+            let workers: Vec<_> = [LARGE, FRAME]
+                .into_iter()
+                .map(|len| {
+                    let (admission, slot) =
+                        (Arc::clone(&admission), admission.completion.register().unwrap());
+                    thread::spawn(move || admission.append(&slot, len, limit + LARGE))
+                })
+                .collect();
+            admission.try_append(&mine, LARGE, limit + LARGE);
+            workers.into_iter().for_each(|w| drop(w.join().unwrap()));
+        });
+    }
 }
 
 #[test]

@@ -11,13 +11,37 @@ impl Core {
         self.options.segment_bytes.min(self.ring.capacity() / 2)
     }
 
-    /// Prepares segments until [`Core::ahead`] bytes are ready beyond what is reserved.
+    /// Prepares segments until [`Core::ahead`] bytes are ready beyond what is reserved, or as many
+    /// as a task waits for.
     pub(crate) fn prepare_ahead(&self) -> Result<(), LogError> {
-        while !self.space.is_ahead(self.appended(), self.ahead()) && self.check().is_ok() {
-            let enough = || self.space.is_ahead(self.appended(), self.ahead());
+        let awaited = self.waiting.longest_without_room().unwrap_or(0);
+        let enough = || self.space.is_ahead(self.appended(), self.ahead().max(awaited));
+        while !enough() && self.check().is_ok() {
             self.weigh(self.space.extend_unless(&self.segments, enough))?;
         }
         Ok(())
+    }
+
+    /// For tasks that wait for room: whether there is some now, or will not be for a while.
+    pub(crate) fn note_prepared(&self, prepared: &Result<(), LogError>) {
+        *lock(&self.setback) = prepared.as_ref().err().cloned();
+        if self.waiting.longest_without_room().is_some() {
+            self.flusher.call();
+        }
+    }
+
+    /// What an append is told for whose `len` bytes no room could be prepared.
+    pub(crate) fn refusal(&self, error: LogError, len: u64) -> LogError {
+        let path = self.dir.clone();
+        match error {
+            full if full.is_full() => LogError::StorageFull { path, needed: len },
+            error @ (LogError::Closed | LogError::Poisoned { .. } | LogError::Forked { .. }) => error,
+            error => LogError::Unprepared {
+                path,
+                needed: len,
+                cause: Box::new(error),
+            },
+        }
     }
 
     /// Stops the log where frames are at stake. All else the caller reports, or tries again.

@@ -8,6 +8,7 @@ mod failures;
 mod follow;
 mod formats;
 mod hostile;
+mod room;
 mod tail;
 mod vanished;
 mod wakers;

@@ -28,6 +28,30 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
     (low, end.map_or(Bound::Unbounded, Bound::Excluded))
 }
 
+/// The part of the bounds from `key` on.
+pub(crate) fn from_key((low, high): &Bounds, key: &[u8]) -> Bounds {
+    let is_before = match low {
+        Bound::Included(low) | Bound::Excluded(low) => key <= &**low,
+        Bound::Unbounded => false,
+    };
+    match is_before {
+        true => (low.clone(), high.clone()),
+        false => (Bound::Included(Key::from(key)), high.clone()),
+    }
+}
+
+/// The part of the bounds up to `key`.
+pub(crate) fn to_key((low, high): &Bounds, key: &[u8]) -> Bounds {
+    let is_behind = match high {
+        Bound::Included(high) | Bound::Excluded(high) => key >= &**high,
+        Bound::Unbounded => false,
+    };
+    match is_behind {
+        true => (low.clone(), high.clone()),
+        false => (low.clone(), Bound::Included(Key::from(key))),
+    }
+}
+
 /// Whether a key lies between the bounds.
 pub(crate) fn contains((low, high): &Bounds, key: &[u8]) -> bool {
     let above = match low {
@@ -65,5 +89,34 @@ mod tests {
         assert_eq!(end(b"a\xff\xff"), Bound::Excluded(Key::from(&b"b"[..])));
         assert_eq!(end(b"\xff\xff"), Bound::Unbounded);
         assert_eq!(prefix_bounds(b""), (Bound::Unbounded, Bound::Unbounded));
+    }
+
+    #[test]
+    fn a_part_of_bounds_never_reaches_beyond_them() {
+        let key = |key: &[u8]| Key::from(key);
+        let ends = [
+            Bound::Unbounded,
+            Bound::Included(key(b"c")),
+            Bound::Excluded(key(b"c")),
+            Bound::Included(key(b"f")),
+            Bound::Excluded(key(b"f")),
+        ];
+        for low in &ends {
+            for high in &ends {
+                let whole = (low.clone(), high.clone());
+                for at in [b"a", b"c", b"d", b"f", b"g"] {
+                    let (from, to) = (from_key(&whole, at), to_key(&whole, at));
+                    for probe in [b"a", b"b", b"c", b"d", b"e", b"f", b"g"] {
+                        let inside = contains(&whole, probe);
+                        assert_eq!(
+                            contains(&from, probe),
+                            inside && probe >= at,
+                            "{whole:?} from {at:?}"
+                        );
+                        assert_eq!(contains(&to, probe), inside && probe <= at, "{whole:?} to {at:?}");
+                    }
+                }
+            }
+        }
     }
 }

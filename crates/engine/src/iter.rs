@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use collie_log::Lsn;
 
-use crate::bounds::{Bounds, is_empty};
+use crate::bounds::{Bounds, from_key, is_empty, to_key};
 use crate::memtable::{Direction, Entry, Mem, Scan};
 use crate::store::read_point::ReadPoint;
 use crate::store::view::View;
@@ -30,6 +30,8 @@ pub struct Iter {
     /// From the newest memtable to the oldest.
     mems: Vec<MemSource>,
     tables: TableSource,
+    /// Those that it was made with.
+    bounds: Bounds,
     point: ReadPoint,
     /// The family's name.
     family: Arc<str>,
@@ -40,21 +42,14 @@ pub struct Iter {
 impl Iter {
     pub(crate) fn new(view: &View, bounds: Bounds, point: &ReadPoint, family: &Arc<str>) -> Result<Self> {
         point.check_any(family)?;
-        let empty = is_empty(&bounds);
-        let (low, high) = bounds;
-        let mems = if empty {
-            Vec::new()
-        } else {
-            view.mems().cloned().collect()
-        };
-        let mems = mems
-            .into_iter()
-            .map(|mem| MemSource::new(mem, low.clone(), high.clone(), point.searched_below()))
-            .collect();
-        let tables = TableSource::new(&view.tables, empty, (low, high), point.below());
+        let below = point.searched_below();
         Ok(Self {
-            mems,
-            tables,
+            mems: view
+                .mems()
+                .map(|mem| MemSource::new(Arc::clone(mem), &bounds, below))
+                .collect(),
+            tables: TableSource::new(&view.tables, &bounds, point.below()),
+            bounds,
             point: point.clone(),
             family: Arc::clone(family),
             seen: 0,
@@ -68,6 +63,50 @@ impl Iter {
     #[must_use]
     pub fn seen(&self) -> Lsn {
         self.seen
+    }
+
+    /// Goes to the first key of its range that is not before `key`: [`next`](Iterator::next) returns
+    /// that one, whatever was returned before, and [`next_back`](DoubleEndedIterator::next_back)
+    /// comes down to it from the range's end. (RocksDB: `Seek`.)
+    ///
+    /// It shows the same moment as before. Reads nothing yet: that is left to the next step, which
+    /// costs as much as the first one of a new iterator. One that has ended with an error stays so.
+    ///
+    /// ```
+    /// # fn main() -> collie_db::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = collie_db::Db::open(dir.path().join("store"), collie_db::Options::default())?;
+    /// for key in ["anna/1", "anna/2", "berta/1", "carla/1", "carla/2"] {
+    ///     db.put(key, "")?;
+    /// }
+    /// // The first key of each user, without a look at the others.
+    /// let mut users = Vec::new();
+    /// let mut entries = db.iter()?;
+    /// while let Some(entry) = entries.next() {
+    ///     let user = String::from_utf8_lossy(&entry?.0).split('/').next().unwrap().to_owned();
+    ///     entries.seek(format!("{user}0")); // '0' follows '/'
+    ///     users.push(user);
+    /// }
+    /// assert_eq!(users, ["anna", "berta", "carla"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn seek(&mut self, key: impl AsRef<[u8]>) {
+        self.restart(&from_key(&self.bounds, key.as_ref()));
+    }
+
+    /// Goes to the last key of its range that is not after `key`: `next_back` returns that one, and
+    /// `next` comes up to it from the range's start. (RocksDB: `SeekForPrev`.) Otherwise as
+    /// [`Iter::seek`].
+    pub fn seek_back(&mut self, key: impl AsRef<[u8]>) {
+        self.restart(&to_key(&self.bounds, key.as_ref()));
+    }
+
+    fn restart(&mut self, bounds: &Bounds) {
+        for mem in &mut self.mems {
+            mem.restart(bounds);
+        }
+        self.tables.restart(bounds, self.point.below());
     }
 
     fn step(&mut self, direction: Direction) -> Option<Result<(Key, Value)>> {
@@ -170,10 +209,10 @@ struct Fetched {
 }
 
 impl Fetched {
-    fn new() -> Self {
+    fn new(exhausted: bool) -> Self {
         Self {
             entries: VecDeque::new(),
-            exhausted: false,
+            exhausted,
             fetch: FIRST_FETCH,
         }
     }
@@ -184,15 +223,21 @@ fn as_slice(bound: &Bound<Key>) -> Bound<&[u8]> {
 }
 
 impl MemSource {
-    fn new(mem: Arc<Mem>, low: Bound<Key>, high: Bound<Key>, below: Lsn) -> Self {
+    fn new(mem: Arc<Mem>, bounds: &Bounds, below: Lsn) -> Self {
+        let exhausted = is_empty(bounds);
+        let (low, high) = bounds.clone();
         Self {
             mem,
             low,
             high,
             below,
-            front: Fetched::new(),
-            back: Fetched::new(),
+            front: Fetched::new(exhausted),
+            back: Fetched::new(exhausted),
         }
+    }
+
+    fn restart(&mut self, bounds: &Bounds) {
+        *self = Self::new(Arc::clone(&self.mem), bounds, self.below);
     }
 
     /// Fetches the next entry, if there is one.
@@ -270,14 +315,21 @@ struct TableSource {
 }
 
 impl TableSource {
-    fn new(tables: &Arc<Pinned>, empty: bool, (low, high): Bounds, below: Lsn) -> Self {
-        let iter = (!empty).then(|| tables.range(low.map(|key| key.0), high.map(|key| key.0), below));
+    fn new(tables: &Arc<Pinned>, bounds: &Bounds, below: Lsn) -> Self {
+        let iter = (!is_empty(bounds)).then(|| {
+            let (low, high) = bounds.clone();
+            tables.range(low.map(|key| key.0), high.map(|key| key.0), below)
+        });
         Self {
             iter,
             tables: Arc::clone(tables),
             front: None,
             back: None,
         }
+    }
+
+    fn restart(&mut self, bounds: &Bounds, below: Lsn) {
+        *self = Self::new(&Arc::clone(&self.tables), bounds, below);
     }
 
     /// Fetches the next entry, if there is one.

@@ -9,7 +9,7 @@
 //! The caller holds locks, so that the answer stays true.
 
 use std::collections::VecDeque;
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,13 +17,15 @@ use collie_log::Lsn;
 use parking_lot::Mutex;
 
 use super::removals::RemovedSince;
-use crate::bounds::Bounds;
+use crate::bounds::{Bounds, contains, from_key, to_key};
 use crate::iter::Iter;
 use crate::memtable::{Direction, Scan};
 use crate::{Family, Key, Result, Snapshot, Value};
 
 /// Entries of a memtable that are fetched at once.
 const FETCH: usize = 256;
+/// So many parts of a range are kept apart; with more all of it counts as read.
+const PARTS_MOST: usize = 64;
 
 /// Whether a key was written since the snapshot.
 pub(crate) fn is_key_changed(snapshot: &Snapshot, family: &Family, key: &[u8]) -> Result<bool> {
@@ -88,27 +90,72 @@ fn removed_since(snapshot: &Snapshot, family: &Family) -> RemovedSince {
 /// How much of a range an iterator has returned: what its transaction depends on.
 #[derive(Debug)]
 pub(crate) struct RangeRead {
-    pub(crate) bounds: Bounds,
-    /// The last key that was returned from either end.
-    ends: Mutex<Ends>,
+    bounds: Bounds,
+    progress: Mutex<Progress>,
     /// The newest commit that was seen.
     seen: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
+struct Progress {
+    /// What was read before the last seek.
+    before: Vec<Bounds>,
+    current: Ends,
+}
+
+/// What was read between two bounds.
+#[derive(Debug)]
 struct Ends {
+    bounds: Bounds,
+    /// The last key that was returned from either end.
     front: Option<Key>,
     back: Option<Key>,
     exhausted: bool,
 }
 
+impl Ends {
+    fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            front: None,
+            back: None,
+            exhausted: false,
+        }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = Bounds> {
+        let (low, high) = self.bounds.clone();
+        let all = self.exhausted.then(|| (low.clone(), high.clone()));
+        let open = !self.exhausted;
+        let front = self.front.clone().filter(|_| open);
+        let back = self.back.clone().filter(|_| open);
+        let front = front.map(|key| (low, Bound::Included(key)));
+        let back = back.map(|key| (Bound::Included(key), high));
+        all.into_iter().chain(front).chain(back)
+    }
+}
+
 impl RangeRead {
     pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
+        let progress = Progress {
+            before: Vec::new(),
+            current: Ends::new(bounds.clone()),
+        };
         Arc::new(Self {
             bounds,
-            ends: Mutex::default(),
+            progress: Mutex::new(progress),
             seen: AtomicU64::new(0),
         })
+    }
+
+    /// From here on a part of the range is read, from either end.
+    fn restart(&self, bounds: Bounds) {
+        let Progress { before, current } = &mut *self.progress.lock();
+        before.extend(current.parts());
+        if before.len() > PARTS_MOST {
+            *before = vec![self.bounds.clone()];
+        }
+        *current = Ends::new(bounds);
     }
 
     /// The newest commit that was seen; 0 where none was.
@@ -119,14 +166,13 @@ impl RangeRead {
 
     /// The parts of the range that were read.
     pub(crate) fn parts(&self) -> Vec<Bounds> {
-        let (low, high) = &self.bounds;
-        let ends = self.ends.lock();
-        if ends.exhausted {
-            return vec![(low.clone(), high.clone())];
-        }
-        let front = ends.front.clone().map(|key| (low.clone(), Bound::Included(key)));
-        let back = ends.back.clone().map(|key| (Bound::Included(key), high.clone()));
-        front.into_iter().chain(back).collect()
+        let progress = self.progress.lock();
+        progress
+            .before
+            .iter()
+            .cloned()
+            .chain(progress.current.parts())
+            .collect()
     }
 }
 
@@ -139,7 +185,9 @@ pub struct TransactionIter {
     committed: Iter,
     front: Option<(Key, Value)>,
     back: Option<(Key, Value)>,
-    own: VecDeque<(Key, Option<Value>)>,
+    /// The transaction's writes in the whole range, and which of them are still to come.
+    own: Vec<(Key, Option<Value>)>,
+    coming: Range<usize>,
     read: Arc<RangeRead>,
     failed: bool,
 }
@@ -150,10 +198,34 @@ impl TransactionIter {
             committed,
             front: None,
             back: None,
-            own: own.into(),
+            coming: 0..own.len(),
+            own,
             read,
             failed: false,
         }
+    }
+
+    /// As [`Iter::seek`]. An optimistic serializable transaction depends on what was read before and
+    /// after, and not on what was passed over (of more than 64 seeks in one iterator: on its whole
+    /// range).
+    pub fn seek(&mut self, key: impl AsRef<[u8]>) {
+        self.committed.seek(&key);
+        self.restart(from_key(&self.read.bounds, key.as_ref()));
+    }
+
+    /// As [`Iter::seek_back`], and [`TransactionIter::seek`].
+    pub fn seek_back(&mut self, key: impl AsRef<[u8]>) {
+        self.committed.seek_back(&key);
+        self.restart(to_key(&self.read.bounds, key.as_ref()));
+    }
+
+    /// `committed` is at these bounds already.
+    fn restart(&mut self, bounds: Bounds) {
+        (self.front, self.back) = (None, None);
+        let start = self.own.partition_point(|(key, _)| is_before(key, &bounds.0));
+        let inside = self.own[start..].partition_point(|(key, _)| contains(&bounds, key));
+        self.coming = start..start + inside;
+        self.read.restart(bounds);
     }
 
     /// The next committed entry from one end, without taking it.
@@ -186,8 +258,8 @@ impl TransactionIter {
         loop {
             let committed = self.peek(direction)?.cloned();
             let own = match direction {
-                Direction::Forward => self.own.front(),
-                Direction::Backward => self.own.back(),
+                Direction::Forward => self.own[self.coming.clone()].first(),
+                Direction::Backward => self.own[self.coming.clone()].last(),
             };
             let own_first = match (&committed, own) {
                 (None, own) => own.is_some(),
@@ -204,16 +276,18 @@ impl TransactionIter {
             if !own_first {
                 return Ok(near.take());
             }
-            let own = match direction {
-                Direction::Forward => self.own.pop_front(),
-                Direction::Backward => self.own.pop_back(),
+            let next = match direction {
+                Direction::Forward => self.coming.next(),
+                Direction::Backward => self.coming.next_back(),
             };
-            let Some((key, value)) = own else { return Ok(None) };
-            if near.as_ref().is_some_and(|(committed, _)| *committed == key) {
+            let Some((key, value)) = next.map(|next| &self.own[next]) else {
+                return Ok(None);
+            };
+            if near.as_ref().is_some_and(|(committed, _)| committed == key) {
                 near.take();
             }
             if let Some(value) = value {
-                return Ok(Some((key, value)));
+                return Ok(Some((key.clone(), value.clone())));
             }
             // Removed by the transaction: neither is shown.
         }
@@ -225,7 +299,7 @@ impl TransactionIter {
         }
         let stepped = self.step(direction);
         self.failed = stepped.is_err();
-        let mut ends = self.read.ends.lock();
+        let ends = &mut self.read.progress.lock().current;
         match (&stepped, direction) {
             (Ok(Some((key, _))), Direction::Forward) => ends.front = Some(key.clone()),
             (Ok(Some((key, _))), Direction::Backward) => ends.back = Some(key.clone()),
@@ -233,6 +307,14 @@ impl TransactionIter {
             (Ok(None) | Err(_), _) => ends.exhausted = true,
         }
         stepped.transpose()
+    }
+}
+
+fn is_before(key: &Key, low: &Bound<Key>) -> bool {
+    match low {
+        Bound::Included(low) => key < low,
+        Bound::Excluded(low) => key <= low,
+        Bound::Unbounded => false,
     }
 }
 

@@ -12,6 +12,7 @@ mod locks;
 mod queue;
 mod random;
 mod rows;
+mod seeks;
 mod steps;
 mod transact;
 

@@ -54,7 +54,15 @@ fn run(
             _ => {
                 // All lists from this one on, or as many as it takes to find one that is there.
                 let mut at = list;
-                for row in tx.range(family, key(list)..)? {
+                let rows = match rng.one_in(2) {
+                    true => tx.range(family, key(list)..)?,
+                    false => {
+                        let mut rows = tx.iter(family)?;
+                        rows.seek(key(list));
+                        rows
+                    }
+                };
+                for row in rows {
                     let (found, value) = row?;
                     let found = u64::from_be_bytes((&*found).try_into().unwrap());
                     steps.extend((at..found).map(|absent| Step::Read(absent, Vec::new())));

@@ -150,12 +150,32 @@ impl Family {
         self.range::<&[u8]>(..)
     }
 
+    /// All keys and values, as of the moment that the options ask for.
+    ///
+    /// # Errors
+    /// As [`Family::iter`].
+    pub fn iter_with(&self, options: &ReadOptions) -> Result<Iter> {
+        self.range_with::<&[u8]>(.., options)
+    }
+
     /// The keys and values in `range`, now.
     ///
     /// # Errors
     /// As [`Family::iter`].
     pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<Iter> {
-        self.scan(bounds(&range))
+        self.range_with(range, &ReadOptions::default())
+    }
+
+    /// The keys and values in `range`, as of the moment that the options ask for.
+    ///
+    /// # Errors
+    /// As [`Family::iter`].
+    pub fn range_with<K: AsRef<[u8]>>(
+        &self,
+        range: impl RangeBounds<K>,
+        options: &ReadOptions,
+    ) -> Result<Iter> {
+        self.scan(bounds(&range), options)
     }
 
     /// The keys that start with `prefix`, and their values, now.
@@ -163,11 +183,20 @@ impl Family {
     /// # Errors
     /// As [`Family::iter`].
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Iter> {
-        self.scan(prefix_bounds(prefix.as_ref()))
+        self.prefix_with(prefix, &ReadOptions::default())
     }
 
-    fn scan(&self, bounds: Bounds) -> Result<Iter> {
-        let (view, point) = self.read_at(false)?;
+    /// The keys that start with `prefix`, and their values, as of the moment that the options ask
+    /// for.
+    ///
+    /// # Errors
+    /// As [`Family::iter`].
+    pub fn prefix_with(&self, prefix: impl AsRef<[u8]>, options: &ReadOptions) -> Result<Iter> {
+        self.scan(prefix_bounds(prefix.as_ref()), options)
+    }
+
+    fn scan(&self, bounds: Bounds, options: &ReadOptions) -> Result<Iter> {
+        let (view, point) = self.read_at(options.durable)?;
         Iter::new(&view, bounds, &point, self.state.name())
     }
 
@@ -183,7 +212,8 @@ impl Family {
         flush::flush_all_of(store, &self.state, FlushCause::Manual)
     }
 
-    /// Flushes, and merges all tables into one level.
+    /// Flushes, and merges all tables into one level. Writes go on meanwhile, and what they flush is
+    /// merged later: until then reads look through more tables than usual.
     ///
     /// # Errors
     /// As [`Family::flush`].

@@ -120,7 +120,7 @@ impl<'a> Prepared<'a> {
 /// A memtable for each family, sorted, with its writes.
 fn fill(store: &Store, batch: &Batch, unlogged: bool) -> Vec<(Arc<FamilyState>, Mem)> {
     let filled = batch.ops_by_family().map(|(family, ops)| {
-        let mem = store.new_mem(0, family.options());
+        let mem = store.new_commit_mem(family.options());
         for op in ops {
             mem.load(op.key, UNPLACED, op.write);
         }

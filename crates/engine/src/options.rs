@@ -97,6 +97,13 @@ pub struct Options {
     pub reserve_bytes: Option<u64>,
     /// Size of the block cache that all families share. Default: 32 MiB.
     pub cache_bytes: u64,
+    /// The most that all memtables together take, in bytes (RocksDB: `db_write_buffer_size`). From
+    /// half of it on the largest are flushed, whatever the options of their families say; at all of
+    /// it writes stop until that is done. Those of commits that are larger than a frame of the log
+    /// do not count, nor those that are flushed and that a snapshot still reads, nor what an opening
+    /// replays. At least 64 KiB. `None`, the default: 1 GiB, or four times what a family's options
+    /// allow it, if that is more.
+    pub max_memtable_bytes: Option<u64>,
     /// How many table files are kept open. Default: 256.
     pub max_open_files: usize,
     /// Threads that write memtables to tables. Default: 1.
@@ -144,6 +151,7 @@ impl Default for Options {
             max_total_wal_size: None,
             reserve_bytes: None,
             cache_bytes: 32 << 20,
+            max_memtable_bytes: None,
             max_open_files: 256,
             flush_threads: 1,
             compaction_threads: 1,
@@ -176,7 +184,8 @@ pub struct FamilyOptions {
     pub level0_compaction: u8,
     /// Level-0 runs from which writes are delayed. Default: 20.
     pub level0_slowdown: usize,
-    /// Level-0 runs at which writes stop. Default: 36.
+    /// Level-0 runs at which writes stop; 160 while a manual compaction keeps level 0 from draining,
+    /// and until it has drained. Default: 36.
     pub level0_stop: usize,
 }
 
@@ -311,6 +320,11 @@ impl Options {
         if !(1 << 10..=u64::from(u32::MAX)).contains(&self.max_commit_bytes) {
             let reason = "it must be from 1 KiB to 4 GiB less a byte";
             return Err(invalid("max_commit_bytes", self.max_commit_bytes, reason));
+        }
+        if let Some(limit) = self.max_memtable_bytes
+            && limit < 64 << 10
+        {
+            return Err(invalid("max_memtable_bytes", limit, "the least is 65536"));
         }
         if let Some(limit) = self.max_total_wal_size
             && limit > 0

@@ -28,6 +28,11 @@ pub struct Stats {
     /// Pieces of tables that went to the device in their turn; see
     /// [`Options::background_io`](crate::Options::background_io).
     pub background_pieces: u64,
+    /// Bytes of all memtables that wait to be flushed, active ones included; see
+    /// [`Options::max_memtable_bytes`](crate::Options::max_memtable_bytes).
+    pub memtable_bytes: u64,
+    /// The limit on them that is in force.
+    pub max_memtable_bytes: u64,
     /// Snapshots that are open.
     pub snapshots: usize,
     /// Transactions and their locks.
@@ -150,6 +155,8 @@ pub(crate) fn collect(store: &Store) -> Stats {
         commit_bytes: counts.commit_bytes,
         apply_wait_ns: counts.apply_wait_ns,
         background_pieces: store.background_pieces(),
+        memtable_bytes: store.memtable_bytes(),
+        max_memtable_bytes: store.max_memtable_bytes(),
         snapshots: counts.snapshots,
         transactions: transactions(store),
         wal_size_flushes: counts.wal_size_flushes,

@@ -178,6 +178,7 @@ impl Db {
                 self.rotate_full_memtable(family);
             }
         }
+        self.store().check_memory();
         Ok(Some(at))
     }
 

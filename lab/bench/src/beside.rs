@@ -33,6 +33,8 @@ pub struct BesideBench {
     pub keys: u64,
     /// Its memtables, in bytes.
     pub write_buffer: u64,
+    /// Whether another thread compacts it all the while.
+    pub compact: bool,
     /// How long one measurement takes.
     pub duration: Duration,
     /// How often each is repeated, all interleaved.
@@ -54,6 +56,8 @@ pub struct BesideResult {
     pub puts_per_sec: f64,
     /// Bytes per second that the family took.
     pub fill_per_sec: f64,
+    /// How long writes to it were stopped, of all the time, in per cent.
+    pub stopped_percent: f64,
     /// Compactions in all repeats.
     pub compactions: u64,
 }
@@ -64,6 +68,7 @@ struct Run {
     beside: LatencySummary,
     puts_per_sec: f64,
     fill_per_sec: f64,
+    stopped_percent: f64,
     compactions: u64,
 }
 
@@ -132,6 +137,7 @@ impl BesideBench {
         let begin = RealClock.monotonic();
         let (beside, seconds, fill) = std::thread::scope(|scope| {
             let fill = scope.spawn(|| self.fill(&filled, &over, &bytes));
+            let compact = self.compact.then(|| scope.spawn(|| compact(&filled, &over)));
             // It has begun, so that no run counts as beside it that is not.
             while bytes.load(Ordering::Relaxed) == 0 && !fill.is_finished() {
                 std::thread::yield_now();
@@ -141,21 +147,26 @@ impl BesideBench {
             let bytes = bytes.load(Ordering::Relaxed);
             let took = Duration::from_nanos(RealClock.monotonic().saturating_sub(begin));
             over.store(true, Ordering::Relaxed);
-            let filled = fill.join().unwrap_or_else(|_| {
+            let panicked = |_| {
                 Err(BenchError::Stopped {
-                    cause: "the thread that fills a family panicked".into(),
+                    cause: "a thread that fills or compacts a family panicked".into(),
                 })
-            });
-            (beside, took.as_secs_f64(), filled.map(|()| bytes))
+            };
+            let filled = fill.join().unwrap_or_else(panicked);
+            let compacted = compact.map_or(Ok(()), |compact| compact.join().unwrap_or_else(panicked));
+            (beside, took.as_secs_f64(), filled.and(compacted).map(|()| bytes))
         });
         let (beside, puts) = beside?;
-        let compactions = db.stats().families.get("filled").map_or(0, |f| f.compactions);
+        let stats = db.stats();
+        let stats = stats.families.get("filled");
+        let (compactions, stop_ns) = stats.map_or((0, 0), |f| (f.compactions, f.stop_ns));
         db.close()?;
         Ok(Run {
             alone,
             beside,
             puts_per_sec: puts as f64 / seconds,
             fill_per_sec: fill? as f64 / seconds,
+            stopped_percent: stop_ns as f64 / 1e7 / seconds,
             compactions,
         })
     }
@@ -222,6 +233,14 @@ impl BesideBench {
     }
 }
 
+/// Merges all of it, again and again until it is over.
+fn compact(family: &Family, over: &AtomicBool) -> Result<(), BenchError> {
+    while !over.load(Ordering::Relaxed) {
+        family.compact()?;
+    }
+    Ok(())
+}
+
 fn summary(policy: IoPolicy, runs: &[Run]) -> BesideResult {
     let of = |figure: fn(&Run) -> f64| median(runs.iter().map(figure));
     let latency = |figure: fn(&Run) -> LatencySummary| {
@@ -234,6 +253,7 @@ fn summary(policy: IoPolicy, runs: &[Run]) -> BesideResult {
         beside: latency(|run| run.beside),
         puts_per_sec: of(|run| run.puts_per_sec),
         fill_per_sec: of(|run| run.fill_per_sec),
+        stopped_percent: of(|run| run.stopped_percent),
         compactions: runs.iter().map(|run| run.compactions).sum(),
     }
 }
@@ -251,6 +271,7 @@ mod tests {
             fill: Some(2_000_000),
             keys: 10_000,
             write_buffer: 1 << 20,
+            compact: true,
             duration: Duration::from_millis(600),
             repeat: 1,
             dir: dir.path().into(),
@@ -264,6 +285,7 @@ mod tests {
                 result.puts_per_sec > 0.0 && result.alone.p50_us > 0.0,
                 "{result:?}"
             );
+            assert!(result.compactions > 0, "{result:?}");
             // The rate, and a burst that is written before its time; a second one is for rounding.
             let most = 2_000_000.0 + 2.0 * (BURST as usize * VALUE) as f64 / 0.6;
             assert!((1.0..=most).contains(&result.fill_per_sec), "{result:?}");

@@ -54,9 +54,14 @@ fn compact_once(store: &Store, family: &FamilyState) -> Result<bool> {
     compact(store, family, Tables::compact)
 }
 
-/// Merges everything, on the caller's thread.
+/// Merges everything, on the caller's thread. No other compaction of the family runs meanwhile;
+/// writes to it go on.
 pub(crate) fn compact_all(store: &Store, family: &FamilyState) -> Result<()> {
-    let compacted = store.relieve(|| compact(store, family, Tables::compact_all));
+    let merge = |tables: &Tables, writing: &Writing<'_>| {
+        let _raised = store.raise_level0(family);
+        tables.compact_all(writing)
+    };
+    let compacted = store.relieve(|| compact(store, family, merge));
     store.fill_reserve();
     compacted.map(drop)
 }

@@ -11,14 +11,13 @@
 use std::collections::VecDeque;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use collie_log::Lsn;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use super::bucket::Bucket;
-use super::chunks::Chunks;
+use super::chunks::{Chunks, MemBytes};
 use super::directory::{Counted, Directory, Slot};
 use super::{At, Direction, Entry, Found, Scan, Write};
 
@@ -34,7 +33,7 @@ pub(crate) struct Buckets {
     directory: ArcSwap<Directory>,
     /// Held while the directory is replaced, and no lock of a bucket is waited for meanwhile.
     edit: Mutex<()>,
-    bytes: AtomicU64,
+    bytes: MemBytes,
     /// A bucket adds to the total when it grew by this much, so that writers seldom share a counter.
     report_every: u64,
 }
@@ -57,12 +56,13 @@ fn sorted(slot: &Slot) -> Locked<'_> {
 }
 
 impl Buckets {
-    pub(crate) fn new(write_buffer_bytes: u64, chunks: &Arc<Chunks>) -> Self {
+    /// `is_counted`: it counts in the total of the memtables that wait to be flushed.
+    pub(crate) fn new(write_buffer_bytes: u64, chunks: &Arc<Chunks>, is_counted: bool) -> Self {
         let bucket = Bucket::new(Arc::clone(chunks));
         Self {
             directory: ArcSwap::from_pointee(Directory::new(vec![slot(Box::default(), bucket, 0)])),
             edit: Mutex::new(()),
-            bytes: AtomicU64::new(0),
+            bytes: MemBytes::new(chunks, is_counted),
             report_every: (write_buffer_bytes / 64).min(4 << 10),
         }
     }
@@ -107,8 +107,7 @@ impl Buckets {
             counted.last_start = counted.last_start.max(at.start);
             counted.unreported += bytes as u64;
             if split.is_some() || counted.unreported >= self.report_every {
-                // Relaxed: the size decides when to rotate, nothing is published by it.
-                self.bytes.fetch_add(counted.unreported, Ordering::Relaxed);
+                self.bytes.add(counted.unreported);
                 counted.unreported = 0;
             }
             if let Some((parts, appended)) = split {
@@ -237,7 +236,12 @@ impl Buckets {
 
     /// Memory in use, in bytes, less what buckets have not reported yet.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.bytes.get()
+    }
+
+    /// As [`MemBytes::uncount`].
+    pub(super) fn uncount(&self) {
+        self.bytes.uncount();
     }
 
     /// Whether nothing was inserted. Exact when no insert is under way.
@@ -266,6 +270,7 @@ fn slot(low: Box<[u8]>, bucket: Bucket, last_start: Lsn) -> Arc<Slot> {
 mod tests {
     use std::collections::BTreeMap;
     use std::ops::Bound;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::super::bucket::MOST_ENTRIES;
     use super::*;
@@ -300,7 +305,7 @@ mod tests {
         const ENTRIES: u64 = 6 * MOST_ENTRIES as u64;
         for seed in crate::test::seeds(4) {
             let mut rng = Rng::new(seed);
-            let table = Buckets::new(1 << 20, &Arc::default());
+            let table = Buckets::new(1 << 20, &Arc::default(), true);
             let mut model = Model::new();
             let [first, from, to] = [(); 3].map(|()| rng.below(ENTRIES));
             let often = rng.below(3);
@@ -344,7 +349,7 @@ mod tests {
     fn buckets_stay_small_and_ascending_keys_fill_them() {
         const ENTRIES: u64 = 20 * MOST_ENTRIES as u64;
         for (ascending, fewest, most) in [(true, 20, 21), (false, 22, 40)] {
-            let table = Buckets::new(1 << 20, &Arc::default());
+            let table = Buckets::new(1 << 20, &Arc::default(), true);
             for n in 0..ENTRIES {
                 let number = if ascending {
                     n
@@ -370,7 +375,7 @@ mod tests {
     fn reads_beside_splits_miss_nothing() {
         const BEFORE: u64 = 3_000;
         const INSERTS: u64 = 20 * MOST_ENTRIES as u64;
-        let table = Buckets::new(1 << 20, &Arc::default());
+        let table = Buckets::new(1 << 20, &Arc::default(), true);
         let key = |n: u64| (n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20).to_be_bytes();
         let at = |start| At {
             start,

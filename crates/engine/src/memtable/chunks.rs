@@ -1,10 +1,13 @@
-//! Memory of freed memtables, kept for the next ones.
+//! Memory of memtables: how much waits to be flushed, and what was freed and is kept for the next
+//! ones.
 //!
 //! The first write to a page of memory waits for the kernel to find and clear it: 2 to 20 % of a
 //! fill's time, depending on how busy the machine's memory is, and some milliseconds where a huge
 //! page is cleared at once. So the chunks of a freed memtable are reused for new ones, as many as a
 //! write buffer of the default size has. Chunks that are not used for a while are freed.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -16,10 +19,56 @@ const SPARE_MOST: usize = (64 << 20) / CHUNK;
 /// How long unused chunks are kept.
 pub(crate) const IDLE: Duration = Duration::from_secs(5);
 
-/// Unused chunks. All methods may be called from any thread.
+/// Unused chunks, and how much is in use. All methods may be called from any thread.
 #[derive(Debug, Default)]
 pub(crate) struct Chunks {
     spare: Mutex<Spare>,
+    /// Bytes of the memtables that wait to be flushed.
+    unflushed: AtomicU64,
+}
+
+/// The size of one memtable, which counts as unflushed until it is flushed or gone.
+#[derive(Debug)]
+pub(super) struct MemBytes {
+    chunks: Arc<Chunks>,
+    bytes: AtomicU64,
+    is_counted: AtomicBool,
+}
+
+impl MemBytes {
+    pub(super) fn new(chunks: &Arc<Chunks>, is_counted: bool) -> Self {
+        Self {
+            chunks: Arc::clone(chunks),
+            bytes: AtomicU64::new(0),
+            is_counted: AtomicBool::new(is_counted),
+        }
+    }
+
+    /// Relaxed, as all accesses: sizes decide when to rotate and to stop, nothing is published by
+    /// them. Whether they count changes only when nothing is added any more.
+    pub(super) fn get(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if self.is_counted.load(Ordering::Relaxed) {
+            self.chunks.unflushed.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Nothing is added any more, and it is flushed, or will never be.
+    pub(super) fn uncount(&self) {
+        if self.is_counted.swap(false, Ordering::Relaxed) {
+            self.chunks.unflushed.fetch_sub(self.get(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for MemBytes {
+    fn drop(&mut self) {
+        self.uncount();
+    }
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +79,12 @@ struct Spare {
 }
 
 impl Chunks {
+    /// Bytes of the memtables that wait to be flushed, active ones included, less what buckets have
+    /// not reported yet.
+    pub(crate) fn unflushed(&self) -> u64 {
+        self.unflushed.load(Ordering::Relaxed)
+    }
+
     /// An empty chunk.
     pub(super) fn take(&self) -> Vec<u8> {
         let mut spare = self.spare.lock();
@@ -70,6 +125,25 @@ impl Chunks {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_flushed_or_gone_counts_no_more() {
+        let chunks = Arc::new(Chunks::default());
+        let [first, second, own] = [true, true, false].map(|counted| MemBytes::new(&chunks, counted));
+        first.add(10);
+        first.add(5);
+        second.add(7);
+        own.add(100);
+        assert_eq!((first.get(), own.get(), chunks.unflushed()), (15, 100, 22));
+        first.uncount();
+        first.uncount();
+        assert_eq!((first.get(), chunks.unflushed()), (15, 7));
+        drop(first);
+        drop(own);
+        assert_eq!(chunks.unflushed(), 7);
+        drop(second);
+        assert_eq!(chunks.unflushed(), 0);
+    }
 
     #[test]
     fn spare_chunks_are_bounded_and_freed_when_none_is_taken() {

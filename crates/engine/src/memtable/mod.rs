@@ -95,8 +95,22 @@ impl Mem {
         chunks: &Arc<Chunks>,
         reclaim: Sender<Reclaim>,
     ) -> Self {
+        Self::with(from, Buckets::new(write_buffer_bytes, chunks, true), reclaim)
+    }
+
+    /// For a large commit's own entries. It does not count in the total of the store's memtables:
+    /// large commits have a limit of their own.
+    pub(crate) fn for_commit(
+        write_buffer_bytes: u64,
+        chunks: &Arc<Chunks>,
+        reclaim: Sender<Reclaim>,
+    ) -> Self {
+        Self::with(0, Buckets::new(write_buffer_bytes, chunks, false), reclaim)
+    }
+
+    fn with(from: Lsn, table: Buckets, reclaim: Sender<Reclaim>) -> Self {
         Self {
-            table: Some(Box::new(Buckets::new(write_buffer_bytes, chunks))),
+            table: Some(Box::new(table)),
             from,
             commit: None,
             unlogged: AtomicBool::new(false),
@@ -214,6 +228,14 @@ impl Mem {
 
     pub(crate) fn bytes(&self) -> u64 {
         self.table.as_ref().map_or(0, |table| table.bytes())
+    }
+
+    /// It is flushed, and counts in the total of the store's memtables no more, whoever still reads
+    /// it.
+    pub(crate) fn flushed(&self) {
+        if let Some(table) = &self.table {
+            table.uncount();
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {

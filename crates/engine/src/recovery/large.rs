@@ -26,7 +26,7 @@ pub(super) fn replay(store: &Store, log: &Log, replay: &Replay<'_>, frame: &Fram
     let mut mems: BTreeMap<u32, (Arc<FamilyState>, Mem)> = BTreeMap::new();
     for id in &last.families {
         if let Some(family) = replay.needed_by(frame, *id)? {
-            let mem = store.new_mem(0, family.options());
+            let mem = store.new_commit_mem(family.options());
             mems.insert(*id, (Arc::clone(family), mem));
         }
     }

@@ -66,6 +66,7 @@ impl Store {
         let mut families = self.families.0.write();
         families.insert(Arc::clone(family.name()), Arc::clone(family));
         self.views.add(family.id(), Arc::clone(&family.view()));
+        self.memory.fit(family.options());
     }
 
     /// Withdraws a family that the synced manifest has dropped: calls fail from now on, stalled

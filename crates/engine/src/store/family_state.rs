@@ -384,6 +384,9 @@ impl Publication<'_> {
         family.level0.store(level0, Ordering::Relaxed);
         let _edit = family.edit.lock();
         let view = family.view.load();
+        if flushed && let Some(sealed) = view.sealed.first() {
+            sealed.mem.flushed();
+        }
         family.set_view(View {
             active: Arc::clone(&view.active),
             sealed: view.sealed.iter().skip(usize::from(flushed)).cloned().collect(),

@@ -6,6 +6,7 @@ mod families;
 pub(crate) mod family_state;
 mod health;
 mod manifest_guard;
+mod memory;
 pub(crate) mod order;
 pub(crate) mod parts;
 pub(crate) mod queue;
@@ -29,6 +30,7 @@ use self::counters::Counters;
 use self::families::Families;
 use self::health::Health;
 pub(crate) use self::manifest_guard::ManifestGuard;
+use self::memory::MemoryLimit;
 use self::parts::LargeCommits;
 use self::stall::StoppedWriters;
 use self::views::AllViews;
@@ -74,6 +76,7 @@ pub(crate) struct Store {
     shared: Shared,
     health: Health,
     stopped: StoppedWriters,
+    memory: MemoryLimit,
     wal: WalWatch,
     large: LargeCommits,
     snapshots: AtomicUsize,
@@ -120,6 +123,7 @@ impl Store {
         let appenders = options.max_workers - 1;
         let visible = Visible::new(options.max_workers, sequencer.reserved());
         let system = Appender::new(&sequencer, &visible)?;
+        let memory = MemoryLimit::new(options.max_memtable_bytes);
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
             // Relaxed: only uniqueness counts.
@@ -144,6 +148,7 @@ impl Store {
             shared,
             health: Health::new(),
             stopped: StoppedWriters::default(),
+            memory,
             wal: WalWatch::default(),
             large: LargeCommits::default(),
             snapshots: AtomicUsize::new(0),
@@ -243,6 +248,11 @@ impl Store {
     pub(crate) fn new_mem(&self, from: Lsn, options: &FamilyOptions) -> Mem {
         let reclaim = self.reclaim_sender();
         Mem::new(from, options.write_buffer_bytes, &self.chunks, reclaim)
+    }
+
+    /// An empty memtable for a large commit's part in a family.
+    pub(crate) fn new_commit_mem(&self, options: &FamilyOptions) -> Mem {
+        Mem::for_commit(options.write_buffer_bytes, &self.chunks, self.reclaim_sender())
     }
 
     /// Where memory and directories go whose destruction is deferred. Nowhere once the store is

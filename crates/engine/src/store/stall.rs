@@ -5,9 +5,15 @@
 //! or level 0 has `level0_stop` runs. So memory is bounded by `max_write_buffers` memtables, and
 //! what the threads still write that were admitted before the stop.
 //!
+//! While a manual compaction merges all of a family's tables, nothing leaves its level 0. Stopping
+//! writes would not help there, so level 0 may have up to [`RAISED_STOP`] runs until that is over,
+//! and until it has drained.
+//!
 //! A delay is in proportion to the bytes that a write adds, and each writer sleeps its own. A write
 //! too small for a sleep adds its share to a pot of the family, and who fills that sleeps for a
 //! millisecond. A write of several families is delayed once, as the one next to its stop demands.
+//!
+//! Writes of all families stop where all memtables together have reached their limit (`memory.rs`).
 //!
 //! A large commit has memtables of its own, which do not count here, and is not delayed for its
 //! size: it waits until its families have none left of an earlier one ([`Store::await_large`]).
@@ -24,7 +30,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Store;
 use super::family_state::FamilyState;
-use crate::{Error, Result};
+use crate::{Error, FamilyOptions, Result};
 
 /// Delay per byte written right before the stop, in nanoseconds: about 20 MB/s.
 const LONGEST_NS_PER_BYTE: f64 = 50.0;
@@ -32,6 +38,9 @@ const LONGEST_NS_PER_BYTE: f64 = 50.0;
 const SLEEP_NS: u64 = 1_000_000;
 /// Runs of level 0 past the stop at which a transaction with locks waits too.
 const BEYOND_STOP: usize = 8;
+/// Runs of level 0 at which writes stop at the earliest while a manual compaction keeps it from
+/// draining. Fewer than the table library can count; each costs reads.
+const RAISED_STOP: usize = 160;
 /// A stopped writer checks again after this long at the latest.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
@@ -63,6 +72,31 @@ pub(super) struct StallState {
     stall: AtomicU8,
     /// Delays of writes that were too short for a sleep, and that are not slept yet.
     pot_ns: AtomicU64,
+    /// A [`Level0`].
+    level0: AtomicU8,
+}
+
+/// What level 0 may grow to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Level0 {
+    /// As the options say.
+    Usual,
+    /// Further: a manual compaction keeps it from draining.
+    Raised,
+    /// Further: the manual compaction has ended, and level 0 has not drained yet.
+    Draining,
+}
+
+/// Keeps the limits on a family's level 0 raised, until it has drained after this was dropped. The
+/// holder has the family's compactions for itself.
+pub(crate) struct RaisedLevel0<'a>(&'a StallState);
+
+impl Drop for RaisedLevel0<'_> {
+    fn drop(&mut self) {
+        // Relaxed, as all accesses: compactions take turns by a lock, and a write that sees an older
+        // value waits or not as it did right before.
+        self.0.level0.store(Level0::Draining as u8, Ordering::Relaxed);
+    }
 }
 
 impl StallState {
@@ -78,6 +112,23 @@ impl StallState {
     /// Returns whether writes go on faster than before.
     fn set(&self, stall: Stall) -> bool {
         (stall as u8) < self.stall.swap(stall as u8, Ordering::Relaxed)
+    }
+
+    fn level0(&self) -> Level0 {
+        match self.level0.load(Ordering::Relaxed) {
+            0 => Level0::Usual,
+            1 => Level0::Raised,
+            _ => Level0::Draining,
+        }
+    }
+
+    /// Level 0 has drained: unless another manual compaction has begun, the usual limits hold again.
+    fn drained(&self) {
+        let (before, after) = (Level0::Draining as u8, Level0::Usual as u8);
+        // An error says that it was something else.
+        let _ = self
+            .level0
+            .compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// How long a writer is to sleep whose own delay is `ns`.
@@ -115,12 +166,24 @@ impl Store {
     /// whenever its memtables or its level 0 have changed.
     pub(crate) fn update_stall(&self, family: &FamilyState) {
         family.tables().set_urgent(is_close(family));
+        if family.level0_runs() < family.options().level0_slowdown {
+            family.stall_state().drained();
+        }
         let checking = self.stopped.checking.lock();
         let eased = family.stall_state().set(current(family));
         drop(checking);
         if eased {
             self.stopped.changed.notify_all();
         }
+    }
+
+    /// From here on a manual compaction keeps level 0 from draining.
+    pub(crate) fn raise_level0<'a>(&self, family: &'a FamilyState) -> RaisedLevel0<'a> {
+        let state = family.stall_state();
+        state.level0.store(Level0::Raised as u8, Ordering::Relaxed);
+        let raised = RaisedLevel0(state);
+        self.update_stall(family);
+        raised
     }
 
     /// Wakes all stopped writers, to check what keeps them.
@@ -132,6 +195,11 @@ impl Store {
     /// Delays a write of `bytes` to these families, or keeps it until their stops are over. One
     /// that holds locks goes on, unless a stop is long past. Fails where a stop may never be over.
     pub(crate) fn throttle(&self, families: &[Arc<FamilyState>], bytes: usize, holds: Holds) -> Result<()> {
+        if self.is_memory_full(holds)
+            && let Some(family) = families.first()
+        {
+            self.wait_for_memory(family)?;
+        }
         let mut slowest: Option<(&FamilyState, f64)> = None;
         for family in families {
             match family.stall() {
@@ -163,6 +231,34 @@ impl Store {
             std::thread::sleep(Duration::from_nanos(sleep));
             counters.delay_ns.add(self.ns_since(started));
         }
+    }
+
+    /// Keeps a write to `family` until all memtables together are smaller than their limit.
+    #[cold]
+    fn wait_for_memory(&self, family: &FamilyState) -> Result<()> {
+        let counters = family.counters();
+        counters.stops.add(1);
+        let started = self.now();
+        let passed = loop {
+            // Without the lock, which it takes itself.
+            self.seal_largest();
+            let mut checking = self.stopped.checking.lock();
+            if let Some(error) = self.failure() {
+                break Err(error);
+            }
+            if let Err(error) = family.check_not_dropped() {
+                break Err(error);
+            }
+            if !self.is_memory_full(Holds::Nothing) {
+                break Ok(());
+            }
+            if let Some(error) = self.flushes_fail() {
+                break Err(error);
+            }
+            self.stopped.changed.wait_for(&mut checking, CHECK_EVERY);
+        };
+        counters.stop_ns.add(self.ns_since(started));
+        passed
     }
 
     fn wait_out_stop(&self, family: &FamilyState) -> Result<()> {
@@ -207,15 +303,38 @@ impl Store {
     }
 }
 
+/// The runs of level 0 at which writes are delayed, and at which they stop.
+struct Limits {
+    slowdown: usize,
+    stop: usize,
+}
+
+impl Limits {
+    fn of(family: &FamilyState) -> Self {
+        let FamilyOptions {
+            level0_slowdown: slowdown,
+            level0_stop: stop,
+            ..
+        } = *family.options();
+        match family.stall_state().level0() {
+            Level0::Raised | Level0::Draining if stop < RAISED_STOP => Self {
+                slowdown: stop,
+                stop: RAISED_STOP,
+            },
+            _ => Self { slowdown, stop },
+        }
+    }
+}
+
 fn current(family: &FamilyState) -> Stall {
     let view = family.view();
     let options = family.options();
-    let level0 = family.level0_runs();
+    let (level0, limits) = (family.level0_runs(), Limits::of(family));
     let buffers = view.buffers();
     let full = view.active.bytes() >= options.write_buffer_bytes;
-    if level0 >= options.level0_stop || (buffers >= options.max_write_buffers && full) {
+    if level0 >= limits.stop || (buffers >= options.max_write_buffers && full) {
         Stall::Stopped
-    } else if level0 >= options.level0_slowdown || (buffers >= options.max_write_buffers && buffers > 2) {
+    } else if level0 >= limits.slowdown || (buffers >= options.max_write_buffers && buffers > 2) {
         Stall::Delayed
     } else {
         Stall::None
@@ -226,7 +345,7 @@ fn current(family: &FamilyState) -> Stall {
 fn is_long_past_stop(family: &FamilyState) -> bool {
     let options = family.options();
     let active = family.view().active.bytes();
-    family.level0_runs() >= options.level0_stop + BEYOND_STOP
+    family.level0_runs() >= Limits::of(family).stop + BEYOND_STOP
         || (family.view().buffers() >= options.max_write_buffers
             && active >= options.write_buffer_bytes + options.write_buffer_bytes / 2)
 }
@@ -244,8 +363,9 @@ fn pressure(family: &FamilyState) -> f64 {
     let options = family.options();
     let view = family.view();
     let fill = view.active.bytes() as f64 / options.write_buffer_bytes as f64;
-    let over = family.level0_runs().saturating_sub(options.level0_slowdown);
-    let span = (options.level0_stop - options.level0_slowdown).max(1);
+    let limits = Limits::of(family);
+    let over = family.level0_runs().saturating_sub(limits.slowdown);
+    let span = (limits.stop - limits.slowdown).max(1);
     let memory = if view.buffers() >= options.max_write_buffers {
         fill
     } else {
@@ -257,7 +377,7 @@ fn pressure(family: &FamilyState) -> f64 {
 /// Why the background work that the stop waits for fails, if it does.
 fn lagging_error(family: &FamilyState) -> Option<Error> {
     let level0 = family.level0_runs();
-    if level0 >= family.options().level0_stop {
+    if level0 >= Limits::of(family).stop {
         let failed = family.compactions().error();
         if failed.is_some() || !family.tables().has_unrecorded() {
             return failed;
@@ -270,6 +390,62 @@ fn lagging_error(family: &FamilyState) -> Option<Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Db;
+    use crate::background::compaction;
+    use crate::test::hold;
+    use crate::test::interleavings::{new_store, put};
+
+    /// Nothing leaves level 0 meanwhile, so a stop would last until the end.
+    #[test]
+    fn writes_go_on_while_a_manual_compaction_keeps_level_0_from_draining() {
+        let (_dir, db) = new_store();
+        let options = FamilyOptions {
+            level0_compaction: 2,
+            level0_slowdown: 2,
+            level0_stop: 3,
+            ..FamilyOptions::default()
+        };
+        let family = db.open_family("compacted", options).unwrap();
+        let state = Arc::clone(family.state());
+        let another_run = |n: u32| {
+            put(&family, "k", &n.to_string());
+            family.flush().unwrap();
+        };
+        another_run(0);
+        let compaction = {
+            let (store, state) = (Arc::clone(Db::store(&db)), Arc::clone(&state));
+            hold("tables are merged", move || {
+                compaction::compact_all(&store, &state)
+            })
+            .at_point()
+        };
+        for n in 0..10 {
+            another_run(n);
+            assert_ne!(state.stall(), Stall::Stopped, "{} runs", state.level0_runs());
+        }
+        assert!(state.level0_runs() > 3 && state.stall() == Stall::Delayed);
+        compaction.finish().unwrap();
+        // As long as it has more runs than usual, and no longer.
+        while state.stall_state().level0() != Level0::Usual {
+            assert_ne!(state.stall(), Stall::Stopped, "{} runs", state.level0_runs());
+            std::thread::yield_now();
+        }
+        assert_eq!((Limits::of(&state).slowdown, Limits::of(&state).stop), (2, 3));
+        assert_eq!(state.stall(), Stall::None);
+    }
+
+    #[test]
+    fn the_usual_limits_hold_again_when_level_0_has_drained_after_the_compaction() {
+        let state = StallState::default();
+        assert_eq!(state.level0(), Level0::Usual);
+        state.level0.store(Level0::Raised as u8, Ordering::Relaxed);
+        state.drained();
+        assert_eq!(state.level0(), Level0::Raised, "it goes on");
+        drop(RaisedLevel0(&state));
+        assert_eq!(state.level0(), Level0::Draining);
+        state.drained();
+        assert_eq!(state.level0(), Level0::Usual);
+    }
 
     /// A small write beside a large one once slept for both.
     #[test]

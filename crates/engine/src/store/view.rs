@@ -68,6 +68,8 @@ pub enum FlushCause {
     Recovery,
     /// It is a large commit, or what the family had in memory before that.
     LargeCommit,
+    /// All families together had much in memory, and this one most.
+    Memory,
 }
 
 impl FlushCause {
@@ -81,6 +83,7 @@ impl FlushCause {
             Self::Close => "close",
             Self::Recovery => "recovery",
             Self::LargeCommit => "large-commit",
+            Self::Memory => "memory",
         }
     }
 }

@@ -173,6 +173,7 @@ fn log(shared: &Shared, text: &mut String) {
         "visible": stats.visible,
         "commits": stats.commits,
         "commit_bytes": stats.commit_bytes,
+        "memtable_bytes": stats.memtable_bytes,
         "wal_bytes": stats.wal_bytes,
         "wal_size_flushes": stats.wal_size_flushes,
         "writes_refused_because": refusal.as_deref().unwrap_or("no"),

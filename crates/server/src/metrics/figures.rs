@@ -254,6 +254,16 @@ fn store(stats: &Stats, page: &mut Page) {
         stats.visible,
     );
     page.gauge("collie_snapshots", "Snapshots that live.", stats.snapshots);
+    page.gauge(
+        "collie_memtable_bytes",
+        "Bytes of memtables that wait to be flushed.",
+        stats.memtable_bytes,
+    );
+    page.gauge(
+        "collie_memtable_limit_bytes",
+        "Where writes stop until some are flushed.",
+        stats.max_memtable_bytes,
+    );
     page.gauge("collie_log_live_bytes", "Bytes of live log.", stats.wal_bytes);
     page.gauge(
         "collie_log_live_limit_bytes",

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use crate::{key, mix};
 
 const VALUE: [u8; 100] = [7; 100];
-const CACHE: u64 = 256 << 20;
+const CACHE: u64 = 512 << 20;
 /// Keys of a scan.
 const SCAN: usize = 10;
 /// Keys in one memtable, of 64 MiB.

@@ -16,6 +16,7 @@ pub(super) fn run(args: &BesideBenchArgs) -> anyhow::Result<Outcome> {
         fill: args.fill(),
         keys: args.keys,
         write_buffer: args.write_buffer(),
+        compact: args.compact,
         duration: args.duration()?,
         repeat: args.repeat,
         dir: temporary.path().to_owned(),
@@ -46,15 +47,16 @@ fn print_table(results: &mut Results, bench: &BesideBench, measured: &[BesideRes
         bench.threads, bench.repeat, bench.duration,
     ))?;
     results.line(format_args!(
-        "\n{:<8} {:<7} {:>8} {:>8} {:>8} {:>9} {:>8} {:>10} {:>12}",
-        "policy", "", "p50", "p99", "p99.9", "longest", "puts/s", "fill MB/s", "compactions"
+        "\n{:<8} {:<7} {:>8} {:>8} {:>8} {:>9} {:>8} {:>10} {:>10} {:>12}",
+        "policy", "", "p50", "p99", "p99.9", "longest", "puts/s", "fill MB/s", "stopped %", "compactions"
     ))?;
     for result in measured {
         line(results, result.policy, "alone", &result.alone, "")?;
         let rest = format!(
-            "{:>8} {:>10.0} {:>12}",
+            "{:>8} {:>10.0} {:>10.1} {:>12}",
             figures::count(result.puts_per_sec),
             result.fill_per_sec / 1e6,
+            result.stopped_percent,
             result.compactions
         );
         line(results, "", "beside", &result.beside, &rest)?;

@@ -30,6 +30,9 @@ pub(crate) struct BesideBenchArgs {
     /// Size of its memtables.
     #[arg(long, value_name = "BYTES", value_parser = size, default_value = "16mb")]
     write_buffer_size: i64,
+    /// Also compact that family by hand, again and again.
+    #[arg(long)]
+    pub(crate) compact: bool,
     /// Seconds that one measurement takes; a third more before it, without the other family.
     #[arg(long, value_name = "S", default_value_t = 15.0, allow_negative_numbers = true)]
     duration: f64,

@@ -230,8 +230,8 @@ impl Mem {
         self.table.as_ref().map_or(0, |table| table.bytes())
     }
 
-    /// It is flushed, and counts in the total of the store's memtables no more, whoever still reads
-    /// it.
+    /// It is flushed, and counts in the total of the store's memtables no more, although snapshots
+    /// may still read it.
     pub(crate) fn flushed(&self) {
         if let Some(table) = &self.table {
             table.uncount();

@@ -48,7 +48,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A log without threads: whoever waits would write, and nobody does.
+/// A log without threads: only a thread that waits would write, and none does.
 #[test]
 fn an_append_that_would_wait_is_refused_and_nothing_is_written_by_its_thread() {
     let device = SimDevice::new(1);

@@ -132,7 +132,9 @@ fn what_is_reserved_exactly_never_passes_the_limit_and_makes_nobody_pass_it() {
                 })
                 .collect();
             admission.try_append(&mine, LARGE, limit + LARGE);
-            workers.into_iter().for_each(|w| drop(w.join().unwrap()));
+            for worker in workers {
+                worker.join().unwrap();
+            }
         });
     }
 }

@@ -42,7 +42,7 @@ pub struct Options {
     /// [`Error::BatchTooLarge`]. While one is made that takes more than half of the ring, it takes
     /// about three times its size in memory: the batch, its memtables, and what others have not
     /// released yet. An opening that replays it needs twice its size. From 1 KiB to 4 GiB less a
-    /// byte. Default: 1 GiB.
+    /// byte; 0: as much as one frame of the log takes, half of the ring. Default: 1 GiB.
     pub max_commit_bytes: u64,
     /// The size of one log segment. Default: 64 MiB.
     pub segment_bytes: u64,
@@ -283,8 +283,7 @@ pub struct ReadOptions {
 impl Options {
     /// The largest commit that is one frame of the log with this ring, in bytes; a larger one goes
     /// there in parts.
-    #[must_use]
-    pub fn one_frame_bytes(&self) -> usize {
+    pub(crate) fn one_frame_bytes(&self) -> usize {
         let log = collie_log::LogOptions {
             ring_bytes: self.ring_bytes,
             pad_to_block: self.pad_to_block,
@@ -317,8 +316,8 @@ impl Options {
             let reason = "it must be at least 16 KiB with pad_to_block";
             return Err(invalid("ring_bytes", self.ring_bytes, reason));
         }
-        if !(1 << 10..=u64::from(u32::MAX)).contains(&self.max_commit_bytes) {
-            let reason = "it must be from 1 KiB to 4 GiB less a byte";
+        if self.max_commit_bytes != 0 && !(1 << 10..=u64::from(u32::MAX)).contains(&self.max_commit_bytes) {
+            let reason = "it must be from 1 KiB to 4 GiB less a byte, or 0 for one frame of the log";
             return Err(invalid("max_commit_bytes", self.max_commit_bytes, reason));
         }
         if let Some(limit) = self.max_memtable_bytes

@@ -13,7 +13,11 @@
 //! ```no_run
 //! use collie_server::{Server, ServerConfig, termination};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let db = collie_db::Db::open("/var/lib/collie", collie_db::Options::default())?;
+//! let options = collie_db::Options {
+//!     max_commit_bytes: 0, // No request commits more than one frame of the log.
+//!     ..Default::default()
+//! };
+//! let db = collie_db::Db::open("/var/lib/collie", options)?;
 //! let server = Server::bind(ServerConfig::default(), db)?;
 //! println!("redis-cli -p {}", server.local_addr().port());
 //! server.run(termination())?; // Until SIGTERM, SIGINT or SHUTDOWN; closes the engine.

@@ -198,19 +198,16 @@ impl Effective {
 
     /// The options that the engine is opened with.
     pub(crate) fn options(&self) -> Options {
-        let options = self.config.store.apply_to(Options {
+        self.config.store.apply_to(Options {
             ring_bytes: self.ring_bytes,
             // Clients cannot lock more rows than their current requests name, and requests have
             // limits.
             max_row_locks: 1 << 26,
-            ..Options::default()
-        });
-        Options {
             // A request is one frame of the log: clients are not to take more memory than the limits
             // on requests say.
-            max_commit_bytes: options.one_frame_bytes() as u64,
-            ..options
-        }
+            max_commit_bytes: 0,
+            ..Options::default()
+        })
     }
 
     /// The server's configuration.

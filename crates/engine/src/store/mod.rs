@@ -209,7 +209,10 @@ impl Store {
 
     /// The largest commit, in bytes of its operations.
     pub(crate) fn max_commit_bytes(&self) -> u64 {
-        self.options.max_commit_bytes
+        match self.options.max_commit_bytes {
+            0 => self.max_payload as u64,
+            most => most,
+        }
     }
 
     /// The largest commit that is one frame of the log; a larger one is made of parts.

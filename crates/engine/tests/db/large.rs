@@ -270,6 +270,23 @@ fn a_transaction_of_any_size_reads_its_writes_conflicts_and_commits() {
     }
 }
 
+/// Half of the ring, and nothing goes to the log in parts.
+#[test]
+fn without_a_limit_of_its_own_a_commit_is_one_frame() {
+    let dir = fast_dir();
+    let options = Options {
+        max_commit_bytes: 0,
+        ..tiny()
+    };
+    let db = common::open(dir.path(), &options);
+    let before = db.stats().log.unwrap().frames;
+    db.put("fits", vec![1; 31 << 10]).unwrap();
+    assert_eq!(db.stats().log.unwrap().frames, before + 1);
+    let refused = db.put("does not", vec![1; 33 << 10]).unwrap_err();
+    assert!(matches!(refused, Error::BatchTooLarge { .. }), "{refused}");
+    assert_eq!(db.iter().unwrap().count(), 1);
+}
+
 #[test]
 fn what_exceeds_the_limit_is_refused_and_changes_nothing() {
     let dir = fast_dir();
@@ -292,7 +309,7 @@ fn what_exceeds_the_limit_is_refused_and_changes_nothing() {
     );
     assert_eq!(db.stats().log.unwrap().frames, before);
     assert_eq!(content(&family).len(), 1);
-    for max_commit_bytes in [0, 1 << 32] {
+    for max_commit_bytes in [1023, 1 << 32] {
         let options = Options {
             max_commit_bytes,
             ..tiny()

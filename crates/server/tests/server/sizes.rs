@@ -14,11 +14,6 @@ fn start(dir: &std::path::Path, ring_bytes: usize) -> Running {
         ring_bytes,
         ..options()
     };
-    // As the binary opens it: a request is one frame of the log.
-    let options = Options {
-        max_commit_bytes: options.one_frame_bytes() as u64,
-        ..options
-    };
     let config = ServerConfig {
         ring_bytes,
         ..config()

@@ -22,10 +22,10 @@ pub(crate) fn config() -> ServerConfig {
     }
 }
 
-/// Engine options for tests.
+/// Engine options for tests. As the binary has it, a request is one frame of the log.
 pub(crate) fn options() -> Options {
     Options {
-        create_if_missing: true,
+        max_commit_bytes: 0,
         ..Options::default()
     }
 }

@@ -1,5 +1,6 @@
 //! Reads of one thread, of 16-byte keys with 100-byte values in random order: from one memtable,
-//! from memtables and tables as a fill leaves them, and from tables alone.
+//! from merged tables, and from these with a memtable of newer values over them. How many tables a
+//! fill leaves unmerged is chance, so both stores merge them first.
 
 use std::path::Path;
 use std::time::Instant;
@@ -45,10 +46,10 @@ const READS: [(&str, Call); 5] = [
 /// turns.
 pub fn run(repeat: usize, num: u64, dir: &Path) -> Result<()> {
     println!("{:<12} {:<14} {:>10} {:>10} {:>8}", "state", "read", "collie us", "fjall us", "ratio");
-    for (state, keys, settle) in [
-        ("memtable", IN_MEMORY, false),
-        ("all", num, false),
-        ("tables", num, true),
+    for (state, keys, settle, newer) in [
+        ("memtable", IN_MEMORY, false, 0),
+        ("tables", num, true, 0),
+        ("both", num, true, IN_MEMORY.min(num)),
     ] {
         let mut stores = Vec::new();
         for (name, open) in STORES {
@@ -62,6 +63,9 @@ pub fn run(repeat: usize, num: u64, dir: &Path) -> Result<()> {
             }
             if settle {
                 store.settle()?;
+            }
+            for n in 0..newer {
+                store.put(key(mix(n)))?;
             }
             stores.push(store);
         }

@@ -45,7 +45,10 @@ const READS: [(&str, Call); 5] = [
 /// Microseconds of each read in each state, medians of `repeat` rounds in which the stores take
 /// turns.
 pub fn run(repeat: usize, num: u64, dir: &Path) -> Result<()> {
-    println!("{:<12} {:<14} {:>10} {:>10} {:>8}", "state", "read", "collie us", "fjall us", "ratio");
+    println!(
+        "{:<12} {:<14} {:>10} {:>10} {:>8}",
+        "state", "read", "collie us", "fjall us", "ratio"
+    );
     for (state, keys, settle, newer) in [
         ("memtable", IN_MEMORY, false, 0),
         ("tables", num, true, 0),
@@ -84,7 +87,10 @@ pub fn run(repeat: usize, num: u64, dir: &Path) -> Result<()> {
                 times[of][repeat / 2]
             });
             eprint!("\r{:40}\r", "");
-            println!("{state:<12} {read:<14} {collie:>10.2} {fjall:>10.2} {:>6.2} x", fjall / collie);
+            println!(
+                "{state:<12} {read:<14} {collie:>10.2} {fjall:>10.2} {:>6.2} x",
+                fjall / collie
+            );
         }
     }
     Ok(())
@@ -102,7 +108,10 @@ fn measure(store: &dyn Store, call: Call, keys: u64, round: u64) -> Result<f64> 
         }
     }
     // The one key before which there is none may be among them.
-    ensure!(found + found / 1000 + 16 >= reads, "{found} of {reads} reads found something");
+    ensure!(
+        found + found / 1000 + 16 >= reads,
+        "{found} of {reads} reads found something"
+    );
     Ok(start.elapsed().as_secs_f64() * 1e6 / reads as f64)
 }
 
@@ -115,7 +124,10 @@ impl Collie {
             ..Default::default()
         };
         let db = collie_db::Db::open(dir.join("store"), options)?;
-        Ok(Box::new(Self(db.default_family(), collie_db::WriteOptions::process())))
+        Ok(Box::new(Self(
+            db.default_family(),
+            collie_db::WriteOptions::process(),
+        )))
     }
 }
 
@@ -154,7 +166,10 @@ impl Store for Collie {
     }
 }
 
-struct Fjall(fjall::Keyspace, #[expect(dead_code, reason = "keeps it open")] fjall::Database);
+struct Fjall(
+    fjall::Keyspace,
+    #[expect(dead_code, reason = "keeps it open")] fjall::Database,
+);
 
 impl Fjall {
     fn open(dir: &Path) -> Result<Box<dyn Store>> {

@@ -139,5 +139,12 @@ impl Core {
                 tracing::error!(dir = %self.dir.display(), "a task's waker panicked");
             }
         }
+        // Others took the space that was prepared for those that are left. They sleep, so nobody else
+        // asks for more.
+        if let Some(len) = self.waiting.longest_without_room()
+            && !self.space.admits_exactly(self.next.glance(), len)
+        {
+            self.preparer.call();
+        }
     }
 }

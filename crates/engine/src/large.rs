@@ -16,6 +16,7 @@ use crate::commit::codec::KIND_UNLOGGED;
 use crate::commit::parts::{KIND_LAST, KIND_PART, Last, PART_HEAD, Part};
 use crate::commit::sequencer::Room;
 use crate::memtable::{At, Mem, UNPLACED};
+use crate::options::invalid;
 use crate::store::Store;
 use crate::store::family_state::{FamilyState, Link};
 use crate::store::order::HeldAppender;
@@ -148,11 +149,13 @@ fn append_parts<'a>(store: &'a Store, batch: &Batch) -> Result<Logged<'a>> {
     };
     let last_bytes = last.encode().len();
     if last_bytes > store.max_frame_bytes() {
-        // Of thousands of families, with a ring of the least size.
-        return Err(Error::BatchTooLarge {
-            size: last_bytes as u64,
-            limit: store.max_frame_bytes() as u64,
-        });
+        let reason = format!(
+            "a commit over {} families ends with a frame of {last_bytes} bytes, and with this ring a frame \
+             has at most {}",
+            last.families.len(),
+            store.max_frame_bytes()
+        );
+        return Err(invalid("ring_bytes", store.options().ring_bytes, &reason));
     }
     let retained = store.retain_parts(store.sequencer().reserved());
     let mut payload = Vec::with_capacity(largest);

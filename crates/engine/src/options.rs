@@ -39,9 +39,9 @@ pub struct Options {
     /// 32 MiB.
     pub ring_bytes: usize,
     /// The largest commit, in bytes as the log has it; a larger one is refused with
-    /// [`Error::BatchTooLarge`]. While one is made that takes more than half of the ring, it takes
-    /// about three times its size in memory: the batch, its memtables, and what others have not
-    /// released yet. An opening that replays it needs twice its size. From 1 KiB to 4 GiB less a
+    /// [`Error::BatchTooLarge`]. While one is made that takes more than half of the ring, it takes two
+    /// to four times its size in memory (the batch, and its memtables, which need some 50 bytes for
+    /// each entry), and about as much when an opening replays it. From 1 KiB to 4 GiB less a
     /// byte; 0: as much as one frame of the log takes, half of the ring. Default: 1 GiB.
     pub max_commit_bytes: u64,
     /// The size of one log segment. Default: 64 MiB.
@@ -99,7 +99,7 @@ pub struct Options {
     pub cache_bytes: u64,
     /// The most that all memtables together take, in bytes (RocksDB: `db_write_buffer_size`). From
     /// half of it on the largest are flushed, whatever the options of their families say; at all of
-    /// it writes stop until that is done. Those of commits that are larger than a frame of the log
+    /// it writes stop until that is done. What threads are committing by then comes on top. Those of commits that are larger than a frame of the log
     /// do not count, nor those that are flushed and that a snapshot still reads, nor what an opening
     /// replays. At least 64 KiB. `None`, the default: 1 GiB, or four times what a family's options
     /// allow it, if that is more.

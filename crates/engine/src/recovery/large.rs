@@ -19,8 +19,8 @@ use crate::store::Store;
 use crate::store::family_state::FamilyState;
 
 /// Reads the parts of the commit that `frame` ends, and links it into the families that need it. All
-/// commits before it are inserted.
-pub(super) fn replay(store: &Store, log: &Log, replay: &Replay<'_>, frame: &Frame) -> Result<()> {
+/// commits before it are inserted. Returns how many bytes of operations were read.
+pub(super) fn replay(store: &Store, log: &Log, replay: &Replay<'_>, frame: &Frame) -> Result<u64> {
     let last = Last::decode(&frame.payload)
         .map_err(|e| replay.corrupt(frame, e.offset as u64, e.expected, e.found))?;
     let mut mems: BTreeMap<u32, (Arc<FamilyState>, Mem)> = BTreeMap::new();
@@ -31,7 +31,7 @@ pub(super) fn replay(store: &Store, log: &Log, replay: &Replay<'_>, frame: &Fram
         }
     }
     if mems.is_empty() {
-        return Ok(());
+        return Ok(0);
     }
     let retained = store.retain_parts(last.first);
     for op in Ops::new(&read_parts(log, replay, frame, &last)?) {
@@ -64,7 +64,7 @@ pub(super) fn replay(store: &Store, log: &Log, replay: &Replay<'_>, frame: &Fram
         family.link(at, mem, store.new_mem(at.end, family.options()));
         store.queue().flush(&family);
     }
-    Ok(())
+    Ok(last.bytes)
 }
 
 /// The commit's operations.

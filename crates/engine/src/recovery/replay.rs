@@ -168,20 +168,20 @@ fn read(reader: Reader, piece: u64, pieces: &SyncSender<Piece>) -> std::result::
 }
 
 /// Sends the pieces to the inserting threads, one after the other, and seals full memtables in
-/// between, or links a large commit, of which `large` gets the last frame.
+/// between, or links a large commit, of which `large` gets the last frame, and returns what it read.
 fn distribute(
     store: &Store,
     families: &HashMap<u32, Arc<FamilyState>>,
     coming: &Receiver<Piece>,
     tasks: &[SyncSender<Task>],
-    large: impl Fn(&Frame) -> Result<()>,
+    large: impl Fn(&Frame) -> Result<u64>,
 ) -> Result<Replayed> {
     let mut replayed = Replayed::default();
     for (piece, task) in coming.iter().zip(tasks.iter().cycle()) {
         let Some(first) = piece.first() else { continue };
         if first.kind == KIND_LAST {
             if wait_for_inserts(tasks) {
-                large(first)?;
+                replayed.bytes += first.len_in_log() + large(first)?;
                 replayed.commits += 1;
             }
             continue;
@@ -346,7 +346,7 @@ mod tests {
         let (pieces, coming) = sync_channel(2);
         let (task, tasks) = sync_channel(4);
         std::thread::scope(|scope| {
-            let dealing = scope.spawn(move || distribute(store, families, &coming, &[task], |_| Ok(())));
+            let dealing = scope.spawn(move || distribute(store, families, &coming, &[task], |_| Ok(0)));
             pieces.send(piece(first, second)).unwrap();
             assert!(matches!(tasks.recv().unwrap(), Task::Insert(_)));
             let at = At {

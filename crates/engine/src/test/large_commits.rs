@@ -241,6 +241,11 @@ fn the_log_keeps_the_parts_until_every_family_of_the_commit_is_flushed() {
     let (db, families) = open(&path, &tables, &image, "first opening");
     assert_eq!(found(&families, 0, "first opening"), 1);
     assert!(db.stats().log.unwrap().oldest >= oldest);
+    assert!(
+        db.stats().replayed_bytes > 200 << 10,
+        "{:?}",
+        db.stats().replayed_bytes
+    );
     db.flush().unwrap();
     let pinned = db.stats().log.unwrap().holders;
     assert!(

@@ -270,6 +270,27 @@ fn a_transaction_of_any_size_reads_its_writes_conflicts_and_commits() {
     }
 }
 
+/// What the last frame has to name does not fit the smallest ring, and the error says so.
+#[test]
+fn a_commit_over_too_many_families_for_the_ring_says_what_to_change() {
+    let dir = fast_dir();
+    let options = Options {
+        ring_bytes: 8 << 10,
+        ..tiny()
+    };
+    let db = common::open(dir.path(), &options);
+    let mut batch = Batch::new();
+    for n in 0..2_100 {
+        let family = db.create_family(&format!("{n}"), small_family()).unwrap();
+        batch.put(&family, "k", "v").unwrap();
+    }
+    let refused = db.write(batch, &WriteOptions::buffered()).unwrap_err();
+    assert!(
+        refused.to_string().contains("ring_bytes") && refused.to_string().contains("2100 families"),
+        "{refused}"
+    );
+}
+
 /// Half of the ring, and nothing goes to the log in parts.
 #[test]
 fn without_a_limit_of_its_own_a_commit_is_one_frame() {

@@ -132,19 +132,19 @@ impl Core {
             |end| self.durable() > end || self.ended().is_some(),
             |len| self.has_room(len).is_some(),
         );
-        for waker in ready {
-            // Foreign code: one that panics takes neither the wake-ups of the others along, nor the
-            // log.
-            if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
-                tracing::error!(dir = %self.dir.display(), "a task's waker panicked");
-            }
-        }
         // Others took the space that was prepared for those that are left. They sleep, so nobody else
         // asks for more.
         if let Some(len) = self.waiting.longest_without_room()
             && !self.space.admits_exactly(self.next.glance(), len)
         {
             self.preparer.call();
+        }
+        for waker in ready {
+            // Foreign code: one that panics takes neither the wake-ups of the others along, nor the
+            // log.
+            if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+                tracing::error!(dir = %self.dir.display(), "a task's waker panicked");
+            }
         }
     }
 }

@@ -104,7 +104,11 @@ impl Family {
     ///
     /// # Errors
     /// [`Error::EmptyKey`], [`Error::KeyTooLong`], [`Error::BatchTooLarge`],
-    /// [`Error::StorageFull`], [`Error::FamilyDropped`], [`Error::Closed`]: nothing was written.
+    /// [`Error::StorageFull`], [`Error::Unprepared`], [`Error::FamilyDropped`], [`Error::Closed`],
+    /// [`Error::Forked`]: nothing was written. Once transactions are in use also those of locks, as
+    /// [`Db::transaction`] says: [`Error::LockTimeout`], [`Error::Deadlock`], and
+    /// [`Error::TooManyLocks`] where more rows would be locked at once than
+    /// [`Options::max_row_locks`](crate::Options::max_row_locks), those of other owners included.
     /// [`Error::Poisoned`], [`Error::Background`], [`Error::Log`]: the write may or may not survive
     /// a restart.
     pub fn put_with(

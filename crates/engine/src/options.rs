@@ -99,10 +99,10 @@ pub struct Options {
     pub cache_bytes: u64,
     /// The most that all memtables together take, in bytes (RocksDB: `db_write_buffer_size`). From
     /// half of it on the largest are flushed, whatever the options of their families say; at all of
-    /// it writes stop until that is done. What threads are committing by then comes on top. Those of commits that are larger than a frame of the log
-    /// do not count, nor those that are flushed and that a snapshot still reads, nor what an opening
-    /// replays. At least 64 KiB. `None`, the default: 1 GiB, or four times what a family's options
-    /// allow it, if that is more.
+    /// it writes stop until that is done. What threads are committing by then comes on top. Those of
+    /// commits that are larger than a frame of the log do not count, nor those that are flushed and
+    /// that a snapshot still reads, nor what an opening replays. At least 64 KiB. `None`, the
+    /// default: 1 GiB, or four times what a family's options allow it, if that is more.
     pub max_memtable_bytes: Option<u64>,
     /// How many table files are kept open. Default: 256.
     pub max_open_files: usize,
@@ -184,8 +184,8 @@ pub struct FamilyOptions {
     pub level0_compaction: u8,
     /// Level-0 runs from which writes are delayed. Default: 20.
     pub level0_slowdown: usize,
-    /// Level-0 runs at which writes stop; 160 while a manual compaction keeps level 0 from draining,
-    /// and until it has drained. Default: 36.
+    /// Level-0 runs at which writes stop; some 160 while a manual compaction keeps level 0 from
+    /// draining, and until it has drained. Default: 36.
     pub level0_stop: usize,
 }
 

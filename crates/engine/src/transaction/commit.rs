@@ -23,7 +23,8 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Conflict`](crate::Error::Conflict), [`Deadlock`](crate::Error::Deadlock),
-    /// [`LockTimeout`](crate::Error::LockTimeout) (of optimistic transactions),
+    /// [`LockTimeout`](crate::Error::LockTimeout) and
+    /// [`TooManyLocks`](crate::Error::TooManyLocks) (of optimistic transactions),
     /// [`TransactionAborted`](crate::Error::TransactionAborted),
     /// [`FamilyDropped`](crate::Error::FamilyDropped),
     /// [`BatchTooLarge`](crate::Error::BatchTooLarge), [`StorageFull`](crate::Error::StorageFull),

@@ -117,8 +117,10 @@ pub struct Options {
     /// table at once. A log on a device of its own ([`Options::wal_dir`]) gains nothing by it.
     pub background_io: IoPolicy,
     /// Row locks that transactions, writes and [`RowLocks`](crate::RowLocks) may hold or wait for,
-    /// all together; a range or a family counts once. Also how many flushed removals are kept in memory to
-    /// detect conflicts of open transactions. Default: 1,048,576.
+    /// all together; a range or a family counts once. A write outside of transactions that has more
+    /// than an eighth of it in one family locks the range from its first key to its last instead. Also
+    /// how many flushed removals are kept in memory to detect conflicts of open transactions. Default:
+    /// 1,048,576.
     pub max_row_locks: usize,
     /// How long a write outside of transactions waits for a locked row. Default: one second.
     pub lock_timeout: Duration,

@@ -118,11 +118,22 @@ impl<T: Deref<Target = LockTable>> Held<T> {
         self.lock_range_at(family, bounds, Mode::Shared, timeout)
     }
 
+    /// Locks all keys between the bounds, existing or not, so that no other owner writes any of
+    /// them, or has locked a part of them to read. As one lock, whatever is between.
+    pub(crate) fn lock_all_between(
+        &mut self,
+        family: u32,
+        bounds: Bounds,
+        timeout: Duration,
+    ) -> Result<(), Denied> {
+        self.lock_range_at(family, bounds, Mode::Exclusive, timeout)
+    }
+
     /// Locks a whole family, so that no other owner writes in it, or has locked a part of it to
     /// read.
     pub(crate) fn lock_family(&mut self, family: u32, timeout: Duration) -> Result<(), Denied> {
         let all = (Bound::Unbounded, Bound::Unbounded);
-        self.lock_range_at(family, all, Mode::Exclusive, timeout)
+        self.lock_all_between(family, all, timeout)
     }
 
     fn lock_range_at(

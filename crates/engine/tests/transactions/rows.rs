@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use collie_db::{
-    Concurrency, Db, Error, Family, FamilyOptions, Isolation, Options, RowOwner, TransactionOptions,
+    Batch, Concurrency, Db, Error, Family, FamilyOptions, Isolation, Options, RowOwner, TransactionOptions,
     WriteOptions,
 };
 
@@ -337,4 +337,49 @@ fn a_ring_through_a_family_that_is_locked_as_a_whole_is_found() {
         .filter(|end| matches!(end, Err(Error::Deadlock { .. })));
     assert_eq!(rings.count(), 1, "{found:?}");
     assert!(found.iter().any(Result::is_ok), "{found:?}");
+}
+
+/// Of more rows than the table has room for; they would have failed, and with them whatever others
+/// write meanwhile.
+#[test]
+fn a_write_of_very_many_rows_locks_them_as_a_range() {
+    let dir = crate::common::fast_dir();
+    let options = Options {
+        max_row_locks: 1_000,
+        lock_timeout: Duration::from_secs(60),
+        ..crate::common::small()
+    };
+    let db = Db::open(dir.path(), options).unwrap();
+    let (family, other) = (
+        db.default_family(),
+        db.create_family("other", crate::common::small_family()).unwrap(),
+    );
+    let batch = || {
+        let mut batch = Batch::new();
+        for n in 10..5_000_u32 {
+            batch.put(&family, n.to_be_bytes(), "batch").unwrap();
+        }
+        batch.put(&other, "few", "batch").unwrap();
+        batch
+    };
+    let tx = db.transaction(TransactionOptions::default()).unwrap();
+    tx.put(&family, 9_u32.to_be_bytes(), "tx").unwrap();
+    db.write(batch(), &WriteOptions::buffered()).unwrap();
+    tx.commit().unwrap();
+    // A row in the range that another owner has is waited for.
+    let tx = db.transaction(TransactionOptions::default()).unwrap();
+    tx.put(&family, 3_000_u32.to_be_bytes(), "tx").unwrap();
+    let writer = {
+        let (db, batch) = (db.clone(), batch());
+        std::thread::spawn(move || db.write(batch, &WriteOptions::buffered()))
+    };
+    until_waiting(&db, 1);
+    tx.commit().unwrap();
+    writer.join().unwrap().unwrap();
+    assert_eq!(
+        text(family.get(3_000_u32.to_be_bytes()).unwrap()).as_deref(),
+        Some("batch")
+    );
+    assert_eq!(family.iter().unwrap().count(), 4_991);
+    assert_eq!(db.stats().transactions.locks, 0);
 }

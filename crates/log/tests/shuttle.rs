@@ -412,7 +412,7 @@ fn readers_find_every_segment_while_it_goes_to_the_archive() {
     });
 }
 
-/// Nobody but the log's threads writes or prepares: a lost wake-up would leave a task waiting.
+/// Only the log's threads write and prepare: a lost wake-up would leave a task waiting.
 #[test]
 fn tasks_that_await_room_get_it() {
     explore("room", || {

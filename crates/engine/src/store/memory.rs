@@ -47,7 +47,7 @@ impl MemoryLimit {
         }
     }
 
-    /// A single family never meets a limit that nobody has set.
+    /// A single family never meets a limit that was not set.
     pub(super) fn fit(&self, family: &FamilyOptions) {
         if !self.is_set {
             let of_family = family

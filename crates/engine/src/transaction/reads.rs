@@ -222,7 +222,8 @@ impl TransactionIter {
     /// `committed` is at these bounds already.
     fn restart(&mut self, bounds: Bounds) {
         (self.front, self.back) = (None, None);
-        let start = self.own.partition_point(|(key, _)| is_before(key, &bounds.0));
+        let from_low = (bounds.0.clone(), Bound::Unbounded);
+        let start = self.own.partition_point(|(key, _)| !contains(&from_low, key));
         let inside = self.own[start..].partition_point(|(key, _)| contains(&bounds, key));
         self.coming = start..start + inside;
         self.read.restart(bounds);
@@ -307,14 +308,6 @@ impl TransactionIter {
             (Ok(None) | Err(_), _) => ends.exhausted = true,
         }
         stepped.transpose()
-    }
-}
-
-fn is_before(key: &Key, low: &Bound<Key>) -> bool {
-    match low {
-        Bound::Included(low) => key < low,
-        Bound::Excluded(low) => key <= low,
-        Bound::Unbounded => false,
     }
 }
 

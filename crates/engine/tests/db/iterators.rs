@@ -143,7 +143,7 @@ fn an_iterator_goes_wherever_it_is_sent_within_its_range_and_its_moment() {
     }
 }
 
-/// Keys that nobody can have are places as any other.
+/// What cannot be a key is a place as any other.
 #[test]
 fn an_iterator_may_be_sent_to_what_cannot_be_a_key() {
     let dir = fast_dir();

@@ -9,7 +9,7 @@ const FAMILIES: usize = 150;
 
 /// The default is out of the way of a single family, whatever its options.
 #[test]
-fn a_family_alone_never_meets_a_limit_that_nobody_set() {
+fn a_family_alone_never_meets_a_limit_that_was_not_set() {
     let dir = fast_dir();
     let db = common::open(dir.path(), &small());
     assert_eq!(db.stats().max_memtable_bytes, 1 << 30);

@@ -132,8 +132,8 @@ impl Core {
             |end| self.durable() > end || self.ended().is_some(),
             |len| self.has_room(len).is_some(),
         );
-        // Others took the space that was prepared for those that are left. They sleep, so nobody else
-        // asks for more.
+        // Others took the space that was prepared for those that are left. They sleep, so no other
+        // thread asks for more.
         if let Some(len) = self.waiting.longest_without_room()
             && !self.space.admits_exactly(self.next.glance(), len)
         {

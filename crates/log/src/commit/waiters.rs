@@ -25,16 +25,23 @@ struct Registered {
     rooms: BTreeMap<u64, (u64, Waker)>,
 }
 
+impl Registered {
+    /// The number of who registers, which is given the first time.
+    fn id(&mut self, id: &mut Option<u64>) -> u64 {
+        *id.get_or_insert_with(|| {
+            self.next_id += 1;
+            self.next_id
+        })
+    }
+}
+
 impl Waiting {
     /// Adds a task, or gives a known one a new waker. The caller must look once more at what it
     /// waits for afterwards: `take` may have run just before.
     pub(super) fn register(&self, id: &mut Option<u64>, end: Lsn, level: Level, waker: &Waker) {
         let waker = waker.clone();
         let mut registered = lock(&self.0);
-        let id = *id.get_or_insert_with(|| {
-            registered.next_id += 1;
-            registered.next_id
-        });
+        let id = registered.id(id);
         let before = registered.tasks.insert((end, id), (level, waker));
         drop(registered);
         drop(before);
@@ -51,10 +58,7 @@ impl Waiting {
     pub(crate) fn follow(&self, id: &mut Option<u64>, end: Lsn, waker: &Waker) {
         let waker = waker.clone();
         let mut registered = lock(&self.0);
-        let id = *id.get_or_insert_with(|| {
-            registered.next_id += 1;
-            registered.next_id
-        });
+        let id = registered.id(id);
         let before = registered.tails.insert(id, (end, waker));
         drop(registered);
         drop(before);
@@ -71,10 +75,7 @@ impl Waiting {
     pub(super) fn want_room(&self, id: &mut Option<u64>, len: u64, waker: &Waker) {
         let waker = waker.clone();
         let mut registered = lock(&self.0);
-        let id = *id.get_or_insert_with(|| {
-            registered.next_id += 1;
-            registered.next_id
-        });
+        let id = registered.id(id);
         let before = registered.rooms.insert(id, (len, waker));
         drop(registered);
         drop(before);

@@ -116,7 +116,7 @@ impl Admission {
 
 /// A large frame without a turn, beside one that has it and small ones.
 #[test]
-fn what_is_reserved_exactly_never_passes_the_limit_and_makes_nobody_pass_it() {
+fn what_is_reserved_exactly_never_passes_the_limit_and_makes_no_other_pass_it() {
     // What three workers may overrun their looks by, with room for an exact one and without.
     for exact in [LARGE, 0] {
         explore("admission, exact reservations", THREE, move || {

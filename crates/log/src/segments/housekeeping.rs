@@ -30,7 +30,7 @@ impl Core {
         }
     }
 
-    /// What an append is told for whose `len` bytes no room could be prepared.
+    /// The error of an append for whose `len` bytes no room could be prepared.
     pub(crate) fn refusal(&self, error: LogError, len: u64) -> LogError {
         let path = self.dir.clone();
         match error {

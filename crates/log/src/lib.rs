@@ -75,6 +75,8 @@ mod recovery;
 #[cfg(not(loom))]
 mod segments;
 #[cfg(not(loom))]
+mod set;
+#[cfg(not(loom))]
 mod shared;
 #[cfg(not(loom))]
 mod stake;
@@ -90,12 +92,13 @@ pub use {
     error::{Failure, LogError},
     format::{FRAME_HEADER, LogId},
     log::Log,
-    options::{Compression, FIRST_LSN, Level, LogOptions, RecoveryMode, RingMode, WritePath},
+    options::{Compression, FIRST_LSN, Level, LogOptions, Probe, RecoveryMode, RingMode, WritePath},
     read::follow,
     read::reader::Reader,
     read::tail::{NextFrame, Tail},
     recovery::inspect,
-    recovery::{Probe, RecoveryReport, RingOutcome, TornTail, Truncation},
+    recovery::{RecoveryReport, RingOutcome, TornTail, Truncation},
+    set::{LogSet, LogSetOptions},
     stats::{Compressed, LogStats, SAMPLE, Stages, Summary},
 };
 

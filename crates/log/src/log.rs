@@ -1,7 +1,7 @@
 //! The handle: opening, waiting, reading, holding, closing.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::append::worker::Worker;
@@ -81,6 +81,34 @@ impl Log {
                 closer,
             }),
         })
+    }
+
+    /// Opens many logs, up to so many at a time, each as [`Log::open`]; the answers are in the order
+    /// of what was given. Most of an opening is waiting for the device: a few at a time take a
+    /// fraction of what one after the other does. The calling thread does a share.
+    pub fn open_all(logs: Vec<(PathBuf, LogOptions)>, at_a_time: usize) -> Vec<Result<Self, LogError>> {
+        let threads = at_a_time.clamp(1, logs.len().max(1));
+        let mut opened: Vec<_> = logs.iter().map(|_| None).collect();
+        let left = std::sync::Mutex::new(logs.into_iter().zip(&mut opened));
+        let work = || {
+            while let Some(((dir, options), answer)) = next(&left) {
+                *answer = Some(Self::open(dir, options));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // Where no further thread can be started, those that are there open all.
+                let _ = std::thread::Builder::new()
+                    .name("collie-open".to_owned())
+                    .spawn_scoped(scope, work);
+            }
+            work();
+        });
+        drop(left);
+        opened
+            .into_iter()
+            .map(|answer| answer.unwrap_or(Err(LogError::Closed)))
+            .collect()
     }
 
     fn core(&self) -> &Core {
@@ -413,4 +441,11 @@ impl Frame {
     pub fn len_in_log(&self) -> u64 {
         self.end - self.start
     }
+}
+
+/// The next one, of what several threads take from.
+fn next<T>(left: &std::sync::Mutex<impl Iterator<Item = T>>) -> Option<T> {
+    left.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .next()
 }

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::{Device, RealDevice, Scheduler};
+use collie_io::{Device, Nanos, RealDevice, Scheduler};
 
 use crate::Lsn;
 use crate::error::LogError;
 use crate::format::LogId;
 use crate::format::{BLOCK, FRAME_HEADER, RING_DIR_MAX};
+use crate::set::LogSet;
 
 /// Where LSNs start: high enough that no small number is mistaken for one.
 pub const FIRST_LSN: Lsn = 1 << 32;
@@ -51,6 +52,10 @@ impl Default for RingMode {
     }
 }
 
+/// Worker slots beyond those of the log's users: the background flusher's, and the one that closes
+/// the log.
+const OWN_WORKERS: usize = 2;
+
 /// The largest ring, in bytes.
 pub(crate) const MAX_RING_BYTES: usize = 1 << 30;
 
@@ -83,6 +88,24 @@ pub enum WritePath {
     /// too, as [`WritePath::FdataSync`]: there [`Level::Process`] means a write call, which must
     /// not wait for the device.
     Direct,
+}
+
+/// The fastest write of a block that was durable when it ended, each way, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Probe {
+    /// Past the page cache.
+    pub direct_ns: Nanos,
+    /// To the page cache, and `fdatasync`.
+    pub fdatasync_ns: Nanos,
+}
+
+impl Probe {
+    /// Past the page cache a commit takes one call, and through it two: these must be clearly faster
+    /// to be chosen.
+    pub(crate) fn prefers_sync(self) -> bool {
+        self.fdatasync_ns < self.direct_ns / 5 * 4
+    }
 }
 
 /// What an open does about damage. The names are RocksDB's; its fourth mode, which goes on behind
@@ -172,6 +195,8 @@ pub struct LogOptions {
     /// on callers' threads, and only when they wait or flush: for simulations.
     /// [`Log::wait_async`](crate::Log::wait_async) then needs another thread that flushes.
     pub threads: bool,
+    /// The set whose threads work for the log, instead of threads of its own. Default: none.
+    pub set: Option<LogSet>,
 }
 
 impl Default for LogOptions {
@@ -196,6 +221,7 @@ impl Default for LogOptions {
             reserve_bytes: None,
             scheduler: None,
             threads: true,
+            set: None,
         }
     }
 }
@@ -255,7 +281,18 @@ impl LogOptions {
                 format!("{:?} is below 1 ms", self.flush_interval),
             );
         }
+        if self.set.is_some() && !self.threads {
+            return bad(
+                "set",
+                "its threads cannot work for a log without `threads`".to_owned(),
+            );
+        }
         Ok(())
+    }
+
+    /// How many workers there may be, the log's own included.
+    pub(crate) fn all_workers(&self) -> usize {
+        self.max_workers + OWN_WORKERS
     }
 
     /// Whether released segments are kept in an archive.

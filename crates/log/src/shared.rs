@@ -14,7 +14,7 @@ use crate::append::boundary::{CompletionBoundary, Reservations};
 use crate::append::counts::{Counts, Totals};
 use crate::append::ring::Ring;
 use crate::commit::durable::DurableBoundary;
-use crate::commit::filler::{FILLER_MAX, LastFiller};
+use crate::commit::filler::LastFiller;
 use crate::commit::group::GroupCommit;
 use crate::commit::signal::Signal;
 use crate::commit::unsynced::Unsynced;
@@ -33,10 +33,6 @@ use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 #[derive(Debug)]
 #[repr(align(128))]
 struct Alone(AtomicU64);
-
-/// Worker slots beyond those of the log's users: the background flusher's, and the one that closes
-/// the log.
-const OWN_WORKERS: usize = 2;
 
 const RUNNING: u32 = 0;
 const CLOSED: u32 = 1;
@@ -119,16 +115,12 @@ impl Core {
             lock,
         } = opened;
         let total = segments.builder().total();
-        let workers = options.max_workers + OWN_WORKERS;
-        let slots = workers + usize::from(options.pad_to_block);
+        let slots = options.all_workers() + usize::from(options.pad_to_block);
         let completion = CompletionBoundary::new(slots, end);
-        let (filler_slot, filler_max) = match options.pad_to_block {
-            true => (completion.register(), FILLER_MAX),
-            false => (None, 0),
-        };
+        let filler_slot = options.pad_to_block.then(|| completion.register()).flatten();
         Self {
             completion,
-            space: Space::new(workers, options.segment_bytes, filler_max, total),
+            space: Space::of(&options, total),
             counts: Counts::new(slots),
             ring_survives: AtomicBool::new(ring.file.is_some()),
             next: Reservations::new(end),

@@ -7,7 +7,7 @@
 mod real {
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use std::sync::{Mutex, MutexGuard};
-    pub(crate) use std::thread::{Builder, JoinHandle, current};
+    pub(crate) use std::thread::{Builder, JoinHandle, ThreadId, current};
 
     /// Lets another thread run.
     pub(crate) fn yield_now() {
@@ -30,7 +30,7 @@ mod real {
 mod real {
     pub(crate) use shuttle::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
-    pub(crate) use shuttle::thread::{Builder, JoinHandle, current, yield_now};
+    pub(crate) use shuttle::thread::{Builder, JoinHandle, ThreadId, current, yield_now};
 }
 
 pub(crate) use real::*;

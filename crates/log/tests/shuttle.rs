@@ -19,7 +19,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_log::{Frame, Level, Log, LogError, LogOptions, RingMode, Span, Worker, WritePath};
+use collie_log::{
+    Frame, Level, Log, LogError, LogOptions, LogSet, LogSetOptions, RingMode, Span, Worker, WritePath,
+};
 use collie_sim::{Fault, FaultKind, PowerCut, SimDevice, VOLATILE_DIR};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
@@ -28,7 +30,7 @@ use shuttle::{Config, Runner, future, thread};
 
 const DIR: &str = "/log";
 /// How many tests share `COLLIE_SCHEDULES`.
-const TESTS: u64 = 12;
+const TESTS: u64 = 13;
 const RING: usize = 8 << 10;
 const SEGMENT: u64 = 32 << 10;
 
@@ -450,6 +452,68 @@ fn tasks_that_await_room_get_it() {
                 .all(|frame| frame.payload.iter().all(|byte| u32::from(*byte) == frame.stream))
         );
         world.close_and_reopen();
+    });
+}
+
+/// Two logs with the threads of one set: a call that is missed would leave a task waiting, and one
+/// that a closing log misses would leave the other without its threads. Nothing comes with time in a
+/// model.
+#[test]
+fn logs_that_share_threads_are_served_and_closed_each_by_itself() {
+    explore("set", || {
+        let (device, options) = setting();
+        let flushers = thread_rng().gen_range(1..3);
+        let set = LogSet::new(LogSetOptions {
+            flushers,
+            ..LogSetOptions::default()
+        })
+        .unwrap();
+        let options = LogOptions {
+            threads: true,
+            set: Some(set),
+            ..options
+        };
+        let tasks: Vec<_> = ["/one", "/two"]
+            .into_iter()
+            .map(|dir| {
+                let (options, device) = (options.clone(), device.clone());
+                thread::spawn(move || {
+                    let log = Log::open(dir, options.clone()).unwrap();
+                    let committers: Vec<_> = (0..2)
+                        .map(|stream| {
+                            let log = log.clone();
+                            thread::spawn(move || {
+                                let mut worker = log.worker().unwrap();
+                                let level = if stream == 0 { Level::Disk } else { Level::Process };
+                                for len in [10, 3_000, 600] {
+                                    let span = worker.append(stream, 1, &vec![7; len]).unwrap();
+                                    future::block_on(log.wait_async(span.end, level)).unwrap();
+                                }
+                            })
+                        })
+                        .collect();
+                    committers.into_iter().for_each(|task| task.join().unwrap());
+                    let durable = log.flush(Level::Disk).unwrap();
+                    // By its last handle, or by hand.
+                    if thread_rng().gen_bool(0.5) {
+                        log.close().unwrap();
+                    } else {
+                        drop(log);
+                    }
+                    let unshared = LogOptions {
+                        device: Arc::new(device),
+                        set: None,
+                        threads: false,
+                        ..options
+                    };
+                    let log = Log::open(dir, unshared).unwrap();
+                    let recovered = log.recovery();
+                    assert!(recovered.end >= durable && recovered.frames >= 6, "{recovered:?}");
+                })
+            })
+            .collect();
+        drop(options);
+        join(tasks);
     });
 }
 

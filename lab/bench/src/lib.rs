@@ -10,6 +10,7 @@
 //! * [`LocksBench`]: row and range locks that many want.
 //! * [`BesideBench`]: durable writes beside flushes and compactions, by how these share the device.
 //! * [`FrontBench`]: PostgreSQL, as it is, on Collie's mount and on other storages.
+//! * [`SetBench`]: many small logs in one process.
 //! * [`SlowDevice`]: a disk that takes longer, under any of them.
 //!
 //! Repeats are interleaved, so that what disturbs the machine disturbs all alike; results are
@@ -30,6 +31,7 @@ mod locks;
 mod logs;
 mod names;
 mod rng;
+mod sets;
 mod slow;
 mod transactions;
 mod usage;
@@ -46,6 +48,7 @@ pub use latency::LatencySummary;
 pub use locks::{BesideScanners, LocksBench, LocksResult};
 pub use logs::{LogBench, LogKind, LogResult};
 pub use names::{level_name, ring_name};
+pub use sets::{SetBench, SetResult};
 pub use slow::SlowDevice;
 pub use transactions::{
     CommitBench, CommitKind, CommitResult, OrdersBench, OrdersResult, TransactionResult, TransactionRun,

@@ -25,6 +25,50 @@ pub(crate) fn device_bytes() -> Option<u64> {
     line.trim().parse().ok()
 }
 
+/// What this process has of the system's now.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Process {
+    pub(crate) threads: usize,
+    pub(crate) descriptors: usize,
+    /// Memory in use, in bytes.
+    pub(crate) resident_bytes: u64,
+}
+
+impl Process {
+    pub(crate) fn now() -> Result<Self, BenchError> {
+        let device = RealDevice::new();
+        let count = |dir: &str| {
+            device
+                .list(Path::new(dir))
+                .map(|entries| entries.len())
+                .at("list", Path::new(dir))
+        };
+        let path = Path::new("/proc/self/statm");
+        let mut text = [0; 256];
+        let len = device
+            .open(path, OpenMode::Read)
+            .and_then(|file| file.read_at(&mut text, 0))
+            .at("read", path)?;
+        let text = String::from_utf8_lossy(text.get(..len).unwrap_or_default()).into_owned();
+        let pages = text
+            .split_whitespace()
+            .nth(1)
+            .and_then(|pages| pages.parse::<u64>().ok());
+        let Some(pages) = pages else {
+            return Err(BenchError::Output {
+                place: path.display().to_string(),
+                expected: "numbers of pages",
+                found: text,
+            });
+        };
+        Ok(Self {
+            threads: count("/proc/self/task")?,
+            descriptors: count("/proc/self/fd")?,
+            resident_bytes: pages * rustix::param::page_size() as u64,
+        })
+    }
+}
+
 /// The lengths of all files in `dir` and below. Files that vanish meanwhile do not count.
 pub(crate) fn disk_bytes(dir: &Path) -> Result<u64, BenchError> {
     let device = RealDevice::new();

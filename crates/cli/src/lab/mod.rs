@@ -3,6 +3,7 @@
 pub(crate) mod args;
 mod bench;
 mod figures;
+mod limits;
 mod temporary;
 mod torture;
 mod tour;

@@ -9,6 +9,8 @@
 use crate::Lsn;
 use crate::append::boundary::Reservations;
 use crate::append::limit::{Kept, Limit, Room};
+use crate::commit::filler::FILLER_MAX;
+use crate::options::LogOptions;
 use crate::segments::pool::{Builder, Segments};
 use crate::stake::HousekeepingError;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
@@ -35,18 +37,26 @@ pub(crate) struct Space {
 pub(crate) type LargeTurn<'a> = MutexGuard<'a, ()>;
 
 impl Space {
-    /// `filler_max`: the most bytes that may follow a frame for the sake of its block.
-    pub(crate) fn new(max_workers: usize, segment_bytes: u64, filler_max: u64, total: Lsn) -> Self {
-        let small = (segment_bytes / 8 / max_workers as u64).clamp(64, 4096);
+    /// That of a log which is prepared up to `total`.
+    pub(crate) fn of(options: &LogOptions, total: Lsn) -> Self {
+        let (workers, segment_bytes) = (options.all_workers(), options.segment_bytes);
+        // The most bytes that may follow a frame for the sake of its block.
+        let filler_max = if options.pad_to_block { FILLER_MAX } else { 0 };
+        let small = (segment_bytes / 8 / workers as u64).clamp(64, 4096);
         let kept = Kept {
             marks: FOR_MARKS,
             relief: (segment_bytes / FOR_RELIEF).min(FOR_RELIEF_MOST),
         };
         Self {
-            limit: Limit::new(max_workers, [small, filler_max], kept, total),
+            limit: Limit::new(workers, [small, filler_max], kept, total),
             large: Mutex::new(()),
             reserve: AtomicU64::new(0),
         }
+    }
+
+    /// How much of what is prepared lies beyond what commits are admitted to.
+    pub(crate) fn kept(&self) -> u64 {
+        self.limit.kept()
     }
 
     /// Whether `ahead` further bytes are prepared beyond what is reserved.

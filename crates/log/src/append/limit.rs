@@ -88,6 +88,11 @@ impl Limit {
         }
     }
 
+    /// How much of what is prepared lies beyond what commits are admitted to.
+    pub(crate) fn kept(&self) -> u64 {
+        self.slack + self.relief + self.relief_max + self.marks
+    }
+
     /// By which rule a frame of `len` bytes is admitted: relief that is too large for what is kept
     /// is a commit.
     pub(crate) fn room_for(&self, len: u64, room: Room) -> Room {

@@ -3,14 +3,22 @@
 #[cfg(not(loom))]
 pub(crate) mod background;
 #[cfg(not(loom))]
+pub(crate) mod crew;
+#[cfg(not(loom))]
 pub(crate) mod durable;
 #[cfg(not(loom))]
+pub(crate) mod duty;
+#[cfg(not(loom))]
 pub(crate) mod filler;
+#[cfg(not(loom))]
+mod flushing;
 #[cfg(not(loom))]
 pub(crate) mod future;
 pub(crate) mod group;
 #[cfg(not(loom))]
 mod pad;
+#[cfg(not(loom))]
+mod preparing;
 #[cfg(not(loom))]
 pub(crate) mod signal;
 #[cfg(not(loom))]

@@ -1,7 +1,9 @@
 //! How the background threads of a log are called.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use super::crew::Member;
 use crate::sync::{AtomicU32, Ordering, WaitWord};
 
 /// Calls one thread, which sleeps between its turns. A call during a turn makes the next one begin
@@ -11,6 +13,8 @@ pub(crate) struct Signal {
     word: WaitWord,
     /// 1 from a call on, until the thread begins a turn.
     called: AtomicU32,
+    /// Who answers where the log has no thread of its own for it.
+    member: OnceLock<Arc<Member>>,
 }
 
 /// What a thread found at the beginning of a turn.
@@ -25,11 +29,21 @@ impl Signal {
         Self {
             word: WaitWord::new(),
             called: AtomicU32::new(0),
+            member: OnceLock::new(),
         }
+    }
+
+    /// From here on calls go to a thread of a set.
+    pub(super) fn answered_by(&self, member: Arc<Member>) {
+        // A log joins its set once.
+        let _ = self.member.set(member);
     }
 
     /// What the caller wrote before is seen by the turn that follows.
     pub(crate) fn call(&self) {
+        if let Some(member) = self.member.get() {
+            return member.call();
+        }
         // AcqRel: the call that finds 0 wakes the thread, and `begin` sees what came before any of
         // them.
         if self.called.swap(1, Ordering::AcqRel) == 0 {

@@ -14,6 +14,7 @@ use super::old_ring::OldRing;
 use super::scan::{Found, Piece, Source};
 use super::write_path::spare_blocks;
 use crate::Lsn;
+use crate::append::admission::Space;
 use crate::directory::Directory;
 use crate::error::{At, LogError};
 use crate::format::{
@@ -27,7 +28,9 @@ use crate::segments::segment::{Segment, in_use};
 
 /// How much of a new epoch's first segment is zeroed before the log opens; the rest follows in the
 /// background.
-pub(super) const READY: u64 = 2 << 20;
+const READY: u64 = 2 << 20;
+/// In a set, where the rest follows with the first appends: how much of it they may take.
+const READY_IN_SET: u64 = 64 << 10;
 /// How much is copied with one write.
 const PIECE: usize = 1 << 20;
 
@@ -57,6 +60,16 @@ pub(super) struct Begun {
     pub(super) partial: Vec<u8>,
     /// Bytes that were copied.
     pub(super) copied: u64,
+}
+
+/// How much of a new epoch's first segment is zeroed before the log opens.
+pub(super) fn ready(options: &LogOptions) -> u64 {
+    let wanted = match options.set {
+        None => READY,
+        Some(_) => READY_IN_SET + Space::of(options, 0).kept(),
+    };
+    let data = options.segment_bytes - SEGMENT_HEAD as u64;
+    wanted.next_multiple_of(BLOCK as u64).min(data)
 }
 
 impl Epoch<'_> {
@@ -306,7 +319,8 @@ impl Writer<'_, '_> {
         header.first_lsn = self.at.into();
         let path = self.epoch.dir.join(file_name(self.epoch.number));
         let data = header.data_bytes.get();
-        let ready = data.min(READY.max((self.buffer.len() as u64).next_multiple_of(BLOCK as u64)));
+        let copied = (self.buffer.len() as u64).next_multiple_of(BLOCK as u64);
+        let ready = data.min(ready(self.epoch.options).max(copied));
         self.epoch.unfinished.push(path.clone());
         let file = create(self.epoch.directory, &path, ready, None)?;
         self.files.push(Fresh {

@@ -41,7 +41,6 @@ pub(crate) use new_ring::leave_spent;
 pub(crate) use opened::Opened;
 pub use report::{RecoveryReport, RingOutcome, TornTail, Truncation};
 pub(crate) use reserve::reserve;
-pub use write_path::Probe;
 
 /// Recovers the log in `dir` and begins a new epoch. The directory's lock is held by the caller.
 pub(crate) fn recover(dir: &Path, options: LogOptions, lock: DirLock) -> Result<Opened, LogError> {

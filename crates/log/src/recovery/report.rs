@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::write_path::Probe;
 use crate::Lsn;
 use crate::format::LogId;
+use crate::options::Probe;
 
 /// What became of the ring of the process before.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use collie_io::{Clock, Nanos, write_all_at};
 use crate::append::ring::Block;
 use crate::error::{At, LogError};
 use crate::format::BLOCK;
-use crate::options::{LogOptions, WritePath};
+use crate::options::{LogOptions, Probe, WritePath};
 use crate::segments::files::open_direct;
 use crate::segments::segment::Segment;
 use zerocopy::{FromZeros, IntoBytes};
@@ -16,24 +16,6 @@ use zerocopy::{FromZeros, IntoBytes};
 /// How often each way is tried; the fastest try counts, because what disturbs a try only makes it
 /// slower.
 const TRIES: usize = 5;
-
-/// The fastest write of a block that was durable when it ended, each way, in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Probe {
-    /// Past the page cache.
-    pub direct_ns: Nanos,
-    /// To the page cache, and `fdatasync`.
-    pub fdatasync_ns: Nanos,
-}
-
-impl Probe {
-    /// Past the page cache a commit takes one call, and through it two: these must be clearly faster
-    /// to be chosen.
-    fn prefers_sync(self) -> bool {
-        self.fdatasync_ns < self.direct_ns / 5 * 4
-    }
-}
 
 /// What was found out.
 #[derive(Debug)]
@@ -86,7 +68,7 @@ pub(super) fn choose(
         && let Some(last) = segments.last()
         && spare.end - spare.start >= BLOCK as u64
     {
-        chosen.probe = probe(options.device.clock(), last, spare.end - BLOCK as u64)?;
+        chosen.probe = found(options, last, spare.end - BLOCK as u64)?;
         chosen.direct = chosen
             .probe
             .is_some_and(|probe| options.write_path == WritePath::Direct || !probe.prefers_sync());
@@ -100,6 +82,23 @@ pub(super) fn choose(
         segments.iter_mut().for_each(|segment| segment.direct = None);
     }
     Ok(chosen)
+}
+
+/// What this device takes each way: for the logs of a set it is found out once.
+fn found(options: &LogOptions, segment: &Segment, offset: u64) -> Result<Option<Probe>, LogError> {
+    let try_it = || probe(options.device.clock(), segment, offset);
+    let Some(set) = &options.set else {
+        return try_it();
+    };
+    let device = segment.file.stat().at("look at", &segment.path)?.dev;
+    if let Some(known) = set.probe(device) {
+        return Ok(Some(known));
+    }
+    let probe = try_it()?;
+    if let Some(probe) = probe {
+        set.note_probe(device, probe);
+    }
+    Ok(probe)
 }
 
 /// Writes zeros over zeros, both ways, at `offset`. `None` where a file can be opened for direct

@@ -9,6 +9,7 @@ mod follow;
 mod formats;
 mod hostile;
 mod room;
+mod set;
 mod tail;
 mod vanished;
 mod wakers;

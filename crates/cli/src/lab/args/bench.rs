@@ -4,6 +4,7 @@ mod beside;
 mod families;
 mod front;
 mod locks;
+mod set;
 mod transactions;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ pub(crate) use beside::BesideBenchArgs;
 pub(crate) use families::FamiliesBenchArgs;
 pub(crate) use front::FrontBenchArgs;
 pub(crate) use locks::LocksBenchArgs;
+pub(crate) use set::SetBenchArgs;
 pub(crate) use transactions::{
     CommitBenchArgs, CommitEnd, IsolationLevel, OrdersBenchArgs, TransactionKind, TransactionRunArgs,
 };
@@ -58,6 +60,9 @@ pub(crate) enum BenchCommand {
     /// Durable writes beside a family that is flushed and merged all the while, by how the store's
     /// background work shares the device.
     Beside(BesideBenchArgs),
+    /// Many small logs in one process, with the threads of one set or with threads of their own:
+    /// what they cost while they are idle, and how fast they are opened.
+    Set(SetBenchArgs),
     /// PostgreSQL 15, as it is, on several storages: as installed, with compressed full pages,
     /// without full pages (not safe), and without them on btrfs and on Collie's mount. Needs root
     /// and Debian's postgresql-15.

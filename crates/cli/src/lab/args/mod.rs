@@ -12,8 +12,8 @@ use clap::Subcommand;
 
 pub(crate) use bench::{
     BenchArgs, BenchCommand, BesideBenchArgs, CommitBenchArgs, CommitEnd, FamiliesBenchArgs, FrontBenchArgs,
-    IsolationLevel, LocksBenchArgs, LogBenchArgs, OrdersBenchArgs, TransactionKind, TransactionRunArgs,
-    WorkloadArgs,
+    IsolationLevel, LocksBenchArgs, LogBenchArgs, OrdersBenchArgs, SetBenchArgs, TransactionKind,
+    TransactionRunArgs, WorkloadArgs,
 };
 pub(crate) use torture::{HostileArgs, HostilePart, NamesArg, PowerArgs, SoakArgs, TortureCommand};
 

@@ -11,9 +11,9 @@ use std::time::Duration;
 use anyhow::Context;
 use collie_io::{Clock, RealClock};
 use hdrhistogram::Histogram;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
+use crate::lab::limits::allow_files;
 use crate::lab::torture::power::resp::Client;
 
 /// How long a turn is.
@@ -128,20 +128,6 @@ impl Report {
             self.connections, self.bytes, self.p99_alone_us, self.p99_beside_us, self.ratio
         )
     }
-}
-
-/// Has this process open so many files.
-fn allow_files(count: u64) -> anyhow::Result<()> {
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current.is_none_or(|current| current >= count) {
-        return Ok(());
-    }
-    let wanted = Rlimit {
-        current: Some(count),
-        ..limit
-    };
-    setrlimit(Resource::Nofile, wanted)
-        .with_context(|| format!("{count} open files are needed, the limit is {:?}", limit.maximum))
 }
 
 /// Calls of the good client for a turn, durable writes and reads by turns, and their p99 in µs.

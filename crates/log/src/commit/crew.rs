@@ -1,0 +1,394 @@
+//! Threads that have one duty for many logs.
+//!
+//! A call puts a log's duty in the queue, and the next free thread gives it a turn; so a log that
+//! nobody calls costs nothing. At each period one of the threads looks through the duties that sleep
+//! for a time, and puts those in the queue for which it has passed and which then have something to
+//! do: there is no timer per log.
+//!
+//! A duty is in one place at a time, its [`Seat`]: so no two threads give it a turn, and what leaves
+//! is in nobody's hands when [`Member::leave`] returns.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_io::{Clock, IoClass, Nanos, Opener, RealClock};
+
+use super::duty::{Duty, Next};
+use crate::sync::{ALL, Builder, JoinHandle, Mutex, ThreadId, WaitWord, current, lock};
+
+/// Which of a log's duties.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Flushes what no thread waits for.
+    Flush,
+    /// Writes for tasks while the flusher syncs.
+    Write,
+    /// Prepares segments, and releases what no holder retains.
+    Prepare,
+}
+
+impl Role {
+    pub(crate) fn thread_name(self) -> &'static str {
+        match self {
+            Self::Flush => "collie-flush",
+            Self::Write => "collie-write",
+            Self::Prepare => "collie-prepare",
+        }
+    }
+
+    /// What a thread does first.
+    pub(crate) fn begin(self) {
+        // A commit that runs out of room waits for it.
+        if self == Self::Prepare
+            && let Err(error) = collie_io::set_io_class(IoClass::Foreground)
+        {
+            tracing::debug!(%error, "no I/O classes here");
+        }
+    }
+}
+
+/// The threads, and the duties that they have. Dropping it ends them.
+pub(crate) struct Crew {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The process that the threads are in.
+    opener: Opener,
+}
+
+struct Shared {
+    /// How often the sleepers are looked through; `None`: no duty sleeps for a time.
+    period: Option<Duration>,
+    members: Mutex<Vec<Arc<Member>>>,
+    queue: Mutex<Queue>,
+    /// Threads sleep on it until the queue has something for them.
+    word: WaitWord,
+}
+
+#[derive(Default)]
+struct Queue {
+    ready: VecDeque<Arc<Member>>,
+    /// When the sleepers were looked through.
+    looked: Nanos,
+    ended: bool,
+}
+
+/// A log's duty among others.
+pub(crate) struct Member {
+    seat: Mutex<Seat>,
+    crew: Arc<Shared>,
+    /// Who leaves sleeps on it until the turn under way has ended.
+    left: WaitWord,
+}
+
+/// Where a duty is.
+enum Seat {
+    /// It has nothing to do before a call, or before so many periods have passed.
+    Asleep {
+        duty: Box<dyn Duty>,
+        /// Of how many periods it sleeps, and how many are left.
+        periods: Option<(u32, u32)>,
+    },
+    /// In the queue, for one turn.
+    Queued { duty: Box<dyn Duty>, called: bool },
+    /// This thread gives it a turn; and it was called, or told to leave, meanwhile.
+    InTurn {
+        by: ThreadId,
+        called: bool,
+        leaving: bool,
+    },
+    /// It is no more.
+    Left,
+}
+
+impl fmt::Debug for Crew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let members = lock(&self.shared.members).len();
+        f.debug_struct("Crew")
+            .field("members", &members)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Member").finish_non_exhaustive()
+    }
+}
+
+impl Crew {
+    /// Starts so many threads. The sleepers are looked through once per `period`.
+    pub(crate) fn start(role: Role, threads: usize, period: Option<Duration>) -> std::io::Result<Self> {
+        // A model has no time, and what it does must not depend on the machine's.
+        let period = period.filter(|_| !cfg!(shuttle));
+        let shared = Arc::new(Shared {
+            period,
+            members: Mutex::new(Vec::new()),
+            queue: Mutex::new(Queue {
+                looked: RealClock.monotonic(),
+                ..Queue::default()
+            }),
+            word: WaitWord::new(),
+        });
+        let crew = Self {
+            shared,
+            threads: Mutex::new(Vec::new()),
+            opener: Opener::here(),
+        };
+        for _ in 0..threads {
+            let shared = Arc::clone(&crew.shared);
+            let thread = Builder::new()
+                .name(role.thread_name().to_owned())
+                .spawn(move || {
+                    role.begin();
+                    shared.serve();
+                })?;
+            lock(&crew.threads).push(thread);
+        }
+        Ok(crew)
+    }
+
+    /// Takes a duty on. Its first turn comes with its first call, or after its first period.
+    pub(crate) fn join(&self, duty: Box<dyn Duty>) -> Arc<Member> {
+        let member = Arc::new(Member {
+            seat: Mutex::new(Seat::Asleep {
+                duty,
+                periods: self.shared.period.map(|_| (1, 1)),
+            }),
+            crew: Arc::clone(&self.shared),
+            left: WaitWord::new(),
+        });
+        lock(&self.shared.members).push(Arc::clone(&member));
+        member
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        if !self.opener.is_here() {
+            // A child that was forked: they are not there.
+            std::mem::forget(threads);
+            return;
+        }
+        lock(&self.shared.queue).ended = true;
+        self.shared.word.bump();
+        self.shared.word.wake(ALL);
+        // One of them ends when it comes back from here, where a waker that it ran let the last log go.
+        let own = current().id();
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of a set of logs panicked");
+            }
+        }
+    }
+}
+
+impl Member {
+    /// Asks for a turn. What the caller wrote before is seen by it.
+    pub(crate) fn call(self: &Arc<Self>) {
+        self.enqueue(true);
+    }
+
+    fn enqueue(self: &Arc<Self>, is_call: bool) {
+        let mut seat = lock(&self.seat);
+        *seat = match std::mem::replace(&mut *seat, Seat::Left) {
+            Seat::Asleep { duty, .. } => {
+                lock(&self.crew.queue).ready.push_back(Arc::clone(self));
+                self.crew.word.bump();
+                Seat::Queued {
+                    duty,
+                    called: is_call,
+                }
+            }
+            Seat::Queued { duty, called } => Seat::Queued {
+                duty,
+                called: called || is_call,
+            },
+            Seat::InTurn { by, called, leaving } => Seat::InTurn {
+                by,
+                called: called || is_call,
+                leaving,
+            },
+            Seat::Left => Seat::Left,
+        };
+        drop(seat);
+        // Where nothing came to the queue that is one look at the number of sleepers.
+        self.crew.word.wake(1);
+    }
+
+    /// Takes the duty for a turn; `None` where it left meanwhile. With it, whether it was called.
+    fn begin(&self) -> Option<(Box<dyn Duty>, bool)> {
+        let mut seat = lock(&self.seat);
+        match std::mem::replace(&mut *seat, Seat::Left) {
+            Seat::Queued { duty, called } => {
+                *seat = Seat::InTurn {
+                    by: current().id(),
+                    called: false,
+                    leaving: false,
+                };
+                Some((duty, called))
+            }
+            other => {
+                *seat = other;
+                None
+            }
+        }
+    }
+
+    /// Puts the duty back after a turn.
+    fn end(self: &Arc<Self>, duty: Box<dyn Duty>, next: Next) {
+        let mut seat = lock(&self.seat);
+        let (called, leaving) = match &*seat {
+            Seat::InTurn { called, leaving, .. } => (*called, *leaving),
+            _ => (false, true),
+        };
+        let (put, gone) = match next {
+            _ if leaving => (Seat::Left, Some(duty)),
+            Next::Stop => (Seat::Left, Some(duty)),
+            Next::Again => (Seat::Queued { duty, called }, None),
+            Next::Sleep(_) if called => (Seat::Queued { duty, called }, None),
+            Next::Sleep(time) => {
+                let periods = self.crew.periods_of(time);
+                (
+                    Seat::Asleep {
+                        duty,
+                        periods: periods.map(|n| (n, n)),
+                    },
+                    None,
+                )
+            }
+        };
+        let is_queued = matches!(put, Seat::Queued { .. });
+        *seat = put;
+        if is_queued {
+            // This thread goes on to the queue, and needs no call.
+            lock(&self.crew.queue).ready.push_back(Arc::clone(self));
+        }
+        drop(seat);
+        if gone.is_some() {
+            self.crew.forget(self);
+            self.left.bump();
+            self.left.wake(ALL);
+        }
+        // The log's last handle may go with it.
+        drop(gone);
+    }
+
+    /// No turn begins after this, and none is under way when it returns, unless the caller is in
+    /// that turn itself.
+    pub(crate) fn leave(self: &Arc<Self>) {
+        let own = current().id();
+        loop {
+            let word = self.left.read();
+            let mut seat = lock(&self.seat);
+            match std::mem::replace(&mut *seat, Seat::Left) {
+                Seat::InTurn { by, called, .. } => {
+                    *seat = Seat::InTurn {
+                        by,
+                        called,
+                        leaving: true,
+                    };
+                    drop(seat);
+                    if by == own {
+                        return;
+                    }
+                    self.left.wait(word, None);
+                }
+                gone => {
+                    drop(seat);
+                    self.crew.forget(self);
+                    drop(gone);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// A period has passed. Whether the duty has something to do for it.
+    fn count_period(&self) -> bool {
+        let mut seat = lock(&self.seat);
+        let Seat::Asleep {
+            duty,
+            periods: Some((all, left)),
+        } = &mut *seat
+        else {
+            return false;
+        };
+        *left = left.saturating_sub(1);
+        if *left > 0 {
+            return false;
+        }
+        *left = *all;
+        duty.interval_passed()
+    }
+}
+
+impl Shared {
+    /// A thread's life.
+    fn serve(&self) {
+        loop {
+            let word = self.word.read();
+            if let Some(member) = self.take() {
+                let Ok(member) = member else { return };
+                self.give_turn(&member);
+                continue;
+            }
+            self.word.wait(word, self.period);
+        }
+    }
+
+    /// The next in the queue; `Err` at the end. Looks through the sleepers where it is time for that.
+    fn take(&self) -> Option<Result<Arc<Member>, ()>> {
+        let mut queue = lock(&self.queue);
+        if queue.ended {
+            return Some(Err(()));
+        }
+        if let Some(period) = self.period {
+            let now = RealClock.monotonic();
+            if u128::from(now.saturating_sub(queue.looked)) >= period.as_nanos() {
+                queue.looked = now;
+                drop(queue);
+                self.look_through_sleepers();
+                queue = lock(&self.queue);
+            }
+        }
+        queue.ready.pop_front().map(Ok)
+    }
+
+    fn look_through_sleepers(&self) {
+        let awake: Vec<_> = {
+            let members = lock(&self.members);
+            members
+                .iter()
+                .filter(|member| member.count_period())
+                .cloned()
+                .collect()
+        };
+        awake.iter().for_each(|member| member.enqueue(false));
+    }
+
+    fn give_turn(&self, member: &Arc<Member>) {
+        let Some((mut duty, called)) = member.begin() else {
+            return;
+        };
+        let next = catch_unwind(AssertUnwindSafe(|| duty.turn(called))).unwrap_or_else(|_| {
+            duty.abandon();
+            Next::Stop
+        });
+        member.end(duty, next);
+    }
+
+    /// How many periods are as long as that.
+    fn periods_of(&self, time: Option<Duration>) -> Option<u32> {
+        let (time, period) = (time?, self.period?);
+        let periods = time.as_nanos().div_ceil(period.as_nanos().max(1));
+        Some(u32::try_from(periods).unwrap_or(u32::MAX).max(1))
+    }
+
+    fn forget(&self, member: &Arc<Member>) {
+        lock(&self.members).retain(|one| !Arc::ptr_eq(one, member));
+    }
+}

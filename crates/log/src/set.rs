@@ -1,0 +1,128 @@
+//! Many logs in one process, with the threads of one.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::commit::crew::{Crew, Role};
+use crate::commit::duty::RETRY;
+use crate::error::{At, LogError};
+use crate::options::Probe;
+use crate::sync::{Mutex, lock};
+
+/// Background threads that many logs share ([`LogOptions::set`](crate::LogOptions::set)): make one
+/// set for each disk. Clones are the same set; its threads end with its last clone and its last log.
+///
+/// A log of its own has two or three threads, each of which wakes up twenty times a second. A set
+/// has [`LogSetOptions::flushers`] and two more, however many logs there are, and wakes up for all
+/// of them together. Its logs are written, synced and recovered as others are, each by itself.
+///
+/// Logs of a set are meant to be small and many: they keep little prepared ahead before their first
+/// append, and the way to write ([`WritePath::Auto`](crate::WritePath::Auto)) is found out once per
+/// device. What makes one small is said when it is opened: `ring_bytes`, `segment_bytes`,
+/// `max_workers`, `reserve_bytes`; see the example.
+///
+/// A log that waits for its device holds up a thread of the set; the others go on as long as there
+/// is another one. Threads of users that wait ([`Log::wait`](crate::Log::wait)) flush by
+/// themselves, as ever.
+///
+/// ```
+/// use collie_log::{Level, Log, LogOptions, LogSet, LogSetOptions, RingMode};
+/// # let dir = tempfile::tempdir()?;
+/// let set = LogSet::new(LogSetOptions::default())?;
+/// let small = LogOptions {
+///     set: Some(set),
+///     ring: RingMode::Private,
+///     ring_bytes: 64 << 10,
+///     segment_bytes: 1 << 20,
+///     max_workers: 4,
+///     ..LogOptions::default()
+/// };
+/// let logs = (0..10).map(|n| (dir.path().join(format!("{n}")), small.clone()));
+/// for log in Log::open_all(logs.collect(), 4) {
+///     let log = log?;
+///     let span = log.worker()?.append(0, 1, b"hello")?;
+///     log.wait(span.end, Level::Disk)?;
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct LogSet(Arc<Shared>);
+
+/// Options of [`LogSet::new`].
+#[derive(Debug, Clone)]
+pub struct LogSetOptions {
+    /// How many threads flush, thus how many logs may be in a background sync at once. From 1 to
+    /// 64. Default 4.
+    pub flushers: usize,
+    /// How often the logs are looked through for what is to be flushed or sealed. A log whose
+    /// [`flush_interval`](crate::LogOptions::flush_interval) is not a multiple of it is looked at
+    /// by the next larger one. At least 1 ms. Default 50 ms.
+    pub period: Duration,
+}
+
+impl Default for LogSetOptions {
+    fn default() -> Self {
+        Self {
+            flushers: 4,
+            period: Duration::from_millis(50),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    flushers: Crew,
+    writer: Crew,
+    preparer: Crew,
+    /// What the ways to write took, by device.
+    probes: Mutex<Vec<(u64, Probe)>>,
+}
+
+impl LogSet {
+    /// Starts the threads of a set without logs.
+    ///
+    /// # Errors
+    /// [`LogError::Options`] where an option is out of its range, and [`LogError::Io`] where no
+    /// thread can be started.
+    pub fn new(options: LogSetOptions) -> Result<Self, LogError> {
+        let LogSetOptions { flushers, period } = options;
+        let bad = |option, problem| Err(LogError::Options { option, problem });
+        if !(1..=64).contains(&flushers) {
+            return bad("flushers", format!("{flushers} is not from 1 to 64"));
+        }
+        if period < Duration::from_millis(1) {
+            return bad("period", format!("{period:?} is below 1 ms"));
+        }
+        let start = |role, threads, period| {
+            Crew::start(role, threads, period).at("start threads for", Path::new("a set of logs"))
+        };
+        Ok(Self(Arc::new(Shared {
+            flushers: start(Role::Flush, flushers, Some(period))?,
+            writer: start(Role::Write, 1, None)?,
+            preparer: start(Role::Prepare, 1, Some(RETRY))?,
+            probes: Mutex::new(Vec::new()),
+        })))
+    }
+
+    pub(crate) fn crew(&self, role: Role) -> &Crew {
+        match role {
+            Role::Flush => &self.0.flushers,
+            Role::Write => &self.0.writer,
+            Role::Prepare => &self.0.preparer,
+        }
+    }
+
+    /// What a log of this set found on the device before.
+    pub(crate) fn probe(&self, device: u64) -> Option<Probe> {
+        let probes = lock(&self.0.probes);
+        probes
+            .iter()
+            .find(|(dev, _)| *dev == device)
+            .map(|(_, probe)| *probe)
+    }
+
+    pub(crate) fn note_probe(&self, device: u64, probe: Probe) {
+        lock(&self.0.probes).push((device, probe));
+    }
+}

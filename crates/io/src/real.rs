@@ -1,11 +1,10 @@
 //! The real device: system calls, nothing more.
 
-use std::ffi::{OsStr, c_void};
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,11 +13,11 @@ use rustix::fs::{
     UTIME_OMIT, Uid,
 };
 use rustix::io::{DupFlags, Errno};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
 use crate::{
-    Clock, Device, Dir, DirSteps, Entry, File, FileKind, FsStat, Mapping, OpenMode, Opener, RealClock, Stat,
+    Clock, Device, Dir, DirSteps, Entry, File, FileKind, FsStat, Mapping, OpenMode, RealClock, Stat,
     create_dirs,
 };
 
@@ -454,43 +453,12 @@ impl File for RealFile {
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing of ours.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, rw, MapFlags::SHARED, &self.fd, 0) }?;
-        let pages = Pages {
-            start: start as usize,
-            len,
-            opener: Opener::here(),
-        };
-        // A child that touched it would write into its parent's memory. Its calls fail before that
-        // (see `Opener`), so where the kernel cannot keep the mapping from children nothing is
-        // lost.
-        #[expect(unsafe_code, reason = "system call")]
-        // SAFETY: the mapping from above; this process keeps it as it is.
-        let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontFork) };
-        let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
         #[expect(unsafe_code, reason = "hands the fresh mapping to its owner")]
-        // SAFETY: mmap gave `len` readable and writable bytes, page-aligned; `pages` unmaps them
-        // when it is dropped, and nothing else refers to them.
-        Ok(unsafe { Mapping::from_raw(start, len, Box::new(pages)) })
-    }
-}
-
-/// Unmaps what `map` mapped.
-struct Pages {
-    start: usize,
-    len: usize,
-    opener: Opener,
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        if !self.opener.is_here() {
-            // A child does not have the mapping, and may have another one there by now.
-            return;
+        // SAFETY: mmap gave `len` readable and writable bytes, page-aligned, and nothing else refers
+        // to them.
+        unsafe {
+            Mapping::own(start, len)
         }
-        #[expect(unsafe_code, reason = "system call")]
-        // SAFETY: exactly the range that mmap returned, unmapped once; `Mapping` owned the only
-        // pointer.
-        let unmapped = unsafe { rustix::mm::munmap(self.start as *mut c_void, self.len) };
-        debug_assert!(unmapped.is_ok(), "munmap of our own mapping: {unmapped:?}");
     }
 }
 

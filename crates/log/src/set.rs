@@ -22,6 +22,9 @@ use crate::sync::{Mutex, lock};
 /// device. What makes one small is said when it is opened: `ring_bytes`, `segment_bytes`,
 /// `max_workers`, `reserve_bytes`; see the example.
 ///
+/// A log that is idle costs next to nothing. That its directory was removed shows when it is next
+/// appended to, at the latest after a flush interval.
+///
 /// A log that waits for its device holds up a thread of the set; the others go on as long as there
 /// is another one. Threads of users that wait ([`Log::wait`](crate::Log::wait)) flush by
 /// themselves, as ever.

@@ -1,5 +1,6 @@
 //! What the log counts, per stage of a commit.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_io::Nanos;
@@ -14,7 +15,8 @@ const BUCKETS: usize = (64 - SUB_BITS as usize + 1) * SUB as usize;
 /// A histogram that any thread may add to. All accesses are Relaxed: it orders nothing.
 #[derive(Debug)]
 pub(crate) struct Histogram {
-    buckets: Box<[AtomicU64]>,
+    /// There from the first value on: many small logs never have some.
+    buckets: OnceLock<Box<[AtomicU64]>>,
     sum: AtomicU64,
     max: AtomicU64,
 }
@@ -22,14 +24,15 @@ pub(crate) struct Histogram {
 impl Histogram {
     pub(crate) fn new() -> Self {
         Self {
-            buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
+            buckets: OnceLock::new(),
             sum: AtomicU64::new(0),
             max: AtomicU64::new(0),
         }
     }
 
     pub(crate) fn add(&self, value: u64) {
-        if let Some(bucket) = self.buckets.get(bucket_of(value)) {
+        let none = || (0..BUCKETS).map(|_| AtomicU64::new(0)).collect();
+        if let Some(bucket) = self.buckets.get_or_init(none).get(bucket_of(value)) {
             bucket.fetch_add(1, Ordering::Relaxed);
         }
         self.sum.fetch_add(value, Ordering::Relaxed);
@@ -37,7 +40,8 @@ impl Histogram {
     }
 
     pub(crate) fn summary(&self) -> Summary {
-        let counts: Vec<u64> = self.buckets.iter().map(|b| b.load(Ordering::Relaxed)).collect();
+        let buckets = self.buckets.get().into_iter().flatten();
+        let counts: Vec<u64> = buckets.map(|b| b.load(Ordering::Relaxed)).collect();
         let count: u64 = counts.iter().sum();
         let max = self.max.load(Ordering::Relaxed);
         let at = |share: f64| {

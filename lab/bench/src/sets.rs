@@ -190,7 +190,7 @@ impl SetBench {
 
 fn commit_until(logs: &[Log], stop: &AtomicBool, thread: usize) -> Result<Latencies, BenchError> {
     let mut workers: Vec<Worker> = logs.iter().map(Log::worker).collect::<Result<_, _>>()?;
-    let mut rng = Rng::new(1, thread as u64);
+    let mut rng = Rng::new(1, thread);
     let mut latencies = Latencies::new()?;
     // Relaxed: see where it is stored.
     while !stop.load(Ordering::Relaxed) {

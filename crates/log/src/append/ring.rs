@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_io::{File, Mapping};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::Lsn;
 use crate::format::{BLOCK, RING_WRITTEN};
@@ -52,22 +52,14 @@ impl Ring {
         }
     }
 
-    /// A ring in plain memory.
-    pub(crate) fn private(capacity: usize) -> Self {
+    /// A ring in private memory, whose pages come with their first use.
+    pub(crate) fn private(capacity: usize) -> std::io::Result<Self> {
         debug_assert!(capacity.is_power_of_two());
-        let mut blocks: Vec<Block> = Vec::new();
-        let len = capacity + BLOCK;
-        blocks.resize_with(len / BLOCK, Block::new_zeroed);
-        let start = NonNull::from(blocks.as_mut_slice()).cast::<u8>();
-        #[expect(unsafe_code, reason = "memory that the vector owns")]
-        // SAFETY: the vector's buffer has `len` initialised bytes, is block-aligned, does not move
-        // when the vector value moves, and no reference to it is kept.
-        let memory = unsafe { Mapping::from_raw(start, len, Box::new(blocks)) };
-        Self {
-            memory,
+        Ok(Self {
+            memory: Mapping::private(capacity + BLOCK)?,
             capacity,
             file: None,
-        }
+        })
     }
 
     pub(crate) fn capacity(&self) -> u64 {
@@ -156,7 +148,7 @@ mod tests {
 
     #[test]
     fn what_is_copied_in_comes_out_across_the_wrap() {
-        let ring = Ring::private(BLOCK);
+        let ring = Ring::private(BLOCK).unwrap();
         let bytes: Vec<u8> = (0..=255).collect();
         for lsn in [0, 4000, 3 * 4096 - 8, (1 << 32) + 4096 - 255] {
             let mut out = vec![0; bytes.len()];

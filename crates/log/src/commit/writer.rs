@@ -30,7 +30,7 @@ pub(crate) struct SegmentWriter {
     /// Used by one group after the other.
     buffer: Vec<Block>,
     /// The last block's bytes, as far as they are written.
-    tail: Block,
+    tail: Box<Block>,
     /// How many those are.
     partial: usize,
     /// Everything below is written.
@@ -101,7 +101,7 @@ impl SegmentWriter {
     /// are padded; `partial` is empty then.
     pub(crate) fn new(written: Lsn, partial: &[u8], filler_slot: Option<SlotId>) -> Self {
         debug_assert!(filler_slot.is_none() || partial.is_empty());
-        let mut tail = Block::new_zeroed();
+        let mut tail = Box::new(Block::new_zeroed());
         if let Some(start) = tail.as_mut_bytes().get_mut(..partial.len()) {
             start.copy_from_slice(partial);
         }

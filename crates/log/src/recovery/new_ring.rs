@@ -54,10 +54,8 @@ impl NewRing {
                 }
             }
         }
-        Ok(Self {
-            incarnation,
-            ring: Ring::private(capacity),
-        })
+        let ring = Ring::private(capacity).at("get memory for the ring of", home.dir)?;
+        Ok(Self { incarnation, ring })
     }
 
     /// Takes the file away again: the epoch never came to count.

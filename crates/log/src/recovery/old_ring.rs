@@ -269,7 +269,7 @@ mod tests {
         const CAPACITY: usize = 8192;
         let written = crate::FIRST_LSN + 4 * CAPACITY as u64;
         let left = |len: usize| {
-            let ring = Ring::private(CAPACITY);
+            let ring = Ring::private(CAPACITY).unwrap();
             let at = written - CAPACITY as u64;
             let payload = vec![7; len.min(CAPACITY - FRAME_HEADER)];
             let start = FrameStart {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use collie_io::{Clock, Device, Dir, Entry, File, Mapping, OpenMode, RealDevice, Stat};
-use collie_log::{FIRST_LSN, Frame, Level, Log, LogError, LogOptions, RingMode};
+use collie_log::{FIRST_LSN, Frame, Level, Log, LogError, LogOptions, LogSet, LogSetOptions, RingMode};
 
 fn small() -> LogOptions {
     LogOptions {
@@ -305,6 +305,43 @@ fn a_log_that_closed_on_a_full_device_opens_again_beside_its_old_handles() {
     drop((old, worker));
     new.close().unwrap();
     assert_eq!(ring_files(), 0);
+}
+
+/// The thread goes on for the others.
+#[test]
+fn a_panic_on_a_thread_of_a_set_poisons_the_log_that_has_its_turn_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = Arc::new(Failing::default());
+    let set = LogSet::new(LogSetOptions {
+        flushers: 1,
+        period: Duration::from_millis(1),
+    })
+    .unwrap();
+    let options = LogOptions {
+        flush_interval: Duration::from_millis(20),
+        set: Some(set),
+        ..small()
+    };
+    let other = Log::open(dir.path().join("other"), options.clone()).unwrap();
+    let options = LogOptions {
+        device: Arc::clone(&device) as Arc<dyn Device>,
+        ..options
+    };
+    let log = Log::open(dir.path().join("log"), options).unwrap();
+    let until = |done: &dyn Fn() -> bool| {
+        let waits = (0..60_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            done()
+        });
+        assert!(waits, "not within a minute");
+    };
+    // Whatever it appends, it is to be sealed.
+    log.worker().unwrap().append(0, 0, b"x").unwrap();
+    device.clock_is_broken.store(true, Ordering::Relaxed);
+    until(&|| log.poisoned().is_some());
+    device.clock_is_broken.store(false, Ordering::Relaxed);
+    let end = other.worker().unwrap().append(0, 0, b"y").unwrap().end;
+    until(&|| other.durable() >= end);
 }
 
 /// Whether it panics where it first asks for the time, or when it writes.

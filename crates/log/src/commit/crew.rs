@@ -392,3 +392,61 @@ impl Shared {
         lock(&self.members).retain(|one| !Arc::ptr_eq(one, member));
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// Says that its turn has begun, and ends it when it may.
+    struct Held {
+        begun: Sender<()>,
+        go: Receiver<()>,
+        ended: Arc<AtomicBool>,
+    }
+
+    impl Duty for Held {
+        fn turn(&mut self, _called: bool) -> Next {
+            self.begun.send(()).unwrap();
+            self.go.recv().unwrap();
+            self.ended.store(true, Ordering::SeqCst);
+            Next::Sleep(None)
+        }
+
+        fn interval_passed(&mut self) -> bool {
+            false
+        }
+
+        fn abandon(&self) {}
+    }
+
+    #[test]
+    fn who_leaves_waits_for_the_turn_under_way_and_there_is_no_other() {
+        let crew = Crew::start(Role::Write, 2, None).unwrap();
+        let (begun, has_begun) = channel();
+        let (let_go, go) = channel();
+        let ended = Arc::new(AtomicBool::new(false));
+        let member = crew.join(Box::new(Held {
+            begun,
+            go,
+            ended: Arc::clone(&ended),
+        }));
+        member.call();
+        has_begun.recv().unwrap();
+        // There would be a second turn.
+        member.call();
+        let leaver = std::thread::spawn(move || {
+            member.leave();
+            member.call();
+            ended.load(Ordering::SeqCst)
+        });
+        // Where it did not wait, it has left by then.
+        std::thread::sleep(Duration::from_millis(50));
+        let_go.send(()).unwrap();
+        assert!(leaver.join().unwrap(), "in mid-turn");
+        drop(crew);
+        assert!(has_begun.try_recv().is_err());
+    }
+}

@@ -75,9 +75,11 @@ impl Background {
     }
 }
 
+type Duties = Vec<(Role, Box<dyn Duty>)>;
+
 /// The duties of a log.
-fn duties(core: &Arc<Core>) -> Result<Vec<(Role, Box<dyn Duty>)>, LogError> {
-    let mut duties: Vec<(_, Box<dyn Duty>)> = vec![
+fn duties(core: &Arc<Core>) -> Result<Duties, LogError> {
+    let mut duties: Duties = vec![
         (Role::Flush, Box::new(Flushing::new(core)?)),
         (Role::Prepare, Box::new(Preparing::new(core))),
     ];

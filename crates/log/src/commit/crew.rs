@@ -407,6 +407,7 @@ mod tests {
         ended: Arc<AtomicBool>,
     }
 
+    #[expect(clippy::unwrap_used, reason = "a failure in a test is a panic")]
     impl Duty for Held {
         fn turn(&mut self, _called: bool) -> Next {
             self.begun.send(()).unwrap();

@@ -101,9 +101,9 @@ impl Db {
         for family in commit.families() {
             store.check_family(family)?;
             store.admit(commit.room())?;
-            if is_large && holds == Holds::Nothing {
-                store.await_large(family)?;
-            }
+        }
+        if is_large && holds == Holds::Nothing {
+            store.await_large(commit.families())?;
         }
         store.throttle(commit.families(), bytes, holds)
     }
@@ -113,10 +113,8 @@ impl Db {
     pub(crate) fn throttle_after(&self, commit: Commit<'_>) {
         let (store, bytes) = (self.store(), commit.bytes());
         let waited = match self.is_large(bytes) {
-            true => commit
-                .families()
-                .iter()
-                .try_for_each(|family| store.await_large(family))
+            true => store
+                .await_large(commit.families())
                 .and_then(|()| store.throttle(commit.families(), 0, Holds::Nothing)),
             false => store.throttle(commit.families(), bytes, Holds::Nothing),
         };

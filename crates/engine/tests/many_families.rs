@@ -275,3 +275,35 @@ fn creating_and_dropping_families_writes_as_much_for_the_last_as_for_the_first()
     db.close().unwrap();
     assert_eq!(common::open(&path, &options).families(), ["default"]);
 }
+
+/// How long large commits over all families take, one after the other, on a disk and with the default
+/// options. The figures of decision 18 are those of 2,100 families: `COLLIE_FAMILIES=2100`.
+#[test]
+#[ignore = "prints figures, and takes minutes"]
+fn large_commits_over_all_families() {
+    let _alone = ALONE.lock();
+    let dir = tempfile::tempdir().unwrap();
+    let db = Db::open(dir.path(), Options::default()).unwrap();
+    for n in 0..*FAMILIES {
+        db.create_family(&name(n), FamilyOptions::default()).unwrap();
+    }
+    let clock = RealDevice::new();
+    let seconds = |since: u64| (clock.clock().monotonic() - since) as f64 / 1e9;
+    let started = clock.clock().monotonic();
+    for n in 0..6_u8 {
+        let mut batch = Batch::new();
+        for family in 0..*FAMILIES {
+            let family = db.family(&name(family)).unwrap();
+            batch.put(&family, [n], vec![n; (24 << 20) / *FAMILIES]).unwrap();
+        }
+        let began = clock.clock().monotonic();
+        db.write(batch, &WriteOptions::disk()).unwrap();
+        println!(
+            "figures: commit {n} over {} families: {:.2} s",
+            *FAMILIES,
+            seconds(began)
+        );
+    }
+    db.flush().unwrap();
+    println!("figures: all flushed after {:.2} s", seconds(started));
+}

@@ -99,7 +99,10 @@ fn register_sealed(
             flush.register(written)
         })?;
         store.update_stall(family);
-        after(flush)?;
+        // One that was empty is recorded with the next one, which is its large commit's.
+        if !sealed.mem.is_empty() {
+            after(flush)?;
+        }
         seal_what_is_full(store, family);
     }
     Ok(())
@@ -130,10 +133,9 @@ pub(crate) fn rotate_if_full(store: &Store, family: &Arc<FamilyState>) -> Result
     if store.is_replaying() {
         return Ok(());
     }
-    let limit = family.options().write_buffer_bytes;
-    let buffers = family.options().max_write_buffers;
+    let options = family.options();
     let rotated = store.rotate(family, FlushCause::Full, |view| {
-        view.active.bytes() >= limit && view.buffers() < buffers
+        view.active.bytes() >= options.write_buffer_bytes && view.buffers(options) < options.max_write_buffers
     })?;
     if rotated.is_some() {
         store.queue().flush(family);

@@ -99,7 +99,7 @@ impl Mem {
     }
 
     /// For a large commit's own entries. It does not count in the total of the store's memtables:
-    /// large commits have a limit of their own.
+    /// those of large commits have a limit of their own.
     pub(crate) fn for_commit(
         write_buffer_bytes: u64,
         chunks: &Arc<Chunks>,

@@ -33,6 +33,19 @@ pub(super) fn replay(store: &Store, log: &Log, replay: &Replay<'_>, frame: &Fram
     if mems.is_empty() {
         return Ok(0);
     }
+    // As when it was made, before it takes memory.
+    for (family, _) in mems.values() {
+        let (view, options) = (Arc::clone(&family.view()), family.options());
+        if view.is_full_of_large(options) || view.buffers(options) >= options.max_write_buffers {
+            flush::flush_sealed(store, family)?;
+        }
+    }
+    if store.is_full_of_large() {
+        let families = store.families();
+        for family in families.iter().filter(|family| family.view().large_bytes() > 0) {
+            flush::flush_sealed(store, family)?;
+        }
+    }
     let retained = store.retain_parts(last.first);
     for op in Ops::new(&read_parts(log, replay, frame, &last)?) {
         let op = op.map_err(|e| replay.corrupt(frame, 0, e.expected, in_operations(e.offset, &e.found)))?;
@@ -51,13 +64,6 @@ pub(super) fn replay(store: &Store, log: &Log, replay: &Replay<'_>, frame: &Fram
         end: frame.end,
     };
     let families: Vec<_> = mems.values().map(|(family, _)| Arc::clone(family)).collect();
-    for family in &families {
-        // As when it was made: no more than one in memory, and no more memtables than allowed.
-        let view = Arc::clone(&family.view());
-        if view.has_large() || view.buffers() >= family.options().max_write_buffers {
-            flush::flush_sealed(store, family)?;
-        }
-    }
     retained.link(at.start, families);
     for (family, mem) in mems.into_values() {
         mem.sort(0, 1);

@@ -293,14 +293,11 @@ impl Replay<'_> {
 /// Seals the active memtable before the commit at `at`. That commit's frame serves as the
 /// rotation's mark: a frame starts there, and it is durable.
 fn seal(store: &Store, family: &Arc<FamilyState>, at: At) -> Result<()> {
-    if family.view().buffers() >= family.options().max_write_buffers {
+    let options = family.options();
+    if family.view().buffers(options) >= options.max_write_buffers {
         flush::flush_sealed(store, family)?;
     }
-    family.seal(
-        at,
-        FlushCause::Recovery,
-        store.new_mem(at.start, family.options()),
-    );
+    family.seal(at, FlushCause::Recovery, store.new_mem(at.start, options));
     store.queue().flush(family);
     Ok(())
 }

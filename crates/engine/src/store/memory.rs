@@ -5,8 +5,8 @@
 //! the limit on the largest active memtables are sealed and flushed; at the limit writes stop until
 //! flushes have caught up.
 //!
-//! A large commit's memtables do not count, for they have a limit of their own; nor do those that
-//! are flushed and that a snapshot or an iterator still reads.
+//! A large commit's memtables do not count: at as many bytes again the next large commit waits, and
+//! no other write. Nor do those that are flushed and that a snapshot or an iterator still reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,6 +100,13 @@ impl Store {
         self.memtable_bytes() >= most + more
     }
 
+    /// Whether the memtables of large commits that wait to be flushed take as much as all others may.
+    pub(crate) fn is_full_of_large(&self) -> bool {
+        let families = self.families();
+        let bytes: u64 = families.iter().map(|family| family.view().large_bytes()).sum();
+        bytes >= self.memory.most()
+    }
+
     /// Memtables were flushed.
     pub(crate) fn memory_has_eased(&self) {
         let soft = self.memory.soft();
@@ -137,9 +144,9 @@ impl Store {
             if sealed >= soft / AT_ONCE || bytes == 0 {
                 break;
             }
-            let buffers = family.options().max_write_buffers;
+            let options = family.options();
             let rotated = self.rotate(family, FlushCause::Memory, |view| {
-                view.active.bytes() > 0 && view.buffers() < buffers
+                view.active.bytes() > 0 && view.buffers(options) < options.max_write_buffers
             });
             match rotated {
                 Ok(Some(_)) => {

@@ -16,7 +16,7 @@
 //! Writes of all families stop where all memtables together have reached their limit (`memory.rs`).
 //!
 //! A large commit has memtables of its own, which do not count here, and is not delayed for its
-//! size: it waits until its families have none left of an earlier one ([`Store::await_large`]).
+//! size: it waits while those of earlier ones are too many or take too much ([`Store::await_large`]).
 //!
 //! A transaction does not wait while it holds locks, for all that want these would wait with it: it
 //! waits when it has released them. Only half a memtable or [`BEYOND_STOP`] runs past the stop it
@@ -262,21 +262,42 @@ impl Store {
     }
 
     fn wait_out_stop(&self, family: &FamilyState) -> Result<()> {
-        self.wait_while(family, || family.stall() == Stall::Stopped)
+        self.wait_while(
+            family,
+            || family.stall() == Stall::Stopped,
+            || lagging_error(family),
+        )
     }
 
-    /// Waits until no large commit's memtable of the family is left to be flushed, so that large
-    /// commits take no more memory than one of them for each family, and what is under way. The
-    /// caller holds no locks. Fails where that may never be.
-    pub(crate) fn await_large(&self, family: &FamilyState) -> Result<()> {
-        if family.view().has_large() {
-            self.wait_while(family, || family.view().has_large())?;
+    /// Keeps a large commit until the memtables of earlier ones that wait to be flushed leave room
+    /// for its own: none of its families is full of them, and all together are below their limit.
+    /// Beyond that is what is under way. The caller holds no locks. Fails where that may never be.
+    ///
+    /// A commit over thousands of families takes little in each, and as many flushes as families. So
+    /// the next one does not wait for these.
+    pub(crate) fn await_large(&self, families: &[Arc<FamilyState>]) -> Result<()> {
+        for family in families {
+            let is_full = || family.view().is_full_of_large(family.options());
+            if is_full() {
+                self.wait_while(family, is_full, || lagging_error(family))?;
+            }
         }
-        Ok(())
+        match families.first() {
+            Some(family) if self.is_full_of_large() => {
+                self.wait_while(family, || self.is_full_of_large(), || self.flushes_fail())
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Waits for background work to end what `is_behind` asks for. Fails where that may never be.
-    fn wait_while(&self, family: &FamilyState, is_behind: impl Fn() -> bool) -> Result<()> {
+    /// Waits for background work to end what `is_behind` asks for. Fails where that may never be, as
+    /// `fails` says.
+    fn wait_while(
+        &self,
+        family: &FamilyState,
+        is_behind: impl Fn() -> bool,
+        fails: impl Fn() -> Option<Error>,
+    ) -> Result<()> {
         let counters = family.counters();
         counters.stops.add(1);
         let started = self.now();
@@ -292,7 +313,7 @@ impl Store {
                 break Ok(());
             }
             // Background work fails: say why, instead of waiting for what may not come.
-            if let Some(error) = lagging_error(family) {
+            if let Some(error) = fails() {
                 break Err(error);
             }
             self.stopped.changed.wait_for(&mut checking, CHECK_EVERY);
@@ -330,7 +351,7 @@ fn current(family: &FamilyState) -> Stall {
     let view = family.view();
     let options = family.options();
     let (level0, limits) = (family.level0_runs(), Limits::of(family));
-    let buffers = view.buffers();
+    let buffers = view.buffers(options);
     let full = view.active.bytes() >= options.write_buffer_bytes;
     if level0 >= limits.stop || (buffers >= options.max_write_buffers && full) {
         Stall::Stopped
@@ -346,7 +367,7 @@ fn is_long_past_stop(family: &FamilyState) -> bool {
     let options = family.options();
     let active = family.view().active.bytes();
     family.level0_runs() >= Limits::of(family).stop + BEYOND_STOP
-        || (family.view().buffers() >= options.max_write_buffers
+        || (family.view().buffers(options) >= options.max_write_buffers
             && active >= options.write_buffer_bytes + options.write_buffer_bytes / 2)
 }
 
@@ -354,7 +375,7 @@ fn is_long_past_stop(family: &FamilyState) -> bool {
 /// takes are there.
 fn is_close(family: &FamilyState) -> bool {
     let options = family.options();
-    let buffers = family.view().buffers();
+    let buffers = family.view().buffers(options);
     family.level0_runs() * 2 >= options.level0_slowdown || buffers + 1 >= options.max_write_buffers
 }
 
@@ -366,7 +387,7 @@ fn pressure(family: &FamilyState) -> f64 {
     let limits = Limits::of(family);
     let over = family.level0_runs().saturating_sub(limits.slowdown);
     let span = (limits.stop - limits.slowdown).max(1);
-    let memory = if view.buffers() >= options.max_write_buffers {
+    let memory = if view.buffers(options) >= options.max_write_buffers {
         fill
     } else {
         0.0

@@ -35,8 +35,12 @@ use std::sync::Arc;
 
 use collie_log::Lsn;
 
+use crate::FamilyOptions;
 use crate::memtable::{At, Mem};
 use crate::tables::Pinned;
+
+/// What a memtable takes beside its entries, about: the rest of its first chunk, a leaf, a directory.
+const MEM_LEAST: u64 = 8 << 10;
 
 /// A memtable that no later commit belongs to.
 #[derive(Clone)]
@@ -126,19 +130,35 @@ impl View {
         view
     }
 
-    /// Memtables that count for write stalls: all but those of large commits, which wait for one
-    /// another.
-    pub(crate) fn buffers(&self) -> usize {
-        1 + self
-            .sealed
-            .iter()
-            .filter(|sealed| !sealed.mem.is_of_commit())
-            .count()
+    /// Memtables that count for write stalls: all but those of large commits, which have limits of
+    /// their own. Those that were sealed for a large commit before they were full count together, as
+    /// many as their bytes fill.
+    pub(crate) fn buffers(&self, options: &FamilyOptions) -> usize {
+        let full = options.write_buffer_bytes.max(1);
+        let (mut whole, mut early) = (0, 0);
+        for sealed in self.sealed.iter().filter(|sealed| !sealed.mem.is_of_commit()) {
+            match sealed.cause {
+                FlushCause::LargeCommit => early += sealed.mem.bytes().min(full),
+                _ => whole += 1,
+            }
+        }
+        1 + whole + early.div_ceil(full) as usize
     }
 
-    /// Whether a large commit's memtable waits to be flushed.
-    pub(crate) fn has_large(&self) -> bool {
-        self.sealed.iter().any(|sealed| sealed.mem.is_of_commit())
+    /// The memtables of large commits that wait to be flushed.
+    fn large(&self) -> impl Iterator<Item = &Mem> {
+        let mems = self.sealed.iter().map(|sealed| &*sealed.mem);
+        mems.filter(|mem| mem.is_of_commit())
+    }
+
+    /// What they take, in bytes.
+    pub(crate) fn large_bytes(&self) -> u64 {
+        self.large().map(|mem| mem.bytes() + MEM_LEAST).sum()
+    }
+
+    /// Whether they are as many as a family may have, or take as much as one of its memtables.
+    pub(crate) fn is_full_of_large(&self, options: &FamilyOptions) -> bool {
+        self.large().count() >= options.max_write_buffers || self.large_bytes() >= options.write_buffer_bytes
     }
 
     /// The memtable that a commit at `start` belongs to. The commit is not yet applied, so the

@@ -144,7 +144,7 @@ fn every_crash_leaves_large_commits_whole_or_not_at_all() {
             let (device, between) = (&device, &between);
             scope.spawn(move || {
                 for n in 1..=3 {
-                    // Not `Db::write`, which waits for the flush of the commit before.
+                    // Not `Db::write`, which may wait for flushes, and nothing is flushed here.
                     let batch = batch(families, writer, n);
                     let large = Prepared::new(db.store(), &batch, false).unwrap();
                     let appender = db.store().appender(true).unwrap().unwrap();
@@ -235,7 +235,7 @@ fn the_log_keeps_the_parts_until_every_family_of_the_commit_is_flushed() {
     let tables = dir.path().join("tables");
     copy(&path.join("families"), &tables);
     let image = device.snapshot().process_death();
-    assert!(second.view().has_large());
+    assert!(second.view().large_bytes() > 0);
     device.kill();
     drop((families, db));
     let (db, families) = open(&path, &tables, &image, "first opening");
@@ -383,4 +383,128 @@ fn a_large_commit_that_is_not_durable_is_not_shown_to_durable_reads() {
     assert_eq!((there(false), there(true)), (true, false));
     db.flush_wal(crate::Durability::Disk).unwrap();
     assert!(there(true));
+}
+
+/// Writes commit `n` on a thread of its own. Returns when that is done, or waits.
+fn write_until_it_waits(
+    db: &Db,
+    families: &[Family; 2],
+    n: u64,
+) -> std::thread::JoinHandle<crate::Result<u64>> {
+    let stops = |families: &[Family; 2]| -> u64 {
+        let of = |family: &Family| family.state().counters().stops.get();
+        families.iter().map(of).sum()
+    };
+    let before = stops(families);
+    let (writing, batch) = (db.clone(), batch(families, 0, n));
+    let writer = std::thread::spawn(move || writing.write(batch, &WriteOptions::disk()));
+    while !writer.is_finished() && stops(families) == before {
+        std::thread::yield_now();
+    }
+    writer
+}
+
+fn has_returned(writer: std::thread::JoinHandle<crate::Result<u64>>) -> bool {
+    let has_returned = writer.is_finished();
+    if has_returned {
+        writer.join().unwrap().unwrap();
+    }
+    has_returned
+}
+
+/// The flush of a family, which is on the caller's thread here.
+fn flush(db: &Db, family: &Family) {
+    flush::flush_sealed(db.store(), family.state()).unwrap();
+}
+
+/// Each waited for as many flushes as it had families, although it took little in each.
+#[test]
+fn large_commits_that_take_little_in_each_family_wait_only_where_these_are_too_many() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let device = SimDevice::new(11);
+    let (db, families) = quiet_store(&path, &device);
+    let most = FamilyOptions::default().max_write_buffers as u64;
+    for n in 1..=most {
+        db.put("small", n.to_le_bytes()).unwrap();
+        assert!(
+            has_returned(write_until_it_waits(&db, &families, n)),
+            "commit {n}"
+        );
+    }
+    assert_eq!(found(&families, 0, "not flushed"), most);
+    let state = families[0].state();
+    // Those that were sealed early, with one small entry each, are no reason to stall.
+    assert!(state.view().buffers(state.options()) <= 2);
+    assert_eq!(state.view().mems().count() as u64, 1 + 2 * most);
+    assert_eq!(state.stall(), crate::Stall::None);
+    let waiting = write_until_it_waits(&db, &families, most + 1);
+    assert!(!waiting.is_finished(), "reads look through all of them");
+    assert_eq!(found(&families, 0, "waiting"), most);
+    flush(&db, &families[0]);
+    assert!(!waiting.is_finished(), "the other family has as many");
+    flush(&db, &families[1]);
+    waiting.join().unwrap().unwrap();
+    assert_eq!(found(&families, 0, "flushed"), most + 1);
+}
+
+#[test]
+fn a_large_commit_waits_while_earlier_ones_take_a_memtable_of_a_family_or_the_limit_of_all() {
+    // 43 KiB in each family.
+    for (of_family, of_all, at_once) in [
+        (80 << 10, 1 << 30, 2),
+        (64 << 20, 150 << 10, 2),
+        (4 << 10, 1 << 30, 1),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let device = SimDevice::new(12);
+        let options = Options {
+            max_memtable_bytes: Some(of_all),
+            default_family: FamilyOptions {
+                write_buffer_bytes: of_family,
+                ..FamilyOptions::default()
+            },
+            ..options(&path, &device)
+        };
+        let (db, families) = quiet_store_with(&path, options);
+        for n in 1..=at_once {
+            assert!(
+                has_returned(write_until_it_waits(&db, &families, n)),
+                "commit {n}"
+            );
+        }
+        let waiting = write_until_it_waits(&db, &families, at_once + 1);
+        assert!(!waiting.is_finished(), "{of_family} of {of_all}");
+        // Small ones go on.
+        db.put("small", "v").unwrap();
+        families.iter().for_each(|family| flush(&db, family));
+        waiting.join().unwrap().unwrap();
+        assert_eq!(found(&families, 0, "flushed"), at_once + 1);
+    }
+}
+
+/// More of them than may be in memory at once, none of which is flushed when the process dies.
+#[test]
+fn replay_of_more_large_commits_than_memory_is_for_flushes_some() {
+    const COMMITS: u64 = 11;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let device = SimDevice::new(13);
+    let (db, families) = quiet_store(&path, &device);
+    let tables = dir.path().join("tables");
+    copy(&path.join("families"), &tables);
+    for n in 1..=COMMITS {
+        let large = Prepared::new(db.store(), &batch(&families, 0, n), false).unwrap();
+        large.finish(db.store().appender(true).unwrap().unwrap()).unwrap();
+    }
+    db.flush_wal(crate::Durability::Disk).unwrap();
+    let image = device.snapshot().process_death();
+    device.kill();
+    drop((families, db));
+    let (db, families) = open(&path, &tables, &image, "opening");
+    assert_eq!(found(&families, 0, "opening"), COMMITS);
+    assert_eq!(db.stats().replayed_commits, COMMITS);
+    db.flush().unwrap();
+    assert_eq!(found(&families, 0, "flushed"), COMMITS);
 }

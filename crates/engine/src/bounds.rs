@@ -28,6 +28,14 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
     (low, end.map_or(Bound::Unbounded, Bound::Excluded))
 }
 
+/// From one key to another, with both.
+pub(crate) fn key_to_key(first: &[u8], last: &[u8]) -> Bounds {
+    (
+        Bound::Included(Key::from(first)),
+        Bound::Included(Key::from(last)),
+    )
+}
+
 /// The part of the bounds from `key` on.
 pub(crate) fn from_key((low, high): &Bounds, key: &[u8]) -> Bounds {
     let is_before = match low {

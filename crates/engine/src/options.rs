@@ -41,7 +41,10 @@ pub struct Options {
     /// The largest commit, in bytes as the log has it; a larger one is refused with
     /// [`Error::BatchTooLarge`]. While one is made that takes more than half of the ring, it takes two
     /// to four times its size in memory (the batch, and its memtables, which need some 50 bytes for
-    /// each entry), and about as much when an opening replays it. From 1 KiB to 4 GiB less a
+    /// each entry), and about as much when an opening replays it. It waits for earlier ones whose
+    /// memtables are not flushed yet where those take a memtable of one of its families, are as many
+    /// as [`FamilyOptions::max_write_buffers`] there, or all together take
+    /// [`Options::max_memtable_bytes`]. From 1 KiB to 4 GiB less a
     /// byte; 0: as much as one frame of the log takes, half of the ring. Default: 1 GiB.
     pub max_commit_bytes: u64,
     /// The size of one log segment. Default: 64 MiB.
@@ -100,8 +103,9 @@ pub struct Options {
     /// The most that all memtables together take, in bytes (RocksDB: `db_write_buffer_size`). From
     /// half of it on the largest are flushed, whatever the options of their families say; at all of
     /// it writes stop until that is done. What threads are committing by then comes on top. Those of
-    /// commits that are larger than a frame of the log do not count, nor those that are flushed and
-    /// that a snapshot still reads, nor what an opening replays. At least 64 KiB. `None`, the
+    /// commits that are larger than a frame of the log may take as much again, before the next such
+    /// commit waits. What is flushed and still read by a snapshot does not count, nor what an opening
+    /// replays. At least 64 KiB. `None`, the
     /// default: 1 GiB, or four times what a family's options allow it, if that is more.
     pub max_memtable_bytes: Option<u64>,
     /// How many table files are kept open. Default: 256.
@@ -117,9 +121,10 @@ pub struct Options {
     /// table at once. A log on a device of its own ([`Options::wal_dir`]) gains nothing by it.
     pub background_io: IoPolicy,
     /// Row locks that transactions, writes and [`RowLocks`](crate::RowLocks) may hold or wait for,
-    /// all together; a range or a family counts once. A write outside of transactions that has more
-    /// than an eighth of it in one family locks the range from its first key to its last instead. Also
-    /// how many flushed removals are kept in memory to detect conflicts of open transactions. Default:
+    /// all together; a range or a family counts once. A write outside of transactions, and the commit
+    /// of an optimistic one, that writes more rows than an eighth of it in one family locks the range
+    /// from the first of them to the last instead; so does a pessimistic transaction that has locked
+    /// so many, if nobody else has a lock between them then. Also how many flushed removals are kept in memory to detect conflicts of open transactions. Default:
     /// 1,048,576.
     pub max_row_locks: usize,
     /// How long a write outside of transactions waits for a locked row. Default: one second.
@@ -172,7 +177,8 @@ pub struct FamilyOptions {
     /// Memory of one memtable, in bytes; a fuller one is sealed and flushed. Default: 64 MiB. (A
     /// store keeps up to 64 MiB of freed memtables for the next ones, for some seconds.)
     pub write_buffer_bytes: u64,
-    /// Memtables in memory, the active one included; writes stop when all are full. Default: 4.
+    /// Memtables in memory, the active one included; writes stop when all are full. As many again of
+    /// commits that are larger than a frame of the log, before the next such commit waits. Default: 4.
     pub max_write_buffers: usize,
     /// Size of a table's data blocks, in bytes. Default: 4096.
     pub block_bytes: u32,

@@ -1,5 +1,6 @@
 //! The locks that an owner holds.
 
+use std::collections::BTreeMap;
 use std::ops::{Bound, Deref};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,19 +22,23 @@ const RELEASED_AT_ONCE: usize = 32;
 /// A range in which no other owner writes. Where it is held exclusively, no other owner holds a row
 /// in it.
 #[derive(Debug)]
-struct HeldRange {
-    family: u32,
-    number: u64,
-    bounds: Arc<Bounds>,
+pub(super) struct HeldRange {
+    pub(super) family: u32,
+    pub(super) number: u64,
+    pub(super) bounds: Arc<Bounds>,
 }
 
 /// The locks that an owner holds. Dropping it releases them.
 #[derive(Debug)]
 pub(crate) struct Held<T: Deref<Target = LockTable> = Arc<LockTable>> {
-    table: T,
-    owner: Arc<Owner>,
-    rows: SmallVec<[(u32, Key); 1]>,
-    ranges: Vec<HeldRange>,
+    pub(super) table: T,
+    pub(super) owner: Arc<Owner>,
+    pub(super) rows: SmallVec<[(u32, Key); 1]>,
+    pub(super) ranges: Vec<HeldRange>,
+    /// How many of the rows are of which family; empty while these are not very many (`merge.rs`).
+    pub(super) counts: BTreeMap<u32, usize>,
+    /// The strongest mode of the rows that may become a range.
+    pub(super) strongest: Mode,
     /// When the first was taken, by the monotonic clock.
     since: Option<u64>,
     /// Whether the time that they are held is counted, which reads the clock twice.
@@ -55,6 +60,8 @@ impl<T: Deref<Target = LockTable>> Held<T> {
             owner,
             rows: SmallVec::new(),
             ranges: Vec::new(),
+            counts: BTreeMap::new(),
+            strongest: Mode::Shared,
             since: None,
             is_timed: true,
         }
@@ -163,18 +170,24 @@ impl<T: Deref<Target = LockTable>> Held<T> {
         Ok(())
     }
 
-    /// Releases everything.
-    pub(crate) fn release(&mut self) {
-        let (table, owner) = (&*self.table, &self.owner);
-        for of_family in self.rows.chunk_by(|one, next| one.0 == next.0) {
+    pub(super) fn release_rows(&self, rows: &[(u32, Key)]) {
+        for of_family in rows.chunk_by(|one, next| one.0 == next.0) {
             for rows in of_family.chunks(RELEASED_AT_ONCE) {
-                table.with(rows[0].0, |locks, room| {
+                self.table.with(rows[0].0, |locks, room| {
                     rows.iter()
-                        .for_each(|(_, key)| locks.release_row(owner, key, room));
+                        .for_each(|(_, key)| locks.release_row(&self.owner, key, room));
                 });
             }
         }
+    }
+
+    /// Releases everything.
+    pub(crate) fn release(&mut self) {
+        self.release_rows(&self.rows);
         self.rows.clear();
+        self.counts.clear();
+        self.strongest = Mode::Shared;
+        let table = &*self.table;
         for range in self.ranges.drain(..) {
             table.with(range.family, |locks, room| locks.remove_range(range.number, room));
         }

@@ -4,6 +4,7 @@ mod cover;
 pub(crate) mod deadlock;
 mod family;
 pub(crate) mod held;
+mod merge;
 pub(crate) mod owner;
 mod range;
 mod ranges;

@@ -45,6 +45,9 @@ const SHORTEST_SPIN: u32 = 8;
 /// A row in a range is asked for no longer than this. Ranges are held for long, and beside threads
 /// that read them a yield takes as long as their slices.
 const ASKED_IN_RANGE: Duration = Duration::from_millis(1);
+/// Of the table so large a part is taken by the rows of one family and one owner, at most: more are
+/// locked as a range, or else a large commit would fail, and the writes of others beside it.
+const AS_ROWS: usize = 8;
 
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -192,6 +195,11 @@ impl LockTable {
         done
     }
 
+    /// More rows of a family than these an owner is to lock as a range.
+    pub(crate) fn most_rows(&self) -> usize {
+        (self.room.limit() / AS_ROWS).max(1)
+    }
+
     fn too_many(&self) -> Denied {
         Denied::TooMany {
             limit: self.room.limit(),
@@ -204,6 +212,19 @@ impl LockTable {
             Answer::Granted(granted) => Ok(Taken::Granted(granted)),
             Answer::NotFree { is_range } => Ok(Taken::NotFree { is_range }),
             Answer::Full => Err(self.too_many()),
+        }
+    }
+
+    /// Takes a lock if it is free and there is room for it.
+    pub(super) fn lock_if_free(
+        &self,
+        request: Request<'_>,
+        family: u32,
+        target: Target<'_>,
+    ) -> Option<Granted> {
+        match self.take(request, family, target) {
+            Ok(Taken::Granted(granted)) => Some(granted),
+            Ok(Taken::NotFree { .. }) | Err(_) => None,
         }
     }
 

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 use collie_log::Lsn;
 
 use super::reads::{is_key_changed, is_range_changed};
-use super::{CommitMode, Concurrency, Isolation, Transaction};
+use super::{CommitMode, Concurrency, Inner, Isolation, Transaction};
+use crate::bounds::key_to_key;
 use crate::locks::held::Held;
 use crate::locks::row::{Mode, RowRef};
 use crate::store::family_state::FamilyState;
@@ -126,15 +127,10 @@ impl Transaction {
         // Of a key that is read and written the write comes first, so that no lock is taken twice.
         rows.sort_by(|a, b| (a.0.id(), &a.1, b.2).cmp(&(b.0.id(), &b.1, a.2)));
         rows.dedup_by(|a, b| a.0.id() == b.0.id() && a.1 == b.1);
-        let timeout = self.options.lock_timeout;
-        for (family, key, mode) in &rows {
-            let row = RowRef {
-                family: family.id(),
-                key,
-            };
-            let locked = inner.held.lock(row, *mode, timeout);
-            self.locked(inner, family, Some(key), locked)?;
+        for of_family in rows.chunk_by(|a, b| a.0.id() == b.0.id()) {
+            self.lock_rows_of_family(inner, of_family)?;
         }
+        let timeout = self.options.lock_timeout;
         let mut ranges = Vec::new();
         if self.options.isolation == Isolation::Serializable {
             for (family, read) in &inner.read_ranges {
@@ -154,6 +150,34 @@ impl Transaction {
             if is_range_changed(&snapshot, family, part)? {
                 return Err(self.conflict(inner, family, None));
             }
+        }
+        Ok(())
+    }
+
+    /// Locks rows of one family, in the order of their keys. Very many that are written are locked as
+    /// one range, in the place of the first of them.
+    fn lock_rows_of_family(&self, inner: &mut Inner, rows: &[(Family, Key, Mode)]) -> Result<()> {
+        let timeout = self.options.lock_timeout;
+        let mut written = rows.iter().filter(|(_, _, mode)| *mode == Mode::Exclusive);
+        let as_range = written.clone().count() > self.db.store().locks().most_rows();
+        let mut range = match (as_range, written.next(), written.next_back()) {
+            (true, Some((_, first, _)), Some((_, last, _))) => Some(key_to_key(first, last)),
+            _ => None,
+        };
+        for (family, key, mode) in rows {
+            if as_range && *mode == Mode::Exclusive {
+                if let Some(range) = range.take() {
+                    let locked = inner.held.lock_all_between(family.id(), range, timeout);
+                    self.locked(inner, family, None, locked)?;
+                }
+                continue;
+            }
+            let row = RowRef {
+                family: family.id(),
+                key,
+            };
+            let locked = inner.held.lock(row, *mode, timeout);
+            self.locked(inner, family, Some(key), locked)?;
         }
         Ok(())
     }

@@ -367,7 +367,7 @@ impl Transaction {
             family: family.id(),
             key,
         };
-        let locked = inner.held.lock(row, mode, self.options.lock_timeout);
+        let locked = inner.held.lock_or_merge(row, mode, self.options.lock_timeout);
         self.locked(inner, family, Some(key), locked)
     }
 

@@ -1,17 +1,14 @@
 //! Beginning and listing transactions, and the row locks of writes outside of them.
 
-use std::ops::Bound;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::{Transaction, TransactionInfo, TransactionOptions, denied};
+use crate::bounds::key_to_key;
 use crate::locks::held::Held;
 use crate::locks::row::{Mode, RowRef};
-use crate::{Db, Key, Result};
-
-/// Of the lock table so large a part is taken by the rows of one family in one write, at most.
-const AS_ROWS: usize = 8;
+use crate::{Db, Result};
 
 impl Db {
     /// Begins a transaction.
@@ -40,24 +37,19 @@ impl Db {
     }
 
     /// Locks the rows of a write outside of transactions, in the order of all requests for several
-    /// rows. So many rows of a family that they would take a large part of the lock table are locked
-    /// as one range: else a large commit would fail, and the writes of others beside it.
+    /// rows. Very many rows of a family are locked as one range.
     pub(crate) fn lock_for_write(&self, mut rows: SmallVec<[(u32, &[u8]); 1]>) -> Result<Held> {
         let store = self.store();
         rows.sort_unstable();
         rows.dedup();
         let mut held = Held::new(Arc::clone(store.locks()), store.locks().owner("a single write"));
         let timeout = store.options().lock_timeout;
-        let most = (store.options().max_row_locks / AS_ROWS).max(1);
+        let most = store.locks().most_rows();
         for of_family in rows.chunk_by(|a, b| a.0 == b.0) {
             if let [(family, first), .., (_, last)] = of_family
                 && of_family.len() > most
             {
-                let bounds = (
-                    Bound::Included(Key::from(*first)),
-                    Bound::Included(Key::from(*last)),
-                );
-                held.lock_all_between(*family, bounds, timeout)
+                held.lock_all_between(*family, key_to_key(first, last), timeout)
                     .map_err(|denied| denied::error(store, &store.family_name(*family), None, denied))?;
                 continue;
             }

@@ -9,6 +9,7 @@ mod common;
 mod flushes;
 mod isolation;
 mod locks;
+mod many_rows;
 mod queue;
 mod random;
 mod rows;

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_check::appends::{self, Demand, Step};
-use collie_db::{Concurrency, Db, Error, Family, Isolation, Result, Transaction, TransactionOptions, Value};
+use collie_db::{
+    Concurrency, Db, Durability, Error, Family, Isolation, Options, Result, Transaction, TransactionOptions,
+    Value,
+};
 
-use crate::common::{Rng, seeds};
+use crate::common::{Rng, fast_dir, seeds, small};
 use crate::{options, store};
 
 const LISTS: u64 = 6;
@@ -124,6 +127,27 @@ fn work(
 }
 
 fn check(kinds: &[TransactionOptions], demand: Demand, name: &str) {
+    check_in(store, kinds, demand, name);
+}
+
+/// With so few locks that three rows of one transaction become a range.
+fn few_locks() -> (tempfile::TempDir, Db) {
+    let dir = fast_dir();
+    let options = Options {
+        durability: Durability::Process,
+        max_row_locks: 23,
+        ..small()
+    };
+    let db = Db::open(dir.path(), options).unwrap();
+    (dir, db)
+}
+
+fn check_in(
+    store: impl Fn() -> (tempfile::TempDir, Db),
+    kinds: &[TransactionOptions],
+    demand: Demand,
+    name: &str,
+) {
     let (mut committed, mut failed) = (0, 0);
     let seeds = seeds(4);
     let count = seeds.len();
@@ -182,6 +206,16 @@ fn serializable_transactions_of_both_kinds_beside_each_other_are() {
         &of(&BOTH, Isolation::Serializable),
         Demand::Serializable,
         "serializable_transactions_of_both",
+    );
+}
+
+#[test]
+fn serializable_transactions_whose_rows_become_ranges_are() {
+    check_in(
+        few_locks,
+        &of(&BOTH, Isolation::Serializable),
+        Demand::Serializable,
+        "serializable_transactions_whose_rows",
     );
 }
 

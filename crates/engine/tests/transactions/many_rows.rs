@@ -1,0 +1,250 @@
+//! Transactions of very many rows, which are locked as ranges.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use collie_db::{
+    Concurrency, Db, Error, Family, Isolation, Options, Result, Transaction, TransactionOptions,
+};
+
+use crate::locks::waiter;
+use crate::{options, text};
+
+/// Locks that there are, and rows of one family that are locked one by one.
+const LOCKS: usize = 1_000;
+const AS_ROWS: u32 = 125;
+
+fn store() -> (tempfile::TempDir, Db) {
+    let dir = crate::common::fast_dir();
+    let options = Options {
+        max_row_locks: LOCKS,
+        ..crate::common::small()
+    };
+    let db = Db::open(dir.path(), options).unwrap();
+    (dir, db)
+}
+
+fn key(n: u32) -> [u8; 4] {
+    n.to_be_bytes()
+}
+
+/// Puts every second key.
+fn put(tx: &Transaction, family: &Family, keys: Range<u32>) -> Result<()> {
+    keys.step_by(2)
+        .try_for_each(|n| tx.put(family, key(n), n.to_string()))
+}
+
+fn locks(db: &Db) -> usize {
+    db.stats().transactions.locks
+}
+
+/// Whether another transaction could lock a key now.
+fn is_free(db: &Db, family: &Family, n: u32) -> bool {
+    let tx = db
+        .transaction(TransactionOptions {
+            lock_timeout: Duration::ZERO,
+            ..options(Concurrency::Pessimistic, Isolation::Serializable)
+        })
+        .unwrap();
+    match tx.get_for_update(family, key(n)) {
+        Ok(_) => true,
+        Err(Error::LockTimeout { .. }) => false,
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn an_optimistic_commit_of_more_rows_than_there_are_locks_takes_them_as_a_range() {
+    for isolation in [Isolation::Snapshot, Isolation::Serializable] {
+        let (_dir, db) = store();
+        let family = db.default_family();
+        let other = db.create_family("other", crate::common::small_family()).unwrap();
+        let fill = || {
+            let tx = db
+                .transaction(options(Concurrency::Optimistic, isolation))
+                .unwrap();
+            put(&tx, &family, 10..10_000).unwrap();
+            tx.put(&other, "few", "v").unwrap();
+            // Before, among and behind those that are written.
+            for n in [3, 11, 12, 20_000] {
+                tx.get_for_update(&family, key(n)).unwrap();
+            }
+            tx
+        };
+        fill().commit().unwrap();
+        assert_eq!(family.iter().unwrap().count(), 4_995);
+        assert_eq!(text(family.get(key(9_998)).unwrap()).as_deref(), Some("9998"));
+        // A row that another one has is waited for, wherever it is, and then it was written.
+        for n in [10, 4_000, 9_998] {
+            let tx = db.transaction(TransactionOptions::default()).unwrap();
+            tx.put(&family, key(n), "in between").unwrap();
+            let (waits, optimistic) = (db.stats().transactions.lock_waits, fill());
+            std::thread::scope(|scope| {
+                let commit = scope.spawn(|| optimistic.commit());
+                while db.stats().transactions.lock_waits == waits && !commit.is_finished() {
+                    std::thread::yield_now();
+                }
+                assert!(!commit.is_finished(), "row {n} is another transaction's");
+                tx.commit().unwrap();
+                let refused = commit.join().unwrap();
+                assert!(
+                    matches!(&refused, Err(Error::Conflict { key: Some(of), .. }) if **of == key(n)),
+                    "{refused:?}"
+                );
+            });
+        }
+        // What was read and not written counts as before.
+        for n in [3, 11, 20_000] {
+            let optimistic = fill();
+            family.put(key(n), "in between").unwrap();
+            let refused = optimistic.commit();
+            assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+        }
+        assert_eq!(locks(&db), 0);
+    }
+}
+
+#[test]
+fn rows_of_a_pessimistic_transaction_become_a_range_when_they_are_very_many() {
+    for isolation in [Isolation::Snapshot, Isolation::Serializable] {
+        let (_dir, db) = store();
+        let family = db.default_family();
+        let other = db.create_family("other", crate::common::small_family()).unwrap();
+        let tx = db
+            .transaction(options(Concurrency::Pessimistic, isolation))
+            .unwrap();
+        tx.put(&other, "few", "v").unwrap();
+        put(&tx, &family, 10..10 + 2 * AS_ROWS).unwrap();
+        assert_eq!(locks(&db), 1 + AS_ROWS as usize);
+        assert!(is_free(&db, &family, 11));
+        let second = 10 + 2 * AS_ROWS;
+        put(&tx, &family, second..second + 2).unwrap();
+        assert_eq!(locks(&db), 2, "a range, and the row of the other family");
+        for n in 10..=second {
+            assert!(!is_free(&db, &family, n), "{n}");
+        }
+        assert!(is_free(&db, &family, 9) && is_free(&db, &family, second + 1));
+        put(&tx, &family, second..10_000).unwrap();
+        assert!(locks(&db) < LOCKS / 4, "{}", locks(&db));
+        for n in (10..10_000).step_by(2) {
+            assert!(!is_free(&db, &family, n), "{n}");
+        }
+        assert_eq!(db.transactions()[0].locks, locks(&db));
+        tx.commit().unwrap();
+        assert_eq!(locks(&db), 0);
+        assert!(is_free(&db, &family, 10));
+        assert_eq!(family.iter().unwrap().count(), 4_995);
+    }
+}
+
+/// Two may read the same rows, however many.
+#[test]
+fn rows_that_are_only_read_become_a_range_that_others_may_read() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let begin = || {
+        let options = TransactionOptions {
+            lock_timeout: Duration::ZERO,
+            ..options(Concurrency::Pessimistic, Isolation::Serializable)
+        };
+        db.transaction(options).unwrap()
+    };
+    let (one, other) = (begin(), begin());
+    for tx in [&one, &other] {
+        for n in 10..2_000 {
+            assert_eq!(tx.get(&family, key(n)).unwrap(), None);
+        }
+    }
+    assert!(locks(&db) < 3 * AS_ROWS as usize, "{}", locks(&db));
+    for n in 10..2_000 {
+        assert!(one.put(&family, key(n), "both read it").is_err());
+    }
+    drop(other);
+    // What it has read it may write, and nobody else reads it then.
+    one.put(&family, key(11), "v").unwrap();
+    assert!(begin().get(&family, key(11)).is_err());
+    assert_eq!(begin().get(&family, key(12)).unwrap(), None);
+    one.commit().unwrap();
+    assert_eq!(locks(&db), 0);
+}
+
+/// It is not waited for, and tried again when there are as many more.
+#[test]
+fn rows_among_which_another_transaction_has_one_stay_rows_until_it_has_ended() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let begin = || db.transaction(options(Concurrency::Pessimistic, Isolation::Serializable));
+    let (tx, among) = (begin().unwrap(), begin().unwrap());
+    among.put(&family, key(11), "among").unwrap();
+    put(&tx, &family, 10..10 + 5 * AS_ROWS).unwrap();
+    for n in [10, 12, 10 + 5 * AS_ROWS - 1] {
+        assert!(!is_free(&db, &family, n), "row {n} was given up");
+    }
+    assert!(locks(&db) > 2 * AS_ROWS as usize);
+    among.put(&family, key(13), "among").unwrap();
+    among.commit().unwrap();
+    put(&tx, &family, 10 + 5 * AS_ROWS..10 + 7 * AS_ROWS).unwrap();
+    assert!(locks(&db) < 2 * AS_ROWS as usize);
+    assert!(!is_free(&db, &family, 10) && !is_free(&db, &family, 11));
+    tx.commit().unwrap();
+    assert_eq!(text(family.get(key(11)).unwrap()).as_deref(), Some("among"));
+}
+
+/// The row that it waits for is released, and is not free.
+#[test]
+fn who_waits_for_a_row_that_becomes_part_of_a_range_waits_on() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let tx = db
+        .transaction(options(Concurrency::Pessimistic, Isolation::Serializable))
+        .unwrap();
+    put(&tx, &family, 10..20).unwrap();
+    let waiters: Vec<_> = ["writer", "reader"]
+        .into_iter()
+        .map(|name| {
+            let family = family.clone();
+            waiter(&db, name, move |tx| match name {
+                "writer" => tx.get_for_update(&family, key(12)).map(text),
+                _ => tx.get(&family, key(12)).map(text),
+            })
+        })
+        .collect();
+    put(&tx, &family, 20..2_000).unwrap();
+    assert!(locks(&db) < 2 * AS_ROWS as usize);
+    let waiting = db.transactions();
+    let waiting = waiting.iter().filter(|info| info.waits_for.is_some());
+    assert_eq!(waiting.count(), 2);
+    tx.commit().unwrap();
+    for waiter in waiters {
+        assert_eq!(waiter.join().unwrap().unwrap().as_deref(), Some("12"));
+    }
+    assert_eq!(locks(&db), 0);
+}
+
+/// Whoever waits for one of its rows waits for its owner, as before.
+#[test]
+fn a_ring_through_a_range_that_rows_became_is_found() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let tx = db
+        .transaction(options(Concurrency::Pessimistic, Isolation::Serializable))
+        .unwrap();
+    put(&tx, &family, 10..20).unwrap();
+    let other = {
+        let family = family.clone();
+        waiter(&db, "other", move |tx| {
+            tx.put(&family, key(5_000), "other").unwrap();
+            tx.put(&family, key(12), "other").map(drop)
+        })
+    };
+    put(&tx, &family, 20..2_000).unwrap();
+    let found = tx.put(&family, key(5_000), "tx");
+    drop(tx);
+    let other = other.join().unwrap();
+    let victims = [&found, &other].map(|result| matches!(result, Err(Error::Deadlock { .. })));
+    assert_eq!(
+        victims.iter().filter(|is_victim| **is_victim).count(),
+        1,
+        "{found:?}, {other:?}"
+    );
+}

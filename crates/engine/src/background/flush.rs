@@ -13,6 +13,7 @@ use crate::background::registered::{Flush, record};
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::queue::{FlushTask, pause_after};
+use crate::store::stall::Stall;
 use crate::store::view::FlushCause;
 
 /// What a flush thread runs.
@@ -22,10 +23,29 @@ pub(crate) fn run(store: &Store) {
         match task {
             FlushTask::Family(family) => {
                 family.flushes().dequeue();
-                flush_or_retry_later(store, &family);
+                flush_in_turn(store, &family);
             }
             FlushTask::WalSize => crate::background::wal_limit::flush_for_wal_size(store),
         }
+    }
+}
+
+/// How many of a family's sealed memtables a flush takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    All,
+    /// Up to the first that is a large commit's, unless writes are stalled then.
+    OneLarge,
+}
+
+/// Flushes a family's sealed memtables up to that of a large commit. What follows waits until the
+/// other families in the queue had their turn: the next large commit may write thousands of them, and
+/// waits until none is full, so for one memtable of each and not for all.
+pub(crate) fn flush_in_turn(store: &Store, family: &Arc<FamilyState>) {
+    let flushed = flush_up_to(store, family, Extent::OneLarge);
+    retry_later(store, family, &flushed);
+    if flushed.is_ok() && !family.is_dropped() && !family.view().sealed.is_empty() {
+        store.queue().flush(family);
     }
 }
 
@@ -54,11 +74,15 @@ fn retry_later(store: &Store, family: &Arc<FamilyState>, flushed: &Result<()>) {
 
 /// Flushes all memtables that are sealed, in order.
 pub(crate) fn flush_sealed(store: &Store, family: &Arc<FamilyState>) -> Result<()> {
+    flush_up_to(store, family, Extent::All)
+}
+
+fn flush_up_to(store: &Store, family: &Arc<FamilyState>, extent: Extent) -> Result<()> {
     let flush = &mut Flush::of(store, family);
     let record_own = |flush: &mut Flush<'_>| record(store, std::slice::from_mut(flush));
     // Also where no memtable is sealed: an earlier flush may have registered tables that the
     // manifest had no room to record.
-    let flushed = register_sealed(store, flush, record_own).and_then(|()| record_own(flush));
+    let flushed = register_sealed(store, flush, extent, record_own).and_then(|()| record_own(flush));
     note_outcome(store, family, &flushed);
     flushed
 }
@@ -70,7 +94,7 @@ pub(crate) fn flush_together(store: &Store, families: &[Arc<FamilyState>]) {
     let mut registered = Vec::with_capacity(families.len());
     for family in families {
         let mut flush = Flush::of(store, family);
-        registered.push(register_sealed(store, &mut flush, |_| Ok(())));
+        registered.push(register_sealed(store, &mut flush, Extent::All, |_| Ok(())));
         flushes.push(flush);
     }
     reach!("families are registered");
@@ -87,6 +111,7 @@ pub(crate) fn flush_together(store: &Store, families: &[Arc<FamilyState>]) {
 fn register_sealed(
     store: &Store,
     flush: &mut Flush<'_>,
+    extent: Extent,
     after: impl Fn(&mut Flush<'_>) -> Result<()>,
 ) -> Result<()> {
     let family = flush.family();
@@ -104,6 +129,9 @@ fn register_sealed(
             after(flush)?;
         }
         seal_what_is_full(store, family);
+        if extent == Extent::OneLarge && sealed.mem.is_of_commit() && family.stall() == Stall::None {
+            break;
+        }
     }
     Ok(())
 }

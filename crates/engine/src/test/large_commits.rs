@@ -508,3 +508,23 @@ fn replay_of_more_large_commits_than_memory_is_for_flushes_some() {
     db.flush().unwrap();
     assert_eq!(found(&families, 0, "flushed"), COMMITS);
 }
+
+/// A large commit over thousands of families waited for all that each of them had.
+#[test]
+fn families_are_flushed_in_turn_one_large_commit_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let device = SimDevice::new(14);
+    let (db, families) = quiet_store(&path, &device);
+    for n in 1..=3 {
+        db.write(batch(&families, 0, n), &WriteOptions::disk()).unwrap();
+    }
+    let state = families[0].state();
+    for left in [2, 1, 0] {
+        state.flushes().dequeue();
+        flush::flush_in_turn(db.store(), state);
+        assert_eq!(state.view().sealed.len(), 2 * left, "an empty one before each");
+        assert_eq!(state.flushes().is_queued(), left > 0);
+        assert_eq!(found(&families, 0, "in turn"), 3);
+    }
+}

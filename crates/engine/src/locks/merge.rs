@@ -5,9 +5,9 @@
 //! has locked rows to read alone. The range is not waited for, since its owner would wait with all
 //! that it holds; the rows stay then, and it is tried again when as many more have come.
 //!
-//! *No lock is given up.* The range is taken before the rows are released, and who waits for one of
-//! these waits on behind the range, for the same owner: a range is free only where all that wait for
-//! its rows wait for this owner, so nobody's wait has another cause than before.
+//! *No lock is given up.* The range is taken before the rows are released, and an owner that waits
+//! for one of these waits on behind the range, for the same owner: a range is free only where all
+//! that wait for its rows wait for this owner, so nobody's wait has another cause than before.
 
 use std::ops::Deref;
 use std::sync::Arc;

@@ -221,7 +221,7 @@ fn who_waits_for_a_row_that_becomes_part_of_a_range_waits_on() {
     assert_eq!(locks(&db), 0);
 }
 
-/// Whoever waits for one of its rows waits for its owner, as before.
+/// A transaction that waits for one of its rows waits for its owner, as before.
 #[test]
 fn a_ring_through_a_range_that_rows_became_is_found() {
     let (_dir, db) = store();

@@ -13,8 +13,12 @@ use crate::error::BenchError;
 use crate::latency::{Latencies, LatencySummary, median};
 use crate::rng::Rng;
 
-/// Snapshots, and transactions, of one measurement.
-const SMALL: u64 = 5_000;
+/// Snapshots of one measurement.
+const SNAPSHOTS: u64 = 100_000;
+/// Transactions of one measurement.
+const TRANSACTIONS: u64 = 5_000;
+/// Rows that transactions use, in all families together; one for each where families are more.
+const ROWS: u64 = 1_000;
 /// Bytes of a memtable: so many families have a small one each.
 const WRITE_BUFFER: u64 = 1 << 20;
 
@@ -27,7 +31,8 @@ pub struct FamiliesBench {
     pub batch: usize,
     /// How long batches are written beside another thread's puts.
     pub duration: Duration,
-    /// How often each is repeated, all interleaved.
+    /// How often each is repeated, interleaved; batches come after all that is small, so that their
+    /// flushes and memtables are not measured with it.
     pub repeat: usize,
     /// Where the stores' directories are made.
     pub dir: PathBuf,
@@ -40,21 +45,25 @@ pub struct FamiliesResult {
     pub families: usize,
     /// Taking a snapshot and giving it back, in µs.
     pub snapshot_us: f64,
-    /// A transaction that reads and writes one row, visible and not awaited, in µs.
+    /// A transaction that reads and writes one row, visible and not awaited, in µs. The rows exist,
+    /// and all families together have the same number of them, however many families there are.
     pub transaction_us: f64,
     /// Puts of a batch.
     pub batch: usize,
-    /// Building a batch over all families, and writing it, in ms.
+    /// Building a batch of new rows, over all families by turns, and writing it, in ms.
     pub batch_ms: f64,
-    /// Puts of another thread meanwhile.
+    /// Puts of another thread meanwhile, to 1,000 rows of the first family.
     pub put: LatencySummary,
 }
 
-/// A store that is measured.
+/// A store that is measured, and its figures, one of each repeat.
 struct Measured {
     db: Db,
     families: Vec<Family>,
-    runs: Vec<FamiliesResult>,
+    snapshot_us: Vec<f64>,
+    transaction_us: Vec<f64>,
+    batch_ms: Vec<f64>,
+    put: Vec<LatencySummary>,
 }
 
 fn us_since(begin: Nanos) -> f64 {
@@ -65,7 +74,7 @@ impl FamiliesBench {
     /// How many measurements there are.
     #[must_use]
     pub fn steps(&self) -> usize {
-        self.families.len() * self.repeat
+        2 * self.families.len() * self.repeat
     }
 
     /// Measures; calls `begins` with the number of families before each measurement.
@@ -94,11 +103,18 @@ impl FamiliesBench {
         for _ in 0..self.repeat {
             for store in &mut stores {
                 begins(store.families.len());
-                let run = self.once(store)?;
-                store.runs.push(run);
+                self.small(store)?;
             }
         }
-        Ok(stores.iter().map(|store| summary(&store.runs)).collect())
+        for _ in 0..self.repeat {
+            for store in &mut stores {
+                begins(store.families.len());
+                let (batch_ms, put) = self.beside(&store.db, &store.families)?;
+                store.batch_ms.push(batch_ms);
+                store.put.push(put);
+            }
+        }
+        Ok(stores.iter().map(|store| self.summary(store)).collect())
     }
 
     fn store(&self, count: usize) -> Result<Measured, BenchError> {
@@ -118,41 +134,47 @@ impl FamiliesBench {
         Ok(Measured {
             db,
             families,
-            runs: Vec::new(),
+            snapshot_us: Vec::new(),
+            transaction_us: Vec::new(),
+            batch_ms: Vec::new(),
+            put: Vec::new(),
         })
     }
 
-    fn once(&self, store: &Measured) -> Result<FamiliesResult, BenchError> {
+    /// Snapshots, and small transactions.
+    fn small(&self, store: &mut Measured) -> Result<(), BenchError> {
         let Measured { db, families, .. } = store;
         let begin = RealClock.monotonic();
-        for _ in 0..SMALL {
+        for _ in 0..SNAPSHOTS {
             drop(std::hint::black_box(db.snapshot()));
         }
-        let snapshot_us = us_since(begin) / SMALL as f64;
+        store.snapshot_us.push(us_since(begin) / SNAPSHOTS as f64);
+        // Of the run's stores each has as many rows.
+        let rows = self
+            .families
+            .iter()
+            .fold(ROWS, |most, &count| most.max(count as u64));
+        let row = |n: u64| (&families[n as usize % families.len()], n.to_be_bytes());
+        let mut all = Batch::new();
+        for (family, key) in (0..rows).map(row) {
+            all.put(family, key, [0; 20])?;
+        }
+        db.write(all, &WriteOptions::buffered())?;
         let options = TransactionOptions {
             durability: Some(Durability::Buffered),
             ..TransactionOptions::default()
         };
         let mut rng = Rng::new(1, 0);
         let begin = RealClock.monotonic();
-        for _ in 0..SMALL {
-            let family = &families[rng.below(families.len() as u64) as usize];
+        for _ in 0..TRANSACTIONS {
+            let (family, key) = row(rng.below(rows));
             let tx = db.transaction(options.clone())?;
-            let key = rng.below(1000).to_be_bytes();
             tx.get_for_update(family, key)?;
             tx.put(family, key, [1; 20])?;
             tx.commit()?;
         }
-        let transaction_us = us_since(begin) / SMALL as f64;
-        let (batch_ms, put) = self.beside(db, families)?;
-        Ok(FamiliesResult {
-            families: families.len(),
-            snapshot_us,
-            transaction_us,
-            batch: self.batch,
-            batch_ms,
-            put,
-        })
+        store.transaction_us.push(us_since(begin) / TRANSACTIONS as f64);
+        Ok(())
     }
 
     /// Batches over all families on one thread, and puts to the first on another.
@@ -195,18 +217,17 @@ impl FamiliesBench {
             Ok((written?, put?))
         })
     }
-}
 
-fn summary(runs: &[FamiliesResult]) -> FamiliesResult {
-    let of = |figure: fn(&FamiliesResult) -> f64| median(runs.iter().map(figure));
-    let puts: Vec<_> = runs.iter().map(|run| run.put).collect();
-    FamiliesResult {
-        families: runs.first().map_or(0, |run| run.families),
-        snapshot_us: of(|run| run.snapshot_us),
-        transaction_us: of(|run| run.transaction_us),
-        batch: runs.first().map_or(0, |run| run.batch),
-        batch_ms: of(|run| run.batch_ms),
-        put: LatencySummary::over(&puts),
+    fn summary(&self, store: &Measured) -> FamiliesResult {
+        let of = |figures: &[f64]| median(figures.iter().copied());
+        FamiliesResult {
+            families: store.families.len(),
+            snapshot_us: of(&store.snapshot_us),
+            transaction_us: of(&store.transaction_us),
+            batch: self.batch,
+            batch_ms: of(&store.batch_ms),
+            put: LatencySummary::over(&store.put),
+        }
     }
 }
 
@@ -226,7 +247,7 @@ mod tests {
         };
         let mut begun = Vec::new();
         let results = bench.run(|families| begun.push(families)).unwrap();
-        assert_eq!(begun, [1, 12, 1, 12]);
+        assert_eq!(begun, [1, 12].repeat(4));
         assert_eq!(begun.len(), bench.steps());
         for (result, families) in results.iter().zip([1, 12]) {
             assert_eq!((result.families, result.batch), (families, 100));

@@ -447,7 +447,7 @@ mod tests {
         assert!(state.level0_runs() > 3 && state.stall() == Stall::Delayed);
         compaction.finish().unwrap();
         // As long as it has more runs than usual, and no longer.
-        while state.stall_state().level0() != Level0::Usual {
+        while state.stall_state().level0() != Level0::Usual || state.stall() == Stall::Delayed {
             assert_ne!(state.stall(), Stall::Stopped, "{} runs", state.level0_runs());
             std::thread::yield_now();
         }

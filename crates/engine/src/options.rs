@@ -235,6 +235,10 @@ pub struct WriteOptions {
     /// Write without row locks, although transactions are in use: the caller holds them
     /// ([`Db::lock_rows`](crate::Db::lock_rows)), or knows that no other owner uses these rows.
     pub skip_row_locks: bool,
+    /// Do not wait while background work lags behind, as long as memory stays bounded: the caller
+    /// holds locks, and calls [`Family::throttle`](crate::Family::throttle) when it has released
+    /// them. Large commits do not wait for each other either.
+    pub stall_later: bool,
 }
 
 impl WriteOptions {
@@ -245,6 +249,7 @@ impl WriteOptions {
             durability: Durability::Buffered,
             disable_wal: false,
             skip_row_locks: false,
+            stall_later: false,
         }
     }
 
@@ -256,6 +261,7 @@ impl WriteOptions {
             durability: Durability::Process,
             disable_wal: false,
             skip_row_locks: false,
+            stall_later: false,
         }
     }
 
@@ -266,6 +272,7 @@ impl WriteOptions {
             durability: Durability::Disk,
             disable_wal: false,
             skip_row_locks: false,
+            stall_later: false,
         }
     }
 
@@ -276,6 +283,7 @@ impl WriteOptions {
             durability: Durability::Buffered,
             disable_wal: true,
             skip_row_locks: false,
+            stall_later: false,
         }
     }
 }

@@ -39,7 +39,11 @@ pub(crate) enum Commit<'a> {
 impl Db {
     /// The whole path. Returns the commit's end.
     pub(crate) fn commit(&self, commit: Commit<'_>, options: &WriteOptions) -> Result<Lsn> {
-        self.admit(commit, Holds::Nothing)?;
+        let holds = match options.stall_later {
+            true => Holds::Locks,
+            false => Holds::Nothing,
+        };
+        self.admit(commit, holds)?;
         let mut large = self.prepare(commit, options.disable_wal)?;
         let has_locks = options.skip_row_locks;
         let Some(at) = self.append_and_apply(commit, &mut large, options.disable_wal, has_locks)? else {
@@ -108,15 +112,15 @@ impl Db {
         store.throttle(commit.families(), bytes, holds)
     }
 
-    /// Waits as [`Db::admit`] would have done for a commit that held locks, which are released by now.
-    /// An error is left to the next write.
-    pub(crate) fn throttle_after(&self, commit: Commit<'_>) {
-        let (store, bytes) = (self.store(), commit.bytes());
+    /// Waits as [`Db::admit`] would have done for a commit of `bytes` to these families that held
+    /// locks, which are released by now. An error is left to the next write.
+    pub(crate) fn throttle_after(&self, families: &[Arc<FamilyState>], bytes: usize) {
+        let store = self.store();
         let waited = match self.is_large(bytes) {
             true => store
-                .await_large(commit.families())
-                .and_then(|()| store.throttle(commit.families(), 0, Holds::Nothing)),
-            false => store.throttle(commit.families(), bytes, Holds::Nothing),
+                .await_large(families)
+                .and_then(|()| store.throttle(families, 0, Holds::Nothing)),
+            false => store.throttle(families, bytes, Holds::Nothing),
         };
         if let Err(error) = waited {
             tracing::debug!(%error, "writes stay stalled");

@@ -18,9 +18,9 @@
 //! A large commit has memtables of its own, which do not count here, and is not delayed for its
 //! size: it waits while those of earlier ones are too many or take too much ([`Store::await_large`]).
 //!
-//! A transaction does not wait while it holds locks, for all that want these would wait with it: it
-//! waits when it has released them. Only half a memtable or [`BEYOND_STOP`] runs past the stop it
-//! waits at once, so that memory stays bounded.
+//! A write does not wait while its caller holds locks, for all that want these would wait with it: a
+//! transaction, and a server's command, wait when they have released them. Only half a memtable or
+//! [`BEYOND_STOP`] runs past the stop they wait at once, so that memory stays bounded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -61,7 +61,7 @@ pub enum Stall {
 pub(crate) enum Holds {
     /// Nothing that the store knows of.
     Nothing,
-    /// Locks of a transaction.
+    /// Locks of a transaction, or of a caller that says so.
     Locks,
 }
 

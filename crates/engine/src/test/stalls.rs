@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use super::interleavings::{new_store, put, text};
 use super::{Held, hold};
-use crate::{CommitMode, Db, Family, FamilyOptions, Isolation, Result, Stall, TransactionOptions};
+use crate::{
+    CommitMode, Db, Family, FamilyOptions, Isolation, Result, Stall, TransactionOptions, WriteOptions,
+};
 
 /// A family whose writes are stopped as long as its flush is held.
 fn stopped(db: &Db) -> (Family, Held<Result<()>>) {
@@ -58,6 +60,40 @@ fn a_commit_releases_its_locks_before_it_waits_out_a_stop() {
         flush.finish().unwrap();
         first.join().unwrap().unwrap();
     }
+}
+
+/// As above, with rows that are locked without a transaction.
+#[test]
+fn a_write_that_stalls_later_keeps_its_row_from_no_one() {
+    let (_dir, db) = new_store();
+    let (family, flush) = stopped(&db);
+    let patience = Duration::from_secs(60);
+    let mut owners = [db.row_owner("first"), db.row_owner("next")];
+    let [first, next] = &mut owners;
+    let row = [(&family, &b"row"[..])];
+    let locked = db.lock_rows(first, row, patience).unwrap();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let options = WriteOptions {
+                skip_row_locks: true,
+                stall_later: true,
+                ..WriteOptions::buffered()
+            };
+            let written = family.put_with("row", "1", &options);
+            drop(locked);
+            family.throttle(4);
+            written
+        });
+        while stops(&family) == 0 && !first.is_finished() {
+            std::thread::yield_now();
+        }
+        let locked = db.lock_rows(next, row, patience).unwrap();
+        assert_eq!(text(family.get("row").unwrap().as_ref()), Some("1"));
+        assert!(!first.is_finished(), "its writer waits for all that");
+        drop(locked);
+        flush.finish().unwrap();
+        first.join().unwrap().unwrap();
+    });
 }
 
 /// So memory is bounded, however many commit with locks.

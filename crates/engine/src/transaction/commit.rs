@@ -187,7 +187,7 @@ impl Db {
     /// Waits for what was written without a delay.
     fn pay(&self, owes: Option<Batch>) {
         if let Some(batch) = owes {
-            self.throttle_after(Commit::Batch(&batch));
+            self.throttle_after(batch.families(), batch.size_bytes());
         }
     }
 }

@@ -183,14 +183,21 @@ impl<'a> Transaction<'a> {
         Ok(())
     }
 
-    /// Commits everything and releases the locks. Returns the end of the commit, 0 if there was
-    /// nothing to commit, together with the keyspaces that no longer belong to a database.
+    /// Commits everything, releases the locks, and waits then while the engine's background work lags
+    /// behind. Returns the end of the commit, 0 if there was nothing to commit, together with the
+    /// keyspaces that no longer belong to a database.
     pub(crate) fn commit(self, shared: &Shared) -> Result<Replaced, Failure> {
         let done = self.write(shared);
         if done.is_ok() {
             self.applied(shared);
         }
+        let written = self.written();
         let unused = self.unused(done.is_err());
+        if done.is_ok() {
+            for (keyspace, bytes) in written {
+                keyspace.family.throttle(bytes);
+            }
+        }
         match done {
             Ok(mut replaced) => {
                 replaced.old.extend(unused);
@@ -223,6 +230,21 @@ impl<'a> Transaction<'a> {
                 .map(|database| database.keyspace),
         );
         unused
+    }
+
+    /// How many bytes it writes to each keyspace.
+    fn written(&self) -> Vec<(Arc<Keyspace>, usize)> {
+        let size = |(key, value): (&Vec<u8>, &Option<Value>)| {
+            key.len() + value.as_ref().map_or(0, |value| value.len())
+        };
+        let databases = self.databases.iter().flatten();
+        databases
+            .filter(|database| !database.changes.is_empty())
+            .map(|database| {
+                let bytes = database.changes.iter().map(size).sum();
+                (Arc::clone(&database.keyspace), bytes)
+            })
+            .collect()
     }
 
     fn write(&self, shared: &Shared) -> Result<Replaced, Failure> {

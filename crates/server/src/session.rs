@@ -101,6 +101,9 @@ pub(crate) struct Session {
     pub(crate) seen: Lsn,
     /// The largest commit end that this connection ever wrote or saw, for `WAITAOF`.
     pub(crate) last: Lsn,
+    /// Bytes that the current command has written to the keyspace without waiting for background
+    /// work that lags behind.
+    pub(crate) owed: usize,
     /// Owns the row locks of its commands.
     pub(crate) owner: RowOwner,
     /// Reused by every command: the engine's form of a key and of a value, and a batch.
@@ -161,6 +164,7 @@ impl Session {
             heavy: None,
             seen: 0,
             last: 0,
+            owed: 0,
             owner: shared.store.db.row_owner("a client"),
             scratch: Scratch {
                 key: Vec::new(),

@@ -72,6 +72,7 @@ fn call(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) ->
     if matches!(outcome, Ok(Flow::Aside(_))) {
         return outcome;
     }
+    exec.pay();
     // The previous command ended when this one began, or nearly so.
     let now_ns = exec.shared.clock.monotonic();
     let took_ns = now_ns.saturating_sub(exec.session.clock_ns);

@@ -21,16 +21,19 @@ use crate::data::keyspace::Keyspace;
 use crate::failure::Failure;
 
 /// How commands write while they hold the locks: visible on return, at the engine's weakest level.
+/// While background work lags behind they wait after that ([`Exec::pay`](crate::exec::Exec::pay)).
 pub(crate) const LOCKED_WRITE: WriteOptions = WriteOptions {
     durability: Durability::Buffered,
     disable_wal: false,
     skip_row_locks: true,
+    stall_later: true,
 };
 
 /// How long a command waits for a lock before it fails. Commands never deadlock with each other: a
 /// command that locks one key waits for no other; a command that locks several locks them in order,
-/// and never at the same time as one that locks all keys. But the engine may stall a command that
-/// holds locks, and a program that shares the store with its clients may leave a transaction open.
+/// and never at the same time as one that locks all keys. But a command that holds locks may wait for
+/// room in the log, and a program that shares the store with its clients may leave a transaction
+/// open.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A command on more keys than this locks all keys: that is about as cheap then, and so the locks

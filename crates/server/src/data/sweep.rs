@@ -127,6 +127,7 @@ fn remove_due(
         if !exec.expire(key)? {
             drop_stale(&mut exec, &entry, expiry_ms, key)?;
         }
+        exec.pay();
     }
     Ok(None)
 }
@@ -138,6 +139,7 @@ fn drop_stale(exec: &mut Exec<'_>, entry: &[u8], expiry_ms: u64, key: &[u8]) -> 
     if prior.live_expiry() == Some(expiry_ms) {
         return Ok(());
     }
+    exec.session.owed += entry.len();
     let keyspace = &exec.session.keyspace;
     let written = keyspace.family.delete_with(entry, &LOCKED_WRITE);
     match exec.shared.store.health.note(Effect::Removes, written) {

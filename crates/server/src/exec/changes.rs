@@ -29,6 +29,7 @@ impl Exec<'_> {
         value::data_key(&mut session.scratch.key, key);
         value::encode(&mut session.scratch.value, expiry_ms, payload);
         let end = if expiry_ms.is_none() && prior.stored_expiry().is_none() {
+            session.owed += session.scratch.key.len() + session.scratch.value.len();
             let written = family.put_with(&session.scratch.key, &session.scratch.value, &LOCKED_WRITE);
             health.note(Effect::Adds, written)?
         } else {
@@ -37,6 +38,7 @@ impl Exec<'_> {
             batch.put(family, &session.scratch.key, &session.scratch.value)?;
             let keyspace = &session.keyspace;
             index(batch, keyspace, &mut session.scratch.key, key, prior, expiry_ms)?;
+            session.owed += batch.size_bytes();
             let end = health.note(Effect::Adds, family.db().write_ref(batch, &LOCKED_WRITE))?;
             session.scratch.empty_batch();
             end
@@ -62,6 +64,7 @@ impl Exec<'_> {
             batch.put(&keyspace.family, &session.scratch.key, &session.scratch.value)?;
             index(batch, keyspace, &mut session.scratch.key, key, prior, None)?;
         }
+        session.owed += batch.size_bytes();
         let db = session.keyspace.family.db();
         let written = db.write_ref(batch, &LOCKED_WRITE);
         let end = self.shared.store.health.note(Effect::Adds, written)?;
@@ -98,6 +101,7 @@ impl Exec<'_> {
         if removed == 0 {
             return Ok(0);
         }
+        session.owed += batch.size_bytes();
         let db = session.keyspace.family.db();
         let written = db.write_ref(batch, &LOCKED_WRITE);
         let end = self.shared.store.health.note(Effect::Removes, written)?;

@@ -308,6 +308,15 @@ impl<'a> Exec<'a> {
         Ok(())
     }
 
+    /// Waits while the engine's background work lags behind, for what the command has written. To be
+    /// called when it has released its locks: others would wait for these meanwhile.
+    pub(crate) fn pay(&mut self) {
+        let owed = std::mem::take(&mut self.session.owed);
+        if owed > 0 {
+            self.session.keyspace.family.throttle(owed);
+        }
+    }
+
     /// The session's database, with the transaction's changes.
     pub(crate) fn database(&mut self) -> Option<&mut Database> {
         let db = self.session.db;

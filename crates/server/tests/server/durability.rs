@@ -196,7 +196,7 @@ fn a_pipeline_waits_once() {
 
 /// Forty clients write more than the ring takes while the device blocks every sync, and share their
 /// only thread with clients that read.
-fn readers_go_on_while_writers_are_stalled(options: Options, value_len: usize) {
+fn readers_go_on_while_writers_are_stalled(options: Options, databases: FamilyOptions, value_len: usize) {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(11);
     device.support_direct(false);
@@ -211,6 +211,7 @@ fn readers_go_on_while_writers_are_stalled(options: Options, value_len: usize) {
         Db::open(dir.path(), options).unwrap(),
         ServerConfig {
             threads: 1,
+            databases,
             ring_bytes,
             ..config()
         },
@@ -270,23 +271,81 @@ fn readers_go_on_while_writers_wait_for_room_in_the_ring() {
             ring_bytes: 1 << 20,
             ..crate::support::options()
         };
-        readers_go_on_while_writers_are_stalled(options, value_len);
+        readers_go_on_while_writers_are_stalled(options, FamilyOptions::default(), value_len);
     }
 }
 
 #[test]
 fn readers_go_on_while_writers_wait_for_memtables_to_be_flushed() {
     // A memtable is flushed when the log is durable past it, which the blocked syncs prevent.
-    let family = FamilyOptions {
+    let databases = FamilyOptions {
         write_buffer_bytes: 512 << 10,
         ..FamilyOptions::default()
     };
     let options = Options {
         ring_bytes: 16 << 20,
-        family_options: vec![("db0.0".to_owned(), family)],
         ..crate::support::options()
     };
-    readers_go_on_while_writers_are_stalled(options, 60_000);
+    readers_go_on_while_writers_are_stalled(options, databases, 60_000);
+}
+
+/// A command that held its rows meanwhile would keep them from all others.
+#[test]
+fn rows_are_free_while_their_writers_wait_for_memtables_to_be_flushed() {
+    // The stop comes with the 36th value, and the 42nd would wait at once.
+    const WRITERS: usize = 39;
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(12);
+    device.support_direct(false);
+    let databases = FamilyOptions {
+        write_buffer_bytes: 512 << 10,
+        max_write_buffers: 4,
+        ..FamilyOptions::default()
+    };
+    let ring_bytes = 16 << 20;
+    let options = Options {
+        device: Arc::new(device.clone()),
+        ring: RingMode::Private,
+        ring_bytes,
+        segment_bytes: 16 << 20,
+        ..crate::support::options()
+    };
+    let server = start_on(
+        Db::open(dir.path(), options).unwrap(),
+        ServerConfig {
+            threads: 1,
+            databases,
+            ring_bytes,
+            ..config()
+        },
+    );
+    let value = "v".repeat(60_000);
+    // The log has met frames of this size, and so reserves space for them.
+    assert_eq!(server.client().call(&["SET", "first", &value]), "+OK\r\n");
+    let held_syncs = device.hold_syncs();
+    let mut writers: Vec<Client> = (0..WRITERS).map(|_| server.client()).collect();
+    for (number, writer) in writers.iter_mut().enumerate() {
+        writer.send(&command(&["SET", &format!("k{number}"), &value]));
+    }
+    let family = server.db.family("db0.0").unwrap();
+    let rows: Vec<String> = (0..WRITERS).map(|number| format!("kk{number}")).collect();
+    wait_for("all is written", || {
+        rows.iter().all(|row| family.contains(row).unwrap())
+    });
+    let mut owner = server.db.row_owner("a program");
+    let rows = rows.iter().map(|row| (&family, row.as_bytes()));
+    drop(
+        server
+            .db
+            .lock_rows(&mut owner, rows, Duration::from_secs(30))
+            .unwrap(),
+    );
+    held_syncs.release();
+    for mut writer in writers {
+        assert_eq!(writer.reply(), b"+OK\r\n");
+    }
+    let stats = server.db.stats().families["db0.0"].clone();
+    assert!(stats.stops > 0, "{stats:?}");
 }
 
 #[test]

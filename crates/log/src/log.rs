@@ -156,7 +156,8 @@ impl Log {
     /// flusher does. It resolves to the errors of [`Log::wait`].
     ///
     /// Its waker runs on a thread of the log, or on one that blocks in [`Log::wait`]. It may use
-    /// the log, and may drop or close it; a panic of it is reported to `tracing`. It must not wait
+    /// the log, and may drop or close it (but not another log, a waker of which may close this one at
+    /// the same time: each would wait for the other's end); a panic of it is reported to `tracing`. It must not wait
     /// for what only another future of this log brings: the thread that it runs on may be the one
     /// that wakes that.
     pub fn wait_async(&self, end: Lsn, level: Level) -> Durable {

@@ -22,8 +22,13 @@ use crate::sync::{Mutex, lock};
 /// device. What makes one small is said when it is opened: `ring_bytes`, `segment_bytes`,
 /// `max_workers`, `reserve_bytes`; see the example.
 ///
-/// A log that is idle costs next to nothing. That its directory was removed shows when it is next
-/// appended to, at the latest after a flush interval.
+/// A log that is idle costs next to nothing. That its directory was removed shows only when it is
+/// appended to again, within twenty flush intervals.
+///
+/// A waker that runs on a thread of the set must not wait for a future of any log of the set, for that
+/// thread may be the one that would wake it; and there is one thread for the tasks that wait at
+/// [`Level::Process`](crate::Level::Process) over private rings. A child that is forked has no threads,
+/// and cannot open logs in the set.
 ///
 /// A log that waits for its device holds up a thread of the set; the others go on as long as there
 /// is another one. Threads of users that wait ([`Log::wait`](crate::Log::wait)) flush by

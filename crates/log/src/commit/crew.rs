@@ -150,6 +150,11 @@ impl Crew {
         Ok(crew)
     }
 
+    /// The process that the threads are in, where that is not this one.
+    pub(crate) fn elsewhere(&self) -> Option<u32> {
+        (!self.opener.is_here()).then(|| self.opener.pid())
+    }
+
     /// Takes a duty on. Its first turn comes with its first call, or after its first period.
     pub(crate) fn join(&self, duty: Box<dyn Duty>) -> Arc<Member> {
         let member = Arc::new(Member {

@@ -36,9 +36,10 @@ pub(super) struct Flushing {
     ticks: bool,
     /// Which directory the log's was when it was opened.
     directory: Identity,
-    /// Intervals since the files were looked at, and when that was.
+    /// Intervals since the files were looked at, when that was, and how far the log was.
     intervals: u32,
     looked: Nanos,
+    looked_at: u64,
 }
 
 /// Device and number of a file or directory.
@@ -75,11 +76,12 @@ impl Duty for Flushing {
         Next::Sleep(Some(self.core.options.flush_interval))
     }
 
-    /// What is sealed has nothing to be acknowledged, and in a set its files are not looked at.
+    /// In a set the files are looked at only where something was appended since: else there was
+    /// nothing to be acknowledged.
     fn interval_passed(&mut self) -> bool {
         self.intervals = self.intervals.saturating_add(1);
         self.ticks = !self.is_sealed();
-        self.ticks
+        self.ticks || (self.intervals >= LOOK_AT_FILES && self.core.appended() != self.looked_at)
     }
 
     fn abandon(&self) {
@@ -98,6 +100,7 @@ impl Flushing {
             directory: identity(stat),
             intervals: 0,
             looked: core.now(),
+            looked_at: core.appended(),
             core: Arc::clone(core),
         })
     }
@@ -155,6 +158,7 @@ impl Flushing {
         let between = nanos(self.core.options.flush_interval).saturating_mul(LOOK_AT_FILES.into());
         if self.intervals >= LOOK_AT_FILES || self.core.now().saturating_sub(self.looked) > between {
             (self.intervals, self.looked) = (0, self.core.now());
+            self.looked_at = self.core.appended();
             self.look_at_ring();
             self.look_at_directory();
         }

@@ -275,3 +275,26 @@ fn options_out_of_their_range_are_refused() {
             .contains("set")
     );
 }
+
+/// The last look may have been a moment ago, and the seal comes before the next one is due.
+#[test]
+fn a_log_whose_directory_is_renamed_right_after_an_append_stops_at_the_latest_after_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let set = set(1);
+    let options = LogOptions {
+        device: Arc::new(collie_io::RealDevice::new()),
+        ..small(&SimDevice::new(9), &set)
+    };
+    let path = dir.path().join("log");
+    let log = Log::open(&path, options).unwrap();
+    let mut worker = log.worker().unwrap();
+    let end = worker.append(0, 1, b"before").unwrap().end;
+    log.wait(end, Level::Disk).unwrap();
+    let elsewhere = dir.path().join("elsewhere");
+    collie_io::Device::rename(&collie_io::RealDevice::new(), &path, &elsewhere).unwrap();
+    // It may be poisoned already.
+    let _ = worker
+        .append(0, 1, b"behind")
+        .and_then(|span| log.wait(span.end, Level::Disk));
+    until("poisoned", || log.poisoned().is_some());
+}

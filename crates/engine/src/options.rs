@@ -124,8 +124,8 @@ pub struct Options {
     /// all together; a range or a family counts once. A write outside of transactions, and the commit
     /// of an optimistic one, that writes more rows than an eighth of it in one family locks the range
     /// from the first of them to the last instead; so does a pessimistic transaction that has locked
-    /// so many, if nobody else has a lock between them then. Also how many flushed removals are kept in memory to detect conflicts of open transactions. Default:
-    /// 1,048,576.
+    /// so many, if no other owner has a lock between them then. Also how many flushed removals are kept
+    /// in memory to detect conflicts of open transactions. Default: 1,048,576.
     pub max_row_locks: usize,
     /// How long a write outside of transactions waits for a locked row. Default: one second.
     pub lock_timeout: Duration,

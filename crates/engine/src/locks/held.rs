@@ -26,6 +26,8 @@ pub(super) struct HeldRange {
     pub(super) family: u32,
     pub(super) number: u64,
     pub(super) bounds: Arc<Bounds>,
+    /// It took the place of rows (`merge.rs`).
+    pub(super) of_rows: bool,
 }
 
 /// The locks that an owner holds. Dropping it releases them.
@@ -163,6 +165,7 @@ impl<T: Deref<Target = LockTable>> Held<T> {
                 family,
                 number,
                 bounds,
+                of_rows: false,
             };
             self.ranges.push(range);
             self.note_time();
@@ -181,15 +184,19 @@ impl<T: Deref<Target = LockTable>> Held<T> {
         }
     }
 
+    pub(super) fn release_range(&self, range: &HeldRange) {
+        self.table
+            .with(range.family, |locks, room| locks.remove_range(range.number, room));
+    }
+
     /// Releases everything.
     pub(crate) fn release(&mut self) {
         self.release_rows(&self.rows);
         self.rows.clear();
         self.counts.clear();
         self.strongest = Mode::Shared;
-        let table = &*self.table;
-        for range in self.ranges.drain(..) {
-            table.with(range.family, |locks, room| locks.remove_range(range.number, room));
+        for range in std::mem::take(&mut self.ranges) {
+            self.release_range(&range);
         }
         if let Some(since) = self.since.take() {
             let held_ns = RealClock.monotonic().saturating_sub(since);

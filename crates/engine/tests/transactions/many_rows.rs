@@ -160,7 +160,7 @@ fn rows_that_are_only_read_become_a_range_that_others_may_read() {
         assert!(one.put(&family, key(n), "both read it").is_err());
     }
     drop(other);
-    // What it has read it may write, and nobody else reads it then.
+    // What it has read it may write, and no other reads it then.
     one.put(&family, key(11), "v").unwrap();
     assert!(begin().get(&family, key(11)).is_err());
     assert_eq!(begin().get(&family, key(12)).unwrap(), None);
@@ -168,26 +168,64 @@ fn rows_that_are_only_read_become_a_range_that_others_may_read() {
     assert_eq!(locks(&db), 0);
 }
 
-/// It is not waited for, and tried again when there are as many more.
+/// A range over them is not waited for, and tried again when there are as many more.
 #[test]
 fn rows_among_which_another_transaction_has_one_stay_rows_until_it_has_ended() {
     let (_dir, db) = store();
     let family = db.default_family();
     let begin = || db.transaction(options(Concurrency::Pessimistic, Isolation::Serializable));
     let (tx, among) = (begin().unwrap(), begin().unwrap());
-    among.put(&family, key(11), "among").unwrap();
-    put(&tx, &family, 10..10 + 5 * AS_ROWS).unwrap();
-    for n in [10, 12, 10 + 5 * AS_ROWS - 1] {
+    among.put(&family, key(5_001), "among").unwrap();
+    // By turns on both sides of it, so that the newest lie around it too.
+    let put_around = |turns: Range<u32>| {
+        for n in turns {
+            put(&tx, &family, 10 + 2 * n..11 + 2 * n).unwrap();
+            put(&tx, &family, 9_990 - 2 * n..9_991 - 2 * n).unwrap();
+        }
+    };
+    put_around(0..5 * AS_ROWS / 4);
+    for n in [10, 12, 9_988, 9_990] {
         assert!(!is_free(&db, &family, n), "row {n} was given up");
     }
     assert!(locks(&db) > 2 * AS_ROWS as usize);
-    among.put(&family, key(13), "among").unwrap();
+    among.put(&family, key(5_003), "among").unwrap();
     among.commit().unwrap();
-    put(&tx, &family, 10 + 5 * AS_ROWS..10 + 7 * AS_ROWS).unwrap();
+    put_around(5 * AS_ROWS / 4..7 * AS_ROWS / 4);
     assert!(locks(&db) < 2 * AS_ROWS as usize);
-    assert!(!is_free(&db, &family, 10) && !is_free(&db, &family, 11));
+    assert!(!is_free(&db, &family, 10) && !is_free(&db, &family, 5_001));
     tx.commit().unwrap();
-    assert_eq!(text(family.get(key(11)).unwrap()).as_deref(), Some("among"));
+    assert_eq!(text(family.get(key(5_001)).unwrap()).as_deref(), Some("among"));
+}
+
+/// Each range would lie behind the one before; and beside another owner's row both stay.
+#[test]
+fn rows_in_the_order_of_their_keys_are_one_range() {
+    for descending in [false, true] {
+        let (_dir, db) = store();
+        let family = db.default_family();
+        let begin = || {
+            db.transaction(options(Concurrency::Pessimistic, Isolation::Serializable))
+                .unwrap()
+        };
+        let (tx, other) = (begin(), begin());
+        let place = |n: u32| if descending { 200_000 - n } else { n };
+        let put = |keys: Range<u32>| keys.for_each(|n| tx.put(&family, key(place(n)), "v").unwrap());
+        put(0..20_000);
+        assert!(locks(&db) < 2 * AS_ROWS as usize, "{} locks", locks(&db));
+        other.put(&family, key(place(30_000)), "among").unwrap();
+        put(40_000..60_000);
+        assert!(locks(&db) < 3 * AS_ROWS as usize, "{} locks", locks(&db));
+        assert!(!is_free(&db, &family, place(10)) && !is_free(&db, &family, place(50_000)));
+        assert!(is_free(&db, &family, place(31_000)));
+        other.commit().unwrap();
+        put(60_000..61_000);
+        assert!(
+            !is_free(&db, &family, place(31_000)),
+            "what is between is free, and joined"
+        );
+        tx.commit().unwrap();
+        assert_eq!(locks(&db), 0);
+    }
 }
 
 /// The row that it waits for is released, and is not free.

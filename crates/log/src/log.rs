@@ -15,6 +15,7 @@ use crate::read::retention::Holder;
 use crate::read::tail::Tail;
 use crate::recovery::{self, RecoveryReport};
 use crate::segments::archive::Archive;
+use crate::set::LogSet;
 use crate::shared::Core;
 use crate::stats::{Compressed, LogStats, SAMPLE, Stages, since};
 use crate::sync::{Mutex, Ordering, lock};
@@ -48,11 +49,16 @@ impl Log {
     /// # Errors
     /// [`LogError::Options`], [`LogError::Locked`], [`LogError::WrongDirectory`],
     /// [`LogError::Version`] and [`LogError::Corrupt`] leave the directory as it was; so do
-    /// [`LogError::Missing`] and [`LogError::LogIdMismatch`]. [`LogError::Io`] may come at any
+    /// [`LogError::Missing`] and [`LogError::LogIdMismatch`], and in a forked child, whose set has no
+    /// threads, [`LogError::Forked`]. [`LogError::Io`] may come at any
     /// point; opening again starts over and comes to the same end.
     pub fn open(dir: impl AsRef<Path>, options: LogOptions) -> Result<Self, LogError> {
         options.check()?;
         let dir = dir.as_ref();
+        if let Some(opener) = options.set.as_ref().and_then(LogSet::elsewhere) {
+            let path = dir.to_owned();
+            return Err(LogError::Forked { path, opener });
+        }
         let device = Arc::clone(&options.device);
         let lock = recovery::DirLock::take(&*device, dir)?;
         let reserve = recovery::reserve(dir, &options);

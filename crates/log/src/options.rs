@@ -185,7 +185,8 @@ pub struct LogOptions {
     pub manual_flush: bool,
     /// Room that is kept back in the log's directory, in a file that holds nothing, in bytes: it is
     /// given up for an opening that finds the device full, and taken again as soon as there is
-    /// room. `None`, the default: the ring's size and 4 MiB, so that the log can be opened, also
+    /// room. `None`, the default: the ring's size and twice the beginning of a segment (4 MiB, in a
+    /// [set](LogOptions::set) less), so that the log can be opened, also
     /// after an opening that was interrupted. 0: none is kept.
     pub reserve_bytes: Option<u64>,
     /// Told of each write and each sync of what was appended, so that other I/O on the device can

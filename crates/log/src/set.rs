@@ -113,6 +113,11 @@ impl LogSet {
         })))
     }
 
+    /// The process that made it, where that is not this one: its threads are there.
+    pub(crate) fn elsewhere(&self) -> Option<u32> {
+        self.0.flushers.elsewhere()
+    }
+
     pub(crate) fn crew(&self, role: Role) -> &Crew {
         match role {
             Role::Flush => &self.0.flushers,

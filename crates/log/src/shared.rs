@@ -319,8 +319,10 @@ impl Core {
         // The mark first: a worker writes into the room that `written` makes only after the mark
         // says that nothing there is needed any more. Both stand at the end of a frame, so that
         // after a death in the middle of a write the segments are good up to the mark and the ring
-        // goes on from there.
-        self.ring.publish_written(whole);
+        // goes on from there. A private ring has no later process, and its mark's page is not touched.
+        if self.ring.file.is_some() {
+            self.ring.publish_written(whole);
+        }
         // Release pairs with the Acquire in `written`: workers may overwrite what was read out.
         self.written.0.store(whole, Ordering::Release);
     }

@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use collie_log::{FIRST_LSN, Level, Log, LogError, LogOptions, RingMode};
+use collie_log::{FIRST_LSN, Level, Log, LogError, LogOptions, LogSet, LogSetOptions, RingMode};
 
 fn refused<T>(what: &str, result: Result<T, LogError>) -> Result<(), String> {
     match result {
@@ -29,6 +29,11 @@ fn a_forked_child_appends_nothing_and_closes_nothing() {
         let first = worker.append(0, 1, b"before").unwrap();
         log.wait(first.end, Level::Disk).unwrap();
         let mut copies = Some((log.clone(), worker));
+        let in_set = LogOptions {
+            set: Some(LogSet::new(LogSetOptions::default()).unwrap()),
+            ..options.clone()
+        };
+        let unmade = dir.path().join("in-a-set");
         let in_child = |copies: &mut Option<(Log, collie_log::Worker)>| {
             let Some((log, mut worker)) = copies.take() else {
                 return Err("nothing to take".into());
@@ -40,6 +45,10 @@ fn a_forked_child_appends_nothing_and_closes_nothing() {
             log.retain("child", first.end);
             log.release("child");
             refused("close", log.clone().close())?;
+            refused("open in a set", Log::open(&unmade, in_set.clone()))?;
+            if unmade.exists() {
+                return Err("what was refused was made".into());
+            }
             drop((worker, log));
             Ok::<(), String>(())
         };

@@ -157,6 +157,9 @@ impl SetBench {
         }
         for log in logs {
             while log.durable() < log.appended() {
+                if let Some(error) = log.poisoned() {
+                    return Err(error.into());
+                }
                 std::thread::sleep(Duration::from_millis(1));
             }
         }

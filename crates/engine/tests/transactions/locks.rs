@@ -325,11 +325,16 @@ fn a_range_that_was_not_to_be_had_in_time_is_not_taken_for_locked() {
     assert_eq!(db.stats().transactions.locks, 0);
 }
 
-/// Locks a row between the numbers 0 and 1, so that rows of another transaction become no range.
+/// Locks the row in the midst of [`apart`], so that these rows of another transaction become no range.
 fn keep_rows_apart(db: &Db) -> Transaction {
     let tx = db.transaction(serializable("among")).unwrap();
-    tx.put(&db.default_family(), [0; 5], "").unwrap();
+    tx.put(&db.default_family(), [0x80; 5], "").unwrap();
     tx
+}
+
+/// Keys by turns from both ends.
+fn apart(n: u32) -> [u8; 4] {
+    if n.is_multiple_of(2) { n } else { u32::MAX - n }.to_be_bytes()
 }
 
 #[test]
@@ -347,7 +352,7 @@ fn the_table_of_locks_is_bounded_and_says_when_it_is_full() {
     let among = keep_rows_apart(&db);
     let mut refused = 0;
     for n in 0..2_000_u32 {
-        match tx.get(&family, n.to_be_bytes()) {
+        match tx.get(&family, apart(n)) {
             Ok(_) => {}
             Err(Error::TooManyLocks { limit: 640 }) => refused += 1,
             Err(other) => panic!("{other}"),
@@ -430,7 +435,7 @@ fn a_range_that_finds_no_room_is_taken_back() {
     let family = db.default_family();
     let tx = impatient(&db, "first");
     let _among = keep_rows_apart(&db);
-    let mut keys = (0..10_000_u32).map(u32::to_be_bytes);
+    let mut keys = (0..10_000).map(apart);
     let mut held = 0;
     let full = keys.find(|key| {
         let got = tx.get_for_update(&family, key);

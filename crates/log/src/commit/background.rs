@@ -114,10 +114,6 @@ impl Workers {
 
     /// Those of a set.
     fn join(&mut self, core: &Arc<Core>, set: &LogSet) -> Result<(), LogError> {
-        if let Some(opener) = set.crew(Role::Flush).elsewhere() {
-            let path = core.dir.clone();
-            return Err(LogError::Forked { path, opener });
-        }
         for (role, duty) in duties(core)? {
             let member = set.crew(role).join(duty);
             signal(core, role).answered_by(Arc::clone(&member));

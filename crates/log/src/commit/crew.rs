@@ -1,12 +1,12 @@
 //! Threads that have one duty for many logs.
 //!
-//! A call puts a log's duty in the queue, and the next free thread gives it a turn; so a log that
-//! nobody calls costs nothing. At each period one of the threads looks through the duties that sleep
+//! A call puts a log's duty in the queue, and the next free thread gives it a turn; so a log
+//! without calls costs nothing. At each period one of the threads looks through the duties that sleep
 //! for a time, and puts those in the queue for which it has passed and which then have something to
 //! do: there is no timer per log.
 //!
 //! A duty is in one place at a time, its [`Seat`]: so no two threads give it a turn, and what leaves
-//! is in nobody's hands when [`Member::leave`] returns.
+//! is in no thread's hands when [`Member::leave`] returns.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -93,7 +93,7 @@ enum Seat {
     },
     /// In the queue, for one turn.
     Queued { duty: Box<dyn Duty>, called: bool },
-    /// This thread gives it a turn; and it was called, or told to leave, meanwhile.
+    /// This thread gives it a turn; and it was called, or asked to leave, meanwhile.
     InTurn {
         by: ThreadId,
         called: bool,

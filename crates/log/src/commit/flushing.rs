@@ -34,6 +34,8 @@ pub(super) struct Flushing {
     seen: u64,
     /// A tick is due.
     ticks: bool,
+    /// Where the log was found sealed: as long as it ends there, it is.
+    quiet_at: u64,
     /// Which directory the log's was when it was opened.
     directory: Identity,
     /// Intervals since the files were looked at, when that was, and how far the log was.
@@ -80,8 +82,13 @@ impl Duty for Flushing {
     /// nothing to be acknowledged.
     fn interval_passed(&mut self) -> bool {
         self.intervals = self.intervals.saturating_add(1);
-        self.ticks = !self.is_sealed();
-        self.ticks || (self.intervals >= LOOK_AT_FILES && self.core.appended() != self.looked_at)
+        // Of the many quiet logs of a set no more is read than where they end.
+        let end = self.core.appended();
+        self.ticks = end != self.quiet_at && !self.is_sealed(end);
+        if !self.ticks {
+            self.quiet_at = end;
+        }
+        self.ticks || (self.intervals >= LOOK_AT_FILES && end != self.looked_at)
     }
 
     fn abandon(&self) {
@@ -97,6 +104,7 @@ impl Flushing {
             sealed: core.appended(),
             seen: 0,
             ticks: false,
+            quiet_at: 0,
             directory: identity(stat),
             intervals: 0,
             looked: core.now(),
@@ -105,9 +113,9 @@ impl Flushing {
         })
     }
 
-    /// Whether the log is durable up to a seal, so that an interval brings nothing to do.
-    fn is_sealed(&self) -> bool {
-        let end = self.core.appended();
+    /// Whether the log, which ends there, is durable up to a seal, so that an interval brings nothing
+    /// to do.
+    fn is_sealed(&self, end: u64) -> bool {
         self.core.durable() >= end && self.core.last_filler.behind(self.sealed) >= end
     }
 

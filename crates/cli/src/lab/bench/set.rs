@@ -63,7 +63,8 @@ fn print(results: &mut Results, bench: &SetBench, result: &SetResult) -> std::io
         result.open_s, result.close_s, result.reopen_s, result.all_durable_s
     ))?;
     results.line(format_args!(
-        "durable commits of {} threads to logs at random: {}/s, p50 {}, p99 {}, longest {}",
+        "durable commits of {} threads to logs at random: {}/s; p50 {} µs, p99 {} µs, longest {} \
+         µs",
         bench.threads,
         figures::count(result.commits_per_sec),
         figures::micros(result.commit.p50_us),

@@ -28,6 +28,12 @@ fn key(n: u32) -> [u8; 4] {
     n.to_be_bytes()
 }
 
+/// A transaction that locks rows as it goes on.
+fn begin(db: &Db) -> Transaction {
+    db.transaction(options(Concurrency::Pessimistic, Isolation::Serializable))
+        .unwrap()
+}
+
 /// Puts every second key.
 fn put(tx: &Transaction, family: &Family, keys: Range<u32>) -> Result<()> {
     keys.step_by(2)
@@ -173,8 +179,7 @@ fn rows_that_are_only_read_become_a_range_that_others_may_read() {
 fn rows_among_which_another_transaction_has_one_stay_rows_until_it_has_ended() {
     let (_dir, db) = store();
     let family = db.default_family();
-    let begin = || db.transaction(options(Concurrency::Pessimistic, Isolation::Serializable));
-    let (tx, among) = (begin().unwrap(), begin().unwrap());
+    let (tx, among) = (begin(&db), begin(&db));
     among.put(&family, key(5_001), "among").unwrap();
     // By turns on both sides of it, so that the newest lie around it too.
     let put_around = |turns: Range<u32>| {
@@ -203,11 +208,7 @@ fn rows_in_the_order_of_their_keys_are_one_range() {
     for descending in [false, true] {
         let (_dir, db) = store();
         let family = db.default_family();
-        let begin = || {
-            db.transaction(options(Concurrency::Pessimistic, Isolation::Serializable))
-                .unwrap()
-        };
-        let (tx, other) = (begin(), begin());
+        let (tx, other) = (begin(&db), begin(&db));
         let place = |n: u32| if descending { 200_000 - n } else { n };
         let put = |keys: Range<u32>| keys.for_each(|n| tx.put(&family, key(place(n)), "v").unwrap());
         put(0..20_000);
@@ -233,9 +234,7 @@ fn rows_in_the_order_of_their_keys_are_one_range() {
 fn who_waits_for_a_row_that_becomes_part_of_a_range_waits_on() {
     let (_dir, db) = store();
     let family = db.default_family();
-    let tx = db
-        .transaction(options(Concurrency::Pessimistic, Isolation::Serializable))
-        .unwrap();
+    let tx = begin(&db);
     put(&tx, &family, 10..20).unwrap();
     let waiters: Vec<_> = ["writer", "reader"]
         .into_iter()
@@ -264,9 +263,7 @@ fn who_waits_for_a_row_that_becomes_part_of_a_range_waits_on() {
 fn a_ring_through_a_range_that_rows_became_is_found() {
     let (_dir, db) = store();
     let family = db.default_family();
-    let tx = db
-        .transaction(options(Concurrency::Pessimistic, Isolation::Serializable))
-        .unwrap();
+    let tx = begin(&db);
     put(&tx, &family, 10..20).unwrap();
     let other = {
         let family = family.clone();

@@ -194,11 +194,13 @@ fn a_pipeline_waits_once() {
     assert_eq!(waits(&mut watcher) - before, 1);
 }
 
-/// Forty clients write more than the ring takes while the device blocks every sync, and share their
-/// only thread with clients that read.
-fn readers_go_on_while_writers_are_stalled(options: Options, databases: FamilyOptions, value_len: usize) {
-    let dir = tempfile::tempdir().unwrap();
-    let device = SimDevice::new(11);
+/// A server whose clients share one thread, and whose log is written through the page cache.
+fn start_with_one_thread(
+    device: &SimDevice,
+    dir: &Path,
+    options: Options,
+    databases: FamilyOptions,
+) -> Running {
     device.support_direct(false);
     let ring_bytes = options.ring_bytes;
     let options = Options {
@@ -207,15 +209,23 @@ fn readers_go_on_while_writers_are_stalled(options: Options, databases: FamilyOp
         segment_bytes: 16 << 20,
         ..options
     };
-    let server = start_on(
-        Db::open(dir.path(), options).unwrap(),
+    start_on(
+        Db::open(dir, options).unwrap(),
         ServerConfig {
             threads: 1,
             databases,
             ring_bytes,
             ..config()
         },
-    );
+    )
+}
+
+/// Forty clients write more than the ring takes while the device blocks every sync, and share their
+/// only thread with clients that read.
+fn readers_go_on_while_writers_are_stalled(options: Options, databases: FamilyOptions, value_len: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let device = SimDevice::new(11);
+    let server = start_with_one_thread(&device, dir.path(), options, databases);
     let value = "v".repeat(value_len);
     // The log has met frames of this size, and so reserves space for them.
     assert_eq!(
@@ -294,29 +304,16 @@ fn readers_go_on_while_writers_wait_for_memtables_to_be_flushed() {
 fn rows_are_free_while_their_writers_wait_for_memtables_to_be_flushed() {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(12);
-    device.support_direct(false);
     let databases = FamilyOptions {
         write_buffer_bytes: 512 << 10,
         max_write_buffers: 4,
         ..FamilyOptions::default()
     };
-    let ring_bytes = 16 << 20;
     let options = Options {
-        device: Arc::new(device.clone()),
-        ring: RingMode::Private,
-        ring_bytes,
-        segment_bytes: 16 << 20,
+        ring_bytes: 16 << 20,
         ..crate::support::options()
     };
-    let server = start_on(
-        Db::open(dir.path(), options).unwrap(),
-        ServerConfig {
-            threads: 1,
-            databases,
-            ring_bytes,
-            ..config()
-        },
-    );
+    let server = start_with_one_thread(&device, dir.path(), options, databases);
     let value = "v".repeat(60_000);
     // The log has met frames of this size, and so reserves space for them.
     assert_eq!(server.client().call(&["SET", "first", &value]), "+OK\r\n");

@@ -11,6 +11,7 @@
 //! * [`Opener`] distinguishes a process from the children that it forks, which must not use what it
 //!   has open.
 //! * [`IoClass`] is a thread's I/O priority: that of background threads is below that of commits.
+//! * [`Yielding`] gives up the processor while that pays.
 //! * [`Scheduler`] lets background I/O begin, in pieces, while no user waits for the device.
 //!
 //! No call here retries a failed sync. The kernel marks pages clean after a failed `fsync`, so a
@@ -42,6 +43,7 @@ mod real;
 mod reserve;
 mod schedule;
 mod stat;
+mod yielding;
 
 pub use class::{IoClass, set_io_class};
 pub use clock::{Clock, Nanos, RealClock};
@@ -55,6 +57,7 @@ pub use real::RealDevice;
 pub use reserve::Reserve;
 pub use schedule::{Background, Begun, Foreground, Policy, Scheduler, Urgent};
 pub use stat::{Entry, FileKind, FsStat, Stat};
+pub use yielding::Yielding;
 
 /// The unit in which direct writes must be aligned, in bytes: buffer address, length and file
 /// offset.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
-use collie_io::{Clock, Foreground, Nanos, Opener};
+use collie_io::{Clock, Foreground, Nanos, Opener, Yielding};
 
 use crate::Lsn;
 use crate::append::admission::Space;
@@ -66,6 +66,7 @@ pub(crate) struct Core {
     pub(crate) syncs: GroupCommit<()>,
     pub(crate) unsynced: Unsynced,
     pub(crate) waiting: Waiting,
+    pub(crate) yielding: Yielding,
     state: AtomicU32,
     failure: OnceLock<Failure>,
     pub(crate) holders: Mutex<Holders>,
@@ -130,6 +131,7 @@ impl Core {
             syncs: GroupCommit::new(()),
             unsynced: Unsynced::default(),
             waiting: Waiting::default(),
+            yielding: Yielding::new(),
             state: AtomicU32::new(RUNNING),
             failure: OnceLock::new(),
             holders: Mutex::new(Holders::default()),
@@ -159,6 +161,15 @@ impl Core {
     pub(crate) fn foreground(&self) -> Option<Foreground<'_>> {
         let scheduler = self.options.scheduler.as_ref();
         scheduler.map(|scheduler| scheduler.foreground())
+    }
+
+    /// Gives up the processor, or returns `false` where a thread that waits had better sleep.
+    pub(crate) fn give_way(&self) -> bool {
+        if cfg!(shuttle) {
+            crate::sync::yield_now();
+            return true;
+        }
+        self.yielding.give_way(self.clock())
     }
 
     pub(crate) fn now(&self) -> Nanos {

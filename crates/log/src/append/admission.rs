@@ -18,6 +18,9 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 /// Small frames per worker that are left to marks: one for what commits may overrun their look by,
 /// so that the other is there whatever happens.
 const FOR_MARKS: u64 = 2;
+/// A larger frame takes its turn. Each worker has room kept for small ones, three times so much: with
+/// this, what is kept fits what is prepared before a log's first append.
+const SMALL_MAX: u64 = 1024;
 /// Of a segment so large a part is left to relief, and as much to its largest frame; and so many
 /// bytes at most.
 const FOR_RELIEF: u64 = 16;
@@ -42,7 +45,7 @@ impl Space {
         let (workers, segment_bytes) = (options.all_workers(), options.segment_bytes);
         // The most bytes that may follow a frame for the sake of its block.
         let filler_max = if options.pad_to_block { FILLER_MAX } else { 0 };
-        let small = (segment_bytes / 8 / workers as u64).clamp(64, 4096);
+        let small = (segment_bytes / 8 / workers as u64).clamp(64, SMALL_MAX);
         let kept = Kept {
             marks: FOR_MARKS,
             relief: (segment_bytes / FOR_RELIEF).min(FOR_RELIEF_MOST),

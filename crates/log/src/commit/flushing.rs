@@ -62,7 +62,7 @@ impl Duty for Flushing {
             self.core.wake_tasks();
         }
         if let Some((end, level)) = self.core.waiting.farthest() {
-            (0..YIELDS).for_each(|_| crate::sync::yield_now());
+            let _ = (0..YIELDS).all(|_| self.core.give_way());
             // Poison and close are seen at the next turn.
             let _ = self.core.wait(end, level);
             self.core.wake_tasks();

@@ -11,7 +11,8 @@
 //!
 //! With many committers the scheduler's work of sending a thread to sleep and waking it is most of
 //! what a commit costs. So a waiter gives up its time slice a few times before it sleeps: threads
-//! that are about to append do so meanwhile, and join the next group.
+//! that are about to append do so meanwhile, and join the next group. Where the processor goes to
+//! strangers instead it sleeps at once ([`Yielding`](collie_io::Yielding)).
 //!
 //! **No wake-up is lost.** Groups are numbered; a number's place, modulo [`WORDS`], holds its word.
 //! When a group completes, its leader raises the watermarks, frees the lead, bumps the group's word
@@ -46,6 +47,9 @@ pub(crate) trait GroupWriter {
 
     /// Called after a group has completed, without the lead.
     fn completed(&self);
+
+    /// Gives up the processor, or returns `false` where a thread that waits had better sleep.
+    fn give_way(&self) -> bool;
 }
 
 /// Says how far the group in flight goes.
@@ -118,8 +122,7 @@ impl<S> GroupCommit<S> {
                 continue;
             }
             if yields < YIELDS {
-                yields += 1;
-                crate::sync::yield_now();
+                yields = if writer.give_way() { yields + 1 } else { YIELDS };
                 continue;
             }
             let number = self.number_for(end);
@@ -208,7 +211,7 @@ impl<S> GroupCommit<S> {
             return false;
         };
         if !self.lead(lead, writer) {
-            stand_by(*idles);
+            stand_by(writer, *idles);
             *idles += 1;
         }
         true
@@ -275,11 +278,10 @@ fn place_of(number: u64) -> usize {
 }
 
 /// Sleeps a moment while another thread, which holds nothing of ours, finishes its copy.
-fn stand_by(tries: u32) {
-    const SPINS: u32 = 16;
-    if tries < SPINS || cfg!(any(loom, shuttle)) {
-        crate::sync::yield_now();
-    } else {
+fn stand_by(writer: &impl GroupWriter, tries: u32) {
+    const TRIES: u32 = 16;
+    let yields = tries < TRIES || cfg!(any(loom, shuttle));
+    if !(yields && writer.give_way()) {
         std::thread::sleep(Duration::from_micros(50));
     }
 }

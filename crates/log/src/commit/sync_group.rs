@@ -47,4 +47,8 @@ impl GroupWriter for SyncStage<'_> {
     fn completed(&self) {
         self.0.wake_tasks();
     }
+
+    fn give_way(&self) -> bool {
+        self.0.give_way()
+    }
 }

@@ -96,4 +96,8 @@ impl GroupWriter for WriteStage<'_> {
             Leader::Waiter | Leader::InMidAppend => core.wake_tasks(),
         }
     }
+
+    fn give_way(&self) -> bool {
+        self.core.give_way()
+    }
 }

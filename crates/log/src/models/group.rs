@@ -69,6 +69,11 @@ impl GroupWriter for Writing<'_> {
     }
 
     fn completed(&self) {}
+
+    fn give_way(&self) -> bool {
+        crate::sync::yield_now();
+        true
+    }
 }
 
 /// The second stage.
@@ -100,6 +105,11 @@ impl GroupWriter for Syncing<'_> {
     }
 
     fn completed(&self) {}
+
+    fn give_way(&self) -> bool {
+        crate::sync::yield_now();
+        true
+    }
 }
 
 impl Store {
@@ -444,6 +454,11 @@ impl GroupWriter for Bounded {
     }
 
     fn completed(&self) {}
+
+    fn give_way(&self) -> bool {
+        crate::sync::yield_now();
+        true
+    }
 }
 
 impl Bounded {

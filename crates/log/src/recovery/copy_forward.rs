@@ -26,10 +26,10 @@ use crate::segments::files::{create, file_name};
 use crate::segments::frames::{Window, corrupt};
 use crate::segments::segment::{Segment, in_use};
 
-/// How much of a new epoch's first segment is zeroed before the log opens; the rest follows in the
-/// background.
-const READY: u64 = 2 << 20;
-/// In a set, where the rest follows with the first appends: how much of it they may take.
+/// Room for the first appends: so much of a new epoch's first segment is zeroed before the log
+/// opens, beside what is kept for others. The rest follows in the background.
+const READY: u64 = 256 << 10;
+/// In a set, where the rest follows with the first appends.
 const READY_IN_SET: u64 = 64 << 10;
 /// How much is copied with one write.
 const PIECE: usize = 1 << 20;
@@ -64,10 +64,11 @@ pub(super) struct Begun {
 
 /// How much of a new epoch's first segment is zeroed before the log opens.
 pub(super) fn ready(options: &LogOptions) -> u64 {
-    let wanted = match options.set {
+    let first = match options.set {
         None => READY,
-        Some(_) => READY_IN_SET + Space::of(options, 0).kept(),
+        Some(_) => READY_IN_SET,
     };
+    let wanted = first + Space::of(options, 0).kept();
     let data = options.segment_bytes - SEGMENT_HEAD as u64;
     wanted.next_multiple_of(BLOCK as u64).min(data)
 }

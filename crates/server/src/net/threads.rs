@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use collie_io::{RealClock, Yielding};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
@@ -78,12 +79,15 @@ fn run(
     mut arriving: mpsc::UnboundedReceiver<Arrival>,
     count: &Arc<AtomicUsize>,
 ) -> io::Result<()> {
+    let yielding = Yielding::new();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // If no core is idle, clients and the log's flusher run during the yield, and their results
         // are there in the next iteration; if one is, the yield costs next to nothing. Fewer
         // iterations with more to do in each are less work per request.
-        .on_thread_park(std::thread::yield_now)
+        .on_thread_park(move || {
+            yielding.give_way(&RealClock);
+        })
         .build()?;
     let worker = Rc::new(Worker::new(shared, grace));
     let tasks = LocalSet::new();

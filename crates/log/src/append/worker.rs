@@ -414,6 +414,28 @@ mod tests {
     use crate::recovery::inspect::{inspect, repair};
     use crate::stake::HousekeepingError;
 
+    /// Of what an opening prepares, a part is kept for others than commits: the first appends must
+    /// fit what is left, or they wait until megabytes are zeroed.
+    #[test]
+    fn the_first_appends_find_their_room_prepared() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LogOptions {
+            ring: RingMode::Private,
+            threads: false,
+            ..LogOptions::default()
+        };
+        let log = Log::open(dir.path(), options).unwrap();
+        let mut worker = log.worker().unwrap();
+        for _ in 0..200 {
+            worker.append(0, 0, &[7; 900]).unwrap();
+        }
+        assert_eq!(log.stats().stages.prepare_ns.count, 0);
+        for _ in 0..200 {
+            worker.append(0, 0, &[7; 900]).unwrap();
+        }
+        assert!(log.stats().stages.prepare_ns.count > 0, "what is prepared has no end");
+    }
+
     /// What only a faulty writer can leave: the checksum is right, and there is no block behind it.
     #[test]
     fn a_damaged_block_under_a_right_checksum_is_corruption_with_its_place() {

@@ -433,7 +433,10 @@ mod tests {
         for _ in 0..200 {
             worker.append(0, 0, &[7; 900]).unwrap();
         }
-        assert!(log.stats().stages.prepare_ns.count > 0, "what is prepared has no end");
+        assert!(
+            log.stats().stages.prepare_ns.count > 0,
+            "what is prepared has no end"
+        );
     }
 
     /// What only a faulty writer can leave: the checksum is right, and there is no block behind it.

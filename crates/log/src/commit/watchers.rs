@@ -2,7 +2,11 @@
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// How many [`DurableChanges`](crate::DurableChanges) there are. On cache lines of its own: every append reads it.
+/// How many [`DurableChanges`](crate::DurableChanges) there are. On cache lines of its own, since every
+/// append reads it.
+///
+/// Relaxed: a task that comes looks at what is appended by then. Of that look and an append beside it
+/// each may miss the other; the flusher, which has both when an interval has passed, misses neither.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Watchers(AtomicU32);
@@ -12,19 +16,16 @@ impl Watchers {
         Self(AtomicU32::new(0))
     }
 
-    /// SeqCst: of this and the look at what is appended that follows it, and an append and its look
-    /// here, one sees the other.
     pub(super) fn add(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// One call of the flusher too many does no harm.
     pub(super) fn remove(&self) {
-        // Relaxed: one call of the flusher too many does no harm.
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether what is appended is waited for. Relaxed: an append that misses one that is being made
-    /// is seen by its first look, or flushed after an interval.
+    /// Whether all that is appended is waited for.
     pub(crate) fn any(&self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }

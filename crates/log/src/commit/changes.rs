@@ -24,7 +24,8 @@ use crate::shared::Core;
 /// [`Level::Disk`](crate::Level::Disk): also with
 /// [`LogOptions::manual_flush`](crate::LogOptions::manual_flush).
 ///
-/// Dropping it ends that; what was appended before goes to the device as without it.
+/// Dropping it ends that; what was appended before goes to the device as without it. As a worker does,
+/// it keeps the directory of a poisoned log locked.
 ///
 /// ```
 /// use collie_log::{Log, LogError, LogOptions};

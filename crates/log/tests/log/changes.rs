@@ -13,7 +13,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use collie_log::{Level, Log, LogError, LogOptions, LogSet, LogSetOptions, Lsn, RingMode, WritePath};
-use collie_sim::{Fault, FaultKind, OpKind, SimDevice, VOLATILE_DIR};
+use collie_sim::{Fault, FaultKind, SimDevice, VOLATILE_DIR};
 
 use crate::task::{block_on, poll_once};
 
@@ -110,7 +110,6 @@ fn the_first_answer_is_where_the_log_stands_and_nothing_is_answered_twice() {
     assert_eq!(changes.last(), span.end);
 }
 
-/// The figures of the caller's thread: what it did to files.
 #[test]
 fn the_task_neither_writes_nor_syncs_on_its_own_thread() {
     let device = SimDevice::new(1);
@@ -125,17 +124,8 @@ fn the_task_neither_writes_nor_syncs_on_its_own_thread() {
         assert!(poll_once(pin!(changes.next())).is_pending());
     }
     gate.wait_for(1);
-    let writes = || {
-        device
-            .trace()
-            .iter()
-            .filter(|op| op.kind == OpKind::Write)
-            .count()
-    };
-    let before = writes();
     gate.release();
     until_durable(&mut changes, span.end).unwrap();
-    assert!(writes() >= before);
 }
 
 /// Many workers append and hand their ends to one task, which drops every third of its futures in
@@ -179,6 +169,8 @@ fn one_task_completes_what_many_workers_appended_and_dropped_futures_lose_nothin
                     let waits = log.durable() > changes.last() || log.appended() > changes.last();
                     if waits && done < all {
                         block_on(changes.next()).unwrap();
+                    } else {
+                        std::thread::yield_now();
                     }
                 }
                 let durable = changes.last();

@@ -19,6 +19,7 @@ use crate::commit::group::GroupCommit;
 use crate::commit::signal::Signal;
 use crate::commit::unsynced::Unsynced;
 use crate::commit::waiters::Waiting;
+use crate::commit::watchers::Watchers;
 use crate::commit::writer::SegmentWriter;
 use crate::error::{Failure, LogError};
 use crate::options::LogOptions;
@@ -67,6 +68,8 @@ pub(crate) struct Core {
     pub(crate) unsynced: Unsynced,
     pub(crate) waiting: Waiting,
     pub(crate) yielding: Yielding,
+    /// Tasks for which all that is appended is flushed.
+    pub(crate) watchers: Watchers,
     state: AtomicU32,
     failure: OnceLock<Failure>,
     pub(crate) holders: Mutex<Holders>,
@@ -132,6 +135,7 @@ impl Core {
             unsynced: Unsynced::default(),
             waiting: Waiting::default(),
             yielding: Yielding::new(),
+            watchers: Watchers::new(),
             state: AtomicU32::new(RUNNING),
             failure: OnceLock::new(),
             holders: Mutex::new(Holders::default()),

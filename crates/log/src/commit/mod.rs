@@ -3,6 +3,8 @@
 #[cfg(not(loom))]
 pub(crate) mod background;
 #[cfg(not(loom))]
+pub(crate) mod changes;
+#[cfg(not(loom))]
 pub(crate) mod crew;
 #[cfg(not(loom))]
 pub(crate) mod durable;
@@ -29,6 +31,8 @@ pub(crate) mod unsynced;
 mod wait;
 #[cfg(not(loom))]
 pub(crate) mod waiters;
+#[cfg(not(loom))]
+pub(crate) mod watchers;
 #[cfg(not(loom))]
 mod write_group;
 #[cfg(not(loom))]

@@ -31,10 +31,15 @@ fn threads() -> usize {
     names.filter(|name| name.starts_with("collie-")).count()
 }
 
-fn await_no_threads() {
-    while threads() > 0 {
-        std::thread::yield_now();
+/// Waits until so many are left: the kernel lists a thread for a moment after it was joined.
+fn await_threads(count: usize) {
+    for _ in 0..1000 {
+        if threads() == count {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
     }
+    assert_eq!(threads(), count);
 }
 
 fn options(journal: &Arc<TestJournal>, shared: &Shared) -> Options {
@@ -53,7 +58,7 @@ fn many_stores_have_the_threads_of_one() {
     const STORES: usize = 60;
     let _alone = ALONE.lock();
     let dir = common::fast_dir();
-    await_no_threads();
+    await_threads(0);
     let shared = Shared::new(SharedOptions {
         flush_threads: 2,
         ..SharedOptions::default()
@@ -68,7 +73,7 @@ fn many_stores_have_the_threads_of_one() {
     };
     let stores = open();
     // Two that flush, one that merges, one that frees memory.
-    assert_eq!(threads(), 4);
+    await_threads(4);
     for round in 0..8 {
         for (db, journal) in stores.iter().zip(&journals) {
             for n in 0..12 {
@@ -84,7 +89,7 @@ fn many_stores_have_the_threads_of_one() {
             std::thread::yield_now();
         }
     }
-    assert_eq!(threads(), 4);
+    await_threads(4);
     // One after the other closes, and the others go on.
     for (n, db) in stores.into_iter().enumerate() {
         journals[n]
@@ -97,7 +102,7 @@ fn many_stores_have_the_threads_of_one() {
         assert_eq!(content(db), journal.map_at(u64::MAX));
     }
     drop(shared);
-    await_no_threads();
+    await_threads(0);
 }
 
 /// Memtables of stores that nobody writes to any more make room for those of others.
@@ -232,7 +237,7 @@ fn stores_with_logs_share_and_outlive_the_handle() {
 #[ignore = "prints figures"]
 fn figures_of_many_stores() {
     let _alone = ALONE.lock();
-    await_no_threads();
+    await_threads(0);
     let count = common::number("COLLIE_STORES").unwrap_or(1000);
     let device = RealDevice::new();
     let resident = || -> u64 {

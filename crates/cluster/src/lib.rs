@@ -1,0 +1,9 @@
+//! **The raft logs of a node**: any number of groups in one write-ahead log, so that one sync makes
+//! the entries of all of them durable.
+//!
+//! The frames that the logs hold are drawn in `docs/format/cluster.md`.
+
+pub mod frames;
+mod ids;
+
+pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};

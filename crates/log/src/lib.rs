@@ -88,6 +88,7 @@ pub use append::boundary::{CompletionBoundary, SlotId};
 #[cfg(not(loom))]
 pub use {
     append::worker::{AppendHook, Worker},
+    commit::changes::{DurableChanges, NextDurable},
     commit::future::{Durable, RoomFor},
     error::{Failure, LogError},
     format::{FRAME_HEADER, LogId},
@@ -97,7 +98,7 @@ pub use {
     read::reader::Reader,
     read::tail::{NextFrame, Tail},
     recovery::inspect,
-    recovery::{RecoveryReport, RingOutcome, TornTail, Truncation},
+    recovery::{Damaged, RecoveryReport, RingOutcome, TornTail, Truncation},
     set::{LogSet, LogSetOptions},
     stats::{Compressed, LogStats, SAMPLE, Stages, Summary},
 };
@@ -127,4 +128,33 @@ pub struct Frame {
     pub kind: u8,
     /// What it carries.
     pub payload: Vec<u8>,
+}
+
+/// A frame whose payload is the log's own memory: as recovery hands it out, [`Log::open_with`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameRef<'a> {
+    /// Its LSN.
+    pub start: Lsn,
+    /// One past its last byte.
+    pub end: Lsn,
+    /// The stream that it was appended to.
+    pub stream: u32,
+    /// Its kind, as its appender gave it.
+    pub kind: u8,
+    /// What it carries, as it was appended.
+    pub payload: &'a [u8],
+}
+
+impl FrameRef<'_> {
+    /// A copy that owns its payload.
+    #[must_use]
+    pub fn to_frame(self) -> Frame {
+        Frame {
+            start: self.start,
+            end: self.end,
+            stream: self.stream,
+            kind: self.kind,
+            payload: self.payload.to_vec(),
+        }
+    }
 }

@@ -6,20 +6,22 @@ use std::sync::Arc;
 
 use crate::append::worker::Worker;
 use crate::commit::background::Background;
+use crate::commit::changes::DurableChanges;
 use crate::commit::future::{Durable, RoomFor};
 use crate::error::{Failure, LogError};
 use crate::format::frame_len;
 use crate::options::{Level, LogOptions};
+use crate::read::get::get;
 use crate::read::reader::Reader;
 use crate::read::retention::Holder;
 use crate::read::tail::Tail;
-use crate::recovery::{self, RecoveryReport};
+use crate::recovery::{self, RecoveryReport, Visit};
 use crate::segments::archive::Archive;
 use crate::set::LogSet;
 use crate::shared::Core;
 use crate::stats::{Compressed, LogStats, SAMPLE, Stages, since};
 use crate::sync::{Mutex, Ordering, lock};
-use crate::{Frame, Lsn};
+use crate::{Frame, FrameRef, Lsn};
 
 /// An open log. Clones are handles to the same log; all methods may be called from any thread.
 #[derive(Clone)]
@@ -53,8 +55,84 @@ impl Log {
     /// threads, [`LogError::Forked`]. [`LogError::Io`] may come at any
     /// point; opening again starts over and comes to the same end.
     pub fn open(dir: impl AsRef<Path>, options: LogOptions) -> Result<Self, LogError> {
-        options.check()?;
+        Self::open_seeing(dir.as_ref(), options, &mut |_| Ok(()))
+    }
+
+    /// As [`Log::open`], and hands every recovered frame of the log's users to `visitor`, in the
+    /// order of their LSNs, from the oldest live segment (or [`LogOptions::resume_at`]) to the end
+    /// of the log: what a [`Log::read`] of all gives right after opening. Recovery verifies each
+    /// frame anyway, so the log is read once; payloads are not copied, but for those that are
+    /// decompressed or that only the ring of a dead process has.
+    ///
+    /// The frames come before the log is opened: all of them, and then nothing is changed yet in the
+    /// directory, but by [`RecoveryMode::PointInTimeRecovery`](crate::RecoveryMode). Those that
+    /// recovery copies forward keep their LSNs. Where the opening fails, what `visitor` saw counts
+    /// for nothing.
+    ///
+    /// Blocks, as [`Log::open`], and for as long as `visitor` does. It runs on the calling thread.
+    ///
+    /// # Errors
+    /// The first error of `visitor`, which ends the opening: the directory is unlocked and left as
+    /// it was found. Those of [`Log::open`], as `E`; and [`LogError::Corrupt`] for a frame whose
+    /// payload cannot be decompressed.
+    ///
+    /// ```
+    /// use collie_log::{Level, Log, LogError, LogOptions, Lsn};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let path = dir.path().join("log");
+    /// let log = Log::open(&path, LogOptions::default())?;
+    /// let span = log.worker()?.append(7, 1, b"hello")?;
+    /// log.wait(span.end, Level::Disk)?;
+    /// log.close()?;
+    ///
+    /// // Where the last frame of stream 7 is.
+    /// let mut last: Option<Lsn> = None;
+    /// let log = Log::open_with(&path, LogOptions::default(), |frame| {
+    ///     if frame.stream == 7 {
+    ///         last = Some(frame.start);
+    ///     }
+    ///     Ok::<(), LogError>(())
+    /// })?;
+    /// assert_eq!(last, Some(span.start));
+    /// assert_eq!(log.get(span.start)?.payload, b"hello");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open_with<E: From<LogError>>(
+        dir: impl AsRef<Path>,
+        options: LogOptions,
+        mut visitor: impl FnMut(FrameRef<'_>) -> Result<(), E>,
+    ) -> Result<Self, E> {
         let dir = dir.as_ref();
+        let mut refused = None;
+        let mut next = options.resume_at.unwrap_or(0);
+        let opened = Self::open_seeing(dir, options, &mut |seen| {
+            // Where recovery starts over, and where it mends what lies before, it comes to frames that
+            // were handed out or are not wanted.
+            if seen.header.lsn.get() < next {
+                return Ok(());
+            }
+            next = seen.header.end();
+            let Some((frame, payload)) = seen.given(dir)? else {
+                return Ok(());
+            };
+            let frame = FrameRef {
+                payload: &payload,
+                ..frame
+            };
+            visitor(frame).map_err(|error| {
+                refused = Some(error);
+                LogError::Closed
+            })
+        });
+        match refused {
+            Some(error) => Err(error),
+            None => opened.map_err(E::from),
+        }
+    }
+
+    /// As [`Log::open`]; `visit` sees what recovery takes.
+    fn open_seeing(dir: &Path, options: LogOptions, visit: &mut Visit<'_>) -> Result<Self, LogError> {
+        options.check()?;
         if let Some(opener) = options.set.as_ref().and_then(LogSet::elsewhere) {
             let path = dir.to_owned();
             return Err(LogError::Forked { path, opener });
@@ -62,10 +140,10 @@ impl Log {
         let device = Arc::clone(&options.device);
         let lock = recovery::DirLock::take(&*device, dir)?;
         let reserve = recovery::reserve(dir, &options);
-        let opened = match recovery::recover(dir, options.clone(), lock.clone()) {
+        let opened = match recovery::recover(dir, options.clone(), lock.clone(), visit) {
             // It starts over, and comes to the same end.
             Err(error) if error.is_full() && reserve.give_up(&*device).unwrap_or(false) => {
-                recovery::recover(dir, options, lock)?
+                recovery::recover(dir, options, lock, visit)?
             }
             opened => opened?,
         };
@@ -249,6 +327,51 @@ impl Log {
     /// itself gives the same.
     pub fn read(&self, from: Lsn) -> Result<Reader, LogError> {
         Reader::start(&self.shared.core, Holder::Reader, from)
+    }
+
+    /// The frame that begins at `lsn`, which is durable: one that an append, a reader or
+    /// [`Log::open_with`] gave as a [`Span`](crate::Span)'s or a frame's start. It may lie in the
+    /// archive, as for [`Log::read`].
+    ///
+    /// It reads the frame and no more, at its place, and verifies its checksum: one read of 4 KiB, or
+    /// two where the frame is larger, and the file is opened for it unless it is among the newest. In
+    /// the archive, the headers of the segments behind it are read first. Nothing keeps the segment
+    /// from being released: who needs the frame retains it ([`Log::retain`]). Any number of threads
+    /// may call it at once. It blocks on file I/O, and on nothing else: a thread of an async runtime
+    /// hands it to one that may block.
+    ///
+    /// # Errors
+    /// [`LogError::Missing`] where `lsn` is not durable (yet), or was released and is not in the
+    /// archive either. [`LogError::Corrupt`] where no frame of the log's users begins there, with
+    /// what stands there: also where `lsn` lies within a frame or a
+    /// [damaged part](crate::RecoveryMode::SkipDamaged). [`LogError::Io`];
+    /// [`LogError::LogIdMismatch`] in the archive; [`LogError::Closed`] once the log has been closed.
+    /// A poisoned log still gives what is durable.
+    ///
+    /// ```
+    /// use collie_log::{Level, Log, LogError, LogOptions};
+    /// # let dir = tempfile::tempdir()?;
+    /// let log = Log::open(dir.path().join("log"), LogOptions::default())?;
+    /// let span = log.worker()?.append(7, 1, b"hello")?;
+    /// log.wait(span.end, Level::Disk)?;
+    /// let frame = log.get(span.start)?;
+    /// assert_eq!((frame.stream, frame.payload), (7, b"hello".to_vec()));
+    /// assert!(matches!(log.get(span.start + 8), Err(LogError::Corrupt { .. })));
+    /// assert!(matches!(log.get(1 << 50), Err(LogError::Missing { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn get(&self, lsn: Lsn) -> Result<Frame, LogError> {
+        get(self.core(), lsn)
+    }
+
+    /// The durable boundary each time that it has moved, for one task that completes what many wait
+    /// for. As long as it is there, everything that is appended is brought to the device, as if a
+    /// [`Log::wait_async`] waited for it. See [`DurableChanges`].
+    ///
+    /// Needs the log's own threads ([`LogOptions::threads`]), or threads that wait or flush. Does not
+    /// block.
+    pub fn durable_changes(&self) -> DurableChanges {
+        DurableChanges::new(&self.shared.core)
     }
 
     /// The durable frames from `from` on, as [`Log::read`], and then those that become durable, as

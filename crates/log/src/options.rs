@@ -108,9 +108,8 @@ impl Probe {
     }
 }
 
-/// What an open does about damage. The names are RocksDB's; its fourth mode, which goes on behind
-/// any damage, is not offered: what it recovers is no prefix of the commit order. Frames behind
-/// damage can be had from the copies that a truncation keeps.
+/// What an open does about damage. The names are RocksDB's, but for [`RecoveryMode::SkipDamaged`],
+/// which is not for a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum RecoveryMode {
@@ -126,6 +125,21 @@ pub enum RecoveryMode {
     /// [`RecoveryReport`](crate::RecoveryReport) names. It does not truncate below
     /// [`LogOptions::min_lsn`]: what the caller holds would be of a later time.
     PointInTimeRecovery,
+    /// Damage in what was durable is passed over: the opening goes on at the next good frame, and
+    /// reports what lies in between ([`RecoveryReport::damaged`](crate::RecoveryReport::damaged)).
+    /// [`Log::open_with`](crate::Log::open_with), readers and tails pass over it as well;
+    /// [`Log::get`](crate::Log::get) answers [`LogError::Corrupt`] there. The log's end means what it
+    /// means in the first mode.
+    ///
+    /// **It loses acknowledged frames, and what is left is no prefix of the commit order.** So it is
+    /// only for a caller whose frames each name the one before, and that can have what is lost from
+    /// elsewhere: Collie's replicas, which share one log, and of which damage in one must not stop
+    /// the others. A database on one log must not use it: it would miss a commit in the middle.
+    ///
+    /// What cannot be passed over refuses to open as in the first mode: a segment of which both
+    /// copies of the header are damaged, one that is missing, and a damaged frame at
+    /// [`LogOptions::resume_at`].
+    SkipDamaged,
 }
 
 /// Options of [`Log::open`](crate::Log::open).

@@ -13,6 +13,7 @@ use crate::append::admission::Space;
 use crate::append::boundary::{CompletionBoundary, Reservations};
 use crate::append::counts::{Counts, Totals};
 use crate::append::ring::Ring;
+use crate::commit::changes::Watchers;
 use crate::commit::durable::DurableBoundary;
 use crate::commit::filler::LastFiller;
 use crate::commit::group::GroupCommit;
@@ -66,6 +67,8 @@ pub(crate) struct Core {
     pub(crate) syncs: GroupCommit<()>,
     pub(crate) unsynced: Unsynced,
     pub(crate) waiting: Waiting,
+    /// Tasks for which all that is appended is flushed.
+    pub(crate) watchers: Watchers,
     state: AtomicU32,
     failure: OnceLock<Failure>,
     pub(crate) holders: Mutex<Holders>,
@@ -130,6 +133,7 @@ impl Core {
             syncs: GroupCommit::new(()),
             unsynced: Unsynced::default(),
             waiting: Waiting::default(),
+            watchers: Watchers::new(),
             state: AtomicU32::new(RUNNING),
             failure: OnceLock::new(),
             holders: Mutex::new(Holders::default()),

@@ -344,10 +344,13 @@ impl Worker {
         })
     }
 
-    /// Past half a ring the background flusher is called, so that appends need not wait for room.
+    /// Past half a ring the background flusher is called, so that appends need not wait for room;
+    /// and for each frame where a task waits for all of them.
     fn call_flusher(&self, end: Lsn) {
         let core = &*self.core;
-        if end > core.written() + core.ring.capacity() / 2 && !core.flusher.is_called() {
+        let is_crowded = end > core.written() + core.ring.capacity() / 2;
+        // Whether it is called already is a hint only, and the frame might be missed.
+        if is_crowded && !core.flusher.is_called() || core.watchers.any() {
             core.flusher.call();
         }
     }

@@ -61,7 +61,7 @@ impl Duty for Flushing {
             // A leader that must run no waker called.
             self.core.wake_tasks();
         }
-        if let Some((end, level)) = self.core.waiting.farthest() {
+        if let Some((end, level)) = self.awaited() {
             (0..YIELDS).for_each(|_| crate::sync::yield_now());
             // Poison and close are seen at the next turn.
             let _ = self.core.wait(end, level);
@@ -113,6 +113,16 @@ impl Flushing {
         })
     }
 
+    /// How far, and how safe, the log must get for all that wait for it to be served.
+    fn awaited(&self) -> Option<(u64, Level)> {
+        let core = &self.core;
+        let end = core.appended();
+        if core.watchers.any() && core.durable() < end {
+            return Some((end, Level::Disk));
+        }
+        core.waiting.farthest()
+    }
+
     /// Whether the log, which ends there, is durable up to a seal, so that an interval brings nothing
     /// to do.
     fn is_sealed(&self, end: u64) -> bool {
@@ -144,7 +154,7 @@ impl Flushing {
     fn tick(&mut self) {
         let end = self.core.appended();
         if self.core.durable() < end {
-            if !self.core.options.manual_flush {
+            if !self.core.options.manual_flush || self.core.watchers.any() {
                 self.flush();
             }
         } else if self.core.last_filler.behind(self.sealed) < end && self.seen == end {

@@ -3,6 +3,8 @@
 #[cfg(not(loom))]
 pub(crate) mod background;
 #[cfg(not(loom))]
+pub(crate) mod changes;
+#[cfg(not(loom))]
 pub(crate) mod crew;
 #[cfg(not(loom))]
 pub(crate) mod durable;

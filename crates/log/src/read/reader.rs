@@ -105,6 +105,11 @@ impl Reader {
                 continue;
             }
             let at = self.next;
+            if let Some(damaged) = self.core.report.damaged_at(at) {
+                self.next = damaged.to.min(self.end);
+                self.advance();
+                continue;
+            }
             let durable = Durable {
                 core: &self.core,
                 source: &mut self.source,
@@ -120,12 +125,17 @@ impl Reader {
             let frame =
                 given(&header, payload).map_err(|found| corrupt(&segment, at, compress::EXPECTED, found))?;
             self.next = header.end();
-            if let Some(retention) = &mut self.retention {
-                retention.advance(self.next);
-            }
+            self.advance();
             if frame.is_some() {
                 return Ok(frame);
             }
+        }
+    }
+
+    /// What lies before the next frame need not be retained any more.
+    fn advance(&mut self) {
+        if let Some(retention) = &mut self.retention {
+            retention.advance(self.next);
         }
     }
 
@@ -152,11 +162,11 @@ impl Reader {
 
 /// What is durable, from a segment on. The window knows bytes by their LSN: that the next epoch's
 /// are among those that it read in advance does no harm.
-struct Durable<'a> {
-    core: &'a Core,
-    source: &'a mut Source,
-    segment: &'a Segment,
-    end: Lsn,
+pub(super) struct Durable<'a> {
+    pub(super) core: &'a Core,
+    pub(super) source: &'a mut Source,
+    pub(super) segment: &'a Segment,
+    pub(super) end: Lsn,
 }
 
 impl Stretch for Durable<'_> {
@@ -183,7 +193,12 @@ impl Stretch for Durable<'_> {
     }
 }
 
-fn corrupt(segment: &Segment, lsn: Lsn, expected: &str, found: impl std::fmt::Display) -> LogError {
+pub(super) fn corrupt(
+    segment: &Segment,
+    lsn: Lsn,
+    expected: &str,
+    found: impl std::fmt::Display,
+) -> LogError {
     corrupt_at(&segment.path, segment.offset(lsn), lsn, expected, found)
 }
 

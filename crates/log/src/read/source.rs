@@ -210,7 +210,7 @@ fn to_be_read(archived: &Piece, file: Arc<dyn File>) -> Segment {
     }
 }
 
-fn missing(core: &Core, wanted: Lsn, oldest: Lsn) -> LogError {
+pub(super) fn missing(core: &Core, wanted: Lsn, oldest: Lsn) -> LogError {
     LogError::Missing {
         path: core.dir.clone(),
         wanted,

@@ -151,12 +151,12 @@ fn inspect_chain(
 ) -> Result<Inspection, LogError> {
     let ring = old_ring::open(device, dir, chain)?;
     let mut damage = None;
-    let found = walk(chain, &ring, None, &mut |seen| {
+    let found = walk(chain, &ring, None, false, &mut |seen| {
         let payload = match payload_of(&seen.header, seen.payload) {
             Ok(payload) => payload,
             Err(found) => {
                 damage.get_or_insert_with(|| bad_payload(&seen, &ring, found));
-                return;
+                return Ok(());
             }
         };
         visit(FrameView {
@@ -172,6 +172,7 @@ fn inspect_chain(
                 .place
                 .map(|(segment, offset)| (segment.path.as_path(), offset)),
         });
+        Ok(())
     });
     // It lies before whatever else was found.
     if let Some(damage) = damage {

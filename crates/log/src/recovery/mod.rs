@@ -9,6 +9,7 @@
 
 mod chain;
 mod copy_forward;
+mod damage;
 mod decide;
 pub mod inspect;
 mod lock;
@@ -39,19 +40,28 @@ use scan::Found;
 pub(crate) use lock::DirLock;
 pub(crate) use new_ring::leave_spent;
 pub(crate) use opened::Opened;
-pub use report::{RecoveryReport, RingOutcome, TornTail, Truncation};
+pub use report::{Damaged, RecoveryReport, RingOutcome, TornTail, Truncation};
 pub(crate) use reserve::reserve;
+pub(crate) use scan::Visit;
 
 /// Recovers the log in `dir` and begins a new epoch. The directory's lock is held by the caller.
-pub(crate) fn recover(dir: &Path, options: LogOptions, lock: DirLock) -> Result<Opened, LogError> {
+///
+/// `visit` sees the frames before anything is changed, but for what is truncated to a point in time.
+/// Frames that were seen before the truncation are seen again after it.
+pub(crate) fn recover(
+    dir: &Path,
+    options: LogOptions,
+    lock: DirLock,
+    visit: &mut Visit<'_>,
+) -> Result<Opened, LogError> {
     let device = std::sync::Arc::clone(&options.device);
     let device: &dyn Device = &*device;
-    let (left, truncated) = match read(device, dir, &options) {
+    let (left, truncated) = match read(device, dir, &options, visit) {
         Err(damage @ LogError::Corrupt { .. })
             if options.recovery_mode == RecoveryMode::PointInTimeRecovery =>
         {
             let truncated = truncate_to_a_point(device, dir, &options, damage)?;
-            (read(device, dir, &options)?, Some(truncated))
+            (read(device, dir, &options, visit)?, Some(truncated))
         }
         other => (other?, None),
     };
@@ -77,7 +87,12 @@ struct Left {
     found: Option<Found>,
 }
 
-fn read(device: &dyn Device, dir: &Path, options: &LogOptions) -> Result<Left, LogError> {
+fn read(
+    device: &dyn Device,
+    dir: &Path,
+    options: &LogOptions,
+    visit: &mut Visit<'_>,
+) -> Result<Left, LogError> {
     let chain = Chain::load(device, dir)?;
     let found = LogId(chain.log_id);
     if let Some(expected) = options.log_id.filter(|id| !chain.is_empty() && *id != found) {
@@ -107,7 +122,8 @@ fn read(device: &dyn Device, dir: &Path, options: &LogOptions) -> Result<Left, L
         chain.refuse_damaged_beginning()?;
     }
     let ring = old_ring::open(device, dir, &chain)?;
-    let found = scan::walk(&chain, &ring, options.resume_at, &mut |_| {})?;
+    let passing = options.recovery_mode == RecoveryMode::SkipDamaged;
+    let found = scan::walk(&chain, &ring, options.resume_at, passing, visit)?;
     Ok(Left {
         chain,
         ring,

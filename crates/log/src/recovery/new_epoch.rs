@@ -61,6 +61,7 @@ pub(crate) fn begin_first(
         frames: 0,
         beginnings: Vec::new(),
         torn: None,
+        damaged: Vec::new(),
         mended: None,
         ring: RingOutcome::None,
     };
@@ -153,6 +154,7 @@ pub(crate) fn go_on(
         frames: found.frames,
         copied_bytes: last.copied,
         torn: found.torn,
+        damaged: found.damaged,
         truncated: history.truncated,
         set_aside: history.set_aside,
         ring: found.ring,
@@ -208,6 +210,13 @@ fn losses(found: &Found, history: &History) -> Vec<String> {
         warnings.push(format!(
             "the log was truncated in {path} at byte {offset} (LSN {}), where it held {}",
             torn.lsn, torn.found
+        ));
+    }
+    for damaged in &found.damaged {
+        let (path, offset) = (damaged.path.display(), damaged.offset);
+        warnings.push(format!(
+            "{path} is damaged at byte {offset} (LSN {}), and what was durable from there to LSN {} is lost: {}",
+            damaged.from, damaged.to, damaged.why
         ));
     }
     if let Some(mended) = &found.mended {

@@ -49,6 +49,24 @@ pub struct TornTail {
     pub found: String,
 }
 
+/// A part of the log that was durable and is damaged, and that an opening passed over:
+/// [`RecoveryMode::SkipDamaged`](crate::RecoveryMode::SkipDamaged). The frames in it are lost. How
+/// many there were is not known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Damaged {
+    /// The segment in which it begins.
+    pub path: PathBuf,
+    /// The byte in it where it begins.
+    pub offset: u64,
+    /// The LSN of the frame that should begin there.
+    pub from: Lsn,
+    /// Where the next good frame begins, or an epoch takes over, or the log ends.
+    pub to: Lsn,
+    /// What is expected there, and what is found.
+    pub why: String,
+}
+
 /// What [`Log::open`](crate::Log::open) found and did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -69,6 +87,10 @@ pub struct RecoveryReport {
     pub copied_bytes: u64,
     /// Where the log was truncated, if something incomplete stood at its end.
     pub torn: Option<TornTail>,
+    /// The damaged parts that were passed over, lowest first; none but in
+    /// [`RecoveryMode::SkipDamaged`](crate::RecoveryMode::SkipDamaged). They are found again by each
+    /// opening, as long as the segments are there that they lie in.
+    pub damaged: Vec<Damaged>,
     /// What this open truncated,
     /// [`RecoveryMode::PointInTimeRecovery`](crate::RecoveryMode::PointInTimeRecovery).
     pub truncated: Option<Truncation>,
@@ -84,6 +106,14 @@ pub struct RecoveryReport {
     pub probe: Option<Probe>,
     /// Fallbacks, and possible losses.
     pub warnings: Vec<String>,
+}
+
+impl RecoveryReport {
+    /// The damaged part that was passed over in which `lsn` lies.
+    pub(crate) fn damaged_at(&self, lsn: Lsn) -> Option<&Damaged> {
+        let at = self.damaged.partition_point(|damaged| damaged.to <= lsn);
+        self.damaged.get(at).filter(|damaged| damaged.from <= lsn)
+    }
 }
 
 /// What was truncated from a log.

@@ -1,18 +1,20 @@
 //! Walking the frames from the oldest segment to the log's end, and the search behind a bad one.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::path::Path;
 
 use super::chain::Chain;
 use super::decide::{Decision, Evidence, decide};
 use super::old_ring::{Left, OldRing};
-use super::report::{RingOutcome, TornTail};
+use super::report::{Damaged, RingOutcome, TornTail};
 use super::stray::stray_proves;
-use crate::Lsn;
+use crate::append::compress;
 use crate::error::LogError;
-use crate::format::{ALIGN, FRAME_HEADER, FrameHeader, KIND_CLOSE, KIND_FILLER};
-use crate::segments::frames::{Bad, Window, corrupt};
+use crate::format::{ALIGN, FIRST_OWN_KIND, FRAME_HEADER, FrameHeader, KIND_CLOSE, KIND_FILLER};
+use crate::segments::frames::{Bad, Window, corrupt, corrupt_at, payload_of};
 use crate::segments::run::{Run, RunBeginning, SegmentFile};
+use crate::{FrameRef, Lsn};
 
 /// Where a piece of the log past the durable mark is to be copied from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +43,30 @@ pub(crate) struct Seen<'a> {
     pub(crate) place: Option<(&'a SegmentFile, u64)>,
 }
 
+impl Seen<'_> {
+    /// As a log's user gets it, without and with its payload; `None` for a frame of the log's own.
+    /// The ring has no path here: `dir` is the log's.
+    pub(crate) fn given(&self, dir: &Path) -> Result<Option<(FrameRef<'static>, Cow<'_, [u8]>)>, LogError> {
+        let header = &self.header;
+        if header.kind() >= FIRST_OWN_KIND {
+            return Ok(None);
+        }
+        let payload = payload_of(header, self.payload).map_err(|found| {
+            let place = self.place.map(|(segment, offset)| (&*segment.path, offset));
+            let (path, offset) = place.unwrap_or((dir, 0));
+            corrupt_at(path, offset, header.lsn.get(), compress::EXPECTED, found)
+        })?;
+        let frame = FrameRef {
+            start: header.lsn.get(),
+            end: header.end(),
+            stream: header.stream(),
+            kind: header.kind(),
+            payload: &[],
+        };
+        Ok(Some((frame, payload)))
+    }
+}
+
 /// What the walk found.
 #[derive(Debug)]
 pub(crate) struct Found {
@@ -56,38 +82,49 @@ pub(crate) struct Found {
     /// or behind.
     pub(crate) beginnings: Vec<(u64, Lsn)>,
     pub(crate) torn: Option<TornTail>,
+    /// What was passed over, lowest first.
+    pub(crate) damaged: Vec<Damaged>,
     /// Damage in the segments that the ring made good.
     pub(crate) mended: Option<TornTail>,
     pub(crate) ring: RingOutcome,
 }
 
-/// Walks the log. `resume_at` vouches that everything below it was durable.
+/// Sees each frame that a walk takes, in order. Its error ends the walk.
+pub(crate) type Visit<'a> = dyn FnMut(Seen<'_>) -> Result<(), LogError> + 'a;
+
+/// Walks the log. `resume_at` vouches that everything below it was durable; `passing` says to go on
+/// behind damage.
 ///
 /// # Errors
-/// Damage before a durable point, a read error, or a log that does not reach `resume_at`.
+/// Damage before a durable point that is not passed over, a read error, a log that does not reach
+/// `resume_at`, and those of `visit`.
 pub(crate) fn walk(
     chain: &Chain,
     ring: &OldRing,
     resume_at: Option<Lsn>,
-    visit: &mut dyn FnMut(Seen<'_>),
+    passing: bool,
+    visit: &mut Visit<'_>,
 ) -> Result<Found, LogError> {
     let mut walk = Walk::begin(chain, ring, resume_at)?;
+    walk.passing = passing;
     while walk.step(visit)? {}
     Ok(walk.found)
 }
 
-struct Walk<'a> {
+pub(super) struct Walk<'a> {
     chain: &'a Chain,
-    ring: &'a OldRing,
+    pub(super) ring: &'a OldRing,
     run: usize,
-    at: Lsn,
-    window: Window,
-    found: Found,
+    pub(super) at: Lsn,
+    pub(super) window: Window,
+    pub(super) found: Found,
+    /// Goes on behind damage.
+    passing: bool,
     /// Where the ring took over. What comes from there is not in the segments, whatever
     /// durable marks say.
     ring_from: Option<Lsn>,
     /// The last frame taken that is no filler closed the log.
-    closed: bool,
+    pub(super) closed: bool,
     /// What was taken for the first frame's place without a record of it: there may be none.
     guessed: Option<Lsn>,
 }
@@ -109,9 +146,11 @@ impl<'a> Walk<'a> {
                 frames: 0,
                 beginnings: Vec::new(),
                 torn: None,
+                damaged: Vec::new(),
                 mended: None,
                 ring: ring.outcome(),
             },
+            passing: false,
             ring_from: None,
             closed: false,
             guessed: None,
@@ -130,7 +169,7 @@ impl<'a> Walk<'a> {
         self.chain.runs.get(self.run).ok_or(LogError::Closed)
     }
 
-    fn next_run(&self) -> Option<&'a Run> {
+    pub(super) fn next_run(&self) -> Option<&'a Run> {
         self.chain.runs.get(self.run + 1)
     }
 
@@ -256,7 +295,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Decides at one position; `false` at the log's end.
-    fn step(&mut self, visit: &mut dyn FnMut(Seen<'_>)) -> Result<bool, LogError> {
+    fn step(&mut self, visit: &mut Visit<'_>) -> Result<bool, LogError> {
         let run = self.current()?;
         let recorded_end = self.next_run().map(Run::predecessor_end);
         let at = self.at;
@@ -292,11 +331,15 @@ impl<'a> Walk<'a> {
                 if self.guessed == Some(at) {
                     return Err(guess_failed(run, format!("LSN {at} holds {found}")));
                 }
-                return Err(corrupt(run, at, &proof.to_string(), found));
+                let damage = corrupt(run, at, &proof.to_string(), found);
+                if !self.passing {
+                    return Err(damage);
+                }
+                self.pass_over(run, damage)?;
             }
             Decision::Ring => {
                 self.end_in_segments(run, something(frame.err()));
-                self.follow_ring(run, visit);
+                self.follow_ring(run, visit)?;
                 return Ok(false);
             }
             Decision::End => {
@@ -312,12 +355,7 @@ impl<'a> Walk<'a> {
         Ok(true)
     }
 
-    fn take(
-        &mut self,
-        run: &Run,
-        header: FrameHeader,
-        visit: &mut dyn FnMut(Seen<'_>),
-    ) -> Result<(), LogError> {
+    fn take(&mut self, run: &Run, header: FrameHeader, visit: &mut Visit<'_>) -> Result<(), LogError> {
         let mut stretch = run;
         let payload_at = self.at + FRAME_HEADER as u64;
         let payload = self.window.bytes(&mut stretch, payload_at, header.stored_len())?;
@@ -327,7 +365,7 @@ impl<'a> Walk<'a> {
             header,
             payload,
             place,
-        });
+        })?;
         if segment.is_some_and(|segment| segment.header.end() <= header.end()) {
             let entered = |s: &&SegmentFile| (self.at + 1..=header.end()).contains(&s.first_lsn());
             let entered = run.segments.iter().filter(entered);
@@ -459,8 +497,10 @@ impl<'a> Walk<'a> {
 
     /// Takes the frames that only the ring has. A complete frame behind a hole counts: what
     /// belonged in the hole was never applied nor seen, so nothing depends on it.
-    fn follow_ring(&mut self, run: &Run, visit: &mut dyn FnMut(Seen<'_>)) {
-        let Some(left) = self.usable_ring() else { return };
+    fn follow_ring(&mut self, run: &Run, visit: &mut Visit<'_>) -> Result<(), LogError> {
+        let Some(left) = self.usable_ring() else {
+            return Ok(());
+        };
         if self.at < left.written {
             let zeros = self.tail(run, "zeros".into());
             self.found.mended = self.found.torn.take().or(zeros);
@@ -473,7 +513,7 @@ impl<'a> Walk<'a> {
                     header,
                     payload: &payload,
                     place: None,
-                });
+                })?;
                 self.note_close(header.kind());
                 self.accept(header, Source::Ring);
                 frames += 1;
@@ -504,6 +544,7 @@ impl<'a> Walk<'a> {
         } else {
             RingOutcome::Recovered { frames, holes }
         };
+        Ok(())
     }
 
     fn explain_ring(&mut self) {

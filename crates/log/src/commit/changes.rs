@@ -1,0 +1,208 @@
+//! The durable boundary as one task sees it that serves many: what all of a log's appenders wait
+//! for, without a task or a registration for each of them.
+//!
+//! A tail waits for the boundary likewise, but nothing is flushed for its sake. As long as a
+//! [`DurableChanges`] is there, all that is appended counts as waited for: each append calls the
+//! background flusher, as a future for that append would, and frames that come in the meantime go
+//! with the next group.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::Lsn;
+use crate::error::LogError;
+use crate::shared::Core;
+use crate::sync::{AtomicU32, Ordering};
+
+/// The durable boundary, each time that it has moved: [`Log::durable_changes`] makes it.
+///
+/// For a task that completes what others wait for: it awaits [`DurableChanges::next`], and completes
+/// everything that ends at the answer or below it. As long as it is there, frames are brought to the
+/// device although nobody waits for them, as if a future waited for each at
+/// [`Level::Disk`](crate::Level::Disk): also with
+/// [`LogOptions::manual_flush`](crate::LogOptions::manual_flush).
+///
+/// Dropping it ends that; what was appended before goes to the device as without it.
+///
+/// ```
+/// use collie_log::{Log, LogError, LogOptions};
+/// # use std::{future::Future, pin::pin, sync::Arc, task::{Context, Poll, Wake}, thread};
+/// # struct Unpark(thread::Thread);
+/// # impl Wake for Unpark {
+/// #     fn wake(self: Arc<Self>) { self.0.unpark() }
+/// # }
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let (waker, mut future) = (Arc::new(Unpark(thread::current())).into(), pin!(future));
+/// #     loop {
+/// #         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+/// #             Poll::Ready(answer) => return answer,
+/// #             Poll::Pending => thread::park(),
+/// #         }
+/// #     }
+/// # }
+/// # let dir = tempfile::tempdir()?;
+/// let log = Log::open(dir.path().join("log"), LogOptions::default())?;
+/// # block_on(async {
+/// let mut changes = log.durable_changes();
+/// let span = log.worker()?.append_async(7, 1, b"hello").await?;
+/// while changes.next().await? < span.end {}
+/// assert!(log.durable() >= span.end);
+/// # Ok::<(), LogError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// [`Log::durable_changes`]: crate::Log::durable_changes
+pub struct DurableChanges {
+    core: Arc<Core>,
+    /// What was answered last.
+    last: Lsn,
+}
+
+impl DurableChanges {
+    pub(crate) fn new(core: &Arc<Core>) -> Self {
+        core.watchers.add();
+        Self {
+            core: Arc::clone(core),
+            last: 0,
+        }
+    }
+
+    /// The durable boundary, as soon as it lies beyond the last answer; the first call answers at
+    /// once. Boundaries in between are left out: the answer is the newest. The log's own frames,
+    /// such as its seals, move it, too.
+    ///
+    /// It never flushes, syncs or blocks on the thread that polls, and needs no runtime: the log's
+    /// background threads work, or any thread that blocks in [`Log::wait`](crate::Log::wait). Its
+    /// waker is treated as that of [`Log::wait_async`](crate::Log::wait_async). Dropping the future
+    /// loses nothing: the next one answers with what this one would have, or more.
+    ///
+    /// # Errors
+    /// [`LogError::Poisoned`], [`LogError::Closed`], and in a forked child [`LogError::Forked`]: the
+    /// boundary does not move any more, and what was durable before was answered before the error.
+    /// Every later call gives the error again.
+    pub fn next(&mut self) -> NextDurable<'_> {
+        NextDurable {
+            changes: self,
+            id: None,
+        }
+    }
+
+    /// What the last call of [`DurableChanges::next`] answered; 0 before the first.
+    #[must_use]
+    pub fn last(&self) -> Lsn {
+        self.last
+    }
+
+    fn look(&self) -> Option<Result<Lsn, LogError>> {
+        let durable = self.core.durable();
+        if durable > self.last {
+            return Some(Ok(durable));
+        }
+        let ended = self.core.ended()?;
+        // What became durable before the end is answered before the error.
+        let durable = self.core.durable();
+        Some(if durable > self.last {
+            Ok(durable)
+        } else {
+            Err(ended)
+        })
+    }
+}
+
+impl Drop for DurableChanges {
+    fn drop(&mut self) {
+        self.core.watchers.remove();
+    }
+}
+
+impl fmt::Debug for DurableChanges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DurableChanges")
+            .field("last", &self.last)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Resolves to the durable boundary when it has moved, or to why it moves no more:
+/// [`DurableChanges::next`].
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct NextDurable<'a> {
+    changes: &'a mut DurableChanges,
+    /// Its number among those that wait.
+    id: Option<u64>,
+}
+
+impl Future for NextDurable<'_> {
+    type Output = Result<Lsn, LogError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let mut answer = this.changes.look();
+        if answer.is_none() {
+            let core = &this.changes.core;
+            core.waiting.follow(&mut this.id, this.changes.last, cx.waker());
+            // The registry's lock orders this: either who raised the boundary saw the task, or the
+            // task sees the boundary.
+            answer = this.changes.look();
+            if answer.is_none() && core.durable() < core.appended() {
+                // Appended before there was anybody to call the flusher for.
+                core.flusher.call();
+            }
+        }
+        let Some(answer) = answer else {
+            return Poll::Pending;
+        };
+        if let Ok(durable) = answer {
+            this.changes.last = durable;
+        }
+        Poll::Ready(answer)
+    }
+}
+
+impl Drop for NextDurable<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            self.changes.core.waiting.unfollow(id);
+        }
+    }
+}
+
+impl fmt::Debug for NextDurable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NextDurable")
+            .field("last", &self.changes.last)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How many [`DurableChanges`] there are. On cache lines of its own: every append reads it.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Watchers(AtomicU32);
+
+impl Watchers {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// SeqCst: of this and the look at what is appended that follows it, and an append and its look
+    /// here, one sees the other.
+    fn add(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn remove(&self) {
+        // Relaxed: one call of the flusher too many does no harm.
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether what is appended is waited for. Relaxed: an append that misses one that is being made
+    /// is seen by its first look, or flushed after an interval.
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+}

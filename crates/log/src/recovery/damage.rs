@@ -1,0 +1,95 @@
+//! Going on behind damage, [`RecoveryMode::SkipDamaged`](crate::RecoveryMode::SkipDamaged).
+//!
+//! **What is taken for the next frame is one.** It is searched for at every position behind the
+//! damage, and most of what stands there is the payload of a frame that cannot be read, which a user
+//! chose. A frame counts if its header gives its own position as its LSN and the epoch of its
+//! segments, and if its checksum is right, which is seeded with the epoch's salt:
+//!
+//! * bytes that were made up for the place do not have the checksum: the salt is random, was drawn
+//!   when the epoch began, and is not given out;
+//! * a copy of a frame of this log, within a payload, was made after the frame was, so it stands at
+//!   a higher LSN than it gives; and the LSNs of what was torn off are given out again by a later
+//!   epoch only, under another salt;
+//! * what a segment held before it was used again gives lower LSNs, too.
+//!
+//! **Nothing of what is passed over is moved.** The damaged part was durable, so all before it was.
+//! The durable mark rises to its end: what lies below stays in its segments, and the copy forward
+//! begins there or behind. The next opening comes to the same damage, by the end that the epoch
+//! after it records.
+
+use super::old_ring::OldRing;
+use super::report::Damaged;
+use super::scan::Walk;
+use crate::Lsn;
+use crate::error::LogError;
+use crate::format::ALIGN;
+use crate::segments::run::Run;
+
+impl Walk<'_> {
+    /// Passes over `damage`, which is at the current position, to the next good frame or to where
+    /// the run is known to end.
+    ///
+    /// # Errors
+    /// `damage`, where there is neither. So it is where a segment's header or all of its file is
+    /// lost: its frames may all be there, and must not be removed as another log's.
+    pub(super) fn pass_over(&mut self, run: &Run, damage: LogError) -> Result<(), LogError> {
+        let LogError::Corrupt {
+            path,
+            offset,
+            lsn: from,
+            expected,
+            found,
+        } = damage
+        else {
+            return Err(damage);
+        };
+        let Some(to) = self.goes_on_at(run)?.filter(|to| *to <= run.end()) else {
+            return Err(LogError::Corrupt {
+                path,
+                offset,
+                lsn: from,
+                expected: format!("{expected} (nothing of the log was found behind it)"),
+                found,
+            });
+        };
+        if self.found.frames == 0 {
+            self.found.first_frame = to;
+        }
+        // What comes to be the oldest segment says where its first frame begins. Of one that the
+        // damage reaches into that is not said here: so it is released with the one before, and the
+        // damage is reported as long as a part of it is there.
+        self.found.past_mark.clear();
+        self.found.durable_mark = to;
+        self.found.end = to;
+        self.at = to;
+        self.closed = false;
+        self.found.damaged.push(Damaged {
+            path,
+            offset,
+            from,
+            to,
+            why: format!("expected {expected}, found {found}"),
+        });
+        Ok(())
+    }
+
+    /// Where the log goes on behind the damage at the current position; `None` where that is not
+    /// known.
+    fn goes_on_at(&mut self, run: &Run) -> Result<Option<Lsn>, LogError> {
+        let at = self.at;
+        let recorded_end = self.next_run().map(Run::predecessor_end);
+        // What lies beyond that end is not the log.
+        let next = self.window.find(run, at + ALIGN, |header| {
+            recorded_end.is_none_or(|end| header.end() <= end)
+        })?;
+        Ok(next.or(recorded_end).or_else(|| {
+            // The newest epoch: to where it is known to have been durable.
+            let copied = Some(run.copied_end());
+            let written = match self.ring {
+                OldRing::Usable(left) => Some(left.written),
+                _ => None,
+            };
+            copied.max(written).filter(|end| *end > at)
+        }))
+    }
+}

@@ -5,5 +5,7 @@
 
 pub mod frames;
 mod ids;
+mod store;
 
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
+pub use store::{Bounds, Entry, NodeLog, NodeLogOptions, NodeLogStats, Quarantined, ReplicaLog, StoreError};

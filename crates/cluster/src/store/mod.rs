@@ -1,0 +1,17 @@
+//! The log store of a node: many replicas' logs in one collie-log.
+
+mod cache;
+mod completion;
+mod error;
+mod index;
+mod node_log;
+mod pressure;
+mod recovery;
+mod replica;
+mod replica_log;
+mod state;
+
+pub use error::StoreError;
+pub use node_log::{NodeLog, NodeLogOptions, NodeLogStats};
+pub use recovery::Quarantined;
+pub use replica_log::{Bounds, Entry, ReplicaLog};

@@ -15,7 +15,6 @@ use std::task::{Context, Poll};
 use crate::Lsn;
 use crate::error::LogError;
 use crate::shared::Core;
-use crate::sync::{AtomicU32, Ordering};
 
 /// The durable boundary, each time that it has moved: [`Log::durable_changes`] makes it.
 ///
@@ -25,7 +24,8 @@ use crate::sync::{AtomicU32, Ordering};
 /// [`Level::Disk`](crate::Level::Disk): also with
 /// [`LogOptions::manual_flush`](crate::LogOptions::manual_flush).
 ///
-/// Dropping it ends that; what was appended before goes to the device as without it.
+/// Dropping it ends that; what was appended before goes to the device as without it. As a worker does,
+/// it keeps the directory of a poisoned log locked.
 ///
 /// ```
 /// use collie_log::{Log, LogError, LogOptions};
@@ -176,33 +176,5 @@ impl fmt::Debug for NextDurable<'_> {
         f.debug_struct("NextDurable")
             .field("last", &self.changes.last)
             .finish_non_exhaustive()
-    }
-}
-
-/// How many [`DurableChanges`] there are. On cache lines of its own: every append reads it.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct Watchers(AtomicU32);
-
-impl Watchers {
-    pub(crate) fn new() -> Self {
-        Self(AtomicU32::new(0))
-    }
-
-    /// SeqCst: of this and the look at what is appended that follows it, and an append and its look
-    /// here, one sees the other.
-    fn add(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn remove(&self) {
-        // Relaxed: one call of the flusher too many does no harm.
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Whether what is appended is waited for. Relaxed: an append that misses one that is being made
-    /// is seen by its first look, or flushed after an interval.
-    pub(crate) fn any(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 0
     }
 }

@@ -32,6 +32,8 @@ mod wait;
 #[cfg(not(loom))]
 pub(crate) mod waiters;
 #[cfg(not(loom))]
+pub(crate) mod watchers;
+#[cfg(not(loom))]
 mod write_group;
 #[cfg(not(loom))]
 pub(crate) mod writer;

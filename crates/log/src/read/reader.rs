@@ -106,7 +106,7 @@ impl Reader {
             }
             let at = self.next;
             if let Some(damaged) = self.core.report.damaged_at(at) {
-                self.next = damaged.to.min(self.end);
+                self.next = damaged.to;
                 self.advance();
                 continue;
             }

@@ -82,14 +82,19 @@ impl Walk<'_> {
         let next = self.window.find(run, at + ALIGN, |header| {
             recorded_end.is_none_or(|end| header.end() <= end)
         })?;
-        Ok(next.or(recorded_end).or_else(|| {
-            // The newest epoch: to where it is known to have been durable.
-            let copied = Some(run.copied_end());
-            let written = match self.ring {
-                OldRing::Usable(left) => Some(left.written),
-                _ => None,
-            };
-            copied.max(written).filter(|end| *end > at)
-        }))
+        if recorded_end.is_some() {
+            return Ok(next.or(recorded_end).filter(|end| *end > at));
+        }
+        // The newest epoch. Where it is known to have been durable, or written, the next step looks
+        // at what is there; so it does where the ring begins to have all.
+        let (mut written, mut in_ring) = (None, None);
+        if let OldRing::Usable(left) = self.ring {
+            written = Some(left.written);
+            in_ring = left
+                .first_frame(at + ALIGN, next.unwrap_or(left.written))
+                .filter(|lsn| left.bridges(*lsn));
+        }
+        let ends = [next, in_ring, written, Some(run.copied_end())];
+        Ok(ends.into_iter().flatten().filter(|end| *end > at).min())
     }
 }

@@ -17,6 +17,7 @@ mod pad;
 mod reads;
 mod release;
 mod setbacks;
+mod skip_damaged;
 
 /// Whether all of a long enumeration is run, with `COLLIE_THOROUGH=1`, as CI does; else a part of
 /// it that is spread evenly.

@@ -3,6 +3,7 @@
 
 mod appending;
 mod archive;
+mod changes;
 mod compression;
 mod failures;
 mod follow;
@@ -10,6 +11,8 @@ mod formats;
 mod hostile;
 mod room;
 mod set;
+mod streams;
 mod tail;
+mod task;
 mod vanished;
 mod wakers;

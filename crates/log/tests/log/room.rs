@@ -1,15 +1,15 @@
 //! Appends that wait for nothing, and tasks that await room instead.
 
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::task::Poll;
 use std::time::Duration;
 
 use collie_log::{FRAME_HEADER, Level, Log, LogError, LogOptions, RingMode, WritePath};
 use collie_sim::{Fault, FaultKind, SimDevice, VOLATILE_DIR};
+
+use crate::task::{block_on, poll_once};
 
 const DIR: &str = "/data/log";
 const RING: usize = 16 << 10;
@@ -23,29 +23,6 @@ fn options(device: &SimDevice) -> LogOptions {
         flush_interval: Duration::from_secs(3_600),
         ..LogOptions::default()
     }
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(done) => return done,
-            Poll::Pending => std::thread::park(),
-        }
-    }
-}
-
-fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
-    future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
 /// A log without threads: only a thread that waits would write, and none does.

@@ -8,14 +8,12 @@
 #![expect(clippy::unwrap_used, reason = "a failure in a test is a panic")]
 
 use std::path::Path;
-use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 use std::time::Duration;
 
 use collie_log::{Level, Log, LogError, LogOptions, RingMode};
+
+use crate::task::block_on;
 
 /// How often something is looked for that comes about some milliseconds later: for a minute at
 /// most.
@@ -40,25 +38,6 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
         std::thread::sleep(BETWEEN_LOOKS);
     }
     panic!("{what} has not come about");
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = pin!(future);
-    loop {
-        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return value;
-        }
-        std::thread::park();
-    }
 }
 
 /// Ends the tasks, also where the test fails.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use collie_io::{Device, OpenMode, read_exact_at};
-use collie_log::{Level, Log, LogError};
+use collie_log::{Frame, Level, Log, LogError, LogOptions};
 
 use collie_sim::SimDevice;
 
@@ -284,8 +284,8 @@ impl Case<'_> {
         let device = image.device();
         device.record(Points::Changes, 6);
         let rings = Rings::of(&device);
-        let log = match self.open(&device, rng, report) {
-            Ok(log) => log,
+        let (log, handed_out) = match self.open(&device, rng, report) {
+            Ok(opened) => opened,
             // A ring that is ahead of the files proves that they lost what was durable.
             Err(LogError::Corrupt { .. } | LogError::Version { .. })
                 if survives == Survives::Damage || self.kind == Kind::StaleRing =>
@@ -309,6 +309,9 @@ impl Case<'_> {
         report.verdict.add(&verdict);
         if !verdict.holds() {
             return report.fail(format!("{verdict}"));
+        }
+        if let Err(e) = check_frames(&log, &handed_out) {
+            return report.fail(e);
         }
         if let Some(same) = same
             && same != found
@@ -340,13 +343,18 @@ impl Case<'_> {
 
     /// Opens the log, now and then on a device that has a fault; after that fault it is opened
     /// again.
-    fn open(&self, device: &SimDevice, rng: &mut Rng, report: &mut ImagesReport) -> Result<Log, LogError> {
+    fn open(
+        &self,
+        device: &SimDevice,
+        rng: &mut Rng,
+        report: &mut ImagesReport,
+    ) -> Result<(Log, Vec<Frame>), LogError> {
         let options = || self.setup.options(device, false);
         if !rng.one_in(4) {
             // Where the device has a fault, there are no threads: it must strike the opening and not
             // what they do next.
             let threads = self.setup.finds_out() && rng.one_in(3);
-            return Log::open(DIR, self.setup.options(device, threads));
+            return open_with(self.setup.options(device, threads));
         }
         let kind = RECOVERY_FAULTS
             .get(rng.index(RECOVERY_FAULTS.len()))
@@ -358,7 +366,7 @@ impl Case<'_> {
             }
             _ => Fault::new(kind).after(rng.below(20)).once(),
         });
-        let opened = Log::open(DIR, options());
+        let opened = open_with(options());
         device.heal();
         for (kind, times) in device.fault_counts() {
             report.count(fault_name(kind), times);
@@ -366,7 +374,7 @@ impl Case<'_> {
         match opened {
             Err(LogError::Io { .. } | LogError::StorageFull { .. }) => {
                 report.count("recovery failed and tried again", 1);
-                Log::open(DIR, options())
+                open_with(options())
             }
             opened => opened,
         }
@@ -452,6 +460,34 @@ impl Case<'_> {
             Err(e) => report.fail(format!("after recovery, commits and a power cut ({name}): {e}")),
         }
     }
+}
+
+/// Opens the log; with it, the frames that recovery handed out.
+fn open_with(options: LogOptions) -> Result<(Log, Vec<Frame>), LogError> {
+    let mut frames = Vec::new();
+    let log = Log::open_with(DIR, options, |frame| {
+        frames.push(frame.to_frame());
+        Ok::<(), LogError>(())
+    })?;
+    Ok((log, frames))
+}
+
+/// Whether the frames that recovery handed out are those that are read, and each is got by its LSN.
+fn check_frames(log: &Log, handed_out: &[Frame]) -> Result<(), String> {
+    let read: Result<Vec<_>, _> = log.read(log.recovery().first_frame).and_then(Iterator::collect);
+    if read.as_deref().ok() != Some(handed_out) {
+        let read = read.map(|frames| frames.len());
+        let handed_out = handed_out.len();
+        return Err(format!(
+            "recovery handed out {handed_out} frames, and read are {read:?}"
+        ));
+    }
+    handed_out
+        .iter()
+        .try_for_each(|frame| match log.get(frame.start) {
+            Ok(got) if got == *frame => Ok(()),
+            got => Err(format!("the frame at LSN {} is got as {got:?}", frame.start)),
+        })
 }
 
 /// The ring files of a world, with their content.

@@ -38,6 +38,8 @@ fn at_every_step_of_an_archiving_all_frames_are_found() {
                 let frames =
                     follow(RealDevice::new(), &dir, Some(from)).unwrap_or_else(|e| panic!("{context}: {e}"));
                 check(&frames, n..149);
+                let frame = log.get(from).unwrap_or_else(|e| panic!("{context}: {e}"));
+                check([&frame], n..n + 1);
             }
             assert!(tail.lock().unwrap().try_next().unwrap().is_none());
             steps.lock().unwrap().push(moment.to_owned());
@@ -49,6 +51,40 @@ fn at_every_step_of_an_archiving_all_frames_are_found() {
     for step in ["before rename", "after rename", "before sync", "after sync"] {
         assert!(steps.iter().filter(|s| *s == step).count() > 2, "{steps:?}");
     }
+}
+
+/// The file that a get opens is released and used again before it is read.
+#[test]
+fn a_frame_whose_segment_is_used_again_in_mid_read_is_missing_and_not_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = Watched::new();
+    let options = LogOptions {
+        device: Arc::new(device.clone()),
+        archive_ttl: Duration::ZERO,
+        ..options()
+    };
+    let log = Log::open(dir.path(), options).unwrap();
+    let wanted = append(&log, 0..150)[1];
+    let before = log.stats();
+    let other = log.clone();
+    let mut uses = 1;
+    device.call(move |moment, path| {
+        if moment == "after open" && path.ends_with("0000000000000001.seg") && uses > 0 {
+            uses -= 1;
+            release(&other);
+            append(&other, 150..300);
+        }
+    });
+    let got = log.get(wanted.start);
+    device.leave();
+    let LogError::Missing {
+        wanted: lsn, oldest, ..
+    } = got.unwrap_err()
+    else {
+        panic!("another error than that it was released");
+    };
+    assert_eq!((lsn, oldest), (wanted.start, log.oldest()));
+    assert!(log.oldest() > before.oldest, "nothing was released");
 }
 
 #[test]

@@ -13,6 +13,8 @@
     reason = "a test, which shows its figures"
 )]
 
+mod changes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
@@ -30,7 +32,7 @@ use shuttle::{Config, Runner, future, thread};
 
 const DIR: &str = "/log";
 /// How many tests share `COLLIE_SCHEDULES`.
-const TESTS: u64 = 13;
+const TESTS: u64 = 14;
 const RING: usize = 8 << 10;
 const SEGMENT: u64 = 32 << 10;
 

@@ -54,7 +54,7 @@ pub enum Frame<'a> {
     /// [`KIND_TOMBSTONE`].
     Tombstone(Tombstone),
     /// [`KIND_DIRECTORY`].
-    Directory(Vec<Listed>),
+    Directory(Directory),
 }
 
 /// Entries that follow each other, all of one leader. Without any, the frame only says what is
@@ -113,6 +113,16 @@ pub struct Tombstone {
     pub group: GroupId,
     /// The replica.
     pub replica: ReplicaId,
+}
+
+/// All streams that have frames which are needed, and all removed replicas.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Directory {
+    /// Of every stream, all frames below this LSN are known to its line. Others may stand between
+    /// here and the directory.
+    pub as_of: Lsn,
+    /// A line for each.
+    pub lines: Vec<Listed>,
 }
 
 /// A line of the directory.
@@ -248,9 +258,10 @@ impl Frame<'_> {
                 put_u64(to, tombstone.group);
                 put_u64(to, tombstone.replica);
             }
-            Self::Directory(listed) => {
-                put_u32(to, listed.len() as u32);
-                for line in listed {
+            Self::Directory(directory) => {
+                put_u64(to, directory.as_of);
+                put_u32(to, directory.lines.len() as u32);
+                for line in &directory.lines {
                     put_u32(to, line.stream);
                     put_u64(to, line.group);
                     put_u64(to, line.replica);
@@ -423,14 +434,17 @@ impl<'a> Decoder<'a> {
         })
     }
 
-    fn directory(&mut self) -> Result<Vec<Listed>, FrameError> {
+    fn directory(&mut self) -> Result<Directory, FrameError> {
+        let as_of = self.u64("an LSN")?;
         let count = self.u32("a number of streams")? as usize;
         // Checked before room is made for them.
         if Some(self.rest().len()) != count.checked_mul(LISTED) {
             let found = format!("{} bytes for {count} streams", self.rest().len());
             return Err(self.wrong(self.at, "40 bytes for each stream", found));
         }
-        (0..count).map(|_| self.listed()).collect()
+        let lines = (0..count).map(|_| self.listed());
+        let lines = lines.collect::<Result<_, _>>()?;
+        Ok(Directory { as_of, lines })
     }
 
     fn listed(&mut self) -> Result<Listed, FrameError> {
@@ -546,7 +560,8 @@ mod tests {
             entry_ids().prop_map(Frame::Purge),
             states().prop_map(Frame::State),
             any::<(u64, u64)>().prop_map(|(group, replica)| Frame::Tombstone(Tombstone { group, replica })),
-            proptest::collection::vec(listed(), 0..20).prop_map(Frame::Directory),
+            (any::<u64>(), proptest::collection::vec(listed(), 0..20))
+                .prop_map(|(as_of, lines)| Frame::Directory(Directory { as_of, lines })),
         ]
     }
 
@@ -627,10 +642,10 @@ mod tests {
             said(KIND_TOMBSTONE, &[0; 27]),
             "byte 24 of a frame of kind 6: expected the end, found 3 more bytes"
         );
-        let many = [[0; 8].as_slice(), &[255; 4]].concat();
+        let many = [[0; 16].as_slice(), &[255; 4]].concat();
         assert_eq!(
             said(KIND_DIRECTORY, &many),
-            "byte 12 of a frame of kind 7: expected 40 bytes for each stream, found 0 bytes for 4294967295 streams"
+            "byte 20 of a frame of kind 7: expected 40 bytes for each stream, found 0 bytes for 4294967295 streams"
         );
         let mut entries = Vec::new();
         let (committed, first) = (None, u64::MAX);

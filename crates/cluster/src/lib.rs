@@ -8,4 +8,7 @@ mod ids;
 mod store;
 
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
-pub use store::{Bounds, Entry, NodeLog, NodeLogOptions, NodeLogStats, Quarantined, ReplicaLog, StoreError};
+pub use store::{
+    Bounds, Entry, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions, Opened,
+    Quarantined, ReplicaLog, StoreError,
+};

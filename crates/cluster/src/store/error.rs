@@ -1,5 +1,7 @@
 //! What can go wrong, each with where, what was expected and what was found.
 
+use std::path::PathBuf;
+
 use collie_log::{LogError, Lsn};
 
 use crate::frames::FrameError;
@@ -89,6 +91,18 @@ pub enum StoreError {
     Streams {
         /// How many there are.
         limit: u32,
+    },
+    /// A replica is in two logs: a directory was copied.
+    #[error(
+        "replica {replica} is in two logs, {} and {}; take away the one that was copied here",
+        paths[0].display(),
+        paths[1].display()
+    )]
+    TwoLogs {
+        /// The replica.
+        replica: ReplicaId,
+        /// The logs' directories.
+        paths: [PathBuf; 2],
     },
     /// Options that do not go together.
     #[error("option {option}: {problem}")]

@@ -53,10 +53,6 @@ pub(super) struct Index {
 }
 
 impl Index {
-    pub(super) fn is_empty(&self) -> bool {
-        self.runs.is_empty()
-    }
-
     /// The index of the first entry.
     pub(super) fn first(&self) -> Option<u64> {
         self.runs.front().map(|run| run.first)

@@ -4,6 +4,7 @@ mod cache;
 mod completion;
 mod error;
 mod index;
+mod layout;
 mod node_log;
 mod pressure;
 mod recovery;
@@ -12,6 +13,7 @@ mod replica_log;
 mod state;
 
 pub use error::StoreError;
+pub use layout::{Layout, NodeStore, NodeStoreOptions, Opened};
 pub use node_log::{NodeLog, NodeLogOptions, NodeLogStats};
 pub use recovery::Quarantined;
 pub use replica_log::{Bounds, Entry, ReplicaLog};

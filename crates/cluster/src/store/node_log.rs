@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use collie_log::{Level, Log, LogError, LogOptions, Lsn, RecoveryMode, Span, Worker};
 use parking_lot::Mutex;
 
-use crate::frames::{Frame, Listed, NODE_STREAM, STREAMS, Tombstone};
+use crate::frames::{Directory, Frame, Listed, NODE_STREAM, STREAMS, Tombstone};
 use crate::ids::{GroupId, ReplicaId};
 use crate::store::completion::{Completion, Done};
 use crate::store::error::StoreError;
@@ -32,7 +32,7 @@ pub struct NodeLogOptions {
     /// How long the log may become, in bytes; see [`NodeLog::maintain`]. Default 2 GiB.
     pub log_limit: u64,
     /// Entries within so many bytes of the log's end are kept in memory, those that are not durable
-    /// yet besides. Default 256 MiB.
+    /// yet besides. It counts for each log: a node with many has less for each. Default 256 MiB.
     pub cache_bytes: u64,
 }
 
@@ -232,7 +232,10 @@ impl NodeLog {
     pub async fn remove(&self, group: GroupId, replica: ReplicaId) -> Result<(), StoreError> {
         let mut payload = Vec::new();
         let span = loop {
-            match self.shared.try_remove(Tombstone { group, replica }, &mut payload) {
+            match self
+                .shared
+                .try_remove(Tombstone { group, replica }, &mut payload, false)
+            {
                 Err(StoreError::Log(LogError::WouldBlock)) => self.shared.log.room(payload.len()).await?,
                 done => break done?,
             }
@@ -243,23 +246,44 @@ impl NodeLog {
         Ok(())
     }
 
+    /// Whether the replica is here, whole or not.
+    pub(super) fn knows(&self, replica: ReplicaId) -> bool {
+        let node = self.shared.node.lock();
+        node.replica(replica).is_some() || node.quarantined.iter().any(|lost| lost.replica == replica)
+    }
+
+    /// Removes a replica whose tombstone is in another log. Blocks.
+    pub(super) fn forget(&self, group: GroupId, replica: ReplicaId) -> Result<(), StoreError> {
+        self.shared
+            .try_remove(Tombstone { group, replica }, &mut Vec::new(), true)?;
+        Ok(())
+    }
+
     /// Completes what waits for durability, and appends directories, until the log fails or is
-    /// closed; returns why. One task for all replicas of the log: without it no callback comes.
-    pub async fn run(&self) -> StoreError {
+    /// closed; resolves to why. One task for all replicas of the log: without it no callback comes.
+    /// It does not keep the log open.
+    pub fn run(&self) -> impl Future<Output = StoreError> + Send + use<> {
         let mut changes = self.shared.log.durable_changes();
-        loop {
-            match changes.next().await {
-                Ok(durable) => self.shared.completion.complete(durable),
-                Err(error) => {
-                    let error = StoreError::from(error);
-                    self.shared.completion.fail(&error);
-                    return error;
+        let shared = Arc::downgrade(&self.shared);
+        async move {
+            loop {
+                let next = changes.next().await;
+                let Some(shared) = shared.upgrade() else {
+                    return LogError::Closed.into();
+                };
+                match next {
+                    Ok(durable) => shared.completion.complete(durable),
+                    Err(error) => {
+                        let error = StoreError::from(error);
+                        shared.completion.fail(&error);
+                        return error;
+                    }
                 }
-            }
-            if self.shared.directory_is_due()
-                && let Err(error) = self.shared.append_directory_async().await
-            {
-                tracing::warn!(%error, "cannot append the directory of the raft log");
+                if shared.directory_is_due()
+                    && let Err(error) = shared.append_directory_async().await
+                {
+                    tracing::warn!(%error, "cannot append the directory of the raft log");
+                }
             }
         }
     }
@@ -377,7 +401,14 @@ impl Shared {
         Ok((replica, span))
     }
 
-    fn try_remove(&self, tombstone: Tombstone, payload: &mut Vec<u8>) -> Result<Option<Span>, StoreError> {
+    /// Appends a tombstone, and waits for room or not.
+    fn try_remove(
+        &self,
+        tombstone: Tombstone,
+        payload: &mut Vec<u8>,
+        wait: bool,
+    ) -> Result<Option<Span>, StoreError> {
+        let wait = wait || !self.threads;
         let mut node = self.node.lock();
         if node.tombstones.contains_key(&tombstone.replica) {
             return Ok(None);
@@ -388,7 +419,7 @@ impl Shared {
                 let mut live = replica.live.lock();
                 let prev = live.state.last_frame;
                 frame.encode(prev, payload);
-                let span = self.append(replica.stream, &frame, payload)?;
+                let span = self.append_to_log(replica.stream, frame.kind(), payload, wait)?;
                 live.state.apply(prev, &frame, span);
                 drop(live);
                 node.replicas.remove(&replica.stream);
@@ -398,7 +429,7 @@ impl Shared {
             }
             None => {
                 frame.encode(node.last_frame, payload);
-                let span = self.append(NODE_STREAM, &frame, payload)?;
+                let span = self.append_to_log(NODE_STREAM, frame.kind(), payload, wait)?;
                 node.last_frame = span.start;
                 span
             }
@@ -430,6 +461,13 @@ impl Shared {
         self.log.appended().saturating_sub(end) >= self.options.log.segment_bytes
     }
 
+    /// Whether the log lets go of what is below `mark` only with another directory: of the last one,
+    /// or of replicas that were removed.
+    pub(super) fn directory_holds(&self, mark: Lsn) -> bool {
+        let node = self.node.lock();
+        node.directory_end < mark || !node.buried.is_empty()
+    }
+
     /// Appends a directory when there is room.
     pub(super) async fn append_directory_async(&self) -> Result<(), StoreError> {
         loop {
@@ -447,6 +485,8 @@ impl Shared {
     fn append_directory(&self, wait: bool) -> Result<(), StoreError> {
         let mut node = self.node.lock();
         let node = &mut *node;
+        // Before any line is made: a replica's line knows all its frames below.
+        let as_of = self.log.appended();
         let replicas: Vec<_> = node.replicas.values().map(|replica| replica.list()).collect();
         let lines = replicas.iter().map(|(line, _)| *line);
         let lines = lines.chain(node.quarantined.iter().map(Quarantined::listed));
@@ -458,7 +498,8 @@ impl Shared {
             last_frame: 0,
             oldest: None,
         }));
-        let frame = Frame::Directory(lines.collect());
+        let lines = lines.collect();
+        let frame = Frame::Directory(Directory { as_of, lines });
         let mut payload = Vec::new();
         frame.encode(node.last_frame, &mut payload);
         let span = self.append_to_log(NODE_STREAM, frame.kind(), &payload, wait)?;

@@ -55,8 +55,9 @@ impl NodeLog {
             for replica in &replicas {
                 gone_is_done(self.relieve(replica, mark, flush).await)?;
             }
-            // It is what lets the log go of stream 0, and of what was removed.
-            self.shared.append_directory_async().await?;
+            if self.shared.directory_holds(mark) {
+                self.shared.append_directory_async().await?;
+            }
         }
         Ok(())
     }

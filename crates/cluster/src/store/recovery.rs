@@ -97,11 +97,11 @@ impl Recovery {
         self.node_frame = span.start;
         self.node_proven = span.end;
         match content {
-            Frame::Directory(lines) => {
+            Frame::Directory(directory) => {
                 self.tombstones_lost = false;
                 self.directory = Some(span.start);
-                for line in lines {
-                    self.list(line, span.start);
+                for line in &directory.lines {
+                    self.list(line, directory.as_of, span.start);
                 }
             }
             Frame::Tombstone(tombstone) => {
@@ -112,7 +112,7 @@ impl Recovery {
         }
     }
 
-    fn list(&mut self, line: &Listed, at: Lsn) {
+    fn list(&mut self, line: &Listed, as_of: Lsn, at: Lsn) {
         let Some(oldest) = line.oldest else {
             self.tombstones.insert(line.replica, line.group);
             return;
@@ -123,7 +123,7 @@ impl Recovery {
             replica: line.replica,
             generation: line.generation,
         });
-        stream.state.list(line.last_frame, at);
+        stream.state.list(line.last_frame, as_of);
         stream.oldest = oldest;
         stream.listed = Some(at);
         stream.quarantined = line.last_frame == QUARANTINED;

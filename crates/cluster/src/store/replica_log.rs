@@ -95,18 +95,21 @@ impl ReplicaLog {
         self.replica.live.lock().state.committed()
     }
 
-    /// The first entry of each leader, in their order, and the last entry.
+    /// The last entry of each leader that has any here, in their order.
     #[must_use]
-    pub fn leaders(&self) -> Vec<EntryId> {
+    pub fn last_of_leaders(&self) -> Vec<EntryId> {
         let live = self.replica.live.lock();
         let state = &live.state;
-        let firsts = state
-            .index
-            .leaders()
-            .map(|(index, leader)| EntryId { leader, index });
-        let last = state.last.filter(|_| !state.index.is_empty());
-        let mut ids: Vec<_> = firsts.chain(last).collect();
-        ids.dedup();
+        let mut ids: Vec<EntryId> = Vec::new();
+        for (index, leader) in state.index.leaders() {
+            if let Some(before) = ids.last_mut() {
+                before.index = index - 1;
+            }
+            ids.push(EntryId { leader, index });
+        }
+        if let (Some(id), Some(last)) = (ids.last_mut(), state.last) {
+            *id = last;
+        }
         ids
     }
 
@@ -346,11 +349,11 @@ impl ReplicaLog {
         }
     }
 
-    /// The entries of `range` that are there, if all of them are in memory.
+    /// As [`ReplicaLog::read_up_to`], if all those entries are in memory. Does not block.
     #[must_use]
-    pub fn read_cached(&self, range: Range<u64>) -> Option<Vec<Entry>> {
+    pub fn read_cached(&self, range: Range<u64>, bytes: u64) -> Option<Vec<Entry>> {
         let live = self.replica.live.lock();
-        let plan = Plan::of(&live, range, u64::MAX);
+        let plan = Plan::of(&live, range, bytes);
         plan.pieces.is_empty().then_some(plan.cached)
     }
 
@@ -405,6 +408,10 @@ impl ReplicaLog {
             expected: format!("the entries {:?} of {}", piece.range, piece.leader),
             found,
         };
+        // A rewrite that is not durable yet, of entries that are not in memory.
+        if piece.frame_end > self.log.log.durable() {
+            self.log.log.wait(piece.frame_end, Level::Disk)?;
+        }
         let frame = self.log.log.get(piece.lsn)?;
         if frame.stream != self.replica.stream {
             return Err(misplaced(format!("a frame of stream {}", frame.stream)));
@@ -453,6 +460,7 @@ struct Plan {
 /// Entries that are in one frame.
 struct Piece {
     lsn: Lsn,
+    frame_end: Lsn,
     range: Range<u64>,
     leader: LeaderId,
 }
@@ -474,6 +482,7 @@ impl Plan {
             if !in_log.is_empty() {
                 pieces.push(Piece {
                     lsn: run.lsn,
+                    frame_end: run.lsn + u64::from(run.bytes),
                     range: in_log,
                     leader,
                 });

@@ -71,13 +71,13 @@ impl ReplicaState {
         }
     }
 
-    /// A directory stands at `at` that names the stream, and its last frame before.
-    pub(super) fn list(&mut self, last_frame: Lsn, at: Lsn) {
+    /// A directory names the stream, and its last frame of those below `as_of`.
+    pub(super) fn list(&mut self, last_frame: Lsn, as_of: Lsn) {
         if self.last_frame < last_frame {
-            self.forget(at);
+            self.forget(as_of);
             self.last_frame = last_frame;
         }
-        self.proven = self.proven.max(at);
+        self.proven = self.proven.max(as_of);
         self.named_at = None;
     }
 

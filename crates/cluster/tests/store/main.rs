@@ -1,0 +1,22 @@
+//! The log store on a simulated device: random operations against a plain map, crash images,
+//! damage, layouts.
+
+#![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
+
+mod crash;
+mod damage;
+mod driver;
+mod plain;
+mod pressure;
+mod random;
+mod threads;
+
+/// A number of the environment.
+fn from_env(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is not a number")),
+        Err(_) => default,
+    }
+}

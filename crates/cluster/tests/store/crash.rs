@@ -1,6 +1,8 @@
 //! Crash images at every operation of short programs, on each layout. `COLLIE_IMAGES` sets their
 //! number for each, `COLLIE_SEED` the first program.
 
+#![expect(clippy::print_stdout, reason = "figures for the reader of the test's output")]
+
 use std::sync::Arc;
 
 use collie_cluster::Layout;

@@ -488,7 +488,7 @@ impl Node {
             .judge(self.setup.layout, moment, &plain);
         verdict.unwrap_or_else(|wrong| panic!("{context}: {wrong}"));
         // Now and then what recovery did is all that the next process finds.
-        if self.highest % 2 == 0 {
+        if self.highest.is_multiple_of(2) {
             left.close().unwrap();
         }
         let device = device.snapshot().process_death().device();

@@ -108,18 +108,12 @@ impl Log {
         let opened = Self::open_seeing(dir, options, &mut |seen| {
             // Where recovery starts over, and where it mends what lies before, it comes to frames that
             // were handed out or are not wanted.
-            if seen.header.lsn.get() < next {
+            if seen.header.lsn.get() < next || seen.is_own() {
                 return Ok(());
             }
             next = seen.header.end();
-            let Some((frame, payload)) = seen.given(dir)? else {
-                return Ok(());
-            };
-            let frame = FrameRef {
-                payload: &payload,
-                ..frame
-            };
-            visitor(frame).map_err(|error| {
+            let payload = seen.appended(dir)?;
+            visitor(seen.given(&payload)).map_err(|error| {
                 refused = Some(error);
                 LogError::Closed
             })

@@ -84,6 +84,10 @@ impl DurableChanges {
     /// [`LogError::Poisoned`], [`LogError::Closed`], and in a forked child [`LogError::Forked`]: the
     /// boundary does not move any more, and what was durable before was answered before the error.
     /// Every later call gives the error again.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "it is awaited; no iterator does that"
+    )]
     pub fn next(&mut self) -> NextDurable<'_> {
         NextDurable {
             changes: self,

@@ -44,26 +44,29 @@ pub(crate) struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// As a log's user gets it, without and with its payload; `None` for a frame of the log's own.
-    /// The ring has no path here: `dir` is the log's.
-    pub(crate) fn given(&self, dir: &Path) -> Result<Option<(FrameRef<'static>, Cow<'_, [u8]>)>, LogError> {
-        let header = &self.header;
-        if header.kind() >= FIRST_OWN_KIND {
-            return Ok(None);
-        }
-        let payload = payload_of(header, self.payload).map_err(|found| {
+    /// Whether it is one of the log's own, which users do not get.
+    pub(crate) fn is_own(&self) -> bool {
+        self.header.kind() >= FIRST_OWN_KIND
+    }
+
+    /// Its payload as it was appended. The ring has no path here: `dir` is the log's.
+    pub(crate) fn appended(&self, dir: &Path) -> Result<Cow<'_, [u8]>, LogError> {
+        payload_of(&self.header, self.payload).map_err(|found| {
             let place = self.place.map(|(segment, offset)| (&*segment.path, offset));
             let (path, offset) = place.unwrap_or((dir, 0));
-            corrupt_at(path, offset, header.lsn.get(), compress::EXPECTED, found)
-        })?;
-        let frame = FrameRef {
-            start: header.lsn.get(),
-            end: header.end(),
-            stream: header.stream(),
-            kind: header.kind(),
-            payload: &[],
-        };
-        Ok(Some((frame, payload)))
+            corrupt_at(path, offset, self.header.lsn.get(), compress::EXPECTED, found)
+        })
+    }
+
+    /// As a log's user gets it.
+    pub(crate) fn given<'a>(&self, payload: &'a [u8]) -> FrameRef<'a> {
+        FrameRef {
+            start: self.header.lsn.get(),
+            end: self.header.end(),
+            stream: self.header.stream(),
+            kind: self.header.kind(),
+            payload,
+        }
     }
 }
 

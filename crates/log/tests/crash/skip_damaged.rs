@@ -390,11 +390,7 @@ fn damage_up_to_a_recorded_end_ends_there() {
     let end = log.recovery().end;
     drop(log);
     let mut image = device.snapshot().process_death();
-    let last = image
-        .files(DIR.as_ref())
-        .into_iter()
-        .filter(|p| p.ends_with("0000000000000002.seg"));
-    let last = last.last().unwrap();
+    let last = segment(2);
     for byte in 0..copied.end - copied.start {
         image.flip_bit(&last, (DATA + byte) * 8);
     }

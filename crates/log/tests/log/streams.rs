@@ -347,7 +347,7 @@ fn where_no_user_appended_a_get_says_what_is_there() {
         ..options(&device)
     };
     let (log, seen) = open(options);
-    assert_eq!(seen, [last.clone()]);
+    assert_eq!(seen, std::slice::from_ref(&last));
     let next = append(&log, 1, 100);
     log.flush(Level::Disk).unwrap();
     let found_at = |lsn| match log.get(lsn) {

@@ -5,9 +5,11 @@
 
 pub mod frames;
 mod ids;
+mod raft;
 mod store;
 
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
+pub use raft::{Effects, Groups, Member};
 pub use store::{
     Bounds, Entry, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions, Opened,
     Quarantined, ReplicaLog, StoreError,

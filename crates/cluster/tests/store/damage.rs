@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_cluster::frames::{Directory, Frame, Listed, NODE_STREAM};
-use collie_cluster::{Layout, ReplicaId};
+use collie_cluster::frames::{Directory, Frame, KIND_TOMBSTONE, Listed, NODE_STREAM};
+use collie_cluster::{Layout, LeaderId, NodeStore, ReplicaId, StoreError, Vote};
 use collie_io::Device;
 use collie_log::{FRAME_HEADER, inspect};
 use collie_sim::{Image, Rng, SimDevice};
@@ -52,7 +52,11 @@ fn closed(seed: u64, operations: usize) -> Closed {
     }
     let (plain, highest, device) = (node.plain(), node.highest, node.device.clone());
     node.store.close().unwrap();
-    let image = device.snapshot().process_death();
+    left(device.snapshot().process_death(), plain, highest)
+}
+
+/// What a process left.
+fn left(image: Image, plain: Plain, highest: ReplicaId) -> Closed {
     let (mut frames, mut directory) = (Vec::new(), None);
     let device: Arc<dyn Device> = Arc::new(image.device());
     inspect::inspect(&device, Path::new(DIR), |frame| {
@@ -177,4 +181,34 @@ fn damage_behind_the_last_directory_quarantines_all_that_cannot_be_shown_to_be_w
         .map(|line| line.replica)
         .collect();
     assert_eq!(hit, here);
+}
+
+/// The tombstone of a replica that never was here is in stream 0. Without it, the replica is unknown;
+/// that it may have been there is said.
+#[test]
+fn a_tombstone_that_damage_took_is_missed_until_a_directory_repeats_it() {
+    let (group, unknown) = (77, 500);
+    let node = Node::start(SETUP, SimDevice::new(5));
+    node.drive(node.store.remove(group, unknown)).unwrap();
+    let removed = |store: &NodeStore| matches!(store.replica(unknown), Err(StoreError::Removed { .. }));
+    assert!(removed(&node.store));
+    for term in 1..4 {
+        let leader = LeaderId { term, replica: 1 };
+        let vote = Vote {
+            leader,
+            committed: false,
+        };
+        // What is durable behind it shows that it was.
+        node.drive(node.replica(1).save_vote(vote)).unwrap();
+    }
+    let closed = left(node.device.snapshot().process_death(), Plain::new(), 0);
+    let whole = SETUP.open(&closed.image.device()).unwrap();
+    assert!(removed(&whole) && !whole.logs()[0].tombstones_lost());
+    let tombstone = closed.frames.iter().find(|frame| frame.kind == KIND_TOMBSTONE);
+    let device = damaged(&closed, tombstone.unwrap()).device();
+    let store = SETUP.open(&device).unwrap();
+    assert!(!removed(&store) && store.logs()[0].tombstones_lost());
+    // It took no frame of replica 1, whose votes came later. Of the others nothing came later.
+    let hit: Vec<_> = store.quarantined().iter().map(|lost| lost.replica).collect();
+    assert_eq!(hit, (2..=8).collect::<Vec<_>>());
 }

@@ -83,6 +83,13 @@ impl Recovery {
             self.visit_node(prev, &content, span);
         } else {
             let stream = self.streams.entry(stream).or_default();
+            if prev == 0 {
+                // The number may have been another replica's before.
+                let before = std::mem::take(stream).state;
+                if let Some(identity) = before.identity.filter(|_| before.removed) {
+                    self.tombstones.insert(identity.replica, identity.group);
+                }
+            }
             if stream.oldest == 0 {
                 stream.oldest = span.start;
             }
@@ -177,5 +184,61 @@ impl Recovery {
         }
         recovered.tombstones = self.tombstones;
         recovered
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::{State, Tombstone};
+
+    /// A frame of stream 1.
+    fn visit(recovery: &mut Recovery, lsn: Lsn, prev: Lsn, frame: &Frame<'_>) {
+        let mut payload = Vec::new();
+        frame.encode(prev, &mut payload);
+        let frame = FrameRef {
+            start: lsn,
+            end: lsn + 200,
+            stream: 1,
+            kind: frame.kind(),
+            payload: &payload,
+        };
+        recovery.visit(frame).unwrap();
+    }
+
+    fn born(group: GroupId, replica: ReplicaId) -> Frame<'static> {
+        Frame::State(State {
+            group,
+            replica,
+            generation: 0,
+            from_log: [0; 16],
+            last: None,
+            purged: None,
+            committed: None,
+            vote: None,
+        })
+    }
+
+    /// A crash may bring back a segment that the log let go of.
+    #[test]
+    fn a_stream_that_is_used_again_is_the_later_replicas_though_frames_of_the_earlier_one_are_back() {
+        let mut recovery = Recovery::default();
+        visit(&mut recovery, 1_000, 0, &born(1, 10));
+        let (group, replica) = (1, 10);
+        visit(
+            &mut recovery,
+            1_200,
+            1_000,
+            &Frame::Tombstone(Tombstone { group, replica }),
+        );
+        visit(&mut recovery, 9_000, 0, &born(2, 20));
+        let recovered = recovery.finish(&[]);
+        let ids: Vec<_> = recovered
+            .replicas
+            .iter()
+            .map(|(_, identity, _)| identity.replica)
+            .collect();
+        assert_eq!((ids, recovered.quarantined), (vec![20], vec![]));
+        assert_eq!(recovered.tombstones, BTreeMap::from([(10, 1)]));
     }
 }

@@ -50,7 +50,9 @@ pub(super) struct ReplicaState {
 }
 
 impl ReplicaState {
-    /// Takes the next frame of the stream, whose predecessor `prev` is. What contradicts the frames
+    /// Takes the next frame of the stream, whose predecessor `prev` is. A first frame begins another
+    /// replica's stream: a crash may bring back segments that the log let go of, with frames of the
+    /// replica that had the number before. What contradicts the frames
     /// before is kept in [`ReplicaState::contradiction`].
     pub(super) fn apply(&mut self, prev: Lsn, frame: &Frame<'_>, span: Span) {
         if prev != self.last_frame || self.anew_at == 0 {
@@ -59,8 +61,12 @@ impl ReplicaState {
         if prev == 0
             && let Frame::State(state) = frame
         {
-            // Otherwise its entries are in the log that it came from.
-            self.from_birth = state.last == state.purged;
+            *self = Self {
+                anew_at: span.start,
+                // Otherwise its entries are in the log that it came from.
+                from_birth: state.last == state.purged,
+                ..Self::default()
+            };
         }
         self.last_frame = span.start;
         self.proven = span.end;

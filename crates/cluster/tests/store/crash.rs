@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use collie_cluster::Layout;
-use collie_sim::{Points, PowerCut, Rng, SimDevice};
+use collie_sim::{Points, Rng, SimDevice};
 
 use crate::driver::{Node, Setup};
-use crate::from_env;
 use crate::plain::found;
+use crate::{from_env, ways};
 
 /// Operations of a program.
 const OPERATIONS: usize = 12;
@@ -31,7 +31,8 @@ fn images_of(layout: Layout, seed: u64) -> u64 {
     let snapshots = node.device.take_snapshots();
     let mut images = 0;
     for (n, snapshot) in snapshots.iter().enumerate() {
-        let (way, cut) = PowerCut::WAYS[(seed as usize + n) % PowerCut::WAYS.len()];
+        let ways = ways();
+        let (way, cut) = ways[(seed as usize + n) % ways.len()];
         let cases = [
             ("process death", snapshot.process_death()),
             (way, snapshot.power_cut(cut, seed + n as u64)),

@@ -11,6 +11,15 @@ mod pressure;
 mod random;
 mod threads;
 
+use collie_sim::PowerCut;
+
+/// The ways of a power cut that are tried. With fresh garbage, the simulated device takes a synced
+/// sector of zeros for one that was never written, and frames may end with zeros.
+fn ways() -> Vec<(&'static str, PowerCut)> {
+    let ways = PowerCut::WAYS.into_iter();
+    ways.filter(|(name, _)| *name != "fresh garbage").collect()
+}
+
 /// A number of the environment.
 fn from_env(name: &str, default: u64) -> u64 {
     match std::env::var(name) {

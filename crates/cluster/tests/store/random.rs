@@ -2,10 +2,10 @@
 //! `COLLIE_RUNS` sets the number of programs, `COLLIE_SEED` the first, `COLLIE_OPS` their length.
 
 use collie_cluster::Layout;
-use collie_sim::{PowerCut, Rng, SimDevice};
+use collie_sim::{Rng, SimDevice};
 
 use crate::driver::{Node, Setup};
-use crate::from_env;
+use crate::{from_env, ways};
 
 const LAYOUTS: [Layout; 3] = [Layout::Shared, Layout::PerDisk, Layout::Private];
 
@@ -26,7 +26,8 @@ fn run(seed: u64, operations: u64) {
                 0 => node.reopen(),
                 1 => node.crash(snapshot.process_death().device(), &context),
                 _ => {
-                    let (way, cut) = PowerCut::WAYS[rng.index(PowerCut::WAYS.len())];
+                    let ways = ways();
+                    let (way, cut) = ways[rng.index(ways.len())];
                     let device = snapshot.power_cut(cut, rng.next_u64()).device();
                     node.crash(device, &format!("{context}, {way}"))
                 }

@@ -158,7 +158,13 @@ pub(crate) struct Node {
 impl Node {
     /// A node with one replica of each group.
     pub(crate) fn start(setup: Setup, device: SimDevice) -> Self {
+        Self::start_at(setup, device, 0)
+    }
+
+    /// The same, with replicas whose ids are above `highest`.
+    pub(crate) fn start_at(setup: Setup, device: SimDevice, highest: ReplicaId) -> Self {
         let mut node = Self::open(setup, device, Plain::new());
+        node.highest = highest;
         for group in 0..GROUPS {
             node.create(group);
         }

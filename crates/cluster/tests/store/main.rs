@@ -6,6 +6,7 @@
 mod crash;
 mod damage;
 mod driver;
+mod layouts;
 mod plain;
 mod pressure;
 mod random;

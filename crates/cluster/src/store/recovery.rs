@@ -125,6 +125,11 @@ impl Recovery {
             return;
         };
         let stream = self.streams.entry(line.stream).or_default();
+        let known = stream.state.identity;
+        if known.is_some_and(|identity| identity.replica != line.replica) {
+            // Damage took the first frame of a stream that is used again.
+            *stream = Stream::default();
+        }
         stream.state.identity.get_or_insert(Identity {
             group: line.group,
             replica: line.replica,

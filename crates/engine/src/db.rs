@@ -38,8 +38,8 @@ impl Db {
     ///
     /// # Errors
     /// [`Error::Locked`], [`Error::WrongDirectory`], [`Error::NotFound`], [`Error::Version`],
-    /// [`Error::Corrupt`], [`Error::LogIdMismatch`], [`Error::InvalidOption`]: the directory is
-    /// left as it was. [`Error::Io`], [`Error::Table`], [`Error::Log`], [`Error::StorageFull`]:
+    /// [`Error::Corrupt`], [`Error::LogIdMismatch`], [`Error::InvalidOption`] (also where the store
+    /// was not made with this kind of [`Options::journal`]): the directory is left as it was. [`Error::Io`], [`Error::Table`], [`Error::Log`], [`Error::StorageFull`]:
     /// opening again starts over.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         open::open(path.as_ref(), options).map(|handle| Self(Arc::new(handle)))
@@ -63,7 +63,7 @@ impl Db {
     /// The family that every store has, [`DEFAULT_FAMILY`](crate::DEFAULT_FAMILY).
     #[must_use]
     pub fn default_family(&self) -> Family {
-        Family::new(self.clone(), Arc::clone(&self.0.default_family))
+        Family::new(self.clone(), self.0.default_family.load_full())
     }
 
     /// The family of that name.
@@ -190,7 +190,9 @@ impl Db {
         self.store().sequencer().wait(end, level)
     }
 
-    /// As [`Db::wait`], to be awaited on any executor.
+    /// As [`Db::wait`], to be awaited on any executor. With an [external
+    /// journal](crate::Journal::External) it never waits: [`Error::ExternalJournal`] where the journal
+    /// is not durable that far yet.
     pub fn wait_async(
         &self,
         end: Lsn,
@@ -255,8 +257,8 @@ impl Db {
     /// # Errors
     /// As [`Family::get_with`].
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let family = &self.0.default_family;
-        let (view, point) = self.store().read_at(family, false);
+        let family = self.0.default_family.load();
+        let (view, point) = self.store().read_at(&family, false);
         // After the view was loaded: a store is marked closed before it empties its views.
         self.store().check_open()?;
         Ok(read::get(&view, &point, family.name(), key.as_ref())?.value)
@@ -279,7 +281,7 @@ impl Db {
     }
 
     fn write_default(&self, key: &[u8], write: Write<'_>) -> Result<Lsn> {
-        let family = &self.0.default_family;
+        let family = &*self.0.default_family.load();
         let op = Op {
             family: family.id(),
             key,
@@ -298,6 +300,11 @@ impl Db {
 
     pub(crate) fn store(&self) -> &Arc<Store> {
         &self.0.store
+    }
+
+    /// All calls that name no family are for this one from now on.
+    pub(crate) fn replace_default_family(&self, family: Arc<FamilyState>) {
+        self.0.default_family.store(family);
     }
 
     pub(crate) fn is(&self, other: &Self) -> bool {

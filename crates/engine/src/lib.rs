@@ -92,6 +92,7 @@ mod error;
 mod family;
 mod handle;
 mod iter;
+mod journal;
 mod large;
 mod locks;
 mod manifest;
@@ -114,6 +115,7 @@ pub use db::Db;
 pub use error::{DeadlockLink, Error, Result, TableError};
 pub use family::Family;
 pub use iter::Iter;
+pub use journal::{ExternalJournal, Journal};
 pub use options::{
     Compression, Durability, FamilyOptions, IoPolicy, Options, ReadOptions, WalRecoveryMode, WriteOptions,
 };

@@ -18,6 +18,7 @@
 
 mod current;
 mod during;
+pub(crate) mod link;
 pub(crate) mod orphans;
 mod pace;
 mod version_lock;

@@ -1,10 +1,11 @@
 //! The handle of a store.
 
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use collie_log::{Level, Lsn, RecoveryReport};
+use parking_lot::Mutex;
 
 use crate::background::{compaction, flush};
 use crate::commit::codec::Op;
@@ -43,6 +44,36 @@ impl Db {
     /// opening again starts over.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         open::open(path.as_ref(), options).map(|handle| Self(Arc::new(handle)))
+    }
+
+    /// Opens many stores, up to so many at a time, each as [`Db::open`]; the answers are in the order
+    /// of what was given. Most of an opening is waiting for the device: a few at a time take a
+    /// fraction of what one after the other does. The calling thread does a share.
+    #[must_use]
+    pub fn open_all(stores: Vec<(PathBuf, Options)>, at_a_time: usize) -> Vec<Result<Self>> {
+        let threads = at_a_time.clamp(1, stores.len().max(1));
+        let mut opened: Vec<_> = stores.iter().map(|_| None).collect();
+        let left = Mutex::new(stores.into_iter().zip(&mut opened));
+        let next = || left.lock().next();
+        let work = || {
+            while let Some(((path, options), answer)) = next() {
+                *answer = Some(Self::open(path, options));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // Where no further thread can be started, those that are there open all.
+                let _ = std::thread::Builder::new()
+                    .name("collie-open".to_owned())
+                    .spawn_scoped(scope, work);
+            }
+            work();
+        });
+        drop(left);
+        let answers = opened.into_iter();
+        answers
+            .map(|answer| answer.unwrap_or(Err(Error::Closed)))
+            .collect()
     }
 
     /// Ends the background work, brings to tables what no log holds, and closes the log. Calls on

@@ -100,6 +100,7 @@ mod memtable;
 mod options;
 mod read;
 mod recovery;
+mod shared;
 mod stats;
 mod store;
 mod tables;
@@ -120,6 +121,7 @@ pub use options::{
     Compression, Durability, FamilyOptions, IoPolicy, Options, ReadOptions, WalRecoveryMode, WriteOptions,
 };
 pub use read::{Read, Snapshot};
+pub use shared::{Shared, SharedOptions};
 pub use stats::{FamilyStats, Stats, TransactionStats};
 pub use store::stall::Stall;
 pub use store::view::FlushCause;

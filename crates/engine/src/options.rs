@@ -8,7 +8,7 @@ use collie_io::{Device, RealDevice};
 use collie_log::RingMode;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Journal, Result};
+use crate::{Error, Journal, Result, Shared};
 
 /// How much a write survives when the call that made it returns; see [`collie_log::Level`].
 pub use collie_log::Level as Durability;
@@ -32,6 +32,10 @@ pub struct Options {
     /// Who keeps the commits that are in no table yet: the store, in a log of its own, or the caller
     /// in another one. A store is opened the same way ever after. Default: [`Journal::Own`].
     pub journal: Journal,
+    /// Background threads, caches and a budget of memory that many stores have together. What it has
+    /// is in force, and not `cache_bytes`, `max_memtable_bytes`, `max_open_files`, `flush_threads`,
+    /// `compaction_threads` and `background_io` of these options. Default: none.
+    pub shared: Option<Shared>,
     /// The log's directory; by default `log` inside the store. No two stores can share one.
     pub wal_dir: Option<PathBuf>,
     /// What `put` and `delete` without options wait for. Default: [`Durability::Disk`].
@@ -146,6 +150,7 @@ impl Default for Options {
             device: Arc::new(RealDevice::new()),
             disable_wal: false,
             journal: Journal::Own,
+            shared: None,
             wal_dir: None,
             durability: Durability::Disk,
             ring: log.ring,

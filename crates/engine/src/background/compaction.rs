@@ -19,22 +19,26 @@ const LEVEL0_COUNTABLE: usize = 200;
 pub(crate) fn run(store: &Store) {
     use_background_io();
     while let Some(family) = store.queue().next_compaction() {
-        family.compactions().dequeue();
-        if family.is_dropped() {
-            continue;
-        }
-        let compacted = store.relieve(|| compact_once(store, &family));
-        store.fill_reserve();
-        match compacted {
-            // There may be more to do, after the other families in the queue.
-            Ok(true) => store.queue().compact(&family),
-            Ok(false) => {}
-            Err(_) if store.refusal().is_some() => {}
-            Err(error) => {
-                let failures = family.compactions().failed_again();
-                tracing::warn!(family = %family.name(), %error, "a compaction failed, it is tried again");
-                store.queue().compact_after(&family, pause_after(failures));
-            }
+        run_task(store, &family);
+    }
+}
+
+pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
+    family.compactions().dequeue();
+    if family.is_dropped() {
+        return;
+    }
+    let compacted = store.relieve(|| compact_once(store, family));
+    store.fill_reserve();
+    match compacted {
+        // There may be more to do, after the other families in the queue.
+        Ok(true) => store.queue().compact(family),
+        Ok(false) => {}
+        Err(_) if store.refusal().is_some() => {}
+        Err(error) => {
+            let failures = family.compactions().failed_again();
+            tracing::warn!(family = %family.name(), %error, "a compaction failed, it is tried again");
+            store.queue().compact_after(family, pause_after(failures));
         }
     }
 }

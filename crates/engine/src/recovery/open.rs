@@ -15,14 +15,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use arc_swap::ArcSwap;
 use collie_io::{Device, File, Scheduler};
 use collie_log::{Log, LogError, LogId, LogOptions};
-use lsm_tree::{Cache, DescriptorTable};
 use parking_lot::Mutex;
 
 use crate::DEFAULT_FAMILY;
@@ -32,17 +30,15 @@ use crate::commit::sequencer::Sequencer;
 use crate::handle::Handle;
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{LogState, Manifest};
-use crate::memtable::Chunks;
-use crate::memtable::reclaim;
 use crate::options::invalid;
 use crate::recovery::lock_file::Found;
 use crate::recovery::{lock_file, replay};
+use crate::shared::Parts;
 use crate::store::family_state::FamilyState;
 use crate::store::reserve::Reserve;
 use crate::store::view::FlushCause;
 use crate::store::{Start, Store};
-use crate::tables::Shared;
-use crate::{Compression, Error, Journal, Options, Result, catalog};
+use crate::{Compression, Error, Journal, Options, Result, SharedOptions, catalog};
 
 const LOG_DIRECTORY: &str = "log";
 /// The name under which the log is retained until it is retained for each family.
@@ -169,18 +165,13 @@ fn start(
     }
     remove_unnamed(&*device, path, &manifest)?;
     manifest.amend(|manifest| apply_options(manifest, &options));
-    let scheduler = Arc::new(Scheduler::new(options.background_io));
-    let sequencer = reserve.relieve(|| open_sequencer(path, &options, &manifest, &scheduler))?;
+    let parts = match &options.shared {
+        Some(shared) => shared.parts().clone(),
+        None => Parts::new(&of_its_own(&options))?,
+    };
+    let sequencer = reserve.relieve(|| open_sequencer(path, &options, &manifest, &parts.scheduler))?;
     // The opening of the log may have used it, for frames that were in the ring.
     reserve.fill(Some(&sequencer));
-    let chunks = Arc::new(Chunks::default());
-    let (reclaim, _thread) = reclaim::start(Arc::clone(&device), Arc::clone(&chunks))?;
-    let shared = Shared {
-        cache: Arc::new(Cache::with_capacity_bytes(options.cache_bytes)),
-        descriptors: Arc::new(DescriptorTable::new(options.max_open_files)),
-        scheduler,
-        stop: Arc::new(AtomicBool::new(false)),
-    };
     let adopt = manifest.log == LogState::Off && !options.disable_wal;
     let log_dir = log_directory(path, &options);
     let start = Start {
@@ -189,9 +180,7 @@ fn start(
         sequencer,
         manifest,
         reserve,
-        reclaim,
-        chunks,
-        shared,
+        parts,
         lock: Arc::clone(lock),
     };
     let store = Arc::new(Store::new(start)?);
@@ -348,7 +337,27 @@ fn switch_log_on(store: &Store) -> Result<()> {
     })
 }
 
+/// The parts of a store that shares none.
+fn of_its_own(options: &Options) -> SharedOptions {
+    SharedOptions {
+        flush_threads: options.flush_threads,
+        compaction_threads: options.compaction_threads,
+        cache_bytes: options.cache_bytes,
+        max_open_files: options.max_open_files,
+        max_memtable_bytes: options.max_memtable_bytes,
+        background_io: options.background_io,
+        device: Arc::clone(&options.device),
+    }
+}
+
+/// Starts the background threads, or joins those that it shares.
 fn start_threads(store: &Arc<Store>, threads: &mut Vec<JoinHandle<()>>) -> Result<()> {
+    let member: Weak<Store> = Arc::downgrade(store);
+    store.join_budget(member.clone());
+    if let Some(shared) = &store.options().shared {
+        store.queue().join(Arc::clone(shared.crew()), member);
+        return Ok(());
+    }
     for n in 0..store.options().flush_threads {
         threads.push(start_thread(store, format!("collie-flush-{n}"), flush::run)?);
     }

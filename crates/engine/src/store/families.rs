@@ -70,7 +70,9 @@ impl Store {
         let mut families = self.families.0.write();
         families.insert(Arc::clone(family.name()), Arc::clone(family));
         self.views.add(family.id(), Arc::clone(&family.view()));
-        self.memory.fit(family.options());
+        let options = family.options();
+        self.budget
+            .fit(options.write_buffer_bytes, options.max_write_buffers);
     }
 
     /// Replaces a family by another of its name, as the synced manifest has: calls through handles of

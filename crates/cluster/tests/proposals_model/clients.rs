@@ -9,7 +9,7 @@ use collie_sim::Rng;
 
 use crate::commands::{Command, Reply, Row, Value, execute};
 use crate::history::Op;
-use crate::raft::{Group, Replica};
+use crate::raft::{Faults, Group, Replica};
 
 /// A command that was sent, and the number of it that makes it one of those executed once.
 #[derive(Debug, Clone, Copy)]
@@ -55,16 +55,17 @@ enum Stage {
 pub(crate) struct World<'a> {
     pub(crate) group: &'a mut Group,
     pub(crate) rng: &'a mut Rng,
+    pub(crate) faults: &'a Faults,
     pub(crate) now: u64,
     pub(crate) history: &'a mut Vec<Op>,
 }
 
 /// Reads the table as a command does, with apply at work meanwhile.
-fn read(replica: &mut Replica, rng: &mut Rng, row: Row) -> Result<Option<Value>, Stale> {
+fn read(replica: &mut Replica, rng: &mut Rng, faults: &Faults, row: Row) -> Result<Option<Value>, Stale> {
     let mut meanwhile = |replica: &mut Replica| {
         if rng.one_in(4) {
             replica.tell();
-            replica.apply();
+            replica.apply(faults);
         }
         if rng.one_in(4) {
             replica.tell();
@@ -163,7 +164,13 @@ impl Client {
         self.answered(&sent, answers, world);
     }
 
-    /// Waits no longer.
+    /// The client closes its connection: nobody waits for what goes on.
+    pub(crate) fn disconnect(&mut self, world: &mut World<'_>) {
+        self.unlock(&mut world.group.replicas[self.at]);
+        self.cut(world);
+    }
+
+    /// The server waits no longer.
     pub(crate) fn give_up(&mut self, world: &mut World<'_>) {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Waiting(sent, mut pipeline, _) => {
@@ -288,7 +295,7 @@ impl Client {
             }
             Stage::Record(mut evaluation) => {
                 let row = record.expect("the number of a command that is executed once");
-                let table = || read(replica, world.rng, row);
+                let table = || read(replica, world.rng, world.faults, row);
                 match once(&leading, &mut evaluation, &row, table, 0, 1) {
                     Ok(Once::Repeated(Value::Record(reply))) => {
                         Ok(Stage::Finish(evaluation, reply, Effects::new()))
@@ -301,7 +308,7 @@ impl Client {
                 }
             }
             Stage::Read(mut evaluation) => {
-                let table = || read(replica, world.rng, key);
+                let table = || read(replica, world.rng, world.faults, key);
                 leading.get(&mut evaluation, &key, table).map(|value| {
                     let (reply, change) = execute(command.command, Value::int(value));
                     let mut effects = Effects::new();
@@ -381,7 +388,7 @@ impl Client {
     fn at_read_index(&mut self, sent: Sent, asked: Option<(LeaderId, u64, bool)>, world: &mut World<'_>) {
         let asked = match asked {
             None => {
-                // Where nobody leads the client asks another replica.
+                // Where nobody leads, the client asks another replica.
                 self.state = match world.group.read_index(self.at) {
                     Some((leader, index)) => State::AtReadIndex(sent, Some((leader, index, false))),
                     None => State::Sending(vec![sent]),

@@ -38,12 +38,14 @@ impl Schedule {
     fn new(seed: u64, calm: bool) -> Self {
         let mut rng = Rng::new(seed);
         let replicas = if rng.one_in(6) { 5 } else { 3 };
+        let below = rng.below(4);
         let mut odds = |often: u64| (!calm && rng.coin()).then_some(often);
         let faults = Faults {
             refuse: odds(5),
             drop: odds(8),
             give_up: odds(40),
             unchecked_leader: odds(1).is_some() && odds(1).is_some() && odds(1).is_some(),
+            calmness: 1 + below,
             lies: odds(1).is_some() && odds(1).is_some() && odds(1).is_some(),
         };
         let clients = 2 + rng.index(3);
@@ -62,6 +64,7 @@ impl Schedule {
         let world = World {
             group: &mut self.group,
             rng: &mut self.rng,
+            faults: &self.faults,
             now: self.now,
             history: &mut self.history,
         };
@@ -131,7 +134,7 @@ impl Schedule {
             }
             2 => at_work.propose(),
             3 => at_work.core(&mut self.rng, &self.faults),
-            4 | 5 => at_work.apply(),
+            4 | 5 => at_work.apply(&self.faults),
             6 => at_work.tell(),
             _ => self.report(replica),
         }
@@ -161,7 +164,7 @@ impl Schedule {
                 self.group.replicas[replica].flush(purge);
             }
             94 => {
-                if self.rng.one_in(3) {
+                if self.rng.one_in(self.faults.calmness) {
                     self.group.elect(replica, &mut self.rng);
                 }
             }
@@ -180,7 +183,11 @@ impl Schedule {
                 if self.faults.give_up.is_some_and(|odds| self.rng.one_in(odds / 10)) {
                     let client = self.rng.index(self.clients.len());
                     let (clients, mut world) = self.world();
-                    clients[client].give_up(&mut world);
+                    if world.rng.coin() {
+                        clients[client].give_up(&mut world);
+                    } else {
+                        clients[client].disconnect(&mut world);
+                    }
                 }
             }
         }
@@ -198,7 +205,11 @@ impl Schedule {
 
     /// Nothing fails any more: one leader, and everybody's commands are answered.
     fn settle(&mut self) {
-        self.faults = Faults::default();
+        self.faults = Faults {
+            // An entry of before may be applied only now.
+            lies: self.faults.lies,
+            ..Faults::default()
+        };
         let last = |at: &usize| {
             let last = self.group.replicas[*at].last();
             (last.leader.term, last.index)
@@ -256,7 +267,7 @@ impl Schedule {
             at_work.propose();
             at_work.core(&mut self.rng, &self.faults);
             at_work.tell();
-            at_work.apply();
+            at_work.apply(&self.faults);
             at_work.tell();
             if at_work.leads.is_none() && self.now.is_multiple_of(8) {
                 at_work.leading.follow();
@@ -296,7 +307,7 @@ fn run(seed: u64) -> [u64; 3] {
     let calm = seed.is_multiple_of(8);
     let mut schedule = Schedule::new(seed, calm);
     schedule.group.elect(0, &mut schedule.rng);
-    let steps = 150 + schedule.rng.below(250);
+    let steps = 300 + schedule.rng.below(900);
     for _ in 0..steps {
         schedule.now += 1;
         if calm {

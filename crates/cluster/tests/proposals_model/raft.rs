@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use collie_cluster::proposals::{
-    Decision, Effects, HEADER, Header, Leading, Outcome, Proposal, RECORDED, Recorded, Ticket, decide,
+    Decision, Effects, HEADER, Header, Leading, Outcome, Proposal, RECORDED, Recorded, Skip, Ticket, decide,
 };
 use collie_cluster::{EntryId, LeaderId};
 use collie_sim::Rng;
@@ -21,6 +21,8 @@ pub(crate) struct Faults {
     pub(crate) give_up: Option<u64>,
     /// Proposals are taken under whichever leader id the replica has by then. Apply must notice.
     pub(crate) unchecked_leader: bool,
+    /// A replica stands for election more seldom, by this factor.
+    pub(crate) calmness: u64,
     /// A refusal is reported of what was appended. Clients are told that it is unknown; the leader
     /// is deceived, and apply must notice.
     pub(crate) lies: bool,
@@ -185,7 +187,7 @@ impl Replica {
 
     /// Applies the next committed entry to the table. The leader's side learns of it by
     /// [`tell`](Self::tell).
-    pub(crate) fn apply(&mut self) {
+    pub(crate) fn apply(&mut self, faults: &Faults) {
         if self.applying.is_some() || self.table.applied.index >= self.commit {
             return;
         }
@@ -197,6 +199,15 @@ impl Replica {
             let (header, rest) = Header::decode(header).expect("a header");
             assert!(rest.is_empty());
             let decision = decide(self.table.recorded().as_ref(), &entry.id, &header);
+            // A run begins when all before it is decided. So apply finds fault with a first entry
+            // only where the leader was deceived, or the entry came to another leader's term.
+            let in_place = header.ticket.n > 1 || faults.lies || decision == Decision::Skipped(Skip::Leader);
+            let taken = matches!(decision, Decision::Taken(_));
+            assert!(
+                taken || in_place,
+                "the first entry of a run is skipped: {}, {decision:?}",
+                header.ticket
+            );
             if let Decision::Taken(recorded) = decision {
                 self.table.recorded = Some(recorded.encode());
                 for (row, value) in effects {

@@ -108,14 +108,37 @@ pub enum Todo<T> {
     Answer(Vec<Answer<T>>),
 }
 
-impl<T: Clone> Pipeline<T> {
-    /// Of commands that were all evaluated.
-    #[must_use]
-    pub fn new(parts: Vec<Part<T>>) -> Self {
+impl<T> Default for Pipeline<T> {
+    fn default() -> Self {
         Self {
-            parts: parts.into_iter().map(|part| (part, None)).collect(),
+            parts: Vec::new(),
             confirmation: Confirmation::Needed,
         }
+    }
+}
+
+impl<T: Clone> Pipeline<T> {
+    /// Without a command.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The next command has been evaluated, or answered at once.
+    pub fn push(&mut self, part: Part<T>) {
+        self.parts.push((part, None));
+    }
+
+    /// How many commands have been.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Whether none has been.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
     }
 
     /// The outcome of an entry. [`Leading`] must know it before.
@@ -144,7 +167,8 @@ impl<T: Clone> Pipeline<T> {
         })
     }
 
-    /// What is to be done next. Asked again after each event, until it answers.
+    /// What is to be done next, when all commands have been pushed. Asked again after each event,
+    /// until it answers.
     pub fn next<R: Hash + Ord + Clone, V: Clone>(&mut self, leading: &Leading<R, V>) -> Todo<T> {
         if self.confirmation == Confirmation::Needed && self.parts.iter().any(|(part, _)| part.is_read()) {
             self.confirmation = Confirmation::Asked;

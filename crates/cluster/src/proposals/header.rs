@@ -149,7 +149,7 @@ impl Fields<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    fn from_one(&mut self) -> Result<u32, Malformed> {
+    fn counted(&mut self) -> Result<u32, Malformed> {
         match self.take().map(u32::from_le_bytes)? {
             0 => Err(self.malformed("runs and proposals are numbered from 1 on")),
             number => Ok(number),
@@ -163,11 +163,11 @@ impl Fields<'_> {
         };
         let run = RunId {
             leader,
-            run: self.from_one()?,
+            run: self.counted()?,
         };
         Ok(Ticket {
             run,
-            n: self.from_one()?,
+            n: self.counted()?,
         })
     }
 }

@@ -161,7 +161,9 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
     }
 
     /// The replica has applied the blank entry with which it leads; `recorded` is the last entry
-    /// that was taken up to there. Apply calls this, between that entry and the next.
+    /// that was taken up to there. Apply calls this, between that entry and the next. After a
+    /// restart it may be the blank entry of a term that is long over: raft refuses what is proposed
+    /// in it, and confirms no read.
     pub fn lead(&self, leader: LeaderId, recorded: Option<&Recorded>) {
         let progress = Progress::first(leader, Recorded::base(recorded));
         self.state.lock().phase = Phase::Open(progress, Overlay::new());
@@ -379,5 +381,100 @@ impl<R: Hash + Eq + Clone, V: Clone> Phase<R, V> {
             let next = Progress::of(RunId { leader, run }, progress.taken_index);
             *self = Self::Open(next, Overlay::new());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEADER: LeaderId = LeaderId { term: 5, replica: 7 };
+
+    fn effects() -> Effects<&'static str, u64> {
+        Effects::from([("row", Some(1))])
+    }
+
+    fn leads() -> Leading<&'static str, u64> {
+        let leading = Leading::new(2);
+        assert_eq!(leading.begin().err(), Some(NotOpen::Following));
+        leading.lead(LEADER, None);
+        leading
+    }
+
+    #[test]
+    fn a_command_is_evaluated_anew_when_the_slots_have_changed() -> Result<(), NotOpen> {
+        let leading = leads();
+        let (with, without) = (leading.begin()?, leading.begin()?);
+        leading.slots_changed();
+        assert_eq!(leading.finish(with, effects(), 0), Err(Stale.into()));
+        assert_eq!(leading.finish(without, Effects::new(), 0), Err(Stale.into()));
+        let anew = leading.begin()?;
+        assert!(leading.finish(anew, effects(), 0).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn no_more_entries_wait_than_may_and_reads_are_not_counted() -> Result<(), NotOpen> {
+        let leading = leads();
+        for _ in 0..2 {
+            assert!(leading.finish(leading.begin()?, effects(), 0).is_ok());
+        }
+        assert_eq!(
+            leading.finish(leading.begin()?, effects(), 0),
+            Err(NotSubmitted::Full)
+        );
+        assert!(leading.finish(leading.begin()?, Effects::new(), 0).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_begins_until_all_entries_of_a_run_that_ended_are_decided() -> Result<(), NotOpen> {
+        let leading = leads();
+        for _ in 0..2 {
+            assert!(leading.finish(leading.begin()?, effects(), 0).is_ok());
+        }
+        let [one, other] = std::array::from_fn(|_| leading.next_proposal().map(|next| next.header));
+        let (Some(one), Some(other)) = (one, other) else {
+            panic!("two were submitted");
+        };
+        for unknown in [
+            Outcome::TimedOut,
+            Outcome::Dropped,
+            Outcome::Discarded,
+            Outcome::Fatal,
+        ] {
+            leading.outcome(&other.ticket, unknown);
+            assert_eq!(leading.begin().err(), Some(NotOpen::Ending), "{unknown:?}");
+        }
+        leading.outcome(&other.ticket, Outcome::Refused);
+        assert_eq!(
+            leading.begin().err(),
+            Some(NotOpen::Ending),
+            "the first is not decided"
+        );
+        let entry = EntryId {
+            leader: LEADER,
+            index: 9,
+        };
+        let taken = Decision::Taken(Recorded {
+            ticket: one.ticket,
+            index: 9,
+        });
+        leading.applied(&entry, &one, &taken, ["row"].iter());
+        assert!(leading.finish(leading.begin()?, effects(), 0).is_ok());
+        let next = leading.next_proposal().map(|next| next.header);
+        let run = RunId {
+            leader: LEADER,
+            run: 2,
+        };
+        assert_eq!(
+            next,
+            Some(Header {
+                ticket: Ticket { run, n: 1 },
+                base: 9,
+                stamp_ms: 0
+            })
+        );
+        Ok(())
     }
 }

@@ -36,7 +36,7 @@ enum State {
     Idle,
     /// It will send this; a command that is executed once is sent again until it has its reply.
     Sending(Vec<Sent>),
-    Evaluating(Vec<Sent>, Vec<Part<Reply>>, Stage),
+    Evaluating(Vec<Sent>, Pipeline<Reply>, Stage),
     Waiting(Vec<Sent>, Pipeline<Reply>, Option<(LeaderId, u64)>),
     /// A lone GET: before its read index, and before its table is applied up to there.
     AtReadIndex(Sent, Option<(LeaderId, u64, bool)>),
@@ -143,23 +143,21 @@ impl Client {
 
     /// The node is gone: what was submitted is unknown.
     fn cut(&mut self, world: &mut World<'_>) {
-        let (sent, answers) = match std::mem::replace(&mut self.state, State::Idle) {
-            State::Evaluating(sent, parts, _) => {
-                let answers = parts.iter().map(answer_of_cut).collect();
-                (sent, answers)
-            }
-            State::Waiting(sent, _, _) => {
-                let answers = sent.iter().map(|_| Answer::Unknown).collect();
-                (sent, answers)
-            }
-            State::AtReadIndex(sent, _) => (vec![sent], vec![Answer::TryAgain]),
-            state @ (State::Idle | State::Sending(_)) => {
-                self.state = state;
+        let (sent, pipeline) = match std::mem::replace(&mut self.state, State::Idle) {
+            State::Evaluating(sent, pipeline, _) | State::Waiting(sent, pipeline, _) => (sent, pipeline),
+            State::AtReadIndex(..) | State::Idle => return,
+            State::Sending(sent) => {
+                self.state = State::Sending(sent);
                 return;
             }
         };
+        let unheard = |answer| match answer {
+            Answer::Reply(_) => Answer::Unknown,
+            answer => answer,
+        };
+        let answers = pipeline.give_up(&world.group.replicas[self.at].leading);
+        let mut answers: Vec<_> = answers.into_iter().map(unheard).collect();
         // Commands that were not evaluated were not executed.
-        let mut answers: Vec<_> = answers;
         answers.resize(sent.len(), Answer::TryAgain);
         self.answered(&sent, answers, world);
     }
@@ -189,22 +187,10 @@ impl Client {
     }
 
     pub(crate) fn learns(&mut self, replica: usize, ticket: &Ticket, outcome: Outcome) {
-        if let State::Waiting(_, pipeline, _) = &mut self.state
+        if let State::Evaluating(_, pipeline, _) | State::Waiting(_, pipeline, _) = &mut self.state
             && self.at == replica
         {
             pipeline.outcome(ticket, outcome);
-        }
-        if let State::Evaluating(_, parts, _) = &mut self.state
-            && self.at == replica
-        {
-            // Learned before the whole pipeline is evaluated.
-            for part in parts {
-                if let Part::Evaluated(Evaluated::Submitted(own), reply) = part
-                    && own == ticket
-                {
-                    *part = Part::Answered(Answer::of(outcome, *reply));
-                }
-            }
         }
     }
 
@@ -217,7 +203,7 @@ impl Client {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Idle => {}
             State::Sending(sent) => self.connect(sent, world),
-            State::Evaluating(sent, parts, stage) => self.evaluate(sent, parts, stage, world),
+            State::Evaluating(sent, pipeline, stage) => self.evaluate(sent, pipeline, stage, world),
             State::Waiting(sent, pipeline, asked) => self.wait(sent, pipeline, asked, world),
             State::AtReadIndex(sent, asked) => self.at_read_index(sent, asked, world),
         }
@@ -237,7 +223,7 @@ impl Client {
         let get = sent[0].command == Command::Get && sent[0].once.is_none();
         self.state = match reading(sent.len() == 1, get) {
             Reading::AtReadIndex => State::AtReadIndex(sent[0], None),
-            Reading::Evaluated => State::Evaluating(sent, Vec::new(), Stage::Lock),
+            Reading::Evaluated => State::Evaluating(sent, Pipeline::new(), Stage::Lock),
         };
     }
 
@@ -248,18 +234,18 @@ impl Client {
     fn evaluate(
         &mut self,
         sent: Vec<Sent>,
-        mut parts: Vec<Part<Reply>>,
+        mut pipeline: Pipeline<Reply>,
         stage: Stage,
         world: &mut World<'_>,
     ) {
-        let Some(command) = sent.get(parts.len()).copied() else {
-            self.state = State::Waiting(sent, Pipeline::new(parts), None);
+        let Some(command) = sent.get(pipeline.len()).copied() else {
+            self.state = State::Waiting(sent, pipeline, None);
             return;
         };
         // A GET in a pipeline reads in its place, or else from the table.
         let get = command.command == Command::Get && command.once.is_none();
         if get && reading(sent.len() == 1, get) == Reading::AtReadIndex {
-            return self.get_in_pipeline_from_table(sent, parts, command, world);
+            return self.get_in_pipeline_from_table(sent, pipeline, command, world);
         }
         let replica = &mut world.group.replicas[self.at];
         let leading = replica.leading.clone();
@@ -268,7 +254,7 @@ impl Client {
         let next = match stage {
             Stage::Lock => {
                 if replica.locks.contains_key(&key) {
-                    self.state = State::Evaluating(sent, parts, Stage::Lock);
+                    self.state = State::Evaluating(sent, pipeline, Stage::Lock);
                     return;
                 }
                 match leading.begin() {
@@ -281,13 +267,13 @@ impl Client {
                         }
                     }
                     // Another replica is asked, if nothing was submitted here.
-                    Err(NotOpen::Following) if parts.is_empty() => {
+                    Err(NotOpen::Following) if pipeline.is_empty() => {
                         self.state = State::Sending(sent);
                         return;
                     }
                     Err(NotOpen::Following) => {
-                        parts.push(Part::Answered(Answer::TryAgain));
-                        self.state = State::Evaluating(sent, parts, Stage::Lock);
+                        pipeline.push(Part::Answered(Answer::TryAgain));
+                        self.state = State::Evaluating(sent, pipeline, Stage::Lock);
                         return;
                     }
                     Err(NotOpen::Ending) => Err(Stale),
@@ -325,13 +311,13 @@ impl Client {
             {
                 Ok(evaluated) => {
                     self.unlock(replica);
-                    parts.push(Part::Evaluated(evaluated, reply));
+                    pipeline.push(Part::Evaluated(evaluated, reply));
                     Ok(Stage::Lock)
                 }
                 Err(NotSubmitted::Stale(stale)) => Err(stale),
                 Err(NotSubmitted::Full) => {
                     self.unlock(replica);
-                    parts.push(Part::Answered(Answer::TryAgain));
+                    pipeline.push(Part::Answered(Answer::TryAgain));
                     Ok(Stage::Lock)
                 }
             },
@@ -341,14 +327,14 @@ impl Client {
             self.unlock(replica);
             Stage::Lock
         });
-        self.state = State::Evaluating(sent, parts, stage);
+        self.state = State::Evaluating(sent, pipeline, stage);
     }
 
     /// Only a planted bug comes here.
     fn get_in_pipeline_from_table(
         &mut self,
         sent: Vec<Sent>,
-        mut parts: Vec<Part<Reply>>,
+        mut pipeline: Pipeline<Reply>,
         command: Sent,
         world: &mut World<'_>,
     ) {
@@ -356,8 +342,8 @@ impl Client {
         let value = replica.table.rows.get(&Row::Key(command.key)).copied();
         let leader = replica.leads.unwrap_or(LeaderId { term: 0, replica: 0 });
         let read = Evaluated::Read { leader, seen: None };
-        parts.push(Part::Evaluated(read, Reply(Value::int(value))));
-        self.state = State::Evaluating(sent, parts, Stage::Lock);
+        pipeline.push(Part::Evaluated(read, Reply(Value::int(value))));
+        self.state = State::Evaluating(sent, pipeline, Stage::Lock);
     }
 
     fn wait(
@@ -413,14 +399,5 @@ impl Client {
             Some(asked) => self.state = State::AtReadIndex(sent, Some(asked)),
             None => self.answered(&[sent], vec![Answer::TryAgain], world),
         }
-    }
-}
-
-fn answer_of_cut(part: &Part<Reply>) -> Answer<Reply> {
-    match part {
-        Part::Evaluated(Evaluated::Read { .. }, _) => Answer::TryAgain,
-        Part::Evaluated(Evaluated::Submitted(_), _) => Answer::Unknown,
-        Part::Answered(Answer::Reply(_)) => Answer::Unknown,
-        Part::Answered(answer) => answer.clone(),
     }
 }

@@ -172,11 +172,11 @@ impl Schedule {
                     self.group.elect(candidate, &mut self.rng);
                 }
             }
-            95 => {
-                if self.rng.one_in(6) {
-                    self.group.replicas[replica].restart();
-                }
-            }
+            95 => match self.rng.below(6) {
+                0 => self.group.replicas[replica].restart(),
+                1..4 => self.group.isolated = self.group.isolated.is_none().then_some(replica),
+                _ => {}
+            },
             96 => self.group.replicas[replica].leading.slots_changed(),
             97 => {
                 if self.group.replicas[replica].leads.is_none() {
@@ -219,6 +219,7 @@ impl Schedule {
             (last.leader.term, last.index)
         };
         let leader = (0..self.group.replicas.len()).max_by_key(last).unwrap_or(0);
+        self.group.isolated = None;
         self.group.elect(leader, &mut self.rng);
         for at in 0..self.clients.len() {
             let (clients, mut world) = self.world();

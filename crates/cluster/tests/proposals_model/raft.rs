@@ -320,6 +320,8 @@ impl Replica {
 
 pub(crate) struct Group {
     pub(crate) replicas: Vec<Replica>,
+    /// A replica that reaches no other, and is reached by none.
+    pub(crate) isolated: Option<usize>,
 }
 
 impl Group {
@@ -327,6 +329,7 @@ impl Group {
         let ids = 1..=replicas as u64;
         Self {
             replicas: ids.map(|id| Replica::new(id, replicas, pending_max)).collect(),
+            isolated: None,
         }
     }
 
@@ -337,7 +340,7 @@ impl Group {
     /// Others that make a quorum with this one, by chance.
     fn others(&self, replica: usize, rng: &mut Rng) -> Vec<usize> {
         let mut others: Vec<usize> = (0..self.replicas.len())
-            .filter(|other| *other != replica)
+            .filter(|other| *other != replica && Some(*other) != self.isolated)
             .collect();
         while others.len() + 1 > self.quorum() {
             others.swap_remove(rng.index(others.len()));
@@ -347,6 +350,9 @@ impl Group {
 
     /// A replica asks a quorum for votes.
     pub(crate) fn elect(&mut self, candidate: usize, rng: &mut Rng) {
+        if self.isolated == Some(candidate) {
+            return;
+        }
         let term = self
             .replicas
             .iter()
@@ -381,7 +387,7 @@ impl Group {
         let Some(leader) = self.replicas[from].leads else {
             return;
         };
-        if from == to {
+        if from == to || [Some(from), Some(to)].contains(&self.isolated) {
             return;
         }
         if !self.replicas[to].follows(leader.term, rng) {
@@ -446,7 +452,7 @@ impl Group {
 
     /// Asks a quorum whether the replica still leads.
     pub(crate) fn confirm(&mut self, replica: usize, leader: LeaderId, rng: &mut Rng) -> bool {
-        if self.replicas[replica].leads != Some(leader) {
+        if self.replicas[replica].leads != Some(leader) || self.isolated == Some(replica) {
             return false;
         }
         for other in self.others(replica, rng) {

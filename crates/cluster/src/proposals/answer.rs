@@ -2,27 +2,8 @@
 
 use std::hash::Hash;
 
-use super::{Evaluated, Leading, Settled, Ticket};
+use super::{Evaluated, Leading, Outcome, Settled, Ticket};
 use crate::ids::LeaderId;
-
-/// What is learned of an entry that was proposed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// Applied here, and taken.
-    Taken,
-    /// Applied here, and skipped.
-    Skipped,
-    /// Raft did not append it: it named another leader, or its lease was over.
-    Refused,
-    /// Raft's log here does not hold it any more. Others may, and may still commit it.
-    Discarded,
-    /// Raft ended.
-    Fatal,
-    /// Nobody is left who could say.
-    Dropped,
-    /// It took too long. What becomes of it is learned later.
-    TimedOut,
-}
 
 /// An answer to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use parking_lot::Mutex;
 
 use super::overlay::{Effects, Overlay};
-use super::{Decision, Header, Outcome, Recorded, RunId, Ticket};
+use super::{Decision, Header, Recorded, RunId, Ticket};
 use crate::ids::{EntryId, LeaderId};
 
 /// What a replica proposes while it leads, for rows `R` with values `V`.
@@ -135,7 +135,26 @@ pub enum NotSubmitted {
     Full,
 }
 
-/// What is known of a submitted entry that somebody saw.
+/// What is learned of an entry that was proposed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Applied here, and taken.
+    Taken,
+    /// Applied here, and skipped.
+    Skipped,
+    /// Raft did not append it: it named another leader, or its lease was over.
+    Refused,
+    /// Raft's log here does not hold it any more. Others may, and may still commit it.
+    Discarded,
+    /// Raft ended.
+    Fatal,
+    /// Nobody is left who could say.
+    Dropped,
+    /// It took too long. What becomes of it is learned later.
+    TimedOut,
+}
+
+/// What is known of an entry that a read saw pending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settled {
     /// It is applied here.
@@ -269,7 +288,7 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
 
     /// The next entry to propose. One task per replica calls this and hands each entry to raft
     /// before it asks for the next: their order in the log is that of their numbers. An entry that
-    /// was handed out has an [outcome](Self::outcome) sooner or later, whoever still waits for it.
+    /// was handed out has an [outcome](Self::outcome) sooner or later, also when its client waits no longer.
     #[must_use]
     pub fn next_proposal(&self) -> Option<Proposal<R, V>> {
         self.state.lock().queue.pop_front()
@@ -292,7 +311,7 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
             Phase::Following => return,
             Phase::Open(progress, _) | Phase::Ending(progress) => {
                 if progress.id.leader != entry.leader {
-                    // Somebody else leads.
+                    // Another replica leads.
                     *phase = Phase::Following;
                     return;
                 }

@@ -20,10 +20,10 @@ mod leading;
 mod overlay;
 mod sessions;
 
-pub use answer::{Answer, Outcome, Part, Pipeline, Reading, Todo, reading};
+pub use answer::{Answer, Part, Pipeline, Reading, Todo, reading};
 pub use apply::{Decision, Skip, decide};
 pub use header::{HEADER, Header, Malformed, RECORDED, Recorded};
-pub use leading::{Evaluated, Evaluation, Leading, NotOpen, NotSubmitted, Proposal, Settled, Stale};
+pub use leading::{Evaluated, Evaluation, Leading, NotOpen, NotSubmitted, Outcome, Proposal, Settled, Stale};
 pub use overlay::Effects;
 pub use sessions::{Once, SESSION_KEPT_MS, SESSION_RECORD_HEAD, SessionRecord, once};
 
@@ -37,7 +37,7 @@ use crate::ids::LeaderId;
 pub struct RunId {
     /// Who leads. Compared for equality only.
     pub leader: LeaderId,
-    /// Its how manieth run, from 1 on.
+    /// The number of the run among that leader's, from 1 on.
     pub run: u32,
 }
 

@@ -1,8 +1,8 @@
 //! `COLLIE.ONCE`: a command that is executed once however often it is sent.
 //!
 //! A client numbers its commands. With the effects of such a command goes a record of its reply,
-//! in a row of its own that (client, number) names, in the slot of the command's key. Whoever
-//! evaluates the command first locks that row, and reads it as any other: through the overlay.
+//! in a row of its own that (client, number) names, in the slot of the command's key. Its
+//! evaluation first locks that row, and reads it as any other: through the overlay.
 
 use std::hash::Hash;
 

@@ -207,7 +207,7 @@ impl Schedule {
         }
     }
 
-    /// Nothing fails any more: one leader, and everybody's commands are answered.
+    /// Nothing fails any more: there is one leader, and all commands are answered.
     fn settle(&mut self) {
         self.faults = Faults {
             // An entry of before may be applied only now.

@@ -5,6 +5,7 @@
 
 pub mod frames;
 mod ids;
+pub mod proposals;
 mod raft;
 mod store;
 

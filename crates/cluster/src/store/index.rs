@@ -183,6 +183,14 @@ impl Index {
         first.map(|run| run.lsn).min()
     }
 
+    /// The index behind the last entry whose frame ends at `durable` or before.
+    pub(super) fn end_below(&self, durable: Lsn) -> Option<u64> {
+        // The last few are not durable; a rewrite gives more of them a new place, for a moment.
+        let mut from_last = self.runs.iter().rev();
+        let run = from_last.find(|run| run.lsn + u64::from(run.bytes) <= durable)?;
+        Some(run.end())
+    }
+
     /// Whether every entry from `first` on and below `end` is there.
     pub(super) fn covers(&self, first: u64, end: u64) -> bool {
         let mut next = first;
@@ -223,6 +231,14 @@ mod tests {
             assert_eq!(run, plain.get(&at).map(|(lsn, _)| *lsn), "at {at}: {index:?}");
             let leads = index.leader(at).map(|leader| leader.term);
             assert_eq!(leads, plain.get(&at).map(|(_, term)| *term), "at {at}: {index:?}");
+        }
+        for durable in [0, 40, 80, 10_000] {
+            let below = plain.iter().rev().find(|(_, (lsn, _))| lsn + 8 <= durable);
+            assert_eq!(
+                index.end_below(durable),
+                below.map(|(at, _)| at + 1),
+                "{durable}: {index:?}"
+            );
         }
         for (first, end) in [(0, 5), (3, 9), (7, 30), (20, 20)] {
             let covers = (first..end).all(|at| plain.contains_key(&at));

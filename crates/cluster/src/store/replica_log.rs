@@ -113,6 +113,50 @@ impl ReplicaLog {
         ids
     }
 
+    /// The id of an entry that is here, or of the last that was purged.
+    #[must_use]
+    pub fn id(&self, index: u64) -> Option<EntryId> {
+        let live = self.replica.live.lock();
+        match live.state.purged {
+            Some(purged) if purged.index == index => Some(purged),
+            _ => live.state.id(index),
+        }
+    }
+
+    /// The index up to which entries are on the device; what was purged counts as if it were. It may
+    /// be lower for a moment when entries are appended anew. Does not block.
+    #[must_use]
+    pub fn durable_through(&self) -> Option<u64> {
+        // Before the state: a frame that is found there may have become durable since.
+        let durable = self.log.log.durable();
+        let live = self.replica.live.lock();
+        let here = live
+            .state
+            .index
+            .end_below(durable)
+            .and_then(|end| end.checked_sub(1));
+        here.max(live.state.purged.map(|purged| purged.index))
+    }
+
+    /// Blocks until an entry is on the device, whatever entries wait for; one that was purged is not
+    /// waited for.
+    ///
+    /// # Errors
+    /// The log's, and [`StoreError::Order`] where there is no such entry.
+    pub fn wait_durable(&self, index: u64) -> Result<(), StoreError> {
+        let end = {
+            let live = self.replica.live.lock();
+            if live.state.purged.is_some_and(|purged| index <= purged.index) {
+                return Ok(());
+            }
+            let run = live.state.index.run_of(index);
+            let run = run.ok_or_else(|| self.order(format!("entry {index} is not in the log")))?;
+            run.lsn + u64::from(run.bytes)
+        };
+        self.log.log.wait(end, Level::Disk)?;
+        Ok(())
+    }
+
     /// Saves the vote. It is on the device when this returns, whatever entries wait for.
     ///
     /// # Errors
@@ -217,12 +261,30 @@ impl ReplicaLog {
     /// # Errors
     /// [`StoreError::Removed`], and the log's.
     pub async fn purge(&self, through: EntryId) -> Result<(), StoreError> {
+        self.append_purge(through).await?;
+        Ok(())
+    }
+
+    /// As [`ReplicaLog::purge`]. It is on the device when this returns.
+    ///
+    /// # Errors
+    /// As [`ReplicaLog::purge`].
+    pub async fn purge_durably(&self, through: EntryId) -> Result<(), StoreError> {
+        // Where it was purged before, that may not be durable yet.
+        let end = match self.append_purge(through).await? {
+            Some(span) => span.end,
+            None => self.log.log.appended(),
+        };
+        self.log.log.wait_async(end, Level::Disk).await?;
+        Ok(())
+    }
+
+    async fn append_purge(&self, through: EntryId) -> Result<Option<Span>, StoreError> {
         self.append_saying(|state| {
             let purged = state.purged.is_some_and(|purged| purged.index >= through.index);
             Ok((!purged).then_some(Frame::Purge(through)))
         })
-        .await?;
-        Ok(())
+        .await
     }
 
     /// Notes what is committed. It becomes durable with the next entries, or with the next call of

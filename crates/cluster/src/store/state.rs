@@ -251,7 +251,7 @@ impl ReplicaState {
     }
 
     /// An entry that is here.
-    fn id(&self, index: u64) -> Option<EntryId> {
+    pub(super) fn id(&self, index: u64) -> Option<EntryId> {
         let leader = self.index.leader(index)?;
         Some(EntryId { leader, index })
     }

@@ -5,12 +5,13 @@
 
 pub mod frames;
 mod ids;
+pub mod machine;
 pub mod proposals;
 mod raft;
 mod store;
 
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
-pub use raft::{Effects, Groups, Member};
+pub use raft::{Effects, Groups, Member, SnapshotBuilder, SnapshotData, open_machine};
 pub use store::{
     Bounds, Entry, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions, Opened,
     Quarantined, ReplicaLog, StoreError,

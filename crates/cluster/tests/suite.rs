@@ -1,5 +1,5 @@
-//! openraft's own tests of a log store, on each layout. They know no crash and no second group: for
-//! those see `tests/store`.
+//! openraft's own tests of a log store and a state machine, on each layout. They know no crash and no
+//! second group: for those see `tests/store` and `tests/machine`.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
 
@@ -7,93 +7,63 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use collie_cluster::{Groups, Layout, NodeLog, NodeLogOptions, NodeStore, NodeStoreOptions, ReplicaLog};
+use collie_cluster::machine::{Machine, MachineOptions, Runs};
+use collie_cluster::{
+    Groups, Layout, NodeLog, NodeLogOptions, NodeStore, NodeStoreOptions, ReplicaLog, SnapshotBuilder,
+    SnapshotData, open_machine,
+};
+use collie_db::{Shared, SharedOptions};
 use collie_log::{LogOptions, LogSet, LogSetOptions, RingMode};
-use futures_util::{Stream, StreamExt};
-use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot, SnapshotMeta};
+use futures_util::Stream;
+use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::testing::log::{StoreBuilder, Suite};
 use openraft::type_config::alias::{LogIdOf, SnapshotMetaOf, SnapshotOf, StoredMembershipOf};
-use openraft::{EntryPayload, OptionalSend, StorageError};
+use openraft::{OptionalSend, StorageError};
 use tempfile::TempDir;
 
-/// A state machine without data.
-#[derive(Debug, Clone, Default)]
-struct Applied {
-    last: Option<LogIdOf<Groups>>,
-    membership: StoredMembershipOf<Groups>,
-}
+/// The state machine, of which the suite asks for snapshots of entries that it put into no log. They
+/// are then taken for purged ones: nothing is brought into tables ahead of the log.
+struct Unlogged(Machine);
 
-#[derive(Debug, Clone, Default)]
-struct Machine {
-    applied: Applied,
-    snapshot: Arc<Mutex<Option<Applied>>>,
-}
-
-impl Applied {
-    fn snapshot(&self) -> SnapshotOf<Groups, Applied> {
-        Snapshot {
-            meta: SnapshotMeta {
-                last_log_id: self.last,
-                last_membership: self.membership.clone(),
-            },
-            snapshot: self.clone(),
-        }
-    }
-}
-
-impl RaftSnapshotBuilder<Groups> for Machine {
-    type SnapshotData = Applied;
-
-    async fn build_snapshot(&mut self) -> Result<SnapshotOf<Groups, Applied>, io::Error> {
-        *self.snapshot.lock().unwrap() = Some(self.applied.clone());
-        Ok(self.applied.snapshot())
-    }
-}
-
-impl RaftStateMachine<Groups> for Machine {
-    type SnapshotData = Applied;
-    type SnapshotBuilder = Self;
+impl RaftStateMachine<Groups> for Unlogged {
+    type SnapshotData = SnapshotData;
+    type SnapshotBuilder = SnapshotBuilder;
 
     async fn applied_state(
         &mut self,
     ) -> Result<(Option<LogIdOf<Groups>>, StoredMembershipOf<Groups>), io::Error> {
-        Ok((self.applied.last, self.applied.membership.clone()))
+        self.0.applied_state().await
     }
 
-    async fn apply<S>(&mut self, mut entries: S) -> Result<(), io::Error>
+    async fn apply<S>(&mut self, entries: S) -> Result<(), io::Error>
     where
         S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
     {
-        while let Some(next) = entries.next().await {
-            let (entry, responder) = next?;
-            self.applied.last = Some(entry.log_id);
-            if let EntryPayload::Membership(membership) = entry.payload {
-                self.applied.membership = StoredMembershipOf::<Groups>::new(Some(entry.log_id), membership);
-            }
-            if let Some(responder) = responder {
-                responder.send(());
-            }
-        }
-        Ok(())
+        RaftStateMachine::apply(&mut self.0, entries).await
     }
 
-    async fn get_snapshot_builder(&mut self) -> Self {
-        self.clone()
+    async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {
+        let applied = self.0.applied();
+        if let Some(applied) = applied.filter(|_| applied > self.0.log().bounds().last) {
+            self.0.log().purge_durably(applied).await.unwrap();
+        }
+        self.0.try_create_snapshot_builder(force).await
+    }
+
+    async fn get_snapshot_builder(&mut self) -> SnapshotBuilder {
+        self.0.get_snapshot_builder().await
     }
 
     async fn install_snapshot(
         &mut self,
         meta: &SnapshotMetaOf<Groups>,
-        snapshot: Applied,
+        snapshot: SnapshotData,
     ) -> Result<(), io::Error> {
-        assert_eq!(meta.last_log_id, snapshot.last);
-        self.applied = snapshot.clone();
-        *self.snapshot.lock().unwrap() = Some(snapshot);
-        Ok(())
+        self.0.install_snapshot(meta, snapshot).await
     }
 
-    async fn get_current_snapshot(&mut self) -> Result<Option<SnapshotOf<Groups, Applied>>, io::Error> {
-        Ok(self.snapshot.lock().unwrap().as_ref().map(Applied::snapshot))
+    async fn get_current_snapshot(&mut self) -> Result<Option<SnapshotOf<Groups, SnapshotData>>, io::Error> {
+        self.0.get_current_snapshot().await
     }
 }
 
@@ -101,6 +71,7 @@ impl RaftStateMachine<Groups> for Machine {
 struct Builder {
     layout: Layout,
     set: LogSet,
+    shared: Shared,
     built: Mutex<usize>,
 }
 
@@ -132,8 +103,8 @@ impl Builder {
     }
 }
 
-impl StoreBuilder<Groups, ReplicaLog, Machine, (NodeStore, TempDir)> for Builder {
-    async fn build(&self) -> Result<((NodeStore, TempDir), ReplicaLog, Machine), StorageError<Groups>> {
+impl StoreBuilder<Groups, ReplicaLog, Unlogged, (NodeStore, TempDir)> for Builder {
+    async fn build(&self) -> Result<((NodeStore, TempDir), ReplicaLog, Unlogged), StorageError<Groups>> {
         let dir = tempfile::tempdir().unwrap();
         let run = |log: &NodeLog| {
             tokio::spawn(log.run());
@@ -145,7 +116,11 @@ impl StoreBuilder<Groups, ReplicaLog, Machine, (NodeStore, TempDir)> for Builder
             *built % 2
         };
         let replica = store.create(1, 7, disk).await.unwrap();
-        Ok(((store, dir), replica, Machine::default()))
+        let mut options = MachineOptions::new(Arc::new(Runs));
+        options.db.shared = Some(self.shared.clone());
+        options.db.reserve_bytes = Some(0);
+        let machine = open_machine(dir.path().join("machine"), replica.clone(), options);
+        Ok(((store, dir), replica, Unlogged(machine.await.unwrap())))
     }
 }
 
@@ -158,6 +133,7 @@ fn suite(layout: Layout) {
     let builder = Builder {
         layout,
         set: LogSet::new(LogSetOptions::default()).unwrap(),
+        shared: Shared::new(SharedOptions::default()).unwrap(),
         built: Mutex::new(0),
     };
     runtime.block_on(Suite::test_all(builder)).unwrap();

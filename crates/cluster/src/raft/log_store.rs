@@ -4,14 +4,14 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, Range, RangeBounds, RangeInclusive};
 
+use openraft::OptionalSend;
 use openraft::entry::RaftEntry;
-use openraft::impls::leader_id_adv;
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 use openraft::type_config::alias::{EntryOf, LogIdOf, VoteOf};
-use openraft::{LogId, OptionalSend};
 
-use crate::ids::{EntryId, LeaderId, Vote};
+use crate::ids::Vote;
 use crate::raft::body;
+use crate::raft::ids::{from_leader, from_log_id, to_leader, to_log_id};
 use crate::raft::types::Groups;
 use crate::store::{Entry, ReplicaLog, StoreError};
 
@@ -153,34 +153,4 @@ fn from_bounds(range: &impl RangeBounds<u64>) -> Range<u64> {
         Bound::Unbounded => u64::MAX,
     };
     start..end
-}
-
-type RaftLeaderId = leader_id_adv::LeaderId<u64, u64>;
-
-fn to_leader(leader: LeaderId) -> RaftLeaderId {
-    RaftLeaderId {
-        term: leader.term,
-        node_id: leader.replica,
-    }
-}
-
-fn from_leader(leader: &RaftLeaderId) -> LeaderId {
-    LeaderId {
-        term: leader.term,
-        replica: leader.node_id,
-    }
-}
-
-fn to_log_id(id: EntryId) -> LogId<RaftLeaderId> {
-    LogId {
-        leader_id: to_leader(id.leader),
-        index: id.index,
-    }
-}
-
-fn from_log_id(id: &LogId<RaftLeaderId>) -> EntryId {
-    EntryId {
-        leader: from_leader(&id.leader_id),
-        index: id.index,
-    }
 }

@@ -2,7 +2,10 @@
 //! wire. An upgrade of it runs all that `docs/decisions/0023-raft-log-store.md` names.
 
 mod body;
+mod ids;
 mod log_store;
+mod machine;
 mod types;
 
+pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
 pub use types::{Effects, Groups, Member};

@@ -5,12 +5,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ReplicaId;
+use crate::machine::Outcome;
 
 openraft::declare_raft_types!(
     /// The groups of a cluster. Raft's id of a node is a [`ReplicaId`].
     pub Groups:
         D = Effects,
-        R = (),
+        R = Outcome,
         NodeId = ReplicaId,
         Node = Member,
         Term = u64,

@@ -2,7 +2,6 @@
 //! tables. Alone in its process, whose write calls are counted.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-#![expect(clippy::disallowed_methods, reason = "the test reads what the kernel counts")]
 
 use std::sync::Arc;
 

@@ -6,6 +6,7 @@
 pub mod frames;
 mod ids;
 mod store;
+pub mod wire;
 
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 pub use store::{Bounds, Entry, NodeLog, NodeLogOptions, NodeLogStats, Quarantined, ReplicaLog, StoreError};

@@ -5,6 +5,7 @@
 
 pub mod frames;
 mod ids;
+pub mod peers;
 mod store;
 pub mod wire;
 

@@ -276,6 +276,8 @@ impl Peers {
                     Unawaited::Full => PeerError::Busy { node, limit },
                 })?;
         if session.outbox.push(bytes, permit).is_err() {
+            // Ended meanwhile, or full.
+            drop(link.session()?);
             return Err(PeerError::Busy { node, limit });
         }
         drop(room);

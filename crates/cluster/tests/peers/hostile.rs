@@ -9,7 +9,7 @@ use collie_cluster::wire::{Appended, Frame, GREETING_MAX, Hello, Lane, Message, 
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::support::{Wire, Yes, alive, append, ask_vote, call, hello, options, request_frame};
+use super::support::{CAP, Wire, Yes, alive, append, ask_vote, call, hello, options, request_frame};
 
 /// A node, and a peer that keeps on calling it.
 struct Town {
@@ -23,8 +23,12 @@ impl Town {
         limited.times.greeting = Duration::from_millis(300);
         limited.times.frame = Duration::from_millis(300);
         limited.limits.strangers = 4;
+        limited.times.silence = CAP;
         let victim = Peers::start(PlainTcp, limited, Arc::new(Yes)).await.unwrap();
-        let good = Peers::start(PlainTcp, options(2), Arc::new(Yes)).await.unwrap();
+        // A busy machine is no reason for suspicion here.
+        let mut patient = options(2);
+        (patient.times.suspect, patient.times.silence) = (CAP, CAP);
+        let good = Peers::start(PlainTcp, patient, Arc::new(Yes)).await.unwrap();
         good.set_peer(1, victim.address()).unwrap();
         alive(&good, 1).await;
         Self { victim, good }
@@ -150,7 +154,7 @@ async fn a_slow_sender_loses_its_connection_though_each_byte_comes_in_time() {
         }
     };
     // The whole frame would take 200 seconds.
-    tokio::time::timeout(super::support::CAP, trickle)
+    tokio::time::timeout(CAP, trickle)
         .await
         .expect("the connection ends");
     town.unharmed().await;
@@ -164,7 +168,7 @@ async fn a_peer_that_takes_no_answers_loses_its_connection() {
     let vote = encode(&request_frame(2, 5, ask_vote())).unwrap();
     let many: Vec<u8> = [ping, vote].concat().repeat(2000);
     let flood = async { while wire.stream.write_all(&many).await.is_ok() {} };
-    tokio::time::timeout(super::support::CAP, flood)
+    tokio::time::timeout(CAP, flood)
         .await
         .expect("the connection ends");
     town.unharmed().await;

@@ -76,7 +76,7 @@ struct InOrder(NodeId, Shared);
 impl Dispatch for InOrder {
     fn dispatch(&self, incoming: Incoming, reply: Reply) {
         let index = index_of(&incoming.request);
-        // The group tells the caller's starts apart.
+        // Each start of the caller has a group of its own.
         let key = (self.0, incoming.node, incoming.group);
         let before = self.1.lock().unwrap().last.insert(key, index);
         assert!(

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use collie_io::Device;
 
 use crate::DEFAULT_FAMILY;
+use crate::commit::external::Turn;
 use crate::manifest::file::{ManifestError, ManifestFile};
-use crate::manifest::{Edit, FamilyRecord};
+use crate::manifest::{Edit, FamilyRecord, LogState};
 use crate::store::family_state::FamilyState;
 use crate::store::{ManifestGuard, Store};
+use crate::tables::link::link_closed;
 use crate::{Error, FamilyOptions, Result};
 
 /// The directory of the families' directories.
@@ -20,7 +22,12 @@ const LONGEST_NAME: usize = 200;
 
 /// Where a family's tables are.
 pub(crate) fn directory(store: &Store, id: u32) -> PathBuf {
-    store.path().join(DIRECTORY).join(id.to_string())
+    directory_in(store.path(), id)
+}
+
+/// Where the tables of a family are in the store's directory `dir`.
+pub(crate) fn directory_in(dir: &Path, id: u32) -> PathBuf {
+    dir.join(DIRECTORY).join(id.to_string())
 }
 
 fn check_name(name: &str) -> Result<()> {
@@ -74,6 +81,9 @@ fn create_in(
     name: &str,
     options: FamilyOptions,
 ) -> Result<Arc<FamilyState>> {
+    if name != DEFAULT_FAMILY {
+        store.sequencer().check_own("another family")?;
+    }
     let id = manifest.next_family;
     let birth = store.durable_mark()?;
     let record = FamilyRecord {
@@ -189,4 +199,70 @@ pub(crate) fn remove(store: &Store, family: &Arc<FamilyState>) -> Result<()> {
     // The default limit depends on the number of families.
     crate::background::wal_limit::schedule_check(store);
     Ok(())
+}
+
+/// A store that is to become the content of another: not open, with an external journal, and so with
+/// one family.
+pub(crate) struct Staged {
+    family: FamilyRecord,
+    tables: PathBuf,
+}
+
+impl Staged {
+    /// Reads its manifest.
+    pub(crate) fn read(device: &dyn Device, dir: &Path) -> Result<Self> {
+        let wrong = |found: &str| Error::WrongDirectory {
+            path: dir.into(),
+            found: found.into(),
+        };
+        let manifest = ManifestFile::read(device, dir)?.ok_or_else(|| wrong("no manifest"))?;
+        match &manifest.families[..] {
+            [family] if manifest.log == LogState::External && family.name == DEFAULT_FAMILY => Ok(Self {
+                tables: directory_in(dir, family.id),
+                family: family.clone(),
+            }),
+            _ => Err(wrong("a store that `links` did not make")),
+        }
+    }
+}
+
+/// Replaces the default family by a staged one: its files first, then one change of the manifest,
+/// then in memory. The old family's files are removed with their last user.
+pub(crate) fn adopt(store: &Store, staged: &Staged, turn: &Turn<'_>) -> Result<Arc<FamilyState>> {
+    let mut manifest = store.manifest();
+    let old = store.family(DEFAULT_FAMILY).ok_or(Error::Closed)?;
+    let id = manifest.next_family;
+    let record = FamilyRecord {
+        id,
+        options: old.options().clone(),
+        ..staged.family.clone()
+    };
+    let path = directory(store, id);
+    let linked = link_closed(&staged.tables, &path, store.device())
+        .and_then(|()| store.load_family(&record, &path, true))
+        // What it is flushed to is known only now, if its last flush was not recorded.
+        .and_then(|family| turn.check_end(family.flushed().get()).map(|()| family));
+    let family = linked.inspect_err(|_| retire_id(store, &mut manifest, id))?;
+    let flushed = family.flushed().get();
+    let edit = Edit {
+        next_family: id + 1,
+        floor: flushed,
+        created: Some(FamilyRecord { flushed, ..record }),
+        dropped: Some(old.id()),
+        ..Edit::default()
+    };
+    reach!("the staged tables are open");
+    if let Err(error) = manifest.try_commit(&edit) {
+        match &error {
+            ManifestError::NotWritten(_) => retire_id(store, &mut manifest, id),
+            ManifestError::InDoubt(_) => manifest.amend(|manifest| manifest.next_family = id + 1),
+        }
+        return Err(store.manifest_failed(error));
+    }
+    // Before a read can find the new tables, whose entries lie below. Nothing is applied meanwhile,
+    // so what is visible stays the same until then.
+    store.go_on_at(flushed)?;
+    store.replace_family(&old, &family);
+    store.queue().compact(&family);
+    Ok(family)
 }

@@ -1,10 +1,11 @@
 //! The handle of a store.
 
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use collie_log::{Level, Lsn, RecoveryReport};
+use parking_lot::Mutex;
 
 use crate::background::{compaction, flush};
 use crate::commit::codec::Op;
@@ -38,11 +39,41 @@ impl Db {
     ///
     /// # Errors
     /// [`Error::Locked`], [`Error::WrongDirectory`], [`Error::NotFound`], [`Error::Version`],
-    /// [`Error::Corrupt`], [`Error::LogIdMismatch`], [`Error::InvalidOption`]: the directory is
-    /// left as it was. [`Error::Io`], [`Error::Table`], [`Error::Log`], [`Error::StorageFull`]:
+    /// [`Error::Corrupt`], [`Error::LogIdMismatch`], [`Error::InvalidOption`] (also where the store
+    /// was not made with this kind of [`Options::journal`]): the directory is left as it was. [`Error::Io`], [`Error::Table`], [`Error::Log`], [`Error::StorageFull`]:
     /// opening again starts over.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         open::open(path.as_ref(), options).map(|handle| Self(Arc::new(handle)))
+    }
+
+    /// Opens many stores, up to so many at a time, each as [`Db::open`]; the answers are in the order
+    /// of what was given. Most of an opening is waiting for the device: a few at a time take a
+    /// fraction of what one after the other does. The calling thread does a share.
+    #[must_use]
+    pub fn open_all(stores: Vec<(PathBuf, Options)>, at_a_time: usize) -> Vec<Result<Self>> {
+        let threads = at_a_time.clamp(1, stores.len().max(1));
+        let mut opened: Vec<_> = stores.iter().map(|_| None).collect();
+        let left = Mutex::new(stores.into_iter().zip(&mut opened));
+        let next = || left.lock().next();
+        let work = || {
+            while let Some(((path, options), answer)) = next() {
+                *answer = Some(Self::open(path, options));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                // Where no further thread can be started, those that are there open all.
+                let _ = std::thread::Builder::new()
+                    .name("collie-open".to_owned())
+                    .spawn_scoped(scope, work);
+            }
+            work();
+        });
+        drop(left);
+        let answers = opened.into_iter();
+        answers
+            .map(|answer| answer.unwrap_or(Err(Error::Closed)))
+            .collect()
     }
 
     /// Ends the background work, brings to tables what no log holds, and closes the log. Calls on
@@ -63,7 +94,7 @@ impl Db {
     /// The family that every store has, [`DEFAULT_FAMILY`](crate::DEFAULT_FAMILY).
     #[must_use]
     pub fn default_family(&self) -> Family {
-        Family::new(self.clone(), Arc::clone(&self.0.default_family))
+        Family::new(self.clone(), self.0.default_family.load_full())
     }
 
     /// The family of that name.
@@ -190,7 +221,9 @@ impl Db {
         self.store().sequencer().wait(end, level)
     }
 
-    /// As [`Db::wait`], to be awaited on any executor.
+    /// As [`Db::wait`], to be awaited on any executor. With an [external
+    /// journal](crate::Journal::External) it never waits: [`Error::ExternalJournal`] where the journal
+    /// is not durable that far yet.
     pub fn wait_async(
         &self,
         end: Lsn,
@@ -255,8 +288,8 @@ impl Db {
     /// # Errors
     /// As [`Family::get_with`].
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let family = &self.0.default_family;
-        let (view, point) = self.store().read_at(family, false);
+        let family = self.0.default_family.load();
+        let (view, point) = self.store().read_at(&family, false);
         // After the view was loaded: a store is marked closed before it empties its views.
         self.store().check_open()?;
         Ok(read::get(&view, &point, family.name(), key.as_ref())?.value)
@@ -279,7 +312,7 @@ impl Db {
     }
 
     fn write_default(&self, key: &[u8], write: Write<'_>) -> Result<Lsn> {
-        let family = &self.0.default_family;
+        let family = &*self.0.default_family.load();
         let op = Op {
             family: family.id(),
             key,
@@ -298,6 +331,11 @@ impl Db {
 
     pub(crate) fn store(&self) -> &Arc<Store> {
         &self.0.store
+    }
+
+    /// All calls that name no family are for this one from now on.
+    pub(crate) fn replace_default_family(&self, family: Arc<FamilyState>) {
+        self.0.default_family.store(family);
     }
 
     pub(crate) fn is(&self, other: &Self) -> bool {

@@ -256,6 +256,29 @@ pub enum Error {
         /// Why that cannot work.
         reason: String,
     },
+    /// The store's commits come from another log ([`Options::journal`](crate::Options::journal)),
+    /// only by [`Db::apply`](crate::Db::apply), and it has one family. Nothing was written.
+    #[error("this store's commits come from an external journal, only by `apply`: {refused} is refused")]
+    ExternalJournal {
+        /// What was refused.
+        refused: &'static str,
+    },
+    /// The call is for stores with an [external journal](crate::Journal::External), and this one
+    /// has a log of its own, or none.
+    #[error("`{refused}` is for stores that are opened with an external journal, and this one is not")]
+    OwnJournal {
+        /// The call.
+        refused: &'static str,
+    },
+    /// The sequence number of a commit, or of all staged tables, is not above what was applied
+    /// before, or it is 2⁶² or more. Nothing was changed.
+    #[error("the sequence number {seq} is out of order: the next is at least {next} and less than 2^62")]
+    SeqOutOfOrder {
+        /// The sequence number.
+        seq: collie_log::Lsn,
+        /// The least that would be accepted.
+        next: collie_log::Lsn,
+    },
     /// A file of the store could not be read or written.
     #[error("cannot {op} {path}: {source}")]
     Io {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use crate::Result;
@@ -15,7 +16,8 @@ use crate::store::view::FlushCause;
 pub(crate) struct Handle {
     pub(crate) store: Arc<Store>,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
-    pub(crate) default_family: Arc<FamilyState>,
+    /// Replaced by `Db::adopt` alone.
+    pub(crate) default_family: ArcSwap<FamilyState>,
 }
 
 impl Handle {

@@ -92,6 +92,7 @@ mod error;
 mod family;
 mod handle;
 mod iter;
+mod journal;
 mod large;
 mod locks;
 mod manifest;
@@ -99,6 +100,7 @@ mod memtable;
 mod options;
 mod read;
 mod recovery;
+mod shared;
 mod stats;
 mod store;
 mod tables;
@@ -114,10 +116,12 @@ pub use db::Db;
 pub use error::{DeadlockLink, Error, Result, TableError};
 pub use family::Family;
 pub use iter::Iter;
+pub use journal::{ExternalJournal, Journal};
 pub use options::{
     Compression, Durability, FamilyOptions, IoPolicy, Options, ReadOptions, WalRecoveryMode, WriteOptions,
 };
 pub use read::{Read, Snapshot};
+pub use shared::{Shared, SharedOptions};
 pub use stats::{FamilyStats, Stats, TransactionStats};
 pub use store::stall::Stall;
 pub use store::view::FlushCause;

@@ -8,7 +8,7 @@ use collie_io::{Device, RealDevice};
 use collie_log::RingMode;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::{Error, Journal, Result, Shared};
 
 /// How much a write survives when the call that made it returns; see [`collie_log::Level`].
 pub use collie_log::Level as Durability;
@@ -29,6 +29,13 @@ pub struct Options {
     pub device: Arc<dyn Device>,
     /// No log at all: a crash loses what was not flushed to tables. Default: false.
     pub disable_wal: bool,
+    /// Who keeps the commits that are in no table yet: the store, in a log of its own, or the caller
+    /// in another one. A store is opened the same way ever after. Default: [`Journal::Own`].
+    pub journal: Journal,
+    /// Background threads, caches and a budget of memory that many stores have together. What it has
+    /// is in force, and not `cache_bytes`, `max_memtable_bytes`, `max_open_files`, `flush_threads`,
+    /// `compaction_threads` and `background_io` of these options. Default: none.
+    pub shared: Option<Shared>,
     /// The log's directory; by default `log` inside the store. No two stores can share one.
     pub wal_dir: Option<PathBuf>,
     /// What `put` and `delete` without options wait for. Default: [`Durability::Disk`].
@@ -78,7 +85,7 @@ pub struct Options {
     pub wal_size_limit: u64,
     /// What opening does about damage in the log. [`WalRecoveryMode::PointInTimeRecovery`] refuses
     /// where a family has been flushed beyond the damage: its tables would be of a later time than
-    /// the rest.
+    /// the rest. [`WalRecoveryMode::SkipDamaged`] is no choice for a database, and refused.
     pub wal_recovery_mode: WalRecoveryMode,
     /// Past this much live log, in bytes, the families are flushed for which its oldest segment is
     /// retained, even if it is the only one. `None` or 0: four times the sum over all families of
@@ -142,6 +149,8 @@ impl Default for Options {
             create_if_missing: true,
             device: Arc::new(RealDevice::new()),
             disable_wal: false,
+            journal: Journal::Own,
+            shared: None,
             wal_dir: None,
             durability: Durability::Disk,
             ring: log.ring,
@@ -323,6 +332,15 @@ impl Options {
                     "at least one is needed (two for max_workers)",
                 ));
             }
+        }
+        if self.disable_wal && matches!(self.journal, Journal::External(_)) {
+            let reason = "an external journal takes the log's place; leave it false";
+            return Err(invalid("disable_wal", true, reason));
+        }
+        if self.wal_recovery_mode == WalRecoveryMode::SkipDamaged {
+            let reason = "a database whose log has a hole is not the one that it was; PointInTimeRecovery \
+                          truncates at the damage";
+            return Err(invalid("wal_recovery_mode", "SkipDamaged", reason));
         }
         if !self.ring_bytes.is_power_of_two() || !(8 << 10..=1 << 30).contains(&self.ring_bytes) {
             let reason = "it must be a power of two from 8 KiB to 1 GiB";

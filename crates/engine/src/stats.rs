@@ -142,7 +142,7 @@ pub(crate) fn collect(store: &Store) -> Stats {
     let sequencer = store.sequencer();
     let end = sequencer.reserved();
     let counts = store.counts();
-    let log_end = sequencer.durable().map(|_| end);
+    let log_end = sequencer.oldest().map(|_| end);
     let families = store.families();
     let families = families
         .iter()

@@ -186,7 +186,7 @@ impl Db {
 
     /// Seals the family's memtable if it is full, or stalls writes where there is no room for
     /// another. The write that filled it has succeeded in any case.
-    fn rotate_full_memtable(&self, family: &Arc<FamilyState>) {
+    pub(crate) fn rotate_full_memtable(&self, family: &Arc<FamilyState>) {
         if !family.is_memtable_full() {
             return;
         }

@@ -1,12 +1,15 @@
 //! Merging tables in the background.
 
+use std::sync::Arc;
+
 use collie_io::IoClass;
 
 use crate::Result;
+use crate::background::flush;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::queue::pause_after;
-use crate::tables::{Tables, Unwritten, Writing};
+use crate::tables::{Tables, TakeUnrecorded, Unwritten, Writing};
 
 /// With so many runs in level 0 one is merged before another is added: the table library counts the
 /// runs of a level in one byte.
@@ -16,22 +19,26 @@ const LEVEL0_COUNTABLE: usize = 200;
 pub(crate) fn run(store: &Store) {
     use_background_io();
     while let Some(family) = store.queue().next_compaction() {
-        family.compactions().dequeue();
-        if family.is_dropped() {
-            continue;
-        }
-        let compacted = store.relieve(|| compact_once(store, &family));
-        store.fill_reserve();
-        match compacted {
-            // There may be more to do, after the other families in the queue.
-            Ok(true) => store.queue().compact(&family),
-            Ok(false) => {}
-            Err(_) if store.refusal().is_some() => {}
-            Err(error) => {
-                let failures = family.compactions().failed_again();
-                tracing::warn!(family = %family.name(), %error, "a compaction failed, it is tried again");
-                store.queue().compact_after(&family, pause_after(failures));
-            }
+        run_task(store, &family);
+    }
+}
+
+pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
+    family.compactions().dequeue();
+    if family.is_dropped() {
+        return;
+    }
+    let compacted = store.relieve(|| compact_once(store, family));
+    store.fill_reserve();
+    match compacted {
+        // There may be more to do, after the other families in the queue.
+        Ok(true) => store.queue().compact(family),
+        Ok(false) => {}
+        Err(_) if store.refusal().is_some() => {}
+        Err(error) => {
+            let failures = family.compactions().failed_again();
+            tracing::warn!(family = %family.name(), %error, "a compaction failed, it is tried again");
+            store.queue().compact_after(family, pause_after(failures));
         }
     }
 }
@@ -45,25 +52,38 @@ pub(crate) fn use_background_io() {
 
 /// Runs the most urgent compaction; returns whether anything changed.
 fn compact_once(store: &Store, family: &FamilyState) -> Result<bool> {
-    // After a crash, commits are replayed that a table holds already which the manifest does not
-    // record. As long as that table keeps its tombstones, a delete that was kept out of the log
-    // goes on hiding what was logged before it.
-    if family.tables().has_unrecorded() {
-        return Ok(false);
-    }
-    compact(store, family, Tables::compact)
+    // Where there are tables that the manifest does not record, the flush that records them queues
+    // another attempt.
+    compact(store, family, Tables::compact).map(|compacted| compacted == Compacted::Changed)
 }
 
 /// Merges everything, on the caller's thread. No other compaction of the family runs meanwhile;
 /// writes to it go on.
-pub(crate) fn compact_all(store: &Store, family: &FamilyState) -> Result<()> {
+pub(crate) fn compact_all(store: &Store, family: &Arc<FamilyState>) -> Result<()> {
+    while merge_all(store, family, TakeUnrecorded::No)? == Compacted::Refused {
+        // A flush is about to record what it has registered, or failed to.
+        flush::flush_sealed(store, family)?;
+    }
+    Ok(())
+}
+
+fn merge_all(store: &Store, family: &FamilyState, unrecorded: TakeUnrecorded) -> Result<Compacted> {
     let merge = |tables: &Tables, writing: &Writing<'_>| {
         let _raised = store.raise_level0(family);
-        tables.compact_all(writing)
+        tables.compact_all(writing, unrecorded)
     };
     let compacted = store.relieve(|| compact(store, family, merge));
     store.fill_reserve();
-    compacted.map(drop)
+    compacted
+}
+
+/// How a compaction ended that did not fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Compacted {
+    Changed,
+    Unchanged,
+    /// There are tables that the manifest does not record.
+    Refused,
 }
 
 /// Merges until the library can count another run. Write stalls do not limit recovery, nor flushes
@@ -71,7 +91,8 @@ pub(crate) fn compact_all(store: &Store, family: &FamilyState) -> Result<()> {
 pub(crate) fn keep_level0_countable(store: &Store, family: &FamilyState) -> Result<()> {
     while family.level0_runs() >= LEVEL0_COUNTABLE {
         if !compact_once(store, family)? {
-            compact_all(store, family)?;
+            // What is not recorded is merged too: the caller, which flushes, can register no more.
+            merge_all(store, family, TakeUnrecorded::Yes)?;
         }
     }
     Ok(())
@@ -80,8 +101,8 @@ pub(crate) fn keep_level0_countable(store: &Store, family: &FamilyState) -> Resu
 fn compact(
     store: &Store,
     family: &FamilyState,
-    run: impl FnOnce(&Tables, &Writing<'_>) -> Result<(), Unwritten>,
-) -> Result<bool> {
+    run: impl FnOnce(&Tables, &Writing<'_>) -> Result<bool, Unwritten>,
+) -> Result<Compacted> {
     let one = family.lock_compactions();
     let writing = family.tables().writing(store.device());
     reach!("compaction begins");
@@ -102,8 +123,14 @@ fn compact(
     }
     drop(writing);
     drop(one);
-    family.compactions().note(&done);
+    family
+        .compactions()
+        .note(&done.as_ref().map(drop).map_err(Clone::clone));
     store.update_stall(family);
     store.wake_stalled();
-    done.map(|()| changed)
+    Ok(match (done?, changed) {
+        (false, _) => Compacted::Refused,
+        (true, true) => Compacted::Changed,
+        (true, false) => Compacted::Unchanged,
+    })
 }

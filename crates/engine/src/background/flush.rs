@@ -20,13 +20,17 @@ use crate::store::view::FlushCause;
 pub(crate) fn run(store: &Store) {
     crate::background::compaction::use_background_io();
     while let Some(task) = store.queue().next_flush() {
-        match task {
-            FlushTask::Family(family) => {
-                family.flushes().dequeue();
-                flush_in_turn(store, &family);
-            }
-            FlushTask::WalSize => crate::background::wal_limit::flush_for_wal_size(store),
+        run_task(store, task);
+    }
+}
+
+pub(crate) fn run_task(store: &Store, task: FlushTask) {
+    match task {
+        FlushTask::Family(family) => {
+            family.flushes().dequeue();
+            flush_in_turn(store, &family);
         }
+        FlushTask::WalSize => crate::background::wal_limit::flush_for_wal_size(store),
     }
 }
 

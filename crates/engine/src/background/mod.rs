@@ -2,5 +2,6 @@
 
 pub(crate) mod compaction;
 pub(crate) mod flush;
+mod member;
 pub(crate) mod registered;
 pub(crate) mod wal_limit;

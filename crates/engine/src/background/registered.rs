@@ -131,7 +131,7 @@ pub(crate) fn record(store: &Store, flushes: &mut [Flush<'_>]) -> Result<()> {
     };
     let mut manifest = store.manifest();
     manifest.commit_with_reserve(&edit)?;
-    for flush in flushes {
+    for flush in flushes.iter_mut() {
         let Some(registered) = flush.kept.recorded() else {
             continue;
         };
@@ -142,7 +142,14 @@ pub(crate) fn record(store: &Store, flushes: &mut [Flush<'_>]) -> Result<()> {
             store.sequencer().retain(flush.family.name(), registered.mark().1);
         }
     }
+    drop(manifest);
     store.release_parts();
+    if let Some(external) = store.sequencer().external() {
+        let recorded = flushes.iter().filter(|flush| !flush.family.is_dropped());
+        for flush in recorded {
+            external.tell_flushed(flush.family.flushed().get());
+        }
+    }
     Ok(())
 }
 

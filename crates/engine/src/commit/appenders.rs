@@ -27,6 +27,8 @@ pub(crate) enum Record<'a> {
     Encoded(&'a [u8]),
     /// Nothing: it takes a position in the order.
     Empty,
+    /// Nothing: it has so many bytes, and its position from an external journal.
+    Placed { seq: Lsn, bytes: usize },
 }
 
 /// One worker of the log with its slot for the visible boundary.
@@ -96,7 +98,11 @@ impl Appender {
                 &**staging
             }
             Record::Encoded(payload) => payload,
-            Record::Empty => &[],
+            Record::Empty | Record::Placed { .. } => &[],
+        };
+        let size = match record {
+            Record::Placed { bytes, .. } => bytes,
+            _ => payload.len(),
         };
         // Cleared at the end; a panic before that leaves it set.
         *stuck = true;
@@ -105,7 +111,11 @@ impl Appender {
             slot,
             pending: false,
         };
-        let span = match sequencer.append(worker, kind, payload, room, &mut hook) {
+        let reserved = match record {
+            Record::Placed { seq, .. } => sequencer.place(seq, &mut hook),
+            _ => sequencer.append(worker, kind, payload, room, &mut hook),
+        };
+        let span = match reserved {
             Ok(span) => span,
             Err(error) => {
                 *stuck = hook.pending;
@@ -113,7 +123,7 @@ impl Appender {
             }
         };
         *commits += u64::from(kind != KIND_PART);
-        *bytes += payload.len() as u64;
+        *bytes += size as u64;
         reach!("appended");
         // Pairs with the Release of a rotation's reservation: if that has a smaller LSN than ours,
         // its `rotating` flag is seen from here on (see `FamilyState::with_mem`).

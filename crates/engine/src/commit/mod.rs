@@ -2,6 +2,7 @@
 
 pub(crate) mod appenders;
 pub(crate) mod codec;
+pub(crate) mod external;
 pub(crate) mod parts;
 pub(crate) mod sequencer;
 pub(crate) mod visible;

@@ -1,12 +1,13 @@
-//! The order of commits: the log, or a counter with the log off.
+//! The order of commits: the log, a counter with the log off, or an external journal.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_log::{AppendHook, Failure, Level, Log, LogStats, Lsn, RecoveryReport, Span, Worker};
 
-use crate::Result;
 use crate::commit::codec::VIRTUAL_FRAME;
+use crate::commit::external::External;
+use crate::{Error, Result};
 
 /// Where commits get their position in the order.
 pub(crate) enum Sequencer {
@@ -14,6 +15,8 @@ pub(crate) enum Sequencer {
     Log(Log),
     /// From a counter of LSNs; nothing is written.
     Virtual(AtomicU64),
+    /// As the external journal's owner brings it; nothing is written.
+    External(External),
 }
 
 /// Which room of the log a commit may use. For the last two some is kept back when it is full.
@@ -30,6 +33,7 @@ pub(crate) enum Room {
 /// The right to append, for one thread at a time.
 pub(crate) enum SequencerWorker {
     Log(Worker),
+    /// Nothing is written.
     Virtual,
 }
 
@@ -42,8 +46,31 @@ impl Sequencer {
     pub(crate) fn worker(&self) -> Result<SequencerWorker> {
         Ok(match self {
             Self::Log(log) => SequencerWorker::Log(log.worker()?),
-            Self::Virtual(_) => SequencerWorker::Virtual,
+            Self::Virtual(_) | Self::External(_) => SequencerWorker::Virtual,
         })
+    }
+
+    /// The external journal's order.
+    pub(crate) fn external(&self) -> Option<&External> {
+        match self {
+            Self::External(external) => Some(external),
+            Self::Log(_) | Self::Virtual(_) => None,
+        }
+    }
+
+    /// Fails where all commits come from an external journal.
+    pub(crate) fn check_own(&self, refused: &'static str) -> Result<()> {
+        match self {
+            Self::External(_) => Err(Error::ExternalJournal { refused }),
+            Self::Log(_) | Self::Virtual(_) => Ok(()),
+        }
+    }
+
+    /// Takes the position that an external journal gives a commit.
+    pub(crate) fn place(&self, seq: Lsn, hook: &mut impl AppendHook) -> Result<Span> {
+        self.external()
+            .ok_or(Error::OwnJournal { refused: "apply" })?
+            .place(seq, hook)
     }
 
     /// Reserves a position and, with a log, copies the payload there; a rotation has none. `hook`
@@ -77,6 +104,11 @@ impl Sequencer {
                 hook.reserved(span);
                 Ok(span)
             }
+            (Self::External(external), _) => match room {
+                // A commit has its position from the journal.
+                Room::Commit => self.check_own("a commit").map(|()| external.mark(hook)),
+                Room::Relief | Room::Mark => Ok(external.mark(hook)),
+            },
         }
     }
 
@@ -85,6 +117,22 @@ impl Sequencer {
         match self {
             Self::Log(log) => log.appended(),
             Self::Virtual(next) => next.load(Ordering::Acquire),
+            Self::External(external) => external.next(),
+        }
+    }
+
+    /// From where on a family needs commits of which the manifest calls those below `flushed`
+    /// flushed, and whose tables hold writes up to `highest`.
+    ///
+    /// With a log, replay skips what is in a table that the manifest does not record. An external
+    /// journal has no replay of ours: what is applied again has to begin where the tables end. A
+    /// flush registers the tables of whole memtables, each with the newest writes of its last commit,
+    /// so that is behind the highest sequence number. (Compactions may drop that one if it is of a
+    /// delete, and only of tables that the manifest records.)
+    pub(crate) fn resume_at(&self, flushed: Lsn, highest: Lsn) -> Lsn {
+        match self {
+            Self::Log(_) | Self::Virtual(_) => flushed,
+            Self::External(_) => flushed.max(highest + 1),
         }
     }
 
@@ -93,6 +141,7 @@ impl Sequencer {
         match self {
             Self::Log(log) => Some(log.durable()),
             Self::Virtual(_) => None,
+            Self::External(external) => Some(external.durable()),
         }
     }
 
@@ -100,6 +149,10 @@ impl Sequencer {
         match self {
             Self::Log(log) => Ok(log.wait(end, level)?),
             Self::Virtual(_) => Ok(()),
+            Self::External(external) => match level {
+                Level::Disk => external.wait(end),
+                Level::Process | Level::Buffered => Ok(()),
+            },
         }
     }
 
@@ -108,14 +161,18 @@ impl Sequencer {
         end: Lsn,
         level: Level,
     ) -> impl Future<Output = Result<()>> + Send + 'static {
-        let waiting = match self {
-            Self::Log(log) => Some(log.wait_async(end, level)),
-            Self::Virtual(_) => None,
+        let (waiting, known) = match self {
+            Self::Log(log) => (Some(log.wait_async(end, level)), Ok(())),
+            Self::Virtual(_) => (None, Ok(())),
+            Self::External(external) => match level {
+                Level::Disk => (None, external.check_durable(end)),
+                Level::Process | Level::Buffered => (None, Ok(())),
+            },
         };
         async move {
             match waiting {
                 Some(waiting) => Ok(waiting.await?),
-                None => Ok(()),
+                None => known,
             }
         }
     }
@@ -125,6 +182,10 @@ impl Sequencer {
         match self {
             Self::Log(log) => Ok(log.flush(level)?),
             Self::Virtual(_) => Ok(self.reserved()),
+            Self::External(_) => {
+                let end = self.reserved();
+                self.wait(end, level).map(|()| end)
+            }
         }
     }
 
@@ -133,14 +194,16 @@ impl Sequencer {
         match self {
             Self::Log(log) => log.poisoned().map(Into::into),
             Self::Virtual(_) => None,
+            Self::External(external) => external.check().err(),
         }
     }
 
-    /// Why the log stopped for good, if it did, and what of it is certain.
+    /// Why the log stopped for good, if it did, and what of it is certain. What an external
+    /// journal's owner applied is certain whether its own log fails or not.
     pub(crate) fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Log(log) => log.failure(),
-            Self::Virtual(_) => None,
+            Self::Virtual(_) | Self::External(_) => None,
         }
     }
 
@@ -174,7 +237,7 @@ impl Sequencer {
     pub(crate) fn oldest(&self) -> Option<Lsn> {
         match self {
             Self::Log(log) => Some(log.oldest()),
-            Self::Virtual(_) => None,
+            Self::Virtual(_) | Self::External(_) => None,
         }
     }
 
@@ -182,7 +245,7 @@ impl Sequencer {
     pub(crate) fn oldest_end(&self) -> Option<Lsn> {
         match self {
             Self::Log(log) => Some(log.oldest_end()),
-            Self::Virtual(_) => None,
+            Self::Virtual(_) | Self::External(_) => None,
         }
     }
 
@@ -190,7 +253,7 @@ impl Sequencer {
     pub(crate) fn give_up_spares(&self) -> bool {
         match self {
             Self::Log(log) => log.give_up_spares(),
-            Self::Virtual(_) => false,
+            Self::Virtual(_) | Self::External(_) => false,
         }
     }
 
@@ -198,21 +261,21 @@ impl Sequencer {
     pub(crate) fn recovery(&self) -> Option<&RecoveryReport> {
         match self {
             Self::Log(log) => Some(log.recovery()),
-            Self::Virtual(_) => None,
+            Self::Virtual(_) | Self::External(_) => None,
         }
     }
 
     pub(crate) fn stats(&self) -> Option<LogStats> {
         match self {
             Self::Log(log) => Some(log.stats()),
-            Self::Virtual(_) => None,
+            Self::Virtual(_) | Self::External(_) => None,
         }
     }
 
     pub(crate) fn close(&self) -> Result<()> {
         match self {
             Self::Log(log) => Ok(log.clone().close()?),
-            Self::Virtual(_) => Ok(()),
+            Self::Virtual(_) | Self::External(_) => Ok(()),
         }
     }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use collie_io::{Device, File, OpenMode, read_exact_at, write_all_at};
 
-use crate::manifest::{Edit, Manifest};
+use crate::manifest::{Edit, LogState, Manifest};
 use crate::{Error, Result};
 
 /// The file's name.
@@ -24,8 +24,10 @@ pub(crate) const FILE: &str = "MANIFEST";
 pub(crate) const TEMPORARY: &str = "MANIFEST.tmp";
 
 const MAGIC: [u8; 8] = *b"COLLIEDB";
-/// The format that this program writes.
-pub(crate) const VERSION: u32 = 3;
+/// The newest format that this program reads and writes: that of stores with an external journal.
+pub(crate) const VERSION: u32 = 4;
+/// The format of all other stores, so that earlier programs read these.
+const WITHOUT_EXTERNAL: u32 = 3;
 /// The oldest that it reads: a base alone, without a generation.
 const OLDEST: u32 = 2;
 /// magic (8), version (4), payload length (4), CRC-32C of version, length and payload (4).
@@ -275,7 +277,11 @@ fn encode_base(manifest: &Manifest, generation: u64, path: &Path) -> Result<Vec<
         return Err(Error::io("write", path, limit));
     }
     let mut bytes = MAGIC.to_vec();
-    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    let version = match manifest.log {
+        LogState::Off | LogState::On => WITHOUT_EXTERNAL,
+        LogState::External => VERSION,
+    };
+    bytes.extend_from_slice(&version.to_le_bytes());
     bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[8..16]), &payload);
     bytes.extend_from_slice(&sum.to_le_bytes());
@@ -414,6 +420,8 @@ fn corrupt<T>(path: impl Into<PathBuf>, offset: u64, expected: String, found: St
 }
 
 #[cfg(test)]
+mod external;
+#[cfg(test)]
 mod fuzz;
 #[cfg(test)]
 mod tests {
@@ -421,7 +429,7 @@ mod tests {
 
     use super::*;
     use crate::FamilyOptions;
-    use crate::manifest::{FamilyRecord, LogState, Marks};
+    use crate::manifest::{FamilyRecord, Marks};
 
     fn record(id: u32, name: &str) -> FamilyRecord {
         FamilyRecord {

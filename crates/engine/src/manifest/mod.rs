@@ -20,6 +20,8 @@ pub(crate) enum LogState {
     Off,
     /// The commits that the tables lack are in the log.
     On,
+    /// They are in a log that the store's owner keeps.
+    External,
 }
 
 /// A family as the manifest knows it.
@@ -78,7 +80,12 @@ impl Manifest {
     pub(crate) fn contradiction_with(&self, edit: &Edit) -> Option<String> {
         let created = edit.created.as_ref()?;
         let is_new = (self.next_family..edit.next_family).contains(&created.id);
-        let is_free = self.families.iter().all(|family| family.name != created.name);
+        // A change may replace a family by another of its name.
+        let goes = |family: &FamilyRecord| edit.dropped == Some(family.id);
+        let is_free = self
+            .families
+            .iter()
+            .all(|family| family.name != created.name || goes(family));
         (!is_new || !is_free).then(|| name_of(created))
     }
 

@@ -9,34 +9,36 @@
 //! | any | on, but the log's directory holds another store's | refused, nothing touched there |
 //! | log on | on | the log is replayed from the lowest `flushed` of all families |
 //! | log on | off | opened with the log, everything is flushed, then the log is removed |
+//! | external journal | external | tables only: the journal's owner applies what they lack |
+//! | external journal | another | refused, nothing touched |
+//! | log on or off, with families | external | refused, nothing touched |
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
+use arc_swap::ArcSwap;
 use collie_io::{Device, File, Scheduler};
 use collie_log::{Log, LogError, LogId, LogOptions};
-use lsm_tree::{Cache, DescriptorTable};
 use parking_lot::Mutex;
 
 use crate::DEFAULT_FAMILY;
 use crate::background::{compaction, flush, wal_limit};
+use crate::commit::external::External;
 use crate::commit::sequencer::Sequencer;
 use crate::handle::Handle;
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{LogState, Manifest};
-use crate::memtable::Chunks;
-use crate::memtable::reclaim;
+use crate::options::invalid;
 use crate::recovery::lock_file::Found;
 use crate::recovery::{lock_file, replay};
+use crate::shared::Parts;
 use crate::store::family_state::FamilyState;
 use crate::store::reserve::Reserve;
 use crate::store::view::FlushCause;
 use crate::store::{Start, Store};
-use crate::tables::Shared;
-use crate::{Compression, Error, Options, Result, catalog};
+use crate::{Compression, Error, Journal, Options, Result, SharedOptions, catalog};
 
 const LOG_DIRECTORY: &str = "log";
 /// The name under which the log is retained until it is retained for each family.
@@ -56,7 +58,8 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
     let held = lock_file::lock(&*device, path)?;
     let reserve = Reserve::new(path, &options);
     let manifest = match ManifestFile::read(&*device, path)? {
-        Some(mut manifest) => {
+        Some(manifest) => {
+            let mut manifest = check_journal(manifest, &options)?;
             catalog::skip_leftover_ids(&*device, path, &mut manifest)?;
             // It may be in the page cache alone: its process was killed before the sync, or the
             // sync failed, after which no later sync writes it. So it is written anew before log is
@@ -70,7 +73,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
             device
                 .random(&mut log_id)
                 .map_err(|e| Error::io("get random bytes for", path, e))?;
-            let mut manifest = ManifestFile::new(Manifest::new(log_id));
+            let mut manifest = check_journal(ManifestFile::new(Manifest::new(log_id)), &options)?;
             manifest.write(&*device, path)?;
             manifest
         }
@@ -81,6 +84,27 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
         manifest
     };
     start(path, options, manifest, reserve, &held)
+}
+
+/// Refuses options that are for another kind of store.
+fn check_journal(mut manifest: ManifestFile, options: &Options) -> Result<ManifestFile> {
+    let refused = |value: &str, reason: &str| Err(invalid("journal", value, reason));
+    match (&options.journal, manifest.log) {
+        (Journal::Own, LogState::Off | LogState::On) | (Journal::External(_), LogState::External) => {}
+        (Journal::External(_), _) if manifest.families.is_empty() => {
+            manifest.amend(|manifest| manifest.log = LogState::External);
+        }
+        (Journal::Own, LogState::External) => {
+            return refused("Own", "what the store's tables lack is in an external journal");
+        }
+        (Journal::External(_), LogState::Off | LogState::On) => {
+            return refused(
+                "External",
+                "the store was made with a log of its own, or without one",
+            );
+        }
+    }
+    Ok(manifest)
 }
 
 fn log_directory(path: &Path, options: &Options) -> PathBuf {
@@ -129,26 +153,25 @@ fn remove_tree(device: &dyn Device, path: &Path) -> Result<()> {
 /// Opens a store whose lock is held and whose manifest fits the options.
 fn start(
     path: &Path,
-    options: Options,
+    mut options: Options,
     mut manifest: ManifestFile,
     reserve: Reserve,
     lock: &Arc<dyn File>,
 ) -> Result<Handle> {
     let device = Arc::clone(&options.device);
+    if let Journal::External(_) = options.journal {
+        // For who applies, and for rotations.
+        options.max_workers = 2;
+    }
     remove_unnamed(&*device, path, &manifest)?;
     manifest.amend(|manifest| apply_options(manifest, &options));
-    let scheduler = Arc::new(Scheduler::new(options.background_io));
-    let sequencer = reserve.relieve(|| open_sequencer(path, &options, &manifest, &scheduler))?;
+    let parts = match &options.shared {
+        Some(shared) => shared.parts().clone(),
+        None => Parts::new(&of_its_own(&options))?,
+    };
+    let sequencer = reserve.relieve(|| open_sequencer(path, &options, &manifest, &parts.scheduler))?;
     // The opening of the log may have used it, for frames that were in the ring.
     reserve.fill(Some(&sequencer));
-    let chunks = Arc::new(Chunks::default());
-    let (reclaim, _thread) = reclaim::start(Arc::clone(&device), Arc::clone(&chunks))?;
-    let shared = Shared {
-        cache: Arc::new(Cache::with_capacity_bytes(options.cache_bytes)),
-        descriptors: Arc::new(DescriptorTable::new(options.max_open_files)),
-        scheduler,
-        stop: Arc::new(AtomicBool::new(false)),
-    };
     let adopt = manifest.log == LogState::Off && !options.disable_wal;
     let log_dir = log_directory(path, &options);
     let start = Start {
@@ -157,9 +180,7 @@ fn start(
         sequencer,
         manifest,
         reserve,
-        reclaim,
-        chunks,
-        shared,
+        parts,
         lock: Arc::clone(lock),
     };
     let store = Arc::new(Store::new(start)?);
@@ -171,7 +192,7 @@ fn start(
         Ok(default_family) => Ok(Handle {
             store,
             threads: Mutex::new(threads),
-            default_family,
+            default_family: ArcSwap::new(default_family),
         }),
         Err(error) => {
             // The first error is the one to report.
@@ -214,6 +235,11 @@ fn open_sequencer(
     manifest: &Manifest,
     scheduler: &Arc<Scheduler>,
 ) -> Result<Sequencer> {
+    if let Journal::External(journal) = &options.journal {
+        let flushed = manifest.families.iter().map(|family| family.flushed).max();
+        let next = flushed.unwrap_or(manifest.floor);
+        return Ok(Sequencer::External(External::new(Arc::clone(journal), next)));
+    }
     if options.disable_wal {
         return Ok(Sequencer::virtual_from(manifest.floor));
     }
@@ -226,7 +252,7 @@ fn open_sequencer(
             remove_tree(&*options.device, &dir)?;
             None
         }
-        LogState::Off => None,
+        LogState::Off | LogState::External => None,
     };
     if resume_at.is_some() {
         refuse_missing_log(&*options.device, &dir)?;
@@ -311,7 +337,27 @@ fn switch_log_on(store: &Store) -> Result<()> {
     })
 }
 
+/// The parts of a store that shares none.
+fn of_its_own(options: &Options) -> SharedOptions {
+    SharedOptions {
+        flush_threads: options.flush_threads,
+        compaction_threads: options.compaction_threads,
+        cache_bytes: options.cache_bytes,
+        max_open_files: options.max_open_files,
+        max_memtable_bytes: options.max_memtable_bytes,
+        background_io: options.background_io,
+        device: Arc::clone(&options.device),
+    }
+}
+
+/// Starts the background threads, or joins those that it shares.
 fn start_threads(store: &Arc<Store>, threads: &mut Vec<JoinHandle<()>>) -> Result<()> {
+    let member: Weak<Store> = Arc::downgrade(store);
+    store.join_budget(member.clone());
+    if let Some(shared) = &store.options().shared {
+        store.queue().join(Arc::clone(shared.crew()), member);
+        return Ok(());
+    }
     for n in 0..store.options().flush_threads {
         threads.push(start_thread(store, format!("collie-flush-{n}"), flush::run)?);
     }
@@ -361,6 +407,7 @@ fn load_and_replay(store: &Arc<Store>, fresh_log: bool, log_dir: &Path) -> Resul
         by_id.insert(record.id, family);
     }
     refuse_tables_ahead(store, by_id.values(), log_dir)?;
+    record_found(store)?;
     let resume = records.iter().map(|record| record.flushed).min();
     if let (Sequencer::Log(log), Some(resume)) = (store.sequencer(), resume) {
         // Retains what any family needs until the log is retained for each of them, and the parts of
@@ -385,6 +432,32 @@ fn load_and_replay(store: &Arc<Store>, fresh_log: bool, log_dir: &Path) -> Resul
     wal_limit::schedule_check(store);
     wal_limit::warn_of_short_limit(store);
     Ok(default_family)
+}
+
+/// Records what is in tables beyond what the manifest says, where commits are to go on there, and
+/// shows it. Before a compaction may drop the delete that is the last of it.
+fn record_found(store: &Store) -> Result<()> {
+    let families = store.families();
+    let mut manifest = store.manifest();
+    let is_ahead = |family: &Arc<FamilyState>| {
+        let recorded = manifest.families.iter().find(|record| record.id == family.id());
+        recorded.is_some_and(|record| record.flushed < family.flushed().get())
+    };
+    if families.iter().any(is_ahead) {
+        manifest.rewrite(|manifest| {
+            for family in &families {
+                let found = family.flushed().get();
+                manifest.floor = manifest.floor.max(found);
+                let records = manifest.families.iter_mut();
+                for record in records.filter(|record| record.id == family.id()) {
+                    record.flushed = found;
+                }
+            }
+        })?;
+    }
+    drop(manifest);
+    let end = families.iter().map(|family| family.flushed().get()).max();
+    end.map_or(Ok(()), |end| store.go_on_at(end))
 }
 
 /// Refuses tables that are ahead of the log. A table is registered only when the log is durable

@@ -54,6 +54,7 @@ impl Store {
     /// keeps that lock until they are gone.
     pub(crate) fn finish_close(&self, threads: Vec<JoinHandle<()>>) -> Result<()> {
         self.queue.stop();
+        self.queue.wait_for_running();
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("a background thread panicked");

@@ -49,10 +49,14 @@ impl Store {
         let reclaim = self.reclaim_sender();
         let tables = Tables::open(dir, known, &record.options, &self.shared, &*self.device, reclaim)?;
         let pinned = self.pin(&tables);
+        let record = FamilyRecord {
+            flushed: self.sequencer.resume_at(record.flushed, tables.highest()),
+            ..record.clone()
+        };
         let mem = self.new_mem(record.flushed, &record.options);
         Ok(Arc::new(FamilyState::new(
             self.id,
-            record,
+            &record,
             tables,
             pinned,
             mem,
@@ -66,7 +70,21 @@ impl Store {
         let mut families = self.families.0.write();
         families.insert(Arc::clone(family.name()), Arc::clone(family));
         self.views.add(family.id(), Arc::clone(&family.view()));
-        self.memory.fit(family.options());
+        let options = family.options();
+        self.budget
+            .fit(options.write_buffer_bytes, options.max_write_buffers);
+    }
+
+    /// Replaces a family by another of its name, as the synced manifest has: calls through handles of
+    /// the old one fail from now on. The caller holds the manifest, and nothing is applied meanwhile.
+    pub(crate) fn replace_family(&self, old: &FamilyState, new: &Arc<FamilyState>) {
+        self.publish_family(new);
+        old.set_dropped();
+        self.views.remove(old.id());
+        // They wait for no flush. A read that has the old family already goes on with its view, and
+        // so do snapshots and iterators.
+        old.view().mems().for_each(|mem| mem.flushed());
+        self.wake_stalled();
     }
 
     /// Withdraws a family that the synced manifest has dropped: calls fail from now on, stalled

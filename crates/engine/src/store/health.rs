@@ -100,6 +100,7 @@ impl Store {
         if let Some(refusal) = self.refusal() {
             return Err(refusal);
         }
+        self.sequencer.check_own("a write")?;
         match room {
             Room::Commit => self.reserve.admit(&self.sequencer),
             Room::Relief | Room::Mark => Ok(()),

@@ -30,7 +30,6 @@ use self::counters::Counters;
 use self::families::Families;
 use self::health::Health;
 pub(crate) use self::manifest_guard::ManifestGuard;
-use self::memory::MemoryLimit;
 use self::parts::LargeCommits;
 use self::stall::StoppedWriters;
 use self::views::AllViews;
@@ -43,6 +42,7 @@ use crate::locks::table::LockTable;
 use crate::manifest::file::ManifestFile;
 use crate::memtable::reclaim::Reclaim;
 use crate::memtable::{Chunks, Mem};
+use crate::shared::{Budget, Parts};
 use crate::store::queue::TaskQueue;
 use crate::store::reserve::Reserve;
 use crate::tables::{Pinned, Shared, Tables};
@@ -76,7 +76,7 @@ pub(crate) struct Store {
     shared: Shared,
     health: Health,
     stopped: StoppedWriters,
-    memory: MemoryLimit,
+    budget: Arc<Budget>,
     wal: WalWatch,
     large: LargeCommits,
     snapshots: AtomicUsize,
@@ -100,9 +100,7 @@ pub(crate) struct Start {
     pub(crate) sequencer: Sequencer,
     pub(crate) manifest: ManifestFile,
     pub(crate) reserve: Reserve,
-    pub(crate) reclaim: Sender<Reclaim>,
-    pub(crate) chunks: Arc<Chunks>,
-    pub(crate) shared: Shared,
+    pub(crate) parts: Parts,
     pub(crate) lock: Arc<dyn File>,
 }
 
@@ -114,16 +112,19 @@ impl Store {
             sequencer,
             manifest,
             reserve,
-            reclaim,
-            chunks,
-            shared,
+            parts,
             lock,
         } = start;
+        let shared = Shared {
+            cache: parts.cache,
+            descriptors: parts.descriptors,
+            scheduler: parts.scheduler,
+            stop: Arc::default(),
+        };
         // One appender is the system's.
         let appenders = options.max_workers - 1;
         let visible = Visible::new(options.max_workers, sequencer.reserved());
         let system = Appender::new(&sequencer, &visible)?;
-        let memory = MemoryLimit::new(options.max_memtable_bytes);
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
             // Relaxed: only uniqueness counts.
@@ -143,12 +144,12 @@ impl Store {
             manifest: Mutex::new(manifest),
             reserve,
             queue: TaskQueue::default(),
-            reclaim: Mutex::new(Some(reclaim)),
-            chunks,
+            reclaim: Mutex::new(Some(parts.reclaim)),
+            chunks: parts.chunks,
             shared,
             health: Health::new(),
             stopped: StoppedWriters::default(),
-            memory,
+            budget: parts.budget,
             wal: WalWatch::default(),
             large: LargeCommits::default(),
             snapshots: AtomicUsize::new(0),

@@ -51,6 +51,17 @@ impl Store {
         }
     }
 
+    /// The tables hold everything below `lsn`, or are about to: it is visible, and what an external
+    /// journal brings goes on there. A log goes on where it ends.
+    pub(crate) fn go_on_at(&self, lsn: Lsn) -> Result<()> {
+        let Some(external) = self.sequencer.external() else {
+            return Ok(());
+        };
+        external.go_on_at(lsn);
+        // The visible boundary follows.
+        self.mark().map(drop)
+    }
+
     /// Reserves a position in the order for something that is no commit.
     pub(crate) fn mark(&self) -> Result<At> {
         self.mark_in(Room::Relief)
@@ -82,6 +93,16 @@ impl Store {
     /// An appender for a commit. `None` where row locks must be taken first and the caller has
     /// none.
     pub(crate) fn appender(&self, has_locks: bool) -> Result<Option<HeldAppender<'_>>> {
+        self.sequencer.check_own("a commit")?;
+        self.appender_for(has_locks)
+    }
+
+    /// An appender for a commit that an external journal's owner applies.
+    pub(crate) fn applier(&self) -> Result<HeldAppender<'_>> {
+        self.appender_for(true)?.ok_or(Error::Closed)
+    }
+
+    fn appender_for(&self, has_locks: bool) -> Result<Option<HeldAppender<'_>>> {
         let mut held = self.appenders.take();
         // Checked with the appender taken: `use_locks` takes every appender once after it has set
         // this.

@@ -1,13 +1,14 @@
 //! The queues of the background threads.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use collie_io::{Clock, Nanos, RealClock};
 use parking_lot::{Condvar, Mutex};
 
 use super::family_state::FamilyState;
+use crate::shared::{Crew, Kind, Member};
 
 /// Something for a flush thread.
 pub(crate) enum FlushTask {
@@ -23,6 +24,8 @@ pub(crate) enum FlushTask {
 pub(crate) struct TaskQueue {
     state: Mutex<State>,
     changed: Condvar,
+    /// Whose threads do the tasks, and for which store, if that has no threads of its own.
+    crew: OnceLock<(Arc<Crew>, Weak<dyn Member>)>,
 }
 
 #[derive(Default)]
@@ -30,6 +33,18 @@ struct State {
     flushes: Queue<FlushTask>,
     compactions: Queue<Arc<FamilyState>>,
     stopping: bool,
+    /// Tasks that threads of a crew do now.
+    running: usize,
+}
+
+/// A task is done by a thread of a crew as long as this lives.
+pub(crate) struct Running<'a>(&'a TaskQueue);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().running -= 1;
+        self.0.changed.notify_all();
+    }
 }
 
 /// Tasks with the time before which they are not to be tried; 0 for at once.
@@ -64,6 +79,22 @@ fn due(pause: Duration) -> Nanos {
 }
 
 impl TaskQueue {
+    /// From now on threads of the crew do the tasks. The store has none of its own.
+    pub(crate) fn join(&self, crew: Arc<Crew>, store: Weak<dyn Member>) {
+        // A store is opened once.
+        let _ = self.crew.set((crew, store));
+    }
+
+    /// Tells who does the tasks that there is another one.
+    fn announce(&self, kind: Kind, due: Nanos) {
+        match self.crew.get() {
+            Some((crew, store)) => crew.add(kind, due, Weak::clone(store)),
+            None => {
+                self.changed.notify_all();
+            }
+        }
+    }
+
     pub(crate) fn flush(&self, family: &Arc<FamilyState>) {
         self.flush_after(family, Duration::ZERO);
     }
@@ -72,17 +103,20 @@ impl TaskQueue {
     pub(crate) fn flush_after(&self, family: &Arc<FamilyState>, pause: Duration) {
         if family.flushes().enqueue() {
             let task = FlushTask::Family(Arc::clone(family));
-            self.state.lock().flushes.0.push_back((due(pause), task));
-            self.changed.notify_all();
+            let due = due(pause);
+            self.state.lock().flushes.0.push_back((due, task));
+            self.announce(Kind::Flush, due);
         }
     }
 
     pub(crate) fn check_wal_size(&self) {
-        let flushes = &mut self.state.lock().flushes.0;
+        let mut state = self.state.lock();
+        let flushes = &mut state.flushes.0;
         // The limit and a full device ask for the check independently.
         if !flushes.iter().any(|(_, task)| matches!(task, FlushTask::WalSize)) {
             flushes.push_back((0, FlushTask::WalSize));
-            self.changed.notify_all();
+            drop(state);
+            self.announce(Kind::Flush, 0);
         }
     }
 
@@ -92,12 +126,10 @@ impl TaskQueue {
 
     pub(crate) fn compact_after(&self, family: &Arc<FamilyState>, pause: Duration) {
         if family.compactions().enqueue() {
-            self.state
-                .lock()
-                .compactions
-                .0
-                .push_back((due(pause), Arc::clone(family)));
-            self.changed.notify_all();
+            let due = due(pause);
+            let task = (due, Arc::clone(family));
+            self.state.lock().compactions.0.push_back(task);
+            self.announce(Kind::Compaction, due);
         }
     }
 
@@ -124,6 +156,37 @@ impl TaskQueue {
                     self.changed.wait_for(&mut state, pause);
                 }
             }
+        }
+    }
+
+    /// The next task that is due, for a flush thread of a crew.
+    pub(crate) fn try_flush(&self) -> Option<(FlushTask, Running<'_>)> {
+        self.try_next(|state| state.flushes.pop())
+    }
+
+    /// The next family that is due, for a compaction thread of a crew.
+    pub(crate) fn try_compaction(&self) -> Option<(Arc<FamilyState>, Running<'_>)> {
+        self.try_next(|state| state.compactions.pop())
+    }
+
+    fn try_next<T>(
+        &self,
+        pop: impl Fn(&mut State) -> Result<T, Option<Duration>>,
+    ) -> Option<(T, Running<'_>)> {
+        let mut state = self.state.lock();
+        if state.stopping {
+            return None;
+        }
+        let task = pop(&mut state).ok()?;
+        state.running += 1;
+        Some((task, Running(self)))
+    }
+
+    /// Waits for the tasks that threads of a crew do. After [`TaskQueue::stop`] they begin none.
+    pub(crate) fn wait_for_running(&self) {
+        let mut state = self.state.lock();
+        while state.running > 0 {
+            self.changed.wait(&mut state);
         }
     }
 

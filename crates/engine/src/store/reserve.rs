@@ -17,7 +17,7 @@ use collie_io::{Clock, Device, RealClock};
 use parking_lot::Mutex;
 
 use crate::commit::sequencer::Sequencer;
-use crate::{Error, Options, Result};
+use crate::{Error, Journal, Options, Result};
 
 /// The file's name.
 pub(crate) const FILE: &str = "RESERVE";
@@ -35,7 +35,11 @@ pub(crate) fn default_bytes(options: &Options) -> u64 {
         .map(|f| f.write_buffer_bytes);
     // A table is about as large as its memtable. An opening copies frames from the ring that no
     // segment has.
-    buffers.max().unwrap_or(0).max(options.ring_bytes as u64) + SMALL_WORK
+    let ring = match options.journal {
+        Journal::Own => options.ring_bytes as u64,
+        Journal::External(_) => 0,
+    };
+    buffers.max().unwrap_or(0).max(ring) + SMALL_WORK
 }
 
 /// See the module's page.

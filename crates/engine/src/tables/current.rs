@@ -9,7 +9,6 @@ use crate::{Error, Result};
 /// Compares the tree's manifest with the checksum that `current` has for it, and makes sure that
 /// `current` is durable.
 pub(super) fn verify(path: &Path, device: &dyn Device) -> Result<()> {
-    const CURRENT_BYTES: usize = 25;
     let current = path.join("current");
     match device.stat(&current) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -19,30 +18,37 @@ pub(super) fn verify(path: &Path, device: &dyn Device) -> Result<()> {
         Ok(_) => {}
     }
     let bytes = read_file(device, &current)?;
-    let corrupt = |path: PathBuf, expected: String, found: String| {
-        Err(Error::Corrupt {
-            path,
-            offset: 0,
-            expected,
-            found,
-        })
-    };
-    let (Some(id), Some(sum), CURRENT_BYTES) = (bytes.first_chunk::<8>(), bytes.get(8..24), bytes.len())
-    else {
-        return corrupt(
-            current,
-            format!("{CURRENT_BYTES} bytes"),
-            format!("{} bytes", bytes.len()),
-        );
-    };
-    let id = u64::from_le_bytes(*id);
-    let manifest = path.join(format!("v{id}"));
+    let (name, sum) = named_version(path, &bytes)?;
+    let manifest = path.join(&name);
     let found = xxhash_rust::xxh3::xxh3_128(&read_file(device, &manifest)?);
     if found.to_le_bytes() != sum {
         let expected = sum.iter().rev().map(|byte| format!("{byte:02x}")).collect();
         return corrupt(manifest, expected, format!("{found:032x}"));
     }
-    rewrite_current(path, id, &bytes, device)
+    rewrite_current(path, &name, &bytes, device)
+}
+
+/// The name of the version's file that `current`, with these bytes, names in the directory, and that
+/// file's checksum.
+pub(super) fn named_version<'a>(path: &Path, current: &'a [u8]) -> Result<(String, &'a [u8])> {
+    const CURRENT_BYTES: usize = 25;
+    match (current.first_chunk::<8>(), current.get(8..24), current.len()) {
+        (Some(id), Some(sum), CURRENT_BYTES) => Ok((format!("v{}", u64::from_le_bytes(*id)), sum)),
+        _ => corrupt(
+            path.join("current"),
+            format!("{CURRENT_BYTES} bytes"),
+            format!("{} bytes", current.len()),
+        ),
+    }
+}
+
+fn corrupt<T>(path: PathBuf, expected: String, found: String) -> Result<T> {
+    Err(Error::Corrupt {
+        path,
+        offset: 0,
+        expected,
+        found,
+    })
 }
 
 /// Opening the tree removes every version but the one that `current` names. Where there are others,
@@ -50,13 +56,13 @@ pub(super) fn verify(path: &Path, device: &dyn Device) -> Result<()> {
 /// sync is certain to bring that rename to the disk, where `current` may still name a version that
 /// is about to be removed. So it is replaced once more, by a copy of itself, before the tree is
 /// opened.
-fn rewrite_current(path: &Path, id: u64, bytes: &[u8], device: &dyn Device) -> Result<()> {
+fn rewrite_current(path: &Path, version: &str, bytes: &[u8], device: &dyn Device) -> Result<()> {
     let entries = device.list(path).map_err(|e| Error::io("list", path, e))?;
     let is_other = |name: &str| {
         let number = name
             .strip_prefix('v')
             .and_then(|number| number.parse::<u64>().ok());
-        number.is_some_and(|number| number != id)
+        number.is_some() && name != version
     };
     if !entries.iter().any(|entry| is_other(&entry.name)) {
         return Ok(());

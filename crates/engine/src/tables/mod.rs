@@ -18,6 +18,7 @@
 
 mod current;
 mod during;
+pub(crate) mod link;
 pub(crate) mod orphans;
 mod pace;
 mod version_lock;
@@ -268,26 +269,41 @@ impl Tables {
         self.unrecorded.load(Ordering::Acquire) > 0
     }
 
-    /// Merges what the strategy finds most urgent, if anything.
-    pub(crate) fn compact(&self, writing: &Writing<'_>) -> Result<(), Unwritten> {
+    /// Merges what the strategy finds most urgent, if anything. Does nothing, and returns `false`,
+    /// while there are tables that the manifest does not record.
+    pub(crate) fn compact(&self, writing: &Writing<'_>) -> Result<bool, Unwritten> {
         let strategy = Arc::clone(&self.strategy);
-        self.compact_by(writing, || self.tree.compact(strategy, KEEP_NONE))
+        self.compact_by(writing, TakeUnrecorded::No, || {
+            self.tree.compact(strategy, KEEP_NONE)
+        })
     }
 
-    /// Merges everything into the last level.
-    pub(crate) fn compact_all(&self, writing: &Writing<'_>) -> Result<(), Unwritten> {
-        self.compact_by(writing, || self.tree.major_compact(self.table_bytes, KEEP_NONE))
+    /// Merges everything into the last level. Returns `false` as [`Tables::compact`].
+    pub(crate) fn compact_all(
+        &self,
+        writing: &Writing<'_>,
+        unrecorded: TakeUnrecorded,
+    ) -> Result<bool, Unwritten> {
+        self.compact_by(writing, unrecorded, || {
+            self.tree.major_compact(self.table_bytes, KEEP_NONE)
+        })
     }
 
     /// One compaction runs at a time.
     fn compact_by(
         &self,
         writing: &Writing<'_>,
+        unrecorded: TakeUnrecorded,
         run: impl FnOnce() -> TableResult<()>,
-    ) -> Result<(), Unwritten> {
+    ) -> Result<bool, Unwritten> {
         self.version_lock
             .lock_for_compaction()
             .map_err(|poisoned| refused(poisoned, writing))?;
+        // With the lock: a flush that registers tables waits for it, and these are not chosen.
+        if unrecorded == TakeUnrecorded::No && self.has_unrecorded() {
+            drop(self.version_lock.take_compaction_guard());
+            return Ok(false);
+        }
         // The compaction filter unwinds where no version may be written: all that the library
         // touched is dropped, or not used again.
         let done = panic::catch_unwind(AssertUnwindSafe(run));
@@ -296,7 +312,7 @@ impl Tables {
         let version = self.tree.current_version();
         self.orphans.name(version.iter_tables().map(lsm_tree::Table::id));
         match done {
-            Ok(Ok(())) => Ok(()),
+            Ok(Ok(())) => Ok(true),
             Ok(Err(error)) => {
                 let error = Error::table("compact", &self.dir.path, error);
                 let guard = match guard {
@@ -465,6 +481,16 @@ impl Drop for Unrecorded {
         // that the manifest records them.
         self.0.fetch_sub(1, Ordering::Release);
     }
+}
+
+/// Whether a merge takes tables that the manifest does not record. After a crash, commits are replayed
+/// that such a table holds already. As long as it keeps its tombstones, a delete that was kept out of
+/// the log goes on hiding what was logged before it, and the sequence numbers in it say up to where
+/// an external journal's commits are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TakeUnrecorded {
+    No,
+    Yes,
 }
 
 /// A version of the tables that was not written.

@@ -108,6 +108,7 @@ impl Transaction {
         if let Some(refusal) = store.refusal() {
             return Err(refusal);
         }
+        store.sequencer().check_own("a transaction")?;
         store.use_locks();
         let owner = store.locks().owner(&options.name);
         let visible = store.visible_boundary();

@@ -137,7 +137,7 @@ fn a_manifest_of_another_version_is_refused_by_both_numbers() {
             refused,
             Err(Error::Version {
                 found: 9,
-                supported: 3,
+                supported: 4,
                 ..
             })
         ),
@@ -412,5 +412,17 @@ fn mistakes_are_refused_and_change_nothing() {
             })
         ));
     }
+    let with_a_hole = Options {
+        wal_recovery_mode: collie_db::WalRecoveryMode::SkipDamaged,
+        ..common::small()
+    };
+    let refused = Db::open(dir.path().join("on2"), with_a_hole);
+    assert!(matches!(
+        refused,
+        Err(Error::InvalidOption {
+            option: "wal_recovery_mode",
+            ..
+        })
+    ));
     assert!(!dir.path().join("on2").exists());
 }

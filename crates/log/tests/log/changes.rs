@@ -88,6 +88,12 @@ fn frames_that_nobody_waits_for_are_brought_to_the_device_for_the_one_task() {
             let mut changes = log.durable_changes();
             assert_eq!(changes.last(), 0);
             until_durable(&mut changes, early.end).unwrap();
+            // It sleeps, and does not look again.
+            while poll_once(pin!(changes.next())).is_ready() {}
+            let span = worker.try_append(0, 1, b"while it sleeps").unwrap();
+            while log.durable() < span.end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             for _ in 0..50 {
                 let span = worker.try_append(0, 1, &[n as u8; 300]).unwrap();
                 until_durable(&mut changes, span.end).unwrap();

@@ -13,7 +13,7 @@ use shuttle::{future, thread};
 use crate::{explore, join, spawn, with_threads};
 
 const WORKERS: usize = 2;
-const FRAMES: usize = 3;
+const FRAMES: usize = 1;
 
 #[test]
 fn one_task_is_told_of_all_that_nobody_else_waits_for_and_of_the_end() {

@@ -1,0 +1,20 @@
+//! **The raft logs of a node**: any number of groups in one write-ahead log, so that one sync makes
+//! the entries of all of them durable.
+//!
+//! The frames that the logs hold are drawn in `docs/format/cluster.md`.
+
+pub mod frames;
+mod ids;
+pub mod machine;
+pub mod peers;
+pub mod proposals;
+mod raft;
+mod store;
+pub mod wire;
+
+pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
+pub use raft::{Effects, Groups, Member, SnapshotBuilder, SnapshotData, open_machine};
+pub use store::{
+    Bounds, Entry, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions, Opened,
+    Quarantined, ReplicaLog, StoreError,
+};

@@ -1,0 +1,322 @@
+//! Receiving a transfer: files that come in pieces, also after a stop, and are checked.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
+
+use crate::machine::description::{Described, Description};
+use crate::machine::error::MachineError;
+use crate::machine::positions::Position;
+use crate::machine::store::{Machine, staged};
+use crate::machine::transfer::{PIECE_BYTES, Transfer, checksum, list};
+
+/// The files, below the directory.
+const FILES: &str = "files";
+/// The description, once all files are there, checked and durable.
+const COMPLETE: &str = "COMPLETE";
+/// Until it is whole.
+const UNFINISHED: &str = "COMPLETE-new";
+
+/// A transfer that is being received. What came stays when this is dropped, and after a stop: the
+/// next one, also of another transfer, fetches only what is not there.
+#[derive(Debug)]
+pub struct Staging {
+    device: Arc<dyn Device>,
+    dir: PathBuf,
+    description: Description,
+    /// Per file, how much is there.
+    got: Vec<Got>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Got {
+    bytes: u64,
+    /// All of it, and it was checked.
+    right: bool,
+}
+
+/// What is to be fetched next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Missing {
+    /// The file, by its place in the description.
+    pub file: usize,
+    /// From where on.
+    pub offset: u64,
+}
+
+/// A transfer that is there, checked and durable.
+#[derive(Debug, Clone)]
+pub struct Staged {
+    pub(super) dir: PathBuf,
+    pub(super) description: Description,
+}
+
+impl Staged {
+    /// What it consists of.
+    #[must_use]
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+}
+
+impl Machine {
+    /// Begins to receive a transfer, or goes on with it: files that are there are checked. A replica
+    /// receives one at a time.
+    ///
+    /// # Errors
+    /// [`MachineError::Order`] where the transfer has nothing that is not applied here,
+    /// [`MachineError::Description`] where it was not [decoded](Description::decode), and
+    /// [`MachineError::Io`].
+    pub fn stage(&self, description: Description) -> Result<Staging, MachineError> {
+        self.check_ahead(&description.position)?;
+        // As one that came over the wire.
+        let description = Description::decode(&description.encode())?;
+        let device = Arc::clone(&self.0.options.db.device);
+        let dir = staged(&self.0.dir);
+        let mut staging = Staging {
+            got: vec![Got::default(); description.files.len()],
+            device,
+            dir,
+            description,
+        };
+        staging.look()?;
+        Ok(staging)
+    }
+
+    /// Stages a transfer of a replica of this process.
+    ///
+    /// # Errors
+    /// As [`Machine::stage`], [`Staging::write`] and [`Staging::finish`].
+    pub fn fetch(&self, transfer: &Transfer) -> Result<Staged, MachineError> {
+        let mut staging = self.stage(transfer.description().clone())?;
+        while let Some(missing) = staging.missing() {
+            staging.write(missing, &transfer.read(missing.file, missing.offset)?)?;
+        }
+        staging.finish()
+    }
+
+    pub(super) fn check_ahead(&self, position: &Position) -> Result<(), MachineError> {
+        match self.applied() {
+            Some(applied) if applied.index >= position.applied.index => Err(MachineError::Order {
+                id: position.applied,
+                last: applied.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Staging {
+    /// Looks at what is there.
+    fn look(&mut self) -> Result<(), MachineError> {
+        let files = self.dir.join(FILES);
+        self.make_dir(&files)?;
+        // It speaks for other files.
+        for name in [COMPLETE, UNFINISHED] {
+            let path = self.dir.join(name);
+            match self.device.remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(MachineError::io("remove", &path, error));
+                }
+                _ => {}
+            }
+        }
+        self.sync_dir(&self.dir)?;
+        let mut there = Vec::new();
+        list(&*self.device, &files, "", &mut there)?;
+        let there: BTreeSet<_> = there.into_iter().collect();
+        let mut known = BTreeSet::new();
+        for (described, got) in self.description.files.iter().zip(&mut self.got) {
+            known.insert(described.name.as_str());
+            if !there.contains(&described.name) {
+                continue;
+            }
+            let path = files.join(described.path());
+            let (size, crc32c) = checksum(&*self.device, &path)?;
+            *got = match size {
+                _ if (size, crc32c) == (described.size, described.crc32c) => Got {
+                    bytes: size,
+                    right: true,
+                },
+                // A part. Whether it is right shows when all of it is there.
+                _ if size < described.size => Got {
+                    bytes: size,
+                    right: false,
+                },
+                _ => {
+                    remove_file(&*self.device, &path)?;
+                    Got::default()
+                }
+            };
+        }
+        for name in there.iter().filter(|name| !known.contains(name.as_str())) {
+            remove_file(&*self.device, &files.join(name))?;
+        }
+        Ok(())
+    }
+
+    /// What is to be fetched next; nothing where all of it is there.
+    #[must_use]
+    pub fn missing(&self) -> Option<Missing> {
+        let mut all = self.description.files.iter().zip(&self.got).enumerate();
+        all.find_map(|(file, (described, got))| {
+            let left = got.bytes < described.size || (described.size == 0 && !got.right);
+            left.then_some(Missing {
+                file,
+                offset: got.bytes,
+            })
+        })
+    }
+
+    /// How many bytes are there.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.got.iter().map(|got| got.bytes).sum()
+    }
+
+    /// Takes the next piece of a file.
+    ///
+    /// # Errors
+    /// [`MachineError::Piece`] where it is not the next one, or longer than what is missing or than
+    /// [`PIECE_BYTES`]; [`MachineError::Io`].
+    pub fn write(&mut self, at: Missing, bytes: &[u8]) -> Result<(), MachineError> {
+        let described = self.description.files.get(at.file);
+        let (Some(described), Some(got)) = (described, self.got.get_mut(at.file)) else {
+            return Err(MachineError::Piece {
+                path: self.dir.clone(),
+                expected: 0,
+                found: format!("a piece of file {}", at.file),
+            });
+        };
+        let path = self.dir.join(FILES).join(described.path());
+        let room = described.size - got.bytes;
+        if at.offset != got.bytes || bytes.len() as u64 > room || bytes.len() > PIECE_BYTES {
+            return Err(MachineError::Piece {
+                path,
+                expected: got.bytes,
+                found: format!("{} bytes from {} on", bytes.len(), at.offset),
+            });
+        }
+        if let Some(parent) = path.parent() {
+            self.device
+                .create_dir_all(parent)
+                .map_err(|error| MachineError::io("create", parent, error))?;
+        }
+        let opened = self.device.open(&path, OpenMode::OpenOrCreate);
+        opened
+            .and_then(|file| write_all_at(&*file, bytes, at.offset))
+            .map_err(|error| MachineError::io("write", &path, error))?;
+        got.bytes += bytes.len() as u64;
+        // A file of nothing has come with its only piece.
+        got.right = described.size == 0;
+        Ok(())
+    }
+
+    /// Checks all files, and makes them durable.
+    ///
+    /// # Errors
+    /// [`MachineError::Piece`] where some are missing; [`MachineError::Checksum`] where one is not as
+    /// described: it is [missing](Staging::missing) now; [`MachineError::Io`].
+    pub fn finish(&mut self) -> Result<Staged, MachineError> {
+        let files = self.dir.join(FILES);
+        if let Some(missing) = self.missing() {
+            return Err(MachineError::Piece {
+                path: files,
+                expected: missing.offset,
+                found: format!("the end, before file {} is there", missing.file),
+            });
+        }
+        let mut dirs = BTreeSet::from([files.clone()]);
+        for (described, got) in self.description.files.iter().zip(&mut self.got) {
+            let path = files.join(described.path());
+            if !got.right {
+                let (size, crc32c) = checksum(&*self.device, &path)?;
+                if (size, crc32c) != (described.size, described.crc32c) {
+                    remove_file(&*self.device, &path)?;
+                    *got = Got::default();
+                    return Err(MachineError::Checksum {
+                        path,
+                        expected: Described::said(described.size, described.crc32c),
+                        found: Described::said(size, crc32c),
+                    });
+                }
+                got.right = true;
+            }
+            sync_file(&*self.device, &path)?;
+            let above = path.ancestors().skip(1).take_while(|dir| *dir != self.dir);
+            dirs.extend(above.map(Path::to_owned));
+        }
+        for dir in dirs.iter().rev() {
+            self.sync_dir(dir)?;
+        }
+        self.say_complete()?;
+        Ok(Staged {
+            dir: self.dir.clone(),
+            description: self.description.clone(),
+        })
+    }
+
+    fn say_complete(&self) -> Result<(), MachineError> {
+        let (new, complete) = (self.dir.join(UNFINISHED), self.dir.join(COMPLETE));
+        let written = || {
+            let file = self.device.open(&new, OpenMode::OpenOrCreate)?;
+            file.set_len(0)?;
+            write_all_at(&*file, &self.description.encode(), 0)?;
+            file.sync_data()?;
+            self.device.rename(&new, &complete)?;
+            self.device.sync_dir(&self.dir)
+        };
+        written().map_err(|error| MachineError::io("write", &complete, error))
+    }
+
+    fn make_dir(&self, dir: &Path) -> Result<(), MachineError> {
+        self.device
+            .create_dir_all(dir)
+            .map_err(|error| MachineError::io("create", dir, error))
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<(), MachineError> {
+        self.device
+            .sync_dir(dir)
+            .map_err(|error| MachineError::io("sync", dir, error))
+    }
+}
+
+impl Staged {
+    /// The store that came.
+    pub(super) fn store(&self) -> PathBuf {
+        self.dir.join(FILES)
+    }
+}
+
+/// How far the tables of a transfer are that came completely; none where there is none.
+pub(super) fn completed(device: &dyn Device, dir: &Path) -> Result<Option<Position>, MachineError> {
+    let path = dir.join(COMPLETE);
+    let read = || {
+        let file = match device.open(&path, OpenMode::Read) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let mut bytes = vec![0; usize::try_from(file.stat()?.len).unwrap_or(usize::MAX)];
+        read_exact_at(&*file, &mut bytes, 0)?;
+        Ok(Some(bytes))
+    };
+    let bytes = read().map_err(|error| MachineError::io("read", &path, error))?;
+    let description = bytes.map(|bytes| Description::decode(&bytes)).transpose()?;
+    Ok(description.map(|description| description.position))
+}
+
+fn sync_file(device: &dyn Device, path: &Path) -> Result<(), MachineError> {
+    device
+        .open(path, OpenMode::Read)
+        .and_then(|file| file.sync_data())
+        .map_err(|error| MachineError::io("sync", path, error))
+}
+
+fn remove_file(device: &dyn Device, path: &Path) -> Result<(), MachineError> {
+    device
+        .remove_file(path)
+        .map_err(|error| MachineError::io("remove", path, error))
+}

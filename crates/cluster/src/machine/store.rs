@@ -1,0 +1,205 @@
+//! The handle of a state machine, and what it says without changing anything.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_db::{Db, Options};
+use parking_lot::Mutex;
+
+use crate::ids::{EntryId, ReplicaId};
+use crate::machine::apply::Applying;
+use crate::machine::error::MachineError;
+use crate::machine::journal::LogJournal;
+use crate::machine::keys::{count_key, session_key};
+use crate::machine::meta::decode_count;
+use crate::machine::positions::{Membership, Position};
+use crate::machine::proposals::Proposals;
+use crate::store::ReplicaLog;
+
+/// So many entries stay in the log behind what may be purged. openraft 0.10.0-alpha.37 panics where a
+/// purge overtakes an apply that is queued (issue 2116 there), and a follower that lags a little
+/// needs no transfer.
+pub const PURGE_MARGIN: u64 = 10_000;
+
+/// Called with the index that the tables reach, each time that this rises: on the thread that
+/// flushed. It must neither block nor flush.
+pub type OnFlush = Arc<dyn Fn(u64) + Send + Sync>;
+
+/// How a state machine is opened.
+#[derive(Clone)]
+pub struct MachineOptions {
+    /// The options of its store. Its journal is always the replica's log. The device is also that of
+    /// transfers.
+    pub db: Options,
+    /// Which entries are taken.
+    pub proposals: Arc<dyn Proposals>,
+    /// Told of each flush. Default: nobody.
+    pub on_flush: Option<OnFlush>,
+    /// Entries that stay in the log behind what may be purged. Default: [`PURGE_MARGIN`].
+    pub purge_margin: u64,
+}
+
+impl MachineOptions {
+    /// The default options of a store, and these rules.
+    #[must_use]
+    pub fn new(proposals: Arc<dyn Proposals>) -> Self {
+        Self {
+            db: Options::default(),
+            proposals,
+            on_flush: None,
+            purge_margin: PURGE_MARGIN,
+        }
+    }
+}
+
+impl fmt::Debug for MachineOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MachineOptions")
+            .field("db", &self.db)
+            .field("proposals", &self.proposals)
+            .field("purge_margin", &self.purge_margin)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The state machine of one replica. Clones are handles to the same.
+#[derive(Clone)]
+pub struct Machine(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) db: Db,
+    pub(super) log: ReplicaLog,
+    pub(super) journal: Arc<LogJournal>,
+    pub(super) dir: PathBuf,
+    pub(super) options: MachineOptions,
+    /// One caller at a time applies or adopts.
+    pub(super) applying: Mutex<Applying>,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("log", &self.0.log)
+            .field("dir", &self.0.dir)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Machine {
+    /// The last entry that was applied. Does not block.
+    #[must_use]
+    pub fn applied(&self) -> Option<EntryId> {
+        self.0.journal.positions().last()
+    }
+
+    /// The members of the group, as of the last entry that was applied. Does not block.
+    #[must_use]
+    pub fn membership(&self) -> Option<Membership> {
+        self.position()?.membership
+    }
+
+    /// How far it is: the last entry that was applied, and the members as of then. Does not block.
+    #[must_use]
+    pub fn position(&self) -> Option<Position> {
+        self.0.journal.positions().now()
+    }
+
+    /// The snapshot: what is in tables, which is what an opening would find. Costs nothing, and does
+    /// not block: the files are linked by [`Machine::transfer`].
+    #[must_use]
+    pub fn snapshot(&self) -> Option<Position> {
+        self.0.journal.positions().in_tables()
+    }
+
+    /// Brings everything that is applied into tables, once the log is durable up to there.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn flush(&self) -> Result<(), MachineError> {
+        Ok(self.0.db.flush()?)
+    }
+
+    /// The log may be purged up to this index, if there is anything to purge: everything that goes is
+    /// in tables, and is needed by no transfer, and nobody in `needed` has yet to get it. Each of
+    /// these is an index that is had; entries behind it are needed. Does not block.
+    #[must_use]
+    pub fn purge_limit(&self, needed: impl IntoIterator<Item = u64>) -> Option<u64> {
+        let here = self.0.journal.positions().needed()?;
+        let oldest = needed.into_iter().chain([here]).min()?;
+        let limit = oldest.checked_sub(self.0.options.purge_margin)?;
+        let purged = self.0.log.bounds().purged.map(|purged| purged.index);
+        (purged < Some(limit)).then_some(limit)
+    }
+
+    /// The store, for reads. After [`Machine::adopt`] its handles of families are of the old content.
+    #[must_use]
+    pub fn db(&self) -> &Db {
+        &self.0.db
+    }
+
+    /// The replica's log.
+    #[must_use]
+    pub fn log(&self) -> &ReplicaLog {
+        &self.0.log
+    }
+
+    /// How many keys a slot has, as the entries counted them.
+    ///
+    /// # Errors
+    /// The store's, and [`MachineError::Meta`].
+    pub fn keys_in_slot(&self, slot: u16) -> Result<u64, MachineError> {
+        let bytes = self.0.db.get(count_key(slot))?;
+        decode_count(bytes.as_deref()).map_err(|error| self.meta("the count of a slot", error))
+    }
+
+    /// The time, in milliseconds, and the reply of a request that took effect once, as they were
+    /// recorded: `at u64 · reply`.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn session(&self, slot: u16, client: &[u8], number: u64) -> Result<Option<Vec<u8>>, MachineError> {
+        let record = self.0.db.get(session_key(slot, client, number))?;
+        Ok(record.map(|record| record.to_vec()))
+    }
+
+    /// Closes the store. What is not in tables is in the log.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn close(self) -> Result<(), MachineError> {
+        Ok(self.0.db.clone().close()?)
+    }
+
+    pub(super) fn replica(&self) -> ReplicaId {
+        self.0.log.replica()
+    }
+
+    pub(super) fn meta(&self, what: &'static str, error: crate::machine::FieldError) -> MachineError {
+        MachineError::Meta {
+            replica: self.replica(),
+            what,
+            error,
+        }
+    }
+
+    /// Where transfers to others have their files.
+    pub(super) fn transfers(&self) -> PathBuf {
+        transfers(&self.0.dir)
+    }
+
+    /// Where a transfer from another has its files.
+    pub(super) fn staged(&self) -> PathBuf {
+        staged(&self.0.dir)
+    }
+}
+
+/// Where transfers to others have their files.
+pub(super) fn transfers(dir: &Path) -> PathBuf {
+    dir.join("transfers")
+}
+
+/// Where a transfer from another has its files.
+pub(super) fn staged(dir: &Path) -> PathBuf {
+    dir.join("staged")
+}

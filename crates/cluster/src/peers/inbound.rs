@@ -1,0 +1,211 @@
+//! Connections that peers make to this node.
+
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, split};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{sleep, timeout};
+
+use super::dispatch::{Incoming, Load, Reply};
+use super::error::End;
+use super::greeting::{check, greeting, hello};
+use super::network::Network;
+use super::outbox::{Outbox, write_frames};
+use super::reader::FrameReader;
+use super::shared::Shared;
+use super::slots::Taken;
+use crate::wire::{Frame, Lane, Message, Pong, Refused, WireError, encode};
+
+/// The pause after a connection could not be taken, such as for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Takes connections until the node closes them.
+pub(super) async fn accept<N: Network>(network: Arc<N>, listener: N::Listener, shared: Arc<Shared>) {
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = shared.closed() => return,
+            accepted = network.accept(&listener) => accepted,
+        };
+        match accepted {
+            // Above the limit a connection is closed at once: peers come back, and strangers are
+            // not worth more.
+            Ok((stream, from)) => {
+                if let Ok(stranger) = Arc::clone(&shared.strangers).try_acquire_owned() {
+                    shared.spawn(serve::<N>(stream, from, Arc::clone(&shared), stranger));
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot take the connection of a peer");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// One connection, from its beginning to its end.
+async fn serve<N: Network>(
+    stream: N::Stream,
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    stranger: OwnedSemaphorePermit,
+) {
+    let (from, mut to) = split(stream);
+    let times = &shared.options.times;
+    let outbox = Arc::new(Outbox::new(shared.lane.peer_bytes as usize));
+    let mut from = FrameReader::new(from, times.greeting);
+    let greeted = tokio::select! {
+        biased;
+        () = shared.closed() => return,
+        greeted = timeout(times.greeting, greet(&mut from, &mut to, &shared, &outbox)) => greeted,
+    };
+    drop(stranger);
+    let taken = match greeted.unwrap_or(Err(End::Greeted(times.greeting))) {
+        Ok(taken) => taken,
+        Err(end) => {
+            tracing::warn!(%address, %end, "the connection of a peer is refused");
+            return;
+        }
+    };
+    let end = tokio::select! {
+        biased;
+        end = outbox.kicked() => end,
+        end = talk(&taken, from, to, &shared, &outbox) => end,
+    };
+    outbox.abandon();
+    tracing::debug!(node = taken.node, lane = %taken.lane, %address, %end, "the connection of a peer has ended");
+}
+
+async fn greet<R, W>(
+    from: &mut FrameReader<R>,
+    to: &mut W,
+    shared: &Shared,
+    outbox: &Arc<Outbox>,
+) -> Result<Taken, End>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let own = &shared.options.identity;
+    let taken = async {
+        let theirs = greeting(from.next().await?.0)?;
+        check(own, &theirs)?;
+        Ok(shared.slots.take(&theirs, outbox, shared.options.times.suspect)?)
+    };
+    let taken: Result<Taken, End> = taken.await;
+    let answer = match &taken {
+        Ok(taken) => hello(own, taken.node, taken.lane),
+        Err(end @ (End::Greeting(_) | End::Wire(WireError::Version { .. }))) => {
+            Frame::of_connection(0, Message::Refused(Refused::new(end.to_string())))
+        }
+        // Bytes that no node would send get no answer.
+        Err(_) => return taken,
+    };
+    to.write_all(&encode(&answer)?).await?;
+    to.flush().await?;
+    if taken.is_err() {
+        // The reason arrives before the end of the connection.
+        to.shutdown().await?;
+    }
+    taken
+}
+
+async fn talk<S, W>(
+    taken: &Taken,
+    mut from: FrameReader<ReadHalf<S>>,
+    to: W,
+    shared: &Shared,
+    outbox: &Arc<Outbox>,
+) -> End
+where
+    S: AsyncRead,
+    W: AsyncWrite + Unpin,
+{
+    let (times, limits) = (&shared.options.times, &shared.options.limits);
+    from.greeted(times.silence_of(taken.lane), times.frame);
+    let mut writes = pin!(write_frames(
+        to,
+        outbox,
+        limits.batch_bytes,
+        times.bulk_silence,
+        &shared.written
+    ));
+    let written = tokio::select! {
+        biased;
+        end = receive(taken, from, shared, outbox) => return end,
+        written = &mut writes => written,
+        () = shared.closed() => {
+            outbox.finish();
+            writes.await
+        }
+    };
+    written.err().unwrap_or(End::Closing)
+}
+
+/// Hands requests on, in the order in which they come.
+async fn receive<S: AsyncRead>(
+    taken: &Taken,
+    mut from: FrameReader<ReadHalf<S>>,
+    shared: &Shared,
+    outbox: &Arc<Outbox>,
+) -> End {
+    let load = Load::new(shared.lane);
+    loop {
+        let (frame, bytes) = match from.next().await {
+            Ok(next) => next,
+            Err(end) => return end,
+        };
+        taken.heard();
+        match &frame.message {
+            Message::Ping(_) => {
+                let pong = Message::Pong(Pong {
+                    wall_ms: shared.options.clock.wall_ms(),
+                });
+                match encode(&Frame::of_connection(frame.request, pong)) {
+                    // Without room the peer takes nothing, and will find this node silent.
+                    Ok(bytes) => _ = outbox.push_urgent(bytes),
+                    Err(error) => return error.into(),
+                }
+            }
+            Message::Request(request) if request.lane() == taken.lane => {
+                let Some(reply) = Reply::of(&frame, bytes, &load, outbox) else {
+                    continue;
+                };
+                let Frame {
+                    group,
+                    from,
+                    to,
+                    message: Message::Request(request),
+                    ..
+                } = frame
+                else {
+                    continue;
+                };
+                let node = taken.node;
+                shared.dispatch.dispatch(
+                    Incoming {
+                        node,
+                        group,
+                        from,
+                        to,
+                        request,
+                    },
+                    reply,
+                );
+            }
+            other => {
+                let expected = match taken.lane {
+                    Lane::Raft => "a ping, or a request of the raft connection",
+                    Lane::Bulk => "a ping, or a request of the bulk connection",
+                };
+                return End::Unexpected {
+                    expected,
+                    found: other.kind(),
+                };
+            }
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! How nodes speak to each other: connections, requests and their answers, and which nodes answer
+//! at all.
+//!
+//! Each node makes two connections to each peer: one for raft's messages and pings, one for files.
+//! Requests go out on the connections that a node has made, and the answers come back on them.
+//! What is sent is drawn in `docs/format/peers.md`; decision 25 says why it is done so.
+
+mod backoff;
+mod budget;
+mod dispatch;
+mod error;
+mod greeting;
+mod inbound;
+mod link;
+mod liveness;
+mod network;
+mod node;
+mod options;
+mod outbox;
+mod pending;
+mod reader;
+mod shared;
+mod slots;
+
+pub use dispatch::{Dispatch, Incoming, Reply};
+pub use error::PeerError;
+pub use liveness::{Liveness, NodeState, NodeStates, SKEW_MAX, Skew};
+pub use network::{Network, PlainTcp};
+pub use node::{Answer, Call, Peers, PeersStats};
+pub use options::{Identity, Limits, PeersOptions, Times};

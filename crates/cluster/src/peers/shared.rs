@@ -1,0 +1,86 @@
+//! What the tasks of a node's connections share.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::budget::LaneLimits;
+use super::dispatch::Dispatch;
+use super::liveness::NodeStates;
+use super::options::PeersOptions;
+use super::outbox::Written;
+use super::slots::Slots;
+
+pub(super) struct Shared {
+    pub(super) options: PeersOptions,
+    pub(super) lane: LaneLimits,
+    pub(super) dispatch: Arc<dyn Dispatch>,
+    pub(super) states: watch::Sender<NodeStates>,
+    pub(super) written: Written,
+    pub(super) slots: Arc<Slots>,
+    pub(super) strangers: Arc<Semaphore>,
+    closing: watch::Sender<bool>,
+    tasks: Mutex<JoinSet<()>>,
+    /// Numbers of requests. They go on over connections: an answer that is late by a whole
+    /// connection finds nothing that waits for it.
+    next_request: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(options: PeersOptions, dispatch: Arc<dyn Dispatch>) -> Arc<Self> {
+        Arc::new(Self {
+            lane: LaneLimits::of(&options.limits),
+            slots: Slots::new(options.limits.connections),
+            strangers: Arc::new(Semaphore::new(options.limits.strangers)),
+            options,
+            dispatch,
+            states: watch::Sender::default(),
+            written: Written::default(),
+            closing: watch::Sender::new(false),
+            tasks: Mutex::default(),
+            next_request: AtomicU64::new(1),
+        })
+    }
+
+    pub(super) fn next_request(&self) -> u64 {
+        // Only that no number comes twice.
+        self.next_request.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Runs a task, unless the node is closing its connections.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock();
+        if *self.closing.borrow() {
+            return;
+        }
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    /// Waits until the node closes its connections.
+    pub(super) async fn closed(&self) {
+        let mut closing = self.closing.subscribe();
+        // An error: the sender is in `self`.
+        let _never = closing.wait_for(|&closing| closing).await;
+    }
+
+    /// Lets all tasks end by themselves.
+    pub(super) fn begin_close(&self) {
+        self.closing.send_replace(true);
+    }
+
+    /// Waits for the tasks to end, and stops those that do not within `most`.
+    pub(super) async fn join(&self, most: Duration) {
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        let all = async { while tasks.join_next().await.is_some() {} };
+        if timeout(most, all).await.is_err() {
+            tasks.shutdown().await;
+        }
+    }
+}

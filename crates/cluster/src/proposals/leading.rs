@@ -1,0 +1,499 @@
+//! The leader's side of one replica.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::hash::Hash;
+
+use parking_lot::Mutex;
+
+use super::overlay::{Effects, Overlay};
+use super::{Decision, Header, Recorded, RunId, Ticket};
+use crate::ids::{EntryId, LeaderId};
+
+/// What a replica proposes while it leads, for rows `R` with values `V`.
+///
+/// Its lock is the replica's one submit lock; it is never held during a call of the caller's code.
+/// Callers hold the locks of the rows that their command touches from [`begin`](Self::begin) to
+/// [`finish`](Self::finish).
+#[derive(Debug)]
+pub struct Leading<R, V> {
+    state: Mutex<State<R, V>>,
+    /// So many entries may be without an outcome.
+    pending_max: usize,
+}
+
+#[derive(Debug)]
+struct State<R, V> {
+    phase: Phase<R, V>,
+    /// What is to be proposed, in the order of submission, whatever became of its run since: raft
+    /// or apply says what becomes of it.
+    queue: VecDeque<Proposal<R, V>>,
+    /// How often the slots that this replica owns have changed.
+    slots: u64,
+}
+
+#[derive(Debug)]
+enum Phase<R, V> {
+    /// The replica does not lead, or has not applied the blank entry that begins its term.
+    Following,
+    /// A run takes entries.
+    Open(Progress, Overlay<R, V>),
+    /// An entry of the run was not taken. Nothing begins until nothing of it can come any more.
+    Ending(Progress),
+}
+
+/// How far a run is.
+#[derive(Debug)]
+struct Progress {
+    id: RunId,
+    /// See [`Header::base`].
+    base: u64,
+    /// The number of its last entry.
+    submitted: u32,
+    /// The number of the last entry that was taken: all before it were, too.
+    taken: u32,
+    /// The index of the last entry that was taken, of this run or before it.
+    taken_index: u64,
+    /// Entries that were neither applied here nor refused before they were appended.
+    unresolved: BTreeSet<u32>,
+}
+
+impl Progress {
+    fn first(leader: LeaderId, taken_index: u64) -> Self {
+        Self::of(RunId { leader, run: 1 }, taken_index)
+    }
+
+    fn of(id: RunId, taken_index: u64) -> Self {
+        Self {
+            id,
+            base: taken_index,
+            submitted: 0,
+            taken: 0,
+            taken_index,
+            unresolved: BTreeSet::new(),
+        }
+    }
+}
+
+/// An entry to propose, under its leader id and no other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proposal<R, V> {
+    /// What stands before the effects.
+    pub header: Header,
+    /// What the entry changes.
+    pub effects: Effects<R, V>,
+}
+
+/// A command that is being evaluated.
+#[derive(Debug)]
+#[must_use = "a command that is evaluated and not finished has no effect"]
+pub struct Evaluation {
+    run: RunId,
+    slots: u64,
+    /// The last pending entry that it saw.
+    seen: u32,
+}
+
+/// What became of an evaluation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evaluated {
+    /// It has effects: they are submitted.
+    Submitted(Ticket),
+    /// It has none: it is a read, which is not yet known to be of the newest state.
+    Read {
+        /// It holds if this leader is confirmed to lead after this moment.
+        leader: LeaderId,
+        /// It holds if this entry, the last pending one that it saw, is taken.
+        seen: Option<Ticket>,
+    },
+}
+
+/// No command can begin now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotOpen {
+    /// The replica does not lead, or not yet.
+    #[error("this replica does not lead")]
+    Following,
+    /// It waits for what becomes of the last run's entries.
+    #[error("a proposal was not taken, and those before it are not all decided yet")]
+    Ending,
+}
+
+/// The evaluation was begun in a run that is over, or for slots that have moved since: the command
+/// must be evaluated anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("what this command was evaluated on does not hold any more")]
+pub struct Stale;
+
+/// Effects that were not submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotSubmitted {
+    /// See [`Stale`].
+    #[error(transparent)]
+    Stale(#[from] Stale),
+    /// As many entries as may be are without an outcome.
+    #[error("too many proposals of this partition are waiting")]
+    Full,
+}
+
+/// What is learned of an entry that was proposed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Applied here, and taken.
+    Taken,
+    /// Applied here, and skipped.
+    Skipped,
+    /// Raft did not append it: it named another leader, or its lease was over.
+    Refused,
+    /// Raft's log here does not hold it any more. Others may, and may still commit it.
+    Discarded,
+    /// Raft ended.
+    Fatal,
+    /// Nobody is left who could say.
+    Dropped,
+    /// It took too long. What becomes of it is learned later.
+    TimedOut,
+}
+
+/// What is known of an entry that a read saw pending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// It is applied here.
+    Taken,
+    /// Nothing yet.
+    Waiting,
+    /// Its run is over, and this replica will not say that the entry was taken.
+    Lost,
+}
+
+impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
+    /// Of a replica that does not lead. At most `pending_max` entries may be without an outcome.
+    #[must_use]
+    pub fn new(pending_max: usize) -> Self {
+        Self {
+            state: Mutex::new(State {
+                phase: Phase::Following,
+                queue: VecDeque::new(),
+                slots: 0,
+            }),
+            pending_max,
+        }
+    }
+
+    /// The replica has applied the blank entry with which it leads; `recorded` is the last entry
+    /// that was taken up to there. Apply calls this, between that entry and the next. After a
+    /// restart it may be the blank entry of a term that is long over: raft refuses what is proposed
+    /// in it, and confirms no read.
+    pub fn lead(&self, leader: LeaderId, recorded: Option<&Recorded>) {
+        let progress = Progress::first(leader, Recorded::base(recorded));
+        self.state.lock().phase = Phase::Open(progress, Overlay::new());
+    }
+
+    /// The replica does not lead any more. It does no harm if this is said late, or never.
+    pub fn follow(&self) {
+        self.state.lock().phase = Phase::Following;
+    }
+
+    /// The slots that the replica owns have changed: running commands are evaluated anew.
+    pub fn slots_changed(&self) {
+        self.state.lock().slots += 1;
+    }
+
+    /// Begins the evaluation of a command, whose rows are locked.
+    ///
+    /// # Errors
+    /// If no run is open.
+    pub fn begin(&self) -> Result<Evaluation, NotOpen> {
+        let state = self.state.lock();
+        match &state.phase {
+            Phase::Following => Err(NotOpen::Following),
+            Phase::Ending(_) => Err(NotOpen::Ending),
+            Phase::Open(progress, _) => Ok(Evaluation {
+                run: progress.id,
+                slots: state.slots,
+                seen: 0,
+            }),
+        }
+    }
+
+    /// The value of a row as the command finds it: the pending one, or else what `table` reads.
+    ///
+    /// # Errors
+    /// [`Stale`] if the run is over, or what `table` returns.
+    pub fn get<E: From<Stale>>(
+        &self,
+        evaluation: &mut Evaluation,
+        row: &R,
+        table: impl FnOnce() -> Result<Option<V>, E>,
+    ) -> Result<Option<V>, E> {
+        // The overlay first: what leaves it in between is in the table by then.
+        if let Some((value, n)) = self.pending(evaluation, row)? {
+            evaluation.seen = evaluation.seen.max(n);
+            return Ok(value);
+        }
+        table()
+    }
+
+    fn pending(&self, evaluation: &Evaluation, row: &R) -> Result<Option<(Option<V>, u32)>, Stale> {
+        match &self.state.lock().phase {
+            Phase::Open(progress, overlay) if progress.id == evaluation.run => Ok(overlay.get(row)),
+            _ => Err(Stale),
+        }
+    }
+
+    /// Ends the evaluation: submits the effects, if there are any. Then the rows can be unlocked.
+    ///
+    /// # Errors
+    /// If the run is over or the slots have changed, or if too many entries wait.
+    pub fn finish(
+        &self,
+        evaluation: Evaluation,
+        effects: Effects<R, V>,
+        stamp_ms: u64,
+    ) -> Result<Evaluated, NotSubmitted> {
+        let State { phase, queue, slots } = &mut *self.state.lock();
+        let (progress, overlay) = match phase {
+            Phase::Open(progress, overlay) if progress.id == evaluation.run => (progress, overlay),
+            _ => return Err(Stale.into()),
+        };
+        if *slots != evaluation.slots {
+            return Err(Stale.into());
+        }
+        let run = progress.id;
+        if effects.is_empty() {
+            let seen = (evaluation.seen > 0).then_some(Ticket {
+                run,
+                n: evaluation.seen,
+            });
+            return Ok(Evaluated::Read {
+                leader: run.leader,
+                seen,
+            });
+        }
+        if progress.unresolved.len() >= self.pending_max {
+            return Err(NotSubmitted::Full);
+        }
+        let n = progress.submitted.checked_add(1).ok_or(NotSubmitted::Full)?;
+        progress.submitted = n;
+        progress.unresolved.insert(n);
+        overlay.put(n, effects.iter());
+        let ticket = Ticket { run, n };
+        let header = Header {
+            ticket,
+            base: progress.base,
+            stamp_ms,
+        };
+        queue.push_back(Proposal { header, effects });
+        Ok(Evaluated::Submitted(ticket))
+    }
+
+    /// The next entry to propose. One task per replica calls this and hands each entry to raft
+    /// before it asks for the next: their order in the log is that of their numbers. An entry that
+    /// was handed out has an [outcome](Self::outcome) sooner or later, also when its client waits no longer.
+    #[must_use]
+    pub fn next_proposal(&self) -> Option<Proposal<R, V>> {
+        self.state.lock().queue.pop_front()
+    }
+
+    /// An entry with effects on `rows` was applied: its batch, if it was taken, is written and can
+    /// be read. Apply calls this for each, before anybody learns the outcome.
+    pub fn applied<'a>(
+        &self,
+        entry: &EntryId,
+        header: &Header,
+        decision: &Decision,
+        rows: impl Iterator<Item = &'a R>,
+    ) where
+        R: 'a,
+    {
+        let phase = &mut self.state.lock().phase;
+        let Ticket { run, n } = header.ticket;
+        match phase {
+            Phase::Following => return,
+            Phase::Open(progress, _) | Phase::Ending(progress) => {
+                if progress.id.leader != entry.leader {
+                    // Another replica leads.
+                    *phase = Phase::Following;
+                    return;
+                }
+                if let Decision::Taken(recorded) = decision {
+                    progress.taken_index = recorded.index;
+                }
+                if progress.id != run {
+                    return;
+                }
+                progress.unresolved.remove(&n);
+                if let Decision::Taken(_) = decision {
+                    progress.taken = n;
+                }
+            }
+        }
+        match decision {
+            Decision::Taken(_) => {
+                if let Phase::Open(_, overlay) = phase {
+                    overlay.applied(n, rows);
+                }
+            }
+            Decision::Skipped(_) => phase.end(),
+        }
+        phase.go_on();
+    }
+
+    /// What raft, or a clock, says of an entry that was handed out.
+    pub fn outcome(&self, ticket: &Ticket, outcome: Outcome) {
+        let phase = &mut self.state.lock().phase;
+        let (Phase::Open(progress, _) | Phase::Ending(progress)) = phase else {
+            return;
+        };
+        if progress.id != ticket.run {
+            return;
+        }
+        match outcome {
+            // Apply has told.
+            Outcome::Taken | Outcome::Skipped => return,
+            Outcome::Refused => {
+                progress.unresolved.remove(&ticket.n);
+            }
+            // It may still come, so it stays unresolved.
+            Outcome::Discarded | Outcome::Fatal | Outcome::Dropped | Outcome::TimedOut => {}
+        }
+        phase.end();
+        phase.go_on();
+    }
+
+    /// What is known of an entry.
+    #[must_use]
+    pub fn settled(&self, ticket: &Ticket) -> Settled {
+        let state = self.state.lock();
+        match &state.phase {
+            Phase::Open(progress, _) | Phase::Ending(progress) if progress.id == ticket.run => {
+                if ticket.n <= progress.taken {
+                    Settled::Taken
+                } else if progress.unresolved.contains(&ticket.n) {
+                    Settled::Waiting
+                } else {
+                    Settled::Lost
+                }
+            }
+            _ => Settled::Lost,
+        }
+    }
+}
+
+impl<R: Hash + Eq + Clone, V: Clone> Phase<R, V> {
+    /// The run takes no more entries, and its pending effects are not read any more.
+    fn end(&mut self) {
+        *self = match std::mem::replace(self, Self::Following) {
+            Self::Open(progress, _) => Self::Ending(progress),
+            phase => phase,
+        };
+    }
+
+    /// Begins the next run if nothing of the last one can come any more: the table shows all of it
+    /// that was taken.
+    fn go_on(&mut self) {
+        let Self::Ending(progress) = self else { return };
+        if !progress.unresolved.is_empty() {
+            return;
+        }
+        let RunId { leader, run } = progress.id;
+        if let Some(run) = run.checked_add(1) {
+            let next = Progress::of(RunId { leader, run }, progress.taken_index);
+            *self = Self::Open(next, Overlay::new());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEADER: LeaderId = LeaderId { term: 5, replica: 7 };
+
+    fn effects() -> Effects<&'static str, u64> {
+        Effects::from([("row", Some(1))])
+    }
+
+    fn leads() -> Leading<&'static str, u64> {
+        let leading = Leading::new(2);
+        assert_eq!(leading.begin().err(), Some(NotOpen::Following));
+        leading.lead(LEADER, None);
+        leading
+    }
+
+    #[test]
+    fn a_command_is_evaluated_anew_when_the_slots_have_changed() -> Result<(), NotOpen> {
+        let leading = leads();
+        let (with, without) = (leading.begin()?, leading.begin()?);
+        leading.slots_changed();
+        assert_eq!(leading.finish(with, effects(), 0), Err(Stale.into()));
+        assert_eq!(leading.finish(without, Effects::new(), 0), Err(Stale.into()));
+        let anew = leading.begin()?;
+        assert!(leading.finish(anew, effects(), 0).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn no_more_entries_wait_than_may_and_reads_are_not_counted() -> Result<(), NotOpen> {
+        let leading = leads();
+        for _ in 0..2 {
+            assert!(leading.finish(leading.begin()?, effects(), 0).is_ok());
+        }
+        assert_eq!(
+            leading.finish(leading.begin()?, effects(), 0),
+            Err(NotSubmitted::Full)
+        );
+        assert!(leading.finish(leading.begin()?, Effects::new(), 0).is_ok());
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_begins_until_all_entries_of_a_run_that_ended_are_decided() -> Result<(), NotOpen> {
+        let leading = leads();
+        for _ in 0..2 {
+            assert!(leading.finish(leading.begin()?, effects(), 0).is_ok());
+        }
+        let [one, other] = std::array::from_fn(|_| leading.next_proposal().map(|next| next.header));
+        let (Some(one), Some(other)) = (one, other) else {
+            panic!("two were submitted");
+        };
+        for unknown in [
+            Outcome::TimedOut,
+            Outcome::Dropped,
+            Outcome::Discarded,
+            Outcome::Fatal,
+        ] {
+            leading.outcome(&other.ticket, unknown);
+            assert_eq!(leading.begin().err(), Some(NotOpen::Ending), "{unknown:?}");
+        }
+        leading.outcome(&other.ticket, Outcome::Refused);
+        assert_eq!(
+            leading.begin().err(),
+            Some(NotOpen::Ending),
+            "the first is not decided"
+        );
+        let entry = EntryId {
+            leader: LEADER,
+            index: 9,
+        };
+        let taken = Decision::Taken(Recorded {
+            ticket: one.ticket,
+            index: 9,
+        });
+        leading.applied(&entry, &one, &taken, ["row"].iter());
+        assert!(leading.finish(leading.begin()?, effects(), 0).is_ok());
+        let next = leading.next_proposal().map(|next| next.header);
+        let run = RunId {
+            leader: LEADER,
+            run: 2,
+        };
+        assert_eq!(
+            next,
+            Some(Header {
+                ticket: Ticket { run, n: 1 },
+                base: 9,
+                stamp_ms: 0
+            })
+        );
+        Ok(())
+    }
+}

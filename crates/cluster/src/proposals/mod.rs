@@ -1,0 +1,63 @@
+//! How a command becomes an entry of the log, exactly once: runs of proposals.
+//!
+//! A leader computes what a command changes (its *effects*), and proposes that. The effects were
+//! computed on everything that was submitted before them, so they are right only if all of that is
+//! applied before them, and nothing else is. Raft does not promise that: single proposals are
+//! refused in the middle of a term, and a leader that was deposed goes on for a while. Here is what
+//! makes it so, without I/O, clocks or tasks; `docs/decisions/0024-proposals.md` says why each rule
+//! is needed.
+//!
+//! * [`Leading`]: the leader's side of one replica: its runs, and the *overlay* of effects that are
+//!   submitted and not applied yet.
+//! * [`decide`]: the apply side: whether an entry continues what was taken before it.
+//! * [`Pipeline`]: what is still to be waited for, and the answers to a client.
+//! * [`once`]: commands that are executed once however often they are sent.
+
+mod answer;
+mod apply;
+mod header;
+mod leading;
+mod overlay;
+mod sessions;
+
+pub use answer::{Answer, Part, Pipeline, Reading, Todo, reading};
+pub use apply::{Decision, Skip, decide};
+pub use header::{HEADER, Header, Malformed, RECORDED, Recorded};
+pub use leading::{Evaluated, Evaluation, Leading, NotOpen, NotSubmitted, Outcome, Proposal, Settled, Stale};
+pub use overlay::Effects;
+pub use sessions::{Once, SESSION_KEPT_MS, SESSION_RECORD_HEAD, SessionRecord, once};
+
+use std::fmt;
+
+use crate::ids::LeaderId;
+
+/// The entries that one leader proposes, each of which continues the one before it. When one of
+/// them is not taken, the run is over, and a new one begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RunId {
+    /// Who leads. Compared for equality only.
+    pub leader: LeaderId,
+    /// The number of the run among that leader's, from 1 on.
+    pub run: u32,
+}
+
+/// An entry that was submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    /// The run that it belongs to.
+    pub run: RunId,
+    /// Its place in the run, from 1 on.
+    pub n: u32,
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "run {} in {}", self.run, self.leader)
+    }
+}
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "proposal {} of {}", self.n, self.run)
+    }
+}

@@ -1,0 +1,130 @@
+//! What an entry holds, as its frame has it: a format of our own, drawn in `docs/format/cluster.md`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use openraft::{EntryPayload, Membership};
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{EntryId, ReplicaId};
+use crate::raft::types::{Effects, Member};
+
+const BLANK: u8 = 0;
+const EFFECTS: u8 = 1;
+const MEMBERSHIP: u8 = 2;
+
+/// What an entry of these groups holds.
+pub(super) type Body = EntryPayload<Effects, ReplicaId, Member>;
+
+#[derive(Serialize, Deserialize)]
+struct Members {
+    /// The voters; two sets in the middle of a change.
+    voters: Vec<BTreeSet<ReplicaId>>,
+    /// All members.
+    members: BTreeMap<ReplicaId, Place>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Place {
+    node: u64,
+    disk: u32,
+    address: String,
+}
+
+pub(super) fn encode(body: &Body) -> io::Result<Vec<u8>> {
+    match body {
+        EntryPayload::Blank => Ok(vec![BLANK]),
+        EntryPayload::Normal(Effects(effects)) => {
+            let mut bytes = Vec::with_capacity(1 + effects.len());
+            bytes.push(EFFECTS);
+            bytes.extend_from_slice(effects);
+            Ok(bytes)
+        }
+        EntryPayload::Membership(membership) => {
+            let place = |member: &Member| Place {
+                node: member.node,
+                disk: member.disk,
+                address: member.address.clone(),
+            };
+            let members = membership.nodes().map(|(id, member)| (*id, place(member)));
+            let members = Members {
+                voters: membership.get_joint_config().clone(),
+                members: members.collect(),
+            };
+            postcard::to_extend(&members, vec![MEMBERSHIP]).map_err(io::Error::other)
+        }
+    }
+}
+
+pub(super) fn decode(id: EntryId, bytes: &[u8]) -> io::Result<Body> {
+    let wrong = |expected: &str, found: &dyn std::fmt::Display| {
+        let text = format!("{id}: expected {expected}, found {found}");
+        io::Error::new(io::ErrorKind::InvalidData, text)
+    };
+    match bytes.split_first() {
+        Some((&BLANK, [])) => Ok(EntryPayload::Blank),
+        Some((&EFFECTS, effects)) => Ok(EntryPayload::Normal(Effects(effects.to_vec()))),
+        Some((&MEMBERSHIP, rest)) => {
+            let (members, rest) =
+                postcard::take_from_bytes::<Members>(rest).map_err(|error| wrong("members", &error))?;
+            if !rest.is_empty() {
+                return Err(wrong("the end", &format!("{} more bytes", rest.len())));
+            }
+            let member = |place: Place| Member {
+                node: place.node,
+                disk: place.disk,
+                address: place.address,
+            };
+            let nodes = members.members.into_iter().map(|(id, place)| (id, member(place)));
+            let nodes: BTreeMap<_, _> = nodes.collect();
+            let membership = Membership::new(members.voters, nodes);
+            membership
+                .map(EntryPayload::Membership)
+                .map_err(|error| wrong("voters who are members", &error))
+        }
+        Some((kind, rest)) => {
+            let found = format!("a body of kind {kind} and {} more bytes", rest.len());
+            Err(wrong("a body of kind 0 to 2", &found))
+        }
+        None => Err(wrong("a body", &"nothing")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::LeaderId;
+
+    const ID: EntryId = EntryId {
+        leader: LeaderId { term: 2, replica: 3 },
+        index: 4,
+    };
+
+    fn membership() -> Body {
+        let member = |node| Member {
+            node,
+            disk: 1,
+            address: format!("host{node}:7001"),
+        };
+        let nodes: BTreeMap<_, _> = (1..=4).map(|id| (id, member(id * 10))).collect();
+        let voters = vec![BTreeSet::from([1, 2]), BTreeSet::from([2, 3])];
+        EntryPayload::Membership(Membership::new(voters, nodes).unwrap())
+    }
+
+    #[test]
+    fn bodies_come_back_as_they_were_and_nothing_else_decodes() {
+        let effects = |bytes: &[u8]| EntryPayload::Normal(Effects(bytes.to_vec()));
+        for body in [Body::Blank, effects(b""), effects(b"\x00\x01"), membership()] {
+            let bytes = encode(&body).unwrap();
+            assert_eq!(decode(ID, &bytes).unwrap(), body);
+            let effects = matches!(body, EntryPayload::Normal(_));
+            assert_eq!(decode(ID, &[&bytes[..], b"x"].concat()).is_ok(), effects);
+            assert!((0..bytes.len()).all(|len| decode(ID, &bytes[..len]).is_err() || (effects && len > 0)));
+        }
+        let said = decode(ID, &[7, 0]).unwrap_err().to_string();
+        assert_eq!(
+            said,
+            "entry 4 (term 2 of replica 3): expected a body of kind 0 to 2, found a body of kind 7 and 1 more bytes"
+        );
+    }
+}

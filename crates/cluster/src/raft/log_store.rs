@@ -1,0 +1,156 @@
+//! A replica's log as openraft wants it.
+
+use std::fmt::Debug;
+use std::io;
+use std::ops::{Bound, Range, RangeBounds, RangeInclusive};
+
+use openraft::OptionalSend;
+use openraft::entry::RaftEntry;
+use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
+use openraft::type_config::alias::{EntryOf, LogIdOf, VoteOf};
+
+use crate::ids::Vote;
+use crate::raft::body;
+use crate::raft::ids::{from_leader, from_log_id, to_leader, to_log_id};
+use crate::raft::types::Groups;
+use crate::store::{Entry, ReplicaLog, StoreError};
+
+/// Entries are read for other replicas in parts of about so many bytes.
+const PART_BYTES: u64 = 1 << 20;
+
+impl RaftLogReader<Groups> for ReplicaLog {
+    async fn try_get_log_entries<RB>(&mut self, range: RB) -> Result<Vec<EntryOf<Groups>>, io::Error>
+    where
+        RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
+    {
+        read(self, from_bounds(&range), u64::MAX).await
+    }
+
+    async fn read_vote(&mut self) -> Result<Option<VoteOf<Groups>>, io::Error> {
+        Ok(self.vote().map(|vote| VoteOf::<Groups> {
+            leader_id: to_leader(vote.leader),
+            committed: vote.committed,
+        }))
+    }
+
+    async fn limited_get_log_entries(
+        &mut self,
+        start: u64,
+        end: u64,
+    ) -> Result<Vec<EntryOf<Groups>>, io::Error> {
+        read(self, start..end, PART_BYTES).await
+    }
+
+    /// The last entry of each leader, and of the range.
+    async fn get_key_log_ids(
+        &mut self,
+        range: RangeInclusive<LogIdOf<Groups>>,
+    ) -> Result<Vec<LogIdOf<Groups>>, io::Error> {
+        let (start, end) = range.into_inner();
+        let here = self.last_of_leaders().into_iter().map(to_log_id);
+        let inside = here.filter(|id| start.index < id.index && id.index < end.index);
+        let mut ids = vec![start];
+        for id in inside.chain([end]) {
+            ids.pop_if(|before| before.leader_id == id.leader_id);
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+}
+
+impl RaftLogStorage<Groups> for ReplicaLog {
+    type LogReader = Self;
+
+    async fn get_log_state(&mut self) -> Result<LogState<Groups>, io::Error> {
+        let bounds = self.bounds();
+        Ok(LogState {
+            last_purged_log_id: bounds.purged.map(to_log_id),
+            last_log_id: bounds.last.map(to_log_id),
+        })
+    }
+
+    async fn get_log_reader(&mut self) -> Self::LogReader {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &VoteOf<Groups>) -> Result<(), io::Error> {
+        let vote = Vote {
+            leader: from_leader(&vote.leader_id),
+            committed: vote.committed,
+        };
+        Self::save_vote(self, vote).await.map_err(io::Error::other)
+    }
+
+    async fn save_committed(&mut self, committed: Option<LogIdOf<Groups>>) -> Result<(), io::Error> {
+        if let Some(id) = committed {
+            Self::save_committed(self, from_log_id(&id));
+        }
+        Ok(())
+    }
+
+    async fn read_committed(&mut self) -> Result<Option<LogIdOf<Groups>>, io::Error> {
+        Ok(self.committed().map(to_log_id))
+    }
+
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<Groups>) -> Result<(), io::Error>
+    where
+        I: IntoIterator<Item = EntryOf<Groups>> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let entries: Result<Vec<_>, _> = entries.into_iter().map(encode).collect();
+        let done = |answer: Result<(), StoreError>| {
+            callback.io_completed(answer.map_err(io::Error::other));
+        };
+        Self::append(self, entries?, done).await.map_err(io::Error::other)
+    }
+
+    async fn truncate_after(&mut self, last: Option<LogIdOf<Groups>>) -> Result<(), io::Error> {
+        let last = last.as_ref().map(from_log_id);
+        self.truncate(last).await.map_err(io::Error::other)
+    }
+
+    async fn purge(&mut self, through: LogIdOf<Groups>) -> Result<(), io::Error> {
+        Self::purge(self, from_log_id(&through))
+            .await
+            .map_err(io::Error::other)
+    }
+}
+
+/// Reads entries: those that are in memory at once, others on a thread that may block.
+async fn read(log: &ReplicaLog, range: Range<u64>, bytes: u64) -> io::Result<Vec<EntryOf<Groups>>> {
+    let entries = match log.read_cached(range.clone(), bytes) {
+        Some(entries) => entries,
+        None => {
+            let log = log.clone();
+            let read = tokio::task::spawn_blocking(move || log.read_up_to(range, bytes));
+            read.await.map_err(io::Error::other)?.map_err(io::Error::other)?
+        }
+    };
+    entries.iter().map(decode).collect()
+}
+
+fn encode(entry: EntryOf<Groups>) -> io::Result<Entry> {
+    Ok(Entry {
+        id: from_log_id(&entry.log_id),
+        payload: body::encode(&entry.payload)?.into(),
+    })
+}
+
+fn decode(entry: &Entry) -> io::Result<EntryOf<Groups>> {
+    let body = body::decode(entry.id, &entry.payload)?;
+    Ok(RaftEntry::new(to_log_id(entry.id), body))
+}
+
+fn from_bounds(range: &impl RangeBounds<u64>) -> Range<u64> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(last) => last.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => u64::MAX,
+    };
+    start..end
+}

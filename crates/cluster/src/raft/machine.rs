@@ -1,0 +1,205 @@
+//! A replica's state machine as openraft wants it. What blocks is done on threads that may, one call
+//! after the other.
+
+use std::io;
+use std::path::PathBuf;
+
+use futures_util::{Stream, StreamExt};
+use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot, SnapshotMeta};
+use openraft::type_config::alias::{EntryOf, LogIdOf, SnapshotMetaOf, SnapshotOf, StoredMembershipOf};
+use openraft::{EntryPayload, OptionalSend};
+
+use crate::machine::{Change, Machine, MachineError, MachineOptions, Membership, Outcome, Position, Staged};
+use crate::raft::body;
+use crate::raft::ids::{from_log_id, to_log_id};
+use crate::raft::types::{Effects, Groups};
+use crate::store::ReplicaLog;
+
+/// So many entries are applied by one call to a thread that may block.
+const PART_ENTRIES: usize = 256;
+
+/// A snapshot: what is in tables, here, or what was staged from another node.
+#[derive(Debug, Clone)]
+pub enum SnapshotData {
+    /// The tables of a replica of this process. Nothing is linked or copied until
+    /// [`Machine::transfer`] is called.
+    Tables(Machine),
+    /// What came from another node. The snapshot's meta is that of its description.
+    Staged(Staged),
+}
+
+/// Opens the state machine of the replica whose log this is, in a directory of its own.
+///
+/// # Errors
+/// Those of [`Machine::open`], and the log's.
+pub async fn open_machine(
+    dir: PathBuf,
+    log: ReplicaLog,
+    options: MachineOptions,
+) -> Result<Machine, MachineError> {
+    let opened = blocking(move || Machine::open(dir, log, options)).await?;
+    opened.settle().await
+}
+
+impl RaftStateMachine<Groups> for Machine {
+    type SnapshotData = SnapshotData;
+    type SnapshotBuilder = SnapshotBuilder;
+
+    async fn applied_state(
+        &mut self,
+    ) -> Result<(Option<LogIdOf<Groups>>, StoredMembershipOf<Groups>), io::Error> {
+        let Some(position) = self.position() else {
+            return Ok((None, StoredMembershipOf::<Groups>::default()));
+        };
+        let meta = meta(&position)?;
+        Ok((meta.last_log_id, meta.last_membership))
+    }
+
+    async fn apply<S>(&mut self, entries: S) -> Result<(), io::Error>
+    where
+        S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
+    {
+        let mut parts = entries.chunks(PART_ENTRIES);
+        while let Some(part) = parts.next().await {
+            let machine = self.clone();
+            blocking(move || {
+                for next in part {
+                    let (entry, responder) = next?;
+                    let outcome = apply(&machine, &entry)?;
+                    if let Some(responder) = responder {
+                        responder.send(outcome);
+                    }
+                }
+                Ok::<_, io::Error>(())
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Not forced, it costs nothing, and there is one as soon as anything is in tables.
+    async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {
+        let builder = SnapshotBuilder {
+            machine: self.clone(),
+            flush: force,
+        };
+        (force || self.snapshot().is_some()).then_some(builder)
+    }
+
+    async fn get_snapshot_builder(&mut self) -> SnapshotBuilder {
+        SnapshotBuilder {
+            machine: self.clone(),
+            flush: true,
+        }
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        meta: &SnapshotMetaOf<Groups>,
+        snapshot: SnapshotData,
+    ) -> Result<(), io::Error> {
+        let (machine, meta) = (self.clone(), meta.clone());
+        let adopted = blocking(move || {
+            let staged = match snapshot {
+                SnapshotData::Staged(staged) => staged,
+                SnapshotData::Tables(other) => machine
+                    .fetch(&other.transfer().map_err(failed)?)
+                    .map_err(failed)?,
+            };
+            let position = &staged.description().position;
+            if self::meta(position)? != meta {
+                let text = format!("expected a snapshot of {meta}, found one of {position}");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            }
+            machine.adopt(&staged).map_err(failed)
+        })
+        .await?;
+        let machine = adopted.settle().await.map_err(failed)?;
+        blocking(move || machine.tidy()).await.map_err(failed)
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<SnapshotOf<Groups, SnapshotData>>, io::Error> {
+        let position = self.snapshot();
+        position
+            .map(|position| of_tables(self, Some(&position)))
+            .transpose()
+    }
+}
+
+/// Builds a snapshot of what is in tables.
+#[derive(Debug)]
+pub struct SnapshotBuilder {
+    machine: Machine,
+    /// Whether everything that is applied must be in it.
+    flush: bool,
+}
+
+impl RaftSnapshotBuilder<Groups> for SnapshotBuilder {
+    type SnapshotData = SnapshotData;
+
+    async fn build_snapshot(&mut self) -> Result<SnapshotOf<Groups, SnapshotData>, io::Error> {
+        if self.flush {
+            let machine = self.machine.clone();
+            blocking(move || machine.flush()).await.map_err(failed)?;
+        }
+        of_tables(&self.machine, self.machine.snapshot().as_ref())
+    }
+}
+
+fn apply(machine: &Machine, entry: &EntryOf<Groups>) -> io::Result<Outcome> {
+    let members;
+    let change = match &entry.payload {
+        EntryPayload::Blank => Change::Blank,
+        EntryPayload::Normal(Effects(effects)) => Change::Effects(effects),
+        EntryPayload::Membership(_) => {
+            members = body::encode(&entry.payload)?;
+            Change::Members(&members)
+        }
+    };
+    machine.apply(from_log_id(&entry.log_id), change).map_err(failed)
+}
+
+fn of_tables(machine: &Machine, position: Option<&Position>) -> io::Result<SnapshotOf<Groups, SnapshotData>> {
+    Ok(Snapshot {
+        // Of nothing where nothing was applied; its transfer is refused.
+        meta: position.map(meta).transpose()?.unwrap_or_default(),
+        snapshot: SnapshotData::Tables(machine.clone()),
+    })
+}
+
+fn meta(position: &Position) -> io::Result<SnapshotMetaOf<Groups>> {
+    let membership = position.membership.as_ref().map(stored).transpose()?;
+    Ok(SnapshotMeta {
+        last_log_id: Some(to_log_id(position.applied)),
+        last_membership: membership.unwrap_or_default(),
+    })
+}
+
+fn stored(membership: &Membership) -> io::Result<StoredMembershipOf<Groups>> {
+    match body::decode(membership.id, &membership.members)? {
+        EntryPayload::Membership(members) => Ok(StoredMembershipOf::<Groups>::new(
+            Some(to_log_id(membership.id)),
+            members,
+        )),
+        other => {
+            let text = format!("{}: expected members, found {other}", membership.id);
+            Err(io::Error::new(io::ErrorKind::InvalidData, text))
+        }
+    }
+}
+
+fn failed(error: MachineError) -> io::Error {
+    io::Error::other(error)
+}
+
+/// Does what blocks on a thread that may.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is ending, and with it the task that awaits this.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}

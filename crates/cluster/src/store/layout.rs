@@ -1,0 +1,399 @@
+//! All logs of a node: which log a replica is in.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::Device;
+use collie_log::LogError;
+use parking_lot::Mutex;
+
+use crate::ids::{GroupId, ReplicaId};
+use crate::store::error::StoreError;
+use crate::store::node_log::{NodeLog, NodeLogOptions};
+use crate::store::recovery::Quarantined;
+use crate::store::replica_log::ReplicaLog;
+
+/// Which log a new replica goes into. Replicas that are there stay where they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Layout {
+    /// All in one log, on the first disk.
+    Shared,
+    /// One log for each disk.
+    #[default]
+    PerDisk,
+    /// A log for each replica, on its disk.
+    Private,
+}
+
+/// Options of [`NodeStore::open`].
+#[derive(Debug, Clone)]
+pub struct NodeStoreOptions {
+    /// A directory on each disk. The first one's log also holds the tombstones.
+    pub disks: Vec<PathBuf>,
+    /// Which log a new replica goes into.
+    pub layout: Layout,
+    /// How logs of many replicas are opened.
+    pub shared: NodeLogOptions,
+    /// How logs of one replica are opened: small ones, in a [`LogSet`](collie_log::LogSet), that keep
+    /// little in memory.
+    pub private: NodeLogOptions,
+    /// How many logs are opened at a time. Default 8.
+    pub open_at_a_time: usize,
+}
+
+impl Default for NodeStoreOptions {
+    fn default() -> Self {
+        Self {
+            disks: Vec::new(),
+            layout: Layout::default(),
+            shared: NodeLogOptions::default(),
+            private: NodeLogOptions::default(),
+            open_at_a_time: 8,
+        }
+    }
+}
+
+/// Called for each log that is opened: it has [`NodeLog::run`] run by a task.
+pub type Opened = Box<dyn Fn(&NodeLog) + Send + Sync>;
+
+/// The logs of a node.
+///
+/// What a replica's log holds is in one log, and which one is found by opening all.
+pub struct NodeStore {
+    options: NodeStoreOptions,
+    opened: Opened,
+    logs: Mutex<BTreeMap<Place, NodeLog>>,
+}
+
+/// A log's place: a disk's shared log, or a replica's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    disk: usize,
+    replica: Option<ReplicaId>,
+}
+
+impl Place {
+    /// Where tombstones are.
+    const FIRST: Self = Self {
+        disk: 0,
+        replica: None,
+    };
+}
+
+/// The directory of the logs, on each disk.
+const LOGS: &str = "raft";
+const SHARED: &str = "shared";
+const PRIVATE: &str = "replica-";
+/// A private log on its way out has this before its name.
+const GONE: &str = "gone-";
+
+impl std::fmt::Debug for NodeStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_map().entries(self.logs.lock().iter()).finish()
+    }
+}
+
+impl NodeStore {
+    /// Opens all logs that are on the disks. A private log that nobody is left in is removed. Blocks.
+    ///
+    /// # Errors
+    /// Those of [`NodeLog::open`]; [`StoreError::Options`] without a disk, and
+    /// [`StoreError::TwoLogs`] where a replica is in two logs.
+    pub fn open(options: NodeStoreOptions, opened: Opened) -> Result<Self, StoreError> {
+        if options.disks.is_empty() {
+            return Err(StoreError::Options {
+                option: "disks",
+                problem: "there is none".to_owned(),
+            });
+        }
+        let this = Self {
+            opened,
+            logs: Mutex::new(BTreeMap::new()),
+            options,
+        };
+        // It says who was removed: what is left of their logs is not opened.
+        let first = this.open_log(Place::FIRST)?;
+        let mut places = Vec::new();
+        for place in this.places()? {
+            if place.replica.is_some_and(|replica| first.is_removed(replica)) {
+                this.remove_dir(place)?;
+            } else if place != Place::FIRST {
+                places.push(place);
+            }
+        }
+        let logs = this.open_all(&places)?;
+        for (place, log) in logs {
+            this.take_over(place, log, &first)?;
+        }
+        this.logs.lock().insert(Place::FIRST, first);
+        this.check_homes()?;
+        for log in this.logs.lock().values() {
+            (this.opened)(log);
+        }
+        Ok(this)
+    }
+
+    /// The logs that are there, and those that there should be. What is left of removed ones goes.
+    fn places(&self) -> Result<Vec<Place>, StoreError> {
+        let mut places = Vec::new();
+        for disk in 0..self.options.disks.len() {
+            let dir = self.logs_dir(disk);
+            let shared = Place { disk, replica: None };
+            if disk > 0 && self.options.layout == Layout::PerDisk {
+                places.push(shared);
+            }
+            let names = match self.device().list(&dir) {
+                Ok(names) => names,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(io("list", &dir, error)),
+            };
+            for name in names.into_iter().filter(collie_io::Entry::is_dir) {
+                let replica = name.name.strip_prefix(PRIVATE).and_then(|id| id.parse().ok());
+                if replica.is_some() {
+                    places.push(Place { disk, replica });
+                } else if name.name == SHARED {
+                    places.push(shared);
+                } else if name.name.starts_with(GONE) {
+                    let path = dir.join(&name.name);
+                    let removed = self.device().remove_dir_all(&path);
+                    removed.map_err(|error| io("remove", &path, error))?;
+                }
+            }
+        }
+        places.sort_unstable();
+        places.dedup();
+        Ok(places)
+    }
+
+    fn open_all(&self, places: &[Place]) -> Result<BTreeMap<Place, NodeLog>, StoreError> {
+        let open = |place: &Place| self.open_log(*place).map(|log| (*place, log));
+        // Without threads of their own the logs are opened one after the other, as simulations want it.
+        let threads = match self.options.shared.log.threads {
+            true => self.options.open_at_a_time.clamp(1, places.len().max(1)),
+            false => 1,
+        };
+        let parts = places.chunks(places.len().div_ceil(threads).max(1));
+        let opened = std::thread::scope(|scope| {
+            let threads: Vec<_> = parts
+                .map(|part| {
+                    let all = move || part.iter().map(open).collect::<Result<Vec<_>, _>>();
+                    // A thread that cannot be started is done without.
+                    let thread = std::thread::Builder::new().name("collie-open".to_owned());
+                    match self.options.shared.log.threads {
+                        true => thread.spawn_scoped(scope, all).map_err(|_| all),
+                        false => Err(all),
+                    }
+                })
+                .collect();
+            let join = threads.into_iter().map(|thread| match thread {
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(all) => all(),
+            });
+            join.collect::<Result<Vec<_>, _>>()
+        })?;
+        Ok(opened.into_iter().flatten().collect())
+    }
+
+    /// Keeps an opened log, unless it is a private one that nobody is left in.
+    fn take_over(&self, place: Place, log: NodeLog, first: &NodeLog) -> Result<(), StoreError> {
+        let whole = log.replicas();
+        let whole = whole.iter().map(|replica| (replica.group(), replica.replica()));
+        let lost = log.quarantined();
+        let lost = lost.iter().map(|lost| (lost.group, lost.replica));
+        for (group, replica) in whole
+            .chain(lost)
+            .filter(|(_, replica)| first.is_removed(*replica))
+        {
+            // Its tombstone is in the first log, and the one here was lost with the process.
+            log.forget(group, replica)?;
+        }
+        let is_empty = log.replicas().is_empty() && log.quarantined().is_empty();
+        if place.replica.is_none() || !is_empty || !log.log().recovery().damaged.is_empty() {
+            self.logs.lock().insert(place, log);
+            return Ok(());
+        }
+        log.close()?;
+        self.remove_dir(place)
+    }
+
+    /// A replica is in one log.
+    fn check_homes(&self) -> Result<(), StoreError> {
+        let mut homes = BTreeMap::new();
+        for (place, log) in &*self.logs.lock() {
+            for replica in log.replicas() {
+                if let Some(other) = homes.insert(replica.replica(), *place) {
+                    return Err(StoreError::TwoLogs {
+                        replica: replica.replica(),
+                        paths: [self.dir(other), self.dir(*place)],
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn open_log(&self, place: Place) -> Result<NodeLog, StoreError> {
+        let options = match place.replica {
+            Some(_) => &self.options.private,
+            None => &self.options.shared,
+        };
+        NodeLog::open(self.dir(place), options.clone())
+    }
+
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.options.shared.log.device
+    }
+
+    fn logs_dir(&self, disk: usize) -> PathBuf {
+        let disk = self.options.disks.get(disk);
+        disk.map(|disk| disk.join(LOGS)).unwrap_or_default()
+    }
+
+    fn dir(&self, place: Place) -> PathBuf {
+        let dir = self.logs_dir(place.disk);
+        match place.replica {
+            Some(replica) => dir.join(format!("{PRIVATE}{replica}")),
+            None => dir.join(SHARED),
+        }
+    }
+
+    /// Removes a private log. A part of one would be taken for a damaged log, so its directory gets
+    /// another name first.
+    fn remove_dir(&self, place: Place) -> Result<(), StoreError> {
+        let device = self.device();
+        let (dir, logs) = (self.dir(place), self.logs_dir(place.disk));
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        let gone = logs.join(format!("{GONE}{name}"));
+        let renamed = device.rename(&dir, &gone).and_then(|()| device.sync_dir(&logs));
+        renamed.map_err(|error| io("rename", &dir, error))?;
+        let removed = device.remove_dir_all(&gone).and_then(|()| device.sync_dir(&logs));
+        removed.map_err(|error| io("remove", &gone, error))
+    }
+
+    /// All logs.
+    #[must_use]
+    pub fn logs(&self) -> Vec<NodeLog> {
+        self.logs.lock().values().cloned().collect()
+    }
+
+    /// All replicas, in the order of their ids.
+    #[must_use]
+    pub fn replicas(&self) -> Vec<ReplicaLog> {
+        let logs = self.logs();
+        let mut all: Vec<_> = logs.iter().flat_map(NodeLog::replicas).collect();
+        all.sort_by_key(ReplicaLog::replica);
+        all
+    }
+
+    /// The replicas that damage took frames of.
+    #[must_use]
+    pub fn quarantined(&self) -> Vec<Quarantined> {
+        self.logs().iter().flat_map(NodeLog::quarantined).collect()
+    }
+
+    /// The log of a replica.
+    ///
+    /// # Errors
+    /// As [`NodeLog::replica`].
+    pub fn replica(&self, id: ReplicaId) -> Result<ReplicaLog, StoreError> {
+        let mut answer = Err(StoreError::Unknown { replica: id });
+        for log in self.logs() {
+            match log.replica(id) {
+                Err(StoreError::Unknown { .. }) => {}
+                found => answer = found,
+            }
+            if answer.is_ok() {
+                break;
+            }
+        }
+        answer
+    }
+
+    /// Adds a replica without entries and without a vote, which has its home on this disk, counted
+    /// from 0. It is durable when this returns. One call at a time for an id. In layout [`Private`](Layout::Private) this opens a
+    /// log, and blocks on that.
+    ///
+    /// # Errors
+    /// As [`NodeLog::create`]; [`StoreError::Options`] where there is no such disk.
+    pub async fn create(&self, group: GroupId, id: ReplicaId, disk: usize) -> Result<ReplicaLog, StoreError> {
+        if disk >= self.options.disks.len() {
+            return Err(StoreError::Options {
+                option: "disk",
+                problem: format!("there are {} disks, and no disk {disk}", self.options.disks.len()),
+            });
+        }
+        match self.replica(id) {
+            Err(StoreError::Unknown { .. }) => {}
+            Err(error) => return Err(error),
+            Ok(_) => return Err(StoreError::Exists { group, replica: id }),
+        }
+        let place = match self.options.layout {
+            Layout::Shared => Place::FIRST,
+            Layout::PerDisk => Place { disk, replica: None },
+            Layout::Private => Place {
+                disk,
+                replica: Some(id),
+            },
+        };
+        let log = self.log_at(place)?;
+        log.create(group, id).await
+    }
+
+    fn log_at(&self, place: Place) -> Result<NodeLog, StoreError> {
+        let mut logs = self.logs.lock();
+        if let Some(log) = logs.get(&place) {
+            return Ok(log.clone());
+        }
+        let log = self.open_log(place)?;
+        (self.opened)(&log);
+        logs.insert(place, log.clone());
+        Ok(log)
+    }
+
+    /// Removes a replica for good, also one that was never here: it leaves a tombstone, which is
+    /// durable when this returns. A log of its own is closed and removed, and this blocks on that.
+    ///
+    /// # Errors
+    /// The log's.
+    pub async fn remove(&self, group: GroupId, replica: ReplicaId) -> Result<(), StoreError> {
+        // First the one that lasts: without it, a replica whose log is gone would be unknown.
+        let first = self.log_at(Place::FIRST)?;
+        first.remove(group, replica).await?;
+        let others: Vec<_> = {
+            let logs = self.logs.lock();
+            let others = logs.iter().filter(|(place, _)| **place != Place::FIRST);
+            others.map(|(place, log)| (*place, log.clone())).collect()
+        };
+        for (place, log) in others {
+            if place.replica == Some(replica) {
+                self.logs.lock().remove(&place);
+                log.close()?;
+                self.remove_dir(place)?;
+            } else if place.replica.is_none() && log.knows(replica) {
+                log.remove(group, replica).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes all logs. Blocks.
+    ///
+    /// # Errors
+    /// The first error of a log; the others are closed all the same.
+    pub fn close(self) -> Result<(), StoreError> {
+        let logs = self.logs.into_inner();
+        let answers: Vec<_> = logs.into_values().map(NodeLog::close).collect();
+        answers.into_iter().collect()
+    }
+}
+
+fn io(op: &'static str, path: &Path, error: std::io::Error) -> StoreError {
+    StoreError::Log(LogError::Io {
+        op,
+        path: path.to_owned(),
+        source: Arc::new(error),
+    })
+}

@@ -1,0 +1,19 @@
+//! The log store of a node: many replicas' logs in one collie-log.
+
+mod cache;
+mod completion;
+mod error;
+mod index;
+mod layout;
+mod node_log;
+mod pressure;
+mod recovery;
+mod replica;
+mod replica_log;
+mod state;
+
+pub use error::StoreError;
+pub use layout::{Layout, NodeStore, NodeStoreOptions, Opened};
+pub use node_log::{NodeLog, NodeLogOptions, NodeLogStats};
+pub use recovery::Quarantined;
+pub use replica_log::{Bounds, Entry, ReplicaLog};

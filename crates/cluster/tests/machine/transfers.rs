@@ -1,0 +1,204 @@
+//! Transfers: what they hold, what they check, and what they keep from being purged.
+
+use collie_cluster::machine::{MachineError, Missing, Staging, Transfer};
+use collie_sim::Rng;
+
+use crate::plain::assert_holds;
+use crate::replica::{MARGIN, Replica};
+use crate::rules::{group_of, grown};
+
+fn fetch(transfer: &Transfer, staging: &mut Staging) -> u64 {
+    let mut fetched = 0;
+    while let Some(missing) = staging.missing() {
+        let piece = transfer.read(missing.file, missing.offset).unwrap();
+        fetched += piece.len() as u64;
+        staging.write(missing, &piece).unwrap();
+    }
+    fetched
+}
+
+#[test]
+fn a_transfer_holds_what_was_applied_and_what_comes_behind_is_not_purged() {
+    let group = group_of(100, 11);
+    let from = Replica::new(1, 1);
+    from.append(&group, 100);
+    from.apply(&group, 50).unwrap();
+    let transfer = from.machine().transfer().unwrap();
+    let position = transfer.description().position.clone();
+    from.apply(&group, 50).unwrap();
+    from.machine().flush().unwrap();
+    assert_eq!(Some(&position), group.at(Some(49)).position.as_ref());
+    assert_eq!(from.machine().purge_limit([]), Some(49 - MARGIN));
+    from.purge();
+    let to = Replica::new(2, 2);
+    let mut staging = to.machine().stage(transfer.description().clone()).unwrap();
+    let fetched = fetch(&transfer, &mut staging);
+    assert_eq!(fetched, transfer.description().bytes());
+    let staged = staging.finish().unwrap();
+    let adopted = to.machine().adopt(&staged).unwrap();
+    to.drive(adopted.settle()).unwrap();
+    assert_holds(to.machine(), &group, "learnt");
+    assert_eq!(to.machine().snapshot(), Some(position.clone()));
+    let bounds = to.log().bounds();
+    assert_eq!(
+        (bounds.purged, bounds.last),
+        (Some(position.applied), Some(position.applied))
+    );
+    // The entries behind are still there, and the replica goes on with them.
+    to.append(&group, 100);
+    to.apply(&group, 100).unwrap();
+    assert_holds(to.machine(), &group, "caught up");
+    to.reopen(&group, "caught up");
+    drop(transfer);
+    assert_eq!(from.machine().purge_limit([]), Some(99 - MARGIN));
+    from.reopen(&group, "the sender");
+}
+
+/// Entries are applied on another thread: a transfer is of one moment, and says of which.
+#[test]
+fn while_entries_are_applied_each_transfer_is_of_one_moment() {
+    let group = group_of(3_000, 17);
+    let from = Replica::new(1, 1);
+    from.append(&group, 3_000);
+    from.apply(&group, 1).unwrap();
+    let mut learnt = 0;
+    std::thread::scope(|scope| {
+        let applying = scope.spawn(|| from.apply(&group, 3_000).unwrap());
+        while !applying.is_finished() || learnt < 2 {
+            let transfer = from.machine().transfer().unwrap();
+            let to = Replica::new(2, learnt);
+            let staged = to.machine().fetch(&transfer).unwrap();
+            let adopted = to
+                .machine()
+                .adopt(&staged)
+                .unwrap_or_else(|error| panic!("{error}"));
+            to.drive(adopted.settle()).unwrap();
+            assert_holds(to.machine(), &group, "learnt meanwhile");
+            learnt += 1;
+        }
+    });
+}
+
+#[test]
+fn what_is_there_and_right_is_not_fetched_again() {
+    let group = group_of(60, 12);
+    let from = grown(&group, 1);
+    let transfer = from.machine().transfer().unwrap();
+    let to = Replica::new(2, 2);
+    let mut staging = to.machine().stage(transfer.description().clone()).unwrap();
+    let mut fetched = 0;
+    // All but the last byte.
+    while let Some(missing) = staging
+        .missing()
+        .filter(|_| staging.bytes() + 1 < transfer.description().bytes())
+    {
+        let mut piece = transfer.read(missing.file, missing.offset).unwrap();
+        piece.truncate(((transfer.description().bytes() - 1 - staging.bytes()) as usize).min(500));
+        fetched += piece.len() as u64;
+        staging.write(missing, &piece).unwrap();
+    }
+    assert!(staging.finish().is_err());
+    drop(staging);
+    let to = to.crash(&mut Rng::new(3), &group, "in the middle");
+    let mut staging = to.machine().stage(transfer.description().clone()).unwrap();
+    fetched += fetch(&transfer, &mut staging);
+    assert_eq!(fetched, transfer.description().bytes());
+    staging.finish().unwrap();
+    // Another transfer of the same tables has them as well.
+    let again = from.machine().transfer().unwrap();
+    let mut staging = to.machine().stage(again.description().clone()).unwrap();
+    assert!(fetch(&again, &mut staging) < 1_000);
+    let staged = staging.finish().unwrap();
+    to.drive(to.machine().adopt(&staged).unwrap().settle()).unwrap();
+    assert_holds(to.machine(), &group, "learnt");
+    let refused = to.machine().adopt(&staged).unwrap_err();
+    assert!(matches!(refused, MachineError::Order { .. }), "{refused}");
+}
+
+#[test]
+fn a_wrong_byte_is_found_and_fetched_again() {
+    let group = group_of(80, 13);
+    let from = grown(&group, 1);
+    let transfer = from.machine().transfer().unwrap();
+    for file in 0..transfer.description().files.len() {
+        let to = Replica::new(2, 2);
+        let mut staging = to.machine().stage(transfer.description().clone()).unwrap();
+        while let Some(missing) = staging.missing() {
+            let mut piece = transfer.read(missing.file, missing.offset).unwrap();
+            if missing == (Missing { file, offset: 0 }) {
+                piece[0] ^= 4;
+            }
+            staging.write(missing, &piece).unwrap();
+        }
+        let refused = staging.finish().unwrap_err();
+        assert!(matches!(refused, MachineError::Checksum { .. }), "{refused}");
+        let fetched = fetch(&transfer, &mut staging);
+        assert_eq!(fetched, transfer.description().files[file].size);
+        let staged = staging.finish().unwrap();
+        to.drive(to.machine().adopt(&staged).unwrap().settle()).unwrap();
+        assert_holds(to.machine(), &group, "learnt");
+    }
+}
+
+#[test]
+fn a_stop_between_adoption_and_purge_is_mended() {
+    let group = group_of(90, 14);
+    let from = grown(&group, 1);
+    let transfer = from.machine().transfer().unwrap();
+    for had in [0, 30] {
+        let to = Replica::new(2, 2);
+        to.append(&group, had);
+        to.apply(&group, 10).unwrap();
+        let mut staging = to.machine().stage(transfer.description().clone()).unwrap();
+        fetch(&transfer, &mut staging);
+        let staged = staging.finish().unwrap();
+        let unsettled = to.machine().adopt(&staged).unwrap();
+        drop(unsettled);
+        let to = to.crash(&mut Rng::new(5), &group, "adopted, not purged");
+        let bounds = to.log().bounds();
+        let applied = to.machine().applied();
+        assert_eq!((bounds.purged, bounds.last), (applied, applied));
+        // And for good.
+        let to = to.crash(&mut Rng::new(6), &group, "mended");
+        assert_eq!(to.log().bounds().purged, applied);
+    }
+}
+
+/// The same gap, and nothing says that the tables were learnt: the log has lost what it had.
+#[test]
+fn a_log_that_ends_before_the_tables_for_no_reason_is_refused() {
+    let group = group_of(30, 15);
+    let replica = grown(&group, 1);
+    replica.machine().flush().unwrap();
+    let log = replica.log();
+    replica.drive(log.truncate(Some(group.entries[20].id))).unwrap();
+    replica.machine().clone().close().unwrap();
+    let opened = replica.try_open();
+    assert!(matches!(opened, Err(MachineError::Apart { .. })), "{opened:?}");
+}
+
+#[test]
+fn pieces_that_were_not_asked_for_are_refused() {
+    let group = group_of(30, 16);
+    let from = grown(&group, 1);
+    let transfer = from.machine().transfer().unwrap();
+    let to = Replica::new(2, 2);
+    assert!(matches!(to.machine().transfer(), Err(MachineError::Empty { .. })));
+    let mut staging = to.machine().stage(transfer.description().clone()).unwrap();
+    let size = transfer.description().files[0].size as usize;
+    for (file, offset, len) in [(0, 1, 1), (0, 0, size + 1), (99, 0, 1)] {
+        let refused = staging
+            .write(Missing { file, offset }, &vec![0; len])
+            .unwrap_err();
+        assert!(matches!(refused, MachineError::Piece { .. }), "{refused}");
+    }
+    assert!(transfer.read(99, 0).is_err());
+    let mut outside = transfer.description().clone();
+    outside.files[0].name = "../outside".to_owned();
+    assert!(matches!(
+        to.machine().stage(outside),
+        Err(MachineError::Description(_))
+    ));
+    let refused = from.machine().stage(transfer.description().clone()).unwrap_err();
+    assert!(matches!(refused, MachineError::Order { .. }), "{refused}");
+}

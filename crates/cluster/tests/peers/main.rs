@@ -1,0 +1,17 @@
+//! How nodes speak to each other, over TCP on loopback, in memory and in turmoil's simulation.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test ends where its assumptions do"
+)]
+
+mod greeting;
+mod hostile;
+mod limits;
+mod liveness;
+mod loopback;
+mod reconnection;
+mod simulated;
+mod support;
+mod wire;

@@ -1,0 +1,73 @@
+//! A copy of a store that shares its table files.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use collie_log::Lsn;
+
+use crate::background::flush;
+use crate::background::registered::{Flush, record};
+use crate::manifest::file::ManifestFile;
+use crate::manifest::{FamilyRecord, LogState, Manifest};
+use crate::recovery::lock_file::{self, Found};
+use crate::store::view::FlushCause;
+use crate::{Db, Error, Result, catalog};
+
+impl Db {
+    /// Makes a store in `dir` of all that was applied before the call: flushes the memtable, links
+    /// the table files of one version there, and writes a manifest that names exactly these. Returns
+    /// the sequence number that the new store is flushed to. It can be opened there, or taken over by
+    /// [`Db::adopt`] in another store; neither changes the other, for table files are never written
+    /// again, and each store removes its own names only.
+    ///
+    /// `dir` is missing or empty, and on the same file system. Everything in it is durable on return,
+    /// its own name too. Writes go on meanwhile. Blocks for the flush (and so for the journal to
+    /// become durable up to there) and for some syncs, not for the size of the tables.
+    ///
+    /// # Errors
+    /// [`Error::OwnJournal`], [`Error::WrongDirectory`]; those of [`Family::flush`](crate::Family::flush);
+    /// [`Error::Io`] where the file system cannot link a file to there (another file system, too many
+    /// links): nothing is copied instead. What was made by then stays: without a manifest it is no
+    /// store, and the caller removes it.
+    pub fn links(&self, dir: impl AsRef<Path>) -> Result<Lsn> {
+        let dir = dir.as_ref();
+        let store = self.store();
+        let _used = store.use_directory()?;
+        if store.sequencer().external().is_none() {
+            return Err(Error::OwnJournal { refused: "links" });
+        }
+        if lock_file::inspect(store.device(), dir)? == Found::Store {
+            return Err(Error::WrongDirectory {
+                path: dir.into(),
+                found: "a store; `links` makes a new one".into(),
+            });
+        }
+        let family = Arc::clone(self.default_family().state());
+        flush::flush_all_of(store, &family, FlushCause::Manual)?;
+        // Without other flushes the tree holds what the manifest calls flushed, and no more.
+        let mut flushes = [Flush::of(store, &family)];
+        record(store, &mut flushes)?;
+        family.check_not_dropped()?;
+        let flushed = family.flushed().get();
+        let id = 0;
+        family
+            .tables()
+            .link(&catalog::directory_in(dir, id), store.device())?;
+        drop(flushes);
+        let manifest = Manifest {
+            next_family: id + 1,
+            log: LogState::External,
+            floor: flushed,
+            families: vec![FamilyRecord {
+                id,
+                name: family.name().to_string(),
+                flushed,
+                options: family.options().clone(),
+            }],
+            ..Manifest::new(store.manifest().log_id)
+        };
+        // Last: a directory with a manifest is a store.
+        ManifestFile::new(manifest).write(store.device(), dir)?;
+        Ok(flushed - 1)
+    }
+}

@@ -1,0 +1,65 @@
+//! The manifests of stores with an external journal.
+
+use collie_io::RealDevice;
+
+use super::*;
+use crate::FamilyOptions;
+use crate::manifest::{FamilyRecord, LogState};
+
+fn record(id: u32) -> FamilyRecord {
+    FamilyRecord {
+        id,
+        name: "default".into(),
+        flushed: (1 << 32) + u64::from(id),
+        options: FamilyOptions::default(),
+    }
+}
+
+fn manifest(log: LogState) -> Manifest {
+    Manifest {
+        next_family: 1,
+        log,
+        families: vec![record(0)],
+        ..Manifest::new([7; 16])
+    }
+}
+
+/// Earlier programs open all stores but these, and refuse these by the version.
+#[test]
+fn only_they_have_the_newest_version() {
+    for (log, version) in [(LogState::Off, 3), (LogState::On, 3), (LogState::External, 4)] {
+        let bytes = encode_base(&manifest(log), 1, Path::new("M")).unwrap();
+        assert_eq!(bytes[8..12], u32::to_le_bytes(version));
+        let read = ManifestFile::decode(&bytes, Path::new("M")).unwrap();
+        assert_eq!(read.manifest, manifest(log));
+    }
+}
+
+#[test]
+fn one_change_replaces_a_family_by_another_of_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = RealDevice::new();
+    let mut file = ManifestFile::new(manifest(LogState::External));
+    file.write(&device, dir.path()).unwrap();
+    let replaced = Edit {
+        next_family: 5,
+        created: Some(record(4)),
+        dropped: Some(0),
+        ..Edit::default()
+    };
+    file.commit(&device, dir.path(), &replaced).unwrap();
+    let read = ManifestFile::read(&device, dir.path()).unwrap().unwrap();
+    assert_eq!(
+        (read.families.as_slice(), read.next_family),
+        (&[record(4)][..], 5)
+    );
+    // Without the drop the name is another's.
+    let twice = Edit {
+        next_family: 6,
+        created: Some(record(5)),
+        ..Edit::default()
+    };
+    file.commit(&device, dir.path(), &twice).unwrap();
+    let refused = ManifestFile::read(&device, dir.path()).err();
+    assert!(matches!(refused, Some(Error::Corrupt { .. })), "{refused:?}");
+}

@@ -1,0 +1,112 @@
+//! Threads that do the background work of many stores.
+//!
+//! Each store keeps its own queues of tasks. For each task that it queues, its crew gets a ticket
+//! with the store and the time before which the task is not to be tried. A thread takes the first
+//! ticket that is due and does one task of that store, so stores take turns however much work one of
+//! them has.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use collie_io::{Clock, Nanos, RealClock};
+use parking_lot::{Condvar, Mutex};
+
+/// What a thread does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Flush,
+    Compaction,
+}
+
+/// A store, for those that share with it.
+pub(crate) trait Member: Send + Sync {
+    /// Does one task of that kind that is due, if there is one.
+    fn do_one(&self, kind: Kind);
+
+    /// A thread panicked in a task.
+    fn panicked(&self, thread: &str);
+
+    /// The families' ids with the bytes of their active memtables, which may be sealed.
+    fn active_mems(&self) -> Vec<(u64, u32)>;
+
+    /// Seals a family's active memtable for its size, and queues its flush. Returns whether it did.
+    fn seal(&self, family: u32) -> bool;
+}
+
+/// See the file's page. Bounded: a store has a ticket for each of its tasks, which are bounded.
+#[derive(Default)]
+pub(crate) struct Crew {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    flushes: Tickets,
+    compactions: Tickets,
+    ended: bool,
+}
+
+type Tickets = VecDeque<(Nanos, Weak<dyn Member>)>;
+
+impl State {
+    fn tickets(&mut self, kind: Kind) -> &mut Tickets {
+        match kind {
+            Kind::Flush => &mut self.flushes,
+            Kind::Compaction => &mut self.compactions,
+        }
+    }
+}
+
+impl Crew {
+    /// A store has queued a task that is not to be tried before `due`.
+    pub(crate) fn add(&self, kind: Kind, due: Nanos, store: Weak<dyn Member>) {
+        self.state.lock().tickets(kind).push_back((due, store));
+        self.changed.notify_all();
+    }
+
+    /// Ends the threads after their current tasks.
+    pub(super) fn end(&self) {
+        self.state.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// What a thread of the crew runs.
+    pub(super) fn work(&self, kind: Kind) {
+        while let Some(store) = self.next(kind) {
+            let done = catch_unwind(AssertUnwindSafe(|| store.do_one(kind)));
+            if done.is_err() {
+                let thread = std::thread::current();
+                store.panicked(thread.name().unwrap_or("of the background"));
+            }
+        }
+    }
+
+    /// The store whose turn it is; `None` at the end.
+    fn next(&self, kind: Kind) -> Option<Arc<dyn Member>> {
+        let mut state = self.state.lock();
+        loop {
+            if state.ended {
+                return None;
+            }
+            let now = RealClock.monotonic();
+            let tickets = state.tickets(kind);
+            if let Some(at) = tickets.iter().position(|(due, _)| *due <= now) {
+                // A store that is gone needs nothing.
+                if let Some(store) = tickets.remove(at).and_then(|(_, store)| store.upgrade()) {
+                    return Some(store);
+                }
+                continue;
+            }
+            match tickets.iter().map(|(due, _)| *due).min() {
+                None => self.changed.wait(&mut state),
+                Some(due) => {
+                    let pause = Duration::from_nanos(due.saturating_sub(now));
+                    self.changed.wait_for(&mut state, pause);
+                }
+            }
+        }
+    }
+}

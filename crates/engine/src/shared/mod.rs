@@ -1,0 +1,203 @@
+//! What many stores of one process may have in common: background threads, caches, and a budget of
+//! memory. A store by itself has the same parts for itself.
+
+mod budget;
+mod crew;
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
+
+use collie_io::{Device, IoClass, Policy, RealDevice, Scheduler};
+use lsm_tree::{Cache, DescriptorTable};
+use parking_lot::Mutex;
+
+pub(crate) use self::budget::Budget;
+pub(crate) use self::crew::{Crew, Kind, Member};
+use crate::memtable::Chunks;
+use crate::memtable::reclaim::{self, Reclaim};
+use crate::{Error, Result};
+
+/// One set of background threads, one block cache, one table of open files and one budget of memory
+/// for memtables, for many stores ([`Options::shared`](crate::Options::shared)). A thousand stores
+/// then have the threads of one.
+///
+/// Stores take turns, in the order in which work came up. A flush waits for its store's log to be
+/// durable, and meanwhile has its thread; as many flush threads as there are devices with logs keep
+/// one slow log from holding up the stores of others. Where the budget is half used, the largest
+/// memtables of all stores are flushed, and where it is used up, writes to all of them wait.
+///
+/// Clones are handles to the same; it lives as long as they and the stores that use it.
+///
+/// ```
+/// use collie_db::{Db, Options, Shared, SharedOptions};
+/// # let dir = tempfile::tempdir().unwrap();
+/// let shared = Shared::new(SharedOptions::default())?;
+/// let stores = ["a", "b", "c"].map(|name| {
+///     let options = Options { shared: Some(shared.clone()), reserve_bytes: Some(0), ..Options::default() };
+///     (dir.path().join(name), options)
+/// });
+/// for db in Db::open_all(stores.into(), 2) {
+///     db?.put("key", "value")?;
+/// }
+/// # Ok::<(), collie_db::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Shared(Arc<Inner>);
+
+struct Inner {
+    parts: Parts,
+    crew: Arc<Crew>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What a [`Shared`] has. All sizes are in bytes.
+#[derive(Debug, Clone)]
+pub struct SharedOptions {
+    /// Threads that write memtables to tables. Default: 1.
+    pub flush_threads: usize,
+    /// Threads that merge tables. Default: 1.
+    pub compaction_threads: usize,
+    /// Size of the block cache. Default: 32 MiB.
+    pub cache_bytes: u64,
+    /// How many table files are kept open. Default: 256.
+    pub max_open_files: usize,
+    /// The most that the memtables of all stores together take; as
+    /// [`Options::max_memtable_bytes`](crate::Options::max_memtable_bytes). `None`, the default:
+    /// 1 GiB, or four times what a family's options allow it, if that is more.
+    pub max_memtable_bytes: Option<u64>,
+    /// How flushes and compactions share the device; as
+    /// [`Options::background_io`](crate::Options::background_io).
+    pub background_io: Policy,
+    /// The device of the stores.
+    pub device: Arc<dyn Device>,
+}
+
+impl Default for SharedOptions {
+    fn default() -> Self {
+        Self {
+            flush_threads: 1,
+            compaction_threads: 1,
+            cache_bytes: 32 << 20,
+            max_open_files: 256,
+            max_memtable_bytes: None,
+            background_io: Policy::default(),
+            device: Arc::new(RealDevice::new()),
+        }
+    }
+}
+
+/// The parts that a store uses, of its own or shared.
+#[derive(Clone)]
+pub(crate) struct Parts {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) descriptors: Arc<DescriptorTable>,
+    pub(crate) scheduler: Arc<Scheduler>,
+    pub(crate) chunks: Arc<Chunks>,
+    pub(crate) reclaim: Sender<Reclaim>,
+    pub(crate) budget: Arc<Budget>,
+}
+
+impl Parts {
+    /// Parts as the options say; the numbers of threads do not matter here. One thread frees memory
+    /// as long as they live.
+    pub(crate) fn new(options: &SharedOptions) -> Result<Self> {
+        let chunks = Arc::new(Chunks::default());
+        let (reclaim, _thread) = reclaim::start(Arc::clone(&options.device), Arc::clone(&chunks))?;
+        Ok(Self {
+            cache: Arc::new(Cache::with_capacity_bytes(options.cache_bytes)),
+            descriptors: Arc::new(DescriptorTable::new(options.max_open_files)),
+            scheduler: Arc::new(Scheduler::new(options.background_io)),
+            chunks,
+            reclaim,
+            budget: Arc::new(Budget::new(options.max_memtable_bytes)),
+        })
+    }
+}
+
+impl Shared {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] where there would be no thread of a kind, or no open file;
+    /// [`Error::Io`] where one does not start.
+    pub fn new(options: SharedOptions) -> Result<Self> {
+        let counts = [
+            ("flush_threads", options.flush_threads),
+            ("compaction_threads", options.compaction_threads),
+            ("max_open_files", options.max_open_files),
+        ];
+        for (option, value) in counts {
+            if value == 0 {
+                return Err(Error::InvalidOption {
+                    option,
+                    value: value.to_string(),
+                    reason: "at least one is needed".into(),
+                });
+            }
+        }
+        // Where a thread does not start, dropping this ends the others.
+        let shared = Self(Arc::new(Inner {
+            parts: Parts::new(&options)?,
+            crew: Arc::default(),
+            threads: Mutex::default(),
+        }));
+        let kinds = [
+            (Kind::Flush, options.flush_threads, "collie-flushes"),
+            (Kind::Compaction, options.compaction_threads, "collie-merges"),
+        ];
+        for (kind, threads, name) in kinds {
+            for n in 0..threads {
+                shared.start(kind, format!("{name}-{n}"))?;
+            }
+        }
+        Ok(shared)
+    }
+
+    fn start(&self, kind: Kind, name: String) -> Result<()> {
+        let crew = Arc::clone(&self.0.crew);
+        let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
+            if let Err(error) = collie_io::set_io_class(IoClass::Background) {
+                tracing::debug!(%error, "background threads keep the default I/O class");
+            }
+            crew.work(kind);
+        });
+        let thread = thread.map_err(|e| Error::io("start the thread", name, e))?;
+        self.0.threads.lock().push(thread);
+        Ok(())
+    }
+
+    /// How its flushes and compactions share the device: for
+    /// [`collie_log::LogOptions::scheduler`], so that they give way to a log's syncs.
+    #[must_use]
+    pub fn scheduler(&self) -> &Arc<Scheduler> {
+        &self.0.parts.scheduler
+    }
+
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.0.parts
+    }
+
+    pub(crate) fn crew(&self) -> &Arc<Crew> {
+        &self.0.crew
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.crew.end();
+        let here = std::thread::current().id();
+        for thread in self.threads.get_mut().drain(..) {
+            // One of them may have the last reference to the last store. It ends by itself.
+            if thread.thread().id() != here && thread.join().is_err() {
+                tracing::error!("a background thread panicked");
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}

@@ -21,6 +21,8 @@ const FOR_MARKS: u64 = 2;
 /// A larger frame takes its turn. Each worker has room kept for small ones, three times so much: with
 /// this, what is kept fits what is prepared before a log's first append.
 const SMALL_MAX: u64 = 1024;
+/// Beyond the limit so much is kept from the beginning for the larger frame whose turn it is.
+const LARGE_FIRST: u64 = 4096;
 /// Of a segment so large a part is left to relief, and as much to its largest frame; and so many
 /// bytes at most.
 const FOR_RELIEF: u64 = 16;
@@ -50,16 +52,19 @@ impl Space {
             marks: FOR_MARKS,
             relief: (segment_bytes / FOR_RELIEF).min(FOR_RELIEF_MOST),
         };
+        let reserve = LARGE_FIRST.min(total);
+        let limit = Limit::new(workers, [small, filler_max], kept, total - reserve);
+        limit.raise(total, reserve);
         Self {
-            limit: Limit::new(workers, [small, filler_max], kept, total),
+            limit,
             large: Mutex::new(()),
-            reserve: AtomicU64::new(0),
+            reserve: AtomicU64::new(reserve),
         }
     }
 
     /// How much of what is prepared lies beyond what commits are admitted to.
     pub(crate) fn kept(&self) -> u64 {
-        self.limit.kept()
+        self.limit.kept() + LARGE_FIRST
     }
 
     /// Whether `ahead` further bytes are prepared beyond what is reserved.
@@ -95,9 +100,21 @@ impl Space {
         Ok(())
     }
 
-    /// Whether a frame of `len` bytes needs no turn, and room for it is prepared.
-    pub(crate) fn admits_at_once(&self, next: &Reservations, len: u64, room: Room) -> bool {
-        self.limit.is_small(len) && self.limit.admits(next, room)
+    /// As [`Space::admit`], where nothing has to be waited for or prepared.
+    pub(crate) fn admit_at_once(
+        &self,
+        next: &Reservations,
+        len: u64,
+        room: Room,
+    ) -> Option<Option<LargeTurn<'_>>> {
+        if self.limit.is_small(len) {
+            return self.limit.admits(next, room).then_some(None);
+        }
+        let turn = self.large.try_lock().ok()?;
+        let room = self.limit.room_for(len, room);
+        // Relaxed: it is changed by the one whose turn it is.
+        let has_reserve = room != Room::Commit || len <= self.reserve.load(Ordering::Relaxed);
+        (has_reserve && self.limit.admits(next, room)).then_some(Some(turn))
     }
 
     /// Secures room for a frame of `len` bytes. The answer is to be kept until the reservation is

@@ -333,11 +333,12 @@ impl Worker {
         room: Room,
     ) -> Result<Option<crate::append::admission::LargeTurn<'_>>, LogError> {
         let core = &*self.core;
-        let late = (!core.space.admits_at_once(&core.next, len, room)).then(|| core.now());
-        let turn = core.space.admit(&core.segments, &core.next, len, room);
-        if let Some(start) = late {
-            core.recorder.prepare_ns.add(since(start, core.now()));
+        if let Some(turn) = core.space.admit_at_once(&core.next, len, room) {
+            return Ok(turn);
         }
+        let start = core.now();
+        let turn = core.space.admit(&core.segments, &core.next, len, room);
+        core.recorder.prepare_ns.add(since(start, core.now()));
         core.weigh(turn).map_err(|error| {
             core.recorder.refused.fetch_add(1, Ordering::Relaxed);
             core.refusal(error, len)
@@ -429,8 +430,9 @@ mod tests {
         };
         let log = Log::open(dir.path(), options).unwrap();
         let mut worker = log.worker().unwrap();
-        for _ in 0..200 {
+        for _ in 0..100 {
             worker.append(0, 0, &[7; 900]).unwrap();
+            worker.append(0, 0, &[7; 1_100]).unwrap();
         }
         assert_eq!(log.stats().stages.prepare_ns.count, 0);
         for _ in 0..200 {

@@ -124,7 +124,7 @@ impl Core {
         let filler_slot = options.pad_to_block.then(|| completion.register()).flatten();
         Self {
             completion,
-            space: Space::of(&options, total),
+            space: Space::of(&options, total, segments.owes()),
             counts: Counts::new(slots),
             ring_survives: AtomicBool::new(ring.file.is_some()),
             next: Reservations::new(end),

@@ -42,8 +42,10 @@ pub(crate) struct Space {
 pub(crate) type LargeTurn<'a> = MutexGuard<'a, ()>;
 
 impl Space {
-    /// That of a log which is prepared up to `total`.
-    pub(crate) fn of(options: &LogOptions, total: Lsn) -> Self {
+    /// That of a log which is prepared up to `total`. Where room is `owed` to the next opening,
+    /// commits get nothing of that: each process that dies on a full disk would leave a segment with
+    /// a few frames, until no further one can open.
+    pub(crate) fn of(options: &LogOptions, total: Lsn, owed: bool) -> Self {
         let (workers, segment_bytes) = (options.all_workers(), options.segment_bytes);
         // The most bytes that may follow a frame for the sake of its block.
         let filler_max = if options.pad_to_block { FILLER_MAX } else { 0 };
@@ -52,13 +54,12 @@ impl Space {
             marks: FOR_MARKS,
             relief: (segment_bytes / FOR_RELIEF).min(FOR_RELIEF_MOST),
         };
-        let reserve = LARGE_FIRST.min(total);
-        let limit = Limit::new(workers, [small, filler_max], kept, total - reserve);
-        limit.raise(total, reserve);
+        let limit = Limit::new(workers, [small, filler_max], kept, 0);
+        limit.raise(total, if owed { total } else { LARGE_FIRST });
         Self {
             limit,
             large: Mutex::new(()),
-            reserve: AtomicU64::new(reserve),
+            reserve: AtomicU64::new(LARGE_FIRST),
         }
     }
 
@@ -142,6 +143,10 @@ impl Space {
     /// prepared first.
     fn raise_reserve(&self, segments: &Segments, len: u64) -> Result<(), HousekeepingError> {
         let mut builder = segments.builder();
+        if segments.owes() {
+            // Commits have no limit yet that the turn could be measured by.
+            segments.extend(&mut builder)?;
+        }
         while builder.total() < self.limit.get() + len {
             segments.extend(&mut builder)?;
         }

@@ -68,7 +68,7 @@ pub(super) fn ready(options: &LogOptions) -> u64 {
         None => READY,
         Some(_) => READY_IN_SET,
     };
-    let wanted = first + Space::of(options, 0).kept();
+    let wanted = first + Space::of(options, 0, false).kept();
     let data = options.segment_bytes - SEGMENT_HEAD as u64;
     wanted.next_multiple_of(BLOCK as u64).min(data)
 }

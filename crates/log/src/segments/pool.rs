@@ -146,6 +146,11 @@ impl Segments {
         *lock(&self.owed) = Some(reserve);
     }
 
+    /// Whether a reserve has yet to get its room.
+    pub(crate) fn owes(&self) -> bool {
+        lock(&self.owed).is_some()
+    }
+
     /// Refuses to take room that is owed to the reserve.
     fn fill_reserve(&self) -> Result<(), LogError> {
         let mut owed = lock(&self.owed);

@@ -164,9 +164,16 @@ fn limit(device: &SimDevice, capacity: u64) {
 
 #[test]
 fn a_log_opens_on_a_full_disk_however_often_its_process_dies() {
-    for (shared, direct) in [(true, true), (true, false), (false, true), (false, false)] {
+    let small = [(true, true), (true, false), (false, true), (false, false)];
+    let small = small.map(|(shared, direct)| (Setup::small(shared, direct), [24, 1_500, 24]));
+    // With frames that are larger than the room for one that each log has from the beginning.
+    let larger = Setup {
+        ring_bytes: 32 << 10,
+        segment_bytes: 64 << 10,
+        ..Setup::small(true, true)
+    };
+    for (setup, lens) in small.into_iter().chain([(larger, [24, 6_000, 24])]) {
         for room in (0..100_000).step_by(31_000) {
-            let setup = Setup::small(shared, direct);
             let (mut device, ledger) = (SimDevice::new(room), Ledger::new());
             let (log, worker, capacity) = filled(&device, &ledger, setup, room);
             let next = device.snapshot().process_death().device();
@@ -178,11 +185,13 @@ fn a_log_opens_on_a_full_disk_however_often_its_process_dies() {
                 let (log, mut worker) = open(&device, setup);
                 let verdict = ledger.check(ledger.now(), Survives::Process, &find(&log).unwrap());
                 assert!(verdict.holds(), "{room}, {life}: {verdict}");
-                let refused = commit(&log, &mut worker, &ledger, 1_500, Some(Level::Disk));
-                assert!(
-                    matches!(refused, Err(LogError::StorageFull { .. }) | Ok(_)),
-                    "{refused:?}"
-                );
+                for len in lens {
+                    let refused = commit(&log, &mut worker, &ledger, len, Some(Level::Disk));
+                    assert!(
+                        matches!(refused, Err(LogError::StorageFull { .. }) | Ok(_)),
+                        "{refused:?}"
+                    );
+                }
                 let next = device.snapshot().process_death().device();
                 device.kill();
                 drop((log, worker));

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_io::RealDevice;
-use collie_sim::{Fault, FaultKind, Image, Points, PowerCut, SimDevice, SplitDevice};
+use collie_sim::{FaultKind, Image, Points, PowerCut, SimDevice, SplitDevice};
 use parking_lot::Mutex;
 
 use crate::background::flush;
@@ -302,12 +302,13 @@ fn a_commit_that_finds_no_room_for_a_part_leaves_nothing() {
     let path = dir.path().join("store");
     let device = SimDevice::new(8);
     let (db, families) = quiet_store(&path, &device);
-    device.inject(Fault::new(FaultKind::NoSpace).on(".seg"));
+    device.limit_space(Some(0));
     let mut large = batch(&families, 0, 1);
     large.put(&families[0], "huge", vec![0; 400 << 10]).unwrap();
     let refused = db.write(large, &WriteOptions::disk()).unwrap_err();
     assert!(matches!(refused, Error::StorageFull { .. }), "{refused}");
-    device.heal();
+    assert!(device.fired(FaultKind::NoSpace) > 0);
+    device.limit_space(None);
     assert_eq!(found(&families, 0, "after the refusal"), 0);
     let pinned = db.stats().log.unwrap().holders;
     assert!(

@@ -6,6 +6,7 @@
 pub mod frames;
 mod ids;
 pub mod machine;
+mod node;
 pub mod peers;
 pub mod proposals;
 mod raft;
@@ -13,7 +14,11 @@ mod store;
 pub mod wire;
 
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
-pub use raft::{Effects, Groups, Member, SnapshotBuilder, SnapshotData, open_machine};
+pub use node::{Node, NodeError, NodeOptions};
+pub use raft::{
+    CommandError, Effects, Executed, GroupLimits, GroupTimes, Groups, Member, Replica, ReplicaError,
+    ReplicaOptions, ReplicaState, Row, Rows, SnapshotBuilder, SnapshotData, Value, open_machine,
+};
 pub use store::{
     Bounds, Entry, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions, Opened,
     Quarantined, ReplicaLog, StoreError,

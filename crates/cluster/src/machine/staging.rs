@@ -170,6 +170,11 @@ impl Staging {
         })
     }
 
+    /// How many bytes are there of each file, in the order of the description.
+    pub fn there(&self) -> impl Iterator<Item = u64> + '_ {
+        self.got.iter().map(|got| got.bytes)
+    }
+
     /// How many bytes are there.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -112,6 +112,13 @@ impl Machine {
         self.0.journal.positions().in_tables()
     }
 
+    /// What [`Proposals`] recorded of the last entry that was taken, as of the last entry that was
+    /// applied.
+    #[must_use]
+    pub fn recorded(&self) -> Option<Vec<u8>> {
+        self.0.applying.lock().recorded.clone()
+    }
+
     /// Brings everything that is applied into tables, once the log is durable up to there.
     ///
     /// # Errors

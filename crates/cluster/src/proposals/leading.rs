@@ -193,6 +193,18 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
         self.state.lock().phase = Phase::Following;
     }
 
+    /// The replica has voted in this term, or for this leader: if it led in an older term, that is
+    /// over. Unlike [`follow`](Self::follow) this may be said late, of a vote that the replica has
+    /// won since.
+    pub fn voted(&self, leader: LeaderId) {
+        let phase = &mut self.state.lock().phase;
+        if let Phase::Open(progress, _) | Phase::Ending(progress) = phase
+            && progress.id.leader.term < leader.term
+        {
+            *phase = Phase::Following;
+        }
+    }
+
     /// The slots that the replica owns have changed: running commands are evaluated anew.
     pub fn slots_changed(&self) {
         self.state.lock().slots += 1;

@@ -3,9 +3,24 @@
 use openraft::LogId;
 use openraft::impls::leader_id_adv;
 
-use crate::ids::{EntryId, LeaderId};
+use crate::ids::{EntryId, LeaderId, Vote};
 
 pub(super) type RaftLeaderId = leader_id_adv::LeaderId<u64, u64>;
+pub(super) type RaftVote = openraft::Vote<RaftLeaderId>;
+
+pub(super) fn to_vote(vote: Vote) -> RaftVote {
+    RaftVote {
+        leader_id: to_leader(vote.leader),
+        committed: vote.committed,
+    }
+}
+
+pub(super) fn from_vote(vote: &RaftVote) -> Vote {
+    Vote {
+        leader: from_leader(&vote.leader_id),
+        committed: vote.committed,
+    }
+}
 
 pub(super) fn to_leader(leader: LeaderId) -> RaftLeaderId {
     RaftLeaderId {

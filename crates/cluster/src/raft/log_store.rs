@@ -9,9 +9,8 @@ use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 use openraft::type_config::alias::{EntryOf, LogIdOf, VoteOf};
 
-use crate::ids::Vote;
 use crate::raft::body;
-use crate::raft::ids::{from_leader, from_log_id, to_leader, to_log_id};
+use crate::raft::ids::{from_log_id, from_vote, to_log_id, to_vote};
 use crate::raft::types::Groups;
 use crate::store::{Entry, ReplicaLog, StoreError};
 
@@ -27,10 +26,7 @@ impl RaftLogReader<Groups> for ReplicaLog {
     }
 
     async fn read_vote(&mut self) -> Result<Option<VoteOf<Groups>>, io::Error> {
-        Ok(self.vote().map(|vote| VoteOf::<Groups> {
-            leader_id: to_leader(vote.leader),
-            committed: vote.committed,
-        }))
+        Ok(self.vote().map(to_vote))
     }
 
     async fn limited_get_log_entries(
@@ -74,11 +70,9 @@ impl RaftLogStorage<Groups> for ReplicaLog {
     }
 
     async fn save_vote(&mut self, vote: &VoteOf<Groups>) -> Result<(), io::Error> {
-        let vote = Vote {
-            leader: from_leader(&vote.leader_id),
-            committed: vote.committed,
-        };
-        Self::save_vote(self, vote).await.map_err(io::Error::other)
+        Self::save_vote(self, from_vote(vote))
+            .await
+            .map_err(io::Error::other)
     }
 
     async fn save_committed(&mut self, committed: Option<LogIdOf<Groups>>) -> Result<(), io::Error> {

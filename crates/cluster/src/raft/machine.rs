@@ -9,8 +9,9 @@ use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, S
 use openraft::type_config::alias::{EntryOf, LogIdOf, SnapshotMetaOf, SnapshotOf, StoredMembershipOf};
 use openraft::{EntryPayload, OptionalSend};
 
+use crate::ids::EntryId;
 use crate::machine::{Change, Machine, MachineError, MachineOptions, Membership, Outcome, Position, Staged};
-use crate::raft::body;
+use crate::raft::body::{self, Body};
 use crate::raft::ids::{from_log_id, to_log_id};
 use crate::raft::types::{Effects, Groups};
 use crate::store::ReplicaLog;
@@ -59,22 +60,7 @@ impl RaftStateMachine<Groups> for Machine {
     where
         S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
     {
-        let mut parts = entries.chunks(PART_ENTRIES);
-        while let Some(part) = parts.next().await {
-            let machine = self.clone();
-            blocking(move || {
-                for next in part {
-                    let (entry, responder) = next?;
-                    let outcome = apply(&machine, &entry)?;
-                    if let Some(responder) = responder {
-                        responder.send(outcome);
-                    }
-                }
-                Ok::<_, io::Error>(())
-            })
-            .await?;
-        }
-        Ok(())
+        apply_all(self, entries, |_, _, _| Ok(())).await
     }
 
     /// Not forced, it costs nothing, and there is one as soon as anything is in tables.
@@ -146,6 +132,31 @@ impl RaftSnapshotBuilder<Groups> for SnapshotBuilder {
     }
 }
 
+/// Applies entries, each of which `applied` is told of before anybody learns its outcome.
+pub(super) async fn apply_all<S, A>(machine: &Machine, entries: S, applied: A) -> Result<(), io::Error>
+where
+    S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
+    A: Fn(EntryId, &Body, Outcome) -> io::Result<()> + Clone + Send + 'static,
+{
+    let mut parts = entries.chunks(PART_ENTRIES);
+    while let Some(part) = parts.next().await {
+        let (machine, applied) = (machine.clone(), applied.clone());
+        blocking(move || {
+            for next in part {
+                let (entry, responder) = next?;
+                let outcome = apply(&machine, &entry)?;
+                applied(from_log_id(&entry.log_id), &entry.payload, outcome)?;
+                if let Some(responder) = responder {
+                    responder.send(outcome);
+                }
+            }
+            Ok::<_, io::Error>(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
 fn apply(machine: &Machine, entry: &EntryOf<Groups>) -> io::Result<Outcome> {
     let members;
     let change = match &entry.payload {
@@ -167,7 +178,7 @@ fn of_tables(machine: &Machine, position: Option<&Position>) -> io::Result<Snaps
     })
 }
 
-fn meta(position: &Position) -> io::Result<SnapshotMetaOf<Groups>> {
+pub(super) fn meta(position: &Position) -> io::Result<SnapshotMetaOf<Groups>> {
     let membership = position.membership.as_ref().map(stored).transpose()?;
     Ok(SnapshotMeta {
         last_log_id: Some(to_log_id(position.applied)),
@@ -193,7 +204,7 @@ fn failed(error: MachineError) -> io::Error {
 }
 
 /// Does what blocks on a thread that may.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(error) => match error.try_into_panic() {

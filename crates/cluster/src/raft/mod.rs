@@ -1,11 +1,25 @@
 //! What is openraft's: no other part of the crate names it, and nothing of it is on disk or on the
 //! wire. An upgrade of it runs all that `docs/decisions/0023-raft-log-store.md` names.
 
+mod applying;
 mod body;
+mod commands;
 mod ids;
 mod log_store;
 mod machine;
+mod messages;
+mod network;
+mod options;
+mod receiving;
+mod replica;
+mod running;
+mod sending;
+mod supervisor;
+mod tasks;
 mod types;
 
+pub use commands::{Row, Value};
 pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
+pub use options::{GroupLimits, GroupTimes};
+pub use replica::{CommandError, Executed, Replica, ReplicaError, ReplicaOptions, ReplicaState, Rows};
 pub use types::{Effects, Groups, Member};

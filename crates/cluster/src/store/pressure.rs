@@ -11,6 +11,16 @@ use crate::store::replica_log::ReplicaLog;
 /// only what is no entry.
 const REWRITE_BYTES: u64 = 1 << 20;
 
+impl ReplicaLog {
+    /// As [`NodeLog::admit`], of the log that this replica is in.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`].
+    pub fn admit(&self) -> Result<(), StoreError> {
+        self.node_log().admit()
+    }
+}
+
 impl NodeLog {
     /// Whether more may be proposed: ask before an entry is handed to raft, which takes a refusal of
     /// [`ReplicaLog::append`] for the end of the replica.

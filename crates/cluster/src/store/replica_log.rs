@@ -9,7 +9,7 @@ use crate::frames::{ENTRIES_HEAD, ENTRY_HEAD, Entries, Frame, Payloads, Payloads
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::store::error::StoreError;
 use crate::store::index::Run;
-use crate::store::node_log::Shared;
+use crate::store::node_log::{NodeLog, Shared};
 use crate::store::replica::{Live, Replica};
 use crate::store::state::ReplicaState;
 
@@ -53,6 +53,13 @@ impl std::fmt::Debug for ReplicaLog {
 impl ReplicaLog {
     pub(super) fn new(log: Arc<Shared>, replica: Arc<Replica>) -> Self {
         Self { log, replica }
+    }
+
+    /// The log that it is in.
+    pub(super) fn node_log(&self) -> NodeLog {
+        NodeLog {
+            shared: Arc::clone(&self.log),
+        }
     }
 
     /// Its id.

@@ -1,0 +1,10 @@
+//! A node: its logs, its connections, and the replicas that run on it.
+
+mod error;
+mod options;
+mod process;
+mod router;
+
+pub use error::NodeError;
+pub use options::NodeOptions;
+pub use process::Node;

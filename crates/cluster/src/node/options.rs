@@ -1,0 +1,21 @@
+//! How a node is started.
+
+use crate::machine::MachineOptions;
+use crate::peers::PeersOptions;
+use crate::raft::{GroupLimits, GroupTimes};
+use crate::store::NodeStoreOptions;
+
+/// How a node is started.
+#[derive(Clone)]
+pub struct NodeOptions {
+    /// Its logs, and the disks that they and its state machines are on.
+    pub store: NodeStoreOptions,
+    /// How it speaks to others; and the clock that entries are stamped by.
+    pub peers: PeersOptions,
+    /// How each state machine is opened.
+    pub machine: MachineOptions,
+    /// How long anything of a group may take.
+    pub times: GroupTimes,
+    /// How much there may be of anything of a group.
+    pub limits: GroupLimits,
+}

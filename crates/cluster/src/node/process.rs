@@ -1,0 +1,260 @@
+//! A node, from its start to its end.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_io::Device;
+use collie_log::LogError;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+
+use crate::ids::{GroupId, ReplicaId};
+use crate::node::error::NodeError;
+use crate::node::options::NodeOptions;
+use crate::node::router::{Emptied, Router};
+use crate::peers::{Network, Peers};
+use crate::raft::{Member, Replica, ReplicaOptions};
+use crate::store::{NodeLog, NodeStore, ReplicaLog, StoreError};
+use crate::wire::NodeId;
+
+/// So many replicas are opened at a time.
+const OPEN_AT_A_TIME: usize = 64;
+/// From one look at the length of the logs to the next.
+const MAINTENANCE: Duration = Duration::from_secs(1);
+/// The directory of the state machines, on each disk.
+const MACHINES: &str = "replicas";
+
+/// A node that runs. Dropped, it ends without closing its stores properly; see [`Node::close`].
+pub struct Node {
+    options: NodeOptions,
+    router: Arc<Router>,
+    _emptied: Emptied,
+    peers: Arc<Peers>,
+    failed: watch::Receiver<Option<StoreError>>,
+    maintenance: Mutex<JoinSet<()>>,
+}
+
+impl Node {
+    /// Opens the logs, takes connections, and opens the replicas, which elect leaders on their own.
+    /// To be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// The logs', and those of [`Peers::start`]. A replica that cannot be opened is no error: it says
+    /// so by itself.
+    pub async fn start<N: Network>(network: N, options: NodeOptions) -> Result<Self, NodeError> {
+        let (failure, failed) = watch::channel(None);
+        let (handle, store_options) = (Handle::current(), options.store.clone());
+        let opened = move |log: &NodeLog| {
+            let (run, failure) = (log.run(), failure.clone());
+            handle.spawn(async move {
+                let error = run.await;
+                if !matches!(error, StoreError::Log(LogError::Closed)) {
+                    failure.send_replace(Some(error));
+                }
+            });
+        };
+        let opening = tokio::task::spawn_blocking(move || NodeStore::open(store_options, Box::new(opened)));
+        let store = opening.await.map_err(|error| NodeError::Files {
+            what: "opening the logs".to_owned(),
+            problem: error.to_string(),
+        })??;
+        let (logs, replicas) = (store.logs(), store.replicas());
+        let router = Router::new(store);
+        let peers = Peers::start(network, options.peers.clone(), Arc::clone(&router) as _).await?;
+        let node = Self {
+            options,
+            _emptied: Emptied(Arc::clone(&router)),
+            router,
+            peers: Arc::new(peers),
+            failed,
+            maintenance: Mutex::default(),
+        };
+        for log in logs {
+            let task = maintain(log, Arc::clone(&node.router));
+            node.maintenance.lock().spawn(task);
+        }
+        for part in replicas.chunks(OPEN_AT_A_TIME) {
+            let part: Vec<_> = part.iter().map(|log| node.open(log.clone(), None)).collect();
+            for replica in part {
+                if let Err(error) = replica.opened().await {
+                    tracing::error!(%error, "a replica does not run");
+                }
+            }
+        }
+        Ok(node)
+    }
+
+    /// Where it takes connections.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.peers.address()
+    }
+
+    /// Its connections.
+    #[must_use]
+    pub fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
+    /// A replica on this node.
+    #[must_use]
+    pub fn replica(&self, id: ReplicaId) -> Option<Arc<Replica>> {
+        self.router.replica(id)
+    }
+
+    /// Waits until a log has failed: the node can write no more, and its process is to exit.
+    pub async fn failed(&self) -> StoreError {
+        let mut failed = self.failed.clone();
+        match failed.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(error)) => error.clone(),
+            _ => StoreError::Log(LogError::Closed),
+        }
+    }
+
+    /// Begins a group with these members, of which one is on this node. To be called on the node of
+    /// each, with the same members; the one with the lowest id begins.
+    ///
+    /// # Errors
+    /// [`NodeError::Members`]; [`StoreError::Exists`] and [`StoreError::Removed`] where the replica is
+    /// or was here; raft's.
+    pub async fn bootstrap(
+        &self,
+        group: GroupId,
+        members: BTreeMap<ReplicaId, Member>,
+    ) -> Result<Arc<Replica>, NodeError> {
+        let node = self.options.peers.identity.node;
+        let mut here = members.iter().filter(|(_, member)| member.node == node);
+        let (Some((&id, member)), None) = (here.next(), here.next()) else {
+            let found = members.values().filter(|member| member.node == node).count();
+            return Err(NodeError::Members { group, node, found });
+        };
+        let replica = self.create(group, id, member.disk as usize).await?;
+        if members.keys().next() == Some(&id) {
+            replica.opened().await?;
+            replica.initialize(members).await?;
+        }
+        Ok(replica)
+    }
+
+    /// Adds a replica without entries and without a vote, which waits to hear of its group.
+    ///
+    /// # Errors
+    /// Those of [`NodeStore::create`].
+    pub async fn create(
+        &self,
+        group: GroupId,
+        id: ReplicaId,
+        disk: usize,
+    ) -> Result<Arc<Replica>, NodeError> {
+        let log = self.router.store.create(group, id, disk).await?;
+        Ok(self.open(log, Some(disk)))
+    }
+
+    /// Removes a replica for good: it is remembered that it was here.
+    ///
+    /// # Errors
+    /// [`NodeError::Unknown`], the log's, and [`NodeError::Files`].
+    pub async fn remove(&self, id: ReplicaId) -> Result<(), NodeError> {
+        let replica = self.router.take(id).ok_or(NodeError::Unknown { replica: id })?;
+        replica.close().await;
+        self.router.store.remove(replica.group(), id).await?;
+        let (device, dir) = (self.device(), self.machine_dir(id, None));
+        let removed = tokio::task::spawn_blocking(move || device.remove_dir_all(&dir)).await;
+        match removed {
+            Ok(Err(error)) if error.kind() != std::io::ErrorKind::NotFound => Err(NodeError::Files {
+                what: format!("removing the tables of replica {id}"),
+                problem: error.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn open(&self, log: ReplicaLog, disk: Option<usize>) -> Arc<Replica> {
+        let options = ReplicaOptions {
+            dir: self.machine_dir(log.replica(), disk),
+            log,
+            machine: self.options.machine.clone(),
+            peers: Arc::clone(&self.peers),
+            clock: Arc::clone(&self.options.peers.clock),
+            times: self.options.times.clone(),
+            limits: self.options.limits.clone(),
+        };
+        let replica = Arc::new(Replica::start(options));
+        self.router.insert(Arc::clone(&replica));
+        replica
+    }
+
+    fn device(&self) -> Arc<dyn Device> {
+        Arc::clone(&self.options.machine.db.device)
+    }
+
+    /// Where the state machine of a replica is: on the disk that it is put on, or that it is found
+    /// on.
+    fn machine_dir(&self, id: ReplicaId, disk: Option<usize>) -> PathBuf {
+        let disks = &self.options.store.disks;
+        let dir = |disk: &PathBuf| disk.join(MACHINES).join(id.to_string());
+        let there = || disks.iter().find(|disk| self.device().list(&dir(disk)).is_ok());
+        let disk = disk.and_then(|disk| disks.get(disk)).or_else(there);
+        disk.or(disks.first()).map(dir).unwrap_or_default()
+    }
+
+    /// Says where a peer is.
+    ///
+    /// # Errors
+    /// Those of [`Peers::set_peer`].
+    pub fn set_peer(&self, node: NodeId, address: SocketAddr) -> Result<(), NodeError> {
+        Ok(self.peers.set_peer(node, address)?)
+    }
+
+    /// Ends all replicas, the connections, and the logs.
+    ///
+    /// # Errors
+    /// The logs'.
+    pub async fn close(self) -> Result<(), NodeError> {
+        self.maintenance.lock().abort_all();
+        for replica in self.router.take_all().into_values() {
+            replica.close().await;
+        }
+        let Self { router, peers, .. } = self;
+        if let Some(peers) = Arc::into_inner(peers) {
+            peers.close().await;
+        }
+        let closing = move || {
+            let mut logs = router.store.logs().into_iter();
+            logs.try_for_each(NodeLog::close)
+        };
+        match tokio::task::spawn_blocking(closing).await {
+            Ok(closed) => Ok(closed?),
+            Err(error) => Err(NodeError::Files {
+                what: "closing the logs".to_owned(),
+                problem: error.to_string(),
+            }),
+        }
+    }
+}
+
+/// Keeps a log short.
+async fn maintain(log: NodeLog, router: Arc<Router>) {
+    let mut ticks = tokio::time::interval(MAINTENANCE);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let flush = |id: ReplicaId| {
+        let Some(replica) = router.replica(id) else { return };
+        tokio::spawn(async move {
+            if let Err(error) = replica.flush().await {
+                tracing::warn!(%error, "a replica that holds the log is not flushed");
+            }
+        });
+    };
+    loop {
+        ticks.tick().await;
+        if let Err(error) = log.maintain(&flush).await {
+            tracing::warn!(%error, "the log is not kept short");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Which replica a message is for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::ids::{GroupId, ReplicaId};
+use crate::peers::{Dispatch, Incoming, Reply};
+use crate::raft::Replica;
+use crate::store::{NodeStore, StoreError};
+use crate::wire::{Refusal, Response};
+
+/// The replicas of a node.
+pub(super) struct Router {
+    pub(super) store: NodeStore,
+    replicas: Mutex<BTreeMap<ReplicaId, Arc<Replica>>>,
+}
+
+impl Router {
+    pub(super) fn new(store: NodeStore) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            replicas: Mutex::default(),
+        })
+    }
+
+    pub(super) fn replica(&self, id: ReplicaId) -> Option<Arc<Replica>> {
+        self.replicas.lock().get(&id).cloned()
+    }
+
+    pub(super) fn insert(&self, replica: Arc<Replica>) {
+        self.replicas.lock().insert(replica.id(), replica);
+    }
+
+    pub(super) fn take(&self, id: ReplicaId) -> Option<Arc<Replica>> {
+        self.replicas.lock().remove(&id)
+    }
+
+    pub(super) fn take_all(&self) -> BTreeMap<ReplicaId, Arc<Replica>> {
+        std::mem::take(&mut *self.replicas.lock())
+    }
+
+    /// Why a replica that is spoken to does not answer.
+    fn absent(&self, group: GroupId, id: ReplicaId) -> Refusal {
+        match self.store.replica(id) {
+            Err(StoreError::Removed { .. }) => Refusal::Gone,
+            Err(StoreError::Unknown { .. }) => Refusal::Unknown,
+            Ok(log) if log.group() != group => Refusal::Unknown,
+            Ok(_) => Refusal::failed(format!("replica {id} is not open yet")),
+            Err(error) => Refusal::failed(error.to_string()),
+        }
+    }
+}
+
+impl Dispatch for Router {
+    fn dispatch(&self, incoming: Incoming, reply: Reply) {
+        let (group, to) = (incoming.group, incoming.to);
+        match self.replica(to).filter(|replica| replica.group() == group) {
+            Some(replica) => replica.handle(incoming, reply),
+            None => reply.send(Response::Refusal(self.absent(group, to))),
+        }
+    }
+}
+
+/// Lets the replicas go with the node: they hold its connections, which hold the router.
+pub(super) struct Emptied(pub(super) Arc<Router>);
+
+impl Drop for Emptied {
+    fn drop(&mut self) {
+        drop(self.0.take_all());
+    }
+}

@@ -1,0 +1,68 @@
+//! The state machine of a replica that serves: its commands hear of each entry between its batch and
+//! its answer.
+
+use std::io;
+use std::sync::Arc;
+
+use futures_util::Stream;
+use openraft::storage::{EntryResponder, RaftStateMachine};
+use openraft::type_config::alias::{LogIdOf, SnapshotMetaOf, SnapshotOf, StoredMembershipOf};
+use openraft::{EntryPayload, OptionalSend};
+
+use crate::machine::Machine;
+use crate::raft::commands::Commands;
+use crate::raft::machine::{SnapshotBuilder, SnapshotData, apply_all};
+use crate::raft::types::{Effects, Groups};
+
+/// A [`Machine`], and who is told of what it applies.
+#[derive(Clone)]
+pub(super) struct Served {
+    pub(super) machine: Machine,
+    pub(super) commands: Arc<Commands>,
+}
+
+impl RaftStateMachine<Groups> for Served {
+    type SnapshotData = SnapshotData;
+    type SnapshotBuilder = SnapshotBuilder;
+
+    async fn applied_state(
+        &mut self,
+    ) -> Result<(Option<LogIdOf<Groups>>, StoredMembershipOf<Groups>), io::Error> {
+        self.machine.applied_state().await
+    }
+
+    async fn apply<S>(&mut self, entries: S) -> Result<(), io::Error>
+    where
+        S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
+    {
+        let Self { machine, commands } = self.clone();
+        apply_all(&self.machine, entries, move |id, body, outcome| match body {
+            EntryPayload::Blank => commands.began(id, machine.recorded().as_deref()),
+            EntryPayload::Normal(Effects(payload)) => commands.applied(id, payload, outcome),
+            EntryPayload::Membership(_) => Ok(()),
+        })
+        .await
+    }
+
+    async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {
+        self.machine.try_create_snapshot_builder(force).await
+    }
+
+    async fn get_snapshot_builder(&mut self) -> SnapshotBuilder {
+        self.machine.get_snapshot_builder().await
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        meta: &SnapshotMetaOf<Groups>,
+        snapshot: SnapshotData,
+    ) -> Result<(), io::Error> {
+        // Whatever this replica submitted is behind what it learns.
+        self.commands.leading.follow();
+        self.machine.install_snapshot(meta, snapshot).await
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<SnapshotOf<Groups, SnapshotData>>, io::Error> {
+        self.machine.get_current_snapshot().await
+    }
+}

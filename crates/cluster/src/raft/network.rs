@@ -1,0 +1,281 @@
+//! How a replica speaks to the others of its group: openraft's network, on the node's connections.
+
+use std::future::{Future, ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt};
+use openraft::base::{BoxFuture, BoxStream};
+use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
+use openraft::network::RPCOption;
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendError, StreamAppendResult,
+    TransferLeaderRequest, TransferLeaderResponse, VoteRequest, VoteResponse,
+};
+use openraft::type_config::alias::{LogIdOf, SnapshotOf, VoteOf};
+use openraft::{OptionalSend, RaftNetworkFactory, RaftNetworkV2};
+
+use crate::ids::{GroupId, ReplicaId};
+use crate::peers::{Answer, Call, PeerError, Peers};
+use crate::raft::ids::{from_vote, to_log_id, to_vote};
+use crate::raft::machine::SnapshotData;
+use crate::raft::messages::{from_append, from_transfer, from_vote_request, to_vote_response};
+use crate::raft::options::GroupTimes;
+use crate::raft::sending::send;
+use crate::raft::types::{Groups, Member};
+use crate::wire::{Appended, NodeId, Refusal, Request, Response};
+
+/// Appends to one follower that have no answer yet.
+const PIPELINE: usize = 16;
+
+type Failed = RPCError<Groups>;
+
+/// Makes the links of one replica to the others.
+#[derive(Clone)]
+pub(super) struct Links {
+    pub(super) peers: Arc<Peers>,
+    pub(super) group: GroupId,
+    pub(super) replica: ReplicaId,
+    pub(super) times: GroupTimes,
+    /// Numbers of the snapshots that were offered.
+    pub(super) snapshots: Arc<AtomicU64>,
+}
+
+/// The link to one other replica.
+#[derive(Clone)]
+pub(super) struct Link {
+    links: Links,
+    node: NodeId,
+    target: ReplicaId,
+}
+
+/// An append that was sent.
+struct Sent {
+    answer: Answer,
+    previous: Option<LogIdOf<Groups>>,
+    /// The last entry that was sent.
+    last: Option<LogIdOf<Groups>>,
+    /// Whether it was sent as a whole.
+    whole: bool,
+}
+
+impl RaftNetworkFactory<Groups> for Links {
+    type Network = Link;
+
+    async fn new_client(&mut self, target: ReplicaId, member: &Member) -> Link {
+        Link {
+            links: self.clone(),
+            node: member.node,
+            target,
+        }
+    }
+}
+
+impl Link {
+    fn to_call(&self, request: Request, within: Duration) -> Call {
+        Call {
+            node: self.node,
+            group: self.links.group,
+            from: self.links.replica,
+            to: self.target,
+            request,
+            within,
+        }
+    }
+
+    pub(super) fn times(&self) -> &GroupTimes {
+        &self.links.times
+    }
+
+    /// The number of another snapshot.
+    pub(super) fn next_snapshot(&self) -> u64 {
+        // Only that no number comes twice.
+        self.links.snapshots.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) async fn call(&self, request: Request, within: Duration) -> Result<Response, Failed> {
+        let answer = self.links.peers.call(self.to_call(request, within)).await;
+        self.answered(answer)
+    }
+
+    fn answered(&self, answer: Result<Response, PeerError>) -> Result<Response, Failed> {
+        match answer {
+            Ok(Response::Refusal(refusal)) => Err(self.refused(&refusal)),
+            Ok(response) => Ok(response),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    /// A replica that is not there does not come by asking again soon; another one's answer in its
+    /// place would be believed to be its.
+    fn refused(&self, refusal: &Refusal) -> Failed {
+        let text = format!("replica {} on node {}: {refusal}", self.target, self.node);
+        match refusal {
+            Refusal::Gone | Refusal::Unknown => Unreachable::from_string(text).into(),
+            Refusal::Busy | Refusal::Failed(_) => NetworkError::from_string(text).into(),
+        }
+    }
+
+    /// What came is no answer to what was asked.
+    pub(super) fn unexpected(&self, response: &Response) -> Failed {
+        let kind = response.kind();
+        let text = format!("replica {} on node {} answered by {kind}", self.target, self.node);
+        NetworkError::from_string(text).into()
+    }
+
+    async fn send_append(&self, rpc: AppendEntriesRequest<Groups>) -> Result<Sent, Failed> {
+        let append = from_append(&rpc).map_err(|error| NetworkError::new(&error))?;
+        let whole = append.entries.len() == rpc.entries.len();
+        let last = append.entries.last().map(|entry| to_log_id(entry.id));
+        let call = self.to_call(Request::Append(append), self.links.times.append);
+        Ok(Sent {
+            answer: self
+                .links
+                .peers
+                .send(call)
+                .await
+                .map_err(|error| failed(&error))?,
+            previous: rpc.prev_log_id,
+            last: last.or(rpc.prev_log_id),
+            whole,
+        })
+    }
+
+    /// The answer to an append, and whether those that were sent behind it are worth waiting for.
+    async fn append_answer(&self, sent: Sent) -> Result<(StreamAppendResult<Groups>, bool), Failed> {
+        let answered = match self.answered(sent.answer.wait().await)? {
+            Response::Appended(appended) => appended,
+            other => return Err(self.unexpected(&other)),
+        };
+        Ok(match (answered, sent.previous) {
+            (Appended::Success, _) => (Ok(sent.last), sent.whole),
+            (Appended::Partial(upto), _) => (Ok(upto.map(to_log_id)), false),
+            (Appended::Conflict, Some(previous)) => (Err(StreamAppendError::Conflict(previous)), false),
+            (Appended::Conflict, None) => {
+                let text = format!("replica {} has a conflict with what begins a log", self.target);
+                return Err(NetworkError::from_string(text).into());
+            }
+            (Appended::HigherVote(vote), _) => (Err(StreamAppendError::HigherVote(to_vote(vote))), false),
+        })
+    }
+}
+
+impl RaftNetworkV2<Groups> for Link {
+    type SnapshotData = SnapshotData;
+
+    async fn append_entries(
+        &mut self,
+        rpc: AppendEntriesRequest<Groups>,
+        _: RPCOption,
+    ) -> Result<AppendEntriesResponse<Groups>, Failed> {
+        let sent = self.send_append(rpc).await?;
+        let whole = sent.last;
+        let (answer, _) = self.append_answer(sent).await?;
+        Ok(match answer {
+            Ok(last) if last == whole => AppendEntriesResponse::Success,
+            Ok(last) => AppendEntriesResponse::PartialSuccess(last),
+            Err(StreamAppendError::Conflict(_)) => AppendEntriesResponse::Conflict,
+            Err(StreamAppendError::HigherVote(vote)) => AppendEntriesResponse::HigherVote(vote),
+        })
+    }
+
+    /// Several appends are under way. They are sent one after the other, and the connection and the
+    /// follower keep their order; where one fails, what was sent behind it is given up.
+    fn stream_append<'s, S>(
+        &'s mut self,
+        input: S,
+        _: RPCOption,
+    ) -> BoxFuture<'s, Result<BoxStream<'s, Result<StreamAppendResult<Groups>, Failed>>, Failed>>
+    where
+        S: Stream<Item = AppendEntriesRequest<Groups>> + OptionalSend + Unpin + 'static,
+    {
+        let (sender, receiver) = (self.clone(), self.clone());
+        let sent = input.then(move |rpc| {
+            let link = sender.clone();
+            async move { link.send_append(rpc).await }
+        });
+        let answers = sent.map(move |sent| {
+            let link = receiver.clone();
+            async move { link.append_answer(sent?).await }
+        });
+        let until_failure = answers.buffered(PIPELINE).scan(true, |going, answer| {
+            let next = going.then_some(answer);
+            *going = matches!(next, Some(Ok((_, true))));
+            ready(next.map(|answer| answer.map(|(answer, _)| answer)))
+        });
+        let answers: BoxStream<'s, _> = Box::pin(until_failure);
+        Box::pin(ready(Ok(answers)))
+    }
+
+    async fn vote(
+        &mut self,
+        rpc: VoteRequest<Groups>,
+        option: RPCOption,
+    ) -> Result<VoteResponse<Groups>, Failed> {
+        let request = Request::Vote(from_vote_request(&rpc));
+        match self.call(request, option.soft_ttl()).await? {
+            Response::Voted(answer) => Ok(to_vote_response(&answer)),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// openraft's own grants everything: a replica that comes back from behind a cut would then
+    /// depose a leader that serves.
+    async fn pre_vote(
+        &mut self,
+        rpc: VoteRequest<Groups>,
+        option: RPCOption,
+    ) -> Result<VoteResponse<Groups>, Failed> {
+        let request = Request::PreVote(from_vote_request(&rpc));
+        match self.call(request, option.soft_ttl()).await? {
+            Response::PreVoted(answer) => Ok(to_vote_response(&answer)),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    async fn full_snapshot(
+        &mut self,
+        vote: VoteOf<Groups>,
+        snapshot: SnapshotOf<Groups, SnapshotData>,
+        cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
+        _: RPCOption,
+    ) -> Result<SnapshotResponse<Groups>, StreamingError<Groups>> {
+        let SnapshotData::Tables(machine) = snapshot.snapshot else {
+            let text = "what came from another node is not sent on before it is installed";
+            return Err(NetworkError::from_string(text).into());
+        };
+        tokio::select! {
+            biased;
+            closed = cancel => Err(closed.into()),
+            sent = send(self, from_vote(&vote), machine) => {
+                sent.map(|vote| SnapshotResponse::new(to_vote(vote)))
+            }
+        }
+    }
+
+    async fn transfer_leader(
+        &mut self,
+        rpc: TransferLeaderRequest<Groups>,
+        option: RPCOption,
+    ) -> Result<TransferLeaderResponse<Groups>, Failed> {
+        match self
+            .call(Request::Transfer(from_transfer(&rpc)), option.soft_ttl())
+            .await?
+        {
+            // Whether it becomes leader shows in an election.
+            Response::Transferred => Ok(Ok(())),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+}
+
+/// What is certain not to have arrived may be tried elsewhere; what may have arrived is sent again.
+fn failed(error: &PeerError) -> Failed {
+    match error {
+        PeerError::NoPeer { .. } | PeerError::Unreachable { .. } | PeerError::Address { .. } => {
+            Unreachable::new(error).into()
+        }
+        _ => NetworkError::new(error).into(),
+    }
+}

@@ -1,0 +1,84 @@
+//! How long anything of a group may take, and how much there may be.
+
+use std::time::Duration;
+
+use openraft::{Config, SnapshotPolicy};
+
+/// Times of a group. All its replicas have the same.
+#[derive(Debug, Clone)]
+pub struct GroupTimes {
+    /// From one heartbeat of a leader to the next. Default 500 ms.
+    pub heartbeat: Duration,
+    /// A follower that hears no leader for so long, at least, asks for votes. Default 2 s.
+    pub election_min: Duration,
+    /// And at most. Default 4 s.
+    pub election_max: Duration,
+    /// An append that is not answered for so long is sent anew. Default 2 s.
+    pub append: Duration,
+    /// The same for a part of a snapshot. Default 30 s.
+    pub piece: Duration,
+    /// How long a replica may take to install a snapshot that is there. Default 10 min.
+    pub install: Duration,
+    /// A client waits so long for its command. Default 10 s.
+    pub command: Duration,
+    /// Failures within so long count together. Default 10 min.
+    pub failures: Duration,
+}
+
+/// How much there may be.
+#[derive(Debug, Clone)]
+pub struct GroupLimits {
+    /// Proposals without an outcome. Default 4,096.
+    pub pending: usize,
+    /// A follower that is at most so many entries behind keeps the leader's log from being purged.
+    /// Default 1,000,000.
+    pub retention: u64,
+    /// A replica that failed so often within [`GroupTimes::failures`] is opened no more. Default 3.
+    pub failures: usize,
+}
+
+impl Default for GroupTimes {
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_millis(500),
+            election_min: Duration::from_secs(2),
+            election_max: Duration::from_secs(4),
+            append: Duration::from_secs(2),
+            piece: Duration::from_secs(30),
+            install: Duration::from_secs(600),
+            command: Duration::from_secs(10),
+            failures: Duration::from_secs(600),
+        }
+    }
+}
+
+impl Default for GroupLimits {
+    fn default() -> Self {
+        Self {
+            pending: 4096,
+            retention: 1_000_000,
+            failures: 3,
+        }
+    }
+}
+
+pub(super) fn config(times: &GroupTimes) -> Config {
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    Config {
+        cluster_name: "collie".to_owned(),
+        heartbeat_interval: ms(times.heartbeat),
+        election_timeout_min: ms(times.election_min),
+        election_timeout_max: ms(times.election_max),
+        install_snapshot_timeout: ms(times.install),
+        // Snapshots are what is flushed, and purges are ours: see the purge task.
+        snapshot_policy: SnapshotPolicy::Never,
+        max_in_snapshot_log_to_keep: u64::MAX,
+        enable_pre_vote: Some(true),
+        // A leader that restarts has forgotten its runs: it must not go on in its old term.
+        enable_leader_restore: Some(false),
+        api_channel_size: Some(256),
+        notification_channel_size: Some(256),
+        state_machine_channel_size: Some(64),
+        ..Config::default()
+    }
+}

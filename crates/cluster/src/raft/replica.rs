@@ -1,0 +1,440 @@
+//! A replica of a group, which is opened again when it fails.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use collie_io::Clock;
+use parking_lot::Mutex;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
+use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
+use crate::machine::{FieldError, MachineError, MachineOptions};
+use crate::peers::{Incoming, Peers, Reply};
+use crate::proposals::{
+    Answer, Effects, Evaluated, Evaluation, NotOpen, NotSubmitted, Outcome, Part, Pipeline, Stale, Todo,
+};
+use crate::raft::commands::{Row, Value, encode_effects};
+use crate::raft::machine::blocking;
+use crate::raft::options::{GroupLimits, GroupTimes};
+use crate::raft::running::Running;
+use crate::raft::supervisor::supervise;
+use crate::raft::types::Member;
+use crate::store::{ReplicaLog, StoreError};
+use crate::wire::{Refusal, Request, Response};
+
+/// What a replica consists of.
+#[derive(Clone)]
+pub struct ReplicaOptions {
+    /// The directory of its state machine, its own.
+    pub dir: PathBuf,
+    /// Its log.
+    pub log: ReplicaLog,
+    /// How its state machine is opened. Flushes are told to the replica.
+    pub machine: MachineOptions,
+    /// The node's connections.
+    pub peers: Arc<Peers>,
+    /// The clock that entries are stamped by.
+    pub clock: Arc<dyn Clock>,
+    /// How long anything may take.
+    pub times: GroupTimes,
+    /// How much there may be.
+    pub limits: GroupLimits,
+}
+
+/// What a replica is doing.
+#[derive(Clone)]
+pub(super) enum Now {
+    Opening,
+    Running(Arc<Running>),
+    /// It failed too often, and is opened no more.
+    Quarantined(String),
+    Closed,
+}
+
+/// A member of a group on this node. It runs until it is [closed](Self::close) or dropped.
+pub struct Replica {
+    group: GroupId,
+    id: ReplicaId,
+    options: ReplicaOptions,
+    now: watch::Receiver<Now>,
+    stop: watch::Sender<bool>,
+    supervisor: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What raft knows of a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReplicaState {
+    /// Who leads, as far as it knows.
+    pub leader: Option<ReplicaId>,
+    /// Whether it leads, as far as it knows.
+    pub leads: bool,
+    /// Whom it has voted for.
+    pub vote: LeaderId,
+    /// The index of the last entry of its log.
+    pub last: Option<u64>,
+    /// The last entry that is applied.
+    pub applied: Option<EntryId>,
+    /// The index that its snapshot reaches.
+    pub snapshot: Option<u64>,
+    /// The index up to which its log is purged.
+    pub purged: Option<u64>,
+}
+
+/// A replica cannot be opened, or does not run.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplicaError {
+    /// Its state machine.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// Raft refuses, or has ended.
+    #[error("replica {replica}: {problem}")]
+    Raft {
+        /// The replica.
+        replica: ReplicaId,
+        /// Why.
+        problem: String,
+    },
+    /// It is being opened, or was closed.
+    #[error("replica {replica} does not run at the moment")]
+    NotRunning {
+        /// The replica.
+        replica: ReplicaId,
+    },
+    /// It failed too often.
+    #[error(
+        "replica {replica} has failed too often and is opened no more ({problem}); replace it by one with a new id"
+    )]
+    Quarantined {
+        /// The replica.
+        replica: ReplicaId,
+        /// Its last failure.
+        problem: String,
+    },
+}
+
+/// A command that was not submitted: it has no effect, and never will.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommandError {
+    /// The replica does not lead, or cannot take commands yet.
+    #[error(transparent)]
+    NotOpen(#[from] NotOpen),
+    /// What it was evaluated on does not hold any more. It is evaluated anew.
+    #[error(transparent)]
+    Stale(#[from] Stale),
+    /// Too many proposals wait.
+    #[error(transparent)]
+    NotSubmitted(NotSubmitted),
+    /// The log is full.
+    #[error(transparent)]
+    Log(#[from] StoreError),
+    /// The table cannot be read.
+    #[error(transparent)]
+    Table(#[from] collie_db::Error),
+    /// Its effects are too large.
+    #[error("the effects of a command: {0}")]
+    Effects(#[from] FieldError),
+    /// The replica does not run.
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
+}
+
+impl From<NotSubmitted> for CommandError {
+    fn from(error: NotSubmitted) -> Self {
+        match error {
+            NotSubmitted::Stale(stale) => Self::Stale(stale),
+            NotSubmitted::Full => Self::NotSubmitted(error),
+        }
+    }
+}
+
+/// The rows as a command finds them.
+pub struct Rows<'a> {
+    running: &'a Running,
+    evaluation: &'a mut Evaluation,
+}
+
+impl Rows<'_> {
+    /// What a row holds: by what is submitted and not applied yet, or else in the table.
+    ///
+    /// # Errors
+    /// [`CommandError::Stale`], which the command hands on, and the table's.
+    pub fn get(&mut self, row: &Row) -> Result<Option<Value>, CommandError> {
+        let Self { running, evaluation } = self;
+        running.commands.leading.get(evaluation, row, || {
+            let value = running.machine.db().get(row.table_key())?;
+            Ok::<_, CommandError>(value.map(|value| value.to_vec()))
+        })
+    }
+}
+
+/// What a command changes, and its reply.
+pub type Executed<T> = Result<(Effects<Row, Value>, T), CommandError>;
+
+impl Replica {
+    /// Opens the replica, in the background, and keeps it open. To be called on a tokio runtime.
+    #[must_use]
+    pub fn start(options: ReplicaOptions) -> Self {
+        let (group, id) = (options.log.group(), options.log.replica());
+        let (sender, now) = watch::channel(Now::Opening);
+        let stop = watch::Sender::new(false);
+        let supervisor = tokio::spawn(supervise(options.clone(), sender, stop.subscribe()));
+        Self {
+            group,
+            id,
+            options,
+            now,
+            stop,
+            supervisor: Mutex::new(Some(supervisor)),
+        }
+    }
+
+    /// The group.
+    #[must_use]
+    pub fn group(&self) -> GroupId {
+        self.group
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> ReplicaId {
+        self.id
+    }
+
+    fn running(&self) -> Result<Arc<Running>, ReplicaError> {
+        let replica = self.id;
+        match &*self.now.borrow() {
+            Now::Running(running) => Ok(Arc::clone(running)),
+            Now::Quarantined(problem) => Err(ReplicaError::Quarantined {
+                replica,
+                problem: problem.clone(),
+            }),
+            Now::Opening | Now::Closed => Err(ReplicaError::NotRunning { replica }),
+        }
+    }
+
+    /// Waits until it runs, or will not run any more.
+    ///
+    /// # Errors
+    /// [`ReplicaError::Quarantined`], or [`ReplicaError::NotRunning`] where it was closed.
+    pub async fn opened(&self) -> Result<(), ReplicaError> {
+        let mut now = self.now.clone();
+        // An error: its task has ended, and what it said last holds.
+        let _ended = now.wait_for(|now| !matches!(now, Now::Opening)).await;
+        self.running().map(drop)
+    }
+
+    /// What raft knows.
+    ///
+    /// # Errors
+    /// [`ReplicaError::NotRunning`], [`ReplicaError::Quarantined`].
+    pub fn state(&self) -> Result<ReplicaState, ReplicaError> {
+        Ok(self.running()?.state())
+    }
+
+    /// Begins the group with these members, on a replica that has no entry yet.
+    ///
+    /// # Errors
+    /// Raft's.
+    pub async fn initialize(&self, members: BTreeMap<ReplicaId, Member>) -> Result<(), ReplicaError> {
+        let done = self.running()?.initialize(members).await;
+        done.map_err(|problem| ReplicaError::Raft {
+            replica: self.id,
+            problem,
+        })
+    }
+
+    /// Asks another replica to lead in place of this one. Whether it does shows later.
+    ///
+    /// # Errors
+    /// Raft's.
+    pub async fn transfer_to(&self, to: ReplicaId) -> Result<(), ReplicaError> {
+        let asked = self.running()?.transfer_to(to).await;
+        asked.map_err(|problem| ReplicaError::Raft {
+            replica: self.id,
+            problem,
+        })
+    }
+
+    /// Brings what is applied into tables.
+    ///
+    /// # Errors
+    /// The state machine's.
+    pub async fn flush(&self) -> Result<(), ReplicaError> {
+        let machine = self.running()?.machine.clone();
+        Ok(blocking(move || machine.flush()).await?)
+    }
+
+    /// Takes a request of another node, for this replica. Does not block.
+    pub fn handle(&self, incoming: Incoming, reply: Reply) {
+        if let Some(vote) = vote_of(&incoming.request).filter(|vote| vote.leader.replica != incoming.from) {
+            let text = format!("replica {} speaks for {}", incoming.from, vote.leader);
+            return reply.send(Response::Refusal(Refusal::failed(text)));
+        }
+        match self.running() {
+            Ok(running) => running.handle(incoming, reply),
+            Err(error) => reply.send(Response::Refusal(Refusal::failed(error.to_string()))),
+        }
+    }
+
+    /// Evaluates a command and has its effects replicated, if it has any; answers when it took
+    /// effect. `command` may be called several times: what it was evaluated on may not hold any more.
+    /// It must not block for long, and commands of a replica are evaluated one at a time.
+    ///
+    /// # Errors
+    /// [`CommandError`]: it has no effect.
+    pub async fn execute<T, F>(&self, command: F) -> Result<Answer<T>, CommandError>
+    where
+        T: Clone + Send + 'static,
+        F: Fn(&mut Rows<'_>) -> Executed<T> + Send + Sync + 'static,
+    {
+        let command = Arc::new(command);
+        let deadline = Instant::now() + self.options.times.command;
+        loop {
+            let running = self.running()?;
+            self.options.log.admit()?;
+            let mut progress = running.commands.progress();
+            let (evaluating, command, stamp) = (Arc::clone(&running), Arc::clone(&command), self.stamp_ms());
+            match blocking(move || evaluate(&evaluating, &*command, stamp)).await {
+                Ok(evaluated) => return Ok(answer(&running, evaluated, deadline).await),
+                Err(CommandError::Stale(_)) => {}
+                Err(CommandError::NotOpen(NotOpen::Ending)) => {
+                    if timeout_at(deadline, progress.changed()).await.is_err() {
+                        return Ok(Answer::TryAgain);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Reads a row of the newest state.
+    ///
+    /// # Errors
+    /// [`CommandError`].
+    pub async fn read(&self, row: &Row) -> Result<Answer<Option<Value>>, CommandError> {
+        let running = self.running()?;
+        let deadline = Instant::now() + self.options.times.command;
+        let confirmed = timeout_at(deadline, running.confirm()).await;
+        if !matches!(confirmed, Ok(Some(_))) {
+            return Ok(Answer::TryAgain);
+        }
+        let key = row.table_key();
+        let value = blocking(move || running.machine.db().get(key)).await?;
+        Ok(Answer::Reply(value.map(|value| value.to_vec())))
+    }
+
+    fn stamp_ms(&self) -> u64 {
+        self.options.clock.wall_ms()
+    }
+
+    /// Ends the replica, and closes its store. What is not in tables is in its log.
+    pub async fn close(&self) {
+        self.stop.send_replace(true);
+        let supervisor = self.supervisor.lock().take();
+        if let Some(supervisor) = supervisor
+            && let Err(error) = supervisor.await
+        {
+            tracing::warn!(%error, replica = self.id, "the task of a replica has panicked");
+        }
+    }
+}
+
+/// The vote of a leader, or of a candidate, that a request speaks for.
+fn vote_of(request: &Request) -> Option<Vote> {
+    match request {
+        Request::Append(append) => Some(append.vote),
+        Request::Vote(request) | Request::PreVote(request) => Some(request.vote),
+        Request::Transfer(transfer) => Some(transfer.vote),
+        Request::Offer(offer) => Some(offer.vote),
+        Request::SnapshotEnd(end) => Some(end.vote),
+        Request::Piece(_) => None,
+    }
+}
+
+/// A command that was evaluated, its reply, and what says what became of its effects.
+struct Submitted<T> {
+    evaluated: Evaluated,
+    reply: T,
+    outcome: Option<oneshot::Receiver<Outcome>>,
+}
+
+fn evaluate<T>(
+    running: &Running,
+    command: &impl Fn(&mut Rows<'_>) -> Executed<T>,
+    stamp_ms: u64,
+) -> Result<Submitted<T>, CommandError> {
+    let commands = &running.commands;
+    let _rows = running.rows.lock();
+    let mut evaluation = commands.leading.begin()?;
+    let (effects, reply) = command(&mut Rows {
+        running,
+        evaluation: &mut evaluation,
+    })?;
+    // Too large an entry is refused while that can still be said.
+    encode_effects(&effects)?;
+    let evaluated = commands.leading.finish(evaluation, effects, stamp_ms)?;
+    let outcome = match evaluated {
+        Evaluated::Submitted(ticket) => {
+            commands.submitted.notify_one();
+            Some(commands.wait_for(ticket))
+        }
+        Evaluated::Read { .. } => None,
+    };
+    Ok(Submitted {
+        evaluated,
+        reply,
+        outcome,
+    })
+}
+
+async fn answer<T: Clone>(running: &Running, submitted: Submitted<T>, deadline: Instant) -> Answer<T> {
+    let Submitted {
+        evaluated,
+        reply,
+        mut outcome,
+    } = submitted;
+    let commands = &running.commands;
+    let mut progress = commands.progress();
+    let mut pipeline = Pipeline::new();
+    pipeline.push(Part::Evaluated(evaluated, reply));
+    loop {
+        let answers = match pipeline.next(&commands.leading) {
+            Todo::Answer(answers) => answers,
+            Todo::ReadIndex => {
+                let confirmed = timeout_at(deadline, running.confirm()).await;
+                pipeline.confirmed(confirmed.unwrap_or(None));
+                continue;
+            }
+            Todo::Wait => match (evaluated, outcome.take()) {
+                (Evaluated::Submitted(ticket), Some(outcome)) => {
+                    let outcome = match timeout_at(deadline, outcome).await {
+                        Ok(known) => known.unwrap_or(Outcome::Dropped),
+                        Err(_) => {
+                            commands.leading.outcome(&ticket, Outcome::TimedOut);
+                            Outcome::TimedOut
+                        }
+                    };
+                    pipeline.outcome(&ticket, outcome);
+                    continue;
+                }
+                _ => match timeout_at(deadline, progress.changed()).await {
+                    Ok(Ok(())) => continue,
+                    _ => pipeline.give_up(&commands.leading),
+                },
+            },
+        };
+        return answers.into_iter().next().unwrap_or(Answer::Unknown);
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}

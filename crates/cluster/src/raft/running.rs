@@ -1,0 +1,221 @@
+//! A replica from one opening to its end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use openraft::LogIdOptionExt;
+use openraft::async_runtime::watch::WatchReceiver;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+use crate::ids::{LeaderId, ReplicaId};
+use crate::machine::Machine;
+use crate::peers::{Incoming, Reply};
+use crate::raft::applying::Served;
+use crate::raft::commands::Commands;
+use crate::raft::ids::{from_leader, from_log_id};
+use crate::raft::machine::{blocking, open_machine};
+use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
+use crate::raft::network::Links;
+use crate::raft::options::config;
+use crate::raft::receiving::{self, Receiving};
+use crate::raft::replica::{ReplicaError, ReplicaOptions, ReplicaState};
+use crate::raft::tasks::{self, Raft, Reader};
+use crate::raft::types::Member;
+use crate::wire::{Append, Refusal, Request, Response};
+
+/// A replica that runs.
+pub(super) struct Running {
+    raft: Raft,
+    pub(super) machine: Machine,
+    pub(super) commands: Arc<Commands>,
+    /// Held while a command is evaluated and submitted, in place of the locks of its rows.
+    pub(super) rows: Mutex<()>,
+    readers: mpsc::UnboundedSender<Reader>,
+    /// No more than the node takes of its peers.
+    appends: mpsc::UnboundedSender<(Append, Reply)>,
+    receiving: tokio::sync::Mutex<Option<Receiving>>,
+    stop: watch::Sender<bool>,
+    proposer: Mutex<JoinSet<()>>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl Running {
+    /// Opens the replica from what is durable of it.
+    pub(super) async fn open(options: &ReplicaOptions) -> Result<Arc<Self>, ReplicaError> {
+        let flushed = Arc::new(Notify::new());
+        let mut machine_options = options.machine.clone();
+        let told = Arc::clone(&flushed);
+        machine_options.on_flush = Some(Arc::new(move |_| told.notify_one()));
+        let log = options.log.clone();
+        let (group, replica) = (log.group(), log.replica());
+        let machine = open_machine(options.dir.clone(), log.clone(), machine_options).await?;
+        let commands = Arc::new(Commands::new(replica, options.limits.pending));
+        let links = Links {
+            peers: Arc::clone(&options.peers),
+            group,
+            replica,
+            times: options.times.clone(),
+            snapshots: Arc::new(AtomicU64::new(1)),
+        };
+        let raft_failed = |error: &dyn std::fmt::Display| ReplicaError::Raft {
+            replica,
+            problem: error.to_string(),
+        };
+        let config = config(&options.times)
+            .validate()
+            .map_err(|error| raft_failed(&error))?;
+        let served = Served {
+            machine: machine.clone(),
+            commands: Arc::clone(&commands),
+        };
+        let raft = Raft::new(replica, Arc::new(config), links, log, served)
+            .await
+            .map_err(|error| raft_failed(&error))?;
+        let (readers, waiting_readers) = mpsc::unbounded_channel();
+        let (appends, waiting_appends) = mpsc::unbounded_channel();
+        let stop = watch::Sender::new(false);
+        let mut proposer = JoinSet::new();
+        proposer.spawn(tasks::propose(
+            raft.clone(),
+            Arc::clone(&commands),
+            stop.subscribe(),
+        ));
+        let mut all = JoinSet::new();
+        all.spawn(tasks::confirm_reads(raft.clone(), waiting_readers));
+        all.spawn(tasks::append(raft.clone(), waiting_appends));
+        // What an opening finds in tables is a snapshot as well.
+        flushed.notify_one();
+        let retention = options.limits.retention;
+        all.spawn(tasks::purge(raft.clone(), machine.clone(), flushed, retention));
+        Ok(Arc::new(Self {
+            raft,
+            machine,
+            commands,
+            rows: Mutex::new(()),
+            readers,
+            appends,
+            receiving: tokio::sync::Mutex::default(),
+            stop,
+            proposer: Mutex::new(proposer),
+            tasks: Mutex::new(all),
+        }))
+    }
+
+    /// Follows who leads, until raft ends by itself; says why.
+    pub(super) async fn ended(&self) -> String {
+        let mut metrics = self.raft.metrics();
+        loop {
+            {
+                let now = metrics.borrow_and_update();
+                if let Err(fatal) = &now.running_state {
+                    return fatal.to_string();
+                }
+                self.commands.leading.voted(from_leader(&now.vote.leader_id));
+            }
+            if metrics.changed().await.is_err() {
+                return "raft has ended".to_owned();
+            }
+        }
+    }
+
+    /// Ends everything, and closes the store. Who waits for a command learns that its outcome is not
+    /// known, unless it is.
+    pub(super) async fn close(&self) -> Result<(), ReplicaError> {
+        self.commands.leading.follow();
+        self.stop.send_replace(true);
+        if let Err(error) = self.raft.shutdown().await {
+            tracing::warn!(%error, "a task of raft has panicked");
+        }
+        let mut proposer = std::mem::take(&mut *self.proposer.lock());
+        while proposer.join_next().await.is_some() {}
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        tasks.shutdown().await;
+        let receiving = self.receiving.lock().await.take();
+        let machine = self.machine.clone();
+        blocking(move || {
+            drop(receiving);
+            machine.close()
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Who leads, confirmed after this is called; everything that was committed by then is applied.
+    pub(super) async fn confirm(&self) -> Option<LeaderId> {
+        let (sender, receiver) = oneshot::channel();
+        self.readers.send(sender).ok()?;
+        receiver.await.ok().flatten()
+    }
+
+    pub(super) fn state(&self) -> ReplicaState {
+        let metrics = self.raft.metrics();
+        let now = metrics.borrow_watched();
+        ReplicaState {
+            leader: now.current_leader,
+            leads: now.state.is_leader(),
+            vote: from_leader(&now.vote.leader_id),
+            last: now.last_log_index,
+            applied: now.last_applied.as_ref().map(from_log_id),
+            snapshot: now.snapshot.index(),
+            purged: now.purged.index(),
+        }
+    }
+
+    pub(super) async fn initialize(&self, members: BTreeMap<ReplicaId, Member>) -> Result<(), String> {
+        let begun = self.raft.initialize(members).await;
+        begun.map_err(|error| error.to_string())
+    }
+
+    pub(super) async fn transfer_to(&self, replica: ReplicaId) -> Result<(), String> {
+        let asked = self.raft.trigger().transfer_leader(replica).await;
+        asked.map_err(|error| error.to_string())
+    }
+
+    /// Takes a request of another replica of the group.
+    pub(super) fn handle(self: Arc<Self>, incoming: Incoming, reply: Reply) {
+        if let Request::Append(append) = incoming.request {
+            // An error: the replica is ending, and the reply says that there is no answer.
+            let _ending = self.appends.send((append, reply));
+            return;
+        }
+        tokio::spawn(async move { reply.send(self.answer(incoming).await) });
+    }
+
+    async fn answer(&self, incoming: Incoming) -> Response {
+        let from = incoming.from;
+        let failed = |error: &dyn std::fmt::Display| Response::Refusal(Refusal::failed(error.to_string()));
+        match incoming.request {
+            Request::Vote(request) => match self.raft.vote(to_vote_request(&request)).await {
+                Ok(answer) => Response::Voted(from_vote_response(&answer)),
+                Err(error) => failed(&error),
+            },
+            Request::PreVote(request) => match self.raft.pre_vote(to_vote_request(&request)).await {
+                Ok(answer) => Response::PreVoted(from_vote_response(&answer)),
+                Err(error) => failed(&error),
+            },
+            Request::Transfer(transfer) => {
+                match self.raft.handle_transfer_leader(to_transfer(&transfer)).await {
+                    Ok(Ok(())) => Response::Transferred,
+                    Ok(Err(error)) => failed(&error),
+                    Err(error) => failed(&error),
+                }
+            }
+            Request::Offer(offer) => {
+                let mut receiving = self.receiving.lock().await;
+                receiving::offered(&self.machine, &mut receiving, from, offer).await
+            }
+            Request::Piece(piece) => {
+                let mut receiving = self.receiving.lock().await;
+                receiving::piece(&mut receiving, from, piece).await
+            }
+            Request::SnapshotEnd(end) => {
+                let mut receiving = self.receiving.lock().await;
+                receiving::ended(&self.raft, &self.machine, &mut receiving, from, end).await
+            }
+            Request::Append(_) => failed(&"appends are answered in their order"),
+        }
+    }
+}

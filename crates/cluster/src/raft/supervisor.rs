@@ -1,0 +1,59 @@
+//! Opening a replica again when it has failed.
+
+use std::collections::VecDeque;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::raft::replica::{Now, ReplicaOptions};
+use crate::raft::running::Running;
+
+/// Runs a replica until `stop`. One that fails is opened again from what is durable of it; one that
+/// fails too often is quarantined.
+pub(super) async fn supervise(
+    options: ReplicaOptions,
+    now: watch::Sender<Now>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let mut failures = VecDeque::new();
+    let replica = options.log.replica();
+    loop {
+        let failed = match Running::open(&options).await {
+            Ok(running) => {
+                now.send_replace(Now::Running(running.clone()));
+                let ended = tokio::select! {
+                    biased;
+                    _ = stop.wait_for(|stop| *stop) => None,
+                    ended = running.ended() => Some(ended),
+                };
+                now.send_replace(Now::Opening);
+                if let Err(error) = running.close().await {
+                    tracing::warn!(%error, replica, "the store of a replica cannot be closed");
+                }
+                ended
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        let Some(problem) = failed.filter(|_| !*stop.borrow()) else {
+            now.send_replace(Now::Closed);
+            return;
+        };
+        failures.push_back(Instant::now());
+        while failures
+            .front()
+            .is_some_and(|first: &Instant| first.elapsed() > options.times.failures)
+        {
+            failures.pop_front();
+        }
+        if failures.len() >= options.limits.failures {
+            tracing::error!(
+                replica,
+                problem,
+                "a replica has failed too often, and is opened no more"
+            );
+            now.send_replace(Now::Quarantined(problem));
+            return;
+        }
+        tracing::error!(replica, problem, "a replica has failed, and is opened again");
+    }
+}

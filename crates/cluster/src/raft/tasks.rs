@@ -1,0 +1,157 @@
+//! The tasks of a replica that runs: proposing, confirming reads, appending what a leader sends, and
+//! purging.
+
+use std::future::ready;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::{self, FuturesUnordered};
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::errors::ClientWriteError;
+use openraft::impls::ProgressResponder;
+use openraft::raft::ClientWriteResult;
+use openraft::{LogIdOptionExt, RaftMetrics, ReadPolicy};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+
+use crate::ids::LeaderId;
+use crate::machine::{Machine, Outcome as Applied};
+use crate::peers::Reply;
+use crate::proposals::Outcome;
+use crate::raft::applying::Served;
+use crate::raft::commands::{Commands, encode_proposal};
+use crate::raft::ids::{from_leader, to_leader};
+use crate::raft::messages::{from_appended, to_append};
+use crate::raft::types::{Effects, Groups};
+use crate::wire::{Append, Refusal, Response};
+
+/// Appends of a leader that raft has at one time.
+const PIPELINE: usize = 16;
+/// Raft says within this time that its snapshot is what was flushed, or the next flush tries again.
+const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
+
+pub(super) type Raft = openraft::Raft<Groups, Served>;
+/// Who waits for a confirmation of who leads.
+pub(super) type Reader = oneshot::Sender<Option<LeaderId>>;
+
+/// Hands entries to raft in the order of their submission, each under the leader that computed it,
+/// until `stop`; and says what became of each, however long that takes.
+pub(super) async fn propose(raft: Raft, commands: Arc<Commands>, mut stop: watch::Receiver<bool>) {
+    let mut under_way = FuturesUnordered::new();
+    while !*stop.borrow() {
+        while let Some(proposal) = commands.leading.next_proposal() {
+            let ticket = proposal.header.ticket;
+            let Ok(payload) = encode_proposal(&proposal) else {
+                // It was encoded before it was submitted. Raft has not seen it.
+                commands.outcome(ticket, Outcome::Refused);
+                continue;
+            };
+            let (responder, answer) = ProgressResponder::complete_only();
+            let request = raft
+                .write(Effects(payload))
+                .with_leader(to_leader(ticket.run.leader));
+            match request.responder(responder).await {
+                Ok(()) => {
+                    under_way.push(async move { (ticket, answer.await.map_or(Outcome::Dropped, outcome)) })
+                }
+                Err(_) => commands.outcome(ticket, Outcome::Fatal),
+            }
+        }
+        tokio::select! {
+            biased;
+            Some((ticket, outcome)) = under_way.next() => commands.outcome(ticket, outcome),
+            () = commands.submitted.notified() => {}
+            _ = stop.changed() => {}
+        }
+    }
+    // No more are submitted; these never reach raft.
+    while let Some(proposal) = commands.leading.next_proposal() {
+        commands.outcome(proposal.header.ticket, Outcome::Refused);
+    }
+    while let Some((ticket, outcome)) = under_way.next().await {
+        commands.outcome(ticket, outcome);
+    }
+}
+
+/// What raft says of a proposal. Only what it says before it appends anything is a refusal.
+fn outcome(answer: ClientWriteResult<Groups>) -> Outcome {
+    match answer {
+        Ok(written) => match written.data {
+            Applied::Taken => Outcome::Taken,
+            Applied::Skipped => Outcome::Skipped,
+        },
+        Err(ClientWriteError::ForwardToLeader(_)) => Outcome::Refused,
+        Err(_) => Outcome::Discarded,
+    }
+}
+
+/// Confirms who leads: one confirmation at a time, for all that wait when it begins. A read that
+/// comes later waits for the next, as this one may be of a moment before it.
+pub(super) async fn confirm_reads(raft: Raft, mut readers: mpsc::UnboundedReceiver<Reader>) {
+    while let Some(first) = readers.recv().await {
+        let mut waiting = vec![first];
+        while let Ok(next) = readers.try_recv() {
+            waiting.push(next);
+        }
+        // What is committed by then is applied here when this returns.
+        let confirmed = raft.ensure_linearizable(ReadPolicy::ReadIndex).await;
+        let leader = confirmed.ok().map(|read| from_leader(read.committed_leader_id()));
+        for reader in waiting {
+            // It may wait no longer.
+            let _gone = reader.send(leader);
+        }
+    }
+}
+
+/// Hands a leader's appends to raft, in their order, and answers each when it is durable.
+pub(super) async fn append(raft: Raft, mut appends: mpsc::UnboundedReceiver<(Append, Reply)>) {
+    let appends = stream::poll_fn(move |context| appends.poll_recv(context));
+    let answered = appends.map(|(append, reply)| {
+        let raft = raft.clone();
+        async move {
+            let answer = match to_append(append) {
+                Ok(rpc) => raft.append_entries(rpc).await.map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            reply.send(match answer {
+                Ok(answer) => Response::Appended(from_appended(&answer)),
+                Err(error) => Response::Refusal(Refusal::failed(error)),
+            });
+        }
+    });
+    answered.buffered(PIPELINE).for_each(ready).await;
+}
+
+/// After each flush: tells raft what its snapshot is now, and purges what nobody needs.
+pub(super) async fn purge(raft: Raft, machine: Machine, flushed: Arc<Notify>, retention: u64) {
+    loop {
+        flushed.notified().await;
+        if raft.trigger().snapshot().await.is_err() {
+            return;
+        }
+        let Some(limit) = machine.purge_limit(followers(&raft, retention)) else {
+            continue;
+        };
+        // Raft purges nothing that its snapshot lacks.
+        let has = |now: &RaftMetrics<Groups>| now.snapshot.index() >= Some(limit);
+        let known = raft
+            .wait(Some(SNAPSHOT_WITHIN))
+            .metrics(has, "a snapshot of what is flushed")
+            .await;
+        if known.is_ok() && raft.trigger().purge_log(limit).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// How far the followers are that are at most `retention` entries behind.
+fn followers(raft: &Raft, retention: u64) -> Vec<u64> {
+    let metrics = raft.metrics();
+    let now = metrics.borrow_watched();
+    let last = now.last_log_index.unwrap_or(0);
+    let matched = now.replication.iter().flat_map(|all| all.values());
+    matched
+        .map(|matched| matched.index().unwrap_or(0))
+        .filter(|matched| matched.saturating_add(retention) >= last)
+        .collect()
+}

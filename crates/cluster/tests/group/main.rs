@@ -1,0 +1,10 @@
+//! One group on three nodes in one process, each with a runtime of its own, connected by TCP on
+//! loopback. A node dies by the end of its runtime: nothing of it is closed. Nothing waits for a
+//! fixed time.
+
+#![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
+
+mod cluster;
+mod cuts;
+mod lives;
+mod messages;

@@ -1,0 +1,294 @@
+//! One replica whose peers are played by the test: what it asks, what it answers, and when.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_cluster::peers::{Call, Dispatch, Incoming, Peers, PlainTcp, Reply};
+use collie_cluster::wire::{Append, LogEntry, Payload, Refusal, Request, Response, VoteAnswer, VoteRequest};
+use collie_cluster::{EntryId, LeaderId, Node, NodeStore, NodeStoreOptions, Replica, ReplicaError, Vote};
+use collie_sim::{PowerCut, SimDevice};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+use crate::cluster::{CAP, GROUP, log_options, members, node_options, peers_options, replica_on, runtime};
+
+/// Hands requests to the test.
+struct Handed(mpsc::UnboundedSender<(Incoming, Reply)>);
+
+impl Dispatch for Handed {
+    fn dispatch(&self, incoming: Incoming, reply: Reply) {
+        // The test may be over.
+        let _over = self.0.send((incoming, reply));
+    }
+}
+
+/// A node, and its two peers, of which the second is never there.
+struct Alone {
+    node: Node,
+    replica: Arc<Replica>,
+    peer: Peers,
+    requests: mpsc::UnboundedReceiver<(Incoming, Reply)>,
+    log: SimDevice,
+    _dir: TempDir,
+}
+
+impl Alone {
+    async fn new(begin: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let (sender, requests) = mpsc::unbounded_channel();
+        let handed = Arc::new(Handed(sender));
+        let peer = Peers::start(PlainTcp, peers_options(2, anywhere), handed)
+            .await
+            .unwrap();
+        let log = SimDevice::new(1);
+        let mut options = log_options();
+        options.device = Arc::new(log.clone());
+        let options = node_options(dir.path(), options, peers_options(1, anywhere));
+        let node = Node::start(PlainTcp, options).await.unwrap();
+        node.set_peer(2, peer.address()).unwrap();
+        peer.set_peer(1, node.address()).unwrap();
+        let replica = node.create(GROUP, replica_on(1), 0).await.unwrap();
+        replica.opened().await.unwrap();
+        if begin {
+            let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
+            let members = members(&[(1, node.address()), (2, peer.address()), (3, nowhere)]);
+            replica.initialize(members).await.unwrap();
+        }
+        Self {
+            node,
+            replica,
+            peer,
+            requests,
+            log,
+            _dir: dir,
+        }
+    }
+
+    async fn request(&mut self) -> (Incoming, Reply) {
+        let next = tokio::time::timeout(CAP, self.requests.recv()).await;
+        next.unwrap_or_else(|_| panic!("it asks for nothing")).unwrap()
+    }
+
+    async fn call(&self, group: u64, to: u64, request: Request) -> Response {
+        let call = Call {
+            node: 1,
+            group,
+            from: replica_on(2),
+            to,
+            request,
+            within: CAP,
+        };
+        let mut states = self.peer.states();
+        let alive = states.wait_for(|states| states.get(&1).is_some_and(|state| state.is_alive()));
+        drop(tokio::time::timeout(CAP, alive).await.unwrap().unwrap());
+        self.peer.call(call).await.unwrap()
+    }
+}
+
+fn vote(term: u64, replica: u64) -> Vote {
+    Vote {
+        leader: LeaderId { term, replica },
+        committed: false,
+    }
+}
+
+fn ask(term: u64, replica: u64) -> VoteRequest {
+    VoteRequest {
+        vote: vote(term, replica),
+        last: None,
+        leadership_transfer: false,
+    }
+}
+
+#[test]
+fn nobody_is_asked_for_a_vote_who_would_not_give_it() {
+    runtime().block_on(async {
+        let mut alone = Alone::new(true).await;
+        let term = alone.replica.state().unwrap().vote.term;
+        // It asks for votes when it begins, and then whenever it hears nobody.
+        let (mut asked, mut begun) = (0, false);
+        while asked < 3 {
+            let (incoming, reply) = alone.request().await;
+            match incoming.request {
+                Request::PreVote(_) => {
+                    asked += 1;
+                    let answer = VoteAnswer {
+                        vote: vote(0, 0),
+                        granted: false,
+                        last: None,
+                    };
+                    reply.send(Response::PreVoted(answer));
+                }
+                // The one with which the group begins.
+                Request::Vote(request) if asked == 0 && !begun => {
+                    begun = true;
+                    let answer = VoteAnswer {
+                        vote: request.vote,
+                        granted: false,
+                        last: None,
+                    };
+                    reply.send(Response::Voted(answer));
+                }
+                other => panic!("it was told that it gets no vote, and sends {}", other.kind()),
+            }
+        }
+        let now = alone.replica.state().unwrap().vote.term;
+        assert!(now <= term + 1, "term {term} was left for {now} without a chance");
+        // Told that it gets one, it asks for it.
+        loop {
+            let (incoming, reply) = alone.request().await;
+            match incoming.request {
+                Request::PreVote(request) => reply.send(Response::PreVoted(VoteAnswer {
+                    vote: request.vote,
+                    granted: true,
+                    last: None,
+                })),
+                Request::Vote(_) => break,
+                other => panic!("expected a request for a vote, found {}", other.kind()),
+            }
+        }
+    });
+}
+
+#[test]
+fn a_vote_is_on_the_device_before_its_answer() {
+    runtime().block_on(async {
+        let alone = Alone::new(false).await;
+        let candidate = replica_on(2);
+        let answer = alone
+            .call(GROUP, replica_on(1), Request::Vote(ask(5, candidate)))
+            .await;
+        let image = alone.log.snapshot().power_cut(PowerCut::WAYS[0].1, 1);
+        let Response::Voted(answer) = answer else {
+            panic!("a request for a vote is answered by {answer:?}")
+        };
+        assert!(answer.granted, "{answer:?}");
+        let mut options = alone_store(&alone, image.device());
+        options.shared.log.threads = false;
+        let store = NodeStore::open(options, Box::new(|_| {})).unwrap();
+        let found = store.replica(replica_on(1)).unwrap().vote();
+        assert_eq!(found, Some(vote(5, candidate)));
+    });
+}
+
+fn alone_store(alone: &Alone, device: SimDevice) -> NodeStoreOptions {
+    let mut log = log_options();
+    log.device = Arc::new(device);
+    node_options(alone._dir.path(), log, peers_options(1, alone.node.address())).store
+}
+
+#[test]
+fn only_the_replica_that_is_meant_answers() {
+    runtime().block_on(async {
+        let alone = Alone::new(false).await;
+        let (here, from) = (replica_on(1), replica_on(2));
+        let append = |replica| {
+            Request::Append(Append {
+                vote: Vote {
+                    leader: LeaderId { term: 3, replica },
+                    committed: true,
+                },
+                previous: None,
+                committed: None,
+                entries: Vec::new(),
+            })
+        };
+        let unknown = Response::Refusal(Refusal::Unknown);
+        assert_eq!(alone.call(GROUP, 999, append(from)).await, unknown);
+        assert_eq!(alone.call(GROUP + 1, here, append(from)).await, unknown);
+        for request in [
+            append(77),
+            Request::Vote(ask(9, 77)),
+            Request::PreVote(ask(9, 77)),
+        ] {
+            let answer = alone.call(GROUP, here, request).await;
+            assert!(
+                matches!(&answer, Response::Refusal(Refusal::Failed(text)) if text.contains("speaks for")),
+                "{answer:?}"
+            );
+        }
+        let state = alone.replica.state().unwrap();
+        assert_eq!(state.vote.term, 0, "it believed a replica that spoke for another");
+        alone.node.remove(here).await.unwrap();
+        assert_eq!(
+            alone.call(GROUP, here, append(from)).await,
+            Response::Refusal(Refusal::Gone)
+        );
+        assert!(alone.node.create(GROUP, here, 0).await.is_err());
+    });
+}
+
+#[test]
+fn a_replica_that_fails_again_and_again_is_quarantined() {
+    runtime().block_on(async {
+        let alone = Alone::new(false).await;
+        let leader = LeaderId {
+            term: 3,
+            replica: replica_on(2),
+        };
+        let entry = |index, payload: &[u8]| LogEntry {
+            id: EntryId { leader, index },
+            payload: Payload(payload.to_vec()),
+        };
+        // The first is blank. The second has effects without a header: no replica gets past it.
+        let append = Append {
+            vote: Vote {
+                leader,
+                committed: true,
+            },
+            previous: None,
+            committed: Some(EntryId { leader, index: 1 }),
+            entries: vec![entry(0, &[0]), entry(1, &[1, 2, 3])],
+        };
+        let quarantined = tokio::time::timeout(CAP, async {
+            loop {
+                // While it is opened anew, it takes nothing.
+                drop(
+                    alone
+                        .call(GROUP, replica_on(1), Request::Append(append.clone()))
+                        .await,
+                );
+                match alone.replica.opened().await {
+                    Err(error @ ReplicaError::Quarantined { .. }) => return error,
+                    _ => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        });
+        let error = quarantined
+            .await
+            .unwrap_or_else(|_| panic!("it is opened again for ever"))
+            .to_string();
+        assert!(error.contains("replace it by one with a new id"), "{error}");
+        // The node goes on.
+        assert!(
+            alone
+                .node
+                .create(GROUP + 1, 55, 0)
+                .await
+                .unwrap()
+                .opened()
+                .await
+                .is_ok()
+        );
+    });
+}
+
+#[test]
+fn a_group_is_begun_once_by_a_node_that_is_a_member() {
+    runtime().block_on(async {
+        let alone = Alone::new(false).await;
+        let address = alone.node.address();
+        let here = members(&[(1, address), (2, address)]);
+        assert!(
+            alone.node.bootstrap(GROUP, here).await.is_err(),
+            "it is there already"
+        );
+        let elsewhere = members(&[(2, address), (3, address)]);
+        let refused = alone.node.bootstrap(GROUP + 1, elsewhere).await;
+        assert!(refused.is_err_and(|error| error.to_string().contains("found 0")));
+        assert!(alone.node.bootstrap(GROUP + 2, BTreeMap::new()).await.is_err());
+    });
+}

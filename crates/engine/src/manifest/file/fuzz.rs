@@ -166,7 +166,7 @@ fn reference(bytes: &[u8]) -> Option<Manifest> {
     }
     let (generation, payload) = match version {
         2 => (0, payload),
-        3 => postcard::take_from_bytes::<u64>(payload).ok()?,
+        3 | 4 => postcard::take_from_bytes::<u64>(payload).ok()?,
         _ => return None,
     };
     let (mut manifest, rest) = postcard::take_from_bytes::<Manifest>(payload).ok()?;

@@ -135,11 +135,11 @@ where
     ));
     let written = tokio::select! {
         biased;
-        end = receive(taken, from, shared, outbox) => return end,
+        end = receive(taken, &mut from, shared, outbox) => return end,
         written = &mut writes => written,
         () = shared.closed() => {
             outbox.finish();
-            writes.await
+            tokio::join!(writes, from.drain(times.close)).0
         }
     };
     written.err().unwrap_or(End::Closing)
@@ -148,7 +148,7 @@ where
 /// Hands requests on, in the order in which they come.
 async fn receive<S: AsyncRead>(
     taken: &Taken,
-    mut from: FrameReader<ReadHalf<S>>,
+    from: &mut FrameReader<ReadHalf<S>>,
     shared: &Shared,
     outbox: &Arc<Outbox>,
 ) -> End {

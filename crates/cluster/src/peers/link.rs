@@ -177,7 +177,7 @@ impl Link {
     }
 
     /// Sends and receives until the connection ends.
-    async fn talk<S>(&self, session: &Session, (from, to): Halves<S>, shared: &Shared) -> End
+    async fn talk<S>(&self, session: &Session, (mut from, to): Halves<S>, shared: &Shared) -> End
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -186,13 +186,13 @@ impl Link {
         let mut writes = pin!(write_frames(to, &session.outbox, batch, stall, &shared.written));
         let ended = tokio::select! {
             biased;
-            end = self.receive(session, from, shared) => return end,
+            end = self.receive(session, &mut from, shared) => return end,
             end = self.ping(session, shared) => return end,
             end = session.outbox.kicked() => return end,
             written = &mut writes => written,
             () = shared.closed() => {
                 session.outbox.finish();
-                writes.await
+                tokio::join!(writes, from.drain(options.times.close)).0
             }
         };
         ended.err().unwrap_or(End::Closing)
@@ -201,7 +201,7 @@ impl Link {
     async fn receive<R: AsyncRead + Unpin>(
         &self,
         session: &Session,
-        mut from: FrameReader<R>,
+        from: &mut FrameReader<R>,
         shared: &Shared,
     ) -> End {
         loop {

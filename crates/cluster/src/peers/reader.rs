@@ -80,6 +80,24 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
+    /// Reads on without looking, until the peer has closed its side too, at most for so long. A
+    /// socket that is closed while bytes come in resets its connection, and the peer's kernel then
+    /// drops what the peer has not read yet: what was sent last would be lost.
+    pub(super) async fn drain(&mut self, within: Duration) {
+        let end = async {
+            loop {
+                self.bytes.clear();
+                self.start = 0;
+                match self.from.read_buf(&mut self.bytes).await {
+                    Ok(0) | Err(_) => return,
+                    Ok(_) => {}
+                }
+            }
+        };
+        // A peer that does not close in time loses what it has not read.
+        let _late = tokio::time::timeout(within, end).await;
+    }
+
     /// Moves what is there of the next frame to the front, and makes room behind it: as much as
     /// is there, at most.
     fn make_room(&mut self) {

@@ -17,8 +17,8 @@ const REST: u32 = 1024;
 /// arrive where it waits, do so meanwhile, and it need not sleep and be woken. That holds as long as
 /// the others are its like. Beside a thread that computes, the kernel runs that one for a whole
 /// slice, and a group that waits for its leader stands still for so long. A thread that sleeps
-/// instead is run soon after it is woken. So each yield is timed, and after a long one callers are
-/// told to sleep, for a while.
+/// instead is run soon after it is woken. So each yield is timed, and after a long one callers sleep
+/// instead, for a while.
 #[derive(Debug, Default)]
 pub struct Yielding {
     /// Calls that are yet to be answered with `false`.

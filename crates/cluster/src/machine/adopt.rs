@@ -8,7 +8,7 @@ use crate::machine::store::Machine;
 
 /// A state machine whose tables may be ahead of its log. It goes on once the log says so.
 #[derive(Debug)]
-#[must_use = "the log must be told before anything is appended or applied"]
+#[must_use = "the log must be purged before anything is appended or applied"]
 pub struct Unsettled {
     machine: Machine,
     /// Whether the log is behind the tables.
@@ -46,7 +46,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// Removes what was staged and adopted, once the log was told ([`Unsettled::settle`]): until then
+    /// Removes what was staged and adopted, once the log is purged ([`Unsettled::settle`]): until then
     /// it says why the tables are ahead of the log. An opening does this too.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::machine::positions::Positions;
 use crate::machine::store::OnFlush;
 use crate::store::ReplicaLog;
 
-/// What the store asks of the log, and what it tells.
+/// What the store asks of the log, and what it reports.
 pub(super) struct LogJournal {
     log: ReplicaLog,
     positions: Mutex<Positions>,

@@ -118,7 +118,7 @@ impl Positions {
         self.trim();
     }
 
-    /// Forgets what nobody asks for any more.
+    /// Forgets what no caller asks for any more.
     fn trim(&mut self) {
         let Some(oldest) = self.needed() else {
             return;

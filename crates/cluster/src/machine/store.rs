@@ -34,7 +34,7 @@ pub struct MachineOptions {
     pub db: Options,
     /// Which entries are taken.
     pub proposals: Arc<dyn Proposals>,
-    /// Told of each flush. Default: nobody.
+    /// Called after each flush. Default: none.
     pub on_flush: Option<OnFlush>,
     /// Entries that stay in the log behind what may be purged. Default: [`PURGE_MARGIN`].
     pub purge_margin: u64,
@@ -128,8 +128,8 @@ impl Machine {
     }
 
     /// The log may be purged up to this index, if there is anything to purge: everything that goes is
-    /// in tables, and is needed by no transfer, and nobody in `needed` has yet to get it. Each of
-    /// these is an index that is had; entries behind it are needed. Does not block.
+    /// in tables, no transfer needs it, and no one of `needed`, each the last index that a follower or
+    /// another reader of the log has. Does not block.
     #[must_use]
     pub fn purge_limit(&self, needed: impl IntoIterator<Item = u64>) -> Option<u64> {
         let here = self.0.journal.positions().needed()?;

@@ -148,7 +148,7 @@ pub enum Outcome {
     Discarded,
     /// Raft ended.
     Fatal,
-    /// Nobody is left who could say.
+    /// The task that knew has ended.
     Dropped,
     /// It took too long. What becomes of it is learned later.
     TimedOut,
@@ -360,7 +360,7 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
             return;
         }
         match outcome {
-            // Apply has told.
+            // `applied` has dealt with it.
             Outcome::Taken | Outcome::Skipped => return,
             Outcome::Refused => {
                 progress.unresolved.remove(&ticket.n);

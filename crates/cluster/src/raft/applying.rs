@@ -14,7 +14,7 @@ use crate::raft::commands::Commands;
 use crate::raft::machine::{SnapshotBuilder, SnapshotData, apply_all};
 use crate::raft::types::{Effects, Groups};
 
-/// A [`Machine`], and who is told of what it applies.
+/// A [`Machine`], and the commands that learn what it applies.
 #[derive(Clone)]
 pub(super) struct Served {
     pub(super) machine: Machine,

@@ -132,7 +132,7 @@ impl RaftSnapshotBuilder<Groups> for SnapshotBuilder {
     }
 }
 
-/// Applies entries, each of which `applied` is told of before anybody learns its outcome.
+/// Applies entries. `applied` gets each before its outcome is sent.
 pub(super) async fn apply_all<S, A>(machine: &Machine, entries: S, applied: A) -> Result<(), io::Error>
 where
     S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,

@@ -32,7 +32,7 @@ pub struct ReplicaOptions {
     pub dir: PathBuf,
     /// Its log.
     pub log: ReplicaLog,
-    /// How its state machine is opened. Flushes are told to the replica.
+    /// How its state machine is opened. The replica learns of flushes.
     pub machine: MachineOptions,
     /// The node's connections.
     pub peers: Arc<Peers>,

@@ -122,7 +122,7 @@ pub(super) async fn append(raft: Raft, mut appends: mpsc::UnboundedReceiver<(App
     answered.buffered(PIPELINE).for_each(ready).await;
 }
 
-/// After each flush: tells raft what its snapshot is now, and purges what nobody needs.
+/// After each flush: gives raft its new snapshot, and purges the entries that are not needed.
 pub(super) async fn purge(raft: Raft, machine: Machine, flushed: Arc<Notify>, retention: u64) {
     loop {
         flushed.notified().await;

@@ -95,7 +95,7 @@ impl std::fmt::Debug for NodeStore {
 }
 
 impl NodeStore {
-    /// Opens all logs that are on the disks. A private log that nobody is left in is removed. Blocks.
+    /// Opens all logs that are on the disks. A private log without a replica is removed. Blocks.
     ///
     /// # Errors
     /// Those of [`NodeLog::open`]; [`StoreError::Options`] without a disk, and
@@ -197,7 +197,7 @@ impl NodeStore {
         Ok(opened.into_iter().flatten().collect())
     }
 
-    /// Keeps an opened log, unless it is a private one that nobody is left in.
+    /// Keeps an opened log, unless it is a private one without a replica.
     fn take_over(&self, place: Place, log: NodeLog, first: &NodeLog) -> Result<(), StoreError> {
         let whole = log.replicas();
         let whole = whole.iter().map(|replica| (replica.group(), replica.replica()));

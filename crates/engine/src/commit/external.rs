@@ -25,8 +25,8 @@ pub(crate) struct External {
     next: AtomicU64,
     /// Below this everything is known to be durable, or in tables.
     durable: AtomicU64,
-    /// What the owner was last told to be flushed, as an end.
-    told: AtomicU64,
+    /// Up to where the owner knows that all is flushed, as an end.
+    reported: AtomicU64,
     /// Why the journal cannot become durable any more.
     failed: OnceLock<Arc<str>>,
     /// Held while a commit is applied, or all tables are replaced.
@@ -46,7 +46,7 @@ impl External {
             journal,
             next: AtomicU64::new(next),
             durable: AtomicU64::new(next),
-            told: AtomicU64::new(next),
+            reported: AtomicU64::new(next),
             failed: OnceLock::new(),
             turn: Mutex::new(()),
         }
@@ -144,10 +144,10 @@ impl External {
         }
     }
 
-    /// Tells the owner that what starts below `end` is in registered tables, unless it knows.
+    /// Reports to the owner that what starts below `end` is in registered tables, unless it knows.
     pub(crate) fn tell_flushed(&self, end: Lsn) {
-        // AcqRel: who tells later has seen what was told before.
-        if self.told.fetch_max(end, Ordering::AcqRel) < end {
+        // AcqRel pairs with itself: a later report has seen the earlier ones.
+        if self.reported.fetch_max(end, Ordering::AcqRel) < end {
             self.journal.flushed(end - 1);
         }
     }

@@ -85,7 +85,7 @@ impl TaskQueue {
         let _ = self.crew.set((crew, store));
     }
 
-    /// Tells who does the tasks that there is another one.
+    /// Announces a further task to the threads that do them.
     fn announce(&self, kind: Kind, due: Nanos) {
         match self.crew.get() {
             Some((crew, store)) => crew.add(kind, due, Weak::clone(store)),

@@ -1,7 +1,7 @@
 //! A replica of a group that lives, dies and is opened again.
 
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -176,6 +176,19 @@ impl Replica {
         self.open_again(image.device(), group, context)
     }
 
+    /// The process dies at this moment: what its threads do afterwards, such as a flush of what is in
+    /// memory, is not in what is opened again. Nothing must be writing.
+    pub(crate) fn crash_as_it_stands(mut self, group: &Group, context: &str) -> Self {
+        let copy = tempfile::tempdir().unwrap();
+        copy_all(self.dir.path(), copy.path());
+        let image = self.log_device.snapshot().process_death();
+        self.device.kill();
+        self.log_device.kill();
+        self.machine = None;
+        self.dir = copy;
+        self.open_again(image.device(), group, context)
+    }
+
     /// Opens what is left of the store, and of the log on this device.
     pub(crate) fn open_again(self, log_device: SimDevice, group: &Group, context: &str) -> Self {
         assert!(self.machine.is_none());
@@ -210,5 +223,18 @@ impl Replica {
         let device = self.log_device.snapshot().process_death().device();
         self.log_device.kill();
         self.open_again(device, group, context)
+    }
+}
+
+fn copy_all(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let (from, to) = (entry.path(), to.join(entry.file_name()));
+        if entry.file_type().unwrap().is_dir() {
+            std::fs::create_dir(&to).unwrap();
+            copy_all(&from, &to);
+        } else {
+            std::fs::copy(&from, &to).unwrap();
+        }
     }
 }

@@ -97,6 +97,29 @@ fn what_tables_call_applied_is_what_they_hold() {
     assert_holds(replica.machine(), &group, "large entries, again");
 }
 
+/// The last entry fills a memtable, which is flushed. Whatever of the entry were in another commit
+/// would be in memory.
+#[test]
+fn an_entry_that_is_in_tables_is_there_with_its_id() {
+    for entries in 1..4 {
+        let mut group = Group::new();
+        (0..entries).for_each(|_| group.propose_large());
+        let replica = grown(&group, 1);
+        replica.sync_log();
+        let last = group.entries.last().unwrap().id;
+        let reached = || replica.machine().snapshot().map(|position| position.applied);
+        for _ in 0..2_000 {
+            if reached() == Some(last) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(reached(), Some(last));
+        let replica = replica.crash_as_it_stands(&group, "a flushed entry");
+        assert_eq!(replica.machine().applied(), Some(last));
+    }
+}
+
 /// A journal that is called durable too early leaves tables ahead of the log.
 #[test]
 fn no_table_is_ahead_of_the_log() {

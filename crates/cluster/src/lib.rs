@@ -1,7 +1,9 @@
-//! **The raft logs of a node**: any number of groups in one write-ahead log, so that one sync makes
-//! the entries of all of them durable.
+//! Raft groups on the nodes of a cluster. Any number of them have their logs in one write-ahead log,
+//! so that one sync makes the entries of all durable, and each replica has a store that takes its
+//! commits from there.
 //!
-//! The frames that the logs hold are drawn in `docs/format/cluster.md`.
+//! [`Node`] is a process with its replicas. Formats are drawn in `docs/format/cluster.md` and
+//! `docs/format/peers.md`.
 
 pub mod frames;
 mod ids;

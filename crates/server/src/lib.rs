@@ -51,6 +51,7 @@
 //! waits never delays another one.
 
 mod auth;
+pub mod cluster;
 mod commands;
 mod config;
 mod cost;

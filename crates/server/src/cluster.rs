@@ -1,0 +1,268 @@
+//! What a server asks of the cluster that its keys are in.
+//!
+//! A key is in a *slot*, slots are in *partitions*, and each partition is led by one of its replicas.
+//! The node of that replica runs the commands. A server that is given a [`Cluster`]
+//! (`ServerConfig::cluster`) has no keys of its own: a command that
+//! names keys is evaluated in the partition of their slot, in four steps.
+//!
+//! 1. [`Cluster::route`] says where that partition is led. A client whose key is led elsewhere is
+//!    sent there by `MOVED`.
+//! 2. [`Partition::begin`] locks the rows of the keys.
+//! 3. The command reads them by [`Evaluation::get`]: also what other commands have changed and the
+//!    replicas do not have yet.
+//! 4. [`Evaluation::finish`] submits what it changes, all at once, and unlocks the rows. The reply is
+//!    kept until [`Settling`] says that it holds.
+//!
+//! Rows are the engine's form of keys and values: users' keys and their index by expiry, as in
+//! `docs/format/values.md`. All rows of one command are in one slot.
+
+use std::fmt;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_db::Value;
+use crc::{CRC_16_XMODEM, Crc, Table};
+use tokio::sync::watch;
+
+/// Slots of a cluster, as in Redis Cluster.
+pub const SLOTS: u16 = 16_384;
+
+const CRC16: Crc<u16, Table<1>> = Crc::<u16, Table<1>>::new(&CRC_16_XMODEM);
+
+/// The slot of a key: the CRC-16 of the key, or of what is between its first `{` and the next `}`
+/// if anything is. As the Redis Cluster specification has it.
+#[must_use]
+pub fn slot_of(key: &[u8]) -> u16 {
+    let tag = || {
+        let open = key.iter().position(|&byte| byte == b'{')?;
+        let rest = key.get(open + 1..)?;
+        let close = rest.iter().position(|&byte| byte == b'}')?;
+        rest.get(..close).filter(|tag| !tag.is_empty())
+    };
+    CRC16.checksum(tag().unwrap_or(key)) % SLOTS
+}
+
+/// The partitions and nodes, as one node knows them. Nothing here blocks.
+pub trait Cluster: fmt::Debug + Send + Sync + 'static {
+    /// The nodes and the partitions.
+    fn topology(&self) -> Arc<Topology>;
+
+    /// Where a slot is led.
+    fn route(&self, slot: u16) -> Route;
+
+    /// Changes whenever [`Cluster::route`] may say something else, and whenever a command that could
+    /// not begin ([`Refused::NotNow`]) may be able to.
+    fn changes(&self) -> watch::Receiver<u64>;
+
+    /// The partitions that are led here.
+    fn led(&self) -> Vec<Arc<dyn Partition>>;
+
+    /// The partition of a slot if this node has a replica of it, whether that leads or not: for
+    /// reads that may be old (`READONLY`).
+    fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>>;
+}
+
+/// Where a slot is led.
+#[derive(Debug, Clone)]
+pub enum Route {
+    /// Here.
+    Here(Arc<dyn Partition>),
+    /// By another node, which clients reach at this address.
+    At(SocketAddr),
+    /// This node knows of no leader.
+    Nowhere,
+}
+
+/// The nodes and the partitions of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Topology {
+    /// Grows with every change.
+    pub epoch: u64,
+    /// The number of this node.
+    pub own: u64,
+    /// The nodes, in the order of their numbers.
+    pub nodes: Vec<NodeInfo>,
+    /// The partitions, in the order of their slots. Slots may be missing.
+    pub partitions: Vec<PartitionInfo>,
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// Its number in the cluster.
+    pub number: u64,
+    /// Its name for clients: forty hexadecimal digits.
+    pub name: String,
+    /// Where clients reach it.
+    pub address: SocketAddr,
+    /// Where other nodes reach it.
+    pub peer: SocketAddr,
+    /// Whether this node has heard of it lately. Itself it always has.
+    pub is_alive: bool,
+}
+
+/// A partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartitionInfo {
+    /// Its raft group.
+    pub group: u64,
+    /// Its slots.
+    pub slots: RangeInclusive<u16>,
+    /// The number of the node that leads it, as far as this node knows.
+    pub leader: Option<u64>,
+    /// The numbers of the nodes that have replicas of it.
+    pub replicas: Vec<u64>,
+}
+
+/// A row of a partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredRow {
+    /// Its slot.
+    pub slot: u16,
+    /// The row, in the engine's form.
+    pub row: Vec<u8>,
+    /// What it holds.
+    pub value: Value,
+}
+
+/// Rows in the order of their slots, and of their bytes within a slot.
+pub type Rows = Box<dyn Iterator<Item = Result<StoredRow, Refused>> + Send>;
+
+/// A replica of a partition on this node.
+pub trait Partition: fmt::Debug + Send + Sync + 'static {
+    /// Its raft group.
+    fn group(&self) -> u64;
+
+    /// Its slots.
+    fn slots(&self) -> RangeInclusive<u16>;
+
+    /// Locks rows of one slot, and begins the evaluation of a command on them. Waits for rows that
+    /// other commands have locked, `patience` for each at most: zero is for threads that must not
+    /// block.
+    ///
+    /// # Errors
+    /// [`Refused`]: nothing is locked.
+    fn begin(&self, slot: u16, rows: &[&[u8]], patience: Duration) -> Result<Box<dyn Evaluation>, Refused>;
+
+    /// The rows behind this one, or all; those that are applied here. Other commands may change them
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`Refused::Text`].
+    fn rows_after(&self, after: Option<(u16, &[u8])>) -> Result<Rows, Refused>;
+
+    /// A row as it is applied here, however old that is.
+    ///
+    /// # Errors
+    /// [`Refused::Text`].
+    fn get_applied(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused>;
+
+    /// The number of users' keys in slots of it, expired ones included that are not yet removed.
+    ///
+    /// # Errors
+    /// [`Refused::Text`].
+    fn key_count(&self, slots: RangeInclusive<u16>) -> Result<u64, Refused>;
+
+    /// Says whether this replica led when this was called, so that what was read of it before held.
+    fn confirm(&self) -> Settling;
+}
+
+/// A command under way in a partition, whose rows are locked. Dropping it unlocks them, and nothing
+/// is changed.
+pub trait Evaluation: Send {
+    /// Who leads, and since when: while this is the same, no other node has changed anything.
+    fn leadership(&self) -> Leadership;
+
+    /// The time by which the command runs, in milliseconds since the Unix epoch: this node's clock,
+    /// but never before the time of a command that was applied.
+    fn now_ms(&self) -> u64;
+
+    /// Reads a row.
+    ///
+    /// # Errors
+    /// [`Refused::Stale`] or [`Refused::Text`]: the command ends and changes nothing.
+    fn get(&mut self, row: &[u8]) -> Result<Option<Value>, Refused>;
+
+    /// Submits changes, if there are any, and unlocks the rows. `None` removes a row. `keys` is by how
+    /// much the number of users' keys in the slot changes. Does not block.
+    ///
+    /// # Errors
+    /// [`Refused`]: the command changes nothing, now or later.
+    fn finish(
+        self: Box<Self>,
+        changes: Vec<(Vec<u8>, Option<Value>)>,
+        keys: i64,
+    ) -> Result<Settling, Refused>;
+}
+
+/// Who leads a partition, and since when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Leadership {
+    /// The term.
+    pub term: u64,
+    /// The replica.
+    pub replica: u64,
+}
+
+/// Says whether a reply holds, as soon as that is known. For a command without changes it asks the
+/// other replicas once it is polled, and not before. It may be dropped.
+pub type Settling = Pin<Box<dyn Future<Output = Settled> + Send>>;
+
+/// Whether a reply holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// The command is executed, and a majority of the replicas has that on disk.
+    Holds,
+    /// The command was not executed and never will be: the client may send it again.
+    TryAgain,
+    /// The command may have been executed, or may still be: the connection is closed.
+    Unknown,
+}
+
+/// A command cannot go on. It has changed nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Another command has locked a row, and the patience is over.
+    #[error("another command works on the same key")]
+    Locked,
+    /// What it was evaluated on does not hold any more. It is evaluated anew, at once.
+    #[error("what the command was evaluated on does not hold any more")]
+    Stale,
+    /// It can be evaluated once [`Cluster::changes`] has changed.
+    #[error("the partition takes no commands at the moment")]
+    NotNow,
+    /// This replica does not lead: [`Cluster::route`] says where to go.
+    #[error("another replica leads the partition")]
+    NotHere,
+    /// It cannot be executed. The text is for the client, code first.
+    #[error("{0}")]
+    Text(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        // The checksum of the specification, and what `CLUSTER KEYSLOT` of Redis 7.0.15 answers.
+        assert_eq!(CRC16.checksum(b"123456789"), 0x31c3);
+        for (key, slot) in [
+            (&b""[..], 0),
+            (b"foo", 12_182),
+            (b"bar", 5061),
+            (b"{user1000}.following", 3443),
+            (b"user1000", 3443),
+            (b"foo{}{bar}", 8363),
+            (b"foo{{bar}}zap", 4015),
+            (b"foo{bar}{zap}", 5061),
+            (b"{", 4092),
+        ] {
+            assert_eq!(slot_of(key), slot, "{}", String::from_utf8_lossy(key));
+        }
+    }
+}

@@ -1,14 +1,18 @@
 //! The command line.
 
+mod cluster;
 mod front;
 mod log;
+mod node;
 mod serve;
 pub(crate) mod values;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use cluster::{ClusterCommand, DownArgs, StatusArgs, UpArgs};
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;
+pub(crate) use node::NodeArgs;
 pub(crate) use serve::ServeArgs;
 #[cfg(feature = "lab")]
 pub(crate) use serve::size;
@@ -49,6 +53,11 @@ pub(crate) enum Command {
     Log(LogCommand),
     /// Serves a store to Redis clients, until SIGTERM, SIGINT or SHUTDOWN.
     Serve(ServeArgs),
+    /// Runs a node of a cluster, which Redis Cluster clients speak to, until SIGTERM, SIGINT or SHUTDOWN.
+    Node(Box<NodeArgs>),
+    /// Starts and ends a cluster on this machine, and shows the state of any.
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Mounts a file system over a PostgreSQL data directory, in which pages are written whole:
     /// full_page_writes can be off. Serves until `collie umount`, SIGTERM or SIGINT; while processes
     /// use it, a signal waits for their end, and a second one detaches it from them.

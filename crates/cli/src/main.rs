@@ -7,12 +7,15 @@
 
 mod allocator;
 mod args;
+mod cluster;
 mod front;
 #[cfg(feature = "lab")]
 mod lab;
 mod log;
+mod node;
 mod notify;
 mod output;
+mod resp;
 mod serve;
 
 use std::process::ExitCode;
@@ -36,7 +39,7 @@ enum Outcome {
 fn main() -> ExitCode {
     let args = Args::parse();
     // The diagnostics of a server are set by its configuration.
-    if !matches!(args.command, Some(Command::Serve(_))) {
+    if !matches!(args.command, Some(Command::Serve(_) | Command::Node(_))) {
         output::show_diagnostics();
     }
     match run(args) {
@@ -53,6 +56,8 @@ fn main() -> ExitCode {
 fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.command {
         Some(Command::Serve(args)) => serve::run(&args),
+        Some(Command::Node(args)) => node::run(&args),
+        Some(Command::Cluster(command)) => cluster::run(&command),
         Some(Command::Log(command)) => log::run(&command),
         Some(Command::Mount(args)) => front::mount(&args),
         Some(Command::Umount(args)) => front::umount(&args),

@@ -7,7 +7,7 @@ use super::values::{Durability, Ring};
 use crate::serve::{Filter, LogFormat};
 
 /// Settings given here override the configuration file, which overrides the defaults.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct ServeArgs {
     /// The store's directory; created if it does not exist.
     #[arg(long, required_unless_present = "config")]
@@ -70,7 +70,7 @@ pub(crate) struct ServeArgs {
     pub(crate) moderate: bool,
 }
 
-fn address(text: &str) -> Result<SocketAddr, &'static str> {
+pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse()
         .map_err(|_| "expected an IP address and a port, as in 127.0.0.1:6380 or [::1]:6380")
 }

@@ -17,9 +17,8 @@ use crate::args::ServeArgs;
 use crate::notify::Supervisor;
 use crate::output::{Results, grouped};
 use crate::{Outcome, log};
-use config::Effective;
-use logging::announce;
-pub(crate) use logging::{Filter, LogFormat};
+pub(crate) use config::Effective;
+pub(crate) use logging::{Filter, LogFormat, announce, start as start_diagnostics};
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
     let effective = Effective::read(args)?;
@@ -33,7 +32,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
     ignore_hangup().context("SIGHUP cannot be ignored")?;
     let diagnostics = &effective.config.diagnostics;
     let format = diagnostics.log_format;
-    let verbosity = logging::start(&diagnostics.log_level, format)?;
+    let verbosity = start_diagnostics(&diagnostics.log_level, format)?;
     for warning in &effective.warnings {
         tracing::warn!("{warning}");
     }
@@ -127,7 +126,7 @@ pub(crate) fn serve(
 /// Calls `on_first_poll` once `future` has been polled. By then the signals that end the server are
 /// caught: a supervisor that learns that the server listens may end it at once, and it ends in
 /// order.
-async fn after_first_poll(future: impl Future<Output = ()>, on_first_poll: impl FnOnce()) {
+pub(crate) async fn after_first_poll(future: impl Future<Output = ()>, on_first_poll: impl FnOnce()) {
     let mut future = std::pin::pin!(future);
     let mut on_first_poll = Some(on_first_poll);
     std::future::poll_fn(|context| {

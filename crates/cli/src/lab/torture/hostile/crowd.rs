@@ -14,7 +14,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::lab::limits::allow_files;
-use crate::lab::torture::power::resp::Client;
+use crate::resp::Client;
 
 /// How long a turn is.
 const TURN: Duration = Duration::from_millis(1_500);

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::Stage;
 use super::tmpfs::Tmpfs;
-use crate::lab::torture::power::resp::{Client, Reply};
+use crate::resp::{Client, Reply};
 use crate::lab::torture::served::Served;
 
 /// The file system's size.

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::Stage;
 use crate::lab::args::HostileArgs;
-use crate::lab::torture::power::resp::{Client, Reply};
+use crate::resp::{Client, Reply};
 use crate::lab::torture::served::{Served, arguments};
 use crate::lab::torture::soak::gauge::{forget_most, memory};
 

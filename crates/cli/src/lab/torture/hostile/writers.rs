@@ -8,7 +8,7 @@ use collie_io::{Clock, RealClock};
 use collie_sim::Rng;
 use parking_lot::Mutex;
 
-use crate::lab::torture::power::resp::Client;
+use crate::resp::Client;
 use crate::lab::torture::soak::call::{Call, Outcome};
 use crate::lab::torture::soak::ledger::{Ledger, Progress};
 

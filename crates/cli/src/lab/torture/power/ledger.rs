@@ -13,7 +13,7 @@ use collie_check::ledger::{self, Clients, Found};
 use collie_check::{Promise, Survives, Verdict, Violation};
 use collie_sim::Rng;
 
-use super::resp::{Client, Reply};
+use crate::resp::{Client, Reply};
 
 /// Clients that write.
 pub(crate) const WRITERS: usize = 12;

@@ -7,7 +7,7 @@ use anyhow::Context;
 use collie_sim::Rng;
 
 use super::ledger::{Counts, Ledger, WRITERS};
-use super::resp::Client;
+use crate::resp::Client;
 
 /// Clients that only read.
 const READERS: usize = 6;

@@ -5,7 +5,6 @@
 mod aim;
 mod ledger;
 mod load;
-pub(crate) mod resp;
 mod system;
 
 use std::collections::BTreeMap;
@@ -25,7 +24,7 @@ use crate::lab::temporary::Temporary;
 pub(crate) use aim::Aim;
 use ledger::Ledger;
 use load::Load;
-use resp::Client;
+use crate::resp::Client;
 pub(crate) use system::System;
 use system::{Server, Setup, Started};
 

@@ -13,7 +13,7 @@ use collie_sim::faultfs::FaultFs;
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::resp::{Client, Reply};
+use crate::resp::{Client, Reply};
 use crate::lab::args::LEASHED;
 
 /// How long a server may take to open its store.

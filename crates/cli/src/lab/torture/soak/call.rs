@@ -6,7 +6,7 @@ use collie_io::{Clock, Nanos, RealClock};
 use collie_sim::Rng;
 
 use super::ledger::{Kind, Ledger, Op, Span, Verdict, key};
-use crate::lab::torture::power::resp::{Client, Reply};
+use crate::resp::{Client, Reply};
 
 /// Commands of one call, at most.
 const OPS_MAX: usize = 16;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use collie_sim::Rng;
 
-use crate::lab::torture::power::resp::Reply;
+use crate::resp::Reply;
 
 /// The longest filling of a value, of one in so many larger ones, and of one in so many that are
 /// larger still.

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::call::{Call, Outcome};
 use super::ledger::{Ledger, Progress, Span, Verdict, key};
-use crate::lab::torture::power::resp::{Client, Reply};
+use crate::resp::{Client, Reply};
 
 /// Clients that write their own keys, and how many each has.
 const WRITERS: u32 = 8;

@@ -1,7 +1,7 @@
-//! A client: as much of the Redis protocol as the power test needs.
+//! A client: as much of the Redis protocol as the commands of this program need.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// How long a server may take for a reply while its disk works.
@@ -31,13 +31,21 @@ fn wrong(what: impl std::fmt::Display) -> io::Error {
 }
 
 impl Client {
+    /// To a server on loopback.
+    #[cfg(feature = "lab")]
     pub(crate) fn connect(port: u16) -> io::Result<Self> {
         Self::connect_for(port, PATIENCE)
     }
 
     /// With another patience for replies.
+    #[cfg(feature = "lab")]
     pub(crate) fn connect_for(port: u16, patience: Duration) -> io::Result<Self> {
-        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        Self::connect_to((Ipv4Addr::LOCALHOST, port).into(), patience)
+    }
+
+    /// To a server anywhere; so long for the connection, and for each reply.
+    pub(crate) fn connect_to(address: SocketAddr, patience: Duration) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, patience)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(patience))?;
         Ok(Self {

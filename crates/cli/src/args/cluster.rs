@@ -1,0 +1,52 @@
+//! `collie cluster`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+/// A cluster on this machine, to try, and the state of any.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Starts a cluster of several nodes on this machine, each a process of its own, or starts the one
+    /// in the directory again. Waits until it serves all keys; the nodes run on in the background.
+    Up(UpArgs),
+    /// Ends the nodes of the cluster in a directory, in order. `up` starts them again.
+    Down(DownArgs),
+    /// Shows the nodes of a cluster and what they lead. The exit code is 1 where keys are not served.
+    Status(StatusArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct UpArgs {
+    /// The directory of the cluster: a directory and a file of diagnostics for each node.
+    #[arg(long, default_value = "collie-cluster")]
+    pub(crate) dir: PathBuf,
+    /// How many nodes. Default: 3. Of three nodes one may fail, of five two.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=9))]
+    pub(crate) nodes: Option<u16>,
+    /// The port of the first node on 127.0.0.1; the others have the ports behind it, and each speaks to
+    /// the others at its port + 10000. Default: 7001.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1024..=50000))]
+    pub(crate) port: Option<u16>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DownArgs {
+    /// The directory of the cluster.
+    #[arg(long, default_value = "collie-cluster")]
+    pub(crate) dir: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct StatusArgs {
+    /// The directory of a cluster that `up` has started.
+    #[arg(long, default_value = "collie-cluster", conflicts_with = "node")]
+    pub(crate) dir: PathBuf,
+    /// Ask this node instead, of any cluster: the address that clients use.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) node: Option<SocketAddr>,
+    /// Print one JSON object per node.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,91 @@
+//! `collie node`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use collie_cluster::Layout;
+
+use super::serve::address;
+use crate::serve::{Filter, LogFormat};
+
+/// A node of a cluster. It runs until SIGTERM, SIGINT or SHUTDOWN.
+#[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("how").args(["bootstrap", "join"])))]
+pub(crate) struct NodeArgs {
+    /// The node's directory: who it is, and the first data disk unless --data says otherwise. Created
+    /// if it does not exist.
+    #[arg(long)]
+    pub(crate) dir: PathBuf,
+    /// A directory on a disk for logs and data; once for each disk. Default: the node's directory.
+    /// They stay what they were when the node was made.
+    #[arg(long, value_name = "DISK")]
+    pub(crate) data: Vec<PathBuf>,
+    /// Where to listen for clients; also the address by which other nodes send clients here.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub(crate) listen: SocketAddr,
+    /// Where to listen for the other nodes. Off loopback it needs certificates.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub(crate) peer: SocketAddr,
+    /// Where the other nodes reach it, if that is not --peer.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub(crate) advertise_peer: Option<SocketAddr>,
+    /// Make a new cluster, of which this is the first node.
+    #[arg(long)]
+    pub(crate) bootstrap: bool,
+    /// With --bootstrap: how many nodes have each partition: 1, 3 or 5. Keys are served once as many
+    /// nodes are there. Default: 3.
+    #[arg(long, value_name = "N", requires = "bootstrap", default_value = "3", value_parser = ["1", "3", "5"])]
+    pub(crate) replicas: String,
+    /// With --bootstrap: how many partitions there are, of up to 4096. Default: 32.
+    #[arg(long, value_name = "N", requires = "bootstrap", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) partitions: u16,
+    /// Join the cluster of these nodes: their addresses for other nodes. Of a node that has joined, it
+    /// changes nothing.
+    #[arg(long, value_name = "ADDR:PORT", value_delimiter = ',', value_parser = address)]
+    pub(crate) join: Vec<SocketAddr>,
+    /// Which logs there are: one per disk, one for all disks, or one for each partition.
+    #[arg(long, value_enum, default_value_t = LogLayout::PerDisk)]
+    pub(crate) layout: LogLayout,
+    /// Threads that serve clients; default: 0, one per core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Require the password on the first line of this file from clients. It must be the same on all
+    /// nodes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) password_file: Option<PathBuf>,
+    /// Allow an address for clients off loopback without a password.
+    #[arg(long)]
+    pub(crate) open_to_network: bool,
+    /// Answer requests for /metrics (Prometheus) and /healthz here; default: nowhere.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Log this level and the more severe ones: error, warn, info (the default), debug or trace;
+    /// another level for some modules as in info,collie_log=debug.
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) log_level: Option<Filter>,
+    /// Format of diagnostics: text lines (the default) or JSON objects.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+/// Which logs a node has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLayout {
+    /// One for each data disk: one sync makes the commits of all partitions on it durable.
+    PerDisk,
+    /// One for all, on the first data disk.
+    Shared,
+    /// One for each partition.
+    Private,
+}
+
+impl From<LogLayout> for Layout {
+    fn from(layout: LogLayout) -> Self {
+        match layout {
+            LogLayout::PerDisk => Self::PerDisk,
+            LogLayout::Shared => Self::Shared,
+            LogLayout::Private => Self::Private,
+        }
+    }
+}

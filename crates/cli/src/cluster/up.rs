@@ -1,0 +1,194 @@
+//! `collie cluster up` and `down`.
+
+use std::ffi::OsString;
+use std::process::Child;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use collie_io::{Clock, RealClock};
+use collie_server::cluster::SLOTS;
+use indicatif::ProgressBar;
+
+use super::local::{Local, Place, Shape, check};
+use super::{PAUSE, status};
+use crate::Outcome;
+use crate::args::{DownArgs, UpArgs};
+use crate::output::{self, Results};
+
+const NODES: u16 = 3;
+const PORT: u16 = 7001;
+/// A cluster that does not serve all keys within this time has a problem.
+const UP_WITHIN: Duration = Duration::from_secs(60);
+/// A node ends within this time: what it has in memory is written meanwhile.
+const DOWN_WITHIN: Duration = Duration::from_secs(60);
+
+pub(super) fn up(args: &UpArgs) -> anyhow::Result<Outcome> {
+    let local = find_or_make(args)?;
+    let places = local.places();
+    let began = RealClock.monotonic();
+    let bar = output::spinner("starting");
+    let mut started = Vec::new();
+    for place in &places {
+        if place.connect().is_none() {
+            started.push((place, place.start(&how(place, &local))?));
+        }
+    }
+    wait_until_served(&places, &mut started, &bar)?;
+    bar.finish_and_clear();
+    let took = Duration::from_nanos(RealClock.monotonic().saturating_sub(began));
+    let mut results = Results::new();
+    let running = places.len() - started.len();
+    results.line(format_args!(
+        "{} nodes serve all {SLOTS} slots after {:.1} s{}",
+        places.len(),
+        took.as_secs_f64(),
+        match running {
+            0 => String::new(),
+            n => format!(" ({n} of them ran already)"),
+        }
+    ))?;
+    for place in &places {
+        results.line(format_args!(
+            "  {}  {}  diagnostics: {}",
+            place.address,
+            place.dir.display(),
+            place.diagnostics.display()
+        ))?;
+    }
+    let dir = args.dir.display();
+    results.line(format_args!(
+        "try:     redis-cli -c -p {}\nstate:   collie cluster status --dir {dir}\nend:     collie cluster down --dir {dir}",
+        local.shape.port
+    ))?;
+    results.flush()?;
+    Ok(Outcome::Good)
+}
+
+fn find_or_make(args: &UpArgs) -> anyhow::Result<Local> {
+    let Some(found) = Local::find(&args.dir)? else {
+        let shape = Shape {
+            nodes: args.nodes.unwrap_or(NODES),
+            port: args.port.unwrap_or(PORT),
+        };
+        check(shape)?;
+        return Local::make(&args.dir, shape);
+    };
+    let Shape { nodes, port } = found.shape;
+    let dir = args.dir.display();
+    ensure!(
+        args.nodes.is_none_or(|asked| asked == nodes) && args.port.is_none_or(|asked| asked == port),
+        "the cluster in {dir} has {nodes} nodes from port {port} on, which stays so: leave --nodes and --port out, or \
+         choose another --dir"
+    );
+    check(found.shape)?;
+    Ok(found)
+}
+
+/// What a node is started with beside its places. A node that was there before needs nothing.
+fn how(place: &Place, local: &Local) -> Vec<OsString> {
+    let places = local.places();
+    let first = places.first().map(|first| first.peer.to_string());
+    let words: Vec<String> = match first {
+        _ if place.is_member() => Vec::new(),
+        Some(first) if place.index > 1 => vec!["--join".to_owned(), first],
+        _ => {
+            // Of two, no majority survives the loss of one: more replicas would only cost.
+            let replicas = if local.shape.nodes < 3 { 1 } else { 3 };
+            vec!["--bootstrap".to_owned(), "--replicas".to_owned(), replicas.to_string()]
+        }
+    };
+    words.into_iter().map(OsString::from).collect()
+}
+
+/// Waits until each node knows all of them, and a leader for every slot.
+fn wait_until_served(
+    places: &[Place],
+    started: &mut [(&Place, Child)],
+    bar: &ProgressBar,
+) -> anyhow::Result<()> {
+    let began = RealClock.monotonic();
+    let mut waiting: Vec<&Place> = places.iter().collect();
+    let mut seen = String::new();
+    loop {
+        waiting.retain(|place| !serves_all(place, places.len(), &mut seen));
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        bar.set_position((places.len() - waiting.len()) as u64);
+        bar.set_message(format!("of {} nodes serve", places.len()));
+        for (place, child) in started.iter_mut() {
+            if let Some(status) = child.try_wait().context("cannot wait for a node")? {
+                bail!(
+                    "node {} ended by itself ({status}); the end of {}:\n{}",
+                    place.index,
+                    place.diagnostics.display(),
+                    place.said().trim_end()
+                );
+            }
+        }
+        let waited = RealClock.monotonic().saturating_sub(began);
+        ensure!(
+            u128::from(waited) < UP_WITHIN.as_nanos(),
+            "not all keys are served after {} s ({seen}): `collie cluster status` shows what is there, {} what a node \
+             says; the nodes run on",
+            UP_WITHIN.as_secs(),
+            places
+                .first()
+                .map(|place| place.diagnostics.display().to_string())
+                .unwrap_or_default()
+        );
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Whether a node knows all nodes, and a leader for each slot; `seen` says what else it knows.
+fn serves_all(place: &Place, nodes: usize, seen: &mut String) -> bool {
+    let Some(info) = place.connect().and_then(|mut client| status::info(&mut client).ok()) else {
+        *seen = format!("node {} does not answer yet", place.index);
+        return false;
+    };
+    let slots = info.number("cluster_slots_ok");
+    let known = info.number("cluster_known_nodes");
+    *seen = format!("node {} knows {known} of {nodes} nodes, and {slots} of {SLOTS} slots are led", place.index);
+    slots == u64::from(SLOTS) && known == nodes as u64
+}
+
+pub(super) fn down(args: &DownArgs) -> anyhow::Result<Outcome> {
+    let local = Local::get(&args.dir)?;
+    let bar = output::spinner("ending");
+    let mut ending = Vec::new();
+    for place in local.places() {
+        if let Some(mut client) = place.connect() {
+            // It answers nothing: the connection ends with the process.
+            let _ended = client.call(&[b"SHUTDOWN"]);
+            ending.push(place);
+        }
+    }
+    let count = ending.len();
+    let began = RealClock.monotonic();
+    while !ending.is_empty() {
+        // The lock on its directory is the last that a node gives back.
+        ending.retain(|place| place.connect().is_some() || place.is_in_use());
+        bar.set_position((count - ending.len()) as u64);
+        let waited = RealClock.monotonic().saturating_sub(began);
+        if let Some(place) = ending.first() {
+            ensure!(
+                u128::from(waited) < DOWN_WITHIN.as_nanos(),
+                "node {} has not ended after {} s: {} says what it does",
+                place.index,
+                DOWN_WITHIN.as_secs(),
+                place.diagnostics.display()
+            );
+            std::thread::sleep(PAUSE);
+        }
+    }
+    bar.finish_and_clear();
+    let mut results = Results::new();
+    results.line(match count {
+        0 => "no node ran".to_owned(),
+        1 => "1 node has ended in order".to_owned(),
+        n => format!("{n} nodes have ended in order"),
+    })?;
+    results.flush()?;
+    Ok(Outcome::Good)
+}

@@ -1,0 +1,227 @@
+//! `collie node`.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use collie_cluster::peers::PlainTcp;
+use collie_cluster::{Begin, ClusterNode, ClusterOptions, NodeLogOptions, NodeStoreOptions};
+use collie_db::{Db, Options, Shared, SharedOptions};
+use collie_log::{LogOptions, LogSet, RingMode};
+use collie_server::{Addresses, Server, ServerConfig, ignore_hangup, termination};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::Outcome;
+use crate::args::{NodeArgs, ServeArgs};
+use crate::notify::Supervisor;
+use crate::serve::{Effective, LogFormat, after_first_poll, announce, start_diagnostics};
+
+/// The ring of the node's own store, and a segment of its log: it holds little.
+const OWN_BYTES: usize = 1 << 20;
+/// The server's limits follow from a ring of this size: the effects of a command are below 8 MiB.
+const COMMAND_BYTES: usize = 16 << 20;
+/// Small logs, of which there is one for each partition.
+const SMALL_RING_BYTES: usize = 256 << 10;
+const SMALL_SEGMENT_BYTES: u64 = 4 << 20;
+/// Entries that small logs keep in memory.
+const SMALL_CACHE_BYTES: u64 = 4 << 20;
+
+pub(crate) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {
+    let effective = Effective::read(&serving(args))?;
+    ignore_hangup().context("SIGHUP cannot be ignored")?;
+    let diagnostics = &effective.config.diagnostics;
+    let format = diagnostics.log_format;
+    let verbosity = start_diagnostics(&diagnostics.log_level, format)?;
+    for warning in &effective.warnings {
+        tracing::warn!("{warning}");
+    }
+    let mut config = ServerConfig {
+        verbosity: Some(verbosity),
+        ring_bytes: COMMAND_BYTES,
+        ..effective.server()
+    };
+    config.limits.bulk_len_max = config.value_len_max();
+    let served = serve(args, config, format);
+    match (served, format) {
+        // A program that reads JSON objects finds the error among them.
+        (Err(error), LogFormat::Json) => {
+            tracing::error!("{error:#}");
+            Ok(Outcome::Bad)
+        }
+        (served, _) => served,
+    }
+}
+
+/// What a node has in common with a server of its own.
+fn serving(args: &NodeArgs) -> ServeArgs {
+    ServeArgs {
+        dir: Some(args.dir.clone()),
+        listen: Some(args.listen),
+        threads: args.threads,
+        password_file: args.password_file.clone(),
+        open_to_network: args.open_to_network,
+        metrics: args.metrics,
+        log_level: args.log_level.clone(),
+        log_format: args.log_format,
+        ..ServeArgs::default()
+    }
+}
+
+/// Starts the node, waits until it is in the map, and serves until shutdown, or until a log fails.
+fn serve(args: &NodeArgs, config: ServerConfig, format: LogFormat) -> anyhow::Result<Outcome> {
+    // Before the node is made: a refused start leaves nothing behind.
+    let addresses = Addresses::take(config)?;
+    let runtime = runtime()?;
+    let dir = args.dir.display();
+    announce(
+        format,
+        format_args!("collie {} · node in {dir}", env!("CARGO_PKG_VERSION")),
+    );
+    if let [first, ..] = &args.join[..] {
+        announce(
+            format,
+            format_args!("asks {first} to join, unless it is a node already"),
+        );
+    }
+    let node = runtime.block_on(async {
+        tokio::select! {
+            biased;
+            () = termination() => Ok(None),
+            started = ClusterNode::start(PlainTcp, options(args)?, begin(args)) => {
+                started.map(Some).with_context(|| format!("cannot start the node in {dir}"))
+            }
+        }
+    })?;
+    let Some(node) = node else {
+        announce(format, "ended before it was a node");
+        return Ok(Outcome::Good);
+    };
+    let identity = node.identity();
+    announce(
+        format,
+        format_args!(
+            "node {} of cluster {}, for other nodes at {}",
+            identity.node,
+            hex(&identity.cluster),
+            args.peer
+        ),
+    );
+    let ended = clients(&node, addresses, format);
+    let closed = runtime
+        .block_on(node.close())
+        .context("the node was not closed in order; what it acknowledged is safe");
+    runtime.shutdown_background();
+    if ended? {
+        closed?;
+        announce(format, "ended in order: everything is on disk");
+    }
+    Ok(Outcome::Good)
+}
+
+/// Serves clients until shutdown; whether that was in order.
+fn clients(node: &ClusterNode, addresses: Addresses, format: LogFormat) -> anyhow::Result<bool> {
+    let server = Server::listen_in(addresses, node.db().clone(), node.cluster())?;
+    let addr = server.local_addr();
+    if let Some(addr) = server.metrics_addr() {
+        announce(format, format_args!("metrics at http://{addr}/metrics"));
+    }
+    let supervisor = Supervisor::from_environment();
+    let ending = supervisor.clone().stopping_on_drop();
+    let on_first_poll = || {
+        announce(format, format_args!("listening on {addr}"));
+        supervisor.ready(&format!("listening on {addr}"));
+    };
+    let mut failed = None;
+    server.run(async {
+        // The server drops this future when it stops accepting, whatever the reason.
+        let _ending = ending;
+        let ended = async {
+            tokio::select! {
+                biased;
+                error = node.failed() => failed = Some(error),
+                () = termination() => {}
+            }
+        };
+        after_first_poll(ended, on_first_poll).await;
+    })?;
+    match failed {
+        None => Ok(true),
+        Some(error) => Err(error).context("a log of the node has failed, so that it can write no more"),
+    }
+}
+
+fn runtime() -> anyhow::Result<Runtime> {
+    Builder::new_multi_thread()
+        .thread_name("collie-node")
+        .enable_all()
+        .build()
+        .context("cannot start the node's threads")
+}
+
+fn begin(args: &NodeArgs) -> Begin {
+    if args.bootstrap {
+        // The command line takes no other numbers.
+        let replicas = args.replicas.parse().unwrap_or(3);
+        return Begin::Bootstrap {
+            replicas,
+            partitions: args.partitions,
+            voters: replicas,
+        };
+    }
+    match &args.join[..] {
+        [] => Begin::Start,
+        peers => Begin::Join(peers.to_vec()),
+    }
+}
+
+fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
+    let shared = Shared::new(SharedOptions::default()).context("cannot start the threads of the stores")?;
+    let mut options = ClusterOptions::new(
+        args.dir.clone(),
+        args.advertise_peer.unwrap_or(args.peer),
+        args.listen,
+    );
+    options.listen = args.peer;
+    options.own = Options {
+        ring: RingMode::Private,
+        ring_bytes: OWN_BYTES,
+        segment_bytes: OWN_BYTES as u64,
+        reserve_bytes: Some(0),
+        ..Options::default()
+    };
+    options.store = NodeStoreOptions {
+        disks: args.data.clone(),
+        layout: args.layout.into(),
+        shared: NodeLogOptions {
+            log: LogOptions {
+                // Entries are answered for once they are on disk: a ring that survives the process gains nothing.
+                ring: RingMode::Private,
+                ..LogOptions::default()
+            },
+            ..NodeLogOptions::default()
+        },
+        private: NodeLogOptions {
+            log: LogOptions {
+                ring: RingMode::Private,
+                ring_bytes: SMALL_RING_BYTES,
+                segment_bytes: SMALL_SEGMENT_BYTES,
+                reserve_bytes: Some(0),
+                ..LogOptions::default()
+            },
+            cache_bytes: SMALL_CACHE_BYTES,
+            ..NodeLogOptions::default()
+        },
+        ..NodeStoreOptions::default()
+    };
+    options.machine.db = Options {
+        shared: Some(shared),
+        // The logs keep room for all.
+        reserve_bytes: Some(0),
+        max_row_locks: 1 << 26,
+        ..Options::default()
+    };
+    Ok(options)
+}
+
+fn hex(id: &[u8]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -126,8 +126,8 @@ pub use stats::{FamilyStats, Stats, TransactionStats};
 pub use store::stall::Stall;
 pub use store::view::FlushCause;
 pub use transaction::{
-    CommitMode, Concurrency, Isolation, RowLocks, RowOwner, Ticket, Transaction, TransactionInfo,
-    TransactionIter, TransactionOptions,
+    CommitMode, Concurrency, Isolation, OwnedRowLocks, RowLocks, RowOwner, Ticket, Transaction,
+    TransactionInfo, TransactionIter, TransactionOptions,
 };
 
 /// The name of the family that every store has.

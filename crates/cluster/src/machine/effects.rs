@@ -133,6 +133,12 @@ impl EffectsBuf {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
+
+    /// As [`EffectsBuf::bytes`].
+    #[must_use]
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
 }
 
 /// Reads the effects of an entry.

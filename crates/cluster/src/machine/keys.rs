@@ -41,6 +41,13 @@ pub fn data_key(slot: u16, key: &[u8]) -> Vec<u8> {
     full
 }
 
+/// The slot and the key of what [`data_key`] made.
+pub(super) fn of_data_key(full: &[u8]) -> Option<(u16, &[u8])> {
+    let (head, key) = full.split_first_chunk::<DATA_HEAD>()?;
+    let [DATA, high, low] = *head else { return None };
+    Some((u16::from_be_bytes([high, low]), key))
+}
+
 /// Where the record of a session is: of one request of one client.
 pub(super) fn session_key(slot: u16, client: &[u8], number: u64) -> Vec<u8> {
     let mut key = vec![META, b's'];
@@ -103,5 +110,8 @@ mod tests {
         assert_ne!(session_key(1, b"a", 2), session_key(1, b"ab", 2));
         assert!(data_key(0, b"") > session_key(SLOTS, &[255; 9], u64::MAX));
         assert!(data_key(255, b"\xff") < data_key(256, b""));
+        assert_eq!(of_data_key(&data_key(258, b"key")), Some((258, &b"key"[..])));
+        assert_eq!(of_data_key(&data_key(258, b"key")[..2]), None);
+        assert_eq!(of_data_key(&count_key(258)), None);
     }
 }

@@ -37,6 +37,7 @@ pub struct Node {
     _emptied: Emptied,
     peers: Arc<Peers>,
     failed: watch::Receiver<Option<StoreError>>,
+    changes: watch::Sender<u64>,
     maintenance: Mutex<JoinSet<()>>,
 }
 
@@ -73,6 +74,7 @@ impl Node {
             router,
             peers: Arc::new(peers),
             failed,
+            changes: watch::Sender::new(0),
             maintenance: Mutex::default(),
         };
         for log in logs {
@@ -106,6 +108,13 @@ impl Node {
     #[must_use]
     pub fn replica(&self, id: ReplicaId) -> Option<Arc<Replica>> {
         self.router.replica(id)
+    }
+
+    /// Moves whenever another replica leads one of the groups, as far as is known here, and whenever
+    /// a command that could not begin may be able to.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 
     /// Waits until a log has failed: the node can write no more, and its process is to exit.
@@ -184,6 +193,7 @@ impl Node {
             clock: Arc::clone(&self.options.peers.clock),
             times: self.options.times.clone(),
             limits: self.options.limits.clone(),
+            changes: self.changes.clone(),
         };
         let replica = Arc::new(Replica::start(options));
         self.router.insert(Arc::clone(&replica));

@@ -150,7 +150,7 @@ impl<T: Clone> Pipeline<T> {
 
     /// What is to be done next, when all commands have been pushed. Asked again after each event,
     /// until it answers.
-    pub fn next<R: Hash + Ord + Clone, V: Clone>(&mut self, leading: &Leading<R, V>) -> Todo<T> {
+    pub fn next<R: Hash + Ord + Clone, V: Clone, P>(&mut self, leading: &Leading<R, V, P>) -> Todo<T> {
         if self.confirmation == Confirmation::Needed && self.parts.iter().any(|(part, _)| part.is_read()) {
             self.confirmation = Confirmation::Asked;
             return Todo::ReadIndex;
@@ -163,11 +163,11 @@ impl<T: Clone> Pipeline<T> {
         answers.map_or(Todo::Wait, Todo::Answer)
     }
 
-    fn answer<R: Hash + Ord + Clone, V: Clone>(
+    fn answer<R: Hash + Ord + Clone, V: Clone, P>(
         &self,
         part: &Part<T>,
         outcome: Option<Outcome>,
-        leading: &Leading<R, V>,
+        leading: &Leading<R, V, P>,
     ) -> Option<Answer<T>> {
         match part {
             Part::Answered(answer) => Some(answer.clone()),
@@ -189,7 +189,7 @@ impl<T: Clone> Pipeline<T> {
     }
 
     /// The answers of a pipeline that is waited for no longer.
-    pub fn give_up<R: Hash + Ord + Clone, V: Clone>(&self, leading: &Leading<R, V>) -> Vec<Answer<T>> {
+    pub fn give_up<R: Hash + Ord + Clone, V: Clone, P>(&self, leading: &Leading<R, V, P>) -> Vec<Answer<T>> {
         let answer = |(part, outcome): &(Part<T>, Option<Outcome>)| {
             let given_up = if part.is_read() {
                 Answer::TryAgain

@@ -50,6 +50,7 @@ pub fn decide(recorded: Option<&Recorded>, entry: &EntryId, header: &Header) -> 
     Decision::Taken(Recorded {
         ticket,
         index: entry.index,
+        stamp_ms: recorded.map_or(0, |last| last.stamp_ms).max(header.stamp_ms),
     })
 }
 
@@ -74,6 +75,7 @@ mod tests {
         let last = Recorded {
             ticket: ticket(5, 2, 3),
             index: 10,
+            stamp_ms: 70,
         };
         let cases = [
             ("the next one", ticket(5, 2, 4), 5, 6, None),
@@ -127,10 +129,26 @@ mod tests {
             let header = Header {
                 ticket,
                 base,
-                stamp_ms: 0,
+                stamp_ms: 71,
             };
-            let expected = skip.map_or(Decision::Taken(Recorded { ticket, index: 12 }), Decision::Skipped);
+            let taken = Recorded {
+                ticket,
+                index: 12,
+                stamp_ms: 71,
+            };
+            let expected = skip.map_or(Decision::Taken(taken), Decision::Skipped);
             assert_eq!(decide(Some(&last), &entry, &header), expected, "{name}");
+            // The newest stamp is kept, also where a later entry has an older one.
+            let older = Header {
+                stamp_ms: 69,
+                ..header
+            };
+            let taken = Recorded {
+                stamp_ms: 70,
+                ..taken
+            };
+            let expected = skip.map_or(Decision::Taken(taken), Decision::Skipped);
+            assert_eq!(decide(Some(&last), &entry, &older), expected, "{name}");
         }
     }
 }

@@ -8,10 +8,10 @@ const TICKET: usize = 8 + 8 + 4 + 4;
 /// The bytes of a [`Header`].
 pub const HEADER: usize = TICKET + 8 + 8;
 /// The bytes of a [`Recorded`].
-pub const RECORDED: usize = TICKET + 8;
+pub const RECORDED: usize = TICKET + 8 + 8;
 
 const _: () = assert!(
-    HEADER == 40 && RECORDED == 32,
+    HEADER == 40 && RECORDED == 40,
     "the sizes that docs/format/cluster.md draws"
 );
 
@@ -23,7 +23,8 @@ pub struct Header {
     /// The log index of the last entry that was taken when the run began; 0 for none. The first
     /// entry of the run is taken only behind that one.
     pub base: u64,
-    /// The leader's time when it was submitted, in milliseconds since 1970.
+    /// The time by which the command ran, in milliseconds since 1970: the leader's clock, but never
+    /// before the stamp of an entry that was taken or submitted before it.
     pub stamp_ms: u64,
 }
 
@@ -34,6 +35,8 @@ pub struct Recorded {
     pub ticket: Ticket,
     /// Its index in the log.
     pub index: u64,
+    /// The newest stamp of the entries that were taken so far, in milliseconds since 1970.
+    pub stamp_ms: u64,
 }
 
 /// Bytes that are no header, or no recorded position.
@@ -83,9 +86,11 @@ impl Recorded {
     #[must_use]
     pub fn encode(&self) -> [u8; RECORDED] {
         let mut bytes = [0; RECORDED];
-        let (ticket, index) = bytes.split_at_mut(TICKET);
+        let (ticket, rest) = bytes.split_at_mut(TICKET);
         put_ticket(ticket, &self.ticket);
+        let (index, stamp) = rest.split_at_mut(8);
         index.copy_from_slice(&self.index.to_le_bytes());
+        stamp.copy_from_slice(&self.stamp_ms.to_le_bytes());
         bytes
     }
 
@@ -101,6 +106,7 @@ impl Recorded {
         let recorded = Self {
             ticket: fields.ticket()?,
             index: fields.u64()?,
+            stamp_ms: fields.u64()?,
         };
         if !fields.rest.is_empty() {
             return Err(fields.malformed("too long"));
@@ -202,6 +208,7 @@ mod tests {
         let recorded = Recorded {
             ticket: ticket(),
             index: 11,
+            stamp_ms: 1_700_000_000_001,
         };
         assert_eq!(Recorded::decode(&recorded.encode()), Ok(recorded));
     }
@@ -211,6 +218,7 @@ mod tests {
         let recorded = Recorded {
             ticket: ticket(),
             index: 11,
+            stamp_ms: 1_700_000_000_001,
         };
         let bytes = recorded.encode();
         assert!(Recorded::decode(&bytes[..RECORDED - 1]).is_err());
@@ -220,6 +228,6 @@ mod tests {
             zero[number..number + 4].fill(0);
             assert!(Recorded::decode(&zero).is_err(), "the number at {number} is 0");
         }
-        assert!(Header::decode(&bytes).is_err(), "a position is no header");
+        assert!(Header::decode(&bytes[..HEADER - 1]).is_err());
     }
 }

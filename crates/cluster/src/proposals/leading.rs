@@ -9,26 +9,28 @@ use super::overlay::{Effects, Overlay};
 use super::{Decision, Header, Recorded, RunId, Ticket};
 use crate::ids::{EntryId, LeaderId};
 
-/// What a replica proposes while it leads, for rows `R` with values `V`.
+/// What a replica proposes while it leads, for rows `R` with values `V`; `P` goes with each entry.
 ///
 /// Its lock is the replica's one submit lock; it is never held during a call of the caller's code.
 /// Callers hold the locks of the rows that their command touches from [`begin`](Self::begin) to
 /// [`finish`](Self::finish).
 #[derive(Debug)]
-pub struct Leading<R, V> {
-    state: Mutex<State<R, V>>,
+pub struct Leading<R, V, P> {
+    state: Mutex<State<R, V, P>>,
     /// So many entries may be without an outcome.
     pending_max: usize,
 }
 
 #[derive(Debug)]
-struct State<R, V> {
+struct State<R, V, P> {
     phase: Phase<R, V>,
     /// What is to be proposed, in the order of submission, whatever became of its run since: raft
     /// or apply says what becomes of it.
-    queue: VecDeque<Proposal<R, V>>,
+    queue: VecDeque<Proposal<P>>,
     /// How often the slots that this replica owns have changed.
     slots: u64,
+    /// The newest stamp that was submitted here, or taken before the replica led.
+    newest_ms: u64,
 }
 
 #[derive(Debug)]
@@ -76,11 +78,30 @@ impl Progress {
 
 /// An entry to propose, under its leader id and no other.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Proposal<R, V> {
+pub struct Proposal<P> {
     /// What stands before the effects.
     pub header: Header,
-    /// What the entry changes.
-    pub effects: Effects<R, V>,
+    /// What its effects were submitted with.
+    pub payload: P,
+}
+
+/// Whether a replica takes commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It does not lead.
+    Following,
+    /// It takes commands, in this run.
+    Open(RunId),
+    /// It leads, and this run is over. It takes commands again when all of its entries are decided.
+    Ending(RunId),
+}
+
+impl Standing {
+    /// Whether the replica leads.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        !matches!(self, Self::Following)
+    }
 }
 
 /// A command that is being evaluated.
@@ -91,6 +112,22 @@ pub struct Evaluation {
     slots: u64,
     /// The last pending entry that it saw.
     seen: u32,
+    newest_ms: u64,
+}
+
+impl Evaluation {
+    /// Who leads.
+    #[must_use]
+    pub fn leader(&self) -> LeaderId {
+        self.run.leader
+    }
+
+    /// The time by which the command runs, where the clock says `clock_ms`: time does not go back
+    /// between commands, whichever replica they ran on.
+    #[must_use]
+    pub fn now_ms(&self, clock_ms: u64) -> u64 {
+        self.newest_ms.max(clock_ms)
+    }
 }
 
 /// What became of an evaluation.
@@ -165,7 +202,7 @@ pub enum Settled {
     Lost,
 }
 
-impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
+impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
     /// Of a replica that does not lead. At most `pending_max` entries may be without an outcome.
     #[must_use]
     pub fn new(pending_max: usize) -> Self {
@@ -174,6 +211,7 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
                 phase: Phase::Following,
                 queue: VecDeque::new(),
                 slots: 0,
+                newest_ms: 0,
             }),
             pending_max,
         }
@@ -185,7 +223,31 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
     /// in it, and confirms no read.
     pub fn lead(&self, leader: LeaderId, recorded: Option<&Recorded>) {
         let progress = Progress::first(leader, Recorded::base(recorded));
+        self.taken_until(recorded.map_or(0, |recorded| recorded.stamp_ms));
         self.state.lock().phase = Phase::Open(progress, Overlay::new());
+    }
+
+    /// Nothing is submitted with an older stamp.
+    fn taken_until(&self, stamp_ms: u64) {
+        let newest_ms = &mut self.state.lock().newest_ms;
+        *newest_ms = stamp_ms.max(*newest_ms);
+    }
+
+    /// Whether commands can begin.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        match &self.state.lock().phase {
+            Phase::Following => Standing::Following,
+            Phase::Open(progress, _) => Standing::Open(progress.id),
+            Phase::Ending(progress) => Standing::Ending(progress.id),
+        }
+    }
+
+    /// Whether a command could begin now, and submit effects.
+    #[must_use]
+    pub fn takes_effects(&self) -> bool {
+        let state = self.state.lock();
+        matches!(&state.phase, Phase::Open(progress, _) if progress.unresolved.len() < self.pending_max)
     }
 
     /// The replica does not lead any more. It does no harm if this is said late, or never.
@@ -223,6 +285,7 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
                 run: progress.id,
                 slots: state.slots,
                 seen: 0,
+                newest_ms: state.newest_ms,
             }),
         }
     }
@@ -252,7 +315,8 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
         }
     }
 
-    /// Ends the evaluation: submits the effects, if there are any. Then the rows can be unlocked.
+    /// Ends the evaluation: submits the effects, if there are any, and with them `payload`. Then the
+    /// rows can be unlocked. The stamp is `stamp_ms`, or the newest so far if that is later.
     ///
     /// # Errors
     /// If the run is over or the slots have changed, or if too many entries wait.
@@ -260,9 +324,15 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
         &self,
         evaluation: Evaluation,
         effects: Effects<R, V>,
+        payload: P,
         stamp_ms: u64,
     ) -> Result<Evaluated, NotSubmitted> {
-        let State { phase, queue, slots } = &mut *self.state.lock();
+        let State {
+            phase,
+            queue,
+            slots,
+            newest_ms,
+        } = &mut *self.state.lock();
         let (progress, overlay) = match phase {
             Phase::Open(progress, overlay) if progress.id == evaluation.run => (progress, overlay),
             _ => return Err(Stale.into()),
@@ -284,17 +354,23 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
         if progress.unresolved.len() >= self.pending_max {
             return Err(NotSubmitted::Full);
         }
-        let n = progress.submitted.checked_add(1).ok_or(NotSubmitted::Full)?;
+        let Some(n) = progress.submitted.checked_add(1) else {
+            // The run has no more numbers: the next one has.
+            phase.end();
+            phase.go_on();
+            return Err(Stale.into());
+        };
         progress.submitted = n;
         progress.unresolved.insert(n);
-        overlay.put(n, effects.iter());
+        overlay.put(n, effects);
+        *newest_ms = stamp_ms.max(*newest_ms);
         let ticket = Ticket { run, n };
         let header = Header {
             ticket,
             base: progress.base,
-            stamp_ms,
+            stamp_ms: *newest_ms,
         };
-        queue.push_back(Proposal { header, effects });
+        queue.push_back(Proposal { header, payload });
         Ok(Evaluated::Submitted(ticket))
     }
 
@@ -302,7 +378,7 @@ impl<R: Hash + Ord + Clone, V: Clone> Leading<R, V> {
     /// before it asks for the next: their order in the log is that of their numbers. An entry that
     /// was handed out has an [outcome](Self::outcome) sooner or later, also when its client waits no longer.
     #[must_use]
-    pub fn next_proposal(&self) -> Option<Proposal<R, V>> {
+    pub fn next_proposal(&self) -> Option<Proposal<P>> {
         self.state.lock().queue.pop_front()
     }
 
@@ -425,7 +501,7 @@ mod tests {
         Effects::from([("row", Some(1))])
     }
 
-    fn leads() -> Leading<&'static str, u64> {
+    fn leads() -> Leading<&'static str, u64, ()> {
         let leading = Leading::new(2);
         assert_eq!(leading.begin().err(), Some(NotOpen::Following));
         leading.lead(LEADER, None);
@@ -437,10 +513,10 @@ mod tests {
         let leading = leads();
         let (with, without) = (leading.begin()?, leading.begin()?);
         leading.slots_changed();
-        assert_eq!(leading.finish(with, effects(), 0), Err(Stale.into()));
-        assert_eq!(leading.finish(without, Effects::new(), 0), Err(Stale.into()));
+        assert_eq!(leading.finish(with, effects(), (), 0), Err(Stale.into()));
+        assert_eq!(leading.finish(without, Effects::new(), (), 0), Err(Stale.into()));
         let anew = leading.begin()?;
-        assert!(leading.finish(anew, effects(), 0).is_ok());
+        assert!(leading.finish(anew, effects(), (), 0).is_ok());
         Ok(())
     }
 
@@ -448,13 +524,13 @@ mod tests {
     fn no_more_entries_wait_than_may_and_reads_are_not_counted() -> Result<(), NotOpen> {
         let leading = leads();
         for _ in 0..2 {
-            assert!(leading.finish(leading.begin()?, effects(), 0).is_ok());
+            assert!(leading.finish(leading.begin()?, effects(), (), 0).is_ok());
         }
         assert_eq!(
-            leading.finish(leading.begin()?, effects(), 0),
+            leading.finish(leading.begin()?, effects(), (), 0),
             Err(NotSubmitted::Full)
         );
-        assert!(leading.finish(leading.begin()?, Effects::new(), 0).is_ok());
+        assert!(leading.finish(leading.begin()?, Effects::new(), (), 0).is_ok());
         Ok(())
     }
 
@@ -462,7 +538,7 @@ mod tests {
     fn nothing_begins_until_all_entries_of_a_run_that_ended_are_decided() -> Result<(), NotOpen> {
         let leading = leads();
         for _ in 0..2 {
-            assert!(leading.finish(leading.begin()?, effects(), 0).is_ok());
+            assert!(leading.finish(leading.begin()?, effects(), (), 0).is_ok());
         }
         let [one, other] = std::array::from_fn(|_| leading.next_proposal().map(|next| next.header));
         let (Some(one), Some(other)) = (one, other) else {
@@ -490,9 +566,10 @@ mod tests {
         let taken = Decision::Taken(Recorded {
             ticket: one.ticket,
             index: 9,
+            stamp_ms: 0,
         });
         leading.applied(&entry, &one, &taken, ["row"].iter());
-        assert!(leading.finish(leading.begin()?, effects(), 0).is_ok());
+        assert!(leading.finish(leading.begin()?, effects(), (), 0).is_ok());
         let next = leading.next_proposal().map(|next| next.header);
         let run = RunId {
             leader: LEADER,
@@ -506,6 +583,66 @@ mod tests {
                 stamp_ms: 0
             })
         );
+        Ok(())
+    }
+
+    #[test]
+    fn stamps_never_go_back_whatever_the_clock_does() -> Result<(), NotOpen> {
+        let leading = Leading::<&str, u64, ()>::new(9);
+        let run = RunId {
+            leader: LEADER,
+            run: 1,
+        };
+        let recorded = Recorded {
+            ticket: Ticket { run, n: 1 },
+            index: 9,
+            stamp_ms: 100,
+        };
+        leading.lead(LEADER, Some(&recorded));
+        let mut stamps = Vec::new();
+        for clock in [50, 120, 110, 121] {
+            let evaluation = leading.begin()?;
+            let now = evaluation.now_ms(clock);
+            assert!(leading.finish(evaluation, effects(), (), now).is_ok());
+            let stamp = leading.next_proposal().map(|next| next.header.stamp_ms);
+            assert_eq!(stamp, Some(now));
+            stamps.push(now);
+        }
+        assert_eq!(stamps, [100, 120, 120, 121]);
+        // One that began before another was submitted, and ends behind it.
+        let early = leading.begin()?;
+        let now = early.now_ms(130);
+        assert!(leading.finish(leading.begin()?, effects(), (), 140).is_ok());
+        assert!(leading.finish(early, effects(), (), now).is_ok());
+        let stamps = [(); 2].map(|()| leading.next_proposal().map(|next| next.header.stamp_ms));
+        assert_eq!(stamps, [Some(140); 2]);
+        leading.follow();
+        leading.lead(LEADER, Some(&recorded));
+        assert_eq!(
+            leading.begin()?.now_ms(0),
+            140,
+            "an older term's is known as well"
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_run_whose_numbers_are_used_up_makes_way_for_the_next() -> Result<(), NotOpen> {
+        let leading = leads();
+        if let Phase::Open(progress, _) = &mut leading.state.lock().phase {
+            progress.submitted = u32::MAX;
+        }
+        assert_eq!(
+            leading.finish(leading.begin()?, effects(), (), 0),
+            Err(Stale.into())
+        );
+        let run = RunId {
+            leader: LEADER,
+            run: 2,
+        };
+        assert_eq!(leading.standing(), Standing::Open(run));
+        assert!(leading.takes_effects());
+        assert!(leading.finish(leading.begin()?, effects(), (), 0).is_ok());
         Ok(())
     }
 }

@@ -23,7 +23,9 @@ mod sessions;
 pub use answer::{Answer, Part, Pipeline, Reading, Todo, reading};
 pub use apply::{Decision, Skip, decide};
 pub use header::{HEADER, Header, Malformed, RECORDED, Recorded};
-pub use leading::{Evaluated, Evaluation, Leading, NotOpen, NotSubmitted, Outcome, Proposal, Settled, Stale};
+pub use leading::{
+    Evaluated, Evaluation, Leading, NotOpen, NotSubmitted, Outcome, Proposal, Settled, Stale, Standing,
+};
 pub use overlay::Effects;
 pub use sessions::{Once, SESSION_KEPT_MS, SESSION_RECORD_HEAD, SessionRecord, once};
 

@@ -21,14 +21,9 @@ impl<R: Hash + Eq + Clone, V: Clone> Overlay<R, V> {
         self.rows.get(row).cloned()
     }
 
-    pub(super) fn put<'a>(&mut self, n: u32, effects: impl Iterator<Item = (&'a R, &'a Option<V>)>)
-    where
-        R: 'a,
-        V: 'a,
-    {
-        for (row, value) in effects {
-            self.rows.insert(row.clone(), (value.clone(), n));
-        }
+    pub(super) fn put(&mut self, n: u32, effects: Effects<R, V>) {
+        let written = effects.into_iter().map(|(row, value)| (row, (value, n)));
+        self.rows.extend(written);
     }
 
     /// The table shows what entry `n` wrote: its rows go, but for those that a later entry has

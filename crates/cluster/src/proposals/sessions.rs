@@ -67,8 +67,8 @@ pub enum Once<V> {
 ///
 /// # Errors
 /// [`Stale`] if the run is over, or what `table` returns.
-pub fn once<R: Hash + Ord + Clone, V: Clone, E: From<Stale>>(
-    leading: &Leading<R, V>,
+pub fn once<R: Hash + Ord + Clone, V: Clone, P, E: From<Stale>>(
+    leading: &Leading<R, V, P>,
     evaluation: &mut Evaluation,
     row: &R,
     table: impl FnOnce() -> Result<Option<V>, E>,

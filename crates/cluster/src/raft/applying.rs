@@ -58,7 +58,7 @@ impl RaftStateMachine<Groups> for Served {
         snapshot: SnapshotData,
     ) -> Result<(), io::Error> {
         // Whatever this replica submitted is behind what it learns.
-        self.commands.leading.follow();
+        self.commands.follow();
         self.machine.install_snapshot(meta, snapshot).await
     }
 

@@ -1,16 +1,19 @@
 //! The commands of a replica that leads: what they read and write, and how they learn what became of
 //! it. Nothing here is openraft's.
 
-use std::collections::HashMap;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::ids::{EntryId, ReplicaId};
+use crate::ids::{EntryId, LeaderId, ReplicaId};
 use crate::machine::effects::{Effect, EffectsBuf, decode};
 use crate::machine::{FieldError, Outcome as Applied, data_key};
-use crate::proposals::{Decision, Effects, Header, Leading, Outcome, Proposal, Recorded, Skip, Ticket};
+use crate::proposals::{
+    Decision, Effects, Evaluated, Evaluation, Header, Leading, NotSubmitted, Outcome, Proposal, Recorded,
+    Skip, Standing, Ticket,
+};
 
 /// A row: a key in its slot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,21 +27,53 @@ pub struct Row {
 /// What a row holds.
 pub type Value = Vec<u8>;
 
-/// What the tasks of a replica share of its commands.
+/// What a row holds, as it is shared with the table.
+pub(super) type Stored = collie_db::Value;
+
+/// Who waits for a confirmation of who leads.
+pub(super) type Reader = oneshot::Sender<Option<LeaderId>>;
+
+/// What the tasks of a replica share of its commands. Who waits for a command has this and nothing
+/// else of the replica: it keeps no file open.
 pub(super) struct Commands {
     replica: ReplicaId,
-    pub(super) leading: Leading<Row, Value>,
+    pub(super) leading: Leading<Row, Stored, Submission>,
     /// Woken when an entry was submitted.
     pub(super) submitted: Notify,
     /// Counts what may settle a read.
     progress: watch::Sender<u64>,
-    outcomes: Mutex<HashMap<Ticket, Waiting>>,
+    readers: mpsc::UnboundedSender<Reader>,
+    /// Of the node: counts what may let commands begin, here or elsewhere.
+    changes: watch::Sender<u64>,
+    /// What was counted last.
+    standing: Mutex<Standing>,
+    /// A command was refused that may be taken when entries are decided.
+    refused: AtomicBool,
+    /// Who leads, as raft says.
+    leader: Mutex<Option<ReplicaId>>,
 }
 
-/// Of one entry, whichever comes first: who waits, or what became of it.
-enum Waiting {
-    Client(oneshot::Sender<Outcome>),
-    Known(Outcome),
+/// What goes with an entry from its submission on.
+pub(super) struct Submission {
+    /// As the entry has them, behind the header.
+    effects: Vec<u8>,
+    /// Learns what became of it, unless it waits no longer.
+    pub(super) waiter: oneshot::Sender<Outcome>,
+}
+
+/// A command that was evaluated, and what says what became of its effects.
+pub(super) struct Submitted {
+    pub(super) evaluated: Evaluated,
+    pub(super) outcome: oneshot::Receiver<Outcome>,
+}
+
+/// What a command changes.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    pub(super) rows: Effects<Row, Stored>,
+    /// A slot, and by how much the number of its keys changes. The table adds it up, in the order of
+    /// the log: no command reads it, and it locks no row.
+    pub(super) keys: Option<(u16, i64)>,
 }
 
 impl Row {
@@ -49,13 +84,22 @@ impl Row {
 }
 
 impl Commands {
-    pub(super) fn new(replica: ReplicaId, pending: usize) -> Self {
+    pub(super) fn new(
+        replica: ReplicaId,
+        pending: usize,
+        readers: mpsc::UnboundedSender<Reader>,
+        changes: watch::Sender<u64>,
+    ) -> Self {
         Self {
             replica,
             leading: Leading::new(pending),
             submitted: Notify::new(),
             progress: watch::Sender::new(0),
-            outcomes: Mutex::default(),
+            readers,
+            changes,
+            standing: Mutex::new(Standing::Following),
+            refused: AtomicBool::new(false),
+            leader: Mutex::new(None),
         }
     }
 
@@ -64,41 +108,92 @@ impl Commands {
         self.progress.subscribe()
     }
 
-    /// What will become of an entry that was just submitted. To be called once for each.
-    pub(super) fn wait_for(&self, ticket: Ticket) -> oneshot::Receiver<Outcome> {
-        let (sender, receiver) = oneshot::channel();
-        let mut outcomes = self.outcomes.lock();
-        match outcomes.remove(&ticket) {
-            Some(Waiting::Known(outcome)) => {
-                // An error: the receiver is right here.
-                let _sent = sender.send(outcome);
-            }
-            _ => {
-                outcomes.insert(ticket, Waiting::Client(sender));
-            }
+    /// Submits what a command changes, if it changes anything. Its rows are locked until this
+    /// returns.
+    pub(super) fn finish(
+        &self,
+        evaluation: Evaluation,
+        changes: Changes,
+        effects: Vec<u8>,
+        stamp_ms: u64,
+    ) -> Result<Submitted, NotSubmitted> {
+        let (waiter, outcome) = oneshot::channel();
+        let submission = Submission { effects, waiter };
+        let evaluated = self
+            .leading
+            .finish(evaluation, changes.rows, submission, stamp_ms)?;
+        if let Evaluated::Submitted(_) = evaluated {
+            self.submitted.notify_one();
         }
-        receiver
+        Ok(Submitted { evaluated, outcome })
+    }
+
+    /// Who leads, confirmed after this is called; everything that was committed by then is applied.
+    pub(super) async fn confirm(&self) -> Option<LeaderId> {
+        let (sender, receiver) = oneshot::channel();
+        self.readers.send(sender).ok()?;
+        receiver.await.ok().flatten()
     }
 
     /// Raft says, or will never say, what became of an entry. Apply has spoken before.
-    pub(super) fn outcome(&self, ticket: Ticket, outcome: Outcome) {
+    pub(super) fn outcome(&self, ticket: Ticket, outcome: Outcome, waiter: oneshot::Sender<Outcome>) {
         self.leading.outcome(&ticket, outcome);
-        let mut outcomes = self.outcomes.lock();
-        match outcomes.remove(&ticket) {
-            Some(Waiting::Client(client)) => {
-                // It waits no longer.
-                let _gone = client.send(outcome);
-            }
-            _ => {
-                outcomes.insert(ticket, Waiting::Known(outcome));
-            }
-        }
-        drop(outcomes);
+        // An error: it waits no longer.
+        let _gone = waiter.send(outcome);
         self.changed();
     }
 
+    /// Who waits for an entry has waited long enough.
+    pub(super) fn timed_out(&self, ticket: &Ticket) {
+        self.leading.outcome(ticket, Outcome::TimedOut);
+        self.changed();
+    }
+
+    /// The replica is being closed, or learns by a snapshot what others decided.
+    pub(super) fn follow(&self) {
+        self.leading.follow();
+        self.changed();
+    }
+
+    /// Raft says whom the replica has voted for, and who leads.
+    pub(super) fn learned(&self, voted: LeaderId, leader: Option<ReplicaId>) {
+        self.leading.voted(voted);
+        let is_new = std::mem::replace(&mut *self.leader.lock(), leader) != leader;
+        if is_new {
+            count(&self.changes);
+        }
+        self.changed();
+    }
+
+    /// Who leads, as far as is known: this replica only while it takes commands or will soon.
+    pub(super) fn leader(&self) -> Option<ReplicaId> {
+        if self.leading.standing().leads() {
+            return Some(self.replica);
+        }
+        self.leader.lock().filter(|leader| *leader != self.replica)
+    }
+
+    /// A command is refused that may be taken once more is decided: it waits for the node's changes.
+    pub(super) fn refused(&self) {
+        // Relaxed: the lock of `leading` comes between this and a look at it. Either apply has it
+        // after this was stored, and finds it there, or before, and then this finds room.
+        self.refused.store(true, Ordering::Relaxed);
+        if self.leading.takes_effects() || !self.leading.standing().leads() {
+            self.changed();
+        }
+    }
+
     fn changed(&self) {
-        self.progress.send_modify(|count| *count += 1);
+        count(&self.progress);
+        let is_new = {
+            let mut counted = self.standing.lock();
+            let now = self.leading.standing();
+            std::mem::replace(&mut *counted, now) != now
+        };
+        // Relaxed: see `refused`.
+        if self.refused.swap(false, Ordering::Relaxed) || is_new {
+            count(&self.changes);
+        }
     }
 
     /// This replica has applied the blank entry with which a leader begins.
@@ -121,6 +216,7 @@ impl Commands {
             Applied::Taken => Decision::Taken(Recorded {
                 ticket: header.ticket,
                 index: id.index,
+                stamp_ms: header.stamp_ms,
             }),
             // Why it was skipped makes no difference here.
             Applied::Skipped => Decision::Skipped(Skip::Order),
@@ -136,6 +232,11 @@ impl Commands {
     }
 }
 
+/// Wakes those who watch it.
+pub(super) fn count(watched: &watch::Sender<u64>) {
+    watched.send_modify(|count| *count += 1);
+}
+
 fn rows(effects: &[u8]) -> Result<Vec<Row>, FieldError> {
     let row = |effect| match effect {
         Effect::Put { slot, key, .. } | Effect::Delete { slot, key } => Some(Row {
@@ -147,21 +248,29 @@ fn rows(effects: &[u8]) -> Result<Vec<Row>, FieldError> {
     Ok(decode(effects)?.into_iter().filter_map(row).collect())
 }
 
-/// The effects of a command, as an entry has them.
-pub(super) fn encode_effects(effects: &Effects<Row, Value>) -> Result<EffectsBuf, FieldError> {
-    let mut encoded = EffectsBuf::default();
-    for (Row { slot, key }, value) in effects {
-        let slot = *slot;
-        encoded.push(match value {
-            Some(value) => Effect::Put { slot, key, value },
-            None => Effect::Delete { slot, key },
-        })?;
+impl Changes {
+    /// As an entry has them.
+    pub(super) fn encode(&self) -> Result<Vec<u8>, FieldError> {
+        let mut encoded = EffectsBuf::default();
+        for (Row { slot, key }, value) in &self.rows {
+            let slot = *slot;
+            encoded.push(match value {
+                Some(value) => Effect::Put { slot, key, value },
+                None => Effect::Delete { slot, key },
+            })?;
+        }
+        if let Some((slot, delta)) = self.keys {
+            encoded.push(Effect::Count { slot, delta })?;
+        }
+        Ok(encoded.into_bytes())
     }
-    Ok(encoded)
 }
 
-/// What an entry holds.
-pub(super) fn encode_proposal(proposal: &Proposal<Row, Value>) -> Result<Vec<u8>, FieldError> {
-    let effects = encode_effects(&proposal.effects)?;
-    Ok([&proposal.header.encode()[..], effects.bytes()].concat())
+/// What an entry holds, and who waits for it.
+pub(super) fn entry(proposal: Proposal<Submission>) -> (Vec<u8>, oneshot::Sender<Outcome>) {
+    let Proposal {
+        header,
+        payload: Submission { effects, waiter },
+    } = proposal;
+    ([&header.encode()[..], &effects].concat(), waiter)
 }

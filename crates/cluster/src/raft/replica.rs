@@ -3,23 +3,23 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use collie_io::Clock;
 use parking_lot::Mutex;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::machine::{FieldError, MachineError, MachineOptions};
 use crate::peers::{Incoming, Peers, Reply};
-use crate::proposals::{
-    Answer, Effects, Evaluated, Evaluation, NotOpen, NotSubmitted, Outcome, Part, Pipeline, Stale, Todo,
-};
-use crate::raft::commands::{Row, Value, encode_effects};
+use crate::proposals::{Answer, Effects, Evaluation, NotOpen, NotSubmitted, Stale};
+use crate::raft::commands::{Changes, Row, Stored, Submitted, Value};
 use crate::raft::machine::blocking;
 use crate::raft::options::{GroupLimits, GroupTimes};
 use crate::raft::running::Running;
+use crate::raft::settling::answer;
 use crate::raft::supervisor::supervise;
 use crate::raft::types::Member;
 use crate::store::{ReplicaLog, StoreError};
@@ -42,6 +42,9 @@ pub struct ReplicaOptions {
     pub times: GroupTimes,
     /// How much there may be.
     pub limits: GroupLimits,
+    /// Of the node: moves when another replica leads, as far as this one knows, when a run of this
+    /// one begins or ends, and when a command that was refused for the moment may begin.
+    pub changes: watch::Sender<u64>,
 }
 
 /// What a replica is doing.
@@ -58,7 +61,7 @@ pub(super) enum Now {
 pub struct Replica {
     group: GroupId,
     id: ReplicaId,
-    options: ReplicaOptions,
+    pub(super) options: ReplicaOptions,
     now: watch::Receiver<Now>,
     stop: watch::Sender<bool>,
     supervisor: Mutex<Option<JoinHandle<()>>>,
@@ -166,10 +169,10 @@ impl Rows<'_> {
     /// [`CommandError::Stale`], which the command hands on, and the table's.
     pub fn get(&mut self, row: &Row) -> Result<Option<Value>, CommandError> {
         let Self { running, evaluation } = self;
-        running.commands.leading.get(evaluation, row, || {
-            let value = running.machine.db().get(row.table_key())?;
-            Ok::<_, CommandError>(value.map(|value| value.to_vec()))
-        })
+        let value = running.commands.leading.get(evaluation, row, || {
+            Ok::<_, CommandError>(running.machine.db().get(row.table_key())?)
+        });
+        Ok(value?.map(|value| value.to_vec()))
     }
 }
 
@@ -206,7 +209,7 @@ impl Replica {
         self.id
     }
 
-    fn running(&self) -> Result<Arc<Running>, ReplicaError> {
+    pub(super) fn running(&self) -> Result<Arc<Running>, ReplicaError> {
         let replica = self.id;
         match &*self.now.borrow() {
             Now::Running(running) => Ok(Arc::clone(running)),
@@ -227,6 +230,13 @@ impl Replica {
         // An error: its task has ended, and what it said last holds.
         let _ended = now.wait_for(|now| !matches!(now, Now::Opening)).await;
         self.running().map(drop)
+    }
+
+    /// Who leads, as far as this replica knows: itself only where commands can begin here, or will
+    /// soon. Cheap, and does not block: [`ReplicaOptions::changes`] moves with it.
+    #[must_use]
+    pub fn leader(&self) -> Option<ReplicaId> {
+        self.running().ok()?.commands.leader()
     }
 
     /// What raft knows.
@@ -284,7 +294,8 @@ impl Replica {
 
     /// Evaluates a command and has its effects replicated, if it has any; answers when it took
     /// effect. `command` may be called several times: what it was evaluated on may not hold any more.
-    /// It must not block for long, and commands of a replica are evaluated one at a time.
+    /// It must not block for long. It excludes all other commands of the replica, as it does not say
+    /// which rows it touches.
     ///
     /// # Errors
     /// [`CommandError`]: it has no effect.
@@ -299,10 +310,17 @@ impl Replica {
             let running = self.running()?;
             self.options.log.admit()?;
             let mut progress = running.commands.progress();
-            let (evaluating, command, stamp) = (Arc::clone(&running), Arc::clone(&command), self.stamp_ms());
-            match blocking(move || evaluate(&evaluating, &*command, stamp)).await {
-                Ok(evaluated) => return Ok(answer(&running, evaluated, deadline).await),
-                Err(CommandError::Stale(_)) => {}
+            let (evaluating, command) = (Arc::clone(&running), Arc::clone(&command));
+            let (clock_ms, patience) = (self.options.clock.wall_ms(), self.options.times.command);
+            let evaluated = blocking(move || evaluate(&evaluating, &*command, clock_ms, patience)).await;
+            match evaluated {
+                Ok((submitted, reply)) => {
+                    let commands = Arc::clone(&running.commands);
+                    drop(running);
+                    return Ok(answer(&commands, submitted, reply, deadline).await);
+                }
+                // Of two that wait for each other's rows, one begins anew.
+                Err(CommandError::Stale(_) | CommandError::Table(collie_db::Error::Deadlock { .. })) => {}
                 Err(CommandError::NotOpen(NotOpen::Ending)) => {
                     if timeout_at(deadline, progress.changed()).await.is_err() {
                         return Ok(Answer::TryAgain);
@@ -320,17 +338,13 @@ impl Replica {
     pub async fn read(&self, row: &Row) -> Result<Answer<Option<Value>>, CommandError> {
         let running = self.running()?;
         let deadline = Instant::now() + self.options.times.command;
-        let confirmed = timeout_at(deadline, running.confirm()).await;
+        let confirmed = timeout_at(deadline, running.commands.confirm()).await;
         if !matches!(confirmed, Ok(Some(_))) {
             return Ok(Answer::TryAgain);
         }
         let key = row.table_key();
         let value = blocking(move || running.machine.db().get(key)).await?;
         Ok(Answer::Reply(value.map(|value| value.to_vec())))
-    }
-
-    fn stamp_ms(&self) -> u64 {
-        self.options.clock.wall_ms()
     }
 
     /// Ends the replica, and closes its store. What is not in tables is in its log.
@@ -357,80 +371,32 @@ fn vote_of(request: &Request) -> Option<Vote> {
     }
 }
 
-/// A command that was evaluated, its reply, and what says what became of its effects.
-struct Submitted<T> {
-    evaluated: Evaluated,
-    reply: T,
-    outcome: Option<oneshot::Receiver<Outcome>>,
-}
-
 fn evaluate<T>(
     running: &Running,
     command: &impl Fn(&mut Rows<'_>) -> Executed<T>,
-    stamp_ms: u64,
-) -> Result<Submitted<T>, CommandError> {
-    let commands = &running.commands;
-    let _rows = running.rows.lock();
-    let mut evaluation = commands.leading.begin()?;
+    clock_ms: u64,
+    patience: Duration,
+) -> Result<(Submitted, T), CommandError> {
+    let db = running.machine.db();
+    let family = db.default_family();
+    let mut owner = db.row_owner("a command on any rows");
+    // It has not said which rows it touches.
+    let _rows = db.lock_families(&mut owner, [&family], patience)?;
+    let mut evaluation = running.begin(&family)?;
+    let stamp_ms = evaluation.now_ms(clock_ms);
     let (effects, reply) = command(&mut Rows {
         running,
         evaluation: &mut evaluation,
     })?;
-    // Too large an entry is refused while that can still be said.
-    encode_effects(&effects)?;
-    let evaluated = commands.leading.finish(evaluation, effects, stamp_ms)?;
-    let outcome = match evaluated {
-        Evaluated::Submitted(ticket) => {
-            commands.submitted.notify_one();
-            Some(commands.wait_for(ticket))
-        }
-        Evaluated::Read { .. } => None,
+    let stored = |(row, value): (Row, Option<Value>)| (row, value.map(|value| Stored::from(&*value)));
+    let changes = Changes {
+        rows: effects.into_iter().map(stored).collect(),
+        keys: None,
     };
-    Ok(Submitted {
-        evaluated,
-        reply,
-        outcome,
-    })
-}
-
-async fn answer<T: Clone>(running: &Running, submitted: Submitted<T>, deadline: Instant) -> Answer<T> {
-    let Submitted {
-        evaluated,
-        reply,
-        mut outcome,
-    } = submitted;
-    let commands = &running.commands;
-    let mut progress = commands.progress();
-    let mut pipeline = Pipeline::new();
-    pipeline.push(Part::Evaluated(evaluated, reply));
-    loop {
-        let answers = match pipeline.next(&commands.leading) {
-            Todo::Answer(answers) => answers,
-            Todo::ReadIndex => {
-                let confirmed = timeout_at(deadline, running.confirm()).await;
-                pipeline.confirmed(confirmed.unwrap_or(None));
-                continue;
-            }
-            Todo::Wait => match (evaluated, outcome.take()) {
-                (Evaluated::Submitted(ticket), Some(outcome)) => {
-                    let outcome = match timeout_at(deadline, outcome).await {
-                        Ok(known) => known.unwrap_or(Outcome::Dropped),
-                        Err(_) => {
-                            commands.leading.outcome(&ticket, Outcome::TimedOut);
-                            Outcome::TimedOut
-                        }
-                    };
-                    pipeline.outcome(&ticket, outcome);
-                    continue;
-                }
-                _ => match timeout_at(deadline, progress.changed()).await {
-                    Ok(Ok(())) => continue,
-                    _ => pipeline.give_up(&commands.leading),
-                },
-            },
-        };
-        return answers.into_iter().next().unwrap_or(Answer::Unknown);
-    }
+    // Too large an entry is refused while that can still be said.
+    let encoded = changes.encode()?;
+    let submitted = running.commands.finish(evaluation, changes, encoded, stamp_ms)?;
+    Ok((submitted, reply))
 }
 
 impl Drop for Replica {

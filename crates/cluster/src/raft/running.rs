@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use collie_db::Family;
 use openraft::LogIdOptionExt;
 use openraft::async_runtime::watch::WatchReceiver;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::ids::{LeaderId, ReplicaId};
+use crate::ids::ReplicaId;
 use crate::machine::Machine;
 use crate::peers::{Incoming, Reply};
+use crate::proposals::{Evaluation, Stale};
 use crate::raft::applying::Served;
 use crate::raft::commands::Commands;
 use crate::raft::ids::{from_leader, from_log_id};
@@ -21,8 +23,8 @@ use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
 use crate::raft::network::Links;
 use crate::raft::options::config;
 use crate::raft::receiving::{self, Receiving};
-use crate::raft::replica::{ReplicaError, ReplicaOptions, ReplicaState};
-use crate::raft::tasks::{self, Raft, Reader};
+use crate::raft::replica::{CommandError, ReplicaError, ReplicaOptions, ReplicaState};
+use crate::raft::tasks::{self, Raft};
 use crate::raft::types::Member;
 use crate::wire::{Append, Refusal, Request, Response};
 
@@ -31,9 +33,6 @@ pub(super) struct Running {
     raft: Raft,
     pub(super) machine: Machine,
     pub(super) commands: Arc<Commands>,
-    /// Held while a command is evaluated and submitted, in place of the locks of its rows.
-    pub(super) rows: Mutex<()>,
-    readers: mpsc::UnboundedSender<Reader>,
     /// No more than the node takes of its peers.
     appends: mpsc::UnboundedSender<(Append, Reply)>,
     receiving: tokio::sync::Mutex<Option<Receiving>>,
@@ -52,7 +51,9 @@ impl Running {
         let log = options.log.clone();
         let (group, replica) = (log.group(), log.replica());
         let machine = open_machine(options.dir.clone(), log.clone(), machine_options).await?;
-        let commands = Arc::new(Commands::new(replica, options.limits.pending));
+        let (readers, waiting_readers) = mpsc::unbounded_channel();
+        let (pending, changes) = (options.limits.pending, options.changes.clone());
+        let commands = Arc::new(Commands::new(replica, pending, readers, changes));
         let links = Links {
             peers: Arc::clone(&options.peers),
             group,
@@ -74,7 +75,6 @@ impl Running {
         let raft = Raft::new(replica, Arc::new(config), links, log, served)
             .await
             .map_err(|error| raft_failed(&error))?;
-        let (readers, waiting_readers) = mpsc::unbounded_channel();
         let (appends, waiting_appends) = mpsc::unbounded_channel();
         let stop = watch::Sender::new(false);
         let mut proposer = JoinSet::new();
@@ -94,8 +94,6 @@ impl Running {
             raft,
             machine,
             commands,
-            rows: Mutex::new(()),
-            readers,
             appends,
             receiving: tokio::sync::Mutex::default(),
             stop,
@@ -113,7 +111,8 @@ impl Running {
                 if let Err(fatal) = &now.running_state {
                     return fatal.to_string();
                 }
-                self.commands.leading.voted(from_leader(&now.vote.leader_id));
+                self.commands
+                    .learned(from_leader(&now.vote.leader_id), now.current_leader);
             }
             if metrics.changed().await.is_err() {
                 return "raft has ended".to_owned();
@@ -124,7 +123,7 @@ impl Running {
     /// Ends everything, and closes the store. Who waits for a command learns that its outcome is not
     /// known, unless it is.
     pub(super) async fn close(&self) -> Result<(), ReplicaError> {
-        self.commands.leading.follow();
+        self.commands.follow();
         self.stop.send_replace(true);
         if let Err(error) = self.raft.shutdown().await {
             tracing::warn!(%error, "a task of raft has panicked");
@@ -143,11 +142,15 @@ impl Running {
         Ok(())
     }
 
-    /// Who leads, confirmed after this is called; everything that was committed by then is applied.
-    pub(super) async fn confirm(&self) -> Option<LeaderId> {
-        let (sender, receiver) = oneshot::channel();
-        self.readers.send(sender).ok()?;
-        receiver.await.ok().flatten()
+    /// Begins the evaluation of a command that has locked its rows, in this family.
+    pub(super) fn begin(&self, locked: &Family) -> Result<Evaluation, CommandError> {
+        let evaluation = self.commands.leading.begin()?;
+        // What was learned by a snapshot is another family, whose locks are others. If that happens
+        // from here on, the evaluation is stale: the replica follows before it adopts anything.
+        if self.machine.db().default_family().id() != locked.id() {
+            return Err(Stale.into());
+        }
+        Ok(evaluation)
     }
 
     pub(super) fn state(&self) -> ReplicaState {

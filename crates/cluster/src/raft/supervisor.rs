@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::raft::commands::count;
 use crate::raft::replica::{Now, ReplicaOptions};
 use crate::raft::running::Running;
 
@@ -17,16 +18,20 @@ pub(super) async fn supervise(
 ) {
     let mut failures = VecDeque::new();
     let replica = options.log.replica();
+    let say = |next| {
+        now.send_replace(next);
+        count(&options.changes);
+    };
     loop {
         let failed = match Running::open(&options).await {
             Ok(running) => {
-                now.send_replace(Now::Running(running.clone()));
+                say(Now::Running(running.clone()));
                 let ended = tokio::select! {
                     biased;
                     _ = stop.wait_for(|stop| *stop) => None,
                     ended = running.ended() => Some(ended),
                 };
-                now.send_replace(Now::Opening);
+                say(Now::Opening);
                 if let Err(error) = running.close().await {
                     tracing::warn!(%error, replica, "the store of a replica cannot be closed");
                 }
@@ -35,7 +40,7 @@ pub(super) async fn supervise(
             Err(error) => Some(error.to_string()),
         };
         let Some(problem) = failed.filter(|_| !*stop.borrow()) else {
-            now.send_replace(Now::Closed);
+            say(Now::Closed);
             return;
         };
         failures.push_back(Instant::now());
@@ -51,7 +56,7 @@ pub(super) async fn supervise(
                 problem,
                 "a replica has failed too often, and is opened no more"
             );
-            now.send_replace(Now::Quarantined(problem));
+            say(Now::Quarantined(problem));
             return;
         }
         tracing::error!(replica, problem, "a replica has failed, and is opened again");

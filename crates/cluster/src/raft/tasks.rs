@@ -12,14 +12,13 @@ use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
 use openraft::{LogIdOptionExt, RaftMetrics, ReadPolicy};
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
-use crate::ids::LeaderId;
 use crate::machine::{Machine, Outcome as Applied};
 use crate::peers::Reply;
 use crate::proposals::Outcome;
 use crate::raft::applying::Served;
-use crate::raft::commands::{Commands, encode_proposal};
+use crate::raft::commands::{Commands, Reader, entry};
 use crate::raft::ids::{from_leader, to_leader};
 use crate::raft::messages::{from_appended, to_append};
 use crate::raft::types::{Effects, Groups};
@@ -31,8 +30,6 @@ const PIPELINE: usize = 16;
 const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
 
 pub(super) type Raft = openraft::Raft<Groups, Served>;
-/// Who waits for a confirmation of who leads.
-pub(super) type Reader = oneshot::Sender<Option<LeaderId>>;
 
 /// Hands entries to raft in the order of their submission, each under the leader that computed it,
 /// until `stop`; and says what became of each, however long that takes.
@@ -41,35 +38,33 @@ pub(super) async fn propose(raft: Raft, commands: Arc<Commands>, mut stop: watch
     while !*stop.borrow() {
         while let Some(proposal) = commands.leading.next_proposal() {
             let ticket = proposal.header.ticket;
-            let Ok(payload) = encode_proposal(&proposal) else {
-                // It was encoded before it was submitted. Raft has not seen it.
-                commands.outcome(ticket, Outcome::Refused);
-                continue;
-            };
+            let (payload, waiter) = entry(proposal);
             let (responder, answer) = ProgressResponder::complete_only();
             let request = raft
                 .write(Effects(payload))
                 .with_leader(to_leader(ticket.run.leader));
             match request.responder(responder).await {
-                Ok(()) => {
-                    under_way.push(async move { (ticket, answer.await.map_or(Outcome::Dropped, outcome)) })
-                }
-                Err(_) => commands.outcome(ticket, Outcome::Fatal),
+                Ok(()) => under_way.push(async move {
+                    let outcome = answer.await.map_or(Outcome::Dropped, outcome);
+                    (ticket, outcome, waiter)
+                }),
+                Err(_) => commands.outcome(ticket, Outcome::Fatal, waiter),
             }
         }
         tokio::select! {
             biased;
-            Some((ticket, outcome)) = under_way.next() => commands.outcome(ticket, outcome),
+            Some((ticket, outcome, waiter)) = under_way.next() => commands.outcome(ticket, outcome, waiter),
             () = commands.submitted.notified() => {}
             _ = stop.changed() => {}
         }
     }
     // No more are submitted; these never reach raft.
     while let Some(proposal) = commands.leading.next_proposal() {
-        commands.outcome(proposal.header.ticket, Outcome::Refused);
+        let ticket = proposal.header.ticket;
+        commands.outcome(ticket, Outcome::Refused, proposal.payload.waiter);
     }
-    while let Some((ticket, outcome)) = under_way.next().await {
-        commands.outcome(ticket, outcome);
+    while let Some((ticket, outcome, waiter)) = under_way.next().await {
+        commands.outcome(ticket, outcome, waiter);
     }
 }
 

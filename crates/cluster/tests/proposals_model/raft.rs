@@ -78,13 +78,13 @@ pub(crate) struct Replica {
     pub(crate) leads: Option<LeaderId>,
     blank: u64,
     matched: Vec<u64>,
-    channel: VecDeque<Proposal<Row, Value>>,
+    channel: VecDeque<Proposal<Effects<Row, Value>>>,
     responders: Vec<(EntryId, Ticket)>,
     /// An entry that is in the table, of which the leader's side does not know yet.
     applying: Option<(Entry, Option<(Header, Decision)>)>,
     /// Outcomes that are on their way; the second is what clients are told.
     pub(crate) reports: VecDeque<(Ticket, Outcome, Outcome)>,
-    pub(crate) leading: Rc<Leading<Row, Value>>,
+    pub(crate) leading: Rc<Leading<Row, Value, Effects<Row, Value>>>,
     pending_max: usize,
     pub(crate) locks: BTreeMap<Row, usize>,
 }
@@ -209,6 +209,13 @@ impl Replica {
                 header.ticket
             );
             if let Decision::Taken(recorded) = decision {
+                let newest_ms = self.table.recorded().map_or(0, |last| last.stamp_ms);
+                assert!(
+                    header.stamp_ms >= newest_ms,
+                    "time goes back from {newest_ms} to {} in {}",
+                    header.stamp_ms,
+                    header.ticket
+                );
                 self.table.recorded = Some(recorded.encode());
                 for (row, value) in effects {
                     match value {
@@ -255,7 +262,11 @@ impl Replica {
 
     /// Raft takes the next proposal of its queue, or refuses it.
     pub(crate) fn core(&mut self, rng: &mut Rng, faults: &Faults) {
-        let Some(Proposal { header, effects }) = self.channel.pop_front() else {
+        let Some(Proposal {
+            header,
+            payload: effects,
+        }) = self.channel.pop_front()
+        else {
             return;
         };
         let ticket = header.ticket;

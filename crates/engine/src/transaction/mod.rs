@@ -51,7 +51,7 @@ use registry::Entry;
 pub(crate) use registry::Registry;
 pub use registry::TransactionInfo;
 use retry::Rerun;
-pub use rows::{RowLocks, RowOwner};
+pub use rows::{OwnedRowLocks, RowLocks, RowOwner};
 use writes::Writes;
 
 /// A transaction under way. Dropping it rolls it back.

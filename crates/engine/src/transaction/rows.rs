@@ -2,6 +2,7 @@
 //! snapshot.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -30,6 +31,13 @@ pub struct RowLocks<'a> {
     held: Held<&'a LockTable>,
 }
 
+/// As [`RowLocks`], of [`Db::lock_rows_owned`]: it borrows nothing, may go to another thread, and
+/// does not keep the store open.
+#[must_use = "the rows are locked as long as it lives"]
+pub struct OwnedRowLocks {
+    held: Held,
+}
+
 impl fmt::Debug for RowLocks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RowLocks")
@@ -38,16 +46,46 @@ impl fmt::Debug for RowLocks<'_> {
     }
 }
 
+impl fmt::Debug for OwnedRowLocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedRowLocks")
+            .field("locks", &self.held.len())
+            .finish()
+    }
+}
+
 impl Drop for RowLocks<'_> {
     fn drop(&mut self) {
-        self.held.release();
-        // Release: pairs with the swap of `Db::no_rows`, which may be another thread's.
-        self.held.owner().has_row_locks.store(false, Ordering::Release);
+        release(&mut self.held);
     }
+}
+
+impl Drop for OwnedRowLocks {
+    fn drop(&mut self) {
+        release(&mut self.held);
+    }
+}
+
+fn release<T: Deref<Target = LockTable>>(held: &mut Held<T>) {
+    held.release();
+    // Release: pairs with the swap of `Db::take_owner`, which may be another thread's.
+    held.owner().has_row_locks.store(false, Ordering::Release);
 }
 
 impl RowLocks<'_> {
     /// Whether a row is among them, itself or with its whole family.
+    #[must_use]
+    pub fn covers(&self, family: &Family, key: &[u8]) -> bool {
+        let row = RowRef {
+            family: family.id(),
+            key,
+        };
+        self.held.is_of(family.db().store().locks()) && self.held.covers(row)
+    }
+}
+
+impl OwnedRowLocks {
+    /// As [`RowLocks::covers`].
     #[must_use]
     pub fn covers(&self, family: &Family, key: &[u8]) -> bool {
         let row = RowRef {
@@ -114,22 +152,72 @@ impl Db {
         rows: impl IntoIterator<Item = (&'k Family, &'k [u8])>,
         timeout: Duration,
     ) -> Result<RowLocks<'_>> {
+        let mut locks = self.no_rows(owner);
+        self.lock_in_order(&mut locks.held, rows, timeout)?;
+        Ok(locks)
+    }
+
+    /// As [`Db::lock_rows`], for a step that one function begins and another ends: the locks borrow
+    /// nothing. They exclude those of [`Db::lock_rows`], and are taken in the same order.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use collie_db::{Db, Error, Options};
+    ///
+    /// let dir = tempfile::tempdir()?;
+    /// let db = Db::open(dir.path(), Options::default())?;
+    /// let family = db.default_family();
+    /// let rows = [(&family, &b"visits"[..])];
+    /// let locked = db.lock_rows_owned(&mut db.row_owner("a step"), rows, Duration::ZERO)?;
+    /// let refused = db.lock_rows_owned(&mut db.row_owner("another"), rows, Duration::ZERO);
+    /// assert!(matches!(refused, Err(Error::LockTimeout { .. })));
+    /// std::thread::spawn(move || drop(locked)).join().unwrap();
+    /// drop(db.lock_rows_owned(&mut db.row_owner("another"), rows, Duration::ZERO)?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Db::lock_rows`].
+    ///
+    /// # Panics
+    /// As [`Db::lock_rows`].
+    pub fn lock_rows_owned<'k>(
+        &self,
+        owner: &mut RowOwner,
+        rows: impl IntoIterator<Item = (&'k Family, &'k [u8])>,
+        timeout: Duration,
+    ) -> Result<OwnedRowLocks> {
+        let owner = self.take_owner(owner);
+        let mut locks = OwnedRowLocks {
+            held: Held::untimed(Arc::clone(self.store().locks()), owner),
+        };
+        self.lock_in_order(&mut locks.held, rows, timeout)?;
+        Ok(locks)
+    }
+
+    fn lock_in_order<'k, T: Deref<Target = LockTable>>(
+        &self,
+        held: &mut Held<T>,
+        rows: impl IntoIterator<Item = (&'k Family, &'k [u8])>,
+        timeout: Duration,
+    ) -> Result<()> {
         let mut rows: smallvec::SmallVec<[(&Family, &[u8]); 1]> = rows.into_iter().collect();
         if rows.len() > 1 {
             rows.sort_unstable_by_key(|(family, key)| (family.id(), *key));
             rows.dedup_by_key(|(family, key)| (family.id(), *key));
         }
-        let mut locks = self.no_rows(owner);
         for (family, key) in rows {
             self.check_own(family)?;
             let row = RowRef {
                 family: family.id(),
                 key,
             };
-            let locked = locks.held.lock(row, Mode::Exclusive, timeout);
+            let locked = held.lock(row, Mode::Exclusive, timeout);
             locked.map_err(|denied| denied::error(self.store(), family.name(), Some(key), denied))?;
         }
-        Ok(locks)
+        Ok(())
     }
 
     /// Locks families as a whole, exclusively: no other owner writes any row of them, has locked
@@ -160,21 +248,26 @@ impl Db {
         Ok(locks)
     }
 
-    fn no_rows(&self, RowOwner { owner, table }: &mut RowOwner) -> RowLocks<'_> {
+    fn no_rows(&self, owner: &mut RowOwner) -> RowLocks<'_> {
+        let owner = self.take_owner(owner);
+        RowLocks {
+            held: Held::untimed(&**self.store().locks(), owner),
+        }
+    }
+
+    fn take_owner(&self, RowOwner { owner, table }: &mut RowOwner) -> Arc<Owner> {
         let store = self.store();
         // The numbers of owners are unique in one table only.
         assert!(
             Arc::ptr_eq(table, store.locks()),
             "the owner of row locks is another store's"
         );
-        // Acquire pairs with the store of `RowLocks::drop`. Two sets of locks of one owner would
+        // Acquire pairs with the store of `release`. Two sets of locks of one owner would
         // not exclude each other.
         let has_locks = owner.has_row_locks.swap(true, Ordering::Acquire);
         assert!(!has_locks, "the owner of row locks has some already");
         store.use_locks();
-        RowLocks {
-            held: Held::untimed(&**store.locks(), Arc::clone(owner)),
-        }
+        Arc::clone(owner)
     }
 
     fn check_own(&self, family: &Family) -> Result<()> {

@@ -152,6 +152,88 @@ fn transactions_and_plain_writes_wait_for_locked_rows_and_the_other_way_round() 
 }
 
 #[test]
+fn owned_locks_exclude_the_others_and_go_with_whatever_thread_has_them() {
+    const STEPS: u64 = 500;
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let row = |key: &'static str| (&family, key.as_bytes());
+    let (mut one, mut two) = (db.row_owner("one"), db.row_owner("two"));
+    let held = db
+        .lock_rows_owned(&mut one, [row("b"), row("a")], FOR_EVER)
+        .unwrap();
+    assert!(held.covers(&family, b"a") && held.covers(&family, b"b") && !held.covers(&family, b"c"));
+    for key in ["a", "b"] {
+        let refused = db.lock_rows(&mut two, [row(key)], Duration::ZERO).map(drop);
+        assert!(matches!(refused, Err(Error::LockTimeout { .. })), "{refused:?}");
+        let refused = db
+            .lock_rows_owned(&mut two, [row("0"), row(key)], Duration::ZERO)
+            .map(drop);
+        assert!(matches!(refused, Err(Error::LockTimeout { .. })), "{refused:?}");
+    }
+    assert_eq!(
+        db.stats().transactions.locks,
+        2,
+        "what was locked of a refused set is free"
+    );
+    std::thread::spawn(move || drop(held)).join().unwrap();
+    assert_eq!(db.stats().transactions.locks, 0, "all released");
+    // The owners are free again. Each step begins on one thread and ends on another.
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let (db, family) = (&db, &family);
+        scope.spawn(move || {
+            for locks in receiver {
+                increment(family, "a");
+                drop(locks);
+            }
+        });
+        for _ in 0..2 {
+            let sender = sender.clone();
+            scope.spawn(move || {
+                for _ in 0..STEPS {
+                    let mut owner = db.row_owner("a step");
+                    let locks = db.lock_rows_owned(&mut owner, [(family, &b"a"[..])], FOR_EVER);
+                    sender.send(locks.unwrap()).unwrap();
+                }
+            });
+        }
+        drop(sender);
+        let mut owner = db.row_owner("borrows");
+        for _ in 0..STEPS {
+            step(db, &mut owner, &["a"]);
+        }
+    });
+    assert_eq!(text(family.get("a").unwrap()), Some((3 * STEPS).to_string()));
+}
+
+#[test]
+#[should_panic(expected = "has some already")]
+fn an_owner_that_has_owned_locks_gets_no_others() {
+    let (_dir, db) = store();
+    let family = db.default_family();
+    let mut owner = db.row_owner("one");
+    let _held = db
+        .lock_rows_owned(&mut owner, [(&family, &b"x"[..])], FOR_EVER)
+        .unwrap();
+    let _ = db.lock_rows_owned(&mut owner, [(&family, &b"y"[..])], FOR_EVER);
+}
+
+/// The table of locks outlives the store: what is locked keeps nothing open.
+#[test]
+fn owned_locks_do_not_keep_a_store_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = Db::open(dir.path(), Options::default()).unwrap();
+    let family = db.default_family();
+    let held = db
+        .lock_rows_owned(&mut db.row_owner("one"), [(&family, &b"x"[..])], FOR_EVER)
+        .unwrap();
+    drop(family);
+    db.close().unwrap();
+    drop(Db::open(dir.path(), Options::default()).unwrap());
+    drop(held);
+}
+
+#[test]
 #[should_panic(expected = "has some already")]
 fn an_owner_that_has_locks_gets_no_others() {
     let (_dir, db) = store();

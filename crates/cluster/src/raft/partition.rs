@@ -1,0 +1,124 @@
+//! A replica as a server sees it: a partition of the slots.
+
+use std::fmt;
+use std::future::ready;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_db::Value;
+use collie_server::cluster::{Evaluation, Partition, Refused, Rows, Settled, Settling};
+use tokio::time::{Instant, timeout_at};
+
+use crate::machine::data_key;
+use crate::proposals::Standing;
+use crate::raft::evaluation::{Command, refused, text_of};
+use crate::raft::replica::{CommandError, Replica};
+use crate::raft::scanning::Scan;
+
+/// The replica of a partition. It keeps the replica from being dropped, and not from being closed.
+struct Slots {
+    replica: Arc<Replica>,
+    slots: RangeInclusive<u16>,
+}
+
+impl Replica {
+    /// This replica as that of a partition of these slots. Cheap: it holds the replica and nothing
+    /// else, and one is as good as another. It goes on working when the replica is opened again.
+    #[must_use]
+    pub fn partition(self: &Arc<Self>, slots: RangeInclusive<u16>) -> Arc<dyn Partition> {
+        Arc::new(Slots {
+            replica: Arc::clone(self),
+            slots,
+        })
+    }
+}
+
+impl fmt::Debug for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Partition")
+            .field("group", &self.replica.group())
+            .field("replica", &self.replica.id())
+            .field("slots", &self.slots)
+            .finish()
+    }
+}
+
+impl Slots {
+    fn check(&self, slot: u16) -> Result<(), Refused> {
+        if self.slots.contains(&slot) {
+            return Ok(());
+        }
+        let (group, first, last) = (self.replica.group(), self.slots.start(), self.slots.end());
+        let text = format!("ERR slot {slot} is not in partition {group}, which has slots {first} to {last}");
+        Err(Refused::Text(text))
+    }
+}
+
+impl Partition for Slots {
+    fn group(&self) -> u64 {
+        self.replica.group()
+    }
+
+    fn slots(&self) -> RangeInclusive<u16> {
+        self.slots.clone()
+    }
+
+    fn begin(&self, slot: u16, rows: &[&[u8]], patience: Duration) -> Result<Box<dyn Evaluation>, Refused> {
+        self.check(slot)?;
+        let options = &self.replica.options;
+        let running = self.replica.running();
+        let running = running.map_err(|error| text_of(error.into()))?;
+        let (log, within) = (options.log.clone(), options.times.command);
+        let clock_ms = options.clock.wall_ms();
+        match Command::begin(
+            Arc::clone(&running),
+            log,
+            within,
+            clock_ms,
+            (slot, rows),
+            patience,
+        ) {
+            Ok(command) => Ok(Box::new(command)),
+            Err(error) => Err(refused(&running, error)),
+        }
+    }
+
+    fn rows_after(&self, after: Option<(u16, &[u8])>) -> Result<Rows, Refused> {
+        let scan = Scan::new(Arc::clone(&self.replica), self.slots.clone(), after);
+        Ok(Box::new(scan))
+    }
+
+    fn get_applied(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused> {
+        self.check(slot)?;
+        let read = || {
+            let running = self.replica.running()?;
+            Ok::<_, CommandError>(running.machine.db().get(data_key(slot, row))?)
+        };
+        read().map_err(text_of)
+    }
+
+    fn key_count(&self, slots: RangeInclusive<u16>) -> Result<u64, Refused> {
+        let running = self.replica.running();
+        let running = running.map_err(|error| text_of(error.into()))?;
+        let counted = running.machine.keys_in_slots(&slots);
+        counted.map_err(|error| Refused::Text(format!("ERR {error}")))
+    }
+
+    fn confirm(&self) -> Settling {
+        let Ok(running) = self.replica.running() else {
+            return Box::pin(ready(Settled::TryAgain));
+        };
+        let commands = Arc::clone(&running.commands);
+        let (Standing::Open(run) | Standing::Ending(run)) = commands.leading.standing() else {
+            return Box::pin(ready(Settled::TryAgain));
+        };
+        let deadline = Instant::now() + self.replica.options.times.command;
+        Box::pin(async move {
+            match timeout_at(deadline, commands.confirm()).await {
+                Ok(Some(leader)) if leader == run.leader => Settled::Holds,
+                _ => Settled::TryAgain,
+            }
+        })
+    }
+}

@@ -1,0 +1,81 @@
+//! The rows of a partition, one after the other.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::vec;
+
+use collie_server::cluster::{Refused, StoredRow};
+
+use crate::machine::DataRow;
+use crate::raft::evaluation::text_of;
+use crate::raft::replica::Replica;
+
+/// Rows that are read at once: at first, then four times as many, and so on up to the last.
+const FIRST_PART: usize = 16;
+const PART_GROWTH: usize = 4;
+const LARGEST_PART: usize = 1024;
+
+/// Rows as they are applied. They are read a part at a time, and between two parts nothing is held:
+/// neither memory nor files of the store, which may be opened anew meanwhile.
+pub(super) struct Scan {
+    replica: Arc<Replica>,
+    slots: RangeInclusive<u16>,
+    /// The last row that was read.
+    after: Option<(u16, Vec<u8>)>,
+    part: vec::IntoIter<DataRow>,
+    most: usize,
+    /// Nothing is behind the part.
+    is_last: bool,
+}
+
+impl Scan {
+    pub(super) fn new(
+        replica: Arc<Replica>,
+        slots: RangeInclusive<u16>,
+        after: Option<(u16, &[u8])>,
+    ) -> Self {
+        Self {
+            replica,
+            slots,
+            after: after.map(|(slot, key)| (slot, key.to_vec())),
+            part: Vec::new().into_iter(),
+            most: FIRST_PART,
+            is_last: false,
+        }
+    }
+
+    fn read(&mut self) -> Result<(), Refused> {
+        let running = self.replica.running();
+        let running = running.map_err(|error| text_of(error.into()))?;
+        let after = self.after.as_ref().map(|(slot, key)| (*slot, &**key));
+        let rows = running.machine.rows_after(after, &self.slots, self.most);
+        let rows = rows.map_err(|error| Refused::Text(format!("ERR {error}")))?;
+        self.most = (self.most * PART_GROWTH).min(LARGEST_PART);
+        self.is_last = rows.is_empty();
+        if let Some(last) = rows.last() {
+            self.after = Some((last.slot, last.key.clone()));
+        }
+        self.part = rows.into_iter();
+        Ok(())
+    }
+}
+
+impl Iterator for Scan {
+    type Item = Result<StoredRow, Refused>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.part.len() == 0 && !self.is_last {
+            if let Err(refused) = self.read() {
+                self.is_last = true;
+                return Some(Err(refused));
+            }
+        }
+        let DataRow { slot, key, value } = self.part.next()?;
+        let row = StoredRow {
+            slot,
+            row: key,
+            value,
+        };
+        Some(Ok(row))
+    }
+}

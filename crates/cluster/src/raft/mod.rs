@@ -7,6 +7,7 @@ mod commands;
 mod ids;
 mod log_store;
 mod machine;
+mod members;
 mod messages;
 mod network;
 mod options;
@@ -20,6 +21,7 @@ mod types;
 
 pub use commands::{Row, Value};
 pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
+pub use members::{AppliedRows, Members};
 pub use options::{GroupLimits, GroupTimes};
 pub use replica::{CommandError, Executed, Replica, ReplicaError, ReplicaOptions, ReplicaState, Rows};
 pub use types::{Effects, Groups, Member};

@@ -206,7 +206,7 @@ impl Replica {
         self.id
     }
 
-    fn running(&self) -> Result<Arc<Running>, ReplicaError> {
+    pub(super) fn running(&self) -> Result<Arc<Running>, ReplicaError> {
         let replica = self.id;
         match &*self.now.borrow() {
             Now::Running(running) => Ok(Arc::clone(running)),
@@ -227,6 +227,18 @@ impl Replica {
         // An error: its task has ended, and what it said last holds.
         let _ended = now.wait_for(|now| !matches!(now, Now::Opening)).await;
         self.running().map(drop)
+    }
+
+    /// Waits until what runs is not `ended` any more, or the replica does not run.
+    ///
+    /// # Errors
+    /// As [`opened`](Self::opened).
+    pub(super) async fn reopened(&self, ended: &Arc<Running>) -> Result<(), ReplicaError> {
+        let mut now = self.now.clone();
+        let other = |now: &Now| !matches!(now, Now::Running(running) if Arc::ptr_eq(running, ended));
+        // An error: its task has ended, and what it said last holds.
+        drop(now.wait_for(other).await);
+        self.opened().await
     }
 
     /// What raft knows.

@@ -28,7 +28,7 @@ use crate::wire::{Append, Refusal, Request, Response};
 
 /// A replica that runs.
 pub(super) struct Running {
-    raft: Raft,
+    pub(super) raft: Raft,
     pub(super) machine: Machine,
     pub(super) commands: Arc<Commands>,
     /// Held while a command is evaluated and submitted, in place of the locks of its rows.

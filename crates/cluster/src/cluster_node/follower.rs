@@ -135,10 +135,7 @@ async fn obey(inner: &Arc<Inner>, map: &Arc<Map>) -> bool {
     let all: Vec<_> = here
         .map(|partition| make(Arc::clone(inner), Arc::clone(map), partition.clone()))
         .collect();
-    let made: Vec<bool> = stream::iter(all)
-        .buffer_unordered(MADE_AT_A_TIME)
-        .collect()
-        .await;
+    let made: Vec<bool> = stream::iter(all).buffer_unordered(MADE_AT_A_TIME).collect().await;
     made.into_iter().all(|done| done)
 }
 

@@ -18,15 +18,15 @@ const BYTES_MAX: u64 = 1024;
 
 /// Whose disk it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mark {
+pub(super) struct Mark {
     /// The cluster.
-    pub cluster: ClusterId,
+    pub(super) cluster: ClusterId,
     /// The node.
-    pub node: NodeId,
+    pub(super) node: NodeId,
     /// Which of the node's disks, counted from 0.
-    pub disk: u32,
+    pub(super) disk: u32,
     /// The disk's identity.
-    pub id: [u8; 16],
+    pub(super) id: [u8; 16],
 }
 
 impl Mark {
@@ -100,7 +100,7 @@ fn marks_of(identity: &NodeIdentity) -> impl Iterator<Item = Mark> {
 ///
 /// # Errors
 /// [`IdentityError::Foreign`] where a disk has another mark, and the file system's.
-pub fn mark_disks(
+pub(crate) fn mark_disks(
     device: &dyn Device,
     disks: &[PathBuf],
     identity: &NodeIdentity,
@@ -123,7 +123,11 @@ const OWN: &str = "mount each disk at its place; if the directory was copied fro
 ///
 /// # Errors
 /// [`IdentityError::Foreign`], [`IdentityError::Mark`], and the file system's.
-pub fn check_free(device: &dyn Device, disks: &[PathBuf], ids: &[[u8; 16]]) -> Result<(), IdentityError> {
+pub(crate) fn check_free(
+    device: &dyn Device,
+    disks: &[PathBuf],
+    ids: &[[u8; 16]],
+) -> Result<(), IdentityError> {
     for (dir, id) in disks.iter().zip(ids) {
         if let Some(found) = read(device, dir)?.filter(|found| found.id != *id) {
             return Err(foreign(dir, "an unmarked disk".to_owned(), &found, NEW));
@@ -137,7 +141,7 @@ pub fn check_free(device: &dyn Device, disks: &[PathBuf], ids: &[[u8; 16]]) -> R
 /// # Errors
 /// [`IdentityError::Disks`], [`IdentityError::Unmarked`], [`IdentityError::Foreign`],
 /// [`IdentityError::Mark`], and the file system's.
-pub fn check_disks(
+pub(crate) fn check_disks(
     device: &dyn Device,
     disks: &[PathBuf],
     identity: &NodeIdentity,

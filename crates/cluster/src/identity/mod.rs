@@ -7,6 +7,7 @@ mod store;
 
 pub use error::IdentityError;
 pub(crate) use error::hex;
-pub use mark::{MARK, check_disks, check_free, mark_disks};
+pub use mark::MARK;
+pub(crate) use mark::{check_disks, check_free, mark_disks};
 pub use records::{Asked, NodeIdentity};
-pub use store::IdentityStore;
+pub(crate) use store::IdentityStore;

@@ -22,7 +22,7 @@ const REPLICA: &[u8] = b"replica/";
 /// The store in `node/` of the node's directory, open. Its lock keeps other processes off. All of its
 /// calls block, and what they write is durable when they return.
 #[derive(Clone)]
-pub struct IdentityStore {
+pub(crate) struct IdentityStore {
     db: Db,
     family: Family,
     dir: PathBuf,
@@ -33,7 +33,7 @@ impl IdentityStore {
     ///
     /// # Errors
     /// [`IdentityError::InUse`], [`IdentityError::Store`].
-    pub fn open(dir: &Path, options: Options) -> Result<Self, IdentityError> {
+    pub(crate) fn open(dir: &Path, options: Options) -> Result<Self, IdentityError> {
         let path = dir.join(DIR);
         let wrong = |error| match error {
             Error::Locked { .. } => IdentityError::InUse { dir: dir.to_owned() },
@@ -50,21 +50,15 @@ impl IdentityStore {
 
     /// The store, for the server, which has other families of it.
     #[must_use]
-    pub fn db(&self) -> &Db {
+    pub(crate) fn db(&self) -> &Db {
         &self.db
-    }
-
-    /// The node's directory.
-    #[must_use]
-    pub fn dir(&self) -> &Path {
-        &self.dir
     }
 
     /// What the node has asked to join by.
     ///
     /// # Errors
     /// [`IdentityError::Store`], [`IdentityError::Record`].
-    pub fn asked(&self) -> Result<Option<Asked>, IdentityError> {
+    pub(crate) fn asked(&self) -> Result<Option<Asked>, IdentityError> {
         self.get("what it asked to join by", ASKED)
     }
 
@@ -72,7 +66,7 @@ impl IdentityStore {
     ///
     /// # Errors
     /// As [`asked`](Self::asked).
-    pub fn set_asked(&self, asked: &Asked) -> Result<(), IdentityError> {
+    pub(crate) fn set_asked(&self, asked: &Asked) -> Result<(), IdentityError> {
         self.put("what it asked to join by", ASKED, asked)
     }
 
@@ -80,7 +74,7 @@ impl IdentityStore {
     ///
     /// # Errors
     /// As [`asked`](Self::asked).
-    pub fn identity(&self) -> Result<Option<NodeIdentity>, IdentityError> {
+    pub(crate) fn identity(&self) -> Result<Option<NodeIdentity>, IdentityError> {
         self.get("its identity", IDENTITY)
     }
 
@@ -88,7 +82,7 @@ impl IdentityStore {
     ///
     /// # Errors
     /// As [`asked`](Self::asked).
-    pub fn set_identity(&self, identity: &NodeIdentity) -> Result<(), IdentityError> {
+    pub(crate) fn set_identity(&self, identity: &NodeIdentity) -> Result<(), IdentityError> {
         self.put("its identity", IDENTITY, identity)
     }
 
@@ -97,7 +91,7 @@ impl IdentityStore {
     ///
     /// # Errors
     /// [`IdentityError::Store`].
-    pub fn was_made(&self, replica: ReplicaId) -> Result<bool, IdentityError> {
+    pub(crate) fn was_made(&self, replica: ReplicaId) -> Result<bool, IdentityError> {
         let found = self.family.get(replica_key(replica));
         Ok(found.map_err(|error| self.wrong(error))?.is_some())
     }
@@ -106,7 +100,7 @@ impl IdentityStore {
     ///
     /// # Errors
     /// [`IdentityError::Store`].
-    pub fn set_made(&self, replica: ReplicaId) -> Result<(), IdentityError> {
+    pub(crate) fn set_made(&self, replica: ReplicaId) -> Result<(), IdentityError> {
         let options = collie_db::WriteOptions::disk();
         let put = self.family.put_with(replica_key(replica), [VERSION], &options);
         put.map(drop).map_err(|error| self.wrong(error))
@@ -116,7 +110,7 @@ impl IdentityStore {
     ///
     /// # Errors
     /// [`IdentityError::Store`].
-    pub fn close(self) -> Result<(), IdentityError> {
+    pub(crate) fn close(self) -> Result<(), IdentityError> {
         let dir = self.dir.clone();
         let closed = self.db.close();
         closed.map_err(|error| IdentityError::Store { dir, error })

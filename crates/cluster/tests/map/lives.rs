@@ -16,22 +16,27 @@ fn routes_agree(sites: &[Site]) {
             .iter()
             .map(|site| (site.client, site.with(|node, _| node.cluster())))
             .collect();
-        (0..SLOTS).step_by(97).chain([SLOTS - 1]).all(|slot| {
-            let here = |(client, cluster): &(_, std::sync::Arc<dyn collie_server::cluster::Cluster>)| {
-                match cluster.route(slot) {
-                    Route::Here(partition) if partition.slots().contains(&slot) => Some(*client),
-                    _ => None,
-                }
-            };
-            let leaders: Vec<_> = clusters.iter().filter_map(here).collect();
-            let sent = |cluster: &std::sync::Arc<dyn collie_server::cluster::Cluster>| match cluster.route(slot) {
-                Route::Here(_) => leaders.len() == 1,
-                Route::At(client) => leaders == [client],
-                Route::Nowhere => false,
-            };
-            clusters.iter().all(|(_, cluster)| sent(cluster))
-        })
-        .then_some(())
+        (0..SLOTS)
+            .step_by(97)
+            .chain([SLOTS - 1])
+            .all(|slot| {
+                let here = |(client, cluster): &(_, std::sync::Arc<dyn collie_server::cluster::Cluster>)| {
+                    match cluster.route(slot) {
+                        Route::Here(partition) if partition.slots().contains(&slot) => Some(*client),
+                        _ => None,
+                    }
+                };
+                let leaders: Vec<_> = clusters.iter().filter_map(here).collect();
+                let sent = |cluster: &std::sync::Arc<dyn collie_server::cluster::Cluster>| match cluster
+                    .route(slot)
+                {
+                    Route::Here(_) => leaders.len() == 1,
+                    Route::At(client) => leaders == [client],
+                    Route::Nowhere => false,
+                };
+                clusters.iter().all(|(_, cluster)| sent(cluster))
+            })
+            .then_some(())
     });
 }
 
@@ -42,7 +47,11 @@ fn three_nodes_share_thirty_two_partitions_and_keep_them_over_restarts() {
     // Each node has all partitions, and begins as many of them as the others.
     let mut first = BTreeMap::<u64, usize>::new();
     for partition in map.partitions.values() {
-        let lowest = partition.members.iter().min_by_key(|member| member.replica).unwrap();
+        let lowest = partition
+            .members
+            .iter()
+            .min_by_key(|member| member.replica)
+            .unwrap();
         *first.entry(lowest.node).or_default() += 1;
     }
     assert_eq!(first.into_values().collect::<Vec<_>>(), [11, 11, 10]);
@@ -59,8 +68,17 @@ fn three_nodes_share_thirty_two_partitions_and_keep_them_over_restarts() {
     assert_eq!(topology.own, 2);
     assert_eq!(topology.nodes[2].address, sites[2].client);
     assert!(topology.nodes.iter().all(|node| node.name.len() == 40));
-    assert_eq!(topology.partitions.first().map(|partition| *partition.slots.start()), Some(0));
-    assert_eq!(topology.partitions.last().map(|partition| *partition.slots.end()), Some(SLOTS - 1));
+    assert_eq!(
+        topology
+            .partitions
+            .first()
+            .map(|partition| *partition.slots.start()),
+        Some(0)
+    );
+    assert_eq!(
+        topology.partitions.last().map(|partition| *partition.slots.end()),
+        Some(SLOTS - 1)
+    );
 
     // One is killed and started again, as the others had to do without it; then all are.
     sites[1].kill();
@@ -91,9 +109,11 @@ fn three_nodes_share_thirty_two_partitions_and_keep_them_over_restarts() {
 fn a_join_whose_answer_is_lost_with_the_leader_makes_one_node() {
     let sites = cluster(3, 3, 2);
     let join = request(9);
-    let taken = until(&sites, "an answer", || match ask(map_leader(&sites).peer, &join, &RealClock) {
-        Ok(JoinAnswer::Taken(place)) => Some(place),
-        _ => None,
+    let taken = until(&sites, "an answer", || {
+        match ask(map_leader(&sites).peer, &join, &RealClock) {
+            Ok(JoinAnswer::Taken(place)) => Some(place),
+            _ => None,
+        }
     });
     assert_eq!((taken.node, taken.level), (4, 1));
     assert_eq!(taken.peers.len(), 4);
@@ -101,10 +121,12 @@ fn a_join_whose_answer_is_lost_with_the_leader_makes_one_node() {
     leader.kill();
     let again = until(&sites, "an answer of the next leader", || {
         let alive = sites.iter().filter(|site| site.is_alive());
-        alive.map(|site| ask(site.peer, &join, &RealClock)).find_map(|answer| match answer {
-            Ok(JoinAnswer::Taken(place)) => Some(place),
-            _ => None,
-        })
+        alive
+            .map(|site| ask(site.peer, &join, &RealClock))
+            .find_map(|answer| match answer {
+                Ok(JoinAnswer::Taken(place)) => Some(place),
+                _ => None,
+            })
     });
     assert_eq!((again.node, again.replica), (taken.node, taken.replica));
     leader.start(Begin::Start);

@@ -273,8 +273,14 @@ pub(crate) fn settled(sites: &[Site], nodes: usize, partitions: u16) -> Arc<Map>
         let whole = map.nodes.len() == nodes && map.partitions.len() == usize::from(partitions);
         let alive = sites.iter().filter(|site| site.is_alive());
         let led = alive.map(Site::status).all(|status| {
-            let mut here = status.partitions.iter().filter(|partition| partition.here.is_some());
-            let members = status.partitions.iter().filter(|partition| partition.nodes.contains(&status.own));
+            let mut here = status
+                .partitions
+                .iter()
+                .filter(|partition| partition.here.is_some());
+            let members = status
+                .partitions
+                .iter()
+                .filter(|partition| partition.nodes.contains(&status.own));
             let all = members.count();
             here.clone().count() == all && here.all(|partition| partition.leader.is_some())
         });

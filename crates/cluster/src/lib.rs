@@ -5,9 +5,12 @@
 //! [`Node`] is a process with its replicas. Formats are drawn in `docs/format/cluster.md` and
 //! `docs/format/peers.md`.
 
+mod cluster_node;
 pub mod frames;
+mod identity;
 mod ids;
 pub mod machine;
+pub mod map;
 mod node;
 pub mod peers;
 pub mod proposals;
@@ -15,11 +18,17 @@ mod raft;
 mod store;
 pub mod wire;
 
+pub use cluster_node::{
+    Begin, ClusterError, ClusterNode, ClusterOptions, ClusterStatus, MakePartition, NodeStatus,
+    PartitionStatus, ReplicaStatus,
+};
+pub use identity::{Asked, IdentityError, MARK, NodeIdentity};
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 pub use node::{Node, NodeError, NodeOptions};
 pub use raft::{
-    CommandError, Effects, Executed, GroupLimits, GroupTimes, Groups, Member, Replica, ReplicaError,
-    ReplicaOptions, ReplicaState, Row, Rows, SnapshotBuilder, SnapshotData, Value, open_machine,
+    AppliedRows, CommandError, Effects, Executed, GroupLimits, GroupTimes, Groups, Member, Members, Replica,
+    ReplicaError, ReplicaOptions, ReplicaState, Row, Rows, SnapshotBuilder, SnapshotData, Value,
+    open_machine,
 };
 pub use store::{
     Bounds, Entry, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions, Opened,

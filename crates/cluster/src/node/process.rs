@@ -117,6 +117,12 @@ impl Node {
         self.changes.subscribe()
     }
 
+    /// Whether it is remembered that this replica was removed from this node.
+    #[must_use]
+    pub fn remembers_removal_of(&self, id: ReplicaId) -> bool {
+        matches!(self.router.store.replica(id), Err(StoreError::Removed { .. }))
+    }
+
     /// Waits until a log has failed: the node can write no more, and its process is to exit.
     pub async fn failed(&self) -> StoreError {
         let mut failed = self.failed.clone();

@@ -12,12 +12,13 @@ use tokio::time::{sleep, timeout};
 use super::dispatch::{Incoming, Load, Reply};
 use super::error::End;
 use super::greeting::{check, greeting, hello};
+use super::joining::admit;
 use super::network::Network;
 use super::outbox::{Outbox, write_frames};
 use super::reader::FrameReader;
 use super::shared::Shared;
 use super::slots::Taken;
-use crate::wire::{Frame, Lane, Message, Pong, Refused, WireError, encode};
+use crate::wire::{Frame, Join, Lane, Message, Pong, Refused, WireError, encode};
 
 /// The pause after a connection could not be taken, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -62,14 +63,26 @@ async fn serve<N: Network>(
         () = shared.closed() => return,
         greeted = timeout(times.greeting, greet(&mut from, &mut to, &shared, &outbox)) => greeted,
     };
-    drop(stranger);
-    let taken = match greeted.unwrap_or(Err(End::Greeted(times.greeting))) {
-        Ok(taken) => taken,
+    let greeted = greeted.unwrap_or(Err(End::Greeted(times.greeting)));
+    let taken = match greeted {
+        Ok(First::Peer(taken)) => taken,
+        Ok(First::Join(join)) => {
+            let ended = tokio::select! {
+                biased;
+                () = shared.closed() => Err(End::Closing),
+                ended = admit(join, &mut to, &shared) => ended,
+            };
+            if let Err(end) = ended {
+                tracing::warn!(%address, %end, "a process that asked to join got no answer");
+            }
+            return;
+        }
         Err(end) => {
             tracing::warn!(%address, %end, "the connection of a peer is refused");
             return;
         }
     };
+    drop(stranger);
     let end = tokio::select! {
         biased;
         end = outbox.kicked() => end,
@@ -79,38 +92,52 @@ async fn serve<N: Network>(
     tracing::debug!(node = taken.node, lane = %taken.lane, %address, %end, "the connection of a peer has ended");
 }
 
+/// What a connection is for, by its first frame.
+enum First {
+    /// A peer has it, and both sides have said who they are.
+    Peer(Taken),
+    /// A process wants to become a node. It stays a stranger.
+    Join(Join),
+}
+
 async fn greet<R, W>(
     from: &mut FrameReader<R>,
     to: &mut W,
     shared: &Shared,
     outbox: &Arc<Outbox>,
-) -> Result<Taken, End>
+) -> Result<First, End>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     let own = &shared.options.identity;
-    let taken = async {
-        let theirs = greeting(from.next().await?.0)?;
+    let first = async {
+        let frame = from.next().await?.0;
+        if let Message::Join(join) = frame.message {
+            return Ok(First::Join(join));
+        }
+        let theirs = greeting(frame)?;
         check(own, &theirs)?;
-        Ok(shared.slots.take(&theirs, outbox, shared.options.times.suspect)?)
+        let taken = shared.slots.take(&theirs, outbox, shared.options.times.suspect)?;
+        Ok(First::Peer(taken))
     };
-    let taken: Result<Taken, End> = taken.await;
-    let answer = match &taken {
-        Ok(taken) => hello(own, taken.node, taken.lane),
+    let first: Result<First, End> = first.await;
+    let answer = match &first {
+        Ok(First::Peer(taken)) => hello(own, taken.node, taken.lane),
+        Ok(First::Join(_)) => return first,
         Err(end @ (End::Greeting(_) | End::Wire(WireError::Version { .. }))) => {
             Frame::of_connection(0, Message::Refused(Refused::new(end.to_string())))
         }
         // Bytes that no node would send get no answer.
-        Err(_) => return taken,
+        Err(_) => return first,
     };
     to.write_all(&encode(&answer)?).await?;
     to.flush().await?;
-    if taken.is_err() {
+    if first.is_err() {
         // The reason arrives before the end of the connection.
         to.shutdown().await?;
     }
-    taken
+    first
 }
 
 async fn talk<S, W>(

@@ -11,6 +11,7 @@ mod dispatch;
 mod error;
 mod greeting;
 mod inbound;
+mod joining;
 mod link;
 mod liveness;
 mod network;
@@ -24,6 +25,7 @@ mod slots;
 
 pub use dispatch::{Dispatch, Incoming, Reply};
 pub use error::PeerError;
+pub use joining::{Admission, Admitted, JoinError, ask_to_join};
 pub use liveness::{Liveness, NodeState, NodeStates, SKEW_MAX, Skew};
 pub use network::{Network, PlainTcp};
 pub use node::{Answer, Call, Peers, PeersStats};

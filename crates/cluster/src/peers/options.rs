@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use collie_io::Clock;
 
+use super::joining::Admission;
 use crate::wire::{ClusterId, Lane, NodeId};
 
 /// Who a node is.
@@ -40,6 +41,8 @@ pub struct PeersOptions {
     pub limits: Limits,
     /// How long.
     pub times: Times,
+    /// Who decides which processes become nodes; none: each is refused.
+    pub admission: Option<Arc<dyn Admission>>,
 }
 
 /// How much of anything there may be. What this node sends waits for room; a peer that sends more
@@ -77,6 +80,8 @@ pub struct Times {
     pub bulk_silence: Duration,
     /// From a connection's beginning until both sides have said who they are.
     pub greeting: Duration,
+    /// From a request to join to its answer.
+    pub join: Duration,
     /// From the first byte of a frame to its last.
     pub frame: Duration,
     /// The first pause before another attempt to connect; doubled with each.
@@ -97,6 +102,7 @@ impl PeersOptions {
             seed,
             limits: Limits::default(),
             times: Times::default(),
+            admission: None,
         }
     }
 }
@@ -142,6 +148,7 @@ impl Default for Times {
             silence: Duration::from_secs(3),
             bulk_silence: Duration::from_secs(30),
             greeting: Duration::from_secs(2),
+            join: Duration::from_secs(10),
             frame: Duration::from_secs(10),
             backoff: Duration::from_millis(50),
             backoff_max: Duration::from_secs(2),

@@ -8,6 +8,7 @@ mod evaluation;
 mod ids;
 mod log_store;
 mod machine;
+mod members;
 mod messages;
 mod network;
 mod options;
@@ -24,6 +25,7 @@ mod types;
 
 pub use commands::{Row, Value};
 pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
+pub use members::{AppliedRows, Members};
 pub use options::{GroupLimits, GroupTimes};
 pub use replica::{CommandError, Executed, Replica, ReplicaError, ReplicaOptions, ReplicaState, Rows};
 pub use types::{Effects, Groups, Member};

@@ -239,6 +239,18 @@ impl Replica {
         self.running().ok()?.commands.leader()
     }
 
+    /// Waits until what runs is not `ended` any more, or the replica does not run.
+    ///
+    /// # Errors
+    /// As [`opened`](Self::opened).
+    pub(super) async fn reopened(&self, ended: &Arc<Running>) -> Result<(), ReplicaError> {
+        let mut now = self.now.clone();
+        let other = |now: &Now| !matches!(now, Now::Running(running) if Arc::ptr_eq(running, ended));
+        // An error: its task has ended, and what it said last holds.
+        drop(now.wait_for(other).await);
+        self.opened().await
+    }
+
     /// What raft knows.
     ///
     /// # Errors

@@ -30,7 +30,7 @@ use crate::wire::{Append, Refusal, Request, Response};
 
 /// A replica that runs.
 pub(super) struct Running {
-    raft: Raft,
+    pub(super) raft: Raft,
     pub(super) machine: Machine,
     pub(super) commands: Arc<Commands>,
     /// No more than the node takes of its peers.

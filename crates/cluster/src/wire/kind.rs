@@ -42,6 +42,10 @@ kinds! {
     Ping = 3, "ping";
     /// It is.
     Pong = 4, "pong";
+    /// A process asks to become a node of the cluster, first on its connection.
+    Join = 5, "join";
+    /// What becomes of that.
+    Joined = 6, "joined";
     /// Entries for a follower.
     Append = 16, "append";
     /// A request for a vote.
@@ -77,7 +81,7 @@ kinds! {
 impl Kind {
     /// Whether the frame concerns the connection itself: it names no group and no replica.
     pub fn is_of_connection(self) -> bool {
-        matches!(self, Self::Hello | Self::Refused | Self::Ping | Self::Pong)
+        (self as u8) < 16
     }
 
     /// Whether a frame of this kind answers a request of kind `request`.

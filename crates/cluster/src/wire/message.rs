@@ -6,6 +6,7 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::WireError;
+use super::join::{DISKS_MAX, Join, Joined};
 use super::kind::Kind;
 use super::snapshot::{FILES_MAX, Installed, Offer, Piece, SnapshotEnd, Stored, Wanted};
 use crate::ids::{EntryId, ReplicaId, Vote};
@@ -34,6 +35,10 @@ pub enum Message {
     Ping(Ping),
     /// [`Kind::Pong`].
     Pong(Pong),
+    /// [`Kind::Join`].
+    Join(Join),
+    /// [`Kind::Joined`].
+    Joined(Joined),
     /// What wants an answer.
     Request(Request),
     /// An answer.
@@ -299,6 +304,8 @@ impl Message {
             Self::Refused(_) => Kind::Refused,
             Self::Ping(_) => Kind::Ping,
             Self::Pong(_) => Kind::Pong,
+            Self::Join(_) => Kind::Join,
+            Self::Joined(_) => Kind::Joined,
             Self::Request(request) => request.kind(),
             Self::Response(response) => response.kind(),
         }
@@ -320,6 +327,11 @@ impl Message {
             Self::Refused(body) => put(self.kind(), body, to),
             Self::Ping(body) => put(self.kind(), body, to),
             Self::Pong(body) => put(self.kind(), body, to),
+            Self::Join(body) => {
+                most(body.disks.len(), "disks", DISKS_MAX)?;
+                put(self.kind(), body, to)
+            }
+            Self::Joined(body) => put(self.kind(), body, to),
             Self::Request(request) => match request {
                 Request::Append(body) => {
                     most(body.entries.len(), "entries", ENTRIES_MAX)?;
@@ -353,17 +365,19 @@ impl Message {
     pub(super) fn read(kind: Kind, body: &[u8]) -> Result<(Self, usize), WireError> {
         let request = |(request, left)| (Self::Request(request), left);
         let response = |(response, left)| (Self::Response(response), left);
-        Ok(match kind {
-            Kind::Hello => {
-                let (version, _) = take::<u16, _>(kind, body, |version| version)?;
-                if version != VERSION {
-                    return Err(WireError::Version { found: version });
-                }
-                take(kind, body, Self::Hello)?
+        if matches!(kind, Kind::Hello | Kind::Join | Kind::Joined) {
+            let (found, _) = take::<u16, _>(kind, body, |version| version)?;
+            if found != VERSION {
+                return Err(WireError::Version { found });
             }
+        }
+        Ok(match kind {
+            Kind::Hello => take(kind, body, Self::Hello)?,
             Kind::Refused => take(kind, body, Self::Refused)?,
             Kind::Ping => take(kind, body, Self::Ping)?,
             Kind::Pong => take(kind, body, Self::Pong)?,
+            Kind::Join => take(kind, body, Self::Join)?,
+            Kind::Joined => take(kind, body, Self::Joined)?,
             Kind::Append => request(take(kind, body, Request::Append)?),
             Kind::Vote => request(take(kind, body, Request::Vote)?),
             Kind::PreVote => request(take(kind, body, Request::PreVote)?),

@@ -7,12 +7,14 @@
 mod error;
 mod frame;
 mod ids;
+mod join;
 mod kind;
 mod message;
 mod snapshot;
 
 pub use error::WireError;
 pub use frame::{FRAME_MAX, Frame, GREETING_MAX, HEAD, decode, encode, frame_len};
+pub use join::{DISKS_MAX, Join, JoinAnswer, Joined, PEERS_MAX, Place};
 pub use kind::Kind;
 pub use message::{
     Append, Appended, ClusterId, ENTRIES_MAX, Hello, Lane, LogEntry, Message, NodeId, Payload, Ping, Pong,

@@ -1,0 +1,65 @@
+//! Changing the map: a rule, evaluated on the newest map by the leader of its group, and committed as
+//! one entry.
+
+use std::collections::BTreeMap;
+
+use crate::map::{Changes, Map, MapError};
+use crate::proposals::Answer;
+use crate::raft::{CommandError, Replica, Row, Rows};
+
+/// The rows of the map are in this slot of group 0. That is no slot of users' keys.
+const SLOT: u16 = 0;
+
+/// The row of a key of the map.
+pub(super) fn row(key: Vec<u8>) -> Row {
+    Row { slot: SLOT, key }
+}
+
+/// What a rule says of the newest map: an answer, and what changes.
+pub(super) type Ruled<T> = Result<(T, Option<Changes>), String>;
+
+enum Unread {
+    Command(CommandError),
+    Map(MapError),
+}
+
+impl From<MapError> for Unread {
+    fn from(error: MapError) -> Self {
+        Self::Map(error)
+    }
+}
+
+/// Has a rule change the map. The inner error is the rule's, or says what is wrong with the map;
+/// nothing has changed then.
+pub(super) async fn change<T, F>(
+    replica: &Replica,
+    rule: F,
+) -> Result<Answer<Result<T, String>>, CommandError>
+where
+    T: Clone + Send + 'static,
+    F: Fn(Option<&Map>) -> Ruled<T> + Send + Sync + 'static,
+{
+    replica.execute(move |rows| evaluate(rows, &rule)).await
+}
+
+fn evaluate<T>(
+    rows: &mut Rows<'_>,
+    rule: &impl Fn(Option<&Map>) -> Ruled<T>,
+) -> crate::raft::Executed<Result<T, String>> {
+    let nothing = |problem: String| Ok((BTreeMap::new(), Err(problem)));
+    let map = match Map::read(|key| rows.get(&row(key)).map_err(Unread::Command)) {
+        Ok(map) => map,
+        Err(Unread::Command(error)) => return Err(error),
+        Err(Unread::Map(error)) => return nothing(error.to_string()),
+    };
+    let (answer, changes) = match rule(map.as_ref()) {
+        Ok(ruled) => ruled,
+        Err(problem) => return nothing(problem),
+    };
+    let set = match changes.as_ref().map(Map::rows).transpose() {
+        Ok(set) => set.unwrap_or_default(),
+        Err(error) => return nothing(error.to_string()),
+    };
+    let effects = set.into_iter().map(|(key, value)| (row(key), Some(value)));
+    Ok((effects.collect(), Ok(answer)))
+}

@@ -1,0 +1,20 @@
+//! A node of a cluster: a [`Node`](crate::Node) that is in the map, follows it, and, while its replica
+//! of group 0 leads, changes it.
+
+mod admission;
+mod begin;
+mod changing;
+mod controller;
+mod error;
+mod follower;
+mod options;
+mod process;
+mod replicas;
+mod routing;
+mod shared;
+mod status;
+
+pub use error::ClusterError;
+pub use options::{Begin, ClusterOptions, MakePartition};
+pub use process::ClusterNode;
+pub use status::{ClusterStatus, NodeStatus, PartitionStatus, ReplicaStatus};

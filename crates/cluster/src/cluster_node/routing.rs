@@ -1,0 +1,246 @@
+//! Where slots are led: what the server asks.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use collie_server::cluster::{Cluster, NodeInfo, Partition, PartitionInfo, Route, Topology};
+use tokio::sync::watch;
+
+use crate::cluster_node::shared::Inner;
+use crate::ids::{GroupId, ReplicaId};
+use crate::map::{Map, NOWHERE, PartitionRecord};
+use crate::peers::NodeStates;
+use crate::raft::{Replica, ReplicaState};
+use crate::wire::{ClusterId, NodeId};
+
+/// The map, as slots are looked up in it.
+#[derive(Default)]
+pub(super) struct Routing {
+    map: Option<Arc<Map>>,
+    /// For each slot, the place of its partition.
+    by_slot: Vec<u16>,
+    /// The groups, in the order of their places.
+    groups: Vec<GroupId>,
+    here: BTreeMap<GroupId, Here>,
+}
+
+/// A partition that has a replica on this node.
+#[derive(Clone)]
+struct Here {
+    replica: Arc<Replica>,
+    partition: Arc<dyn Partition>,
+}
+
+impl Routing {
+    /// The routes by a map, and the replicas that were not in `before`.
+    pub(super) fn of(map: &Arc<Map>, inner: &Inner, before: &Self) -> (Self, Vec<Arc<Replica>>) {
+        let mut new = Vec::new();
+        let mut here = BTreeMap::new();
+        for partition in map.partitions.values() {
+            let member = partition.member_on(inner.number());
+            let Some(replica) = member.and_then(|member| inner.node.replica(member.replica)) else {
+                continue;
+            };
+            let known = before.here.get(&partition.group);
+            let known = known.filter(|known| Arc::ptr_eq(&known.replica, &replica));
+            let kept = known.filter(|known| known.partition.slots() == partition.slots());
+            let made = || Here {
+                partition: (inner.options.partition)(&replica, partition.slots()),
+                replica: Arc::clone(&replica),
+            };
+            here.insert(partition.group, kept.cloned().unwrap_or_else(made));
+            if known.is_none() {
+                new.push(replica);
+            }
+        }
+        let routing = Self {
+            by_slot: map.by_slot(),
+            groups: map.partitions.keys().copied().collect(),
+            map: Some(Arc::clone(map)),
+            here,
+        };
+        (routing, new)
+    }
+
+    fn partition(&self, slot: u16) -> Option<(&Map, &PartitionRecord)> {
+        let place = self.by_slot.get(usize::from(slot))?;
+        let group = (*place != NOWHERE).then(|| self.groups.get(usize::from(*place)))??;
+        let map = self.map.as_deref()?;
+        Some((map, map.partitions.get(group)?))
+    }
+
+    /// The node that leads a partition, as far as this one knows: by its replica's word, or, without
+    /// one, the first that has a replica and answers. It knows the way.
+    fn leader(&self, partition: &PartitionRecord, inner: &Inner, states: &NodeStates) -> Option<NodeId> {
+        match self.here.get(&partition.group) {
+            Some(here) => {
+                let leader = here.replica.state().ok()?.leader?;
+                node_of(partition, leader)
+            }
+            None => {
+                let mut nodes = partition.members.iter().map(|member| member.node);
+                nodes.find(|node| *node != inner.number() && inner.is_alive(states, *node))
+            }
+        }
+    }
+}
+
+pub(super) fn node_of(partition: &PartitionRecord, replica: ReplicaId) -> Option<NodeId> {
+    let member = partition
+        .members
+        .iter()
+        .find(|member| member.replica == replica)?;
+    Some(member.node)
+}
+
+/// Counts whenever a replica says something else of who leads, or begins to take commands, until it
+/// is closed.
+pub(super) async fn follow_leader(replica: Arc<Replica>, changes: watch::Sender<u64>) {
+    let word = |state: &ReplicaState| {
+        let begun = state.applied.is_some_and(|applied| applied.leader == state.vote);
+        (state.leader, state.leads, state.leads && begun)
+    };
+    let mut known: Option<ReplicaState> = None;
+    while let Ok(state) = replica.state_other_than(known.as_ref()).await {
+        if known.as_ref().map(word) != Some(word(&state)) {
+            changes.send_modify(|count| *count += 1);
+        }
+        known = Some(state);
+    }
+    changes.send_modify(|count| *count += 1);
+}
+
+/// A node's name for clients: forty hexadecimal digits, the cluster's id and the node's number mixed
+/// so that all of them differ from node to node. It is the same for ever.
+pub(super) fn name(cluster: &ClusterId, number: NodeId) -> String {
+    let mut seed = u64::from(crc32c::crc32c(cluster)) ^ number;
+    for half in cluster.chunks(8) {
+        let mut bytes = [0; 8];
+        bytes.iter_mut().zip(half).for_each(|(to, from)| *to = *from);
+        seed = mixed(seed ^ u64::from_le_bytes(bytes)).wrapping_add(number);
+    }
+    let words = (1..=3_u64).map(|n| format!("{:016x}", mixed(seed.wrapping_add(n.wrapping_mul(GOLDEN)))));
+    words.collect::<String>().chars().take(40).collect()
+}
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The output function of SplitMix64: one to one, so different seeds give different words.
+fn mixed(mut word: u64) -> u64 {
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+/// A node, as its server sees the cluster.
+pub(super) struct Routes(pub(super) Arc<Inner>);
+
+impl fmt::Debug for Routes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Routes")
+            .field("node", &self.0.number())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Cluster for Routes {
+    fn topology(&self) -> Arc<Topology> {
+        let inner = &self.0;
+        let routing = inner.routing.load();
+        let states = inner.peers().states();
+        let states = states.borrow();
+        let own = inner.number();
+        let Some(map) = &routing.map else {
+            return Arc::new(Topology {
+                epoch: 0,
+                own,
+                nodes: Vec::new(),
+                partitions: Vec::new(),
+            });
+        };
+        let nodes = map.nodes.values().map(|node| NodeInfo {
+            number: node.number,
+            name: name(&map.cluster.id, node.number),
+            address: node.client,
+            peer: node.peer,
+            is_alive: inner.is_alive(&states, node.number),
+        });
+        let mut partitions: Vec<_> = map
+            .partitions
+            .values()
+            .map(|partition| PartitionInfo {
+                group: partition.group,
+                slots: partition.slots(),
+                leader: routing.leader(partition, inner, &states),
+                replicas: partition.members.iter().map(|member| member.node).collect(),
+            })
+            .collect();
+        partitions.sort_by_key(|partition| *partition.slots.start());
+        Arc::new(Topology {
+            epoch: map.cluster.epoch,
+            own,
+            nodes: nodes.collect(),
+            partitions,
+        })
+    }
+
+    fn route(&self, slot: u16) -> Route {
+        let routing = self.0.routing.load();
+        let Some((map, partition)) = routing.partition(slot) else {
+            return Route::Nowhere;
+        };
+        let here = routing.here.get(&partition.group);
+        if let Some(here) = here
+            && here.replica.state().is_ok_and(|state| state.leads)
+        {
+            return Route::Here(Arc::clone(&here.partition));
+        }
+        let states = self.0.peers().states();
+        let leader = routing.leader(partition, &self.0, &states.borrow());
+        // A replica here that is named, and does not lead, is about to say something else.
+        let leader = leader.filter(|node| *node != self.0.number());
+        match leader.and_then(|node| map.nodes.get(&node)) {
+            Some(node) => Route::At(node.client),
+            None => Route::Nowhere,
+        }
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+
+    fn led(&self) -> Vec<Arc<dyn Partition>> {
+        let routing = self.0.routing.load();
+        let leads = |here: &&Here| here.replica.state().is_ok_and(|state| state.leads);
+        let led = routing.here.values().filter(leads);
+        led.map(|here| Arc::clone(&here.partition)).collect()
+    }
+
+    fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>> {
+        let routing = self.0.routing.load();
+        let (_, partition) = routing.partition(slot)?;
+        let here = routing.here.get(&partition.group)?;
+        Some(Arc::clone(&here.partition))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_forty_digits_and_differ() {
+        let names: BTreeSet<_> = (0..4u8)
+            .flat_map(|cluster| (1..200).map(move |number| name(&[cluster; 16], number)))
+            .collect();
+        assert_eq!(names.len(), 4 * 199);
+        assert!(names.iter().all(|name| name.len() == 40));
+        assert!(
+            names
+                .iter()
+                .all(|name| name.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! What the tasks of a node share.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use collie_db::Db;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::cluster_node::options::ClusterOptions;
+use crate::cluster_node::routing::Routing;
+use crate::identity::{IdentityStore, NodeIdentity};
+use crate::map::{Founding, JoinRequest, Map};
+use crate::node::Node;
+use crate::peers::{NodeStates, Peers};
+use crate::raft::Replica;
+use crate::wire::NodeId;
+
+/// What the tasks of a node share.
+pub(super) struct Inner {
+    pub(super) node: Arc<Node>,
+    pub(super) options: ClusterOptions,
+    pub(super) identity: NodeIdentity,
+    pub(super) store: IdentityStore,
+    /// The map as this node has applied it; none before it has anything of it.
+    pub(super) map: watch::Sender<Option<Arc<Map>>>,
+    pub(super) routing: ArcSwap<Routing>,
+    /// Counts what may change where a slot is led.
+    pub(super) changes: watch::Sender<u64>,
+    /// What is wrong, by what it is about.
+    problems: Mutex<BTreeMap<String, String>>,
+    /// Each follows the leader of one partition.
+    pub(super) watchers: Mutex<JoinSet<()>>,
+}
+
+impl Inner {
+    pub(super) fn new(
+        node: Arc<Node>,
+        options: ClusterOptions,
+        identity: NodeIdentity,
+        store: IdentityStore,
+    ) -> Self {
+        Self {
+            node,
+            options,
+            identity,
+            store,
+            map: watch::Sender::new(None),
+            routing: ArcSwap::default(),
+            changes: watch::Sender::new(0),
+            problems: Mutex::default(),
+            watchers: Mutex::default(),
+        }
+    }
+
+    /// This node's number.
+    pub(super) fn number(&self) -> NodeId {
+        self.identity.node
+    }
+
+    /// The map as this node has applied it.
+    pub(super) fn map(&self) -> Option<Arc<Map>> {
+        self.map.borrow().clone()
+    }
+
+    /// This node's replica of group 0, once it is there.
+    pub(super) fn map_replica(&self) -> Option<Arc<Replica>> {
+        self.node.replica(self.identity.replica)
+    }
+
+    pub(super) fn peers(&self) -> &Peers {
+        self.node.peers()
+    }
+
+    /// Whether a node answers. This one does.
+    pub(super) fn is_alive(&self, states: &NodeStates, node: NodeId) -> bool {
+        node == self.number() || states.get(&node).is_some_and(|state| state.is_alive())
+    }
+
+    /// Where a slot is led may have changed.
+    pub(super) fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Notes what is wrong with something, or that nothing is any more. It is logged once.
+    pub(super) fn report(&self, about: &str, problem: Option<String>) {
+        let mut problems = self.problems.lock();
+        let was = match problem.clone() {
+            Some(problem) => problems.insert(about.to_owned(), problem),
+            None => problems.remove(about),
+        };
+        drop(problems);
+        match problem.filter(|problem| was.as_ref() != Some(problem)) {
+            Some(problem) => tracing::error!(
+                node = self.number(),
+                about,
+                problem,
+                "this node cannot follow the map"
+            ),
+            None => {}
+        }
+    }
+
+    pub(super) fn problems(&self) -> BTreeMap<String, String> {
+        self.problems.lock().clone()
+    }
+
+    /// With what the map begins, on the node that made the cluster.
+    pub(super) fn founding(&self) -> Option<Founding> {
+        let NodeIdentity {
+            cluster,
+            level,
+            asked,
+            founded,
+            ..
+        } = &self.identity;
+        let (replicas, partitions, voters) = (*founded)?;
+        Some(Founding {
+            id: *cluster,
+            level: *level,
+            replicas,
+            partitions,
+            voters,
+            first: JoinRequest {
+                token: asked.token,
+                peer: asked.peer,
+                client: asked.client,
+                disks: asked.disks.clone(),
+            },
+        })
+    }
+
+    /// The node's own store.
+    pub(super) fn db(&self) -> &Db {
+        self.store.db()
+    }
+}

@@ -1,0 +1,249 @@
+//! The mark of a disk: a small file that says whose it is, for programs and for operators.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
+
+use crate::identity::error::{IdentityError, hex};
+use crate::identity::records::NodeIdentity;
+use crate::wire::{ClusterId, NodeId};
+
+/// The name of the file, in the disk's directory.
+pub const MARK: &str = "collie-disk";
+/// What it is called until all of it is durable.
+const PART: &str = "collie-disk.part";
+/// No mark is longer.
+const BYTES_MAX: u64 = 1024;
+
+/// Whose disk it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mark {
+    /// The cluster.
+    pub(super) cluster: ClusterId,
+    /// The node.
+    pub(super) node: NodeId,
+    /// Which of the node's disks, counted from 0.
+    pub(super) disk: u32,
+    /// The disk's identity.
+    pub(super) id: [u8; 16],
+}
+
+impl Mark {
+    fn text(&self) -> String {
+        let Self {
+            cluster,
+            node,
+            disk,
+            id,
+        } = self;
+        let (cluster, id) = (hex(cluster), hex(id));
+        format!("collie disk 1\ncluster {cluster}\nnode {node}\ndisk {disk}\nid {id}\n")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let mut field = |name: &str| lines.next()?.strip_prefix(name)?.strip_prefix(' ');
+        (field("collie disk")? == "1").then_some(())?;
+        let mark = Self {
+            cluster: unhex(field("cluster")?)?,
+            node: field("node")?.parse().ok()?,
+            disk: field("disk")?.parse().ok()?,
+            id: unhex(field("id")?)?,
+        };
+        // Whatever reads differently is none: signs, zeros in front, more lines.
+        (mark.text() == text).then_some(mark)
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "disk {} of node {} of cluster {} ({})",
+            self.disk,
+            self.node,
+            hex(&self.cluster),
+            hex(&self.id)
+        )
+    }
+}
+
+fn unhex(text: &str) -> Option<[u8; 16]> {
+    let mut id = [0; 16];
+    if text.len() != 32 {
+        return None;
+    }
+    for (at, byte) in id.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(id)
+}
+
+fn io(op: &'static str, path: &Path, error: std::io::Error) -> IdentityError {
+    IdentityError::Io {
+        op,
+        path: path.to_owned(),
+        error: Arc::new(error),
+    }
+}
+
+fn marks_of(identity: &NodeIdentity) -> impl Iterator<Item = Mark> {
+    let (cluster, node) = (identity.cluster, identity.node);
+    (0..).zip(&identity.asked.disks).map(move |(disk, id)| Mark {
+        cluster,
+        node,
+        disk,
+        id: *id,
+    })
+}
+
+/// Marks the disks of a node that has just got its number. Disks that have the mark keep it; all are
+/// durable when this returns. Blocks.
+///
+/// # Errors
+/// [`IdentityError::Foreign`] where a disk has another mark, and the file system's.
+pub(crate) fn mark_disks(
+    device: &dyn Device,
+    disks: &[PathBuf],
+    identity: &NodeIdentity,
+) -> Result<(), IdentityError> {
+    for (dir, mark) in disks.iter().zip(marks_of(identity)) {
+        match read(device, dir)? {
+            Some(found) if found == mark => {}
+            Some(found) => return Err(foreign(dir, "an unmarked disk".to_owned(), &found, NEW)),
+            None => write(device, dir, &mark)?,
+        }
+    }
+    Ok(())
+}
+
+const NEW: &str = "give a node that joins an empty directory on each disk";
+const OWN: &str = "mount each disk at its place; if the directory was copied from another node, take it away";
+
+/// Whether the disks are free: none has a mark, but for the one that it got when a join was
+/// interrupted, with the identity that was drawn for it. Blocks.
+///
+/// # Errors
+/// [`IdentityError::Foreign`], [`IdentityError::Mark`], and the file system's.
+pub(crate) fn check_free(
+    device: &dyn Device,
+    disks: &[PathBuf],
+    ids: &[[u8; 16]],
+) -> Result<(), IdentityError> {
+    for (dir, id) in disks.iter().zip(ids) {
+        if let Some(found) = read(device, dir)?.filter(|found| found.id != *id) {
+            return Err(foreign(dir, "an unmarked disk".to_owned(), &found, NEW));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the disks are those of a node, each at its place. Blocks.
+///
+/// # Errors
+/// [`IdentityError::Disks`], [`IdentityError::Unmarked`], [`IdentityError::Foreign`],
+/// [`IdentityError::Mark`], and the file system's.
+pub(crate) fn check_disks(
+    device: &dyn Device,
+    disks: &[PathBuf],
+    identity: &NodeIdentity,
+) -> Result<(), IdentityError> {
+    let node = identity.node;
+    let (expected, found) = (identity.asked.disks.len(), disks.len());
+    if expected != found {
+        return Err(IdentityError::Disks {
+            node,
+            expected,
+            found,
+        });
+    }
+    for ((disk, dir), mark) in disks.iter().enumerate().zip(marks_of(identity)) {
+        match read(device, dir)? {
+            Some(found) if found == mark => {}
+            Some(found) => return Err(foreign(dir, mark.describe(), &found, OWN)),
+            None => {
+                return Err(IdentityError::Unmarked {
+                    disk,
+                    node,
+                    dir: dir.clone(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn foreign(dir: &Path, expected: String, found: &Mark, advice: &'static str) -> IdentityError {
+    IdentityError::Foreign {
+        dir: dir.to_owned(),
+        expected,
+        found: found.describe(),
+        advice,
+    }
+}
+
+/// The mark of a disk, if it has one.
+fn read(device: &dyn Device, dir: &Path) -> Result<Option<Mark>, IdentityError> {
+    let path = dir.join(MARK);
+    let file = match device.open(&path, OpenMode::Read) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(io("open", &path, error)),
+    };
+    let len = file.stat().map_err(|error| io("read", &path, error))?.len;
+    let mut bytes = vec![0; len.min(BYTES_MAX) as usize];
+    read_exact_at(&*file, &mut bytes, 0).map_err(|error| io("read", &path, error))?;
+    match std::str::from_utf8(&bytes).ok().and_then(Mark::parse) {
+        Some(mark) => Ok(Some(mark)),
+        None => Err(IdentityError::Mark {
+            problem: format!(
+                "expected the mark of a disk, found {len} bytes: {:?}",
+                String::from_utf8_lossy(&bytes)
+            ),
+            path,
+        }),
+    }
+}
+
+fn write(device: &dyn Device, dir: &Path, mark: &Mark) -> Result<(), IdentityError> {
+    let (part, path) = (dir.join(PART), dir.join(MARK));
+    device
+        .create_dir_all(dir)
+        .map_err(|error| io("create", dir, error))?;
+    match device.remove_file(&part) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io("remove", &part, error)),
+        _ => {}
+    }
+    let written = device.open(&part, OpenMode::CreateNew).and_then(|file| {
+        write_all_at(&*file, mark.text().as_bytes(), 0)?;
+        file.sync_all()
+    });
+    written.map_err(|error| io("write", &part, error))?;
+    let renamed = device.rename(&part, &path).and_then(|()| device.sync_dir(dir));
+    renamed.map_err(|error| io("rename", &part, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_reads_as_it_was_written_and_in_no_other_way() {
+        let mark = Mark {
+            cluster: *b"cluster of tests",
+            node: 7,
+            disk: 1,
+            id: [0xab; 16],
+        };
+        let text = mark.text();
+        assert_eq!(Mark::parse(&text), Some(mark));
+        for wrong in [
+            text.replace("disk 1\nc", "disk 2\nc"),
+            text.replace("node 7", "node 07"),
+            text.replace("abab", "ABAB"),
+            format!("{text}\n"),
+            text[..text.len() - 1].to_owned(),
+            String::new(),
+        ] {
+            assert_eq!(Mark::parse(&wrong), None, "{wrong}");
+        }
+    }
+}

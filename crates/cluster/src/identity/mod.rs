@@ -1,0 +1,13 @@
+//! Who a node is, durably: a small store in its directory, and a mark on each of its disks.
+
+mod error;
+mod mark;
+mod records;
+mod store;
+
+pub use error::IdentityError;
+pub(crate) use error::hex;
+pub use mark::MARK;
+pub(crate) use mark::{check_disks, check_free, mark_disks};
+pub use records::{Asked, NodeIdentity};
+pub(crate) use store::IdentityStore;

@@ -1,0 +1,174 @@
+//! The node's own store.
+
+use std::path::{Path, PathBuf};
+
+use collie_db::{Db, Error, Family, FamilyOptions, Options};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::identity::error::IdentityError;
+use crate::identity::records::{Asked, NodeIdentity};
+use crate::ids::ReplicaId;
+
+/// Its directory, in the node's.
+const DIR: &str = "node";
+/// The family that the node's records are in.
+const FAMILY: &str = "cluster";
+const VERSION: u8 = 1;
+const ASKED: &[u8] = b"asked";
+const IDENTITY: &[u8] = b"identity";
+const REPLICA: &[u8] = b"replica/";
+
+/// The store in `node/` of the node's directory, open. Its lock keeps other processes off. All of its
+/// calls block, and what they write is durable when they return.
+#[derive(Clone)]
+pub(crate) struct IdentityStore {
+    db: Db,
+    family: Family,
+    dir: PathBuf,
+}
+
+impl IdentityStore {
+    /// Opens the store, or makes an empty one.
+    ///
+    /// # Errors
+    /// [`IdentityError::InUse`], [`IdentityError::Store`].
+    pub(crate) fn open(dir: &Path, options: Options) -> Result<Self, IdentityError> {
+        let path = dir.join(DIR);
+        let wrong = |error| match error {
+            Error::Locked { .. } => IdentityError::InUse { dir: dir.to_owned() },
+            error => IdentityError::Store {
+                dir: dir.join(DIR),
+                error,
+            },
+        };
+        let db = Db::open(&path, options).map_err(wrong)?;
+        let family = db.open_family(FAMILY, FamilyOptions::default()).map_err(wrong)?;
+        let dir = dir.to_owned();
+        Ok(Self { db, family, dir })
+    }
+
+    /// The store, for the server, which has other families of it.
+    #[must_use]
+    pub(crate) fn db(&self) -> &Db {
+        &self.db
+    }
+
+    /// What the node has asked to join by.
+    ///
+    /// # Errors
+    /// [`IdentityError::Store`], [`IdentityError::Record`].
+    pub(crate) fn asked(&self) -> Result<Option<Asked>, IdentityError> {
+        self.get("what it asked to join by", ASKED)
+    }
+
+    /// Stores what the node asks to join by.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn set_asked(&self, asked: &Asked) -> Result<(), IdentityError> {
+        self.put("what it asked to join by", ASKED, asked)
+    }
+
+    /// Who the node is.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn identity(&self) -> Result<Option<NodeIdentity>, IdentityError> {
+        self.get("its identity", IDENTITY)
+    }
+
+    /// Stores who the node is.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn set_identity(&self, identity: &NodeIdentity) -> Result<(), IdentityError> {
+        self.put("its identity", IDENTITY, identity)
+    }
+
+    /// Whether a replica was made on this node. One that was, and is not there any more, must not be
+    /// made again under its id: it may have voted.
+    ///
+    /// # Errors
+    /// [`IdentityError::Store`].
+    pub(crate) fn was_made(&self, replica: ReplicaId) -> Result<bool, IdentityError> {
+        let found = self.family.get(replica_key(replica));
+        Ok(found.map_err(|error| self.wrong(error))?.is_some())
+    }
+
+    /// Stores that a replica was made on this node.
+    ///
+    /// # Errors
+    /// [`IdentityError::Store`].
+    pub(crate) fn set_made(&self, replica: ReplicaId) -> Result<(), IdentityError> {
+        let options = collie_db::WriteOptions::disk();
+        let put = self.family.put_with(replica_key(replica), [VERSION], &options);
+        put.map(drop).map_err(|error| self.wrong(error))
+    }
+
+    /// Closes the store.
+    ///
+    /// # Errors
+    /// [`IdentityError::Store`].
+    pub(crate) fn close(self) -> Result<(), IdentityError> {
+        let dir = self.dir.clone();
+        let closed = self.db.close();
+        closed.map_err(|error| IdentityError::Store { dir, error })
+    }
+
+    fn wrong(&self, error: Error) -> IdentityError {
+        let dir = self.dir.join(DIR);
+        IdentityError::Store { dir, error }
+    }
+
+    fn record(&self, what: &'static str, problem: String) -> IdentityError {
+        IdentityError::Record {
+            dir: self.dir.join(DIR),
+            what,
+            problem,
+        }
+    }
+
+    fn get<T: DeserializeOwned>(&self, what: &'static str, key: &[u8]) -> Result<Option<T>, IdentityError> {
+        let Some(value) = self.family.get(key).map_err(|error| self.wrong(error))? else {
+            return Ok(None);
+        };
+        let Some((&VERSION, record)) = value.split_first() else {
+            let found = value
+                .first()
+                .map_or("nothing".to_owned(), |version| version.to_string());
+            let problem = format!(
+                "expected version {VERSION}, found {found}: run the version of the program that wrote it, or a later \
+                 one"
+            );
+            return Err(self.record(what, problem));
+        };
+        match postcard::take_from_bytes(record) {
+            Ok((record, [])) => Ok(Some(record)),
+            Ok((_, more)) => {
+                Err(self.record(what, format!("expected its end, found {} bytes more", more.len())))
+            }
+            Err(error) => Err(self.record(what, format!("it cannot be read: {error}"))),
+        }
+    }
+
+    fn put<T: Serialize>(&self, what: &'static str, key: &[u8], record: &T) -> Result<(), IdentityError> {
+        let value = postcard::to_extend(record, vec![VERSION]);
+        let value = value.map_err(|error| self.record(what, error.to_string()))?;
+        // A store whose options make writes less durable is asked for more.
+        let put = self.family.put_with(key, value, &collie_db::WriteOptions::disk());
+        put.map(drop).map_err(|error| self.wrong(error))
+    }
+}
+
+fn replica_key(replica: ReplicaId) -> Vec<u8> {
+    [REPLICA, &replica.to_be_bytes()].concat()
+}
+
+impl std::fmt::Debug for IdentityStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IdentityStore")
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,19 @@
+//! The map of the cluster: its nodes, its partitions, and where their replicas are. It is in the rows
+//! of group 0, and changes only by entries of that group.
+//!
+//! Nothing here does I/O, reads a clock or draws at random. `docs/format/cluster.md` draws the rows.
+
+mod error;
+mod records;
+mod rules;
+mod whole;
+
+pub use error::MapError;
+pub use records::{ClusterRecord, LEVEL, MapMember, NodeRecord, PartitionRecord};
+pub use rules::{Founding, JoinRequest, Placement, found, join, place, voters};
+pub use whole::{Changes, Map, NOWHERE};
+
+use crate::ids::GroupId;
+
+/// The group that the map is in.
+pub const MAP_GROUP: GroupId = 0;

@@ -1,0 +1,210 @@
+//! How the map changes: functions of the map and a request, and of nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use crate::ids::ReplicaId;
+use crate::machine::SLOTS;
+use crate::map::error::MapError;
+use crate::map::records::{ClusterRecord, MapMember, NodeRecord, PartitionRecord};
+use crate::map::whole::{Changes, Map};
+use crate::wire::{ClusterId, NodeId};
+
+/// What a cluster is made with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Founding {
+    /// Its id.
+    pub id: ClusterId,
+    /// The feature level.
+    pub level: u32,
+    /// Replicas of each partition, from 1 on.
+    pub replicas: u8,
+    /// Partitions, from 1 to [`SLOTS`].
+    pub partitions: u16,
+    /// Voters of group 0, at most. Odd.
+    pub voters: u8,
+    /// The first node: number 1, with replica 1.
+    pub first: JoinRequest,
+}
+
+/// A process asks to become a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoinRequest {
+    /// The same at each attempt.
+    pub token: [u8; 16],
+    /// Where other nodes will reach it.
+    pub peer: SocketAddr,
+    /// Where clients will reach it.
+    pub client: SocketAddr,
+    /// The identities of its disks.
+    pub disks: Vec<[u8; 16]>,
+}
+
+/// Whether partitions are to be placed, and where they may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// The nodes that can be given replicas now.
+    pub ready: BTreeSet<NodeId>,
+}
+
+/// The map of a new cluster with one node.
+#[must_use]
+pub fn found(founding: &Founding) -> Changes {
+    let cluster = ClusterRecord {
+        id: founding.id,
+        epoch: 1,
+        level: founding.level,
+        replicas: founding.replicas,
+        partitions: founding.partitions,
+        voters: founding.voters,
+        next_node: 2,
+        next_replica: 2,
+        next_group: 1,
+    };
+    Changes {
+        cluster,
+        nodes: vec![node_of(&founding.first, 1, 1)],
+        partitions: Vec::new(),
+    }
+}
+
+fn node_of(request: &JoinRequest, number: NodeId, replica: ReplicaId) -> NodeRecord {
+    NodeRecord {
+        number,
+        token: request.token,
+        peer: request.peer,
+        client: request.client,
+        disks: request.disks.clone(),
+        replica,
+    }
+}
+
+/// Takes a node into the map. A token that the map has is that of a node whose answer was lost:
+/// nothing changes.
+///
+/// # Errors
+/// Why it is refused, and what to do.
+pub fn join(map: &Map, request: &JoinRequest) -> Result<(NodeRecord, Option<Changes>), String> {
+    if let Some(node) = map.node_of_token(&request.token) {
+        let same = node_of(request, node.number, node.replica) == *node;
+        return match same {
+            true => Ok((node.clone(), None)),
+            false => Err(format!(
+                "the token is that of node {}, which joined as {} with {} disks and client address {}: start it with \
+                 these, or, if the directory was copied from another node, give this node an empty one",
+                node.number,
+                node.peer,
+                node.disks.len(),
+                node.client
+            )),
+        };
+    }
+    if request.disks.is_empty() {
+        return Err("the node names no disk: give it one".to_owned());
+    }
+    for node in map.nodes.values() {
+        let taken = [node.peer, node.client];
+        if let Some(address) = [request.peer, request.client]
+            .into_iter()
+            .find(|at| taken.contains(at))
+        {
+            return Err(format!(
+                "{address} is an address of node {}: give this node another one, or, if it is to take the place of \
+                 node {}, start it on the directory of that node",
+                node.number, node.number
+            ));
+        }
+        if let Some(disk) = node.disks.iter().position(|disk| request.disks.contains(disk)) {
+            return Err(format!(
+                "a disk of the node is disk {disk} of node {}: give this node an empty directory",
+                node.number
+            ));
+        }
+    }
+    let mut cluster = map.cluster.clone();
+    let node = node_of(request, cluster.next_node, cluster.next_replica);
+    cluster.epoch += 1;
+    cluster.next_node += 1;
+    cluster.next_replica += 1;
+    let changes = Changes {
+        cluster,
+        nodes: vec![node.clone()],
+        partitions: Vec::new(),
+    };
+    Ok((node, Some(changes)))
+}
+
+/// Places the partitions, once as many nodes are ready as each is to have replicas. They are placed
+/// once: where the map has any, nothing changes.
+///
+/// # Errors
+/// [`MapError::Exhausted`].
+pub fn place(map: &Map, placement: &Placement) -> Result<Option<Changes>, MapError> {
+    let nodes: Vec<_> = map
+        .nodes
+        .values()
+        .filter(|node| placement.ready.contains(&node.number))
+        .collect();
+    let replicas = usize::from(map.cluster.replicas.max(1));
+    if !map.partitions.is_empty() || nodes.len() < replicas {
+        return Ok(None);
+    }
+    let count = map.cluster.partitions.clamp(1, SLOTS);
+    let mut cluster = map.cluster.clone();
+    let all = u64::from(count) * replicas as u64;
+    if cluster.next_replica.checked_add(all).is_none() || cluster.next_group.checked_add(all).is_none() {
+        let (what, limit) = ("ids of replicas", u64::MAX);
+        return Err(MapError::Exhausted { what, limit });
+    }
+    cluster.epoch += 1;
+    let mut on_node: BTreeMap<NodeId, u32> = BTreeMap::new();
+    let mut partitions = Vec::with_capacity(usize::from(count));
+    // Of the nodes in a circle each partition takes so many in a row, the next one beginning one
+    // further: its lowest id, which leads first, is on each node in turn.
+    for index in 0..count {
+        let row = nodes.iter().cycle().skip(usize::from(index) % nodes.len());
+        let members = row.take(replicas).map(|node| {
+            let placed = on_node.entry(node.number).or_default();
+            let member = MapMember {
+                replica: cluster.next_replica,
+                node: node.number,
+                disk: *placed % (node.disks.len() as u32),
+            };
+            *placed += 1;
+            cluster.next_replica += 1;
+            member
+        });
+        let bound = |index: u16| (u32::from(index) * u32::from(SLOTS) / u32::from(count)) as u16;
+        partitions.push(PartitionRecord {
+            group: cluster.next_group,
+            first: bound(index),
+            last: bound(index + 1) - 1,
+            members: members.collect(),
+        });
+        cluster.next_group += 1;
+    }
+    Ok(Some(Changes {
+        cluster,
+        nodes: Vec::new(),
+        partitions,
+    }))
+}
+
+/// The replicas of group 0 that are to vote, if others do now: as many as are wanted, an odd number,
+/// and no fewer than now. `ready` are the members that have nearly all entries, and whose nodes
+/// answer. Voters stay voters.
+#[must_use]
+pub fn voters(
+    map: &Map,
+    now: &BTreeSet<ReplicaId>,
+    ready: &BTreeSet<ReplicaId>,
+) -> Option<BTreeSet<ReplicaId>> {
+    let known = map.nodes.values().map(|node| node.replica);
+    let more = known.filter(|replica| ready.contains(replica) && !now.contains(replica));
+    let candidates: Vec<_> = now.iter().copied().chain(more).collect();
+    let most = candidates.len().min(usize::from(map.cluster.voters.max(1)));
+    // With two voters the loss of either would stop the group, as with one, and be twice as likely.
+    let most = most - usize::from(most % 2 == 0);
+    let then: BTreeSet<_> = candidates.into_iter().take(most.max(now.len())).collect();
+    (then != *now).then_some(then)
+}

@@ -1,0 +1,206 @@
+//! The map as a whole: read from its rows, checked, and changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ids::{GroupId, ReplicaId};
+use crate::machine::SLOTS;
+use crate::map::error::MapError;
+use crate::map::records::{
+    ClusterRecord, NodeRecord, PartitionRecord, cluster_key, decode, encode, node_key, partition_key,
+};
+use crate::wire::NodeId;
+
+/// In the table of [`Map::by_slot`]: no partition has the slot.
+pub const NOWHERE: u16 = u16::MAX;
+
+/// The nodes and partitions of a cluster, at one epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Map {
+    /// The cluster.
+    pub cluster: ClusterRecord,
+    /// The nodes, by their numbers. A number below the next that is missing is that of a node which
+    /// was removed.
+    pub nodes: BTreeMap<NodeId, NodeRecord>,
+    /// The partitions, by their groups.
+    pub partitions: BTreeMap<GroupId, PartitionRecord>,
+}
+
+/// What one request changes: whole records, and the next epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Changes {
+    /// The cluster, with the next epoch.
+    pub cluster: ClusterRecord,
+    /// Nodes that are new.
+    pub nodes: Vec<NodeRecord>,
+    /// Partitions that are new.
+    pub partitions: Vec<PartitionRecord>,
+}
+
+impl Map {
+    /// Reads the map by its rows' keys; none where there is none yet.
+    ///
+    /// # Errors
+    /// Those of `get`, and [`MapError`] where a later version wrote a row, or rows do not go together.
+    pub fn read<E: From<MapError>>(
+        mut get: impl FnMut(Vec<u8>) -> Result<Option<Vec<u8>>, E>,
+    ) -> Result<Option<Self>, E> {
+        let Some(value) = get(cluster_key())? else {
+            return Ok(None);
+        };
+        let cluster: ClusterRecord = decode("cluster", &value)?;
+        let mut map = Self {
+            nodes: BTreeMap::new(),
+            partitions: BTreeMap::new(),
+            cluster,
+        };
+        for number in 1..map.cluster.next_node {
+            if let Some(value) = get(node_key(number))? {
+                let node: NodeRecord = decode(&format!("node/{number}"), &value)?;
+                map.check_node(number, &node)?;
+                map.nodes.insert(number, node);
+            }
+        }
+        for group in 1..map.cluster.next_group {
+            if let Some(value) = get(partition_key(group))? {
+                let partition: PartitionRecord = decode(&format!("partition/{group}"), &value)?;
+                map.check_partition(group, &partition)?;
+                map.partitions.insert(group, partition);
+            }
+        }
+        map.check_ids()?;
+        Ok(Some(map))
+    }
+
+    /// The epoch of the map alone; none where there is none yet.
+    ///
+    /// # Errors
+    /// As [`Map::read`].
+    pub fn read_epoch<E: From<MapError>>(
+        mut get: impl FnMut(Vec<u8>) -> Result<Option<Vec<u8>>, E>,
+    ) -> Result<Option<u64>, E> {
+        let value = get(cluster_key())?;
+        let cluster = value.map(|value| decode::<ClusterRecord>("cluster", &value));
+        Ok(cluster.transpose()?.map(|cluster| cluster.epoch))
+    }
+
+    /// The rows that a change sets.
+    ///
+    /// # Errors
+    /// [`MapError::Row`] where a record cannot be encoded.
+    pub fn rows(changes: &Changes) -> Result<Vec<(Vec<u8>, Vec<u8>)>, MapError> {
+        let mut rows = vec![(cluster_key(), encode("cluster", &changes.cluster)?)];
+        for node in &changes.nodes {
+            let name = format!("node/{}", node.number);
+            rows.push((node_key(node.number), encode(&name, node)?));
+        }
+        for partition in &changes.partitions {
+            let name = format!("partition/{}", partition.group);
+            rows.push((partition_key(partition.group), encode(&name, partition)?));
+        }
+        Ok(rows)
+    }
+
+    /// The map after a change.
+    #[must_use]
+    pub fn with(mut self, changes: Changes) -> Self {
+        self.cluster = changes.cluster;
+        self.nodes
+            .extend(changes.nodes.into_iter().map(|node| (node.number, node)));
+        let partitions = changes.partitions.into_iter();
+        self.partitions
+            .extend(partitions.map(|partition| (partition.group, partition)));
+        self
+    }
+
+    /// The node that joined by this token.
+    #[must_use]
+    pub fn node_of_token(&self, token: &[u8; 16]) -> Option<&NodeRecord> {
+        self.nodes.values().find(|node| node.token == *token)
+    }
+
+    /// The node whose replica of group 0 this is.
+    #[must_use]
+    pub fn node_of_replica(&self, replica: ReplicaId) -> Option<&NodeRecord> {
+        self.nodes.values().find(|node| node.replica == replica)
+    }
+
+    /// For each slot the place of its partition in the order of [`Map::partitions`], or [`NOWHERE`].
+    #[must_use]
+    pub fn by_slot(&self) -> Vec<u16> {
+        let mut table = vec![NOWHERE; usize::from(SLOTS)];
+        for (place, partition) in (0..NOWHERE).zip(self.partitions.values()) {
+            let slots = usize::from(partition.first)..=usize::from(partition.last);
+            if let Some(slots) = table.get_mut(slots) {
+                slots.fill(place);
+            }
+        }
+        table
+    }
+
+    fn check_node(&self, number: NodeId, node: &NodeRecord) -> Result<(), MapError> {
+        let problem = if node.number != number {
+            format!("expected node {number}, found node {}", node.number)
+        } else if node.disks.is_empty() {
+            "expected a disk, found none".to_owned()
+        } else {
+            return Ok(());
+        };
+        let row = format!("node/{number}");
+        Err(MapError::Row { row, problem })
+    }
+
+    fn check_partition(&self, group: GroupId, partition: &PartitionRecord) -> Result<(), MapError> {
+        let nodes: BTreeSet<_> = partition.members.iter().map(|member| member.node).collect();
+        let homeless = |member: &&crate::map::MapMember| {
+            let disks = self.nodes.get(&member.node).map_or(0, |node| node.disks.len());
+            member.disk as usize >= disks
+        };
+        let problem = if partition.group != group {
+            format!("expected group {group}, found group {}", partition.group)
+        } else if partition.first > partition.last || partition.last >= SLOTS {
+            format!(
+                "expected a range of slots below {SLOTS}, found {:?}",
+                partition.slots()
+            )
+        } else if partition.members.is_empty() || nodes.len() != partition.members.len() {
+            format!(
+                "expected members on distinct nodes, found {:?}",
+                partition.members
+            )
+        } else if let Some(member) = partition.members.iter().find(homeless) {
+            format!(
+                "expected a disk of a node, found disk {} of node {}",
+                member.disk, member.node
+            )
+        } else {
+            return Ok(());
+        };
+        let row = format!("partition/{group}");
+        Err(MapError::Row { row, problem })
+    }
+
+    /// No id twice, none that is yet to be handed out, and no slot in two partitions.
+    fn check_ids(&self) -> Result<(), MapError> {
+        let whole = |problem| Err(MapError::Whole { problem });
+        let mut seen = BTreeSet::new();
+        let members = self.partitions.values().flat_map(|partition| &partition.members);
+        let replicas = members.map(|member| member.replica);
+        for replica in self.nodes.values().map(|node| node.replica).chain(replicas) {
+            if replica >= self.cluster.next_replica || !seen.insert(replica) {
+                return whole(format!(
+                    "expected replicas below {} each once, found replica {replica}",
+                    self.cluster.next_replica
+                ));
+            }
+        }
+        let mut slots: Vec<_> = self.partitions.values().map(PartitionRecord::slots).collect();
+        slots.sort_unstable_by_key(|slots| *slots.start());
+        let pairs = slots.iter().zip(slots.iter().skip(1));
+        match pairs.into_iter().find(|(one, next)| one.end() >= next.start()) {
+            Some((one, next)) => whole(format!(
+                "expected each slot in one partition, found {one:?} and {next:?}"
+            )),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The members of a group, and how they are changed; what a replica has applied, and when that
+//! changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use collie_db::{Db, Family, Snapshot};
+use openraft::LogIdOptionExt;
+use openraft::async_runtime::watch::WatchReceiver;
+
+use crate::ids::ReplicaId;
+use crate::raft::commands::{Row, Value};
+use crate::raft::replica::{Replica, ReplicaError, ReplicaState};
+use crate::raft::types::Member;
+
+/// The members of a group, as its leader knows them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Members {
+    /// Those that vote. Of a change that is half done: those that will vote.
+    pub voters: BTreeSet<ReplicaId>,
+    /// All, voters included.
+    pub all: BTreeMap<ReplicaId, Member>,
+    /// Whether a change of voters is half done.
+    pub is_joint: bool,
+    /// The index of the leader's last entry.
+    pub last: u64,
+    /// The index of the last entry that each member has; empty where this replica does not lead.
+    pub matched: BTreeMap<ReplicaId, u64>,
+}
+
+/// The rows of a replica at one moment, as they are applied there, however old that is.
+pub struct AppliedRows {
+    family: Family,
+    snapshot: Snapshot,
+}
+
+impl AppliedRows {
+    fn new(db: &Db) -> Self {
+        Self {
+            family: db.default_family(),
+            snapshot: db.snapshot(),
+        }
+    }
+
+    /// What a row holds. Blocks.
+    ///
+    /// # Errors
+    /// The table's.
+    pub fn get(&self, row: &Row) -> collie_db::Result<Option<Value>> {
+        let value = self.snapshot.get(&self.family, row.table_key())?;
+        Ok(value.map(|value| value.to_vec()))
+    }
+}
+
+impl Replica {
+    /// The members, as this replica knows them.
+    ///
+    /// # Errors
+    /// [`ReplicaError::NotRunning`], [`ReplicaError::Quarantined`].
+    pub fn members(&self) -> Result<Members, ReplicaError> {
+        let running = self.running()?;
+        let metrics = running.raft.metrics();
+        let now = metrics.borrow_watched();
+        let membership = now.membership_config.membership();
+        let configs = membership.get_joint_config();
+        let matched = now.replication.iter().flatten();
+        Ok(Members {
+            voters: configs.last().cloned().unwrap_or_default(),
+            all: membership
+                .nodes()
+                .map(|(id, member)| (*id, member.clone()))
+                .collect(),
+            is_joint: configs.len() > 1,
+            last: now.last_log_index.unwrap_or(0),
+            matched: matched.map(|(id, log)| (*id, log.index().unwrap_or(0))).collect(),
+        })
+    }
+
+    /// Adds a member without a vote, or does nothing where it is a member. Answers when the entry is
+    /// committed; the new member may have nothing by then.
+    ///
+    /// # Errors
+    /// Raft's: the entry may be committed all the same.
+    pub async fn add_learner(&self, id: ReplicaId, member: Member) -> Result<(), ReplicaError> {
+        let running = self.running()?;
+        let added = running.raft.add_learner(id, member, false).await;
+        added.map(drop).map_err(|error| self.refused(&error))
+    }
+
+    /// Gives the votes to these members. Those that had one stay members without. Answers when both
+    /// steps are committed.
+    ///
+    /// # Errors
+    /// Raft's: the first step, or both, may be committed all the same. The same call completes them.
+    pub async fn change_voters(&self, voters: BTreeSet<ReplicaId>) -> Result<(), ReplicaError> {
+        let running = self.running()?;
+        let changed = running.raft.change_membership(voters, true).await;
+        changed.map(drop).map_err(|error| self.refused(&error))
+    }
+
+    /// The rows as they are applied here now.
+    ///
+    /// # Errors
+    /// [`ReplicaError::NotRunning`], [`ReplicaError::Quarantined`].
+    pub fn applied_rows(&self) -> Result<AppliedRows, ReplicaError> {
+        Ok(AppliedRows::new(self.running()?.machine.db()))
+    }
+
+    /// Waits until what raft knows of the replica is something else than `known`.
+    ///
+    /// # Errors
+    /// [`ReplicaError::NotRunning`] once it is closed, [`ReplicaError::Quarantined`].
+    pub async fn state_other_than(&self, known: Option<&ReplicaState>) -> Result<ReplicaState, ReplicaError> {
+        loop {
+            self.opened().await?;
+            let Ok(running) = self.running() else { continue };
+            let mut metrics = running.raft.metrics();
+            loop {
+                drop(metrics.borrow_and_update());
+                let state = running.state();
+                if known != Some(&state) {
+                    return Ok(state);
+                }
+                if metrics.changed().await.is_err() {
+                    // Raft has ended: the replica is opened again, or is not.
+                    break;
+                }
+            }
+            drop(metrics);
+            self.reopened(&running).await?;
+        }
+    }
+
+    fn refused(&self, error: &dyn std::fmt::Display) -> ReplicaError {
+        ReplicaError::Raft {
+            replica: self.id(),
+            problem: error.to_string(),
+        }
+    }
+}

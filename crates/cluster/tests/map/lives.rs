@@ -1,0 +1,202 @@
+//! Clusters that are made, joined, killed and started again.
+
+use std::collections::BTreeMap;
+
+use collie_cluster::Begin;
+use collie_cluster::wire::JoinAnswer;
+use collie_io::RealClock;
+use collie_server::cluster::{Route, SLOTS};
+
+use super::sites::{Site, ask, cluster, map_leader, request, runtime, settled, sites, until};
+
+/// On each node, each slot is led here, or at the address of the node that says so of itself.
+fn routes_agree(sites: &[Site]) {
+    until(sites, "routes that agree", || {
+        let clusters: Vec<_> = sites
+            .iter()
+            .map(|site| (site.client, site.with(|node, _| node.cluster())))
+            .collect();
+        (0..SLOTS)
+            .step_by(97)
+            .chain([SLOTS - 1])
+            .all(|slot| {
+                let here = |(client, cluster): &(_, std::sync::Arc<dyn collie_server::cluster::Cluster>)| {
+                    match cluster.route(slot) {
+                        Route::Here(partition) if partition.slots().contains(&slot) => Some(*client),
+                        _ => None,
+                    }
+                };
+                let leaders: Vec<_> = clusters.iter().filter_map(here).collect();
+                let sent = |cluster: &std::sync::Arc<dyn collie_server::cluster::Cluster>| match cluster
+                    .route(slot)
+                {
+                    Route::Here(_) => leaders.len() == 1,
+                    Route::At(client) => leaders == [client],
+                    Route::Nowhere => false,
+                };
+                clusters.iter().all(|(_, cluster)| sent(cluster))
+            })
+            .then_some(())
+    });
+}
+
+#[test]
+fn three_nodes_share_thirty_two_partitions_and_keep_them_over_restarts() {
+    let sites = cluster(3, 3, 32);
+    let map = settled(&sites, 3, 32);
+    // Each node has all partitions, and begins as many of them as the others.
+    let mut first = BTreeMap::<u64, usize>::new();
+    for partition in map.partitions.values() {
+        let lowest = partition
+            .members
+            .iter()
+            .min_by_key(|member| member.replica)
+            .unwrap();
+        *first.entry(lowest.node).or_default() += 1;
+    }
+    assert_eq!(first.into_values().collect::<Vec<_>>(), [11, 11, 10]);
+    until(&sites, "three voters", || {
+        let voters = |site: &Site| site.status().nodes.iter().filter(|node| node.votes).count();
+        sites.iter().all(|site| voters(site) == 3).then_some(())
+    });
+    until(&sites, "a leader on each node", || {
+        let leads = |site: &Site| !site.with(|node, _| node.cluster().led()).is_empty();
+        sites.iter().all(leads).then_some(())
+    });
+    routes_agree(&sites);
+    let topology = sites[1].with(|node, _| node.cluster().topology());
+    assert_eq!(topology.own, 2);
+    assert_eq!(topology.nodes[2].address, sites[2].client);
+    assert!(topology.nodes.iter().all(|node| node.name.len() == 40));
+    assert_eq!(
+        topology
+            .partitions
+            .first()
+            .map(|partition| *partition.slots.start()),
+        Some(0)
+    );
+    assert_eq!(
+        topology.partitions.last().map(|partition| *partition.slots.end()),
+        Some(SLOTS - 1)
+    );
+
+    // One is killed and started again, as the others had to do without it; then all are.
+    sites[1].kill();
+    sites[1].start(Begin::Start);
+    assert_eq!(settled(&sites, 3, 32), map);
+    for site in &sites {
+        site.kill();
+    }
+    for site in &sites {
+        site.start(Begin::Join(vec![sites[0].peer, sites[1].peer]));
+    }
+    assert_eq!(settled(&sites, 3, 32), map);
+    routes_agree(&sites);
+    // Closed, and not killed, they come back as well.
+    for site in &sites {
+        site.close();
+    }
+    for site in &sites {
+        site.start(Begin::Start);
+    }
+    assert_eq!(settled(&sites, 3, 32), map);
+    for site in &sites {
+        assert_eq!(site.status().problems, []);
+    }
+}
+
+#[test]
+fn a_join_whose_answer_is_lost_with_the_leader_makes_one_node() {
+    let sites = cluster(3, 3, 2);
+    let join = request(9);
+    let taken = until(&sites, "an answer", || {
+        match ask(map_leader(&sites).peer, &join, &RealClock) {
+            Ok(JoinAnswer::Taken(place)) => Some(place),
+            _ => None,
+        }
+    });
+    assert_eq!((taken.node, taken.level), (4, 1));
+    assert_eq!(taken.peers.len(), 4);
+    let leader = map_leader(&sites);
+    leader.kill();
+    let again = until(&sites, "an answer of the next leader", || {
+        let alive = sites.iter().filter(|site| site.is_alive());
+        alive
+            .map(|site| ask(site.peer, &join, &RealClock))
+            .find_map(|answer| match answer {
+                Ok(JoinAnswer::Taken(place)) => Some(place),
+                _ => None,
+            })
+    });
+    assert_eq!((again.node, again.replica), (taken.node, taken.replica));
+    leader.start(Begin::Start);
+    let map = settled(&sites, 4, 2);
+    assert_eq!(map.nodes.values().filter(|node| node.token == [9; 16]).count(), 1);
+}
+
+#[test]
+fn a_node_joins_once_while_the_leader_of_the_map_dies() {
+    let all = sites(4);
+    let (new, old) = all.split_last().unwrap();
+    old[0].start(super::sites::bootstrap(3, 2));
+    for site in &old[1..] {
+        site.start(Begin::Join(vec![old[0].peer]));
+    }
+    settled(old, 3, 2);
+    let peers: Vec<_> = old.iter().map(|site| site.peer).collect();
+    let leader = map_leader(old);
+    std::thread::scope(|scope| {
+        let joining = scope.spawn(|| new.start(Begin::Join(peers.clone())));
+        leader.kill();
+        joining.join().unwrap();
+    });
+    leader.start(Begin::Start);
+    let map = settled(&all, 4, 2);
+    assert_eq!(map.cluster.next_node, 5);
+    let node = &map.nodes[&4];
+    assert_eq!((node.peer, node.client), (new.peer, new.client));
+    // It follows the map without a vote, and sends clients to those that have the partitions.
+    until(&all, "a learner of the map", || {
+        let status = map_leader(&all).status();
+        let nodes: Vec<_> = status.nodes.iter().map(|node| node.votes).collect();
+        (nodes == [true, true, true, false]).then_some(())
+    });
+    routes_from_outside(&all);
+}
+
+/// A node without a replica sends clients to one that has one.
+fn routes_from_outside(all: &[Site]) {
+    let clients: Vec<_> = all.iter().map(|site| site.client).collect();
+    until(all, "a way from the node without a replica", || {
+        let cluster = all[3].with(|node, _| node.cluster());
+        assert!(cluster.replica(0).is_none());
+        match cluster.route(0) {
+            Route::At(client) => Some(assert!(clients[..3].contains(&client))),
+            _ => None,
+        }
+    });
+}
+
+/// A join that is given up, and begun again, has one token.
+#[test]
+fn a_join_that_nothing_answers_goes_on_after_a_restart_with_the_same_token() {
+    let sites = sites(2);
+    let gone = sites[0].peer;
+    let waiting = async {
+        let start = collie_cluster::ClusterNode::start(
+            collie_cluster::peers::PlainTcp,
+            sites[1].options(),
+            Begin::Join(vec![gone]),
+        );
+        tokio::time::timeout(std::time::Duration::from_millis(500), start).await
+    };
+    assert!(runtime().block_on(waiting).is_err(), "nothing answers");
+    let asked = |site: &Site| site.with(|node, _| node.identity().asked.clone());
+    sites[0].start(super::sites::bootstrap(1, 1));
+    sites[1].start(Begin::Join(vec![gone]));
+    let first = asked(&sites[1]);
+    sites[1].kill();
+    sites[1].start(Begin::Join(vec![gone]));
+    assert_eq!(asked(&sites[1]), first);
+    assert_eq!(settled(&sites, 2, 1).nodes[&2].token, first.token);
+}

@@ -1,0 +1,11 @@
+//! Clusters of several nodes in one process, each with a runtime of its own, connected by TCP on
+//! loopback. A node dies by the end of its runtime: nothing of it is closed. Nothing waits for a
+//! fixed time.
+
+#![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
+
+mod lives;
+mod refusals;
+mod removals;
+mod rules;
+mod sites;

@@ -1,0 +1,103 @@
+//! Maps that name what is gone, and nodes that are gone from the map.
+
+use std::collections::BTreeMap;
+
+use collie_cluster::map::{Changes, Map};
+use collie_cluster::proposals::Answer;
+use collie_cluster::{Begin, Row};
+
+use super::sites::{Site, cluster, settled, sites, until};
+
+/// Changes the rows of the map, as no rule does: without a record of node `without`, and with another
+/// epoch.
+fn rewrite(leader: &Site, without: Option<u64>) {
+    let row = |key: Vec<u8>| Row { slot: 0, key };
+    leader.with(|node, runtime| {
+        let map = node.map().borrow().clone().unwrap();
+        let replica = node.node().replica(node.identity().replica).unwrap();
+        let mut cluster = map.cluster.clone();
+        cluster.epoch += 1;
+        let changes = Changes {
+            cluster,
+            nodes: Vec::new(),
+            partitions: Vec::new(),
+        };
+        let mut effects: BTreeMap<_, _> = Map::rows(&changes)
+            .unwrap()
+            .into_iter()
+            .map(|(key, value)| (row(key), Some(value)))
+            .collect();
+        if let Some(number) = without {
+            effects.insert(row([b"node/", &number.to_be_bytes()[..]].concat()), None);
+        }
+        let answer = runtime.block_on(replica.execute(move |_| Ok((effects.clone(), ()))));
+        assert_eq!(answer.unwrap(), Answer::Reply(()));
+    });
+}
+
+fn problem(site: &Site, part: &str) -> String {
+    until(std::slice::from_ref(site), part, || {
+        let problems = site.status().problems;
+        problems
+            .into_iter()
+            .map(|(_, text)| text)
+            .find(|text| text.contains(part))
+    })
+}
+
+#[test]
+fn a_node_that_was_removed_from_the_map_says_so_and_its_number_is_not_used_again() {
+    let all = sites(3);
+    all[0].start(super::sites::bootstrap(1, 1));
+    all[1].start(Begin::Join(vec![all[0].peer]));
+    settled(&all[..2], 2, 1);
+    rewrite(&all[0], Some(2));
+    let said = problem(&all[1], "node 2 was removed from the cluster");
+    assert!(said.contains("an empty directory"), "{said}");
+    until(&all[..1], "no peer any more", || {
+        let states = all[0].with(|node, _| node.node().peers().states());
+        (!states.borrow().contains_key(&2)).then_some(())
+    });
+    all[1].kill();
+    let said = all[1].refusal(all[1].options(), Begin::Join(vec![all[0].peer]));
+    assert!(said.contains("node 2 was removed"), "{said}");
+    assert!(said.contains("an empty directory"), "{said}");
+    all[2].start(Begin::Join(vec![all[0].peer]));
+    let map = all[2].with(|node, runtime| runtime.block_on(node.ready()));
+    assert_eq!(map.nodes.keys().copied().collect::<Vec<_>>(), [1, 3]);
+}
+
+#[test]
+fn a_replica_that_was_removed_here_is_not_made_again() {
+    let all = cluster(1, 1, 2);
+    let map = settled(&all, 1, 2);
+    let gone = map.partitions[&1].members[0].replica;
+    all[0].with(|node, runtime| runtime.block_on(node.node().remove(gone)).unwrap());
+    rewrite(&all[0], None);
+    let said = problem(&all[0], "was removed from this node for good");
+    assert!(said.contains(&format!("replica {gone}")), "{said}");
+    // Not after a restart either; and the others run.
+    all[0].kill();
+    all[0].start(Begin::Start);
+    problem(&all[0], "was removed from this node for good");
+    let status = all[0].status();
+    assert!(status.partitions[0].here.is_none());
+    until(&all, "the other partition", || {
+        let leads = |site: &Site| site.status().partitions[1].leader;
+        leads(&all[0])
+    });
+}
+
+#[test]
+fn a_replica_that_the_disk_has_lost_is_not_made_again_under_its_id() {
+    let all = cluster(1, 1, 1);
+    all[0].close();
+    // The mark is there, and the logs are not.
+    std::fs::remove_dir_all(all[0].disk().join("raft")).unwrap();
+    std::fs::remove_dir_all(all[0].disk().join("replicas")).unwrap();
+    all[0].start(Begin::Start);
+    let said = problem(&all[0], "does not have it any more");
+    assert!(said.contains("replica 1 of group 0"), "{said}");
+    assert!(said.contains("replace it by one with a new id"), "{said}");
+    assert!(all[0].map().is_none());
+}

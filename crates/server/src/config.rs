@@ -14,6 +14,7 @@ use collie_protocol::Limits;
 use parking_lot::RwLock;
 
 use crate::auth::{PASSWORD_LEN_MAX, Password};
+use crate::cluster::Cluster;
 use crate::error::ServerError;
 
 /// The level of durability that a reply waits for.
@@ -141,6 +142,10 @@ pub struct ServerConfig {
     /// Options of column families that this server creates: for a database that is selected for the
     /// first time, or that `FLUSHDB` or `FLUSHALL` emptied. Existing families keep theirs.
     pub databases: FamilyOptions,
+    /// The cluster that the keys are in. With one, commands run in its [partitions](crate::cluster), and
+    /// the store that the server is opened with holds no keys. [`ack`](ServerConfig::ack) and
+    /// [`databases`](ServerConfig::databases) have no effect then.
+    pub cluster: Option<Arc<dyn Cluster>>,
 }
 
 impl fmt::Debug for ServerConfig {
@@ -165,6 +170,7 @@ impl fmt::Debug for ServerConfig {
             .field("slow_log_len_max", &self.slow_log_len_max)
             .field("config_file", &self.config_file)
             .field("databases", &self.databases)
+            .field("is_in_cluster", &self.cluster.is_some())
             .finish_non_exhaustive()
     }
 }
@@ -192,6 +198,7 @@ impl Default for ServerConfig {
             verbosity: None,
             clock: Arc::new(RealClock),
             databases: FamilyOptions::default(),
+            cluster: None,
         }
     }
 }

@@ -22,8 +22,8 @@ use crate::session::Shared;
 /// The writes by the engine's key; `None` is a removal.
 pub(crate) type Changes = BTreeMap<Vec<u8>, Option<Value>>;
 
-/// A transaction under way.
-pub(crate) struct Transaction<'a> {
+/// A transaction on the databases of the server's own store.
+pub(crate) struct StoreTransaction<'a> {
     held: Held<'a>,
     databases: [Option<Database>; DATABASES as usize],
     /// Keyspaces without keys, for databases that are emptied.
@@ -41,12 +41,43 @@ pub(crate) struct Database {
     pub(crate) keyspace: Arc<Keyspace>,
     /// Whether the keyspace was a spare one.
     is_spare: bool,
+    pub(crate) pending: Pending,
+}
+
+/// What a transaction is going to write.
+#[derive(Debug)]
+pub(crate) struct Pending {
     pub(crate) changes: Changes,
     /// By how much the numbers of keys, and of keys with an expiry, have changed.
-    keys: i64,
+    pub(crate) keys: i64,
     expiring: i64,
     /// The earliest expiry that was set.
     expiry_first_ms: u64,
+}
+
+impl Default for Pending {
+    fn default() -> Pending {
+        Pending {
+            changes: Changes::new(),
+            keys: 0,
+            expiring: 0,
+            expiry_first_ms: u64::MAX,
+        }
+    }
+}
+
+impl Pending {
+    /// Notes that the number of keys, and of keys with an expiry, changed.
+    pub(crate) fn count(&mut self, keys: i64, expiring: i64, expiry_ms: Option<u64>) {
+        self.keys += keys;
+        self.expiring += expiring;
+        self.expiry_first_ms = self.expiry_first_ms.min(expiry_ms.unwrap_or(u64::MAX));
+    }
+
+    /// The earliest expiry that was set.
+    pub(crate) fn expiry_first_ms(&self) -> Option<u64> {
+        (self.expiry_first_ms != u64::MAX).then_some(self.expiry_first_ms)
+    }
 }
 
 impl Database {
@@ -54,16 +85,13 @@ impl Database {
         Database {
             keyspace,
             is_spare,
-            changes: Changes::new(),
-            keys: 0,
-            expiring: 0,
-            expiry_first_ms: u64::MAX,
+            pending: Pending::default(),
         }
     }
 
     /// The stored value of a key, given in the engine's form, the transaction's own changes included.
     fn get(&self, key: &[u8]) -> Result<Option<Value>, Failure> {
-        match self.changes.get(key) {
+        match self.pending.changes.get(key) {
             Some(changed) => Ok(changed.clone()),
             None => Ok(self.keyspace.family.get(key)?),
         }
@@ -71,20 +99,13 @@ impl Database {
 
     /// The number of keys, the transaction's own changes included.
     pub(crate) fn size(&self) -> i64 {
-        (self.keyspace.size().0 + self.keys).max(0)
-    }
-
-    /// Notes that the number of keys, and of keys with an expiry, changed.
-    pub(crate) fn count(&mut self, keys: i64, expiring: i64, expiry_ms: Option<u64>) {
-        self.keys += keys;
-        self.expiring += expiring;
-        self.expiry_first_ms = self.expiry_first_ms.min(expiry_ms.unwrap_or(u64::MAX));
+        (self.keyspace.size().0 + self.pending.keys).max(0)
     }
 }
 
-impl<'a> Transaction<'a> {
-    pub(crate) fn new(held: Held<'a>, spare: Vec<Arc<Keyspace>>) -> Transaction<'a> {
-        Transaction {
+impl<'a> StoreTransaction<'a> {
+    pub(crate) fn new(held: Held<'a>, spare: Vec<Arc<Keyspace>>) -> StoreTransaction<'a> {
+        StoreTransaction {
             held,
             databases: [const { None }; DATABASES as usize],
             spare,
@@ -239,9 +260,9 @@ impl<'a> Transaction<'a> {
         };
         let databases = self.databases.iter().flatten();
         databases
-            .filter(|database| !database.changes.is_empty())
+            .filter(|database| !database.pending.changes.is_empty())
             .map(|database| {
-                let bytes = database.changes.iter().map(size).sum();
+                let bytes = database.pending.changes.iter().map(size).sum();
                 (Arc::clone(&database.keyspace), bytes)
             })
             .collect()
@@ -251,7 +272,7 @@ impl<'a> Transaction<'a> {
         let mut batch = Batch::new();
         for database in self.databases.iter().flatten() {
             let family = &database.keyspace.family;
-            for (key, value) in &database.changes {
+            for (key, value) in &database.pending.changes {
                 match value {
                     Some(value) => batch.put(family, key, value)?,
                     None => batch.delete(family, key)?,
@@ -269,7 +290,7 @@ impl<'a> Transaction<'a> {
                 .databases
                 .iter()
                 .flatten()
-                .flat_map(|database| database.changes.values());
+                .flat_map(|database| database.pending.changes.values());
             let effect = if changes.all(is_removal) {
                 Effect::Removes
             } else {
@@ -308,9 +329,10 @@ impl<'a> Transaction<'a> {
     /// Updates counts, the sweeper's hint and the watches after the commit.
     fn applied(&self, shared: &Shared) {
         for database in self.databases.iter().flatten() {
-            database.keyspace.changed(database.keys, database.expiring);
-            if database.expiry_first_ms != u64::MAX {
-                database.keyspace.expiry_added(database.expiry_first_ms);
+            let pending = &database.pending;
+            database.keyspace.changed(pending.keys, pending.expiring);
+            if let Some(first) = pending.expiry_first_ms() {
+                database.keyspace.expiry_added(first);
             }
         }
         for (index, key) in &self.changed {

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use collie_db::Error as DbError;
 use thiserror::Error;
 
+use crate::cluster::Refused;
 use crate::cost::Aside;
 use crate::data::value::BadValue;
 
@@ -27,6 +28,10 @@ pub(crate) enum Failure {
     /// sent to a client.
     #[error("ERR internal error: the command is to run aside ({0:?})")]
     Aside(Aside),
+    /// The partition of the keys does not let the command go on; nothing was done. Only its text is
+    /// ever sent to a client.
+    #[error(transparent)]
+    Refused(#[from] Refused),
 }
 
 impl From<&'static str> for Failure {
@@ -49,6 +54,8 @@ impl Failure {
             Failure::Bytes(bytes) => Cow::Borrowed(bytes),
             Failure::Engine(error) => Cow::Owned(engine_line(error).into_bytes()),
             Failure::Aside(_) => Cow::Owned(self.to_string().into_bytes()),
+            Failure::Refused(Refused::Text(text)) => Cow::Borrowed(text.as_bytes()),
+            Failure::Refused(refused) => Cow::Owned(format!("TRYAGAIN {refused}").into_bytes()),
             Failure::Value(bad) => Cow::Owned(format!("ERR {bad}").into_bytes()),
         }
     }
@@ -93,6 +100,26 @@ pub(crate) mod text {
     pub(crate) const WRONG_PASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";
     pub(crate) const REPLY_TOO_LARGE: &str = "ERR the reply is larger than client-output-buffer-limit";
     pub(crate) const MAX_CLIENTS: &str = "ERR max number of clients reached";
+
+    pub(crate) const CROSS_SLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
+    /// Collie's own: the partition has taken no commands for some time.
+    pub(crate) const BUSY: &str = "TRYAGAIN the partition of the keys takes no commands at the moment";
+    /// Collie's own: a command that was not executed and never will be.
+    pub(crate) const TRY_AGAIN: &str =
+        "TRYAGAIN the command was not executed: the leader of the partition changed";
+    /// Collie's own: it is not known whether a command was executed.
+    pub(crate) const UNKNOWN: &str = "UNKNOWN the command may have been executed, or may still be: \
+         the partition did not answer in time";
+    pub(crate) const NO_CLUSTER: &str = "ERR This instance has cluster support disabled";
+
+    /// A slot has no leader, or belongs to no partition.
+    pub(crate) fn no_leader(is_assigned: bool) -> &'static str {
+        if is_assigned {
+            "CLUSTERDOWN The cluster is down"
+        } else {
+            "CLUSTERDOWN Hash slot not served"
+        }
+    }
 
     /// A command got too few or too many arguments.
     pub(crate) fn arity(command: &str) -> String {

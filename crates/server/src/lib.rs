@@ -64,6 +64,7 @@ mod glob;
 mod health;
 mod metrics;
 mod net;
+mod partitions;
 mod process;
 mod session;
 mod slow_log;

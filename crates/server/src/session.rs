@@ -15,6 +15,8 @@ use crate::data::watch::{WatchSet, Watches};
 use crate::net::clients::{Client, Clients};
 use crate::net::pause::ClientPause;
 use crate::net::pressure::Pressure;
+use crate::partitions::Partitions;
+use crate::partitions::settle::Unsettled;
 use crate::slow_log::SlowLog;
 use crate::stats::{CommandCounter, Counters, Tally};
 
@@ -22,6 +24,8 @@ use crate::stats::{CommandCounter, Counters, Tally};
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Store,
+    /// The cluster that the keys are in, if they are in one. The store holds none of them then.
+    pub(crate) partitions: Option<Partitions>,
     pub(crate) watches: Arc<Watches>,
     pub(crate) slow_log: SlowLog,
     pub(crate) client_pause: ClientPause,
@@ -87,6 +91,10 @@ pub(crate) struct Session {
     /// The commands since `MULTI`.
     pub(crate) queue: Option<Queue>,
     pub(crate) watched: WatchSet,
+    /// Whether replicas that lag behind may answer reads (`READONLY`).
+    pub(crate) reads_replicas: bool,
+    /// What the replies wait for, in a cluster.
+    pub(crate) unsettled: Unsettled,
     /// Keyspaces that the command took out of use; the connection drops them.
     pub(crate) replaced: Option<Replaced>,
     /// When the previous command ended, by the monotonic clock.
@@ -157,6 +165,8 @@ impl Session {
             reply_mode: ReplyMode::On,
             queue: None,
             watched: WatchSet::new(Arc::clone(&shared.watches)),
+            reads_replicas: false,
+            unsettled: Unsettled::default(),
             replaced: None,
             clock_ns: 0,
             last_command: "NULL",
@@ -223,6 +233,7 @@ impl Session {
         }
         self.set_queue(None);
         self.watched.clear();
+        self.reads_replicas = false;
         self.authenticated = shared.settings.password().is_none();
         self.ack = shared.settings.ack();
         self.ack_chosen = false;

@@ -6,6 +6,7 @@ use super::numbers::{database, integer, is};
 use super::row::Command;
 use crate::exec::{Deferred, Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
+use crate::session::Shared;
 
 /// The rows of its commands.
 pub(super) const ROWS: &[Command] = &[
@@ -89,6 +90,9 @@ fn reset(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 
 fn select(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let index = database(request.at(1))?;
+    if index != 0 && exec.shared.partitions.is_some() {
+        return Err("ERR SELECT is not allowed in cluster mode".into());
+    }
     match exec.shared.store.keyspace(index) {
         Some(keyspace) => exec.session.select(index, keyspace),
         None => return Ok(Flow::Deferred(Deferred::Select(index))),
@@ -183,6 +187,7 @@ fn hello(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 fn greet(exec: &mut Exec<'_>) {
     let id = i64::try_from(exec.session.client.id).unwrap_or(i64::MAX);
+    let mode = mode(exec.shared);
     let reply = &mut *exec.reply;
     reply.map(7);
     reply.bulk(b"server");
@@ -194,9 +199,18 @@ fn greet(exec: &mut Exec<'_>) {
     reply.bulk(b"id");
     reply.integer(id);
     reply.bulk(b"mode");
-    reply.bulk(b"standalone");
+    reply.bulk(mode.as_bytes());
     reply.bulk(b"role");
     reply.bulk(b"master");
     reply.bulk(b"modules");
     reply.array(0);
+}
+
+/// The mode of the server, as clients know it.
+pub(super) fn mode(shared: &Shared) -> &'static str {
+    if shared.partitions.is_some() {
+        "cluster"
+    } else {
+        "standalone"
+    }
 }

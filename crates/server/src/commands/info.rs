@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use collie_protocol::Request;
 
-use super::connection::REDIS_VERSION;
+use super::connection::{REDIS_VERSION, mode};
 use super::row::Command;
 use crate::exec::{Deferred, Exec, Flow, Outcome};
+use crate::partitions::walk::key_count;
 use crate::process;
 use crate::session::Shared;
 
@@ -84,7 +85,7 @@ fn server(shared: &Shared, text: &mut String) {
     let uptime_s = shared.now_ms().saturating_sub(shared.started_ms) / 1000;
     fields!(text,
         "redis_version": REDIS_VERSION,
-        "redis_mode": "standalone",
+        "redis_mode": mode(shared),
         "collie_version": env!("CARGO_PKG_VERSION"),
         "os": std::env::consts::OS,
         "arch_bits": usize::BITS,
@@ -156,8 +157,8 @@ fn replication(_shared: &Shared, text: &mut String) {
     fields!(text, "role": "master", "connected_slaves": 0);
 }
 
-fn cluster(_: &Shared, text: &mut String) {
-    fields!(text, "cluster_enabled": 0);
+fn cluster(shared: &Shared, text: &mut String) {
+    fields!(text, "cluster_enabled": u8::from(shared.partitions.is_some()));
 }
 
 fn cpu(_shared: &Shared, text: &mut String) {
@@ -247,6 +248,15 @@ fn log(shared: &Shared, text: &mut String) {
 }
 
 fn keyspace(shared: &Shared, text: &mut String) {
+    if let Some(partitions) = &shared.partitions {
+        // How many of them expire is not counted.
+        match key_count(&*partitions.cluster) {
+            Ok(0) => {}
+            Ok(keys) => line(text, format_args!("db0:keys={keys}")),
+            Err(error) => tracing::warn!(%error, "the keys cannot be counted"),
+        }
+        return;
+    }
     for (index, keyspace) in shared.store.keyspaces() {
         let (keys, expires) = keyspace.size();
         if keys > 0 {

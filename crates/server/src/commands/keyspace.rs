@@ -5,6 +5,7 @@ use std::sync::Arc;
 use collie_db::{Error as DbError, Key, Lsn, Value};
 use collie_protocol::{ReplyBuffer, Request};
 
+use super::led;
 use super::names::Names;
 use super::numbers::is;
 use super::row::{Command, Keys};
@@ -12,8 +13,8 @@ use crate::cost::{Aside, LOOKUP};
 use crate::data::keyspace::Keyspace;
 use crate::data::store::Store;
 use crate::data::value;
-use crate::exec::{Deferred, Exec, Flow, Outcome, Prior};
-use crate::exec_batch::Transaction;
+use crate::exec::{Deferred, Exec, Flow, Outcome, Prior, Transaction};
+use crate::exec_batch::StoreTransaction;
 use crate::failure::{Failure, text};
 use crate::glob;
 use crate::session::Shared;
@@ -109,9 +110,9 @@ fn exists(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         exec.count_lookup(found);
         count = i64::from(found);
     } else {
-        let snapshot = exec.shared.store.db.snapshot();
+        let snapshot = exec.snapshot();
         for key in request.iter().skip(1) {
-            let found = exec.find_at(&snapshot, key)?.is_some();
+            let found = exec.find_at(snapshot.as_ref(), key)?.is_some();
             exec.count_lookup(found);
             count += i64::from(found);
         }
@@ -127,6 +128,9 @@ fn kind(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 fn dbsize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    if exec.shared.partitions.is_some() {
+        return led::dbsize(exec);
+    }
     if let Some(database) = exec.database() {
         let (size, keyspace) = (database.size(), Arc::clone(&database.keyspace));
         exec.note_count(&keyspace)?;
@@ -160,7 +164,10 @@ fn flush(exec: &mut Exec<'_>, request: Request<'_>, databases: impl Fn(&Store) -
         (2, Some(mode)) if is(mode, "ASYNC") || is(mode, "SYNC") => {}
         _ => return Err(text::SYNTAX.into()),
     }
-    if let Some(transaction) = &mut exec.transaction {
+    if exec.shared.partitions.is_some() {
+        return led::flush(exec);
+    }
+    if let Some(Transaction::Store(transaction)) = &mut exec.transaction {
         transaction.empty(exec.shared, &databases(&exec.shared.store))?;
     } else if exec.may_block {
         let store = &exec.shared.store;
@@ -179,13 +186,13 @@ fn flush(exec: &mut Exec<'_>, request: Request<'_>, databases: impl Fn(&Store) -
 pub(super) fn rearrange(
     exec: &mut Exec<'_>,
     emptied: impl Fn() -> Vec<u8>,
-    work: impl FnOnce(&mut Transaction<'_>, &Shared) -> Result<(), Failure>,
+    work: impl FnOnce(&mut StoreTransaction<'_>, &Shared) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let (held, spare) = exec.shared.store.lock_all(&mut exec.session.owner, emptied)?;
     exec.begin(held, spare);
     let done = match &mut exec.transaction {
-        Some(transaction) => work(transaction, exec.shared),
-        None => Ok(()),
+        Some(Transaction::Store(transaction)) => work(transaction, exec.shared),
+        Some(Transaction::Partition(_)) | None => Ok(()),
     };
     exec.finish(done.is_ok())?;
     done
@@ -193,6 +200,9 @@ pub(super) fn rearrange(
 
 fn keys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let pattern = request.at(1);
+    if exec.shared.partitions.is_some() {
+        return led::keys(exec, pattern);
+    }
     if exec.transaction.is_none() {
         return Ok(Flow::Deferred(Deferred::Keys(pattern.to_vec())));
     }

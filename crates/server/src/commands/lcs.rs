@@ -132,9 +132,9 @@ impl<'a> Table<'a> {
 }
 
 fn lcs(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let snapshot = exec.shared.store.db.snapshot();
-    let one = exec.find_at(&snapshot, request.at(1))?;
-    let other = exec.find_at(&snapshot, request.at(2))?;
+    let snapshot = exec.snapshot();
+    let one = exec.find_at(snapshot.as_ref(), request.at(1))?;
+    let other = exec.find_at(snapshot.as_ref(), request.at(2))?;
     let wanted = Wanted::read(request)?;
     let one = one.as_ref().map_or(&[][..], |found| found.payload());
     let other = other.as_ref().map_or(&[][..], |found| found.payload());

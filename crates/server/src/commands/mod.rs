@@ -4,6 +4,7 @@
 mod bitfields;
 mod bitmaps;
 mod client;
+mod cluster;
 mod command;
 mod config;
 mod connection;
@@ -14,16 +15,19 @@ mod info;
 mod keyspace;
 mod latency;
 mod lcs;
+mod led;
 mod moves;
 mod multi;
 mod names;
 mod numbers;
 mod object;
 mod parameters;
+mod partitioned;
 mod ranges;
 mod row;
 mod scan;
 mod server;
+mod shape;
 mod slowlog;
 mod strings;
 mod table;
@@ -37,6 +41,7 @@ use crate::session::Session;
 pub(crate) use info::describe;
 pub(crate) use keyspace::Search;
 use row::Command;
+pub(crate) use server::replicas_held;
 pub(crate) use table::names;
 use table::{find, lookup, number};
 
@@ -55,6 +60,9 @@ pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         Err(failure) => return Err(multi::refused(exec, request, failure)),
     };
     exec.session.last_command = command.full_name;
+    if exec.shared.partitions.is_some() {
+        return partitioned::run(exec, command, request);
+    }
     exec.session.refresh(&exec.shared.store);
     if exec.session.queue.is_some() && !command.is_immediate {
         return multi::queue(exec, command, request);
@@ -68,8 +76,11 @@ fn call(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) ->
         Err(Failure::Aside(why)) => Ok(Flow::Aside(why)),
         outcome => outcome,
     };
-    // It has done nothing, and will run again on a thread that may block.
-    if matches!(outcome, Ok(Flow::Aside(_))) {
+    // It has done nothing, and will run again: on a thread that may block, or later.
+    if matches!(
+        outcome,
+        Ok(Flow::Aside(_) | Flow::Later(_)) | Err(Failure::Refused(_))
+    ) {
         return outcome;
     }
     exec.pay();

@@ -7,7 +7,7 @@ use super::numbers::{database, integer, is};
 use super::row::{Command, Keys};
 use crate::cost::Aside;
 use crate::data::keyspace::DATABASES;
-use crate::exec::{Exec, Flow, Found, Outcome};
+use crate::exec::{Exec, Flow, Found, Outcome, Transaction};
 use crate::failure::{Failure, text};
 
 /// The rows of its commands.
@@ -107,6 +107,9 @@ fn copy(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let own = exec.session.db;
     let (target_db, replace) = copy_options(request)?;
     let target_db = target_db.unwrap_or(own);
+    if target_db != own && exec.shared.partitions.is_some() {
+        return Err("ERR Copying to another database is not allowed in cluster mode".into());
+    }
     let (from, to) = (request.at(1), request.at(2));
     if target_db == own && from == to {
         return Err(text::SAME_OBJECT.into());
@@ -126,6 +129,9 @@ fn copy(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 fn move_key(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    if exec.shared.partitions.is_some() {
+        return Err("ERR MOVE is not allowed in cluster mode".into());
+    }
     let (key, own) = (request.at(1), exec.session.db);
     let target_db = database(request.at(2))?;
     if target_db == own {
@@ -179,12 +185,15 @@ fn is_there(exec: &Exec<'_>, db: u8) -> Result<bool, Failure> {
 }
 
 fn swapdb(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    if exec.shared.partitions.is_some() {
+        return Err("ERR SWAPDB is not allowed in cluster mode".into());
+    }
     let one = swapped(request.at(1), "ERR invalid first DB index")?;
     let other = swapped(request.at(2), "ERR invalid second DB index")?;
     let (Some(one), Some(other)) = (one, other) else {
         return Err(text::DB_OUT_OF_RANGE.into());
     };
-    if let Some(transaction) = &mut exec.transaction {
+    if let Some(Transaction::Store(transaction)) = &mut exec.transaction {
         transaction.swap(exec.shared, one, other)?;
     } else if one != other {
         if !exec.may_block {

@@ -18,8 +18,9 @@ use super::table::find;
 use crate::cost::{Aside, LARGE};
 use crate::data::keyspace::{DATABASES, Keyspace};
 use crate::data::store::Store;
-use crate::exec::{Deferred, Exec, Flow, Outcome};
+use crate::exec::{Deferred, Exec, Flow, Outcome, Transaction};
 use crate::failure::{Failure, text};
+use crate::partitions::evaluate::{Asked, evaluate};
 use crate::session::Queue;
 
 /// The rows of its commands.
@@ -140,6 +141,13 @@ fn watch(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         let db = exec.session.db;
         exec.session.watched.add(db, key, was_expired);
     }
+    if let Some(Transaction::Partition(transaction)) = &mut exec.transaction {
+        if let Some(leadership) = transaction.leadership() {
+            exec.session.watched.led_by(leadership);
+        }
+        // A watch that begins at a replica which does not lead any more ends with its leadership.
+        transaction.forget_reads();
+    }
     exec.reply.ok();
     Ok(Flow::Next)
 }
@@ -168,6 +176,9 @@ fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     if !exec.may_block && !rows.iter().all(|command| command.can_be_undone()) {
         return Ok(Flow::Aside(Aside::Waits));
     }
+    if exec.shared.partitions.is_some() {
+        return exec_in_partition(exec, &rows);
+    }
     let missing = missing_databases(exec, &rows, queue);
     let uncounted = uncounted_databases(exec, &rows);
     let Some(queue) = exec.session.set_queue(None) else {
@@ -192,6 +203,44 @@ fn exec(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
         exec.session.select(selected, keyspace);
     }
     done.map(|()| Flow::Next)
+}
+
+/// `EXEC` in a cluster: all commands are evaluated in the partition of their keys at once. A command
+/// that names no key runs too, and may run more than once if the partition makes all of them begin
+/// anew: none of those has an effect that adds up.
+fn exec_in_partition(exec: &mut Exec<'_>, rows: &[&'static Command]) -> Outcome {
+    let Some(queue) = exec.session.set_queue(None) else {
+        return Ok(Flow::Next);
+    };
+    let ran = partition_of(exec, rows, &queue).and_then(|asked| {
+        let work = |exec: &mut Exec<'_>| execute(exec, rows, &queue).map(|()| Flow::Next);
+        match &asked {
+            Some(asked) => evaluate(exec, asked, work),
+            None => work(exec),
+        }
+    });
+    if matches!(ran, Ok(Flow::Aside(_) | Flow::Later(_)) | Err(Failure::Aside(_))) {
+        // Nothing of it was done; all of it runs again.
+        exec.session.set_queue(Some(queue));
+        return ran;
+    }
+    exec.session.watched.clear();
+    exec.count_noted();
+    ran
+}
+
+/// The keys of all commands and the watched ones; `None` if there are none.
+fn partition_of(exec: &Exec<'_>, rows: &[&Command], queue: &Queue) -> Result<Option<Asked>, Failure> {
+    let named = rows.iter().zip(&queue.commands).flat_map(|(command, kept)| {
+        let keys = command.keys.iter();
+        keys.flat_map(|keys| keys.of(kept.request()))
+    });
+    let watched = || exec.session.watched.keys().map(|(_, key, _)| key);
+    let may_be_old = watched().next().is_none()
+        && rows
+            .iter()
+            .all(|command| command.keys.is_empty() || command.is_read());
+    Asked::keys(named.chain(watched()), may_be_old)
 }
 
 /// The rows of the queued commands. The session stores requests only, and each of these was found
@@ -232,6 +281,12 @@ fn begin(exec: &mut Exec<'_>, rows: &[&'static Command], queue: &Queue) -> Resul
 
 /// Whether a watched key has changed, or has expired since the watch began.
 fn has_watched_change(exec: &mut Exec<'_>) -> Result<bool, Failure> {
+    if let Some(Transaction::Partition(transaction)) = &exec.transaction
+        && let Some(leadership) = transaction.leadership()
+        && exec.session.watched.keys().next().is_some()
+    {
+        exec.session.watched.led_by(leadership);
+    }
     if exec.session.watched.is_dirty() {
         return Ok(true);
     }
@@ -265,7 +320,7 @@ fn execute(exec: &mut Exec<'_>, rows: &[&'static Command], queue: &Queue) -> Res
         exec.session.last_command = command.full_name;
         let outcome = super::call(exec, command, kept.request()).and_then(|flow| finish_deferred(exec, flow));
         if let Err(failure) = outcome {
-            if matches!(failure, Failure::Aside(_)) {
+            if matches!(failure, Failure::Aside(_) | Failure::Refused(_)) {
                 return Err(failure);
             }
             exec.noted.failures += 1;
@@ -286,19 +341,24 @@ fn execute(exec: &mut Exec<'_>, rows: &[&'static Command], queue: &Queue) -> Res
 fn finish_deferred(exec: &mut Exec<'_>, flow: Flow) -> Result<(), Failure> {
     match flow {
         Flow::Next | Flow::Close => {}
+        Flow::Deferred(Deferred::Local { .. }) if exec.shared.partitions.is_some() => {
+            super::server::held(exec);
+        }
         Flow::Deferred(Deferred::Local { .. }) => {
             let is_durable = exec.shared.store.db.durable() >= exec.session.last;
             exec.reply.array(2);
             exec.reply.integer(i64::from(is_durable));
             exec.reply.integer(0);
         }
-        Flow::Deferred(Deferred::Replicas { .. }) => exec.reply.integer(0),
+        Flow::Deferred(Deferred::Replicas { held, .. }) => exec.reply.integer(held),
         Flow::Deferred(Deferred::Info(sections)) => {
             let text = super::describe(exec.shared, &sections);
             exec.reply.verbatim(*b"txt", text.as_bytes());
         }
         Flow::Aside(why) if !exec.may_block => return Err(Failure::Aside(why)),
-        Flow::Deferred(Deferred::Select(_) | Deferred::Keys(_) | Deferred::Size(_)) | Flow::Aside(_) => {
+        Flow::Deferred(Deferred::Select(_) | Deferred::Keys(_) | Deferred::Size(_))
+        | Flow::Aside(_)
+        | Flow::Later(_) => {
             return Err("ERR internal error: the command was not prepared for a transaction".into());
         }
     }

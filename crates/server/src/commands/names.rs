@@ -27,6 +27,7 @@ impl Names {
         };
         let bounds = bounds(prefix, after);
         let changed: Vec<_> = database
+            .pending
             .changes
             .range::<Vec<u8>, _>(bounds.clone())
             .map(|(key, value)| (key.clone(), value.clone()))

@@ -135,6 +135,11 @@ impl Command {
         !self.keys.is_empty() && !self.is_everywhere && !self.is_lasting
     }
 
+    /// Whether it reads keys and changes none.
+    pub(super) fn is_read(&self) -> bool {
+        self.flags.contains(&"readonly")
+    }
+
     /// Whether it may write.
     pub(super) fn is_write(&self) -> bool {
         self.flags.contains(&"write")

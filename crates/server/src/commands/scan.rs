@@ -3,9 +3,10 @@
 use std::ops::Bound;
 
 use collie_db::{Error as DbError, Family, Key, Value};
-use collie_protocol::Request;
 use collie_protocol::number::parse_cursor;
+use collie_protocol::{ReplyBuffer, Request};
 
+use super::led;
 use super::names::{Names, successor};
 use super::numbers::{integer, is};
 use super::row::Command;
@@ -50,10 +51,11 @@ const SCAN_STEPS_HERE: u64 = 200_000;
 /// How often `RANDOMKEY` retries if it has drawn an expired key, as in Redis.
 const RANDOM_TRIES: usize = 100;
 
-struct ScanOptions<'a> {
+/// The options of a `SCAN`.
+pub(super) struct ScanOptions<'a> {
     pattern: Option<&'a [u8]>,
     count: usize,
-    only_other_types: bool,
+    pub(super) only_other_types: bool,
 }
 
 impl<'a> ScanOptions<'a> {
@@ -86,6 +88,9 @@ impl<'a> ScanOptions<'a> {
 fn scan(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let cursor = parse_cursor(request.at(1)).ok_or("ERR invalid cursor")?;
     let options = ScanOptions::read(request)?;
+    if exec.shared.partitions.is_some() {
+        return led::scan(exec, cursor, &options);
+    }
     let db = exec.session.db;
     let after: Option<Vec<u8>> = exec
         .shared
@@ -94,73 +99,125 @@ fn scan(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         .lock()
         .find(db, cursor)
         .map(<[u8]>::to_vec);
-    let (names, last) = if options.only_other_types {
-        (Vec::new(), None) // There are only strings.
+    let mut page = Page::new(exec, &options);
+    let last = if options.only_other_types {
+        None // There are only strings.
     } else {
-        match page(exec, &options, after.as_deref()) {
+        match fill(exec, &mut page, after.as_deref()) {
             // The database was emptied meanwhile: its old keys need not be returned.
-            Err(Failure::Engine(DbError::FamilyDropped { .. })) => (Vec::new(), None),
-            page => page?,
+            Err(Failure::Engine(DbError::FamilyDropped { .. })) => {
+                page = Page::new(exec, &options);
+                None
+            }
+            last => last?,
         }
     };
     let next = last.map_or(0, |last| {
         exec.shared.store.cursors.lock().remember(db, user_key(&last))
     });
-    exec.reply.array(2);
-    let mut digits = itoa::Buffer::new();
-    exec.reply.bulk(digits.format(next).as_bytes());
-    exec.reply.array(names.len());
-    for name in &names {
-        exec.reply.bulk(user_key(name));
-    }
+    page.encode(exec.reply, next);
     Ok(Flow::Next)
 }
 
-/// The matching keys among the next ones, and the last key that was visited if more follow.
-fn page(
-    exec: &mut Exec<'_>,
-    options: &ScanOptions<'_>,
-    after: Option<&[u8]>,
-) -> Result<(Vec<Key>, Option<Key>), Failure> {
-    let pattern = options.pattern;
-    let prefix = pattern.map_or(&b""[..], glob::literal_prefix);
-    let mut iter = Names::of(exec, prefix, after)?;
-    let (mut names, mut last) = (Vec::new(), None);
-    let mut expired = Vec::new();
-    let (mut looked_at, mut bytes, mut read) = (0, 0, 0_usize);
-    let may_block = exec.may_block;
-    let mut steps = if may_block {
-        SCAN_STEPS_MAX
-    } else {
-        SCAN_STEPS_HERE
-    };
-    let is_match = |key: &Key, steps: &mut u64| {
-        let Some(pattern) = pattern else { return Ok(true) };
-        match glob::matches_within(pattern, user_key(key), false, steps) {
+/// What one `SCAN` returns: the matching keys among those that it visits.
+pub(super) struct Page<'o> {
+    pattern: Option<&'o [u8]>,
+    /// Keys that it visits at most, and that it has visited.
+    count: usize,
+    looked_at: usize,
+    may_block: bool,
+    /// Comparisons with the pattern that are left.
+    steps: u64,
+    /// Bytes of names, and of all that was read.
+    bytes: usize,
+    read: usize,
+    names: ReplyBuffer,
+    found: usize,
+}
+
+impl<'o> Page<'o> {
+    pub(super) fn new(exec: &Exec<'_>, options: &ScanOptions<'o>) -> Page<'o> {
+        Page {
+            pattern: options.pattern,
+            count: options.count,
+            looked_at: 0,
+            may_block: exec.may_block,
+            steps: if exec.may_block {
+                SCAN_STEPS_MAX
+            } else {
+                SCAN_STEPS_HERE
+            },
+            bytes: 0,
+            read: 0,
+            names: ReplyBuffer::new(),
+            found: 0,
+        }
+    }
+
+    /// Whether it ends before the next key.
+    pub(super) fn is_full(&self) -> bool {
+        self.looked_at == self.count
+            || self.bytes > SCAN_BYTES_MAX
+            || self.read > SCAN_READ_MAX
+            || self.steps == 0
+    }
+
+    /// Visits a key; `false` if it has expired.
+    pub(super) fn take(&mut self, exec: &mut Exec<'_>, name: &[u8], stored: &Value) -> Result<bool, Failure> {
+        self.looked_at += 1;
+        let weight = SCAN_KEY + name.len() + stored.len();
+        self.read = self.read.saturating_add(weight);
+        exec.weigh(weight)?;
+        if value::read_header(stored)?.is_expired(exec.now_ms) {
+            return Ok(false);
+        }
+        if self.is_match(name)? {
+            self.bytes += name.len();
+            self.names.bulk(name);
+            self.found += 1;
+        }
+        Ok(true)
+    }
+
+    fn is_match(&mut self, name: &[u8]) -> Result<bool, Failure> {
+        let Some(pattern) = self.pattern else {
+            return Ok(true);
+        };
+        match glob::matches_within(pattern, name, false, &mut self.steps) {
             Some(is_match) => Ok(is_match),
-            None if !may_block => Err(Failure::Aside(Aside::Searches)),
+            None if !self.may_block => Err(Failure::Aside(Aside::Searches)),
             // The last key of this call.
             None => {
-                *steps = 0;
-                Ok(glob::matches(pattern, user_key(key), false))
+                self.steps = 0;
+                Ok(glob::matches(pattern, name, false))
             }
         }
-    };
+    }
+
+    /// Encodes the reply with the cursor of the next page.
+    pub(super) fn encode(&self, reply: &mut ReplyBuffer, next: u64) {
+        reply.array(2);
+        let mut digits = itoa::Buffer::new();
+        reply.bulk(digits.format(next).as_bytes());
+        reply.array(self.found);
+        reply.append(&self.names);
+    }
+}
+
+/// Visits the next keys. Returns the last one that was visited if more follow.
+fn fill(exec: &mut Exec<'_>, page: &mut Page<'_>, after: Option<&[u8]>) -> Result<Option<Key>, Failure> {
+    let prefix = page.pattern.map_or(&b""[..], glob::literal_prefix);
+    let mut iter = Names::of(exec, prefix, after)?;
+    let mut last = None;
+    let mut expired = Vec::new();
     let more = loop {
         let Some(item) = iter.next() else { break false };
-        if looked_at == options.count || bytes > SCAN_BYTES_MAX || read > SCAN_READ_MAX || steps == 0 {
+        if page.is_full() {
             break true;
         }
-        looked_at += 1;
         let (key, stored) = item?;
-        let weight = SCAN_KEY + key.len() + stored.len();
-        read = read.saturating_add(weight);
-        exec.weigh(weight)?;
-        if value::read_header(&stored)?.is_expired(exec.now_ms) {
+        if !page.take(exec, user_key(&key), &stored)? {
             expired.push(key.clone());
-        } else if is_match(&key, &mut steps)? {
-            bytes += key.len();
-            names.push(key.clone());
         }
         last = Some(key);
     };
@@ -169,7 +226,7 @@ fn page(
     for key in expired {
         exec.expire_in_passing(user_key(&key));
     }
-    Ok((names, last.filter(|_| more)))
+    Ok(last.filter(|_| more))
 }
 
 fn user_key(key: &[u8]) -> &[u8] {
@@ -177,6 +234,9 @@ fn user_key(key: &[u8]) -> &[u8] {
 }
 
 fn randomkey(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    if exec.shared.partitions.is_some() {
+        return led::randomkey(exec);
+    }
     if exec.transaction.is_some() {
         return random_in_transaction(exec);
     }

@@ -7,6 +7,7 @@ use super::numbers::{integer, is, positive, timeout_ms};
 use super::row::Command;
 use crate::exec::{Deferred, Exec, Flow, Outcome};
 use crate::failure::text;
+use crate::session::Shared;
 
 /// The rows of its commands.
 pub(super) const ROWS: &[Command] = &[
@@ -59,20 +60,49 @@ fn time(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 fn wait(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let replicas = integer(request.at(1))?;
     let timeout_ms = timeout_ms(request.at(2))?;
-    if replicas > 0 {
-        return Ok(Flow::Deferred(Deferred::Replicas { timeout_ms }));
+    let held = replicas_held(exec.shared);
+    if replicas > held {
+        return Ok(Flow::Deferred(Deferred::Replicas { timeout_ms, held }));
     }
-    exec.reply.integer(0);
+    exec.reply.integer(held);
     Ok(Flow::Next)
 }
 
-fn waitaof(_exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+/// On how many replicas, beside the one that leads, everything is that was replied: in a cluster all but
+/// one of a majority, of the partition with the fewest replicas. Elsewhere there are none.
+pub(crate) fn replicas_held(shared: &Shared) -> i64 {
+    let Some(partitions) = &shared.partitions else {
+        return 0;
+    };
+    let topology = partitions.cluster.topology();
+    let fewest = topology
+        .partitions
+        .iter()
+        .map(|partition| partition.replicas.len() / 2)
+        .min();
+    i64::try_from(fewest.unwrap_or(0)).unwrap_or(i64::MAX)
+}
+
+/// The reply to `WAITAOF` in a cluster: a reply is sent once a majority of the replicas has on disk what
+/// it reflects.
+pub(super) fn held(exec: &mut Exec<'_>) {
+    let held = replicas_held(exec.shared);
+    exec.reply.array(2);
+    exec.reply.integer(1);
+    exec.reply.integer(held);
+}
+
+fn waitaof(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let local = integer(request.at(1))?;
     if !(0..=1).contains(&local) {
         return Err("ERR value is out of range, value must between 0 and 1".into());
     }
     let replicas = positive(request.at(2))?;
     let timeout_ms = timeout_ms(request.at(3))?;
+    if exec.shared.partitions.is_some() && replicas <= replicas_held(exec.shared) {
+        held(exec);
+        return Ok(Flow::Next);
+    }
     Ok(Flow::Deferred(Deferred::Local {
         wanted: local == 1,
         replicas,

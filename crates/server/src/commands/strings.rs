@@ -256,13 +256,15 @@ fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         return Ok(Flow::Next);
     }
     // A snapshot, so that an MSET of the same keys is seen as a whole or not at all.
-    let snapshot = exec.shared.store.db.snapshot();
+    let snapshot = exec.snapshot();
     for key in request.iter().skip(1) {
         // If one value is large, the others are likely to be.
-        let found = exec.find_at(&snapshot, key).map_err(|failure| match failure {
-            Failure::Aside(why) => Failure::Aside(why.times(request.len() - 1)),
-            failure => failure,
-        })?;
+        let found = exec
+            .find_at(snapshot.as_ref(), key)
+            .map_err(|failure| match failure {
+                Failure::Aside(why) => Failure::Aside(why.times(request.len() - 1)),
+                failure => failure,
+            })?;
         exec.count_lookup(found.is_some());
         push_found(exec, found.as_ref().map(|found| found.payload()));
         if exec.reply_is_too_long() {
@@ -275,11 +277,11 @@ fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 /// `MGET` of values that may be large: reads all of them first, and then copies them into a reply
 /// that is large enough.
 fn mget_aside(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let snapshot = exec.shared.store.db.snapshot();
+    let snapshot = exec.snapshot();
     let limit = exec.shared.settings.reply_bytes_max();
     let (mut all, mut bytes) = (Vec::with_capacity(request.len() - 1), 0_usize);
     for key in request.iter().skip(1) {
-        let found = exec.find_at(&snapshot, key)?;
+        let found = exec.find_at(snapshot.as_ref(), key)?;
         exec.count_lookup(found.is_some());
         bytes += found.as_ref().map_or(0, |found| found.payload().len()) + BULK_FRAME;
         all.push(found);

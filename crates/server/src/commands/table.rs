@@ -7,8 +7,8 @@ use collie_protocol::Request;
 
 use super::row::Command;
 use super::{
-    bitfields, bitmaps, client, command, config, connection, expire, floats, info, keyspace, latency, lcs,
-    moves, multi, object, ranges, scan, server, slowlog, strings,
+    bitfields, bitmaps, client, cluster, command, config, connection, expire, floats, info, keyspace,
+    latency, lcs, moves, multi, object, ranges, scan, server, slowlog, strings,
 };
 use crate::failure::{Failure, text};
 
@@ -16,6 +16,7 @@ const GROUPS: &[&[Command]] = &[
     bitfields::ROWS,
     bitmaps::ROWS,
     client::ROWS,
+    cluster::ROWS,
     command::ROWS,
     config::ROWS,
     connection::ROWS,

@@ -21,8 +21,8 @@ use crate::failure::Failure;
 use crate::health::Effect;
 use crate::session::{Session, Shared};
 
-/// Between two sweeps.
-const INTERVAL: Duration = Duration::from_millis(100);
+/// Between two sweeps, here and in partitions.
+pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
 /// Keys that one sweep removes from one database; the next sweep follows at once if there are more.
 const BATCH: usize = 1_000;
 
@@ -40,7 +40,7 @@ impl Stop {
     }
 
     /// Sleeps for a while; `true` when the sweeper is to stop.
-    fn wait(&self, time: Duration) -> bool {
+    pub(crate) fn wait(&self, time: Duration) -> bool {
         let mut is_set = self.is_set.lock();
         if !*is_set && !time.is_zero() {
             self.changed.wait_for(&mut is_set, time);

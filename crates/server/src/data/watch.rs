@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::cluster::Leadership;
+
 /// A key of a database.
 pub(crate) type DbKey = (u8, Box<[u8]>);
 
@@ -91,6 +93,8 @@ pub(crate) struct WatchSet {
     all: Arc<Watches>,
     is_dirty: Arc<AtomicBool>,
     keys: Vec<(DbKey, bool)>,
+    /// Who led the partition of the keys when the watch began, in a cluster.
+    leadership: Option<Leadership>,
 }
 
 impl WatchSet {
@@ -99,6 +103,7 @@ impl WatchSet {
             all,
             is_dirty: Arc::default(),
             keys: Vec::new(),
+            leadership: None,
         }
     }
 
@@ -116,6 +121,16 @@ impl WatchSet {
         // Relaxed: see `Watches::is_empty`.
         self.all.count.fetch_add(1, Ordering::Relaxed);
         self.keys.push((key, was_expired));
+    }
+
+    /// Notes who leads the partition of the watched keys, whose locks the caller holds. While that is
+    /// the same, all changes of them are made in this process. If it was another one when the watch
+    /// of another key began, the watch counts as changed.
+    pub(crate) fn led_by(&mut self, leadership: Leadership) {
+        if *self.leadership.get_or_insert(leadership) != leadership {
+            // Relaxed: see `Watcher::mark`.
+            self.is_dirty.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The watched keys, and whether each had expired when the watch began.
@@ -136,6 +151,7 @@ impl WatchSet {
         if self.keys.is_empty() {
             return;
         }
+        self.leadership = None;
         let mut keys = self.all.keys.lock();
         for (key, _) in self.keys.drain(..) {
             let Some(watchers) = keys.get_mut(&key) else {

@@ -165,14 +165,14 @@ impl Exec<'_> {
         if let Some(transaction) = &mut self.transaction {
             transaction.changed(self.shared, index, key);
         }
-        let Some(database) = self.database() else {
+        let Some(pending) = self.pending() else {
             return Err("ERR internal error: the database was not prepared".into());
         };
         let (keys, expiring) = prior.difference(stored.is_some(), expiry_ms);
-        database.count(keys, expiring, expiry_ms);
+        pending.count(keys, expiring, expiry_ms);
         let mut own = Vec::with_capacity(key.len() + 1);
         value::data_key(&mut own, key);
-        database.changes.insert(own, stored);
+        pending.changes.insert(own, stored);
         let before = prior.stored_expiry();
         if before == expiry_ms {
             return Ok(());
@@ -181,7 +181,7 @@ impl Exec<'_> {
             if let Some(expiry) = expiry {
                 let mut own = Vec::with_capacity(key.len() + 9);
                 value::expiry_key(&mut own, expiry, key);
-                database.changes.insert(own, entry);
+                pending.changes.insert(own, entry);
             }
         }
         Ok(())

@@ -7,19 +7,24 @@
 //! to the transaction's changes instead, and reads check these first.
 
 mod changes;
+mod transaction;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use collie_db::{Error as DbError, ReadOptions, Snapshot, Value};
 use collie_protocol::ReplyBuffer;
+use tokio::sync::watch;
 
 use crate::cost::{Aside, HEAVY, LARGE, LOOKUP};
 use crate::data::keyspace::{DATABASES, Keyspace};
 use crate::data::locks::{Held, LOCKED_ONE_BY_ONE, Waiting};
 use crate::data::value::{self, Header};
-use crate::exec_batch::{Database, Transaction};
+use crate::exec_batch::{Database, Pending, StoreTransaction};
 use crate::failure::Failure;
 use crate::session::{Session, Shared};
+
+pub(crate) use transaction::Transaction;
 
 /// One command under way.
 pub(crate) struct Exec<'a> {
@@ -30,12 +35,14 @@ pub(crate) struct Exec<'a> {
     pub(crate) now_ms: u64,
     /// Whether it runs on a thread that may block.
     pub(crate) may_block: bool,
+    /// Whether it may ask to run [later](Flow::Later): not once it has waited for long enough.
+    pub(crate) may_wait: bool,
     /// The bytes that it has worked on so far.
     pub(crate) weight: usize,
     /// What to count for it in the statistics, once it is certain that it will not run again aside.
     pub(crate) noted: Noted,
     /// The transaction that the command is a part of: that of `EXEC`, or of a command that changes
-    /// several keys.
+    /// several keys. In a cluster each command that names keys is in one.
     pub(crate) transaction: Option<Transaction<'a>>,
 }
 
@@ -50,6 +57,21 @@ pub(crate) enum Flow {
     Deferred(Deferred),
     /// Runs the command again on a thread that may block: it has done nothing yet.
     Aside(Aside),
+    /// Sends the replies before it, waits, and runs the command again: it has done nothing yet.
+    Later(Later),
+}
+
+/// What a command waits for that cannot run yet, see [`Flow::Later`]. Only in a cluster.
+#[derive(Debug)]
+pub(crate) enum Later {
+    /// For the commands before it of the same connection: it reads only what is applied.
+    Settled,
+    /// For a change of the cluster that is newer than what this receiver has seen, at most for so
+    /// long.
+    Change {
+        changes: watch::Receiver<u64>,
+        limit: Duration,
+    },
 }
 
 /// Work that would take a thread that serves connections for too long. The connection's task does
@@ -71,8 +93,9 @@ pub(crate) enum Deferred {
         replicas: i64,
         timeout_ms: u64,
     },
-    /// `WAIT` for replicas, of which there are none: milliseconds, 0 meaning for ever.
-    Replicas { timeout_ms: u64 },
+    /// `WAIT` for more replicas than there are: milliseconds, 0 meaning for ever, and how many there
+    /// are.
+    Replicas { timeout_ms: u64, held: i64 },
 }
 
 /// What to count in the statistics for a command, or for all commands of an `EXEC`.
@@ -152,6 +175,7 @@ impl<'a> Exec<'a> {
             reply,
             now_ms,
             may_block: false,
+            may_wait: true,
             weight: 0,
             noted: Noted::default(),
             transaction: None,
@@ -287,12 +311,12 @@ impl<'a> Exec<'a> {
     /// Begins a transaction that owns the locks `held`.
     pub(crate) fn begin(&mut self, held: Held<'a>, spare: Vec<Arc<Keyspace>>) {
         self.session.refresh(&self.shared.store);
-        self.transaction = Some(Transaction::new(held, spare));
+        self.transaction = Some(Transaction::Store(StoreTransaction::new(held, spare)));
     }
 
-    /// Ends the transaction: commits it or drops its changes.
+    /// Ends the transaction of [`begin`](Exec::begin): commits it or drops its changes.
     pub(crate) fn finish(&mut self, commit: bool) -> Result<(), Failure> {
-        let Some(transaction) = self.transaction.take() else {
+        let Some(Transaction::Store(transaction)) = self.transaction.take() else {
             return Ok(());
         };
         if !commit {
@@ -320,7 +344,23 @@ impl<'a> Exec<'a> {
     /// The session's database, with the transaction's changes.
     pub(crate) fn database(&mut self) -> Option<&mut Database> {
         let db = self.session.db;
-        self.transaction.as_mut()?.database(self.shared, db)
+        match &mut self.transaction {
+            Some(Transaction::Store(transaction)) => transaction.database(self.shared, db),
+            Some(Transaction::Partition(_)) | None => None,
+        }
+    }
+
+    /// What the transaction is going to write to the session's database.
+    fn pending(&mut self) -> Option<&mut Pending> {
+        let db = self.session.db;
+        self.transaction.as_mut()?.pending(self.shared, db)
+    }
+
+    /// A snapshot for several reads that must fit together. A transaction needs none: its locks keep
+    /// other writers from what it reads.
+    pub(crate) fn snapshot(&self) -> Option<Snapshot> {
+        let is_inside = self.transaction.is_some();
+        (!is_inside).then(|| self.shared.store.db.snapshot())
     }
 
     /// Reads the engine's key in the session's scratch memory. The transaction's own changes are
@@ -329,11 +369,14 @@ impl<'a> Exec<'a> {
         let (shared, db) = (self.shared, self.session.db);
         let is_inside = self.transaction.is_some();
         let family = match &mut self.transaction {
-            Some(transaction) => {
+            Some(Transaction::Partition(transaction)) => {
+                return Ok(transaction.get(&self.session.scratch.key)?);
+            }
+            Some(Transaction::Store(transaction)) => {
                 let Some(database) = transaction.database(shared, db) else {
                     return Ok(None);
                 };
-                if let Some(changed) = database.changes.get(&self.session.scratch.key) {
+                if let Some(changed) = database.pending.changes.get(&self.session.scratch.key) {
                     return Ok(changed.clone());
                 }
                 &database.keyspace.family
@@ -371,10 +414,14 @@ impl<'a> Exec<'a> {
         self.judge(key, stored)
     }
 
-    /// Reads a key as it was at a snapshot.
-    pub(crate) fn find_at(&mut self, snapshot: &Snapshot, key: &[u8]) -> Result<Option<Found>, Failure> {
+    /// Reads a key as it was at a [snapshot](Exec::snapshot).
+    pub(crate) fn find_at(
+        &mut self,
+        snapshot: Option<&Snapshot>,
+        key: &[u8],
+    ) -> Result<Option<Found>, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
-        let stored = self.read_anew(Some(snapshot))?;
+        let stored = self.read_anew(snapshot)?;
         self.judge(key, stored)
     }
 

@@ -23,6 +23,7 @@ use crate::net::connection;
 use crate::net::pause::ClientPause;
 use crate::net::pressure::Pressure;
 use crate::net::threads::Handle;
+use crate::partitions::{self, Partitions};
 use crate::process;
 use crate::session::{Session, Shared};
 use crate::slow_log::SlowLog;
@@ -151,6 +152,7 @@ impl Server {
         let started_ms = config.clock.wall_ms();
         let shared = Arc::new(Shared {
             store: Store::open(db, cursor_seed, config.databases.clone())?,
+            partitions: config.cluster.clone().map(Partitions::new),
             watches: Arc::default(),
             slow_log: SlowLog::default(),
             client_pause: ClientPause::default(),
@@ -343,9 +345,11 @@ fn start_sweeper(
     let session = Session::new(shared, own, keyspace);
     let (shared, stop) = (Arc::clone(shared), Arc::clone(stop));
     let thread = std::thread::Builder::new().name("collie-expire".to_owned());
-    thread
-        .spawn(move || sweep::run(&shared, session, &stop))
-        .map(Some)
+    let sweep = move || match &shared.partitions {
+        Some(partitions) => partitions::sweep::run(&shared, partitions, &stop),
+        None => sweep::run(&shared, session, &stop),
+    };
+    thread.spawn(sweep).map(Some)
 }
 
 /// Accepts connections until the shutdown.

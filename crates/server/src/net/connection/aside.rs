@@ -34,6 +34,7 @@ impl Connection {
         let mut reply = std::mem::take(&mut self.reply);
         let input = std::mem::take(&mut self.input);
         let limits = shared.settings.limits();
+        let may_wait = super::cluster::may_wait(self.waiting);
         let mut parser = std::mem::replace(&mut self.parser, RequestParser::new(limits));
         let work = move || {
             let rest = input.get(from..).unwrap_or_default();
@@ -43,6 +44,7 @@ impl Connection {
                     session.clock_ns = shared.clock.monotonic();
                     let mut exec = Exec::new(&shared, &mut session, &mut reply, now_ms);
                     exec.may_block = true;
+                    exec.may_wait = may_wait;
                     let bytes = why.bytes().max(request.consumed());
                     let run = || commands::run(&mut exec, request);
                     let outcome = shared.pressure.aside(&shared.store.db, bytes, run);
@@ -74,6 +76,7 @@ impl Connection {
             // The command panicked, and the replies before it are lost.
             Err(failure) => {
                 self.marks.clear();
+                self.session.unsettled.clear();
                 self.reply.error(failure.line());
                 Ok(Flow::Close)
             }

@@ -45,16 +45,20 @@ impl Connection {
                 timeout_ms,
             } => {
                 self.reply.truncate(start);
-                self.send_before_waiting().await?;
+                if self.send_before_waiting().await? == Next::Close {
+                    return Ok(Flow::Close);
+                }
                 return self.wait_local(wanted, replicas, timeout_ms).await;
             }
-            Deferred::Replicas { timeout_ms } => {
+            Deferred::Replicas { timeout_ms, held } => {
                 self.reply.truncate(start);
-                self.send_before_waiting().await?;
+                if self.send_before_waiting().await? == Next::Close {
+                    return Ok(Flow::Close);
+                }
                 if self.sleep(timeout_ms).await == Next::Close {
                     return Ok(Flow::Close);
                 }
-                self.reply.integer(0);
+                self.reply.integer(held);
             }
         }
         Ok(Flow::Next)
@@ -95,8 +99,8 @@ impl Connection {
         Ok(Flow::Next)
     }
 
-    /// Sends the replies of the commands before the one that waits.
-    async fn send_before_waiting(&mut self) -> Result<(), Failure> {
+    /// Sends the replies of the commands before the one that waits; see [`Connection::deliver`].
+    async fn send_before_waiting(&mut self) -> Result<Next, Failure> {
         self.deliver()
             .await
             .map_err(|error| format!("ERR writing failed: {error}").into())
@@ -125,7 +129,7 @@ impl Connection {
         }
         self.reply.array(2);
         self.reply.integer(i64::from(db.durable() >= end));
-        self.reply.integer(0);
+        self.reply.integer(commands::replicas_held(&worker.shared));
         Ok(Flow::Next)
     }
 

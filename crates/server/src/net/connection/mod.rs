@@ -11,6 +11,7 @@
 //! [`TIME_SLICE_NS`] the thread's other connections run first.
 
 mod aside;
+mod cluster;
 mod deferred;
 mod replies;
 
@@ -23,11 +24,12 @@ use std::time::Duration;
 use collie_db::Lsn;
 use collie_protocol::{ReplyBuffer, Request, RequestParser};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use crate::commands;
 use crate::config::Ack;
 use crate::cost::{Aside, LARGE};
-use crate::exec::{Exec, Flow, Outcome};
+use crate::exec::{Exec, Flow, Later, Outcome};
 use crate::failure::text;
 use crate::net::clients::Client;
 use crate::net::worker::Worker;
@@ -69,6 +71,10 @@ pub(crate) struct Connection {
     level: Ack,
     /// How many bytes of this connection are charged.
     charged: usize,
+    /// What the next command waits for, in a cluster.
+    later: Option<Later>,
+    /// Since when it waits for a change of the cluster, and for how long at most.
+    waiting: Option<(Instant, Duration)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -86,6 +92,8 @@ enum Next {
     Wait {
         is_write: bool,
     },
+    /// Sends the replies, and waits for what `later` says before the next command runs.
+    Later,
 }
 
 impl Connection {
@@ -104,6 +112,8 @@ impl Connection {
             pending: 0,
             level: Ack::Buffered,
             charged: 0,
+            later: None,
+            waiting: None,
         })
     }
 
@@ -118,6 +128,7 @@ impl Connection {
         loop {
             let read = match next {
                 Next::Wait { is_write } => Ok(self.wait_for_client_pause(is_write).await),
+                Next::Later => Ok(self.wait_for_cluster().await),
                 Next::Read | Next::Close => self.read().await,
             };
             match read {
@@ -129,9 +140,13 @@ impl Connection {
                 }
             }
             next = self.execute_all().await;
-            if let Err(error) = self.deliver().await {
-                tracing::debug!(client = self.session.client.id, %error, "writing failed");
-                break;
+            match self.deliver().await {
+                Ok(Next::Close) => next = Next::Close,
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::debug!(client = self.session.client.id, %error, "writing failed");
+                    break;
+                }
             }
             if next == Next::Close {
                 lingers = true;
@@ -252,6 +267,7 @@ impl Connection {
                 Some(why) => Ok(Flow::Aside(why)),
                 None => {
                     let mut exec = Exec::new(shared, &mut self.session, &mut self.reply, now_ms);
+                    exec.may_wait = cluster::may_wait(self.waiting);
                     commands::run(&mut exec, request)
                 }
             };
@@ -260,6 +276,16 @@ impl Connection {
                 outcome = self.run_aside(done - len, why, now_ms).await;
                 is_near = self.is_pressure_near();
             }
+            if let Ok(Flow::Later(later)) = outcome {
+                // The request stays in the input and is parsed again later. Earlier replies are sent
+                // first.
+                self.reply.truncate(start);
+                self.put_off(later);
+                done -= len;
+                commands -= 1;
+                break Next::Later;
+            }
+            self.waiting = None;
             self.drop_replaced();
             if let Ok(Flow::Deferred(deferred)) = outcome {
                 outcome = self.run_deferred(deferred, start).await;
@@ -273,7 +299,8 @@ impl Connection {
                 self.refuse(text::REPLY_TOO_LARGE);
                 break Next::Close;
             }
-            if self.reply.len() >= REPLY_BATCH && (!self.within_limits() || self.deliver().await.is_err()) {
+            let is_batch = self.reply.len() >= REPLY_BATCH || self.session.unsettled.is_full();
+            if is_batch && (!self.within_limits() || !matches!(self.deliver().await, Ok(Next::Read))) {
                 break Next::Close;
             }
             // The clock was read at the end of the command.
@@ -311,7 +338,7 @@ impl Connection {
         let start = start.min(self.reply.len());
         let next = match outcome {
             Ok(Flow::Close) => Next::Close,
-            Ok(Flow::Next | Flow::Deferred(_) | Flow::Aside(_)) => Next::Read,
+            Ok(Flow::Next | Flow::Deferred(_) | Flow::Aside(_) | Flow::Later(_)) => Next::Read,
             Err(failure) => {
                 self.shared().counters.commands_failed.add(1);
                 self.reply.truncate(start);
@@ -336,7 +363,13 @@ impl Connection {
                 self.pending = self.pending.max(seen);
                 self.level = self.level.max(self.session.ack);
             }
+        } else if self.session.unsettled.has_current() {
+            // The client wants no reply, but the connection is closed if this is not known to hold.
+            self.marks.push(Mark { start, end: 0 });
         }
+        self.session
+            .unsettled
+            .conclude(self.marks.len().saturating_sub(1));
         next
     }
 
@@ -401,6 +434,7 @@ impl Connection {
     fn refuse(&mut self, line: &str) {
         self.reply.clear(0);
         self.marks.clear();
+        self.session.unsettled.clear();
         self.pending = 0;
         self.reply.error(line);
     }

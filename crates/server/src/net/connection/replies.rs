@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use collie_db::Durability;
 use collie_protocol::ReplyBuffer;
 
-use super::{Connection, READ_MIN};
+use super::{Connection, Next, READ_MIN};
 use crate::config::Ack;
 use crate::failure::not_durable;
 use crate::net::barrier::{Barrier, Cause};
@@ -17,8 +17,14 @@ use crate::net::barrier::{Barrier, Cause};
 const WRITE_SLICE: usize = 8 * 1024 * 1024;
 
 impl Connection {
-    /// Waits until the commits that the replies reflect are durable, and sends the replies.
-    pub(super) async fn deliver(&mut self) -> io::Result<()> {
+    /// Waits until the commits that the replies reflect are durable, or hold in the cluster, and sends
+    /// the replies. Returns whether the connection is to close then.
+    pub(super) async fn deliver(&mut self) -> io::Result<Next> {
+        let next = if self.session.unsettled.has_earlier() {
+            self.settle().await
+        } else {
+            Next::Read
+        };
         if !self.reply.is_empty() {
             self.wait_until_durable().await;
             self.write().await?;
@@ -28,7 +34,7 @@ impl Connection {
         self.marks.clear();
         self.pending = 0;
         self.level = Ack::Buffered;
-        Ok(())
+        Ok(next)
     }
 
     /// Waits once for the largest end that the replies reflect. If the log has failed, the replies

@@ -1,0 +1,256 @@
+//! The cluster as clients of Redis Cluster see it: nodes that are masters of slots, and their replicas.
+//!
+//! A node is a master of the slots of the partitions that it leads, and the other nodes with replicas of
+//! these are its replicas, though they lead other partitions. A node that leads none is the replica of
+//! one that leads a partition of which it has a replica.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use collie_protocol::ReplyBuffer;
+
+use crate::cluster::{NodeInfo, PartitionInfo, SLOTS, Topology};
+
+/// Slots from the first to the last.
+type Range = (u16, u16);
+
+/// See the module's documentation.
+pub(super) struct Shape {
+    topology: Arc<Topology>,
+}
+
+impl Shape {
+    pub(super) fn of(topology: &Arc<Topology>) -> Shape {
+        Shape {
+            topology: Arc::clone(topology),
+        }
+    }
+
+    fn node(&self, number: u64) -> Option<&NodeInfo> {
+        self.topology.nodes.iter().find(|node| node.number == number)
+    }
+
+    fn named(&self, name: &[u8]) -> Option<&NodeInfo> {
+        self.topology
+            .nodes
+            .iter()
+            .find(|node| node.name.as_bytes() == name)
+    }
+
+    fn led_by(&self, number: u64) -> impl Iterator<Item = &PartitionInfo> {
+        let partitions = self.topology.partitions.iter();
+        partitions.filter(move |partition| partition.leader == Some(number))
+    }
+
+    /// The slots that a node leads, adjacent ranges as one.
+    fn ranges(&self, number: u64) -> Vec<Range> {
+        let mut ranges: Vec<Range> = Vec::new();
+        for partition in self.led_by(number) {
+            let (first, last) = partition.slots.clone().into_inner();
+            match ranges.last_mut() {
+                Some(before) if before.1.checked_add(1) == Some(first) => before.1 = last,
+                _ => ranges.push((first, last)),
+            }
+        }
+        ranges
+    }
+
+    /// The other nodes that have replicas of what a node leads.
+    fn replicas(&self, number: u64) -> Vec<&NodeInfo> {
+        let has_replica = |node: &&NodeInfo| {
+            node.number != number
+                && self
+                    .led_by(number)
+                    .any(|partition| partition.replicas.contains(&node.number))
+        };
+        self.topology.nodes.iter().filter(has_replica).collect()
+    }
+
+    /// The node whose replica a node is that leads nothing.
+    fn master_of(&self, number: u64) -> Option<&NodeInfo> {
+        if self.led_by(number).next().is_some() {
+            return None;
+        }
+        let mut followed = self.topology.partitions.iter().filter_map(|partition| {
+            let is_replica = partition.replicas.contains(&number);
+            self.node(partition.leader.filter(|_| is_replica)?)
+        });
+        followed.next()
+    }
+
+    /// The name of this node.
+    pub(super) fn own_name(&self) -> &str {
+        self.node(self.topology.own).map_or("", |node| &node.name)
+    }
+
+    pub(super) fn has_node(&self, name: &[u8]) -> bool {
+        self.named(name).is_some()
+    }
+
+    /// `CLUSTER INFO`.
+    pub(super) fn info(&self) -> String {
+        let count = |has_leader: Option<bool>| -> usize {
+            let partitions = self.topology.partitions.iter();
+            partitions
+                .filter(|partition| has_leader.is_none_or(|wanted| partition.leader.is_some() == wanted))
+                .map(|partition| partition.slots.len())
+                .sum()
+        };
+        let (assigned, ok, fail) = (count(None), count(Some(true)), count(Some(false)));
+        let state = if ok == usize::from(SLOTS) { "ok" } else { "fail" };
+        let nodes = self.topology.nodes.len();
+        let is_master = |node: &&NodeInfo| self.led_by(node.number).next().is_some();
+        let size = self.topology.nodes.iter().filter(is_master).count();
+        let epoch = self.topology.epoch;
+        let fields = [
+            ("cluster_state", state.to_owned()),
+            ("cluster_slots_assigned", assigned.to_string()),
+            ("cluster_slots_ok", ok.to_string()),
+            ("cluster_slots_pfail", "0".to_owned()),
+            ("cluster_slots_fail", fail.to_string()),
+            ("cluster_known_nodes", nodes.to_string()),
+            ("cluster_size", size.to_string()),
+            ("cluster_current_epoch", epoch.to_string()),
+            ("cluster_my_epoch", epoch.to_string()),
+            ("cluster_stats_messages_sent", "0".to_owned()),
+            ("cluster_stats_messages_received", "0".to_owned()),
+            ("total_cluster_links_buffer_limit_exceeded", "0".to_owned()),
+        ];
+        fields
+            .iter()
+            .map(|(name, value)| format!("{name}:{value}\r\n"))
+            .collect()
+    }
+
+    /// `CLUSTER NODES`.
+    pub(super) fn lines(&self) -> String {
+        let nodes = self.topology.nodes.iter();
+        nodes.map(|node| self.line(node) + "\n").collect()
+    }
+
+    /// The lines of the replicas of a node; `None` if it leads nothing but has a master.
+    pub(super) fn replica_lines(&self, name: &[u8]) -> Option<Vec<String>> {
+        let master = self.named(name)?;
+        if self.master_of(master.number).is_some() {
+            return None;
+        }
+        let replicas = self.replicas(master.number);
+        Some(replicas.into_iter().map(|node| self.line(node)).collect())
+    }
+
+    fn line(&self, node: &NodeInfo) -> String {
+        let master = self.master_of(node.number);
+        let mut flags = String::new();
+        if node.number == self.topology.own {
+            flags.push_str("myself,");
+        }
+        flags.push_str(if master.is_some() { "slave" } else { "master" });
+        if !node.is_alive {
+            flags.push_str(",fail");
+        }
+        let link = if node.is_alive {
+            "connected"
+        } else {
+            "disconnected"
+        };
+        let mut line = format!(
+            "{} {}:{}@{} {flags} {} 0 0 {} {link}",
+            node.name,
+            node.address.ip(),
+            node.address.port(),
+            node.peer.port(),
+            master.map_or("-", |master| &master.name),
+            self.topology.epoch,
+        );
+        for (first, last) in self.ranges(node.number) {
+            // Writing to a string cannot fail.
+            let _ = if first == last {
+                write!(line, " {first}")
+            } else {
+                write!(line, " {first}-{last}")
+            };
+        }
+        line
+    }
+
+    /// `CLUSTER SLOTS`: ranges with the same leader and replicas are one if they are adjacent.
+    pub(super) fn slots(&self, reply: &mut ReplyBuffer) {
+        let mut ranges: Vec<(Range, Vec<&NodeInfo>)> = Vec::new();
+        for partition in &self.topology.partitions {
+            let Some(leader) = partition.leader.and_then(|leader| self.node(leader)) else {
+                continue;
+            };
+            // Clients need not try a replica that does not answer.
+            let replicas = self.topology.nodes.iter().filter(|node| {
+                node.number != leader.number && node.is_alive && partition.replicas.contains(&node.number)
+            });
+            let nodes: Vec<_> = std::iter::once(leader).chain(replicas).collect();
+            let (first, last) = partition.slots.clone().into_inner();
+            match ranges.last_mut() {
+                Some((before, same)) if before.1.checked_add(1) == Some(first) && *same == nodes => {
+                    before.1 = last;
+                }
+                _ => ranges.push(((first, last), nodes)),
+            }
+        }
+        reply.array(ranges.len());
+        for ((first, last), nodes) in ranges {
+            reply.array(2 + nodes.len());
+            reply.integer(first.into());
+            reply.integer(last.into());
+            for node in nodes {
+                reply.array(4);
+                reply.bulk(node.address.ip().to_string().as_bytes());
+                reply.integer(node.address.port().into());
+                reply.bulk(node.name.as_bytes());
+                reply.map(0);
+            }
+        }
+    }
+
+    /// `CLUSTER SHARDS`: a node with slots and its replicas, or a node that has neither slots nor a
+    /// master.
+    pub(super) fn shards(&self, reply: &mut ReplyBuffer) {
+        let nodes = self.topology.nodes.iter();
+        let masters: Vec<_> = nodes
+            .filter(|node| self.master_of(node.number).is_none())
+            .collect();
+        reply.array(masters.len());
+        for master in masters {
+            let ranges = self.ranges(master.number);
+            reply.map(2);
+            reply.bulk(b"slots");
+            reply.array(2 * ranges.len());
+            for (first, last) in ranges {
+                reply.integer(first.into());
+                reply.integer(last.into());
+            }
+            let replicas = self.replicas(master.number);
+            reply.bulk(b"nodes");
+            reply.array(1 + replicas.len());
+            push_node(reply, master, "master");
+            for replica in replicas {
+                push_node(reply, replica, "replica");
+            }
+        }
+    }
+}
+
+fn push_node(reply: &mut ReplyBuffer, node: &NodeInfo, role: &str) {
+    let address = node.address.ip().to_string();
+    reply.map(7);
+    reply.bulk(b"id");
+    reply.bulk(node.name.as_bytes());
+    reply.bulk(b"port");
+    reply.integer(node.address.port().into());
+    for name in ["ip", "endpoint"] {
+        reply.bulk(name.as_bytes());
+        reply.bulk(address.as_bytes());
+    }
+    reply.bulk(b"role");
+    reply.bulk(role.as_bytes());
+    reply.bulk(b"replication-offset");
+    reply.integer(0);
+    reply.bulk(b"health");
+    reply.bulk(if node.is_alive { b"online" } else { b"fail" });
+}

@@ -1,0 +1,85 @@
+//! What a connection waits for in a cluster: before a command runs, and before replies are sent.
+
+use std::time::Duration;
+
+use collie_protocol::ReplyBuffer;
+use tokio::time::Instant;
+
+use super::{Connection, Mark, Next};
+use crate::cluster::Settled;
+use crate::exec::Later;
+use crate::failure::text;
+
+/// Whether the next command may wait for the cluster: since when it does, and for how long at most.
+pub(super) fn may_wait(waiting: Option<(Instant, Duration)>) -> bool {
+    waiting.is_none_or(|(since, limit)| Instant::now() < since + limit)
+}
+
+impl Connection {
+    /// Notes what the next command waits for.
+    pub(super) fn put_off(&mut self, later: Later) {
+        if let Later::Change { limit, .. } = &later {
+            let since = self.waiting.map_or_else(Instant::now, |(since, _)| since);
+            self.waiting = Some((since, *limit));
+        }
+        self.later = Some(later);
+    }
+
+    /// Waits until the next command may be able to run; `false` when the connection is to close. What
+    /// it waits for beside the cluster has happened when the replies before it were sent.
+    pub(super) async fn wait_for_cluster(&mut self) -> bool {
+        let (Some(Later::Change { mut changes, .. }), Some((since, limit))) =
+            (self.later.take(), self.waiting)
+        else {
+            return true;
+        };
+        let changed = async {
+            if changes.changed().await.is_err() {
+                // The cluster says nothing any more.
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.session.client.closed() => false,
+            () = changed => true,
+            () = tokio::time::sleep_until(since + limit) => true,
+        }
+    }
+
+    /// Waits until it is known whether the replies hold. Those of commands that were not executed
+    /// become errors. Behind a reply of which it is not known nothing is sent, and the connection is to
+    /// close: later commands must not be answered as if that one had been.
+    pub(super) async fn settle(&mut self) -> Next {
+        let settled = self.session.unsettled.settle(self.marks.len()).await;
+        if settled.iter().all(|settled| *settled == Settled::Holds) {
+            return Next::Read;
+        }
+        let mut next = Next::Read;
+        let mut kept = ReplyBuffer::new();
+        let mut marks = Vec::with_capacity(self.marks.len());
+        for (i, (mark, settled)) in self.marks.iter().zip(settled).enumerate() {
+            let end = self.marks.get(i + 1).map_or(self.reply.len(), |next| next.start);
+            let reply = self.reply.as_slice().get(mark.start..end).unwrap_or_default();
+            marks.push(Mark {
+                start: kept.len(),
+                end: mark.end,
+            });
+            match settled {
+                Settled::Holds => kept.raw(reply),
+                // The client wants no reply to this command.
+                Settled::TryAgain if reply.is_empty() => {}
+                Settled::TryAgain => kept.error(text::TRY_AGAIN),
+                Settled::Unknown => {
+                    kept.error(text::UNKNOWN);
+                    next = Next::Close;
+                    break;
+                }
+            }
+        }
+        kept.set_version(self.reply.version());
+        self.reply = kept;
+        self.marks = marks;
+        next
+    }
+}

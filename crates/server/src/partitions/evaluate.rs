@@ -1,0 +1,219 @@
+//! Running commands in the partition that their keys are in.
+//!
+//! A command that cannot run is tried again here where that may help at once. Otherwise it waits in
+//! its connection, which sends the replies before it first ([`Flow::Later`]).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cluster::{Cluster, Refused, Route, slot_of};
+use crate::cost::Aside;
+use crate::data::value;
+use crate::exec::{Exec, Flow, Later, Noted, Outcome, Transaction};
+use crate::failure::{Failure, text};
+use crate::partitions::transaction::PartitionTransaction;
+
+/// How often a command is tried at once. Each try fails only because something has changed.
+const TRIES: u32 = 16;
+/// How long a command waits for a slot that has no leader.
+const LEADER_WAIT: Duration = Duration::from_secs(2);
+/// How long a command waits for a partition that takes no commands at the moment.
+const BUSY_WAIT: Duration = Duration::from_secs(10);
+/// How long a command waits for a row that another one has locked, on a thread that may block.
+/// Commands hold rows for as long as they compute, and never while they wait.
+pub(crate) const ROW_WAIT: Duration = Duration::from_secs(30);
+
+/// The keys of a command, or of the commands of an `EXEC`.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    slot: u16,
+    /// In the engine's form, sorted.
+    rows: Arc<[Vec<u8>]>,
+    /// Whether a replica that lags behind may answer.
+    may_be_old: bool,
+}
+
+impl Asked {
+    /// The keys; `None` if there are none.
+    ///
+    /// # Errors
+    /// They are not all in one slot.
+    pub(crate) fn keys<'k>(
+        keys: impl Iterator<Item = &'k [u8]>,
+        may_be_old: bool,
+    ) -> Result<Option<Asked>, Failure> {
+        let mut slot = None;
+        let mut rows = Vec::new();
+        for key in keys {
+            let own = slot_of(key);
+            if *slot.get_or_insert(own) != own {
+                return Err(text::CROSS_SLOT.into());
+            }
+            let mut row = Vec::with_capacity(key.len() + 1);
+            value::data_key(&mut row, key);
+            rows.push(row);
+        }
+        rows.sort_unstable();
+        rows.dedup();
+        Ok(slot.map(|slot| Asked {
+            slot,
+            rows: rows.into(),
+            may_be_old,
+        }))
+    }
+}
+
+/// Why a command did not run.
+enum Halt {
+    NoLeader,
+    Refused(Refused),
+}
+
+impl From<Refused> for Halt {
+    fn from(refused: Refused) -> Halt {
+        Halt::Refused(refused)
+    }
+}
+
+/// Runs a command in the partition of its keys. `work` may run several times, and what it encodes
+/// and changes counts once. What the reply waits for is in the session's `unsettled` then.
+pub(crate) fn evaluate<'a>(
+    exec: &mut Exec<'a>,
+    asked: &Asked,
+    mut work: impl FnMut(&mut Exec<'a>) -> Outcome,
+) -> Outcome {
+    let shared = exec.shared;
+    let Some(partitions) = &shared.partitions else {
+        return Err("ERR internal error: there is no cluster".into());
+    };
+    retried(exec, &*partitions.cluster, asked.slot, |exec| {
+        attempt(exec, &*partitions.cluster, asked, &mut work)
+    })
+}
+
+/// Checks that a command on these keys could begin here: what `MULTI` checks of a command before it
+/// is queued.
+pub(crate) fn check(exec: &mut Exec<'_>, asked: &Asked) -> Outcome {
+    let shared = exec.shared;
+    let Some(partitions) = &shared.partitions else {
+        return Err("ERR internal error: there is no cluster".into());
+    };
+    retried(exec, &*partitions.cluster, asked.slot, |exec| {
+        match partitions.cluster.route(asked.slot) {
+            Route::Here(_) => Ok(Ok(Flow::Next)),
+            _ if is_replica_enough(exec, &*partitions.cluster, asked) => Ok(Ok(Flow::Next)),
+            Route::At(addr) => Ok(Err(moved(asked.slot, addr))),
+            Route::Nowhere => Err(Halt::NoLeader),
+        }
+    })
+}
+
+/// Tries until it succeeds, or until trying at once does not help.
+fn retried<'a>(
+    exec: &mut Exec<'a>,
+    cluster: &dyn Cluster,
+    slot: u16,
+    mut attempt: impl FnMut(&mut Exec<'a>) -> Result<Outcome, Halt>,
+) -> Outcome {
+    let start = exec.reply.len();
+    let mut changes = None;
+    let mut latest = Halt::NoLeader;
+    for _ in 0..TRIES {
+        let halt = match attempt(exec) {
+            Ok(outcome) => return outcome,
+            Err(halt) => halt,
+        };
+        exec.reply.truncate(start);
+        exec.noted = Noted::default();
+        match halt {
+            Halt::Refused(Refused::Locked) if !exec.may_block => return Ok(Flow::Aside(Aside::Waits)),
+            Halt::Refused(Refused::Locked) => {
+                return Err("TRYAGAIN other commands have worked on the same key for too long".into());
+            }
+            Halt::Refused(Refused::Text(text)) => return Err(text.into()),
+            Halt::Refused(Refused::Stale | Refused::NotHere) => {}
+            // It was tried with changes that count as seen: only a newer one helps.
+            Halt::NoLeader | Halt::Refused(Refused::NotNow) if changes.is_some() => {
+                latest = halt;
+                break;
+            }
+            Halt::NoLeader | Halt::Refused(Refused::NotNow) => {}
+        }
+        latest = halt;
+        if changes.is_none() {
+            // What changes from here on wakes the command, so it is tried once more before it waits.
+            let mut seen = cluster.changes();
+            seen.borrow_and_update();
+            changes = Some(seen);
+        }
+    }
+    let (failure, limit) = match latest {
+        Halt::NoLeader => (text::no_leader(is_assigned(cluster, slot)), LEADER_WAIT),
+        Halt::Refused(_) => (text::BUSY, BUSY_WAIT),
+    };
+    match changes {
+        Some(changes) if exec.may_wait => Ok(Flow::Later(Later::Change { changes, limit })),
+        Some(_) | None => Err(failure.into()),
+    }
+}
+
+fn attempt<'a>(
+    exec: &mut Exec<'a>,
+    cluster: &dyn Cluster,
+    asked: &Asked,
+    work: &mut impl FnMut(&mut Exec<'a>) -> Outcome,
+) -> Result<Outcome, Halt> {
+    let rows = Arc::clone(&asked.rows);
+    let transaction = match cluster.route(asked.slot) {
+        Route::Here(partition) => {
+            let patience = if exec.may_block { ROW_WAIT } else { Duration::ZERO };
+            let locked: Vec<&[u8]> = rows.iter().map(Vec::as_slice).collect();
+            let evaluation = partition.begin(asked.slot, &locked, patience)?;
+            PartitionTransaction::leading(evaluation, rows)
+        }
+        elsewhere => {
+            let replica = Some(asked.slot).filter(|_| is_replica_enough(exec, cluster, asked));
+            match (replica.and_then(|slot| cluster.replica(slot)), elsewhere) {
+                (Some(partition), _) => {
+                    PartitionTransaction::lagging(partition, asked.slot, exec.shared.now_ms(), rows)
+                }
+                (None, Route::At(addr)) => return Ok(Err(moved(asked.slot, addr))),
+                (None, _) => return Err(Halt::NoLeader),
+            }
+        }
+    };
+    exec.now_ms = transaction.now_ms();
+    exec.transaction = Some(Transaction::Partition(Box::new(transaction)));
+    let done = work(exec);
+    let Some(Transaction::Partition(transaction)) = exec.transaction.take() else {
+        return Ok(Err("ERR internal error: the transaction was lost".into()));
+    };
+    match done {
+        Ok(Flow::Aside(_) | Flow::Later(_)) | Err(Failure::Aside(_)) => return Ok(done),
+        Err(Failure::Refused(refused)) => return Err(refused.into()),
+        Ok(_) | Err(_) => {}
+    }
+    // The reply of a command that failed depends on what it read, too.
+    let settling = transaction.finish(exec.shared, done.is_ok())?;
+    exec.session.unsettled.add(settling);
+    exec.count_noted();
+    Ok(done)
+}
+
+/// Whether the client has asked for reads of replicas (`READONLY`), and this is one.
+fn is_replica_enough(exec: &Exec<'_>, cluster: &dyn Cluster, asked: &Asked) -> bool {
+    asked.may_be_old && exec.session.reads_replicas && cluster.replica(asked.slot).is_some()
+}
+
+fn moved(slot: u16, addr: std::net::SocketAddr) -> Failure {
+    // Redis writes the address of IPv6 without brackets, and clients split at the last colon.
+    format!("MOVED {slot} {}:{}", addr.ip(), addr.port()).into()
+}
+
+fn is_assigned(cluster: &dyn Cluster, slot: u16) -> bool {
+    let topology = cluster.topology();
+    topology
+        .partitions
+        .iter()
+        .any(|partition| partition.slots.contains(&slot))
+}

@@ -1,0 +1,154 @@
+//! Active expiry in partitions: a thread that removes expired keys which are not accessed.
+//!
+//! Ten times a second it reads the expiry index of the slots in which a key may be due, and of a part of
+//! the others. An entry is only a hint: the key is read again in an evaluation, which removes it with its
+//! entry. An entry whose key is gone, or has another expiry, is dropped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cluster::{Partition, Refused, SLOTS};
+use crate::data::sweep::{INTERVAL, Stop};
+use crate::data::value::{self, EXPIRY};
+use crate::partitions::Partitions;
+use crate::partitions::transaction::DATABASE;
+use crate::partitions::walk::led;
+use crate::session::Shared;
+
+/// Slots that each sweep looks into although nothing says that a key is due: all in about half a
+/// minute.
+const LOOKED_AT: u16 = 64;
+/// Index entries that one evaluation works on.
+const BATCH: usize = 100;
+/// Index entries that one sweep works on; the next one follows at once if there are more.
+const SWEPT_MAX: usize = 10_000;
+/// How long the sweeper waits for a key that a command has locked.
+const ROW_WAIT: Duration = Duration::from_millis(10);
+
+/// Sweeps until stopped.
+pub(crate) fn run(shared: &Shared, partitions: &Partitions, stop: &Stop) {
+    let mut sweeper = Sweeper::default();
+    let mut pause = INTERVAL;
+    while !stop.wait(pause) {
+        let more = sweeper.sweep(shared, partitions);
+        pause = if more { Duration::ZERO } else { INTERVAL };
+    }
+}
+
+#[derive(Default)]
+struct Sweeper {
+    /// The first slot of the part that is looked into next.
+    next: u16,
+    /// The groups that were led here at the latest sweep.
+    groups: Vec<u64>,
+}
+
+impl Sweeper {
+    /// One sweep; `true` if more keys are due already.
+    fn sweep(&mut self, shared: &Shared, partitions: &Partitions) -> bool {
+        let now_ms = shared.now_ms();
+        let led = led(&*partitions.cluster);
+        let part = self.next..=self.next.saturating_add(LOOKED_AT - 1);
+        self.next = part.end().saturating_add(1) % SLOTS;
+        let mut left = SWEPT_MAX;
+        for partition in &led {
+            // Another node may have written what this one does not know of.
+            let is_new = !self.groups.contains(&partition.group());
+            for slot in partition.slots() {
+                if !(is_new || part.contains(&slot) || partitions.due.is_due(slot, now_ms)) {
+                    continue;
+                }
+                if let Err(error) = sweep_slot(shared, partitions, partition, slot, now_ms, &mut left) {
+                    // Commands that read the keys find that they have expired, and the next sweep
+                    // tries again.
+                    tracing::debug!(slot, %error, "expired keys stay for now");
+                    partitions.due.added(slot, now_ms);
+                }
+            }
+        }
+        self.groups = led.iter().map(|partition| partition.group()).collect();
+        left == 0
+    }
+}
+
+/// Removes the due keys of a slot, and notes when the next one is due.
+fn sweep_slot(
+    shared: &Shared,
+    partitions: &Partitions,
+    partition: &Arc<dyn Partition>,
+    slot: u16,
+    now_ms: u64,
+    left: &mut usize,
+) -> Result<(), Refused> {
+    partitions.due.take(slot);
+    let mut batch: Vec<(u64, Vec<u8>)> = Vec::new();
+    for found in partition.rows_after(Some((slot, &[EXPIRY])))? {
+        let found = found?;
+        let entry = Some(&found).filter(|found| found.slot == slot);
+        let Some((expiry_ms, key)) = entry.and_then(|entry| value::read_expiry_key(&entry.row)) else {
+            break;
+        };
+        // At its exact expiry a key still exists.
+        if expiry_ms >= now_ms || *left == 0 {
+            partitions.due.added(slot, expiry_ms);
+            break;
+        }
+        *left -= 1;
+        batch.push((expiry_ms, key.to_vec()));
+        if batch.len() == BATCH {
+            remove(shared, partition, slot, &std::mem::take(&mut batch))?;
+        }
+    }
+    remove(shared, partition, slot, &batch)
+}
+
+/// Removes keys that are due, and their index entries.
+fn remove(
+    shared: &Shared,
+    partition: &Arc<dyn Partition>,
+    slot: u16,
+    due: &[(u64, Vec<u8>)],
+) -> Result<(), Refused> {
+    if due.is_empty() {
+        return Ok(());
+    }
+    let row = |key: &Vec<u8>| {
+        let mut row = Vec::with_capacity(key.len() + 1);
+        value::data_key(&mut row, key);
+        row
+    };
+    let rows: Vec<Vec<u8>> = due.iter().map(|(_, key)| row(key)).collect();
+    let mut locked: Vec<&[u8]> = rows.iter().map(Vec::as_slice).collect();
+    locked.sort_unstable();
+    locked.dedup();
+    let mut evaluation = partition.begin(slot, &locked, ROW_WAIT)?;
+    let (mut changes, mut keys, mut expired) = (Vec::new(), 0, 0);
+    for ((expiry_ms, key), row) in due.iter().zip(&rows) {
+        let stored = evaluation.get(row)?;
+        let header = stored.as_deref().map(value::read_header).transpose();
+        let header = header.map_err(|error| Refused::Text(format!("ERR {error}")))?;
+        let is_same = header.is_some_and(|header| header.expiry_ms == Some(*expiry_ms));
+        if is_same && !header.is_some_and(|header| header.is_expired(evaluation.now_ms())) {
+            continue;
+        }
+        let mut entry = Vec::with_capacity(key.len() + 9);
+        value::expiry_key(&mut entry, *expiry_ms, key);
+        // Its removal may be on the way already: then it is still found among what is applied.
+        if evaluation.get(&entry)?.is_none() {
+            continue;
+        }
+        if is_same {
+            shared.watches.expired(DATABASE, key);
+            changes.push((row.clone(), None));
+            keys -= 1;
+            expired += 1;
+        }
+        changes.push((entry, None));
+    }
+    if !changes.is_empty() {
+        // Whether the removal holds is not waited for: if it does not, it is found again.
+        drop(evaluation.finish(changes, keys)?);
+        shared.counters.expired.add(expired);
+    }
+    Ok(())
+}

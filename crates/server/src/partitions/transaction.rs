@@ -1,0 +1,160 @@
+//! What a command reads and changes in a partition.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use collie_db::Value;
+
+use crate::cluster::{Evaluation, Leadership, Partition, Refused, Settling};
+use crate::exec_batch::{Changes, Pending};
+use crate::session::Shared;
+
+/// The only database of a cluster.
+pub(crate) const DATABASE: u8 = 0;
+
+/// A command, or the commands of an `EXEC`, under way in a partition. Dropping it changes nothing and
+/// unlocks the rows.
+pub(crate) struct PartitionTransaction {
+    source: Source,
+    /// The rows that it may access, sorted.
+    rows: Arc<[Vec<u8>]>,
+    pending: Pending,
+    /// Whether its reply depends on what it read, so that the reply must be confirmed.
+    must_settle: bool,
+    /// The watched keys that it changed.
+    changed: BTreeSet<Box<[u8]>>,
+}
+
+/// Where rows are read.
+enum Source {
+    /// The replica that leads.
+    Leader(Box<dyn Evaluation>),
+    /// Any replica: what it has applied, which may be old.
+    Replica {
+        partition: Arc<dyn Partition>,
+        slot: u16,
+        now_ms: u64,
+    },
+}
+
+impl PartitionTransaction {
+    /// On the replica that leads.
+    pub(crate) fn leading(evaluation: Box<dyn Evaluation>, rows: Arc<[Vec<u8>]>) -> PartitionTransaction {
+        PartitionTransaction::new(Source::Leader(evaluation), rows)
+    }
+
+    /// On a replica that may lag behind; for commands that only read.
+    pub(crate) fn lagging(
+        partition: Arc<dyn Partition>,
+        slot: u16,
+        now_ms: u64,
+        rows: Arc<[Vec<u8>]>,
+    ) -> PartitionTransaction {
+        let source = Source::Replica {
+            partition,
+            slot,
+            now_ms,
+        };
+        PartitionTransaction::new(source, rows)
+    }
+
+    fn new(source: Source, rows: Arc<[Vec<u8>]>) -> PartitionTransaction {
+        PartitionTransaction {
+            source,
+            rows,
+            pending: Pending::default(),
+            must_settle: false,
+            changed: BTreeSet::new(),
+        }
+    }
+
+    /// The time by which keys expire, in milliseconds since the Unix epoch.
+    pub(crate) fn now_ms(&self) -> u64 {
+        match &self.source {
+            Source::Leader(evaluation) => evaluation.now_ms(),
+            Source::Replica { now_ms, .. } => *now_ms,
+        }
+    }
+
+    /// Who leads; `None` on a replica that may lag behind.
+    pub(crate) fn leadership(&self) -> Option<Leadership> {
+        match &self.source {
+            Source::Leader(evaluation) => Some(evaluation.leadership()),
+            Source::Replica { .. } => None,
+        }
+    }
+
+    /// Whether it has locked a row.
+    pub(crate) fn covers(&self, row: &[u8]) -> bool {
+        self.rows.binary_search_by(|own| (**own).cmp(row)).is_ok()
+    }
+
+    /// What it is going to write.
+    pub(crate) fn pending(&mut self) -> &mut Pending {
+        &mut self.pending
+    }
+
+    /// Reads a row, its own changes included.
+    pub(crate) fn get(&mut self, row: &[u8]) -> Result<Option<Value>, Refused> {
+        if let Some(changed) = self.pending.changes.get(row) {
+            return Ok(changed.clone());
+        }
+        match &mut self.source {
+            Source::Leader(evaluation) => {
+                self.must_settle = true;
+                evaluation.get(row)
+            }
+            Source::Replica { partition, slot, .. } => partition.get_applied(*slot, row),
+        }
+    }
+
+    /// Says that the reply does not depend on what was read so far.
+    pub(crate) fn forget_reads(&mut self) {
+        self.must_settle = false;
+    }
+
+    /// Notes that a command changed a key.
+    pub(crate) fn changed(&mut self, shared: &Shared, key: &[u8]) {
+        if shared.watches.is_watched(DATABASE, key) {
+            self.changed.insert(key.into());
+        }
+    }
+
+    /// Submits the changes if `commit` is set, and drops them otherwise; in either case unlocks the
+    /// rows. Returns what the reply waits for.
+    ///
+    /// The watches are marked while the rows are locked. So an `EXEC` that locks a watched row later
+    /// finds the mark, and a `WATCH` that locks it later reads what was changed. If the changes are
+    /// refused after that, a watch is marked in vain, which is allowed.
+    pub(crate) fn finish(self, shared: &Shared, commit: bool) -> Result<Option<Settling>, Refused> {
+        let pending = if commit { self.pending } else { Pending::default() };
+        let Source::Leader(evaluation) = self.source else {
+            if !pending.changes.is_empty() {
+                let text = "ERR internal error: a command that only reads has changed a key";
+                return Err(Refused::Text(text.to_owned()));
+            }
+            return Ok(None);
+        };
+        if pending.changes.is_empty() && !self.must_settle {
+            return Ok(None);
+        }
+        if commit {
+            for key in &self.changed {
+                shared.watches.changed(DATABASE, key);
+            }
+        }
+        let (first, slot) = (pending.expiry_first_ms(), slot_of_rows(&pending.changes));
+        let settling = evaluation.finish(pending.changes.into_iter().collect(), pending.keys)?;
+        if let (Some(first), Some(slot), Some(partitions)) = (first, slot, &shared.partitions) {
+            partitions.due.added(slot, first);
+        }
+        Ok(Some(settling))
+    }
+}
+
+/// The slot of the rows that a command changes.
+fn slot_of_rows(changes: &Changes) -> Option<u16> {
+    let (row, _) = changes.first_key_value()?;
+    // Users' keys come before the index, so that the first row is one.
+    Some(crate::cluster::slot_of(row.get(1..)?))
+}

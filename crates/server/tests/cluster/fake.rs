@@ -1,0 +1,521 @@
+//! A cluster in memory. Entries are applied when they are submitted, or when the gate is opened; reads and
+//! writes settle then. Tests choose what is refused, what becomes of a reply, and who leads.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use collie_db::Value;
+use collie_io::{Clock, RealClock};
+use collie_server::cluster::{
+    Cluster, Evaluation, Leadership, NodeInfo, Partition, PartitionInfo, Refused, Route, Rows, SLOTS,
+    Settled, Settling, StoredRow, Topology, slot_of,
+};
+use tokio::sync::watch;
+
+type Row = (u16, Vec<u8>);
+pub(crate) type Changes = Vec<(Vec<u8>, Option<Value>)>;
+
+#[derive(Debug)]
+pub(crate) struct Fake {
+    pub(crate) partitions: Vec<Arc<FakePartition>>,
+    changes: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct FakePartition {
+    me: Weak<FakePartition>,
+    group: u64,
+    slots: RangeInclusive<u16>,
+    state: Mutex<State>,
+    unlocked: Condvar,
+    /// Whether replies settle.
+    gate: watch::Sender<bool>,
+    /// Evaluations that were finished, and how many were when each read was first polled.
+    pub(crate) finished: AtomicUsize,
+    pub(crate) polled_at: Mutex<Vec<usize>>,
+    /// How far the clock of evaluations is ahead, in milliseconds.
+    pub(crate) ahead_ms: AtomicU64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Leads,
+    Led(SocketAddr),
+    Leaderless,
+}
+
+#[derive(Debug)]
+struct State {
+    applied: BTreeMap<Row, Value>,
+    counts: BTreeMap<u16, i64>,
+    submitted: VecDeque<Entry>,
+    locked: BTreeSet<Row>,
+    role: Role,
+    leadership: Leadership,
+    begin: VecDeque<Refused>,
+    get: VecDeque<Refused>,
+    finish: VecDeque<Refused>,
+    /// What becomes of the next reply that depends on a row.
+    fates: HashMap<Vec<u8>, Settled>,
+    confirm: Settled,
+    log: Vec<Changes>,
+    /// The number of attempts to begin.
+    begun: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    slot: u16,
+    changes: Changes,
+    keys: i64,
+}
+
+impl Fake {
+    pub(crate) fn new(partitions: u16) -> Arc<Fake> {
+        let width = SLOTS / partitions;
+        let range = |i: u16| {
+            let last = if i + 1 == partitions {
+                SLOTS - 1
+            } else {
+                (i + 1) * width - 1
+            };
+            i * width..=last
+        };
+        let partitions = (0..partitions).map(|i| FakePartition::new(u64::from(i) + 1, range(i)));
+        Arc::new(Fake {
+            partitions: partitions.collect(),
+            changes: watch::Sender::new(0),
+        })
+    }
+
+    pub(crate) fn of(&self, key: &str) -> &Arc<FakePartition> {
+        let slot = slot_of(key.as_bytes());
+        self.partitions
+            .iter()
+            .find(|partition| partition.slots.contains(&slot))
+            .unwrap()
+    }
+
+    /// Says that something has changed.
+    pub(crate) fn wake(&self) {
+        self.changes.send_modify(|version| *version += 1);
+    }
+
+    pub(crate) fn set_role(&self, key: &str, role: Role) {
+        self.of(key).state().role = role;
+        self.wake();
+    }
+
+    /// Closes the gates: nothing is applied, and no reply settles.
+    pub(crate) fn hold(&self) {
+        for partition in &self.partitions {
+            partition.gate.send_replace(false);
+        }
+    }
+
+    pub(crate) fn release(&self) {
+        for partition in &self.partitions {
+            let mut state = partition.state();
+            while let Some(entry) = state.submitted.pop_front() {
+                state.apply(entry);
+            }
+            partition.gate.send_replace(true);
+        }
+    }
+
+    /// Whether this node leads the partition of a key.
+    pub(crate) fn leads(&self, key: &str) -> bool {
+        self.of(key).state().role == Role::Leads
+    }
+
+    /// How many connections wait for a change.
+    pub(crate) fn waiting(&self) -> usize {
+        self.changes.receiver_count()
+    }
+
+    /// Checks that the counts are those of the rows, and returns the number of keys and of index
+    /// entries.
+    pub(crate) fn checked_counts(&self) -> (usize, usize) {
+        let (mut keys, mut entries) = (0, 0);
+        for partition in &self.partitions {
+            let state = partition.state();
+            let mut counted = BTreeMap::new();
+            for (slot, row) in state.applied.keys() {
+                match row[0] {
+                    b'k' => *counted.entry(*slot).or_insert(0) += 1,
+                    _ => entries += 1,
+                }
+            }
+            let nonzero = state.counts.iter().filter(|(_, count)| **count != 0);
+            assert_eq!(
+                nonzero
+                    .map(|(slot, count)| (*slot, *count))
+                    .collect::<BTreeMap<_, _>>(),
+                counted
+            );
+            keys += counted.values().sum::<i64>() as usize;
+            assert!(state.locked.is_empty(), "{:?}", state.locked);
+        }
+        (keys, entries)
+    }
+}
+
+impl State {
+    fn apply(&mut self, entry: Entry) {
+        for (row, value) in entry.changes {
+            let row = (entry.slot, row);
+            match value {
+                Some(value) => drop(self.applied.insert(row, value)),
+                None => drop(self.applied.remove(&row)),
+            }
+        }
+        *self.counts.entry(entry.slot).or_insert(0) += entry.keys;
+    }
+
+    fn get(&self, slot: u16, row: &[u8]) -> Option<Value> {
+        let mut entries = self.submitted.iter().rev().filter(|entry| entry.slot == slot);
+        let changed = entries.find_map(|entry| entry.changes.iter().find(|(changed, _)| changed == row));
+        match changed {
+            Some((_, value)) => value.clone(),
+            None => self.applied.get(&(slot, row.to_vec())).cloned(),
+        }
+    }
+}
+
+impl FakePartition {
+    fn new(group: u64, slots: RangeInclusive<u16>) -> Arc<FakePartition> {
+        Arc::new_cyclic(|me| FakePartition {
+            me: Weak::clone(me),
+            group,
+            slots,
+            state: Mutex::new(State {
+                applied: BTreeMap::new(),
+                counts: BTreeMap::new(),
+                submitted: VecDeque::new(),
+                locked: BTreeSet::new(),
+                role: Role::Leads,
+                leadership: Leadership {
+                    term: 1,
+                    replica: group,
+                },
+                begin: VecDeque::new(),
+                get: VecDeque::new(),
+                finish: VecDeque::new(),
+                fates: HashMap::new(),
+                confirm: Settled::Holds,
+                log: Vec::new(),
+                begun: 0,
+            }),
+            unlocked: Condvar::new(),
+            gate: watch::Sender::new(true),
+            finished: AtomicUsize::new(0),
+            polled_at: Mutex::default(),
+            ahead_ms: AtomicU64::new(0),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    pub(crate) fn refuse_begin(&self, refused: Refused, times: usize) {
+        self.state().begin.extend(std::iter::repeat_n(refused, times));
+    }
+
+    pub(crate) fn refuse_get(&self, refused: Refused, times: usize) {
+        self.state().get.extend(std::iter::repeat_n(refused, times));
+    }
+
+    pub(crate) fn refuse_finish(&self, refused: Refused, times: usize) {
+        self.state().finish.extend(std::iter::repeat_n(refused, times));
+    }
+
+    pub(crate) fn accept(&self) {
+        self.state().begin.clear();
+    }
+
+    pub(crate) fn begun(&self) -> usize {
+        self.state().begun
+    }
+
+    /// What becomes of the next reply that depends on a key.
+    pub(crate) fn set_fate(&self, key: &str, fate: Settled) {
+        self.state().fates.insert([b"k", key.as_bytes()].concat(), fate);
+    }
+
+    pub(crate) fn set_confirm(&self, fate: Settled) {
+        self.state().confirm = fate;
+    }
+
+    pub(crate) fn set_role(&self, role: Role) {
+        self.state().role = role;
+    }
+
+    pub(crate) fn set_term(&self, term: u64) {
+        self.state().leadership.term = term;
+    }
+
+    /// Locks a key, as another command does.
+    pub(crate) fn lock(&self, key: &str) {
+        let row = (slot_of(key.as_bytes()), [b"k", key.as_bytes()].concat());
+        assert!(self.state().locked.insert(row));
+    }
+
+    pub(crate) fn unlock(&self, key: &str) {
+        let row = (slot_of(key.as_bytes()), [b"k", key.as_bytes()].concat());
+        assert!(self.state().locked.remove(&row));
+        self.unlocked.notify_all();
+    }
+
+    /// What was submitted, one element for each `finish` with changes.
+    pub(crate) fn log(&self) -> Vec<Changes> {
+        self.state().log.clone()
+    }
+
+    /// Writes a row without the server.
+    pub(crate) fn plant(&self, slot: u16, row: &[u8], value: &[u8], keys: i64) {
+        let changes = vec![(row.to_vec(), Some(Value::from(value)))];
+        self.state().apply(Entry { slot, changes, keys });
+    }
+
+    fn settling(&self, fate: Settled, is_read: Option<Arc<FakePartition>>) -> Settling {
+        let mut gate = self.gate.subscribe();
+        Box::pin(async move {
+            if let Some(partition) = is_read {
+                let finished = partition.finished.load(Ordering::SeqCst);
+                partition.polled_at.lock().unwrap().push(finished);
+            }
+            // A gate that is gone is open.
+            let _ = gate.wait_for(|is_open| *is_open).await;
+            fate
+        })
+    }
+}
+
+impl Cluster for Fake {
+    fn topology(&self) -> Arc<Topology> {
+        let node = |number: u64| NodeInfo {
+            number,
+            name: format!("{number:040x}"),
+            address: SocketAddr::from(([127, 0, 0, 1], 7000 + number as u16)),
+            peer: SocketAddr::from(([127, 0, 0, 1], 17_000 + number as u16)),
+            is_alive: true,
+        };
+        let partition = |partition: &Arc<FakePartition>| PartitionInfo {
+            group: partition.group,
+            slots: partition.slots.clone(),
+            leader: match partition.state().role {
+                Role::Leads => Some(1),
+                Role::Led(_) => Some(2),
+                Role::Leaderless => None,
+            },
+            replicas: vec![1, 2, 3],
+        };
+        Arc::new(Topology {
+            epoch: *self.changes.borrow() + 1,
+            own: 1,
+            nodes: (1..=3).map(node).collect(),
+            partitions: self.partitions.iter().map(partition).collect(),
+        })
+    }
+
+    fn route(&self, slot: u16) -> Route {
+        let partition = self
+            .partitions
+            .iter()
+            .find(|partition| partition.slots.contains(&slot));
+        let Some(partition) = partition else {
+            return Route::Nowhere;
+        };
+        match partition.state().role {
+            Role::Leads => Route::Here(partition.clone()),
+            Role::Led(addr) => Route::At(addr),
+            Role::Leaderless => Route::Nowhere,
+        }
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn led(&self) -> Vec<Arc<dyn Partition>> {
+        let led = self
+            .partitions
+            .iter()
+            .rev()
+            .filter(|partition| partition.state().role == Role::Leads);
+        led.map(|partition| partition.clone() as Arc<dyn Partition>)
+            .collect()
+    }
+
+    fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>> {
+        let partition = self
+            .partitions
+            .iter()
+            .find(|partition| partition.slots.contains(&slot));
+        partition.map(|partition| partition.clone() as Arc<dyn Partition>)
+    }
+}
+
+impl Partition for FakePartition {
+    fn group(&self) -> u64 {
+        self.group
+    }
+
+    fn slots(&self) -> RangeInclusive<u16> {
+        self.slots.clone()
+    }
+
+    fn begin(&self, slot: u16, rows: &[&[u8]], patience: Duration) -> Result<Box<dyn Evaluation>, Refused> {
+        assert!(self.slots.contains(&slot));
+        let rows: Vec<Row> = rows.iter().map(|row| (slot, row.to_vec())).collect();
+        let mut state = self.state();
+        state.begun += 1;
+        if let Some(refused) = state.begin.pop_front() {
+            return Err(refused);
+        }
+        if state.role != Role::Leads {
+            return Err(Refused::NotHere);
+        }
+        let is_free = |state: &mut State| rows.iter().any(|row| state.locked.contains(row));
+        let (mut state, waited) = self
+            .unlocked
+            .wait_timeout_while(state, patience, is_free)
+            .unwrap();
+        if waited.timed_out() && is_free(&mut state) {
+            return Err(Refused::Locked);
+        }
+        state.locked.extend(rows.iter().cloned());
+        let leadership = state.leadership;
+        drop(state);
+        Ok(Box::new(FakeEvaluation {
+            partition: self.me.upgrade().unwrap(),
+            slot,
+            rows,
+            leadership,
+        }))
+    }
+
+    fn rows_after(&self, after: Option<(u16, &[u8])>) -> Result<Rows, Refused> {
+        let state = self.state();
+        let after = after.map(|(slot, row)| (slot, row.to_vec()));
+        let rows = state
+            .applied
+            .iter()
+            .filter(|(row, _)| after.as_ref().is_none_or(|after| *row > after));
+        let rows: Vec<_> = rows
+            .map(|((slot, row), value)| {
+                Ok(StoredRow {
+                    slot: *slot,
+                    row: row.clone(),
+                    value: value.clone(),
+                })
+            })
+            .collect();
+        Ok(Box::new(rows.into_iter()))
+    }
+
+    fn get_applied(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused> {
+        Ok(self.state().applied.get(&(slot, row.to_vec())).cloned())
+    }
+
+    fn key_count(&self, slots: RangeInclusive<u16>) -> Result<u64, Refused> {
+        let state = self.state();
+        let counts = state.counts.iter().filter(|(slot, _)| slots.contains(slot));
+        Ok(counts.map(|(_, count)| *count).sum::<i64>() as u64)
+    }
+
+    fn confirm(&self) -> Settling {
+        let fate = self.state().confirm;
+        self.settling(fate, None)
+    }
+}
+
+struct FakeEvaluation {
+    partition: Arc<FakePartition>,
+    slot: u16,
+    rows: Vec<Row>,
+    leadership: Leadership,
+}
+
+impl Drop for FakeEvaluation {
+    fn drop(&mut self) {
+        let mut state = self.partition.state();
+        for row in &self.rows {
+            assert!(state.locked.remove(row));
+        }
+        drop(state);
+        self.partition.unlocked.notify_all();
+    }
+}
+
+impl Evaluation for FakeEvaluation {
+    fn leadership(&self) -> Leadership {
+        self.leadership
+    }
+
+    fn now_ms(&self) -> u64 {
+        RealClock.wall_ms() + self.partition.ahead_ms.load(Ordering::SeqCst)
+    }
+
+    fn get(&mut self, row: &[u8]) -> Result<Option<Value>, Refused> {
+        let mut state = self.partition.state();
+        match state.get.pop_front() {
+            Some(refused) => Err(refused),
+            None => Ok(state.get(self.slot, row)),
+        }
+    }
+
+    fn finish(self: Box<Self>, changes: Changes, keys: i64) -> Result<Settling, Refused> {
+        let bytes: usize = changes
+            .iter()
+            .map(|(row, value)| row.len() + value.as_ref().map_or(0, |value| value.len()))
+            .sum();
+        if bytes >= 8 << 20 {
+            return Err(Refused::Text(format!(
+                "ERR a command may change 8 MiB at most, not {bytes} bytes"
+            )));
+        }
+        let mut state = self.partition.state();
+        if let Some(refused) = state.finish.pop_front() {
+            return Err(refused);
+        }
+        let fates: Vec<_> = self
+            .rows
+            .iter()
+            .filter_map(|(_, row)| state.fates.remove(row))
+            .collect();
+        let fate = fates.first().copied().unwrap_or(Settled::Holds);
+        self.partition.finished.fetch_add(1, Ordering::SeqCst);
+        let is_read = changes.is_empty();
+        for (row, _) in changes.iter().filter(|(row, _)| row[0] == b'k') {
+            assert!(
+                self.rows.iter().any(|(_, own)| own == row),
+                "it is not locked: {row:?}"
+            );
+            assert_eq!(slot_of(&row[1..]), self.slot);
+        }
+        if !is_read {
+            state.log.push(changes.clone());
+        }
+        if fate == Settled::Holds {
+            let entry = Entry {
+                slot: self.slot,
+                changes,
+                keys,
+            };
+            if *self.partition.gate.borrow() {
+                state.apply(entry);
+            } else {
+                state.submitted.push_back(entry);
+            }
+        }
+        drop(state);
+        let reader = is_read.then(|| self.partition.clone());
+        Ok(self.partition.settling(fate, reader))
+    }
+}

@@ -1,0 +1,257 @@
+//! The replies of `CLUSTER` have the shapes of those of a real Redis 7.0, if one is installed.
+
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+
+use crate::fake::Role;
+use crate::node;
+use crate::support::{Client, wait_for};
+
+/// A reply with its values taken out: texts, numbers, and the addresses and names in them.
+fn shape(reply: &str) -> String {
+    let mut shape = String::new();
+    let mut lines = reply.split("\r\n").peekable();
+    while let Some(line) = lines.next() {
+        match line.chars().next() {
+            Some(':') => shape.push_str(":n\n"),
+            Some('$' | '=') => {
+                let text = lines.next().unwrap_or_default();
+                let is_word = !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+                shape.push_str(if is_word { text } else { "$" });
+                shape.push('\n');
+            }
+            _ => {
+                shape.push_str(line);
+                shape.push('\n');
+            }
+        }
+    }
+    shape
+}
+
+struct Redis {
+    child: Child,
+    addr: SocketAddr,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// A real Redis, alone in its cluster, with all slots.
+fn redis() -> Option<Redis> {
+    let version = Command::new("redis-server").arg("--version").output();
+    if !version
+        .as_ref()
+        .is_ok_and(|v| String::from_utf8_lossy(&v.stdout).contains("v=7.0."))
+    {
+        assert!(
+            std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(),
+            "redis-server 7.0 is missing"
+        );
+        println!("skipped: redis-server 7.0 is missing (Debian: redis-server)");
+        return None;
+    }
+    let started = (0..20).find_map(|_| {
+        let dir = tempfile::tempdir().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        // Its port for other nodes lies 10,000 above.
+        let port = 10_000 + port % 20_000;
+        let child = Command::new("redis-server")
+            .args([
+                "--port",
+                &port.to_string(),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--cluster-enabled",
+                "yes",
+            ])
+            .arg("--dir")
+            .arg(dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let addr = SocketAddr::from(([127, 0, 0, 1], port));
+        let mut redis = Redis {
+            child,
+            addr,
+            _dir: dir,
+        };
+        let mut has_ended = false;
+        wait_for("Redis listens", || {
+            has_ended = redis.child.try_wait().unwrap().is_some();
+            has_ended || Client::try_connect(addr).is_ok()
+        });
+        (!has_ended).then_some(redis)
+    });
+    let redis = started.unwrap();
+    let mut client = Client::connect(redis.addr);
+    assert_eq!(client.line("CLUSTER ADDSLOTSRANGE 0 16383"), "+OK\r\n");
+    wait_for("its cluster is up", || {
+        client.line("CLUSTER INFO").contains("cluster_state:ok")
+    });
+    Some(redis)
+}
+
+#[test]
+fn replies_about_the_cluster_have_the_shapes_of_those_of_redis() {
+    let Some(redis) = redis() else { return };
+    let node = node(4);
+    let (mut ours, mut theirs) = (node.client(), Client::connect(redis.addr));
+    for hello in ["HELLO 2", "HELLO 3"] {
+        ours.line(hello);
+        theirs.line(hello);
+        for line in [
+            "CLUSTER MYID",
+            "CLUSTER LINKS",
+            "CLUSTER KEYSLOT key",
+            "CLUSTER KEYSLOT",
+            "CLUSTER COUNTKEYSINSLOT 7",
+            "CLUSTER COUNTKEYSINSLOT 16384",
+            "CLUSTER COUNTKEYSINSLOT x",
+            "CLUSTER GETKEYSINSLOT 7 1",
+            "CLUSTER GETKEYSINSLOT 7 -1",
+            "CLUSTER GETKEYSINSLOT 16384 1",
+            "CLUSTER REPLICAS nothing",
+            "CLUSTER SLAVES nothing",
+            "CLUSTER COUNT-FAILURE-REPORTS nothing",
+            "CLUSTER NOTHING",
+            "CLUSTER INFO x",
+            "READONLY",
+            "READWRITE",
+            "ASKING",
+            "INFO cluster",
+            "SELECT 1",
+            "SWAPDB 0 1",
+            "MOVE a 1",
+            "MSET a 1 b 2",
+            "COPY {t}a {t}b DB 1",
+        ] {
+            let (our, their) = (ours.line(line), theirs.line(line));
+            assert_eq!(shape(&our), shape(&their), "{line}: {our} {their}");
+            if line.contains("KEYSLOT") || our.starts_with('-') {
+                assert_eq!(our, their, "{line}");
+            }
+        }
+        // One master with all slots; ours has replicas too, which come behind it.
+        for line in ["CLUSTER SLOTS", "CLUSTER SHARDS"] {
+            let (our, their) = (shape(&ours.line(line)), shape(&theirs.line(line)));
+            let head = |shape: &str| {
+                let lines = shape.lines().filter(|line| !line.starts_with('*'));
+                lines
+                    .take(if line == "CLUSTER SLOTS" { 5 } else { 18 })
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            };
+            assert_eq!(head(&our), head(&their), "{line}: {our} {their}");
+        }
+        let (our, their) = (ours.line("CLUSTER INFO"), theirs.line("CLUSTER INFO"));
+        let names = |info: &str| -> Vec<String> {
+            let fields = info.lines().skip(1).map(|line| line.trim_start_matches("txt:"));
+            fields
+                .filter_map(|line| Some(line.split_once(':')?.0.to_owned()))
+                .collect()
+        };
+        assert_eq!(names(&our), names(&their));
+        assert!(
+            our.contains("cluster_state:ok\r\ncluster_slots_assigned:16384\r\n"),
+            "{our}"
+        );
+        let words = |nodes: &str| {
+            let line = nodes
+                .lines()
+                .find(|line| line.contains("myself"))
+                .unwrap()
+                .to_owned();
+            line.split(' ').count()
+        };
+        assert_eq!(
+            words(&ours.line("CLUSTER NODES")),
+            words(&theirs.line("CLUSTER NODES"))
+        );
+    }
+}
+
+#[test]
+fn a_node_is_master_of_what_it_leads_and_replica_otherwise() {
+    let node = node(4);
+    let mut client = node.client();
+    let name = |number: u64| format!("{number:040x}");
+    assert_eq!(client.text(&["CLUSTER", "MYID"]), name(1));
+    // Adjacent ranges are one.
+    let nodes = client.text(&["CLUSTER", "NODES"]);
+    let (one, two) = (name(1), name(2));
+    let own = format!("{one} 127.0.0.1:7001@17001 myself,master - 0 0 1 connected 0-16383\n");
+    assert!(nodes.starts_with(&own), "{nodes}");
+    assert!(
+        nodes.contains(&format!(
+            "{two} 127.0.0.1:7002@17002 slave {one} 0 0 1 connected\n"
+        )),
+        "{nodes}"
+    );
+    let replicas = client.call(&["CLUSTER", "REPLICAS", &one]);
+    assert!(replicas.starts_with("*2\r\n"), "{replicas}");
+    assert_eq!(
+        client.call(&["CLUSTER", "REPLICAS", &two]),
+        "-ERR The specified node is not a master\r\n"
+    );
+    assert_eq!(client.call(&["CLUSTER", "COUNT-FAILURE-REPORTS", &two]), ":0\r\n");
+    node.fake.partitions[1].set_role(Role::Led("127.0.0.1:7002".parse().unwrap()));
+    node.fake.partitions[2].set_role(Role::Leaderless);
+    let nodes = client.text(&["CLUSTER", "NODES"]);
+    assert!(
+        nodes.contains(" myself,master - 0 0 1 connected 0-4095 12288-16383\n"),
+        "{nodes}"
+    );
+    assert!(nodes.contains(" master - 0 0 1 connected 4096-8191\n"), "{nodes}");
+    let slots = client.line("CLUSTER SLOTS");
+    assert!(
+        slots.starts_with("*3\r\n*5\r\n:0\r\n:4095\r\n*4\r\n$9\r\n127.0.0.1\r\n:7001\r\n$40\r\n"),
+        "{slots}"
+    );
+    let info = client.line("CLUSTER INFO");
+    assert!(
+        info.contains("cluster_state:fail\r\n") && info.contains("cluster_slots_fail:4096\r\n"),
+        "{info}"
+    );
+    assert!(info.contains("cluster_size:2\r\n"), "{info}");
+}
+
+#[test]
+fn what_the_cluster_does_itself_is_refused_with_what_to_use() {
+    let node = node(1);
+    let mut client = node.client();
+    for line in [
+        "ADDSLOTS 1",
+        "ADDSLOTSRANGE 1 2",
+        "BUMPEPOCH",
+        "DELSLOTS 1",
+        "DELSLOTSRANGE 1 2",
+        "FAILOVER",
+        "FLUSHSLOTS",
+        "FORGET x",
+        "MEET 127.0.0.1 1",
+        "REPLICATE x",
+        "RESET",
+        "SAVECONFIG",
+        "SET-CONFIG-EPOCH 1",
+        "SETSLOT 1 STABLE",
+    ] {
+        let refused = client.line(&format!("CLUSTER {line}"));
+        assert!(
+            refused.starts_with("-ERR CLUSTER ") && refused.contains("`collie cluster`"),
+            "{refused}"
+        );
+    }
+    assert!(client.line("CLUSTER HELP").contains("CLUSTER <subcommand>"));
+}

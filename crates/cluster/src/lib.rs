@@ -19,8 +19,8 @@ mod store;
 pub mod wire;
 
 pub use cluster_node::{
-    Begin, ClusterError, ClusterNode, ClusterOptions, ClusterStatus, MakePartition, NodeStatus,
-    PartitionStatus, ReplicaStatus,
+    Begin, ClusterError, ClusterNode, ClusterOptions, ClusterStatus, NodeStatus, PartitionStatus,
+    ReplicaStatus,
 };
 pub use identity::{Asked, IdentityError, MARK, NodeIdentity};
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};

@@ -128,7 +128,7 @@ impl Place {
 
     /// Whether it is a node already: its disk has its mark.
     pub(super) fn is_member(&self) -> bool {
-        let mark = self.dir.join("data").join(collie_cluster::identity::MARK);
+        let mark = self.dir.join("data").join(collie_cluster::MARK);
         RealDevice::new().open(&mark, OpenMode::Read).is_ok()
     }
 

@@ -67,7 +67,10 @@ pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
             .map(|place| place.address)
             .collect(),
     };
-    let Some(mut client) = addresses.iter().find_map(|at| Client::connect_to(*at, PATIENCE).ok()) else {
+    let Some(mut client) = addresses
+        .iter()
+        .find_map(|at| Client::connect_to(*at, PATIENCE).ok())
+    else {
         let all: Vec<_> = addresses.iter().map(ToString::to_string).collect();
         bail!("no node answers at {}: is the cluster up?", all.join(", "));
     };
@@ -84,14 +87,23 @@ pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
             results.json(line)?;
         }
     } else {
-        results.line(format_args!("{:<22} {:<8} {:>6} {:>12}", "node", "state", "slots", "keys"))?;
+        results.line(format_args!(
+            "{:<22} {:<8} {:>6} {:>12}",
+            "node", "state", "slots", "keys"
+        ))?;
         for line in &lines {
             let state = if line.alive { "alive" } else { "silent" };
             let keys = line.keys.map_or_else(|| "-".to_owned(), grouped);
-            results.line(format_args!("{:<22} {state:<8} {:>6} {keys:>12}", line.address, line.slots))?;
+            results.line(format_args!(
+                "{:<22} {state:<8} {:>6} {keys:>12}",
+                line.address, line.slots
+            ))?;
         }
         if served < u64::from(SLOTS) {
-            results.line(format_args!("{} slots are led by no node that is known", u64::from(SLOTS) - served))?;
+            results.line(format_args!(
+                "{} slots are led by no node that is known",
+                u64::from(SLOTS) - served
+            ))?;
         }
     }
     results.flush()?;
@@ -135,7 +147,8 @@ mod tests {
 
     #[test]
     fn a_line_of_cluster_nodes_says_how_many_slots_a_node_leads() {
-        let found = line("07c3 127.0.0.1:7002@17002 master,fail - 0 0 7 connected 0-9 11 16000-16383").unwrap();
+        let found =
+            line("07c3 127.0.0.1:7002@17002 master,fail - 0 0 7 connected 0-9 11 16000-16383").unwrap();
         let expected = Line {
             address: "127.0.0.1:7002".to_owned(),
             peer_port: 17_002,
@@ -144,7 +157,12 @@ mod tests {
             keys: None,
         };
         assert_eq!(found, expected);
-        assert_eq!(line("07c3 127.0.0.1:7001@17001 myself,slave 07c4 0 0 7 connected").unwrap().slots, 0);
+        assert_eq!(
+            line("07c3 127.0.0.1:7001@17001 myself,slave 07c4 0 0 7 connected")
+                .unwrap()
+                .slots,
+            0
+        );
         assert!(line("no such line").is_none());
     }
 }

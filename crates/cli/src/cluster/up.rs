@@ -94,7 +94,11 @@ fn how(place: &Place, local: &Local) -> Vec<OsString> {
         _ => {
             // Of two, no majority survives the loss of one: more replicas would only cost.
             let replicas = if local.shape.nodes < 3 { 1 } else { 3 };
-            vec!["--bootstrap".to_owned(), "--replicas".to_owned(), replicas.to_string()]
+            vec![
+                "--bootstrap".to_owned(),
+                "--replicas".to_owned(),
+                replicas.to_string(),
+            ]
         }
     };
     words.into_iter().map(OsString::from).collect()
@@ -143,13 +147,19 @@ fn wait_until_served(
 
 /// Whether a node knows all nodes, and a leader for each slot; `seen` says what else it knows.
 fn serves_all(place: &Place, nodes: usize, seen: &mut String) -> bool {
-    let Some(info) = place.connect().and_then(|mut client| status::info(&mut client).ok()) else {
+    let Some(info) = place
+        .connect()
+        .and_then(|mut client| status::info(&mut client).ok())
+    else {
         *seen = format!("node {} does not answer yet", place.index);
         return false;
     };
     let slots = info.number("cluster_slots_ok");
     let known = info.number("cluster_known_nodes");
-    *seen = format!("node {} knows {known} of {nodes} nodes, and {slots} of {SLOTS} slots are led", place.index);
+    *seen = format!(
+        "node {} knows {known} of {nodes} nodes, and {slots} of {SLOTS} slots are led",
+        place.index
+    );
     slots == u64::from(SLOTS) && known == nodes as u64
 }
 

@@ -1,12 +1,10 @@
 //! `collie node`.
 
-use std::sync::Arc;
-
 use anyhow::Context;
 use collie_cluster::peers::PlainTcp;
 use collie_cluster::{Begin, ClusterNode, ClusterOptions, NodeLogOptions, NodeStoreOptions};
-use collie_db::{Db, Options, Shared, SharedOptions};
-use collie_log::{LogOptions, LogSet, RingMode};
+use collie_db::{Options, Shared, SharedOptions};
+use collie_log::{LogOptions, RingMode};
 use collie_server::{Addresses, Server, ServerConfig, ignore_hangup, termination};
 use tokio::runtime::{Builder, Runtime};
 
@@ -51,6 +49,9 @@ pub(crate) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {
     }
 }
 
+/// The library that finds out who leads says at each step what it does. Its errors come back as ours.
+const FILTER: &str = "info,openraft=error";
+
 /// What a node has in common with a server of its own.
 fn serving(args: &NodeArgs) -> ServeArgs {
     ServeArgs {
@@ -60,7 +61,7 @@ fn serving(args: &NodeArgs) -> ServeArgs {
         password_file: args.password_file.clone(),
         open_to_network: args.open_to_network,
         metrics: args.metrics,
-        log_level: args.log_level.clone(),
+        log_level: args.log_level.clone().or_else(|| FILTER.parse().ok()),
         log_format: args.log_format,
         ..ServeArgs::default()
     }
@@ -119,7 +120,7 @@ fn serve(args: &NodeArgs, config: ServerConfig, format: LogFormat) -> anyhow::Re
 
 /// Serves clients until shutdown; whether that was in order.
 fn clients(node: &ClusterNode, addresses: Addresses, format: LogFormat) -> anyhow::Result<bool> {
-    let server = Server::listen_in(addresses, node.db().clone(), node.cluster())?;
+    let server = Server::listen(addresses.in_cluster(node.cluster()), node.db().clone())?;
     let addr = server.local_addr();
     if let Some(addr) = server.metrics_addr() {
         announce(format, format_args!("metrics at http://{addr}/metrics"));

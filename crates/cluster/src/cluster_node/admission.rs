@@ -65,6 +65,10 @@ async fn judge(inner: &Inner, join: Join) -> Result<JoinAnswer, String> {
         Ok(state) => return Ok(JoinAnswer::Elsewhere(leader(inner, state.leader))),
         Err(_) => return elsewhere,
     }
+    if inner.map().is_none() {
+        // The first node has not written it yet.
+        return elsewhere;
+    }
     let ours = inner.options.clock.wall_ms();
     if u128::from(ours.abs_diff(join.wall_ms)) > SKEW_MAX.as_millis() {
         return Ok(JoinAnswer::Clock(ours));

@@ -129,15 +129,15 @@ async fn ask<N: Network>(
 ) -> Result<Asked, ClusterError> {
     let bind = |problem: String| {
         NodeError::Peers(PeerError::Bind {
-            address: options.peer,
+            address: options.listen,
             problem,
         })
     };
     network
-        .check(options.peer)
+        .check(options.listen)
         .map_err(|problem| NodeError::Peers(PeerError::Address { problem }))?;
     // An address that this process cannot have must not get into the map.
-    let listener = network.bind(options.peer).await;
+    let listener = network.bind(options.listen).await;
     drop(listener.map_err(|error| bind(error.to_string()))?);
     let (device, disks, store) = (device(options), options.store.disks.clone(), store.clone());
     let (peer, client) = (options.peer, options.client);

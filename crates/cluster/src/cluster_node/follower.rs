@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use crate::cluster_node::begin::blocking;
 use crate::cluster_node::changing::row;
 use crate::cluster_node::replicas::{ensure, ensure_map_replica, members};
-use crate::cluster_node::routing::{Routing, follow_leader};
+use crate::cluster_node::routing::Routing;
 use crate::cluster_node::shared::Inner;
 use crate::map::{Map, MapError, PartitionRecord};
 use crate::raft::{AppliedRows, Replica, ReplicaError, ReplicaState};
@@ -171,14 +171,7 @@ async fn make(inner: Arc<Inner>, map: Arc<Map>, partition: PartitionRecord) -> b
 
 /// Routes by the map, and by the replicas that are here.
 fn route(inner: &Arc<Inner>, map: &Arc<Map>) {
-    let mut watchers = inner.watchers.lock();
-    while watchers.try_join_next().is_some() {}
-    let before = inner.routing.load();
-    let (routing, new) = Routing::of(map, inner, &before);
-    for replica in new {
-        watchers.spawn(follow_leader(replica, inner.changes.clone()));
-    }
+    let routing = Routing::of(map, inner, &inner.routing.load());
     inner.routing.store(Arc::new(routing));
-    drop(watchers);
     inner.changed();
 }

@@ -15,6 +15,6 @@ mod shared;
 mod status;
 
 pub use error::ClusterError;
-pub use options::{Begin, ClusterOptions, MakePartition};
+pub use options::{Begin, ClusterOptions};
 pub use process::ClusterNode;
 pub use status::{ClusterStatus, NodeStatus, PartitionStatus, ReplicaStatus};

@@ -7,18 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_io::{Clock, RealClock};
-use collie_server::cluster::Partition;
 
 use crate::cluster_node::error::ClusterError;
 use crate::machine::{MachineOptions, Runs, SLOTS};
 use crate::map::LEVEL;
 use crate::peers::{Limits, Times};
-use crate::raft::{GroupLimits, GroupTimes, Replica};
+use crate::raft::{GroupLimits, GroupTimes};
 use crate::store::NodeStoreOptions;
 use crate::wire::DISKS_MAX;
-
-/// Makes of a replica, and its slots, what the server asks.
-pub type MakePartition = Arc<dyn Fn(&Arc<Replica>, RangeInclusive<u16>) -> Arc<dyn Partition> + Send + Sync>;
 
 /// What a node begins with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +47,9 @@ pub struct ClusterOptions {
     pub machine: MachineOptions,
     /// Where other nodes reach it. No other node has this address, and it never changes.
     pub peer: SocketAddr,
-    /// Where clients reach it. Likewise.
+    /// Where it takes the connections of other nodes. Default: [`peer`](Self::peer).
+    pub listen: SocketAddr,
+    /// Where clients reach it. It never changes, either.
     pub client: SocketAddr,
     /// The feature levels that the program speaks. Default: [`LEVEL`] alone.
     pub spoken: RangeInclusive<u32>,
@@ -67,20 +65,19 @@ pub struct ClusterOptions {
     pub peer_limits: Limits,
     /// From one look of the controller at the map to the next, where nothing changes. Default 500 ms.
     pub look: Duration,
-    /// Makes of a replica what the server asks.
-    pub partition: MakePartition,
 }
 
 impl ClusterOptions {
     /// Options with their defaults.
     #[must_use]
-    pub fn new(dir: PathBuf, peer: SocketAddr, client: SocketAddr, partition: MakePartition) -> Self {
+    pub fn new(dir: PathBuf, peer: SocketAddr, client: SocketAddr) -> Self {
         Self {
             dir,
             own: collie_db::Options::default(),
             store: NodeStoreOptions::default(),
             machine: MachineOptions::new(Arc::new(Runs)),
             peer,
+            listen: peer,
             client,
             spoken: LEVEL..=LEVEL,
             clock: Arc::new(RealClock),
@@ -89,7 +86,6 @@ impl ClusterOptions {
             peer_times: Times::default(),
             peer_limits: Limits::default(),
             look: Duration::from_millis(500),
-            partition,
         }
     }
 

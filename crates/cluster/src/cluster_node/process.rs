@@ -136,8 +136,6 @@ impl ClusterNode {
         let Self { inner, tasks } = self;
         let mut tasks = tasks.into_inner();
         tasks.shutdown().await;
-        let mut watchers = std::mem::take(&mut *inner.watchers.lock());
-        watchers.shutdown().await;
         // Replicas hold the connections.
         inner.routing.store(Arc::new(Routing::default()));
         let store = inner.store.clone();
@@ -176,7 +174,7 @@ fn node_options(
         spoken: options.spoken.clone(),
     };
     let seed = u64::from(crc32c::crc32c(&boot));
-    let mut peers = PeersOptions::new(who, options.peer, Arc::clone(&options.clock), seed);
+    let mut peers = PeersOptions::new(who, options.listen, Arc::clone(&options.clock), seed);
     peers.limits = options.peer_limits.clone();
     peers.times = options.peer_times.clone();
     peers.admission = Some(gate);

@@ -11,7 +11,7 @@ use crate::cluster_node::shared::Inner;
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::{Map, NOWHERE, PartitionRecord};
 use crate::peers::NodeStates;
-use crate::raft::{Replica, ReplicaState};
+use crate::raft::Replica;
 use crate::wire::{ClusterId, NodeId};
 
 /// The map, as slots are looked up in it.
@@ -32,10 +32,15 @@ struct Here {
     partition: Arc<dyn Partition>,
 }
 
+impl Here {
+    fn leads(&self) -> bool {
+        self.replica.leader() == Some(self.replica.id())
+    }
+}
+
 impl Routing {
-    /// The routes by a map, and the replicas that were not in `before`.
-    pub(super) fn of(map: &Arc<Map>, inner: &Inner, before: &Self) -> (Self, Vec<Arc<Replica>>) {
-        let mut new = Vec::new();
+    /// The routes by a map; what of `before` still holds is kept.
+    pub(super) fn of(map: &Arc<Map>, inner: &Inner, before: &Self) -> Self {
         let mut here = BTreeMap::new();
         for partition in map.partitions.values() {
             let member = partition.member_on(inner.number());
@@ -46,21 +51,17 @@ impl Routing {
             let known = known.filter(|known| Arc::ptr_eq(&known.replica, &replica));
             let kept = known.filter(|known| known.partition.slots() == partition.slots());
             let made = || Here {
-                partition: (inner.options.partition)(&replica, partition.slots()),
+                partition: replica.partition(partition.slots()),
                 replica: Arc::clone(&replica),
             };
             here.insert(partition.group, kept.cloned().unwrap_or_else(made));
-            if known.is_none() {
-                new.push(replica);
-            }
         }
-        let routing = Self {
+        Self {
             by_slot: map.by_slot(),
             groups: map.partitions.keys().copied().collect(),
             map: Some(Arc::clone(map)),
             here,
-        };
-        (routing, new)
+        }
     }
 
     fn partition(&self, slot: u16) -> Option<(&Map, &PartitionRecord)> {
@@ -75,7 +76,7 @@ impl Routing {
     fn leader(&self, partition: &PartitionRecord, inner: &Inner, states: &NodeStates) -> Option<NodeId> {
         match self.here.get(&partition.group) {
             Some(here) => {
-                let leader = here.replica.state().ok()?.leader?;
+                let leader = here.replica.leader()?;
                 node_of(partition, leader)
             }
             None => {
@@ -92,23 +93,6 @@ pub(super) fn node_of(partition: &PartitionRecord, replica: ReplicaId) -> Option
         .iter()
         .find(|member| member.replica == replica)?;
     Some(member.node)
-}
-
-/// Counts whenever a replica says something else of who leads, or begins to take commands, until it
-/// is closed.
-pub(super) async fn follow_leader(replica: Arc<Replica>, changes: watch::Sender<u64>) {
-    let word = |state: &ReplicaState| {
-        let begun = state.applied.is_some_and(|applied| applied.leader == state.vote);
-        (state.leader, state.leads, state.leads && begun)
-    };
-    let mut known: Option<ReplicaState> = None;
-    while let Ok(state) = replica.state_other_than(known.as_ref()).await {
-        if known.as_ref().map(word) != Some(word(&state)) {
-            changes.send_modify(|count| *count += 1);
-        }
-        known = Some(state);
-    }
-    changes.send_modify(|count| *count += 1);
 }
 
 /// A node's name for clients: forty hexadecimal digits, the cluster's id and the node's number mixed
@@ -191,15 +175,11 @@ impl Cluster for Routes {
             return Route::Nowhere;
         };
         let here = routing.here.get(&partition.group);
-        if let Some(here) = here
-            && here.replica.state().is_ok_and(|state| state.leads)
-        {
+        if let Some(here) = here.filter(|here| here.leads()) {
             return Route::Here(Arc::clone(&here.partition));
         }
         let states = self.0.peers().states();
         let leader = routing.leader(partition, &self.0, &states.borrow());
-        // A replica here that is named, and does not lead, is about to say something else.
-        let leader = leader.filter(|node| *node != self.0.number());
         match leader.and_then(|node| map.nodes.get(&node)) {
             Some(node) => Route::At(node.client),
             None => Route::Nowhere,
@@ -207,13 +187,12 @@ impl Cluster for Routes {
     }
 
     fn changes(&self) -> watch::Receiver<u64> {
-        self.0.changes.subscribe()
+        self.0.node.changes()
     }
 
     fn led(&self) -> Vec<Arc<dyn Partition>> {
         let routing = self.0.routing.load();
-        let leads = |here: &&Here| here.replica.state().is_ok_and(|state| state.leads);
-        let led = routing.here.values().filter(leads);
+        let led = routing.here.values().filter(|here| here.leads());
         led.map(|here| Arc::clone(&here.partition)).collect()
     }
 

@@ -7,7 +7,6 @@ use arc_swap::ArcSwap;
 use collie_db::Db;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 use crate::cluster_node::options::ClusterOptions;
 use crate::cluster_node::routing::Routing;
@@ -27,12 +26,8 @@ pub(super) struct Inner {
     /// The map as this node has applied it; none before it has anything of it.
     pub(super) map: watch::Sender<Option<Arc<Map>>>,
     pub(super) routing: ArcSwap<Routing>,
-    /// Counts what may change where a slot is led.
-    pub(super) changes: watch::Sender<u64>,
     /// What is wrong, by what it is about.
     problems: Mutex<BTreeMap<String, String>>,
-    /// Each follows the leader of one partition.
-    pub(super) watchers: Mutex<JoinSet<()>>,
 }
 
 impl Inner {
@@ -49,9 +44,7 @@ impl Inner {
             store,
             map: watch::Sender::new(None),
             routing: ArcSwap::default(),
-            changes: watch::Sender::new(0),
             problems: Mutex::default(),
-            watchers: Mutex::default(),
         }
     }
 
@@ -81,7 +74,7 @@ impl Inner {
 
     /// Where a slot is led may have changed.
     pub(super) fn changed(&self) {
-        self.changes.send_modify(|count| *count += 1);
+        self.node.changed();
     }
 
     /// Notes what is wrong with something, or that nothing is any more. It is logged once.

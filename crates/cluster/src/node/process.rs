@@ -117,6 +117,11 @@ impl Node {
         self.changes.subscribe()
     }
 
+    /// Moves [`changes`](Self::changes): where a group is led may have changed for another reason.
+    pub fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
     /// Whether it is remembered that this replica was removed from this node.
     #[must_use]
     pub fn remembers_removal_of(&self, id: ReplicaId) -> bool {

@@ -11,6 +11,7 @@ use collie_db::Db;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use crate::cluster::Cluster;
 use crate::commands;
 use crate::config::{ServerConfig, Settings};
 use crate::cost::AsideBudget;
@@ -66,6 +67,15 @@ impl Addresses {
             listener,
             metrics,
         })
+    }
+}
+
+impl Addresses {
+    /// For a server of the keys of a cluster; see [`ServerConfig::cluster`].
+    #[must_use]
+    pub fn in_cluster(mut self, cluster: Arc<dyn Cluster>) -> Addresses {
+        self.config.cluster = Some(cluster);
+        self
     }
 }
 

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::Stage;
 use super::tmpfs::Tmpfs;
-use crate::resp::{Client, Reply};
 use crate::lab::torture::served::Served;
+use crate::resp::{Client, Reply};
 
 /// The file system's size.
 const DISK: u64 = 64 << 20;

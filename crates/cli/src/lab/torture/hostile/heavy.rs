@@ -13,9 +13,9 @@ use serde::Serialize;
 
 use super::Stage;
 use crate::lab::args::HostileArgs;
-use crate::resp::{Client, Reply};
 use crate::lab::torture::served::{Served, arguments};
 use crate::lab::torture::soak::gauge::{forget_most, memory};
+use crate::resp::{Client, Reply};
 
 /// The large values: about the longest that a ring of the default size takes.
 const LARGE: usize = 33_000_000;

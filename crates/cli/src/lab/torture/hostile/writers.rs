@@ -8,9 +8,9 @@ use collie_io::{Clock, RealClock};
 use collie_sim::Rng;
 use parking_lot::Mutex;
 
-use crate::resp::Client;
 use crate::lab::torture::soak::call::{Call, Outcome};
 use crate::lab::torture::soak::ledger::{Ledger, Progress};
+use crate::resp::Client;
 
 /// Clients, and how many keys each has.
 const CLIENTS: u32 = 4;

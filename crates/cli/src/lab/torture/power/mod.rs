@@ -21,10 +21,10 @@ use collie_sim::faultfs::{FaultFs, Fell, Names};
 use collie_sim::{Effects, Image, PowerCut, Rng};
 
 use crate::lab::temporary::Temporary;
+use crate::resp::Client;
 pub(crate) use aim::Aim;
 use ledger::Ledger;
 use load::Load;
-use crate::resp::Client;
 pub(crate) use system::System;
 use system::{Server, Setup, Started};
 

@@ -13,8 +13,8 @@ use collie_sim::faultfs::FaultFs;
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::resp::{Client, Reply};
 use crate::lab::args::LEASHED;
+use crate::resp::{Client, Reply};
 
 /// How long a server may take to open its store.
 const PATIENCE: Duration = Duration::from_secs(60);

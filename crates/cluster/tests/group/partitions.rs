@@ -181,6 +181,35 @@ fn a_row_that_is_locked_is_waited_for_as_long_as_patience_lasts() {
     assert_eq!(counted, Ok(8), "it reads what the other submitted");
 }
 
+/// Who waits for a row goes on at the moment that it is unlocked.
+#[test]
+fn threads_that_wait_for_a_row_count_each_once() {
+    const THREADS: u64 = 4;
+    const EACH: u64 = 400;
+    let cluster = cluster();
+    cluster.leader(|_| true);
+    let (partition, _) = cluster.until("a leader", || cluster.led());
+    let counted = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            let (partition, counted) = (&*partition, &counted);
+            scope.spawn(move || {
+                for _ in 0..EACH {
+                    let patience = Duration::from_secs(60);
+                    let done = evaluate(partition, SLOT, &[b"key"], patience, incr(b"key"));
+                    counted.lock().unwrap().push(done.unwrap());
+                }
+            });
+        }
+    });
+    let mut replies = BTreeSet::new();
+    for (settling, reply) in counted.into_inner().unwrap() {
+        assert!(replies.insert(reply), "{reply} was counted twice");
+        assert_eq!(cluster.runtime.block_on(settling), Settled::Holds);
+    }
+    assert_eq!(replies.last(), Some(&(THREADS * EACH)));
+}
+
 #[test]
 fn a_leader_that_is_cut_off_holds_nothing_that_it_reads() {
     let cluster = cluster();

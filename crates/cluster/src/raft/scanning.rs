@@ -65,11 +65,12 @@ impl Iterator for Scan {
     type Item = Result<StoredRow, Refused>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.part.len() == 0 && !self.is_last {
-            if let Err(refused) = self.read() {
-                self.is_last = true;
-                return Some(Err(refused));
-            }
+        if self.part.len() == 0
+            && !self.is_last
+            && let Err(refused) = self.read()
+        {
+            self.is_last = true;
+            return Some(Err(refused));
         }
         let DataRow { slot, key, value } = self.part.next()?;
         let row = StoredRow {

@@ -50,7 +50,6 @@ async fn one(cluster: &Cluster, what: What, task: usize, n: u64) -> bool {
 
 #[test]
 #[ignore = "it measures"]
-#[expect(clippy::print_stdout, reason = "it prints what it measures")]
 fn commands_per_second() {
     let cluster = Arc::new(Cluster::new(GroupLimits::default()));
     cluster.leader(cluster::Place::takes_commands);

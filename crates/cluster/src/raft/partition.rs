@@ -85,7 +85,7 @@ impl Partition for Slots {
     }
 
     fn rows_after(&self, after: Option<(u16, &[u8])>) -> Result<Rows, Refused> {
-        let scan = Scan::new(Arc::clone(&self.replica), self.slots.clone(), after);
+        let scan = Scan::new(&self.replica, self.slots.clone(), after);
         Ok(Box::new(scan))
     }
 

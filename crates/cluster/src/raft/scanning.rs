@@ -1,7 +1,7 @@
 //! The rows of a partition, one after the other.
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::vec;
 
 use collie_server::cluster::{Refused, StoredRow};
@@ -16,9 +16,9 @@ const PART_GROWTH: usize = 4;
 const LARGEST_PART: usize = 1024;
 
 /// Rows as they are applied. They are read a part at a time, and between two parts nothing is held:
-/// neither memory nor files of the store, which may be opened anew meanwhile.
+/// neither memory nor files of the store, nor the replica, which may be closed meanwhile.
 pub(super) struct Scan {
-    replica: Arc<Replica>,
+    replica: Weak<Replica>,
     slots: RangeInclusive<u16>,
     /// The last row that was read.
     after: Option<(u16, Vec<u8>)>,
@@ -30,12 +30,12 @@ pub(super) struct Scan {
 
 impl Scan {
     pub(super) fn new(
-        replica: Arc<Replica>,
+        replica: &Arc<Replica>,
         slots: RangeInclusive<u16>,
         after: Option<(u16, &[u8])>,
     ) -> Self {
         Self {
-            replica,
+            replica: Arc::downgrade(replica),
             slots,
             after: after.map(|(slot, key)| (slot, key.to_vec())),
             part: Vec::new().into_iter(),
@@ -45,7 +45,8 @@ impl Scan {
     }
 
     fn read(&mut self) -> Result<(), Refused> {
-        let running = self.replica.running();
+        let replica = self.replica.upgrade().ok_or(Refused::NotHere)?;
+        let running = replica.running();
         let running = running.map_err(|error| text_of(error.into()))?;
         let after = self.after.as_ref().map(|(slot, key)| (*slot, &**key));
         let rows = running.machine.rows_after(after, &self.slots, self.most);
@@ -64,11 +65,12 @@ impl Iterator for Scan {
     type Item = Result<StoredRow, Refused>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.part.len() == 0 && !self.is_last {
-            if let Err(refused) = self.read() {
-                self.is_last = true;
-                return Some(Err(refused));
-            }
+        if self.part.len() == 0
+            && !self.is_last
+            && let Err(refused) = self.read()
+        {
+            self.is_last = true;
+            return Some(Err(refused));
         }
         let DataRow { slot, key, value } = self.part.next()?;
         let row = StoredRow {

@@ -16,11 +16,12 @@ use collie_cluster::{
     NodeOptions, NodeStoreOptions, Replica, ReplicaState, Row, Rows, StoreError, Value,
 };
 use collie_db::{Options, Shared, SharedOptions};
-use collie_io::RealClock;
+use collie_io::{Clock, Nanos, RealClock};
 use collie_log::{LogError, LogOptions, RingMode};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
 
 pub(crate) const GROUP: u64 = 7;
 /// Only a hang takes so long.
@@ -90,6 +91,23 @@ pub(crate) struct Place {
     address: SocketAddr,
     dir: TempDir,
     alive: Mutex<Option<(Arc<Node>, Runtime)>>,
+    clock: Arc<Behind>,
+}
+
+/// A clock that may be behind.
+#[derive(Debug, Default)]
+struct Behind {
+    ms: AtomicU64,
+}
+
+impl Clock for Behind {
+    fn monotonic(&self) -> Nanos {
+        RealClock.monotonic()
+    }
+
+    fn wall_ms(&self) -> u64 {
+        RealClock.wall_ms() - self.ms.load(Ordering::SeqCst)
+    }
 }
 
 pub(crate) struct Cluster {
@@ -190,6 +208,18 @@ impl Place {
             .and_then(|(node, _)| node.replica(replica_on(self.id)))
     }
 
+    /// The changes of the node.
+    pub(crate) fn changes(&self) -> Option<watch::Receiver<u64>> {
+        let alive = self.alive.lock().unwrap();
+        alive.as_ref().map(|(node, _)| node.changes())
+    }
+
+    /// Sets its clock back, from now on.
+    pub(crate) fn set_behind(&self, by: Duration) {
+        let ms = u64::try_from(by.as_millis()).unwrap();
+        self.clock.ms.store(ms, Ordering::SeqCst);
+    }
+
     pub(crate) fn state(&self) -> Option<ReplicaState> {
         self.replica().and_then(|replica| replica.state().ok())
     }
@@ -212,6 +242,7 @@ impl Cluster {
             address: listener.local_addr().unwrap(),
             dir: tempfile::tempdir().unwrap(),
             alive: Mutex::default(),
+            clock: Arc::default(),
         };
         let cluster = Self {
             places: listeners.into_iter().enumerate().map(place).collect(),
@@ -244,7 +275,8 @@ impl Cluster {
                 own: Some(place.address),
                 ..self.cuts.clone()
             };
-            let peers = peers_options(place.id, place.address);
+            let mut peers = peers_options(place.id, place.address);
+            peers.clock = Arc::clone(&place.clock) as _;
             let mut options = node_options(place.dir.path(), log_options(), peers);
             options.limits = self.limits.clone();
             match runtime.block_on(Node::start(network, options)) {

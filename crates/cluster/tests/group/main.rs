@@ -8,3 +8,7 @@ mod cluster;
 mod cuts;
 mod lives;
 mod messages;
+mod partitions;
+mod refusals;
+mod seam;
+mod speed;

@@ -372,6 +372,12 @@ impl Partition for FakePartition {
 
     fn begin(&self, slot: u16, rows: &[&[u8]], patience: Duration) -> Result<Box<dyn Evaluation>, Refused> {
         assert!(self.slots.contains(&slot));
+        let thread = std::thread::current();
+        let serves = thread.name().is_some_and(|name| name.starts_with("collie-serve"));
+        assert!(
+            !serves || patience.is_zero(),
+            "a thread that serves connections would block"
+        );
         let rows: Vec<Row> = rows.iter().map(|row| (slot, row.to_vec())).collect();
         let mut state = self.state();
         state.begun += 1;

@@ -2,7 +2,7 @@
 
 use crate::fake::Fake;
 use crate::node;
-use crate::support::{Random, config, options, rounds, start};
+use crate::support::{Random, config, options, rounds, start, wait_for};
 
 #[test]
 fn there_is_one_database() {
@@ -168,6 +168,7 @@ fn commands_on_keys_of_one_slot_are_answered_as_outside_of_a_cluster() {
         assert_eq!(ours.line("DBSIZE"), theirs.line("DBSIZE"));
     }
     node.fake.checked_counts();
+    wait_for("nothing is locked", || node.fake.is_unlocked());
 }
 
 #[test]

@@ -178,6 +178,11 @@ fn expired_keys_are_absent_at_once_and_swept_with_their_index() {
     // An entry whose key is gone.
     let stale = [&b"x"[..], &6_u64.to_be_bytes(), b"gone"].concat();
     node.fake.of("gone").plant(slot_of(b"gone"), &stale, b"", 0);
+    // Entries of keys that have another expiry, or none.
+    for key in ["{t}renewed", "lasting"] {
+        let stale = [&b"x"[..], &7_u64.to_be_bytes(), key.as_bytes()].concat();
+        node.fake.of(key).plant(slot_of(key.as_bytes()), &stale, b"", 0);
+    }
     assert_eq!(client.line("GET foreign"), "$-1\r\n");
     let (mut short, mut watcher) = (node.client(), node.client());
     short.line("SET {w}short 1 PX 30");
@@ -191,6 +196,7 @@ fn expired_keys_are_absent_at_once_and_swept_with_their_index() {
     watcher.reply();
     watcher.reply();
     assert_eq!(reply(&mut watcher), "*-1\r\n", "an expired key has changed");
+    assert_eq!(client.line("EXISTS lasting"), ":1\r\n");
     assert_eq!(client.line("DBSIZE"), ":52\r\n");
     assert_eq!(client.line("TTL {t}renewed").len(), ":8999\r\n".len());
 }

@@ -181,6 +181,7 @@ fn clients_that_leave_while_their_replies_are_unsettled_disturb_no_other() {
             == 60
     });
     node.fake.release();
+    wait_for("nothing is locked", || node.fake.is_unlocked());
     let mut client = node.client();
     assert_eq!(client.line("INCR a"), ":21\r\n");
     assert_eq!(client.line("DBSIZE"), ":21\r\n");

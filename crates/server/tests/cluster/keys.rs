@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use collie_server::cluster::{Settled, slot_of};
+use collie_server::cluster::{Refused, Settled, slot_of};
 
 use crate::fake::Role;
 use crate::support::{Client, elements, sorted_names, until, wait_for};
@@ -145,15 +145,18 @@ fn a_flush_removes_keys_in_bounded_parts() {
         assert_eq!(client.line(&line), "+OK\r\n");
     }
     let before = node.fake.of("{t}").log().len();
+    node.fake.of("{t}").refuse_begin(Refused::Stale, 3);
+    node.fake.of("{t}").refuse_finish(Refused::Stale, 2);
     assert_eq!(client.line("FLUSHDB ASYNC"), "+OK\r\n");
     let log = node.fake.of("{t}").log();
     let parts: Vec<usize> = log[before..].iter().map(Vec::len).collect();
     assert_eq!(parts, [1_000, 1_000, 500]);
     assert_eq!(node.fake.checked_counts(), (0, 0));
-    node.fake.of("{t}").set_fate("{t}1", Settled::TryAgain);
+    // A part of which it is not known whether it was removed.
     client.line("SET {t}1 x");
-    node.fake.of("{t}").set_fate("{t}1", Settled::TryAgain);
-    assert!(client.line("SET {t}1 x").starts_with("-TRYAGAIN"));
+    node.fake.of("{t}").set_fate("{t}1", Settled::Unknown);
+    client.send(&pipeline(&["FLUSHALL", "PING"]));
+    assert!(client.rest().starts_with("-UNKNOWN "));
 }
 
 #[test]

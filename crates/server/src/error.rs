@@ -46,6 +46,15 @@ pub enum ServerError {
         /// The allowed values.
         expected: &'static str,
     },
+    /// The store holds keys of users, which no client of a cluster would see.
+    #[error(
+        "the store of a node in a cluster holds keys of users, in database {database}: open it without the cluster, \
+         or start the node with an empty store"
+    )]
+    HoldsKeys {
+        /// The first database with keys.
+        database: u8,
+    },
     /// The databases cannot be opened, or could not be closed cleanly.
     #[error("the engine: {0}")]
     Engine(#[from] collie_db::Error),

@@ -105,8 +105,7 @@ pub(crate) mod text {
     /// Collie's own: the partition has taken no commands for some time.
     pub(crate) const BUSY: &str = "TRYAGAIN the partition of the keys takes no commands at the moment";
     /// Collie's own: a command that was not executed and never will be.
-    pub(crate) const TRY_AGAIN: &str =
-        "TRYAGAIN the command was not executed: the leader of the partition changed";
+    pub(crate) const TRY_AGAIN: &str = "TRYAGAIN the command was not executed and will not be: send it again";
     /// Collie's own: it is not known whether a command was executed.
     pub(crate) const UNKNOWN: &str = "UNKNOWN the command may have been executed, or may still be: \
          the partition did not answer in time";

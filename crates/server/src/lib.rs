@@ -5,6 +5,7 @@
 //! * Strings, bitmaps, expiry, the keyspace and transactions, as in Redis 7.0.15, down to the texts
 //!   of its errors.
 //! * Sixteen databases, each a column family; emptying one, or all, is one commit.
+//! * Alone, on its own store, or as a node of a [cluster].
 //! * Named limits on everything that a client can make grow; a client past a limit gets an error,
 //!   and its connection is closed.
 //!
@@ -45,6 +46,19 @@
 //! input buffer are executed, the connection waits for the largest of these ends, once. If the log
 //! fails meanwhile, the replies that reflect commits which are not durable become `MISCONF` errors,
 //! and the other replies of the pipeline are sent as they are.
+//!
+//! # In a cluster
+//!
+//! With [`ServerConfig::cluster`] the keys are in the partitions of a [cluster], and the store that the
+//! server is opened with is the node's own: it must hold no keys of users. A command that names keys is
+//! evaluated in the partition of their slot, and so is an `EXEC`, as a whole. What it changes is submitted
+//! at once, and the next command runs; the reply is kept until [`cluster::Settling`] says that it holds,
+//! for all commands of a pipeline at the same time. A command that was not executed answers `TRYAGAIN`.
+//! If it is not known whether a command was executed, its reply is `UNKNOWN`, nothing is sent behind it,
+//! and the connection is closed.
+//!
+//! [`Ack`] has no meaning there: `CLIENT ACK` is accepted and changes nothing. A reply is sent once a
+//! majority of the replicas has on disk what it reflects. `docs/server.md` lists what else differs.
 //!
 //! The invariants that the tests check: a reply never reflects a commit that a crash of the
 //! promised kind loses; an acknowledged increment survives, and counts once; a connection that

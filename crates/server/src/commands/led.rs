@@ -63,8 +63,9 @@ pub(super) fn dbsize(exec: &mut Exec<'_>) -> Outcome {
     if !exec.may_block {
         return Ok(Flow::Aside(Aside::Waits));
     }
-    let keys = key_count(&*partitions.cluster)?;
-    confirm(exec, &led(&*partitions.cluster));
+    let led = led(&*partitions.cluster);
+    let keys = key_count(&led)?;
+    confirm(exec, &led);
     exec.reply.integer(i64::try_from(keys).unwrap_or(i64::MAX));
     Ok(Flow::Next)
 }

@@ -314,6 +314,9 @@ fn execute(exec: &mut Exec<'_>, rows: &[&'static Command], queue: &Queue) -> Res
         exec.reply.null_array();
         return Ok(());
     }
+    if let Some(Transaction::Partition(transaction)) = &mut exec.transaction {
+        transaction.ends(exec.session.watched.watching());
+    }
     exec.reply.array(queue.commands.len());
     for (command, kept) in rows.iter().zip(&queue.commands) {
         let start = exec.reply.len();

@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 use crate::data::cursors::Cursors;
 use crate::data::keyspace::{DATABASES, FamilyName, Keyspace, OpenError};
 use crate::data::locks::{Held, KeyLocks, LOCKED_WRITE};
+use crate::data::value::DATA;
 use crate::health::{Effect, WriteHealth};
 
 /// All databases of a server.
@@ -139,6 +140,19 @@ impl Store {
     /// The numbers of all databases that were ever selected.
     pub(crate) fn databases(&self) -> Vec<u8> {
         self.keyspaces().iter().map(|(index, _)| *index).collect()
+    }
+
+    /// The first database that has keys.
+    ///
+    /// # Errors
+    /// Its family cannot be read.
+    pub(crate) fn first_with_keys(&self) -> Result<Option<u8>, Error> {
+        for (index, keyspace) in self.keyspaces() {
+            if keyspace.family.prefix([DATA])?.next().transpose()?.is_some() {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
     }
 
     /// The database; creates its family if it was never selected. That syncs, so it is for threads

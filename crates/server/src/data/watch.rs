@@ -55,6 +55,17 @@ impl Watches {
         }
     }
 
+    /// As [`changed`](Watches::changed), but for one connection: it changes the key itself, in an `EXEC`
+    /// that may have to begin anew.
+    pub(crate) fn changed_by(&self, db: u8, key: &[u8], own: &Watching) {
+        let keys = self.keys.lock();
+        for watcher in keys.get(&(db, Box::from(key))).into_iter().flatten() {
+            if !Arc::ptr_eq(&watcher.is_dirty, &own.0) {
+                watcher.mark();
+            }
+        }
+    }
+
     /// Marks the watches of a key that was removed because it had expired. The caller holds its
     /// lock.
     pub(crate) fn expired(&self, db: u8, key: &[u8]) {
@@ -86,6 +97,10 @@ impl Watcher {
         self.is_dirty.store(true, Ordering::Relaxed);
     }
 }
+
+/// Identifies the watches of one connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Watching(Arc<AtomicBool>);
 
 /// The keys that one connection watches. Dropping it ends the watch.
 #[derive(Debug)]
@@ -121,6 +136,11 @@ impl WatchSet {
         // Relaxed: see `Watches::is_empty`.
         self.all.count.fetch_add(1, Ordering::Relaxed);
         self.keys.push((key, was_expired));
+    }
+
+    /// Identifies them.
+    pub(crate) fn watching(&self) -> Watching {
+        Watching(Arc::clone(&self.is_dirty))
     }
 
     /// Notes who leads the partition of the watched keys, whose locks the caller holds. While that is
@@ -188,7 +208,9 @@ mod tests {
         other.add(1, b"key", false);
         all.changed(0, b"another");
         assert!(!one.is_dirty() && !other.is_dirty());
-        all.changed(0, b"key");
+        all.changed_by(0, b"key", &one.watching());
+        assert!(!one.is_dirty() && !other.is_dirty());
+        all.changed_by(0, b"key", &other.watching());
         assert!(one.is_dirty() && !other.is_dirty());
         one.clear();
         all.changed(0, b"key");

@@ -5,6 +5,10 @@ use crate::partitions::transaction::PartitionTransaction;
 use crate::session::Shared;
 
 /// A transaction under way: its reads find its own changes first, and these are written together.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a transaction outside of a cluster takes no allocation of its own"
+)]
 pub(crate) enum Transaction<'a> {
     /// On the databases of the server's own store.
     Store(StoreTransaction<'a>),

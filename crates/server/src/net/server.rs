@@ -136,7 +136,8 @@ impl Server {
     /// [`run`](Server::run).
     ///
     /// # Errors
-    /// Another server has begun to listen on the address, or the databases cannot be opened.
+    /// Another server has begun to listen on the address, or the databases cannot be opened, or they have
+    /// keys although the server is in a cluster.
     pub fn listen(addresses: Addresses, db: Db) -> Result<Server, ServerError> {
         let Addresses {
             config,
@@ -160,8 +161,14 @@ impl Server {
             threads => threads,
         };
         let started_ms = config.clock.wall_ms();
+        let store = Store::open(db, cursor_seed, config.databases.clone())?;
+        if config.cluster.is_some()
+            && let Some(database) = store.first_with_keys()?
+        {
+            return Err(ServerError::HoldsKeys { database });
+        }
         let shared = Arc::new(Shared {
-            store: Store::open(db, cursor_seed, config.databases.clone())?,
+            store,
             partitions: config.cluster.clone().map(Partitions::new),
             watches: Arc::default(),
             slow_log: SlowLog::default(),

@@ -117,13 +117,19 @@ fn remove(
         value::data_key(&mut row, key);
         row
     };
+    let entry = |(expiry_ms, key): &(u64, Vec<u8>)| {
+        let mut entry = Vec::with_capacity(key.len() + 9);
+        value::expiry_key(&mut entry, *expiry_ms, key);
+        entry
+    };
     let rows: Vec<Vec<u8>> = due.iter().map(|(_, key)| row(key)).collect();
-    let mut locked: Vec<&[u8]> = rows.iter().map(Vec::as_slice).collect();
+    let entries: Vec<Vec<u8>> = due.iter().map(entry).collect();
+    let mut locked: Vec<&[u8]> = rows.iter().chain(&entries).map(Vec::as_slice).collect();
     locked.sort_unstable();
     locked.dedup();
     let mut evaluation = partition.begin(slot, &locked, ROW_WAIT)?;
     let (mut changes, mut keys, mut expired) = (Vec::new(), 0, 0);
-    for ((expiry_ms, key), row) in due.iter().zip(&rows) {
+    for (((expiry_ms, key), row), entry) in due.iter().zip(&rows).zip(&entries) {
         let stored = evaluation.get(row)?;
         let header = stored.as_deref().map(value::read_header).transpose();
         let header = header.map_err(|error| Refused::Text(format!("ERR {error}")))?;
@@ -131,10 +137,8 @@ fn remove(
         if is_same && !header.is_some_and(|header| header.is_expired(evaluation.now_ms())) {
             continue;
         }
-        let mut entry = Vec::with_capacity(key.len() + 9);
-        value::expiry_key(&mut entry, *expiry_ms, key);
         // Its removal may be on the way already: then it is still found among what is applied.
-        if evaluation.get(&entry)?.is_none() {
+        if evaluation.get(entry)?.is_none() {
             continue;
         }
         if is_same {
@@ -143,7 +147,7 @@ fn remove(
             keys -= 1;
             expired += 1;
         }
-        changes.push((entry, None));
+        changes.push((entry.clone(), None));
     }
     if !changes.is_empty() {
         // Whether the removal holds is not waited for: if it does not, it is found again.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use collie_db::Value;
 
 use crate::cluster::{Evaluation, Leadership, Partition, Refused, Settling};
+use crate::data::watch::Watching;
 use crate::exec_batch::{Changes, Pending};
 use crate::session::Shared;
 
@@ -23,6 +24,8 @@ pub(crate) struct PartitionTransaction {
     must_settle: bool,
     /// The watched keys that it changed.
     changed: BTreeSet<Box<[u8]>>,
+    /// The connection whose watches end with it.
+    watching: Option<Watching>,
 }
 
 /// Where rows are read.
@@ -65,6 +68,7 @@ impl PartitionTransaction {
             pending: Pending::default(),
             must_settle: false,
             changed: BTreeSet::new(),
+            watching: None,
         }
     }
 
@@ -113,6 +117,12 @@ impl PartitionTransaction {
         self.must_settle = false;
     }
 
+    /// Makes it an `EXEC`, with which the watches of a connection end: they are not marked by what it
+    /// changes itself.
+    pub(crate) fn ends(&mut self, watching: Watching) {
+        self.watching = Some(watching);
+    }
+
     /// Notes that a command changed a key.
     pub(crate) fn changed(&mut self, shared: &Shared, key: &[u8]) {
         if shared.watches.is_watched(DATABASE, key) {
@@ -140,7 +150,10 @@ impl PartitionTransaction {
         }
         if commit {
             for key in &self.changed {
-                shared.watches.changed(DATABASE, key);
+                match &self.watching {
+                    Some(own) => shared.watches.changed_by(DATABASE, key, own),
+                    None => shared.watches.changed(DATABASE, key),
+                }
             }
         }
         let (first, slot) = (pending.expiry_first_ms(), slot_of_rows(&pending.changes));

@@ -112,10 +112,9 @@ pub(crate) fn led(cluster: &dyn Cluster) -> Vec<Arc<dyn Partition>> {
     led
 }
 
-/// The number of keys that are led here.
-pub(crate) fn key_count(cluster: &dyn Cluster) -> Result<u64, Refused> {
-    led(cluster)
-        .iter()
+/// The number of keys in partitions.
+pub(crate) fn key_count(led: &[Arc<dyn Partition>]) -> Result<u64, Refused> {
+    led.iter()
         .map(|partition| partition.key_count(partition.slots()))
         .sum()
 }

@@ -1,6 +1,8 @@
 //! Commands that differ in a cluster, and the metrics.
 
+use crate::fake::Fake;
 use crate::node;
+use crate::support::{Random, config, options, rounds, start, wait_for};
 
 #[test]
 fn there_is_one_database() {
@@ -56,4 +58,130 @@ fn the_store_of_the_node_holds_no_keys() {
     }
     assert_eq!(node.server.db.visible(), before);
     assert_eq!(node.fake.checked_counts(), (0, 0));
+}
+
+const KEYS: [&str; 4] = ["{t}a", "{t}b", "{t}", "{t}key:1"];
+const VALUES: [&str; 7] = [
+    "",
+    "1",
+    "-5",
+    "text",
+    "9223372036854775807",
+    "3.5",
+    "some longer text",
+];
+const TIMES: [&str; 4] = ["100000000", "0", "-1", "x"];
+/// Commands with the kinds of their arguments: a key, a value, a time, a small number.
+const COMMANDS: [&str; 52] = [
+    "GET k",
+    "GET k",
+    "SET k v",
+    "SET k v",
+    "SET k v EX t",
+    "SET k v NX",
+    "SET k v XX GET",
+    "SET k v KEEPTTL",
+    "GETDEL k",
+    "GETEX k EX t",
+    "GETEX k PERSIST",
+    "GETSET k v",
+    "SETNX k v",
+    "SETEX k t v",
+    "PSETEX k t v",
+    "MGET k k k",
+    "MSET k v k v",
+    "MSETNX k v k v",
+    "APPEND k v",
+    "STRLEN k",
+    "INCR k",
+    "DECRBY k n",
+    "INCRBYFLOAT k v",
+    "GETRANGE k n n",
+    "SETRANGE k n v",
+    "LCS k k",
+    "SETBIT k n 1",
+    "GETBIT k n",
+    "BITCOUNT k",
+    "BITPOS k 1",
+    "BITOP XOR k k k",
+    "BITFIELD k INCRBY u8 n 3",
+    "DEL k k",
+    "UNLINK k",
+    "EXISTS k k",
+    "TYPE k",
+    "EXPIRE k t",
+    "PEXPIREAT k t",
+    "PERSIST k",
+    "RENAME k k",
+    "RENAMENX k k",
+    "COPY k k",
+    "COPY k k REPLACE",
+    "OBJECT ENCODING k",
+    "MULTI",
+    "MULTI",
+    "EXEC",
+    "EXEC",
+    "DISCARD",
+    "WATCH k",
+    "UNWATCH",
+    "FLUSHDB",
+];
+
+/// Random commands of two clients, in a cluster and in a server on its own store: the replies are the same,
+/// byte for byte.
+#[test]
+fn commands_on_keys_of_one_slot_are_answered_as_outside_of_a_cluster() {
+    let mut random = Random::new("commands_on_keys_of_one_slot");
+    let node = node(2);
+    let dir = tempfile::tempdir().unwrap();
+    let alone = start(dir.path(), config());
+    let mut clients = [(); 2].map(|()| (node.client(), alone.client()));
+    for round in 0..rounds("COLLIE_CLUSTER_COMMANDS", 4_000) {
+        let words: Vec<String> = random
+            .pick(&COMMANDS)
+            .split(' ')
+            .map(|word| match word {
+                "k" => random.pick(&KEYS).to_owned(),
+                "v" => random.pick(&VALUES).to_owned(),
+                "t" => random.pick(&TIMES).to_owned(),
+                "n" => random.below(20).to_string(),
+                word => word.to_owned(),
+            })
+            .collect();
+        let (ours, theirs) = &mut clients[random.below(2)];
+        // Emptying all is no part of a transaction in a cluster.
+        if words == ["FLUSHDB"] {
+            let is_queued = !ours.line("PING").starts_with("+PONG");
+            theirs.line("PING");
+            if is_queued {
+                continue;
+            }
+        }
+        let (our, their) = (ours.call(&words), theirs.call(&words));
+        assert_eq!(our, their, "round {round}: {words:?}");
+    }
+    for (ours, theirs) in &mut clients {
+        ours.line("DISCARD");
+        theirs.line("DISCARD");
+    }
+    for (ours, theirs) in &mut clients {
+        assert_eq!(ours.line("DBSIZE"), theirs.line("DBSIZE"));
+    }
+    node.fake.checked_counts();
+    wait_for("nothing is locked", || node.fake.is_unlocked());
+}
+
+#[test]
+fn a_store_with_keys_is_not_hidden_behind_a_cluster() {
+    let dir = tempfile::tempdir().unwrap();
+    let alone = start(dir.path(), config());
+    assert_eq!(alone.client().line("SET a 1"), "+OK\r\n");
+    alone.stop().unwrap();
+    let db = collie_db::Db::open(dir.path(), options()).unwrap();
+    let config = collie_server::ServerConfig {
+        cluster: Some(Fake::new(1)),
+        ..config()
+    };
+    let error = collie_server::Server::bind(config, db).unwrap_err();
+    assert!(error.to_string().contains("holds keys of users"), "{error}");
 }

@@ -137,6 +137,13 @@ impl Fake {
         self.changes.receiver_count()
     }
 
+    /// Whether no row is locked.
+    pub(crate) fn is_unlocked(&self) -> bool {
+        self.partitions
+            .iter()
+            .all(|partition| partition.state().locked.is_empty())
+    }
+
     /// Checks that the counts are those of the rows, and returns the number of keys and of index
     /// entries.
     pub(crate) fn checked_counts(&self) -> (usize, usize) {
@@ -158,7 +165,6 @@ impl Fake {
                 counted
             );
             keys += counted.values().sum::<i64>() as usize;
-            assert!(state.locked.is_empty(), "{:?}", state.locked);
         }
         (keys, entries)
     }
@@ -372,6 +378,12 @@ impl Partition for FakePartition {
 
     fn begin(&self, slot: u16, rows: &[&[u8]], patience: Duration) -> Result<Box<dyn Evaluation>, Refused> {
         assert!(self.slots.contains(&slot));
+        let thread = std::thread::current();
+        let serves = thread.name().is_some_and(|name| name.starts_with("collie-serve"));
+        assert!(
+            !serves || patience.is_zero(),
+            "a thread that serves connections would block"
+        );
         let rows: Vec<Row> = rows.iter().map(|row| (slot, row.to_vec())).collect();
         let mut state = self.state();
         state.begun += 1;

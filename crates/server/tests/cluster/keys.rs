@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use collie_server::cluster::{Settled, slot_of};
+use collie_server::cluster::{Refused, Settled, slot_of};
 
 use crate::fake::Role;
 use crate::support::{Client, elements, sorted_names, until, wait_for};
@@ -145,15 +145,18 @@ fn a_flush_removes_keys_in_bounded_parts() {
         assert_eq!(client.line(&line), "+OK\r\n");
     }
     let before = node.fake.of("{t}").log().len();
+    node.fake.of("{t}").refuse_begin(Refused::Stale, 3);
+    node.fake.of("{t}").refuse_finish(Refused::Stale, 2);
     assert_eq!(client.line("FLUSHDB ASYNC"), "+OK\r\n");
     let log = node.fake.of("{t}").log();
     let parts: Vec<usize> = log[before..].iter().map(Vec::len).collect();
     assert_eq!(parts, [1_000, 1_000, 500]);
     assert_eq!(node.fake.checked_counts(), (0, 0));
-    node.fake.of("{t}").set_fate("{t}1", Settled::TryAgain);
+    // A part of which it is not known whether it was removed.
     client.line("SET {t}1 x");
-    node.fake.of("{t}").set_fate("{t}1", Settled::TryAgain);
-    assert!(client.line("SET {t}1 x").starts_with("-TRYAGAIN"));
+    node.fake.of("{t}").set_fate("{t}1", Settled::Unknown);
+    client.send(&pipeline(&["FLUSHALL", "PING"]));
+    assert!(client.rest().starts_with("-UNKNOWN "));
 }
 
 #[test]
@@ -178,6 +181,11 @@ fn expired_keys_are_absent_at_once_and_swept_with_their_index() {
     // An entry whose key is gone.
     let stale = [&b"x"[..], &6_u64.to_be_bytes(), b"gone"].concat();
     node.fake.of("gone").plant(slot_of(b"gone"), &stale, b"", 0);
+    // Entries of keys that have another expiry, or none.
+    for key in ["{t}renewed", "lasting"] {
+        let stale = [&b"x"[..], &7_u64.to_be_bytes(), key.as_bytes()].concat();
+        node.fake.of(key).plant(slot_of(key.as_bytes()), &stale, b"", 0);
+    }
     assert_eq!(client.line("GET foreign"), "$-1\r\n");
     let (mut short, mut watcher) = (node.client(), node.client());
     short.line("SET {w}short 1 PX 30");
@@ -191,6 +199,7 @@ fn expired_keys_are_absent_at_once_and_swept_with_their_index() {
     watcher.reply();
     watcher.reply();
     assert_eq!(reply(&mut watcher), "*-1\r\n", "an expired key has changed");
+    assert_eq!(client.line("EXISTS lasting"), ":1\r\n");
     assert_eq!(client.line("DBSIZE"), ":52\r\n");
     assert_eq!(client.line("TTL {t}renewed").len(), ":8999\r\n".len());
 }

@@ -181,6 +181,7 @@ fn clients_that_leave_while_their_replies_are_unsettled_disturb_no_other() {
             == 60
     });
     node.fake.release();
+    wait_for("nothing is locked", || node.fake.is_unlocked());
     let mut client = node.client();
     assert_eq!(client.line("INCR a"), ":21\r\n");
     assert_eq!(client.line("DBSIZE"), ":21\r\n");
@@ -257,4 +258,26 @@ fn wait_answers_at_once_for_as_many_replicas_as_must_hold_a_reply() {
         client.reply();
     }
     assert_eq!(reply(&mut client), "*3\r\n+OK\r\n:1\r\n*2\r\n:1\r\n:1\r\n");
+}
+
+#[test]
+fn replies_that_wait_are_bounded_and_those_of_a_long_pipeline_all_come() {
+    const COUNT: usize = 9_000;
+    const UNSETTLED_MAX: usize = 4096;
+    let node = node(1);
+    let mut client = node.client();
+    // Inline commands: very many fit into one read.
+    client.send("GET a\r\n".repeat(COUNT).as_bytes());
+    for _ in 0..COUNT {
+        assert_eq!(reply(&mut client), "$-1\r\n");
+    }
+    let partition = node.fake.of("a");
+    let polled_at = partition.polled_at.lock().unwrap();
+    assert_eq!(polled_at.len(), COUNT);
+    let most = polled_at.iter().enumerate().map(|(i, at)| at - i).max().unwrap();
+    assert!(
+        most <= UNSETTLED_MAX,
+        "{most} were evaluated before the first was confirmed"
+    );
+    assert!(most > 100, "they were confirmed one by one: {most}");
 }

@@ -219,3 +219,36 @@ fn readonly_lets_a_replica_answer_reads_and_only_reads() {
         assert_eq!(client.line("GET a"), moved, "{line}");
     }
 }
+
+#[test]
+fn a_partition_that_takes_no_commands_for_long_answers_tryagain() {
+    let node = node(1);
+    let partition = node.fake.of("a").clone();
+    let mut client = node.client();
+    partition.refuse_begin(Refused::NotNow, 1_000_000);
+    client.send(&pipeline(&["SET a 1", "PING"]));
+    assert!(reply(&mut client).starts_with("-TRYAGAIN the partition"));
+    assert_eq!(reply(&mut client), "+PONG\r\n");
+    partition.accept();
+    assert_eq!(client.line("GET a"), "$-1\r\n");
+}
+
+#[test]
+fn a_command_that_went_aside_waits_like_any_other() {
+    let node = node(1);
+    let partition = node.fake.of("a").clone();
+    let mut client = node.client();
+    let large = "v".repeat(100_000);
+    for _ in 0..3 {
+        partition.refuse_finish(Refused::NotNow, 2);
+        client.send(&pipeline(&["PING"]));
+        client.send(&crate::support::command(&["SET", "a", &large]));
+        client.send(&pipeline(&["STRLEN a"]));
+        assert_eq!(reply(&mut client), "+PONG\r\n");
+        wait_for("it waits", || node.fake.waiting() == 1);
+        node.fake.wake();
+        assert_eq!(reply(&mut client), "+OK\r\n");
+        assert_eq!(reply(&mut client), ":100000\r\n");
+    }
+    assert_eq!(partition.log().len(), 3);
+}

@@ -255,3 +255,27 @@ fn what_the_cluster_does_itself_is_refused_with_what_to_use() {
     }
     assert!(client.line("CLUSTER HELP").contains("CLUSTER <subcommand>"));
 }
+
+#[test]
+fn a_server_without_a_cluster_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = crate::support::start(dir.path(), crate::support::config());
+    let mut client = server.client();
+    for line in [
+        "CLUSTER INFO",
+        "CLUSTER KEYSLOT a",
+        "CLUSTER HELP",
+        "CLUSTER MEET 127.0.0.1 1",
+        "READONLY",
+        "READWRITE",
+        "ASKING",
+    ] {
+        assert_eq!(
+            client.line(line),
+            "-ERR This instance has cluster support disabled\r\n",
+            "{line}"
+        );
+    }
+    assert!(client.line("INFO cluster").contains("cluster_enabled:0"));
+    assert!(client.line("HELLO 2").contains("\r\nstandalone\r\n"));
+}

@@ -135,6 +135,10 @@ fn a_watch_ends_with_the_leadership_that_it_began_under() {
     let mut client = node.client();
     let partition = node.fake.of("{t}").clone();
     assert_eq!(client.line("WATCH {t}a"), "+OK\r\n");
+    // It does not wait for the replicas.
+    node.fake.hold();
+    assert_eq!(client.line("WATCH {t}a"), "+OK\r\n");
+    node.fake.release();
     // Another node led meanwhile, and may have changed the key.
     partition.set_term(2);
     client.send(&pipeline(&["MULTI", "SET {t}x 1", "EXEC"]));
@@ -180,6 +184,30 @@ fn a_transaction_waits_and_goes_aside_as_a_whole() {
         client.reply();
     }
     assert_eq!(reply(&mut client), "*2\r\n:3\r\n:4\r\n");
+}
+
+#[test]
+fn a_transaction_that_begins_anew_is_not_stopped_by_its_own_changes() {
+    let node = node(1);
+    let mut client = node.client();
+    assert_eq!(client.line("WATCH {t}a"), "+OK\r\n");
+    node.fake.of("{t}").refuse_finish(Refused::Stale, 3);
+    client.send(&pipeline(&["MULTI", "SET {t}a 1", "EXEC"]));
+    client.reply();
+    client.reply();
+    assert_eq!(reply(&mut client), "*1\r\n+OK\r\n");
+    // Its own change before MULTI counts, as in Redis.
+    client.send(&pipeline(&[
+        "WATCH {t}a",
+        "SET {t}a 2",
+        "MULTI",
+        "SET {t}a 3",
+        "EXEC",
+    ]));
+    for _ in 0..4 {
+        client.reply();
+    }
+    assert_eq!(reply(&mut client), "*-1\r\n");
 }
 
 /// Increments by optimistic locking: a lost update would show in the sum.

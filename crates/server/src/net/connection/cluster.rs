@@ -51,6 +51,7 @@ impl Connection {
     /// become errors. Behind a reply of which it is not known nothing is sent, and the connection is to
     /// close: later commands must not be answered as if that one had been.
     pub(super) async fn settle(&mut self) -> Next {
+        self.worker.shared.counters.waits.add(1);
         let settled = self.session.unsettled.settle(self.marks.len()).await;
         if settled.iter().all(|settled| *settled == Settled::Holds) {
             return Next::Read;

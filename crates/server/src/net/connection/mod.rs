@@ -363,13 +363,16 @@ impl Connection {
                 self.pending = self.pending.max(seen);
                 self.level = self.level.max(self.session.ack);
             }
-        } else if self.session.unsettled.has_current() {
-            // The client wants no reply, but the connection is closed if this is not known to hold.
-            self.marks.push(Mark { start, end: 0 });
         }
-        self.session
-            .unsettled
-            .conclude(self.marks.len().saturating_sub(1));
+        if self.session.unsettled.has_current() {
+            if self.reply.len() == start {
+                // The client wants no reply, but the connection is closed if this is not known to hold.
+                self.marks.push(Mark { start, end: 0 });
+            }
+            self.session
+                .unsettled
+                .conclude(self.marks.len().saturating_sub(1));
+        }
         next
     }
 

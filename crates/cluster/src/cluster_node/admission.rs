@@ -37,7 +37,8 @@ impl Admission for Gate {
 }
 
 async fn judge(inner: &Inner, join: Join) -> Result<JoinAnswer, String> {
-    let (cluster, level) = (inner.identity.cluster, inner.identity.level);
+    let cluster = inner.identity.cluster;
+    let level = inner.map().map_or(inner.identity.level, |map| map.cluster.level);
     if let Some((other, node)) = join.known.filter(|(other, _)| *other != cluster) {
         return Err(format!(
             "node {node} is of cluster {}, and this node of cluster {}: give it the peers of its own cluster, or an empty \

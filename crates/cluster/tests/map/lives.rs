@@ -81,7 +81,26 @@ fn three_nodes_share_thirty_two_partitions_and_keep_them_over_restarts() {
     );
 
     // One is killed and started again, as the others had to do without it; then all are.
+    let led: Vec<_> = sites[1].with(|node, _| {
+        let led = node.cluster().led();
+        led.iter().map(|partition| *partition.slots().start()).collect()
+    });
+    let mut changes = sites[0].with(|node, _| node.cluster().changes());
+    changes.mark_unchanged();
     sites[1].kill();
+    until(&sites, "other leaders of what the dead node led", || {
+        let cluster = sites[0].with(|node, _| node.cluster());
+        let elsewhere = |slot: &u16| match cluster.route(*slot) {
+            Route::Here(_) => true,
+            Route::At(client) => client == sites[2].client,
+            Route::Nowhere => false,
+        };
+        led.iter().all(elsewhere).then_some(())
+    });
+    assert!(
+        changes.has_changed().unwrap(),
+        "who waits for a leader looks again"
+    );
     sites[1].start(Begin::Start);
     assert_eq!(settled(&sites, 3, 32), map);
     for site in &sites {

@@ -37,7 +37,8 @@ impl Admission for Gate {
 }
 
 async fn judge(inner: &Inner, join: Join) -> Result<JoinAnswer, String> {
-    let (cluster, level) = (inner.identity.cluster, inner.identity.level);
+    let cluster = inner.identity.cluster;
+    let level = inner.map().map_or(inner.identity.level, |map| map.cluster.level);
     if let Some((other, node)) = join.known.filter(|(other, _)| *other != cluster) {
         return Err(format!(
             "node {node} is of cluster {}, and this node of cluster {}: give it the peers of its own cluster, or an empty \
@@ -80,14 +81,16 @@ async fn judge(inner: &Inner, join: Join) -> Result<JoinAnswer, String> {
         disks: join.disks,
     };
     let rule = move |map: Option<&map::Map>| match map {
-        Some(map) => map::join(map, &request).map(|(node, changes)| ((place(map, &node), node), changes)),
-        None => Err("the cluster has no map yet: start the node again in a moment".to_owned()),
+        Some(map) => map::join(map, &request).map(|(node, changes)| (Some(place(map, &node)), changes)),
+        // Its first entry is on its way.
+        None => Ok((None, None)),
     };
     match change(&replica, rule).await {
-        Ok(Answer::Reply(Ok((place, node)))) => {
-            tracing::info!(node = node.number, peer = %node.peer, "a node has joined");
+        Ok(Answer::Reply(Ok(Some(place)))) => {
+            tracing::info!(node = place.node, "a node has joined");
             Ok(JoinAnswer::Taken(place))
         }
+        Ok(Answer::Reply(Ok(None))) => elsewhere,
         Ok(Answer::Reply(Err(reason))) => Err(reason),
         // Whatever became of it, the token is the same at the next attempt.
         Ok(Answer::TryAgain | Answer::Unknown) | Err(_) => elsewhere,

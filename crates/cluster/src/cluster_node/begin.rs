@@ -251,9 +251,9 @@ async fn check_cluster<N: Network>(
     for address in peers.iter().filter(|address| **address != options.peer) {
         let join = request(options, &identity.asked, Some(identity));
         let within = options.peer_times.greeting;
-        match ask_to_join(network, *address, join, &*options.clock, within).await {
-            Err(error @ JoinError::Refused { .. }) => return Err(error.into()),
-            Ok(_) | Err(_) => {}
+        let answer = ask_to_join(network, *address, join, &*options.clock, within).await;
+        if let Err(error @ JoinError::Refused { .. }) = answer {
+            return Err(error.into());
         }
     }
     Ok(())

@@ -56,10 +56,7 @@ pub(super) async fn ensure(
         .map_err(|error| text(&error))?;
     if begin.keys().next() == Some(&id) {
         replica.opened().await.map_err(|error| text(&error))?;
-        let state = replica.state().map_err(|error| text(&error))?;
-        if state.last.is_none() && state.vote.term == 0 {
-            replica.initialize(begin).await.map_err(|error| text(&error))?;
-        }
+        replica.begin(begin).await.map_err(|error| text(&error))?;
     }
     Ok(replica)
 }

@@ -85,14 +85,9 @@ impl Inner {
             None => problems.remove(about),
         };
         drop(problems);
-        match problem.filter(|problem| was.as_ref() != Some(problem)) {
-            Some(problem) => tracing::error!(
-                node = self.number(),
-                about,
-                problem,
-                "this node cannot follow the map"
-            ),
-            None => {}
+        if let Some(problem) = problem.filter(|problem| was.as_ref() != Some(problem)) {
+            let node = self.number();
+            tracing::error!(node, about, problem, "this node cannot follow the map");
         }
     }
 

@@ -11,7 +11,7 @@ mod whole;
 pub use error::MapError;
 pub use records::{ClusterRecord, LEVEL, MapMember, NodeRecord, PartitionRecord};
 pub use rules::{Founding, JoinRequest, Placement, found, join, place, voters};
-pub use whole::{Changes, Map, NOWHERE};
+pub use whole::{Changes, Map, MapRow, NOWHERE};
 
 use crate::ids::GroupId;
 

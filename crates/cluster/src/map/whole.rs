@@ -13,6 +13,9 @@ use crate::wire::NodeId;
 /// In the table of [`Map::by_slot`]: no partition has the slot.
 pub const NOWHERE: u16 = u16::MAX;
 
+/// A row of the map: its key and its value.
+pub type MapRow = (Vec<u8>, Vec<u8>);
+
 /// The nodes and partitions of a cluster, at one epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Map {
@@ -87,7 +90,7 @@ impl Map {
     ///
     /// # Errors
     /// [`MapError::Row`] where a record cannot be encoded.
-    pub fn rows(changes: &Changes) -> Result<Vec<(Vec<u8>, Vec<u8>)>, MapError> {
+    pub fn rows(changes: &Changes) -> Result<Vec<MapRow>, MapError> {
         let mut rows = vec![(cluster_key(), encode("cluster", &changes.cluster)?)];
         for node in &changes.nodes {
             let name = format!("node/{}", node.number);

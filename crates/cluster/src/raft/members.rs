@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use collie_db::{Db, Family, Snapshot};
 use openraft::LogIdOptionExt;
 use openraft::async_runtime::watch::WatchReceiver;
+use openraft::errors::{InitializeError, RaftError};
 
 use crate::ids::ReplicaId;
 use crate::raft::commands::{Row, Value};
@@ -73,6 +74,18 @@ impl Replica {
             last: now.last_log_index.unwrap_or(0),
             matched: matched.map(|(id, log)| (*id, log.index().unwrap_or(0))).collect(),
         })
+    }
+
+    /// Begins the group with these members, unless it has begun: asked for again, it changes nothing.
+    ///
+    /// # Errors
+    /// Raft's.
+    pub async fn begin(&self, members: BTreeMap<ReplicaId, Member>) -> Result<(), ReplicaError> {
+        let running = self.running()?;
+        match running.raft.initialize(members).await {
+            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+            Err(error) => Err(self.refused(&error)),
+        }
     }
 
     /// Adds a member without a vote, or does nothing where it is a member. Answers when the entry is

@@ -3,6 +3,10 @@
 //! fixed time.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the tests copy, move and change a node's files"
+)]
 
 mod lives;
 mod refusals;

@@ -6,6 +6,9 @@ use std::net::SocketAddr;
 use collie_cluster::map::{Founding, JoinRequest, Map, MapError, Placement, found, join, place, voters};
 use proptest::prelude::*;
 
+/// The rows of a map.
+type Stored = BTreeMap<Vec<u8>, Vec<u8>>;
+
 fn request(token: u8) -> JoinRequest {
     let at = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
     JoinRequest {
@@ -28,12 +31,12 @@ fn founding(replicas: u8, partitions: u16, voters: u8) -> Founding {
 }
 
 /// The map of its rows alone.
-fn read(rows: &BTreeMap<Vec<u8>, Vec<u8>>) -> Result<Option<Map>, MapError> {
+fn read(rows: &Stored) -> Result<Option<Map>, MapError> {
     Map::read(|key| Ok(rows.get(&key).cloned()))
 }
 
-fn founded(founding: &Founding) -> (Map, BTreeMap<Vec<u8>, Vec<u8>>) {
-    let rows: BTreeMap<_, _> = Map::rows(&found(founding)).unwrap().into_iter().collect();
+fn founded(founding: &Founding) -> (Map, Stored) {
+    let rows: Stored = Map::rows(&found(founding)).unwrap().into_iter().collect();
     (read(&rows).unwrap().unwrap(), rows)
 }
 
@@ -140,7 +143,7 @@ fn rows_of_a_later_version_and_rows_that_do_not_go_together_are_refused() {
     let (map, mut rows) = founded(&founding(1, 4, 1));
     rows.extend(Map::rows(&place(&map, &all(&map)).unwrap().unwrap()).unwrap());
     assert_eq!(read(&rows).unwrap().unwrap().partitions.len(), 4);
-    let wrong = |change: &dyn Fn(&mut BTreeMap<Vec<u8>, Vec<u8>>)| {
+    let wrong = |change: &dyn Fn(&mut Stored)| {
         let mut rows = rows.clone();
         change(&mut rows);
         read(&rows).unwrap_err().to_string()
@@ -164,7 +167,7 @@ fn rows_of_a_later_version_and_rows_that_do_not_go_together_are_refused() {
         "cannot be read",
     );
     let twice = |from: u64, to: u64| {
-        move |rows: &mut BTreeMap<Vec<u8>, Vec<u8>>| {
+        move |rows: &mut Stored| {
             let row = rows[&key(b"partition/", from)].clone();
             rows.insert(key(b"partition/", to), row);
         }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use collie_cluster::peers::{Peers, PeersOptions};
-use collie_cluster::wire::{Frame, Hello, Lane, Message, NodeId};
+use collie_cluster::peers::{Admission, Admitted, Peers, PeersOptions};
+use collie_cluster::wire::{Frame, Hello, Join, JoinAnswer, Lane, Message, NodeId};
 
 use super::support::{Memory, Wire, Yes, alive, hello, until};
 
@@ -212,4 +212,68 @@ async fn of_two_processes_with_one_number_the_second_is_refused_while_the_first_
         }
     }
     drop(one);
+}
+
+/// Asks node 1 to join, as a stranger would, and waits for all that it answers.
+async fn asked(network: &Memory, join: Join) -> (Option<Message>, bool) {
+    use collie_cluster::peers::Network;
+    let mut wire = Wire::new(network.connect(Memory::address(1)).await.unwrap());
+    wire.send(&Frame::of_connection(0, Message::Join(join))).await;
+    let answer = wire.next().await.map(|frame| frame.message);
+    (answer, wire.next().await.is_none())
+}
+
+fn join() -> Join {
+    Join {
+        version: collie_cluster::wire::VERSION,
+        known: None,
+        token: [5; 16],
+        peer: Memory::address(5),
+        client: Memory::address(6),
+        disks: vec![[7; 16]; collie_cluster::wire::DISKS_MAX],
+        least: 1,
+        most: 1,
+        wall_ms: 0,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_takes_no_others_refuses_a_stranger() {
+    let network = Memory::default();
+    let _one = node(&network, Memory::options(1)).await;
+    let (answer, ended) = asked(&network, join()).await;
+    match answer {
+        Some(Message::Refused(refused)) => assert!(refused.reason.contains("takes no other nodes")),
+        other => panic!("expected a refusal, found {other:?}"),
+    }
+    assert!(ended, "the connection ends behind the answer");
+}
+
+/// Never answers.
+struct Never;
+
+impl Admission for Never {
+    fn join(&self, _: Join) -> Admitted {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stranger_that_gets_no_answer_is_sent_away_in_time_and_keeps_its_place_until_then() {
+    let network = Memory::default();
+    let mut options = Memory::options(1);
+    options.admission = Some(Arc::new(Never));
+    options.limits.strangers = 1;
+    let within = options.times.join;
+    let _one = node(&network, options).await;
+    let begun = tokio::time::Instant::now();
+    let first = asked(&network, join());
+    let second = async {
+        tokio::time::sleep(within / 2).await;
+        asked(&network, join()).await
+    };
+    let ((answer, ended), (none, _)) = tokio::join!(first, second);
+    assert!(matches!(&answer, Some(Message::Joined(joined)) if joined.answer == JoinAnswer::Elsewhere(None)));
+    assert!(ended && begun.elapsed() >= within);
+    assert_eq!(none, None, "there is one place for strangers");
 }

@@ -136,12 +136,59 @@ fn response() -> impl Strategy<Value = Response> {
     ]
 }
 
+fn address() -> impl Strategy<Value = std::net::SocketAddr> {
+    (any::<std::net::IpAddr>(), any::<u16>()).prop_map(Into::into)
+}
+
+fn join() -> impl Strategy<Value = Join> {
+    let ids = (option::of((any::<[u8; 16]>(), any::<u64>())), any::<[u8; 16]>());
+    let disks = vec(any::<[u8; 16]>(), 0..4);
+    let levels = (any::<u32>(), any::<u32>());
+    (ids, address(), address(), disks, levels, any::<u64>()).prop_map(
+        |((known, token), peer, client, disks, (least, most), wall_ms)| Join {
+            version: VERSION,
+            known,
+            token,
+            peer,
+            client,
+            disks,
+            least,
+            most,
+            wall_ms,
+        },
+    )
+}
+
+fn joined() -> impl Strategy<Value = Joined> {
+    let peers = vec((any::<u64>(), address()), 0..4);
+    let place = (any::<[u8; 16]>(), any::<u64>(), any::<u64>(), any::<u32>(), peers).prop_map(
+        |(cluster, node, replica, level, peers)| Place {
+            cluster,
+            node,
+            replica,
+            level,
+            peers,
+        },
+    );
+    let answer = prop_oneof![
+        place.prop_map(JoinAnswer::Taken),
+        option::of(address()).prop_map(JoinAnswer::Elsewhere),
+        any::<u64>().prop_map(JoinAnswer::Clock),
+    ];
+    answer.prop_map(|answer| Joined {
+        version: VERSION,
+        answer,
+    })
+}
+
 fn frame() -> impl Strategy<Value = Frame> {
     let of_connection = prop_oneof![
         hello().prop_map(Message::Hello),
         ".{0,40}".prop_map(|reason| Message::Refused(Refused::new(reason))),
         any::<u64>().prop_map(|wall_ms| Message::Ping(Ping { wall_ms })),
         any::<u64>().prop_map(|wall_ms| Message::Pong(Pong { wall_ms })),
+        join().prop_map(Message::Join),
+        joined().prop_map(Message::Joined),
     ];
     let of_group = prop_oneof![
         request().prop_map(Message::Request),

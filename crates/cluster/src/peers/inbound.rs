@@ -33,9 +33,10 @@ pub(super) async fn accept<N: Network>(network: Arc<N>, listener: N::Listener, s
         match accepted {
             // Above the limit a connection is closed at once: peers come back, and strangers are
             // not worth more.
-            Ok((stream, from)) => {
+            Ok((accepted, from)) => {
                 if let Ok(stranger) = Arc::clone(&shared.strangers).try_acquire_owned() {
-                    shared.spawn(serve::<N>(stream, from, Arc::clone(&shared), stranger));
+                    let (network, shared_too) = (Arc::clone(&network), Arc::clone(&shared));
+                    shared.spawn(serve(network, accepted, from, shared_too, stranger));
                 }
             }
             Err(error) => {
@@ -48,25 +49,30 @@ pub(super) async fn accept<N: Network>(network: Arc<N>, listener: N::Listener, s
 
 /// One connection, from its beginning to its end.
 async fn serve<N: Network>(
-    stream: N::Stream,
+    network: Arc<N>,
+    accepted: N::Accepted,
     address: SocketAddr,
     shared: Arc<Shared>,
     stranger: OwnedSemaphorePermit,
 ) {
-    let (from, mut to) = split(stream);
     let times = &shared.options.times;
     let outbox = Arc::new(Outbox::new(shared.lane.peer_bytes as usize));
-    let mut from = FrameReader::new(from, times.greeting);
+    let welcome = async {
+        let (from, mut to) = split(network.secure(accepted).await?);
+        let mut from = FrameReader::new(from, times.greeting);
+        let taken = greet(&mut from, &mut to, &shared, &outbox).await?;
+        Ok((taken, from, to))
+    };
     let greeted = tokio::select! {
         biased;
         () = shared.closed() => return,
-        greeted = timeout(times.greeting, greet(&mut from, &mut to, &shared, &outbox)) => greeted,
+        greeted = timeout(times.greeting, welcome) => greeted,
     };
     drop(stranger);
-    let taken = match greeted.unwrap_or(Err(End::Greeted(times.greeting))) {
-        Ok(taken) => taken,
+    let (taken, from, to) = match greeted.unwrap_or(Err(End::Greeted(times.greeting))) {
+        Ok(welcome) => welcome,
         Err(end) => {
-            tracing::warn!(%address, %end, "the connection of a peer is refused");
+            shared.refusals.report(address, &end);
             return;
         }
     };

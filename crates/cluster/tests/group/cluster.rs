@@ -59,6 +59,7 @@ impl Cuts {
 impl Network for Cuts {
     type Stream = TcpStream;
     type Listener = TcpListener;
+    type Accepted = TcpStream;
 
     fn check(&self, address: SocketAddr) -> Result<(), String> {
         PlainTcp.check(address)
@@ -74,6 +75,10 @@ impl Network for Cuts {
 
     async fn accept(&self, listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
         PlainTcp.accept(listener).await
+    }
+
+    async fn secure(&self, accepted: TcpStream) -> io::Result<TcpStream> {
+        Ok(accepted)
     }
 
     async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod ca;
 mod front;
 mod log;
 mod serve;
@@ -7,6 +8,7 @@ pub(crate) mod values;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use ca::CaCommand;
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;
 pub(crate) use serve::ServeArgs;
@@ -63,10 +65,20 @@ pub(crate) enum Command {
     /// Shows the state of a mounted directory, or checks one that is not mounted.
     #[command(subcommand)]
     Front(FrontCommand),
+    /// Makes what a cluster needs.
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Measurements and tests: see `lab`.
     #[cfg(feature = "lab")]
     #[command(flatten)]
     Lab(Box<LabCommand>),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Makes a CA, and certificates of nodes that it signs.
+    #[command(subcommand)]
+    Ca(CaCommand),
 }
 
 #[cfg(test)]

@@ -7,6 +7,9 @@
 
 mod allocator;
 mod args;
+mod cluster {
+    pub(crate) mod ca;
+}
 mod front;
 #[cfg(feature = "lab")]
 mod lab;
@@ -19,7 +22,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Args, Command};
+use args::{Args, ClusterCommand, Command};
 
 #[global_allocator]
 static ALLOCATOR: allocator::Allocator = allocator::Allocator;
@@ -58,6 +61,7 @@ fn run(args: Args) -> anyhow::Result<Outcome> {
         Some(Command::Umount(args)) => front::umount(&args),
         Some(Command::Drain(args)) => front::drain(&args),
         Some(Command::Front(command)) => front::run(&command),
+        Some(Command::Cluster(ClusterCommand::Ca(command))) => cluster::ca::run(&command),
         #[cfg(feature = "lab")]
         Some(Command::Lab(command)) => lab::run(*command),
         #[cfg(feature = "lab")]

@@ -49,6 +49,14 @@ pub struct TlsContents<'a> {
     pub key: &'a [u8],
 }
 
+impl Validity {
+    /// That of the first certificate in a PEM file; `None` where there is none.
+    pub fn of_pem(pem: &[u8]) -> Option<Self> {
+        let first = CertificateDer::from_pem_slice(pem).ok()?;
+        Self::of(&first)
+    }
+}
+
 /// Why a node's files cannot be used. Each says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

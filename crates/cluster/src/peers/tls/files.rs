@@ -256,8 +256,8 @@ impl TlsFiles {
             .map_err(|error| unusable(&error))?
             .with_webpki_verifier(of_server)
             .with_client_cert_resolver(own);
-        // A session that is resumed verifies no certificate again, so a reload would not change
-        // which peers are accepted.
+        // A session that is resumed verifies no certificate, so a peer whose own has ended meanwhile
+        // would be let in.
         accept.session_storage = Arc::new(NoServerSessionStorage {});
         accept.send_tls13_tickets = 0;
         connect.resumption = Resumption::disabled();

@@ -1,6 +1,7 @@
 //! What is said of files that a node cannot use.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use collie_cluster::peers::{Network, TlsError, TlsFiles, TlsTcp};
@@ -42,7 +43,7 @@ fn a_good_certificate_is_taken_for_any_address_and_says_how_long_it_holds() {
 
 #[test]
 fn a_missing_file_is_named_with_what_was_to_be_in_it() {
-    let remove = |path| RealDevice::new().remove_file(path).unwrap();
+    let remove = |path: &Path| RealDevice::new().remove_file(path).unwrap();
     let (_, text) = refusal(NOW, |files, _| remove(&files.ca));
     says(
         &text,

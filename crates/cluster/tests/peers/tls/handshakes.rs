@@ -3,9 +3,11 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use collie_cluster::peers::{Network, TLS_NAME, TlsTcp};
-use rcgen::date_time_ymd;
+use collie_io::RealDevice;
+use rcgen::{CertificateParams, date_time_ymd};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -14,7 +16,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName}
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::{EARLIER, Held, LATER, NOW, says};
+use super::{EARLIER, Held, LATER, NOW, clock, says};
 use crate::certificates::{Authority, Signed, write};
 use crate::support::CAP;
 
@@ -137,10 +139,11 @@ async fn a_certificate_that_does_not_hold_yet_is_refused_by_either_side() {
 
 /// A node whose own certificate holds from 2021 to 2029.
 fn long_lived(ca: &Authority, now: u64) -> Held {
-    let signed = ca.sign(|params| {
-        (params.not_before, params.not_after) = (date_time_ymd(2021, 1, 1), date_time_ymd(2029, 1, 1));
-    });
-    Held::new(&ca.pem, &signed, now)
+    Held::new(&ca.pem, &ca.sign(long), now)
+}
+
+fn long(params: &mut CertificateParams) {
+    (params.not_before, params.not_after) = (date_time_ymd(2021, 1, 1), date_time_ymd(2029, 1, 1));
 }
 
 fn roots(ca: &Authority) -> RootCertStore {
@@ -186,8 +189,8 @@ async fn client(ca: &Authority, presents: Option<&Signed>) -> (String, String) {
     )
 }
 
-fn elsewhere(params: &mut rcgen::CertificateParams) {
-    let other = rcgen::CertificateParams::new(["www.example.org".to_owned()]).unwrap();
+fn elsewhere(params: &mut CertificateParams) {
+    let other = CertificateParams::new(["www.example.org".to_owned()]).unwrap();
     params.subject_alt_names = other.subject_alt_names;
 }
 
@@ -310,7 +313,6 @@ async fn a_reload_is_used_by_new_connections_and_one_that_fails_changes_nothing(
     connected.unwrap();
 }
 
-/// A resumed session would verify no certificate.
 #[tokio::test]
 async fn a_ca_that_a_reload_takes_away_lets_in_no_peer_that_was_connected_before() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
@@ -323,5 +325,30 @@ async fn a_ca_that_a_reload_takes_away_lets_in_no_peer_that_was_connected_before
     node.network.reload().unwrap();
     let (accepted, connected) = apart(&node.network, &peer.network).await;
     says(&accepted, &[OTHER_CA]);
+    says(&connected, &[NOT_ACCEPTED]);
+}
+
+/// A session that is resumed verifies no certificate. The peer's clock stands still: it would go on
+/// as long as it is let in.
+#[tokio::test]
+async fn a_peer_whose_certificate_has_ended_meanwhile_does_not_resume_its_session() {
+    const LAST_HOUR: u64 = NOW + 214 * 86_400 - 3600;
+    let ca = Authority::new("ours");
+    let clock = clock(LAST_HOUR);
+    let dir = tempfile::tempdir().unwrap();
+    let files = write(dir.path(), &ca.pem, &ca.sign(long));
+    let network = TlsTcp::new(files, Arc::new(RealDevice::new()), Arc::clone(&clock) as _).unwrap();
+    let peer = Held::new(&ca.pem, &ca.node(), LAST_HOUR);
+    for _ in 0..2 {
+        let (accepted, connected) = shake(&network, &peer.network).await;
+        accepted.unwrap();
+        connected.unwrap();
+    }
+    clock.0.fetch_add(2 * 3_600_000, Ordering::SeqCst);
+    let (accepted, connected) = apart(&network, &peer.network).await;
+    says(
+        &accepted,
+        &["the peer's certificate ended at 2027-01-01 00:00:00 UTC, and it is 2027-01-01 01:00:00 UTC here"],
+    );
     says(&connected, &[NOT_ACCEPTED]);
 }

@@ -29,7 +29,8 @@ async fn start(network: impl Network, options: PeersOptions) -> Peers {
 
 /// What a node says of a peer to which it does not get a connection.
 async fn problem(peers: &Peers, node: u64) -> String {
-    let state = until(&mut peers.states(), node, |state| {
+    let mut states = peers.states();
+    let state = until(&mut states, node, |state| {
         let problem = state.problem.as_deref();
         problem.is_some_and(|problem| problem.contains(": "))
     });

@@ -4,7 +4,7 @@
 //! name, which a node's certificate repeats, follows from the key.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -194,7 +194,7 @@ impl Maker {
         let _stays = self.device.remove_file(path);
     }
 
-    fn read(&self, path: &PathBuf) -> anyhow::Result<Vec<u8>> {
+    fn read(&self, path: &Path) -> anyhow::Result<Vec<u8>> {
         let read = || {
             let file = self.device.open(path, OpenMode::Read)?;
             let mut bytes = vec![0; file.stat()?.len.min(FILE_MAX) as usize];

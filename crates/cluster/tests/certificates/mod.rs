@@ -35,12 +35,7 @@ impl Authority {
         Self { issuer, pem }
     }
 
-    /// A node's certificate, which holds for the year 2026.
-    pub(crate) fn node(&self) -> Signed {
-        self.sign(|_| {})
-    }
-
-    /// The same with a change.
+    /// A node's certificate, which holds for the year 2026, with a change.
     pub(crate) fn sign(&self, change: impl FnOnce(&mut CertificateParams)) -> Signed {
         let mut params = CertificateParams::new([TLS_NAME.to_owned()]).unwrap();
         params.extended_key_usages = vec![

@@ -27,6 +27,13 @@ pub(crate) fn clock(now: u64) -> Arc<TestClock> {
     Arc::new(TestClock(AtomicU64::new(now * 1000)))
 }
 
+impl Authority {
+    /// A node's certificate, which holds for the year 2026.
+    pub(crate) fn node(&self) -> Signed {
+        self.sign(|_| {})
+    }
+}
+
 /// A node's network, and the directory of its files.
 pub(crate) struct Held {
     pub(crate) network: TlsTcp,

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod ca;
 mod cluster;
 mod front;
 mod log;
@@ -9,6 +10,7 @@ pub(crate) mod values;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use ca::CaCommand;
 pub(crate) use cluster::{ClusterCommand, DownArgs, StatusArgs, UpArgs};
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
+use super::ca::CaCommand;
+
 /// A cluster on this machine, to try, and the state of any.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
@@ -13,6 +15,9 @@ pub(crate) enum ClusterCommand {
     Up(UpArgs),
     /// Ends the nodes of the cluster in a directory, in order. `up` starts them again.
     Down(DownArgs),
+    /// Makes a CA for a cluster, and certificates by which its nodes know each other.
+    #[command(subcommand)]
+    Ca(CaCommand),
     /// Shows the nodes of a cluster and what they lead. The exit code is 1 where keys are not served.
     Status(StatusArgs),
 }

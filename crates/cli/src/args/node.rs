@@ -44,6 +44,17 @@ pub(crate) struct NodeArgs {
     /// changes nothing.
     #[arg(long, value_name = "ADDR:PORT", value_delimiter = ',', value_parser = address)]
     pub(crate) join: Vec<SocketAddr>,
+    /// The CA of the cluster's nodes, this node's certificate and its private key, in PEM, as `collie
+    /// cluster ca` makes them: nodes speak to each other by TLS then, and a node without a certificate
+    /// of the same CA is turned away. SIGHUP reads them anew.
+    #[arg(long, value_name = "FILE", requires_all = ["peer_cert", "peer_key"])]
+    pub(crate) peer_ca: Option<PathBuf>,
+    /// See --peer-ca.
+    #[arg(long, value_name = "FILE", requires = "peer_ca")]
+    pub(crate) peer_cert: Option<PathBuf>,
+    /// See --peer-ca.
+    #[arg(long, value_name = "FILE", requires = "peer_ca")]
+    pub(crate) peer_key: Option<PathBuf>,
     /// Which logs there are: one per disk, one for all disks, or one for each partition.
     #[arg(long, value_enum, default_value_t = LogLayout::PerDisk)]
     pub(crate) layout: LogLayout,

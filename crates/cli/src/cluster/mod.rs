@@ -1,5 +1,6 @@
 //! `collie cluster`: a cluster on this machine, and the state of any.
 
+mod ca;
 mod local;
 mod status;
 mod up;
@@ -18,6 +19,7 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<Outcome> {
     match command {
         ClusterCommand::Up(args) => up::up(args),
         ClusterCommand::Down(args) => up::down(args),
+        ClusterCommand::Ca(command) => ca::run(command),
         ClusterCommand::Status(args) => status::status(args),
     }
 }

@@ -1,12 +1,16 @@
 //! `collie node`.
 
+use std::sync::Arc;
+
 use anyhow::Context;
-use collie_cluster::peers::PlainTcp;
+use collie_cluster::peers::{PlainTcp, TlsFiles, TlsTcp};
 use collie_cluster::{Begin, ClusterNode, ClusterOptions, NodeLogOptions, NodeStoreOptions};
 use collie_db::{Options, Shared, SharedOptions};
+use collie_io::{RealClock, RealDevice};
 use collie_log::{LogOptions, RingMode};
 use collie_server::{Addresses, Server, ServerConfig, ignore_hangup, termination};
 use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::Outcome;
 use crate::args::{NodeArgs, ServeArgs};
@@ -87,7 +91,7 @@ fn serve(args: &NodeArgs, config: ServerConfig, format: LogFormat) -> anyhow::Re
         tokio::select! {
             biased;
             () = termination() => Ok(None),
-            started = ClusterNode::start(PlainTcp, options(args)?, begin(args)) => {
+            started = start(args) => {
                 started.map(Some).with_context(|| format!("cannot start the node in {dir}"))
             }
         }
@@ -116,6 +120,40 @@ fn serve(args: &NodeArgs, config: ServerConfig, format: LogFormat) -> anyhow::Re
         announce(format, "ended in order: everything is on disk");
     }
     Ok(Outcome::Good)
+}
+
+async fn start(args: &NodeArgs) -> anyhow::Result<ClusterNode> {
+    let options = options(args)?;
+    let (Some(ca), Some(certificate), Some(key)) = (&args.peer_ca, &args.peer_cert, &args.peer_key) else {
+        return Ok(ClusterNode::start(PlainTcp, options, begin(args)).await?);
+    };
+    let files = TlsFiles {
+        ca: ca.clone(),
+        certificate: certificate.clone(),
+        key: key.clone(),
+    };
+    let network = TlsTcp::new(files, Arc::new(RealDevice::new()), Arc::new(RealClock))?;
+    tokio::spawn(reload(network.clone()));
+    Ok(ClusterNode::start(network, options, begin(args)).await?)
+}
+
+/// Reads the certificates anew at each SIGHUP.
+async fn reload(network: TlsTcp) {
+    let mut hangups = match signal(SignalKind::hangup()) {
+        Ok(hangups) => hangups,
+        Err(error) => {
+            tracing::error!(%error, "SIGHUP cannot be caught: new certificates need a restart");
+            return;
+        }
+    };
+    while hangups.recv().await.is_some() {
+        let network = network.clone();
+        match tokio::task::spawn_blocking(move || network.reload()).await {
+            Ok(Ok(())) => tracing::info!("the certificates were read anew"),
+            Ok(Err(error)) => tracing::error!(%error, "the node goes on with the certificates that it had"),
+            Err(error) => tracing::error!(%error, "reading the certificates has failed"),
+        }
+    }
 }
 
 /// Serves clients until shutdown; whether that was in order.

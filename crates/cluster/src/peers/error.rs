@@ -140,6 +140,10 @@ pub(super) enum End {
     Wire(#[from] WireError),
     #[error(transparent)]
     Greeting(#[from] GreetingError),
+    #[error(
+        "the peer speaks TLS, and this node does not: give every node of the cluster a certificate, or none"
+    )]
+    Tls,
     #[error("the peer refused it: {0:?}")]
     Refused(String),
     #[error("expected {expected}, found a frame of kind {found}")]

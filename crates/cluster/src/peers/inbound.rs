@@ -34,9 +34,10 @@ pub(super) async fn accept<N: Network>(network: Arc<N>, listener: N::Listener, s
         match accepted {
             // Above the limit a connection is closed at once: peers come back, and strangers are
             // not worth more.
-            Ok((stream, from)) => {
+            Ok((accepted, from)) => {
                 if let Ok(stranger) = Arc::clone(&shared.strangers).try_acquire_owned() {
-                    shared.spawn(serve::<N>(stream, from, Arc::clone(&shared), stranger));
+                    let (network, shared_too) = (Arc::clone(&network), Arc::clone(&shared));
+                    shared.spawn(serve(network, accepted, from, shared_too, stranger));
                 }
             }
             Err(error) => {
@@ -49,24 +50,28 @@ pub(super) async fn accept<N: Network>(network: Arc<N>, listener: N::Listener, s
 
 /// One connection, from its beginning to its end.
 async fn serve<N: Network>(
-    stream: N::Stream,
+    network: Arc<N>,
+    accepted: N::Accepted,
     address: SocketAddr,
     shared: Arc<Shared>,
     stranger: OwnedSemaphorePermit,
 ) {
-    let (from, mut to) = split(stream);
     let times = &shared.options.times;
     let outbox = Arc::new(Outbox::new(shared.lane.peer_bytes as usize));
-    let mut from = FrameReader::new(from, times.greeting);
+    let welcome = async {
+        let (from, mut to) = split(network.secure(accepted).await?);
+        let mut from = FrameReader::new(from, times.greeting);
+        let first = greet(&mut from, &mut to, &shared, &outbox).await?;
+        Ok((first, from, to))
+    };
     let greeted = tokio::select! {
         biased;
         () = shared.closed() => return,
-        greeted = timeout(times.greeting, greet(&mut from, &mut to, &shared, &outbox)) => greeted,
+        greeted = timeout(times.greeting, welcome) => greeted,
     };
-    let greeted = greeted.unwrap_or(Err(End::Greeted(times.greeting)));
-    let taken = match greeted {
-        Ok(First::Peer(taken)) => taken,
-        Ok(First::Join(join)) => {
+    let (taken, from, to) = match greeted.unwrap_or(Err(End::Greeted(times.greeting))) {
+        Ok((First::Peer(taken), from, to)) => (taken, from, to),
+        Ok((First::Join(join), _, mut to)) => {
             let ended = tokio::select! {
                 biased;
                 () = shared.closed() => Err(End::Closing),
@@ -78,7 +83,7 @@ async fn serve<N: Network>(
             return;
         }
         Err(end) => {
-            tracing::warn!(%address, %end, "the connection of a peer is refused");
+            shared.refusals.report(address, &end);
             return;
         }
     };

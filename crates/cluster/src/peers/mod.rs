@@ -20,8 +20,10 @@ mod options;
 mod outbox;
 mod pending;
 mod reader;
+mod refusals;
 mod shared;
 mod slots;
+mod tls;
 
 pub use dispatch::{Dispatch, Incoming, Reply};
 pub use error::PeerError;
@@ -30,3 +32,4 @@ pub use liveness::{Liveness, NodeState, NodeStates, SKEW_MAX, Skew};
 pub use network::{Network, PlainTcp};
 pub use node::{Answer, Call, Peers, PeersStats};
 pub use options::{Identity, Limits, PeersOptions, Times};
+pub use tls::{TLS_NAME, TlsContents, TlsError, TlsFiles, TlsStream, TlsTcp, Validity};

@@ -1,5 +1,5 @@
-//! The seam to the network. TCP stands behind it, the sockets of a simulation, and later TLS over
-//! TCP; time and tasks are tokio's on either side.
+//! The seam to the network. TCP stands behind it, TLS over TCP, and the sockets of a simulation; time
+//! and tasks are tokio's on either side.
 
 use std::future::Future;
 use std::io;
@@ -14,6 +14,8 @@ pub trait Network: Send + Sync + 'static {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     /// What takes connections.
     type Listener: Send + Sync + 'static;
+    /// A connection that was taken, on which nothing has been said yet.
+    type Accepted: Send + 'static;
 
     /// Whether nodes may speak to each other at an address without harm.
     ///
@@ -30,13 +32,17 @@ pub trait Network: Send + Sync + 'static {
     /// The system's.
     fn local_address(&self, listener: &Self::Listener) -> io::Result<SocketAddr>;
 
-    /// The next connection.
+    /// The next connection. It waits for nothing that the other side sends: one that sends nothing
+    /// would keep all others out.
     fn accept(
         &self,
         listener: &Self::Listener,
-    ) -> impl Future<Output = io::Result<(Self::Stream, SocketAddr)>> + Send;
+    ) -> impl Future<Output = io::Result<(Self::Accepted, SocketAddr)>> + Send;
 
-    /// A connection to an address.
+    /// Secures what was taken, in a task of the connection, which has the time of the greeting.
+    fn secure(&self, accepted: Self::Accepted) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+
+    /// A connection to an address, secured.
     fn connect(&self, address: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
@@ -48,13 +54,15 @@ pub struct PlainTcp;
 impl Network for PlainTcp {
     type Stream = TcpStream;
     type Listener = TcpListener;
+    type Accepted = TcpStream;
 
     fn check(&self, address: SocketAddr) -> Result<(), String> {
         match address.ip().is_loopback() {
             true => Ok(()),
             false => Err(format!(
                 "expected a loopback address, found {address}: without certificates any machine that reaches it could \
-                 pass for a node; run all nodes of the cluster on this machine, at 127.0.0.1 or [::1]"
+                 pass for a node; give every node a certificate (`collie cluster ca`), or run all nodes of the cluster \
+                 on this machine, at 127.0.0.1 or [::1]"
             )),
         }
     }
@@ -71,6 +79,10 @@ impl Network for PlainTcp {
         let (stream, from) = listener.accept().await?;
         stream.set_nodelay(true)?;
         Ok((stream, from))
+    }
+
+    async fn secure(&self, accepted: TcpStream) -> io::Result<TcpStream> {
+        Ok(accepted)
     }
 
     async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {

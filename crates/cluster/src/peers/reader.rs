@@ -13,6 +13,20 @@ const ROOM: usize = 16 << 10;
 /// A buffer that grew beyond this for one frame is given back after it.
 const KEPT: usize = 1 << 20;
 
+/// What a record of TLS begins with, of an alert and of a handshake, and the first byte of its
+/// version.
+const TLS_ALERT: u8 = 21;
+const TLS_HANDSHAKE: u8 = 22;
+const TLS_MAJOR: u8 = 3;
+
+/// Whether the other side greets in TLS. Read as a frame's length, a version of TLS 1.0 or above
+/// makes it longer than a greeting may be, so no greeting begins so.
+fn is_tls(bytes: &[u8]) -> bool {
+    matches!(bytes, &[TLS_ALERT | TLS_HANDSHAKE, TLS_MAJOR, minor, _, ..] if minor > 0)
+}
+
+const _: () = assert!(GREETING_MAX < 1 << 16);
+
 /// Reads a connection. The buffer grows by what has come, and never by what a frame's length says.
 #[derive(Debug)]
 pub(super) struct FrameReader<R> {
@@ -49,6 +63,9 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         let mut begun = None;
         loop {
             let rest = &self.bytes[self.start..];
+            if self.most == GREETING_MAX && is_tls(rest) {
+                return Err(End::Tls);
+            }
             if let Some(len) = frame_len(rest, self.most)?
                 && let Some(bytes) = rest.get(..len)
             {

@@ -15,6 +15,7 @@ use super::dispatch::Dispatch;
 use super::liveness::NodeStates;
 use super::options::PeersOptions;
 use super::outbox::Written;
+use super::refusals::Refusals;
 use super::slots::Slots;
 
 pub(super) struct Shared {
@@ -25,6 +26,7 @@ pub(super) struct Shared {
     pub(super) written: Written,
     pub(super) slots: Arc<Slots>,
     pub(super) strangers: Arc<Semaphore>,
+    pub(super) refusals: Refusals,
     closing: watch::Sender<bool>,
     tasks: Mutex<JoinSet<()>>,
     /// Numbers of requests. They go on over connections: an answer that is late by a whole
@@ -38,6 +40,7 @@ impl Shared {
             lane: LaneLimits::of(&options.limits),
             slots: Slots::new(options.limits.connections),
             strangers: Arc::new(Semaphore::new(options.limits.strangers)),
+            refusals: Refusals::default(),
             options,
             dispatch,
             states: watch::Sender::default(),

@@ -9,19 +9,22 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use collie_cluster::machine::{MachineOptions, Runs};
-use collie_cluster::peers::{Identity, Network, PeersOptions, PlainTcp, Times};
+use collie_cluster::peers::{Identity, Network, PeersOptions, PlainTcp, Times, TlsTcp};
 use collie_cluster::proposals::Answer;
 use collie_cluster::{
     CommandError, Executed, GroupLimits, GroupTimes, Layout, Member, Node, NodeError, NodeLogOptions,
     NodeOptions, NodeStoreOptions, Replica, ReplicaState, Row, Rows, StoreError, Value,
 };
 use collie_db::{Options, Shared, SharedOptions};
-use collie_io::{Clock, Nanos, RealClock};
+use collie_io::{Clock, Nanos, RealClock, RealDevice};
 use collie_log::{LogError, LogOptions, RingMode};
 use tempfile::TempDir;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
+
+use crate::certificates::{Authority, write};
 
 pub(crate) const GROUP: u64 = 7;
 /// Only a hang takes so long.
@@ -43,11 +46,17 @@ pub(crate) fn times() -> GroupTimes {
     }
 }
 
-/// TCP that does not reach nodes that are cut off, nor from them.
+/// A connection, secured or not.
+pub(crate) trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Connection for S {}
+
+/// TCP, secured where there are certificates, that does not reach nodes that are cut off, nor from them.
 #[derive(Clone, Default)]
 pub(crate) struct Cuts {
     off: Arc<Mutex<HashSet<SocketAddr>>>,
     own: Option<SocketAddr>,
+    tls: Option<TlsTcp>,
 }
 
 impl Cuts {
@@ -58,8 +67,9 @@ impl Cuts {
 }
 
 impl Network for Cuts {
-    type Stream = TcpStream;
+    type Stream = Box<dyn Connection>;
     type Listener = TcpListener;
+    type Accepted = TcpStream;
 
     fn check(&self, address: SocketAddr) -> Result<(), String> {
         PlainTcp.check(address)
@@ -77,11 +87,21 @@ impl Network for Cuts {
         PlainTcp.accept(listener).await
     }
 
-    async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        match self.is_cut(address) {
-            true => Err(io::ErrorKind::HostUnreachable.into()),
-            false => PlainTcp.connect(address).await,
+    async fn secure(&self, accepted: TcpStream) -> io::Result<Box<dyn Connection>> {
+        Ok(match &self.tls {
+            Some(tls) => Box::new(tls.secure(accepted).await?),
+            None => Box::new(accepted),
+        })
+    }
+
+    async fn connect(&self, address: SocketAddr) -> io::Result<Box<dyn Connection>> {
+        if self.is_cut(address) {
+            return Err(io::ErrorKind::HostUnreachable.into());
         }
+        Ok(match &self.tls {
+            Some(tls) => Box::new(tls.connect(address).await?),
+            None => Box::new(PlainTcp.connect(address).await?),
+        })
     }
 }
 
@@ -90,6 +110,8 @@ pub(crate) struct Place {
     pub(crate) id: u64,
     address: SocketAddr,
     dir: TempDir,
+    /// Its certificate, if the cluster has a CA.
+    tls: Option<TlsTcp>,
     alive: Mutex<Option<(Arc<Node>, Runtime)>>,
     clock: Arc<Behind>,
 }
@@ -124,6 +146,15 @@ pub(crate) fn runtime() -> Runtime {
         .enable_all()
         .build()
         .unwrap()
+}
+
+/// A node's network, with a certificate that holds today.
+fn certified(ca: &Authority) -> TlsTcp {
+    let dir = tempfile::tempdir().unwrap();
+    let long = (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(2090, 1, 1));
+    let signed = ca.sign(|params| (params.not_before, params.not_after) = long);
+    let files = write(dir.path(), &ca.pem, &signed);
+    TlsTcp::new(files, Arc::new(RealDevice::new()), Arc::new(RealClock)).unwrap()
 }
 
 /// The replica on a node.
@@ -234,6 +265,15 @@ impl Place {
 
 impl Cluster {
     pub(crate) fn new(limits: GroupLimits) -> Self {
+        Self::with(limits, None)
+    }
+
+    /// One whose nodes speak TLS.
+    pub(crate) fn secured() -> Self {
+        Self::with(GroupLimits::default(), Some(&Authority::new("of the cluster")))
+    }
+
+    fn with(limits: GroupLimits, ca: Option<&Authority>) -> Self {
         let listeners: Vec<_> = (0..3)
             .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
             .collect();
@@ -241,6 +281,7 @@ impl Cluster {
             id: index as u64 + 1,
             address: listener.local_addr().unwrap(),
             dir: tempfile::tempdir().unwrap(),
+            tls: ca.map(certified),
             alive: Mutex::default(),
             clock: Arc::default(),
         };
@@ -273,6 +314,7 @@ impl Cluster {
         let node = self.until("the end of what died", || {
             let network = Cuts {
                 own: Some(place.address),
+                tls: place.tls.clone(),
                 ..self.cuts.clone()
             };
             let mut peers = peers_options(place.id, place.address);

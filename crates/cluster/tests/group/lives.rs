@@ -21,7 +21,15 @@ fn counts_of_several_tasks_are_exact_and_reads_see_what_was_answered() {
 
 #[test]
 fn a_leader_that_dies_loses_nothing_that_was_answered() {
-    let cluster = cluster();
+    a_leader_dies(&cluster());
+}
+
+#[test]
+fn a_leader_that_dies_loses_nothing_that_was_answered_over_tls() {
+    a_leader_dies(&Arc::new(Cluster::secured()));
+}
+
+fn a_leader_dies(cluster: &Arc<Cluster>) {
     let tally = Tally::new(2);
     cluster.count(&tally, 4, 25, || {
         cluster.until("counting", || (tally.answered() >= 20).then_some(()));

@@ -1,9 +1,11 @@
 //! One group on three nodes in one process, each with a runtime of its own, connected by TCP on
-//! loopback. A node dies by the end of its runtime: nothing of it is closed. Nothing waits for a
+//! loopback, with TLS or without. A node dies by the end of its runtime: nothing of it is closed. Nothing waits for a
 //! fixed time.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
 
+#[path = "../certificates/mod.rs"]
+mod certificates;
 mod cluster;
 mod cuts;
 mod lives;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_cluster::peers::{PeerError, Peers, PlainTcp};
+use collie_cluster::peers::{Network, PeerError, Peers, PlainTcp};
 use collie_cluster::wire::{Appended, Refusal, Request, Response, SnapshotEnd};
 
 use super::support::{
@@ -215,15 +215,19 @@ async fn closing_sends_what_is_queued_and_loses_what_has_no_answer() {
     }
 }
 
-/// Answers that come to a node that has closed must not take along what its peer has yet to read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_sent_last_arrives_although_answers_are_on_their_way() {
+    what_was_sent_last_arrives(|| PlainTcp).await;
+}
+
+/// Answers that come to a node that has closed must not take along what its peer has yet to read.
+pub(crate) async fn what_was_sent_last_arrives<N: Network>(network: impl Fn() -> N) {
     for _ in 0..20 {
         let (dispatch, mut requests) = handed();
-        let two = Peers::start(PlainTcp, options(2), dispatch).await.unwrap();
+        let two = Peers::start(network(), options(2), dispatch).await.unwrap();
         let mut own = options(1);
         own.times.close = Duration::from_secs(20);
-        let one = Peers::start(PlainTcp, own, Arc::new(Yes)).await.unwrap();
+        let one = Peers::start(network(), own, Arc::new(Yes)).await.unwrap();
         one.set_peer(2, two.address()).unwrap();
         alive(&one, 2).await;
         let mut answers = Vec::new();

@@ -1,4 +1,5 @@
-//! How nodes speak to each other, over TCP on loopback, in memory and in turmoil's simulation.
+//! How nodes speak to each other, over TCP and TLS on loopback, in memory and in turmoil's
+//! simulation.
 
 #![expect(
     clippy::unwrap_used,
@@ -6,6 +7,8 @@
     reason = "a test ends where its assumptions do"
 )]
 
+#[path = "../certificates/mod.rs"]
+mod certificates;
 mod greeting;
 mod hostile;
 mod limits;
@@ -14,4 +17,5 @@ mod loopback;
 mod reconnection;
 mod simulated;
 mod support;
+mod tls;
 mod wire;

@@ -25,6 +25,7 @@ struct Simulated;
 impl Network for Simulated {
     type Stream = TcpStream;
     type Listener = TcpListener;
+    type Accepted = TcpStream;
 
     fn check(&self, _: SocketAddr) -> Result<(), String> {
         Ok(())
@@ -40,6 +41,10 @@ impl Network for Simulated {
 
     async fn accept(&self, listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
         listener.accept().await
+    }
+
+    async fn secure(&self, accepted: TcpStream) -> io::Result<TcpStream> {
+        Ok(accepted)
     }
 
     async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {

@@ -211,6 +211,7 @@ impl Network for Memory {
         SocketAddr,
         tokio::sync::Mutex<mpsc::UnboundedReceiver<DuplexStream>>,
     );
+    type Accepted = DuplexStream;
 
     fn check(&self, _: SocketAddr) -> Result<(), String> {
         Ok(())
@@ -229,6 +230,10 @@ impl Network for Memory {
             Some(stream) => Ok((stream, Self::address(0))),
             None => std::future::pending().await,
         }
+    }
+
+    async fn secure(&self, accepted: DuplexStream) -> io::Result<DuplexStream> {
+        Ok(accepted)
     }
 
     async fn connect(&self, address: SocketAddr) -> io::Result<DuplexStream> {

@@ -1,0 +1,18 @@
+//! Connections between nodes over TLS 1.3. Each side presents a certificate that the cluster's CA
+//! has signed for [`TLS_NAME`], and each verifies the other's; decision 29 says why it is so.
+
+mod dates;
+mod files;
+mod stream;
+mod tcp;
+mod verify;
+mod words;
+
+pub use dates::Validity;
+pub use files::{TlsContents, TlsError, TlsFiles};
+pub use stream::TlsStream;
+pub use tcp::TlsTcp;
+
+/// The DNS name that every node's certificate is for, whatever the node's address is: addresses
+/// change, and membership does not. A name below `internal` is never one of the public DNS.
+pub const TLS_NAME: &str = "node.collie.internal";

@@ -1,0 +1,79 @@
+//! Which node has made a connection, by the kernel's tables.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Descriptors of a process that are looked at.
+const DESCRIPTORS_MAX: u32 = 4_096;
+
+/// The processes of the nodes, by their numbers.
+#[derive(Debug)]
+pub(crate) struct Processes(Vec<AtomicU32>);
+
+impl Processes {
+    /// None runs yet.
+    pub(crate) fn new(nodes: usize) -> Self {
+        Self((0..nodes).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// Which process a node is now.
+    pub(crate) fn set(&self, node: usize, pid: Option<u32>) {
+        if let Some(place) = self.0.get(node) {
+            // Pairs with the Acquire in `owner`; a connection of a process comes after its start.
+            place.store(pid.unwrap_or(0), Ordering::Release);
+        }
+    }
+
+    /// The node that the end of a connection belongs to whose address this is; `None` where it is
+    /// another process, or one that is gone.
+    pub(crate) fn owner(&self, end: SocketAddr) -> Option<usize> {
+        let link = format!("socket:[{}]", inode(end)?);
+        self.0.iter().position(|pid| {
+            // Pairs with the Release in `set`.
+            let pid = pid.load(Ordering::Acquire);
+            pid != 0 && has_descriptor(pid, &link)
+        })
+    }
+}
+
+/// The number of the socket with this address.
+fn inode(end: SocketAddr) -> Option<u64> {
+    let IpAddr::V4(ip) = end.ip() else { return None };
+    let address = format!("{:08X}:{:04X}", u32::from_ne_bytes(ip.octets()), end.port());
+    let table = std::fs::read_to_string("/proc/net/tcp").ok()?;
+    table.lines().find_map(|line| {
+        let mut fields = line.split_whitespace();
+        if fields.nth(1)? != address {
+            return None;
+        }
+        // One that waits for its time to pass has none.
+        fields.nth(7)?.parse().ok().filter(|&inode| inode != 0)
+    })
+}
+
+fn has_descriptor(pid: u32, link: &str) -> bool {
+    (0..DESCRIPTORS_MAX).any(|number| {
+        let found = std::fs::read_link(format!("/proc/{pid}/fd/{number}"));
+        found.is_ok_and(|found| found.as_os_str() == link)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn the_process_of_a_connection_is_found() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let end = stream.local_addr().unwrap();
+        let processes = Processes::new(2);
+        assert_eq!(processes.owner(end), None);
+        processes.set(1, Some(std::process::id()));
+        assert_eq!(processes.owner(end), Some(1));
+        processes.set(1, None);
+        assert_eq!(processes.owner(end), None);
+    }
+}

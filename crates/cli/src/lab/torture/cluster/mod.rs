@@ -72,6 +72,7 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
     report.wrong(ran.err().map(|error| format!("{error:#}")));
     report.wrong(nodes.panics()?);
     report.unexpected(&board);
+    report.strangers = nodes.processes.strangers();
     drop(nodes);
     if report.holds() {
         temporary.close()?;

@@ -38,7 +38,7 @@ const LINES_MAX: usize = 20;
 pub(crate) struct Nodes {
     product: Product,
     nodes: Vec<Node>,
-    processes: Arc<Processes>,
+    pub(crate) processes: Arc<Processes>,
     pub(crate) links: Links,
 }
 
@@ -124,6 +124,7 @@ impl Nodes {
             }
             Product::Redis => format!(
                 "--port {client} --bind 127.0.0.1 --cluster-enabled yes --cluster-port {peer} \
+                 --cluster-announce-bus-port {proxy} \
                  --cluster-require-full-coverage no --cluster-node-timeout 2000 --appendonly no --loglevel warning --dir"
             ),
         };
@@ -175,7 +176,7 @@ impl Nodes {
             self.order(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(node + 1).to_string()])?;
         }
         for node in &self.nodes[1..] {
-            let (port, bus) = (node.client.to_string(), node.peer.to_string());
+            let (port, bus) = (node.client.to_string(), node.proxy.to_string());
             self.order(0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus])?;
         }
         Ok(())

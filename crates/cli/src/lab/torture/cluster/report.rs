@@ -26,6 +26,8 @@ pub(crate) struct Report {
     /// Times without a successful write, by fault, and how often there was none.
     silences: BTreeMap<&'static str, Vec<Duration>>,
     never: BTreeMap<&'static str, u64>,
+    /// Connections between nodes of which it is not known whose they are.
+    pub(crate) strangers: u64,
     seconds: f64,
 }
 
@@ -54,6 +56,7 @@ struct Line<'a> {
     not_linearizable: u64,
     undecided: u64,
     wrong: u64,
+    strangers: u64,
     faults: &'a BTreeMap<&'static str, u64>,
     without_a_write: BTreeMap<&'static str, Silence>,
     seconds: f64,
@@ -150,6 +153,7 @@ impl Report {
                 not_linearizable: self.not_linearizable,
                 undecided: self.undecided,
                 wrong: self.wrong,
+                strangers: self.strangers,
                 faults: &self.faults,
                 without_a_write: self.without_a_write(),
                 seconds: self.seconds,
@@ -179,6 +183,12 @@ impl Report {
             self.seconds,
             plan.seed
         ))?;
+        if self.strangers > 0 {
+            results.line(format_args!(
+                "{} connections between nodes could not be cut, as their owners were not found",
+                self.strangers
+            ))?;
+        }
         if !self.faults.is_empty() {
             results.line("faults:")?;
         }

@@ -1,24 +1,31 @@
 //! Which node has made a connection, by the kernel's tables.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors of a process that are looked at.
 const DESCRIPTORS_MAX: u32 = 4_096;
 
 /// The processes of the nodes, by their numbers.
 #[derive(Debug)]
-pub(crate) struct Processes(Vec<AtomicU32>);
+pub(crate) struct Processes {
+    nodes: Vec<AtomicU32>,
+    /// Connections of other processes, or of nodes that were gone before they were looked for.
+    strangers: AtomicU64,
+}
 
 impl Processes {
     /// None runs yet.
     pub(crate) fn new(nodes: usize) -> Self {
-        Self((0..nodes).map(|_| AtomicU32::new(0)).collect())
+        Self {
+            nodes: (0..nodes).map(|_| AtomicU32::new(0)).collect(),
+            strangers: AtomicU64::new(0),
+        }
     }
 
     /// Which process a node is now.
     pub(crate) fn set(&self, node: usize, pid: Option<u32>) {
-        if let Some(place) = self.0.get(node) {
+        if let Some(place) = self.nodes.get(node) {
             // Pairs with the Acquire in `owner`; a connection of a process comes after its start.
             place.store(pid.unwrap_or(0), Ordering::Release);
         }
@@ -27,12 +34,22 @@ impl Processes {
     /// The node that the end of a connection belongs to whose address this is; `None` where it is
     /// another process, or one that is gone.
     pub(crate) fn owner(&self, end: SocketAddr) -> Option<usize> {
-        let link = format!("socket:[{}]", inode(end)?);
-        self.0.iter().position(|pid| {
+        let link = inode(end).map(|inode| format!("socket:[{inode}]"));
+        let has_it = |pid: &AtomicU32| {
             // Pairs with the Release in `set`.
             let pid = pid.load(Ordering::Acquire);
-            pid != 0 && has_descriptor(pid, &link)
-        })
+            pid != 0 && link.as_ref().is_some_and(|link| has_descriptor(pid, link))
+        };
+        let owner = self.nodes.iter().position(has_it);
+        // Relaxed, here and below: it only counts.
+        self.strangers
+            .fetch_add(u64::from(owner.is_none()), Ordering::Relaxed);
+        owner
+    }
+
+    /// Connections so far that no node was found for: no cut has an effect on them.
+    pub(crate) fn strangers(&self) -> u64 {
+        self.strangers.load(Ordering::Relaxed)
     }
 }
 
@@ -75,5 +92,6 @@ mod tests {
         assert_eq!(processes.owner(end), Some(1));
         processes.set(1, None);
         assert_eq!(processes.owner(end), None);
+        assert_eq!(processes.strangers(), 2);
     }
 }

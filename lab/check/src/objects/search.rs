@@ -263,18 +263,23 @@ impl<'a> Search<'a> {
         candidates
     }
 
-    /// Whether what a known operation expects cannot be any more.
+    /// Whether what a known operation expects cannot be any more: all that could make it so is placed,
+    /// or was called after the operation returned.
     fn is_past(&self, known: usize, object: &Object) -> bool {
+        let returned = returned(self.known[known]);
         self.expected[known].iter().any(|&(key, value)| {
-            // An absent key can come about again, and a counter of 0 may be one.
-            let Some(value) = value.filter(|_| object[key] != value) else {
+            if object[key] == value {
                 return false;
-            };
+            }
             match self.writers.kinds.get(&key) {
-                Some(Kind::Counter) => object[key] > Some(value),
+                // It only grows, and is absent before it is anything.
+                Some(Kind::Counter) => object[key] > value,
                 Some(Kind::Register) => {
                     let writers = self.writers.of_values.get(&(key, value));
-                    writers.is_none_or(|writers| writers.iter().all(|&writer| self.is_placed(writer)))
+                    let could = |&writer: &Candidate| {
+                        !self.is_placed(writer) && self.operation(writer).call <= returned
+                    };
+                    !writers.is_some_and(|writers| writers.iter().any(could))
                 }
                 Some(Kind::Other) | None => false,
             }
@@ -325,10 +330,10 @@ enum Kind {
     Other,
 }
 
-/// Which operations give a key which value.
+/// Which operations give a register which value, or remove it.
 struct Writers {
     kinds: HashMap<usize, Kind>,
-    of_values: HashMap<(usize, i64), Vec<Candidate>>,
+    of_values: HashMap<(usize, Option<i64>), Vec<Candidate>>,
 }
 
 impl Writers {
@@ -341,20 +346,20 @@ impl Writers {
         let open = (0..).map(Candidate::Open).zip(open);
         for (writer, operation) in known.chain(open) {
             for step in &operation.steps {
-                let kind = match step.act {
+                let (kind, value) = match step.act {
                     Act::Get => continue,
-                    Act::Add(by) if by > 0 => Kind::Counter,
-                    Act::Add(_) => Kind::Other,
-                    Act::Take => Kind::Register,
-                    Act::Set(value) | Act::SetIfAbsent(value) => {
-                        writers
-                            .of_values
-                            .entry((step.key, value))
-                            .or_default()
-                            .push(writer);
-                        Kind::Register
-                    }
+                    Act::Add(by) if by > 0 => (Kind::Counter, None),
+                    Act::Add(_) => (Kind::Other, None),
+                    Act::Take => (Kind::Register, None),
+                    Act::Set(value) | Act::SetIfAbsent(value) => (Kind::Register, Some(value)),
                 };
+                if kind == Kind::Register {
+                    writers
+                        .of_values
+                        .entry((step.key, value))
+                        .or_default()
+                        .push(writer);
+                }
                 let before = writers.kinds.entry(step.key).or_insert(kind);
                 if *before != kind {
                     *before = Kind::Other;
@@ -373,6 +378,7 @@ fn expected_by(operation: &Operation) -> Vec<(usize, Option<i64>)> {
     first
         .filter_map(|(step, answer)| match (step.act, answer) {
             (Act::Get | Act::Take, Answer::Value(value)) => Some((step.key, *value)),
+            (Act::SetIfAbsent(_), Answer::Flag(true)) => Some((step.key, None)),
             (Act::Add(by), Answer::Value(Some(sum))) => Some((step.key, Some(sum.wrapping_sub(by)))),
             _ => None,
         })

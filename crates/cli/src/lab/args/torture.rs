@@ -65,6 +65,9 @@ pub(crate) struct ClusterArgs {
     /// The product under test.
     #[arg(long, value_enum, default_value = "collie")]
     pub(crate) system: Product,
+    /// The product's program, if not this one or the one along the path.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) program: Option<PathBuf>,
     /// Faults and operations follow from it; by default a new one, which is printed.
     #[arg(long)]
     pub(crate) seed: Option<u64>,

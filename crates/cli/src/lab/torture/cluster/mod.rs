@@ -44,6 +44,7 @@ const ROUND: Duration = Duration::from_secs(180);
 pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
     let plan = Plan {
         product: args.system,
+        program: args.program.clone(),
         fault: args.fault,
         nodes: args.nodes.parse().context("--nodes")?,
         clients: args.clients.into(),
@@ -55,7 +56,7 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
     let (board, mut report) = (Board::default(), Report::default());
     let bar = figures::progress("cluster", plan.rounds);
     let began = RealClock.monotonic();
-    let mut nodes = Nodes::start(plan.product, plan.nodes, temporary.path())
+    let mut nodes = Nodes::start(&plan, temporary.path())
         .inspect_err(|_| note(format_args!("replay: {}", plan.replay())))?;
     let mut history = History {
         plan: &plan,

@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::links::Links;
-use super::plan::Product;
+use super::plan::{Plan, Product};
 use super::ports;
 use super::sockets::Processes;
 use crate::lab::args::LEASHED;
@@ -37,6 +37,7 @@ const LINES_MAX: usize = 20;
 /// A cluster of nodes with links between them. Dropped, all are killed.
 pub(crate) struct Nodes {
     product: Product,
+    program: PathBuf,
     nodes: Vec<Node>,
     pub(crate) processes: Arc<Processes>,
     pub(crate) links: Links,
@@ -61,7 +62,15 @@ enum Life {
 
 impl Nodes {
     /// Starts a new cluster in `dir` and waits until it serves.
-    pub(crate) fn start(product: Product, count: usize, dir: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn start(plan: &Plan, dir: &Path) -> anyhow::Result<Self> {
+        let (product, count) = (plan.product, plan.nodes);
+        let program = match (&plan.program, product) {
+            (Some(program), _) => program.clone(),
+            (None, Product::Collie) => {
+                std::env::current_exe().context("cannot find this program's own file")?
+            }
+            (None, Product::Redis) => "redis-server".into(),
+        };
         let (clients, peers, proxies) = (ports::free(count)?, ports::free(count)?, ports::free(count)?);
         let processes = Arc::new(Processes::new(count));
         let links = Links::start(&proxies, &peers, &processes).context("cannot make the links")?;
@@ -76,6 +85,7 @@ impl Nodes {
         });
         let mut nodes = Self {
             product,
+            program,
             nodes: nodes.collect(),
             processes,
             links,
@@ -101,7 +111,7 @@ impl Nodes {
     }
 
     /// The program of a node and its arguments: the only place that knows them.
-    fn command(&self, node: usize, life: Life) -> anyhow::Result<Vec<OsString>> {
+    fn command(&self, node: usize, life: Life) -> Vec<OsString> {
         let Node {
             dir,
             client,
@@ -128,21 +138,17 @@ impl Nodes {
                  --cluster-require-full-coverage no --cluster-node-timeout 2000 --appendonly no --loglevel warning --dir"
             ),
         };
-        let program = match self.product {
-            Product::Collie => std::env::current_exe().context("cannot find this program's own file")?,
-            Product::Redis => "redis-server".into(),
-        };
-        let mut words = vec![program.into_os_string()];
+        let mut words = vec![self.program.clone().into_os_string()];
         words.extend(text.split_whitespace().map(OsString::from));
         words.push(dir.into());
         if self.product == Product::Redis {
             words.extend(["--save", ""].map(OsString::from));
         }
-        Ok(words)
+        words
     }
 
     fn launch(&mut self, node: usize, life: Life) -> anyhow::Result<()> {
-        let words = self.command(node, life)?;
+        let words = self.command(node, life);
         let this = std::env::current_exe().context("cannot find this program's own file")?;
         let place = &mut self.nodes[node];
         let log = || {

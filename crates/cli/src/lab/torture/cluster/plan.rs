@@ -1,5 +1,7 @@
 //! What is to be tortured, and how.
 
+use std::path::PathBuf;
+
 /// What is done to nodes while clients work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Fault {
@@ -67,6 +69,7 @@ impl Product {
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) product: Product,
+    pub(crate) program: Option<PathBuf>,
     pub(crate) fault: Fault,
     pub(crate) nodes: usize,
     pub(crate) clients: usize,

@@ -3,7 +3,7 @@
 //! between them are cut; afterwards the histories are checked for linearizability.
 //!
 //! Each round has new keys, so that a history is short enough to be searched; the keys of all
-//! rounds are read once more at the end, after all nodes were killed.
+//! rounds are read once more at the end, as a rule after all nodes were killed.
 
 mod client;
 mod faults;
@@ -118,7 +118,7 @@ impl History<'_> {
                 return Ok(());
             }
         }
-        if self.plan.fault != Fault::None {
+        if self.plan.kills_at_the_end() {
             kill_all(nodes)?;
             report.fault("kill all at the end");
             nodes.wait_until_served().context("after the last kill")?;

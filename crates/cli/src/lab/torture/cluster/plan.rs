@@ -80,6 +80,15 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Whether all nodes are killed before the last look: of nodes that keep nothing, only where kills
+    /// are asked for.
+    pub(crate) fn kills_at_the_end(&self) -> bool {
+        match self.product {
+            Product::Collie => self.fault != Fault::None,
+            Product::Redis => self.fault.kinds().contains(&Fault::Kill),
+        }
+    }
+
     /// The command that draws the same faults and operations; what threads do in between is theirs.
     pub(crate) fn replay(&self) -> String {
         format!(

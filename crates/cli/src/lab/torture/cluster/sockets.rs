@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors of a process that are looked at.
 const DESCRIPTORS_MAX: u32 = 4_096;
+/// How often the kernel's table is read for a socket: a reading may miss one while others come and
+/// go.
+const READINGS: u32 = 4;
 
 /// The processes of the nodes, by their numbers.
 #[derive(Debug)]
@@ -34,7 +37,8 @@ impl Processes {
     /// The node that the end of a connection belongs to whose address this is; `None` where it is
     /// another process, or one that is gone.
     pub(crate) fn owner(&self, end: SocketAddr) -> Option<usize> {
-        let link = inode(end).map(|inode| format!("socket:[{inode}]"));
+        let found = (0..READINGS).find_map(|_| inode(end));
+        let link = found.map(|inode| format!("socket:[{inode}]"));
         let has_it = |pid: &AtomicU32| {
             // Pairs with the Release in `set`.
             let pid = pid.load(Ordering::Acquire);

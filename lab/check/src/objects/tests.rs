@@ -349,7 +349,7 @@ fn planted(rng: &mut Rng, anomaly: Anomaly) -> Vec<Operation> {
             1 => (rng.index(KEYS), Act::Get),
             _ => (REGISTERS + rng.index(KEYS - REGISTERS), Act::Add(1)),
         };
-        if n < at || n > at {
+        if n != at {
             let answer = act.apply(&mut object[key]);
             history.push(one(key, act, call, returned, answer));
             continue;

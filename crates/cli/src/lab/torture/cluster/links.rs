@@ -1,9 +1,10 @@
 //! The links between nodes: a TCP proxy before each node's address for other nodes, by which what
 //! goes from one node to another is let through, delayed, stalled or lost.
 //!
-//! Who has connected is told by the kernel's tables ([`super::sockets`]), so that the links of two
+//! Which node has connected is in the kernel's tables ([`super::sockets`]), so that the links of two
 //! nodes can be cut while all others work. A direction is from a node to a node, whichever of them
-//! has made the connection.
+//! has made the connection. A connection of which no node is found is closed at once, so that none
+//! escapes a cut: its end may be gone already, and otherwise connects again.
 //!
 //! TCP delivers all or nothing: a connection on which bytes were lost is closed when its link works
 //! again, as it would be reset after a partition. An end that is seen while bytes are lost is not
@@ -38,7 +39,7 @@ pub(crate) enum Flow {
     Loses,
 }
 
-/// The flow from each node to each node. What does not come from a node always passes.
+/// The flow from each node to each node.
 #[derive(Debug, Clone)]
 pub(crate) struct Flows {
     nodes: usize,
@@ -60,16 +61,14 @@ impl Flows {
     }
 
     fn get(&self, way: Way) -> Flow {
-        let (Some(from), Some(to)) = way else {
-            return Flow::Passes;
-        };
+        let (from, to) = way;
         let flow = self.flows.get(from * self.nodes + to);
         flow.copied().unwrap_or(Flow::Passes)
     }
 }
 
-/// From a node to a node; `None`: another process.
-type Way = (Option<usize>, Option<usize>);
+/// From a node to a node.
+type Way = (usize, usize);
 
 /// The proxies, and a thread that runs them. Dropped, all connections are closed.
 pub(crate) struct Links {
@@ -154,8 +153,10 @@ impl Proxy {
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
             };
-            let source = self.processes.owner(address);
-            let way = (source, Some(self.node));
+            let Some(source) = self.processes.owner(address) else {
+                continue;
+            };
+            let way = (source, self.node);
             tokio::spawn(connection(client, self.behind, way, self.flows.clone()));
         }
     }

@@ -185,7 +185,7 @@ impl Report {
         ))?;
         if self.strangers > 0 {
             results.line(format_args!(
-                "{} connections between nodes could not be cut, as their owners were not found",
+                "{} connections between nodes were closed, as it was not found whose they are",
                 self.strangers
             ))?;
         }

@@ -3,8 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Descriptors of a process that are looked at.
-const DESCRIPTORS_MAX: u32 = 4_096;
+/// Descriptors of a process that are looked at, and so many free numbers in a row end it: the lowest
+/// free one is always taken first.
+const DESCRIPTORS_MAX: u32 = 65_536;
+const FREE_MAX: u32 = 512;
 /// How often the kernel's table is read for a socket: a reading may miss one while others come and
 /// go.
 const READINGS: u32 = 4;
@@ -51,7 +53,7 @@ impl Processes {
         owner
     }
 
-    /// Connections so far that no node was found for: no cut has an effect on them.
+    /// Connections so far that no node was found for.
     pub(crate) fn strangers(&self) -> u64 {
         self.strangers.load(Ordering::Relaxed)
     }
@@ -73,10 +75,18 @@ fn inode(end: SocketAddr) -> Option<u64> {
 }
 
 fn has_descriptor(pid: u32, link: &str) -> bool {
-    (0..DESCRIPTORS_MAX).any(|number| {
-        let found = std::fs::read_link(format!("/proc/{pid}/fd/{number}"));
-        found.is_ok_and(|found| found.as_os_str() == link)
-    })
+    let mut free = 0;
+    for number in 0..DESCRIPTORS_MAX {
+        match std::fs::read_link(format!("/proc/{pid}/fd/{number}")) {
+            Ok(found) if found.as_os_str() == link => return true,
+            Ok(_) => free = 0,
+            Err(_) => free += 1,
+        }
+        if free == FREE_MAX {
+            break;
+        }
+    }
+    false
 }
 
 #[cfg(test)]

@@ -235,7 +235,6 @@ impl<'a> Search<'a> {
                 near.push(n);
             }
         }
-        near.retain(|&n| self.known[n].call <= first_return);
         near.sort_by_key(|&n| returned(self.known[n]));
         (near, first_return)
     }

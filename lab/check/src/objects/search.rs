@@ -201,12 +201,7 @@ impl<'a> Search<'a> {
             return *after == top.object;
         };
         let chain = &top.chain;
-        (0..chain.len()).any(|n| {
-            // Of those that do the same, the last can be spared.
-            let left_out = chain[n];
-            if chain.iter().any(|&open| self.twins[open] == Some(left_out)) {
-                return false;
-            }
+        chain.iter().any(|&left_out| {
             let mut object = top.base.clone();
             for &open in chain.iter().filter(|&&open| open != left_out) {
                 self.open[open].apply(&mut object);

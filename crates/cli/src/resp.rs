@@ -54,6 +54,13 @@ impl Client {
         })
     }
 
+    /// Whether the server has ended the connection, as far as is known here.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        let stream = self.stream.get_ref();
+        let ended = stream.set_nonblocking(true).is_err() || !is_silent(stream.peek(&mut [0]));
+        ended || stream.set_nonblocking(false).is_err()
+    }
+
     /// Adds a command to what [`Client::send`] sends.
     pub(crate) fn push(&mut self, words: &[&[u8]]) {
         self.out
@@ -112,6 +119,11 @@ impl Client {
         bytes.truncate(len);
         Ok(Reply::Bulk(bytes))
     }
+}
+
+/// Whether nothing has come on a connection, nor its end.
+fn is_silent(peeked: io::Result<usize>) -> bool {
+    matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
 /// A length; `None` for that of nothing.

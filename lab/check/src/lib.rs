@@ -11,6 +11,8 @@
 //!   those that committed were isolated. They are about values that were read, need no crash to
 //!   fail, and know no level of an acknowledgement; the ledger is about which commits are there,
 //!   whatever was read of them.
+//! * [`objects`] asks the same of operations on a few keys at once: counters, conditional writes,
+//!   transactions, and outcomes that stay unknown. It searches where [`history`] sorts.
 //! * [`postgres`] runs another product on a file system under test, and judges what it has kept.
 
 pub mod appends;
@@ -18,6 +20,7 @@ pub mod history;
 pub mod images;
 pub mod ledger;
 pub mod lives;
+pub mod objects;
 pub mod postgres;
 
 pub use ledger::{Commit, Ledger, Promise, Survives, Verdict, Violation, payload, read_payload};

@@ -18,4 +18,5 @@ mod mount;
 mod operations;
 mod serve;
 mod torture;
+mod torture_cluster;
 mod tour;

@@ -15,7 +15,9 @@ pub(crate) use bench::{
     IsolationLevel, LocksBenchArgs, LogBenchArgs, OrdersBenchArgs, SetBenchArgs, TransactionKind,
     TransactionRunArgs, WorkloadArgs,
 };
-pub(crate) use torture::{HostileArgs, HostilePart, NamesArg, PowerArgs, SoakArgs, TortureCommand};
+pub(crate) use torture::{
+    ClusterArgs, HostileArgs, HostilePart, NamesArg, PowerArgs, SoakArgs, TortureCommand,
+};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TourArgs {

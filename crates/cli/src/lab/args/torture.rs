@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
+use crate::lab::torture::cluster::{Fault, Product};
 use crate::lab::torture::power::{Aim, System};
 
 #[derive(Debug, Subcommand)]
@@ -33,6 +34,46 @@ pub(crate) enum TortureCommand {
     /// a mount namespace (unshare); without one they are skipped, which is a failure where
     /// COLLIE_REQUIRE_TOOLS is set.
     Hostile(HostileArgs),
+    /// Runs a cluster of real processes under clients, kills and holds nodes and cuts links between
+    /// them, and checks that what the clients saw fits one order of their operations.
+    ///
+    /// It is a violation, and the exit code is 1: keys whose history is not linearizable, or of
+    /// which the checker does not know within its limit; a counter that is less than what was
+    /// acknowledged or more than that and what is unknown; a reply that a command may not have; a
+    /// cluster that does not serve all slots two minutes after a fault; a node that ends by itself;
+    /// a panic.
+    Cluster(ClusterArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ClusterArgs {
+    /// How many rounds, each with new keys and one to three faults.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) rounds: u64,
+    /// Operations of a round that are acknowledged, or whose outcome is unknown, at least.
+    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub(crate) operations: u64,
+    /// What is done to nodes.
+    #[arg(long, value_enum, default_value = "mixed")]
+    pub(crate) fault: Fault,
+    /// How many nodes: 3 or 5.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = ["3", "5"])]
+    pub(crate) nodes: String,
+    /// How many clients.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) clients: u16,
+    /// The product under test.
+    #[arg(long, value_enum, default_value = "collie")]
+    pub(crate) system: Product,
+    /// The product's program, if not this one or the one along the path.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) program: Option<PathBuf>,
+    /// Faults and operations follow from it; by default a new one, which is printed.
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,8 +1,9 @@
-//! `collie torture kill | images | power | soak | hostile`: crash tests on the real binary, on the
-//! simulated device, and on a file system that forgets; and the real binary for a long time, or
-//! under hostile clients.
+//! `collie torture kill | images | power | soak | hostile | cluster`: crash tests on the real
+//! binary, on the simulated device, and on a file system that forgets; the real binary for a long
+//! time, or under hostile clients; and a cluster of real processes.
 
 pub(crate) mod child;
+pub(crate) mod cluster;
 pub(crate) mod history;
 mod hostile;
 pub(crate) mod kill;
@@ -41,6 +42,7 @@ pub(crate) fn run(command: &TortureCommand) -> anyhow::Result<Outcome> {
         TortureCommand::Images(args) => images(args.rounds, seed(args.seed)?, args.json),
         TortureCommand::Power(args) => power(args),
         TortureCommand::Hostile(args) => hostile::run(args, seed(args.seed)?),
+        TortureCommand::Cluster(args) => cluster::run(args, seed(args.seed)?),
         TortureCommand::Soak(args) => soak::run(args, seed(args.seed)?),
     }
 }

@@ -1,0 +1,166 @@
+//! What is done to nodes while clients work.
+
+use std::sync::atomic::AtomicBool;
+use std::thread::Scope;
+use std::time::Duration;
+
+use collie_sim::Rng;
+use parking_lot::Mutex;
+use rustix::process::Signal;
+
+use super::links::{Flow, Flows};
+use super::load::{Round, until_a_write};
+use super::nodes::Nodes;
+use super::plan::Fault;
+
+/// How long a node is down, or held, and how long a link is cut.
+const DOWN_MS: std::ops::Range<u64> = 0..2_000;
+const HELD_MS: std::ops::Range<u64> = 500..6_000;
+/// How slow a link is.
+const SLOW_MS: std::ops::Range<u64> = 10..200;
+/// How long a write is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Times without a successful write to the keys whose leader a fault hit, by fault; `None`: there
+/// was none within the patience, or before the round ended.
+pub(crate) type Silences = Mutex<Vec<(&'static str, Option<Duration>)>>;
+
+/// What a fault hits.
+struct Target {
+    /// The object whose leader it may be.
+    object: usize,
+    /// That leader, if it is known.
+    leader: Option<usize>,
+    victim: usize,
+}
+
+/// What the threads of a round share with the faults.
+pub(crate) struct Surroundings<'scope, 'env> {
+    pub(crate) scope: &'scope Scope<'scope, 'env>,
+    pub(crate) round: &'env Round,
+    pub(crate) stop: &'env AtomicBool,
+    pub(crate) silences: &'env Silences,
+}
+
+impl Surroundings<'_, '_> {
+    /// Measures how long no write succeeds, if the fault hits the leader.
+    fn watch(&self, name: &'static str, target: &Target, ports: Vec<u16>) {
+        if target.leader != Some(target.victim) {
+            return;
+        }
+        let (stop, silences) = (self.stop, self.silences);
+        let Some(key) = self
+            .round
+            .objects
+            .get(target.object)
+            .map(super::load::Object::probe)
+        else {
+            return;
+        };
+        self.scope.spawn(move || {
+            let silence = until_a_write(&key, &ports, PATIENCE, stop);
+            silences.lock().push((name, silence));
+        });
+    }
+}
+
+/// Does something of this kind, and ends it again: nodes run and links work afterwards, though the
+/// cluster may not serve yet. What it was, by name.
+pub(crate) fn strike(
+    kind: Fault,
+    nodes: &mut Nodes,
+    rng: &mut Rng,
+    around: &Surroundings<'_, '_>,
+) -> anyhow::Result<&'static str> {
+    let object = rng.index(around.round.objects.len());
+    let leader = nodes.leader(around.round.objects[object].slot());
+    let any = rng.index(nodes.len());
+    let target = Target {
+        object,
+        leader,
+        victim: if rng.one_in(3) { any } else { leader.unwrap_or(any) },
+    };
+    match kind {
+        Fault::Kill => kill(&target, nodes, rng, around),
+        Fault::Stop => {
+            around.watch("stop", &target, nodes.ports());
+            nodes.signal(target.victim, Signal::STOP)?;
+            let held = pause(HELD_MS, rng);
+            std::thread::sleep(held);
+            nodes.signal(target.victim, Signal::CONT)?;
+            Ok("stop")
+        }
+        Fault::Cut | Fault::CutOneWay => {
+            let (name, flows) = cut(kind == Fault::CutOneWay, target.victim, nodes.len(), rng);
+            around.watch(name, &target, nodes.ports());
+            nodes.links.set(flows);
+            std::thread::sleep(pause(HELD_MS, rng));
+            nodes.links.set(Flows::new(nodes.len()));
+            Ok(name)
+        }
+        Fault::None | Fault::Mixed => Ok("none"),
+    }
+}
+
+fn kill(
+    target: &Target,
+    nodes: &mut Nodes,
+    rng: &mut Rng,
+    around: &Surroundings<'_, '_>,
+) -> anyhow::Result<&'static str> {
+    if rng.one_in(5) {
+        kill_all(nodes)?;
+        return Ok("kill all");
+    }
+    nodes.kill(target.victim)?;
+    around.watch("kill", target, nodes.ports());
+    std::thread::sleep(pause(DOWN_MS, rng));
+    nodes.restart(target.victim)?;
+    Ok("kill")
+}
+
+/// Kills all nodes, one right after the other, and starts them again.
+pub(crate) fn kill_all(nodes: &mut Nodes) -> anyhow::Result<()> {
+    for node in 0..nodes.len() {
+        nodes.kill(node)?;
+    }
+    for node in 0..nodes.len() {
+        nodes.restart(node)?;
+    }
+    Ok(())
+}
+
+fn pause(range_ms: std::ops::Range<u64>, rng: &mut Rng) -> Duration {
+    Duration::from_millis(range_ms.start + rng.below(range_ms.end - range_ms.start))
+}
+
+/// Which links carry nothing, or little. `victim`: the node that is cut off, if one is.
+fn cut(one_way: bool, victim: usize, nodes: usize, rng: &mut Rng) -> (&'static str, Flows) {
+    let flow = match rng.below(5) {
+        0 => Flow::Stalls,
+        1 if !one_way => Flow::Delays(pause(SLOW_MS, rng)),
+        _ => Flow::Loses,
+    };
+    let mut flows = Flows::new(nodes);
+    let others = (0..nodes).filter(|&node| node != victim);
+    // From one other node, or from all of them.
+    let only = rng
+        .one_in(4)
+        .then(|| (victim + 1 + rng.index(nodes.saturating_sub(1))) % nodes);
+    let into = rng.coin();
+    for other in others.filter(|&other| only.is_none_or(|only| only == other)) {
+        if !one_way || into {
+            flows.set(other, victim, flow);
+        }
+        if !one_way || !into {
+            flows.set(victim, other, flow);
+        }
+    }
+    let name = match (one_way, flow, into) {
+        (_, Flow::Delays(_), _) => "slow link",
+        (false, _, _) => "cut",
+        (true, _, true) => "cut of what comes in",
+        (true, _, false) => "cut of what goes out",
+    };
+    (name, flows)
+}

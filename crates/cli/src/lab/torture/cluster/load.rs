@@ -1,0 +1,286 @@
+//! Clients that work on the objects of a round, and note what they do.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use collie_check::objects::{self, Answer, Judgement, Operation};
+use collie_io::{Clock, RealClock};
+use collie_server::cluster::slot_of;
+use collie_sim::Rng;
+use parking_lot::Mutex;
+
+use super::client::{Attempt, ClusterClient};
+use super::operation::{Drawn, KEYS, REGISTERS};
+
+/// Objects of a round.
+pub(crate) const OBJECTS: usize = 8;
+/// Operations of a client in a row, and the longest pause after them: they meet each other, and a
+/// round is long enough for what is done to nodes.
+const BURST: std::ops::Range<u64> = 10..40;
+const PAUSE_MS: u64 = 400;
+/// The pause after a refusal.
+const REFUSED: Duration = Duration::from_millis(10);
+/// How long a read at the end may be refused.
+const READ: Duration = Duration::from_secs(60);
+/// How long a write may take that is only to show that writes succeed.
+const PROBE: Duration = Duration::from_millis(250);
+/// The client that reads everything.
+const READER: u32 = 1_000;
+/// Configurations that the checker tries for an object, at most.
+const CONFIGURATIONS_MAX: usize = 1_000_000;
+/// Replies that are described; the others are counted.
+const WORDS_MAX: usize = 8;
+
+/// What all clients share. Its counters are watched and order nothing: Relaxed.
+#[derive(Debug, Default)]
+pub(crate) struct Board {
+    acknowledged: AtomicU64,
+    unknown: AtomicU64,
+    refused: AtomicU64,
+    unexpected: AtomicU64,
+    /// The last value that a register was given.
+    value: AtomicI64,
+    words: Mutex<Vec<String>>,
+}
+
+impl Board {
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn unknown(&self) -> u64 {
+        self.unknown.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Replies that none of the commands may have.
+    pub(crate) fn unexpected(&self) -> u64 {
+        self.unexpected.load(Ordering::Relaxed)
+    }
+
+    /// The first few of them in words.
+    pub(crate) fn words(&self) -> Vec<String> {
+        self.words.lock().clone()
+    }
+
+    fn fresh(&self) -> i64 {
+        self.value.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn find(&self, text: String) {
+        self.unexpected.fetch_add(1, Ordering::Relaxed);
+        let mut words = self.words.lock();
+        if words.len() < WORDS_MAX {
+            words.push(text);
+        }
+    }
+}
+
+/// A few keys of one slot, and what was done to them.
+#[derive(Debug)]
+pub(crate) struct Object {
+    tag: String,
+    history: Mutex<Vec<Operation>>,
+}
+
+impl Object {
+    fn key(&self, number: usize) -> Vec<u8> {
+        let kind = if number < REGISTERS { "register" } else { "counter" };
+        format!("{{{}}}{kind}{number}", self.tag).into_bytes()
+    }
+
+    /// A key beside those that are checked.
+    pub(crate) fn probe(&self) -> Vec<u8> {
+        format!("{{{}}}probe", self.tag).into_bytes()
+    }
+
+    pub(crate) fn slot(&self) -> u16 {
+        slot_of(&self.probe())
+    }
+}
+
+/// The objects of a round, all absent at first.
+#[derive(Debug)]
+pub(crate) struct Round {
+    pub(crate) objects: Vec<Object>,
+}
+
+/// What the checker says of a round.
+#[derive(Debug, Default)]
+pub(crate) struct Checked {
+    /// Objects that no order fits, or whose sums are wrong; and those of which it is not known.
+    pub(crate) contradictions: u64,
+    pub(crate) undecided: u64,
+    pub(crate) words: Vec<String>,
+}
+
+impl Round {
+    pub(crate) fn new(number: u64) -> Self {
+        let object = |n: usize| Object {
+            tag: format!("r{number}o{n}"),
+            history: Mutex::default(),
+        };
+        Self {
+            objects: (0..OBJECTS).map(object).collect(),
+        }
+    }
+
+    /// Works as one client until it is to stop.
+    pub(crate) fn work(&self, board: &Board, client: u32, mut rng: Rng, ports: &[u16], stop: &AtomicBool) {
+        let mut connections = ClusterClient::new(ports, self.objects.len(), client as usize);
+        // Relaxed: it orders nothing.
+        while !stop.load(Ordering::Relaxed) {
+            for _ in 0..BURST.start + rng.below(BURST.end - BURST.start) {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                let object = rng.index(self.objects.len());
+                // What was refused is not sent again: if it was executed all the same, its value is
+                // one that no operation has.
+                let drawn = Drawn::draw(&mut rng, || board.fresh());
+                let attempt = self.attempt(board, client, object, &drawn, &mut connections);
+                if matches!(&attempt, Attempt::NotExecuted(text) if !text.starts_with("MOVED")) {
+                    std::thread::sleep(REFUSED);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(rng.below(PAUSE_MS)));
+        }
+    }
+
+    /// Attempts an operation once and notes what came of it.
+    fn attempt(
+        &self,
+        board: &Board,
+        client: u32,
+        object: usize,
+        drawn: &Drawn,
+        connections: &mut ClusterClient,
+    ) -> Attempt {
+        let (clock, place) = (RealClock, &self.objects[object]);
+        let commands = drawn.commands(|key| place.key(key));
+        let call = clock.monotonic();
+        let mut attempt = connections.attempt(object, &commands);
+        let returned = clock.monotonic();
+        if let Attempt::Executed(replies) = &attempt
+            && drawn.answers(replies.clone()).is_none()
+        {
+            attempt = Attempt::Unexpected(format!("{replies:?}"));
+        }
+        let mut operation = Operation {
+            client,
+            call,
+            returned: None,
+            steps: drawn.steps.clone(),
+            answers: Vec::new(),
+        };
+        match &attempt {
+            Attempt::Executed(replies) => {
+                board.acknowledged.fetch_add(1, Ordering::Relaxed);
+                operation.returned = Some(returned);
+                operation.answers = drawn.answers(replies.clone()).unwrap_or_default();
+            }
+            Attempt::NotExecuted(_) => {
+                board.refused.fetch_add(1, Ordering::Relaxed);
+                return attempt;
+            }
+            Attempt::Unknown(_) => drop(board.unknown.fetch_add(1, Ordering::Relaxed)),
+            Attempt::Unexpected(text) => {
+                let sent = commands.iter().map(|words| words.join(&b' '));
+                let sent: Vec<String> = sent
+                    .map(|words| String::from_utf8_lossy(&words).into_owned())
+                    .collect();
+                board.find(format!("client {client}: {sent:?} was answered by {text}"));
+            }
+        }
+        if operation.returned.is_some() || drawn.writes() {
+            place.history.lock().push(operation);
+        }
+        attempt
+    }
+
+    /// Reads all keys when nothing is done to nodes, and notes it.
+    pub(crate) fn read(&self, board: &Board, ports: &[u16]) -> anyhow::Result<()> {
+        let clock = RealClock;
+        let mut connections = ClusterClient::new(ports, self.objects.len(), 0);
+        for (number, object) in self.objects.iter().enumerate() {
+            let began = clock.monotonic();
+            loop {
+                let attempt = self.attempt(board, READER, number, &Drawn::read_all(), &mut connections);
+                if matches!(attempt, Attempt::Executed(_)) {
+                    break;
+                }
+                if u128::from(clock.monotonic() - began) > READ.as_nanos() {
+                    bail!(
+                        "the keys of {} cannot be read for {READ:?}: {attempt:?}",
+                        object.tag
+                    );
+                }
+                std::thread::sleep(REFUSED);
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges all objects, each of which was read last.
+    pub(crate) fn check(&self) -> anyhow::Result<Checked> {
+        let mut checked = Checked::default();
+        for object in &self.objects {
+            let history = object.history.lock();
+            let mut words = Vec::new();
+            match objects::check(&history, KEYS, CONFIGURATIONS_MAX) {
+                Judgement::Fits => {}
+                Judgement::Undecided => {
+                    checked.undecided += 1;
+                    checked.words.push(format!(
+                        "object {}: {} operations, and no order found or ruled out in {CONFIGURATIONS_MAX} steps",
+                        object.tag,
+                        history.len()
+                    ));
+                }
+                Judgement::Contradiction(text) => words.push(text),
+            }
+            let last = history.iter().rfind(|operation| operation.client == READER);
+            let answers = &last.context("the keys were not read")?.answers;
+            for key in REGISTERS..KEYS {
+                let Some(Answer::Value(value)) = answers.get(key) else {
+                    continue;
+                };
+                words.extend(objects::sum(&history, key, *value).err());
+            }
+            checked.contradictions += u64::from(!words.is_empty());
+            let words = words.iter().map(|text| format!("object {}: {text}", object.tag));
+            checked.words.extend(words);
+        }
+        Ok(checked)
+    }
+}
+
+/// How long it takes from now on until a write to a key succeeds that is begun after now; `None`
+/// where none does within `patience` or before `stop`.
+pub(crate) fn until_a_write(
+    key: &[u8],
+    ports: &[u16],
+    patience: Duration,
+    stop: &AtomicBool,
+) -> Option<Duration> {
+    let clock = RealClock;
+    let began = clock.monotonic();
+    let mut connections = ClusterClient::new(ports, 1, 0).with_patience(PROBE);
+    let command = vec![vec![b"SET".to_vec(), key.to_vec(), b"1".to_vec()]];
+    // Relaxed: it orders nothing.
+    while !stop.load(Ordering::Relaxed) {
+        let attempt = connections.attempt(0, &command);
+        let took = Duration::from_nanos(clock.monotonic().saturating_sub(began));
+        match attempt {
+            Attempt::Executed(_) => return Some(took),
+            _ if took > patience => return None,
+            Attempt::NotExecuted(text) if text.starts_with("MOVED") => {}
+            _ => std::thread::sleep(REFUSED),
+        }
+    }
+    None
+}

@@ -1,0 +1,210 @@
+//! What became of a run.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::load::{Board, Checked};
+use super::plan::Plan;
+use crate::output::{Results, grouped};
+
+/// Violations that are kept in words.
+const WORDS_MAX: usize = 16;
+
+/// What became of all rounds.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) rounds: u64,
+    objects: u64,
+    not_linearizable: u64,
+    undecided: u64,
+    /// Other violations.
+    wrong: u64,
+    words: Vec<String>,
+    faults: BTreeMap<&'static str, u64>,
+    /// Times without a successful write, by fault, and how often there was none.
+    silences: BTreeMap<&'static str, Vec<Duration>>,
+    never: BTreeMap<&'static str, u64>,
+    /// Connections between nodes of which it is not known whose they are.
+    pub(crate) strangers: u64,
+    seconds: f64,
+}
+
+/// Times without a successful write to keys after their leader was hit.
+#[derive(Debug, Serialize)]
+struct Silence {
+    times: usize,
+    median_ms: u64,
+    worst_ms: u64,
+    /// Until the round ended, and longer.
+    never: u64,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    test: &'static str,
+    system: &'static str,
+    fault: &'static str,
+    nodes: usize,
+    clients: usize,
+    rounds: u64,
+    acknowledged: u64,
+    unknown: u64,
+    refused: u64,
+    objects: u64,
+    not_linearizable: u64,
+    undecided: u64,
+    wrong: u64,
+    strangers: u64,
+    faults: &'a BTreeMap<&'static str, u64>,
+    without_a_write: BTreeMap<&'static str, Silence>,
+    seconds: f64,
+    seed: u64,
+}
+
+impl Report {
+    pub(crate) fn holds(&self) -> bool {
+        self.not_linearizable + self.undecided + self.wrong == 0
+    }
+
+    /// The violations in words.
+    pub(crate) fn words(&self) -> &[String] {
+        &self.words
+    }
+
+    pub(crate) fn fault(&mut self, name: &'static str) {
+        *self.faults.entry(name).or_default() += 1;
+    }
+
+    pub(crate) fn silence(&mut self, name: &'static str, silence: Option<Duration>) {
+        match silence {
+            Some(silence) => self.silences.entry(name).or_default().push(silence),
+            None => *self.never.entry(name).or_default() += 1,
+        }
+    }
+
+    /// Adds what the checker says of so many objects. `again`: they were checked before.
+    pub(crate) fn checked(&mut self, objects: usize, checked: Checked, again: bool) {
+        if !again {
+            self.objects += objects as u64;
+        }
+        self.not_linearizable += checked.contradictions;
+        self.undecided += checked.undecided;
+        self.add_words(checked.words);
+    }
+
+    /// Adds a violation of another kind.
+    pub(crate) fn wrong(&mut self, words: impl IntoIterator<Item = String>) {
+        let before = self.wrong;
+        let words: Vec<String> = words.into_iter().collect();
+        self.wrong = before + words.len() as u64;
+        self.add_words(words);
+    }
+
+    /// Adds the replies that no command may have.
+    pub(crate) fn unexpected(&mut self, board: &Board) {
+        self.wrong += board.unexpected();
+        self.add_words(board.words());
+    }
+
+    pub(crate) fn took(&mut self, span: Duration) {
+        self.seconds = (span.as_secs_f64() * 10.0).round() / 10.0;
+    }
+
+    fn add_words(&mut self, words: Vec<String>) {
+        let room = WORDS_MAX.saturating_sub(self.words.len());
+        self.words.extend(words.into_iter().take(room));
+    }
+
+    fn without_a_write(&self) -> BTreeMap<&'static str, Silence> {
+        let names = self.silences.keys().chain(self.never.keys());
+        let silence = |name: &&'static str| {
+            let mut spans = self.silences.get(name).cloned().unwrap_or_default();
+            spans.sort_unstable();
+            let ms = |span: Option<&Duration>| {
+                span.map_or(0, |s| u64::try_from(s.as_millis()).unwrap_or(u64::MAX))
+            };
+            let silence = Silence {
+                times: spans.len(),
+                median_ms: ms(spans.get(spans.len() / 2)),
+                worst_ms: ms(spans.last()),
+                never: self.never.get(name).copied().unwrap_or(0),
+            };
+            (*name, silence)
+        };
+        names.map(silence).collect()
+    }
+
+    pub(crate) fn print(&self, plan: &Plan, board: &Board, json: bool) -> anyhow::Result<()> {
+        let mut results = Results::new();
+        if json {
+            results.json(&Line {
+                test: "cluster",
+                system: plan.product.name(),
+                fault: plan.fault.name(),
+                nodes: plan.nodes,
+                clients: plan.clients,
+                rounds: self.rounds,
+                acknowledged: board.acknowledged(),
+                unknown: board.unknown(),
+                refused: board.refused(),
+                objects: self.objects,
+                not_linearizable: self.not_linearizable,
+                undecided: self.undecided,
+                wrong: self.wrong,
+                strangers: self.strangers,
+                faults: &self.faults,
+                without_a_write: self.without_a_write(),
+                seconds: self.seconds,
+                seed: plan.seed,
+            })?;
+        } else {
+            self.print_text(&mut results, plan, board)?;
+        }
+        results.flush()?;
+        Ok(())
+    }
+
+    fn print_text(&self, results: &mut Results, plan: &Plan, board: &Board) -> std::io::Result<()> {
+        results.line(format_args!(
+            "{} rounds on {} nodes of {} · acknowledged {} · unknown {} · refused {} · {} objects, of which not \
+             linearizable {}, undecided {} · otherwise wrong {} · {} s · seed {}",
+            self.rounds,
+            plan.nodes,
+            plan.product.name(),
+            grouped(board.acknowledged()),
+            grouped(board.unknown()),
+            grouped(board.refused()),
+            grouped(self.objects),
+            self.not_linearizable,
+            self.undecided,
+            self.wrong,
+            self.seconds,
+            plan.seed
+        ))?;
+        if self.strangers > 0 {
+            results.line(format_args!(
+                "{} connections between nodes were closed, as it was not found whose they are",
+                self.strangers
+            ))?;
+        }
+        if !self.faults.is_empty() {
+            results.line("faults:")?;
+        }
+        for (name, times) in &self.faults {
+            results.line(format_args!("  {name:<32} {:>10}", grouped(*times)))?;
+        }
+        let silences = self.without_a_write();
+        if !silences.is_empty() {
+            results.line("without a successful write after a fault of the leader:")?;
+        }
+        for (name, silence) in &silences {
+            results.line(format_args!(
+                "  {name:<32} {:>10} times, median {} ms, worst {} ms; {} times until the round ended",
+                silence.times, silence.median_ms, silence.worst_ms, silence.never
+            ))?;
+        }
+        Ok(())
+    }
+}

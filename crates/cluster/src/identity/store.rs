@@ -106,14 +106,16 @@ impl IdentityStore {
         put.map(drop).map_err(|error| self.wrong(error))
     }
 
-    /// Closes the store.
+    /// Closes the store, unless the server has closed it.
     ///
     /// # Errors
     /// [`IdentityError::Store`].
     pub(crate) fn close(self) -> Result<(), IdentityError> {
         let dir = self.dir.clone();
-        let closed = self.db.close();
-        closed.map_err(|error| IdentityError::Store { dir, error })
+        match self.db.close() {
+            Ok(()) | Err(Error::Closed) => Ok(()),
+            Err(error) => Err(IdentityError::Store { dir, error }),
+        }
     }
 
     fn wrong(&self, error: Error) -> IdentityError {

@@ -4,7 +4,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::lab::torture::power::resp::{Client, Reply};
+use crate::resp::{Client, Reply};
 
 /// How long a node may take for a reply. Longer than it lets a command wait for a leader.
 const PATIENCE: Duration = Duration::from_secs(4);

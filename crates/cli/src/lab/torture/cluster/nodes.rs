@@ -17,7 +17,7 @@ use super::plan::{Plan, Product};
 use super::ports;
 use super::sockets::Processes;
 use crate::lab::args::LEASHED;
-use crate::lab::torture::power::resp::{Client, Reply};
+use crate::resp::{Client, Reply};
 
 /// How long a cluster may take until all slots are served, after whatever was done to it.
 const READY: Duration = Duration::from_secs(120);

@@ -4,7 +4,7 @@ use collie_check::objects::{Act, Answer, Step};
 use collie_sim::Rng;
 
 use super::client::Commands;
-use crate::lab::torture::power::resp::Reply;
+use crate::resp::Reply;
 
 /// Keys of an object: registers, then counters.
 pub(crate) const REGISTERS: usize = 3;

@@ -2,16 +2,23 @@
 //! changes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use collie_db::{Db, Family, Snapshot};
 use openraft::LogIdOptionExt;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{InitializeError, RaftError};
+use tokio::time::sleep;
 
 use crate::ids::ReplicaId;
 use crate::raft::commands::{Row, Value};
 use crate::raft::replica::{Replica, ReplicaError, ReplicaState};
+use crate::raft::running::elected;
+use crate::raft::tasks::Raft;
 use crate::raft::types::Member;
+
+/// How often a replica that begins a group asks for votes before it waits as any other does.
+const FIRST_ELECTIONS: usize = 10;
 
 /// The members of a group, as its leader knows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,6 +59,18 @@ impl AppliedRows {
     }
 }
 
+/// Has a group that begins elect its first leader. The other replicas may be made some moments later
+/// than this one, and raft would ask them again only after the time for an election.
+async fn elect(raft: Raft, pause: Duration) {
+    for _ in 0..FIRST_ELECTIONS {
+        sleep(pause).await;
+        let is_led = elected(&raft.metrics().borrow_watched()).is_some();
+        if is_led || raft.trigger().elect(true).await.is_err() {
+            return;
+        }
+    }
+}
+
 impl Replica {
     /// The members, as this replica knows them.
     ///
@@ -83,7 +102,12 @@ impl Replica {
     pub async fn begin(&self, members: BTreeMap<ReplicaId, Member>) -> Result<(), ReplicaError> {
         let running = self.running()?;
         match running.raft.initialize(members).await {
-            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+            Ok(()) => {
+                let pause = self.options.times.heartbeat / 2;
+                tokio::spawn(elect(running.raft.clone(), pause));
+                Ok(())
+            }
+            Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
             Err(error) => Err(self.refused(&error)),
         }
     }

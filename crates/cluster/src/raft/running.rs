@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use collie_db::Family;
-use openraft::LogIdOptionExt;
 use openraft::async_runtime::watch::WatchReceiver;
+use openraft::{LogIdOptionExt, RaftMetrics};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -25,7 +25,7 @@ use crate::raft::options::config;
 use crate::raft::receiving::{self, Receiving};
 use crate::raft::replica::{CommandError, ReplicaError, ReplicaOptions, ReplicaState};
 use crate::raft::tasks::{self, Raft};
-use crate::raft::types::Member;
+use crate::raft::types::{Groups, Member};
 use crate::wire::{Append, Refusal, Request, Response};
 
 /// A replica that runs.
@@ -112,7 +112,7 @@ impl Running {
                     return fatal.to_string();
                 }
                 self.commands
-                    .learned(from_leader(&now.vote.leader_id), now.current_leader);
+                    .learned(from_leader(&now.vote.leader_id), elected(&now));
             }
             if metrics.changed().await.is_err() {
                 return "raft has ended".to_owned();
@@ -157,8 +157,8 @@ impl Running {
         let metrics = self.raft.metrics();
         let now = metrics.borrow_watched();
         ReplicaState {
-            leader: now.current_leader,
-            leads: now.state.is_leader(),
+            leader: elected(&now),
+            leads: now.state.is_leader() && elected(&now).is_some(),
             vote: from_leader(&now.vote.leader_id),
             last: now.last_log_index,
             applied: now.last_applied.as_ref().map(from_log_id),
@@ -221,4 +221,10 @@ impl Running {
             Request::Append(_) => failed(&"appends are answered in their order"),
         }
     }
+}
+
+/// Who leads. Raft calls a replica that begins its group the leader of term 0, before it has asked
+/// anybody for a vote.
+pub(super) fn elected(now: &RaftMetrics<Groups>) -> Option<ReplicaId> {
+    now.current_leader.filter(|_| now.vote.leader_id.term > 0)
 }

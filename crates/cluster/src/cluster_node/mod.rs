@@ -13,6 +13,7 @@ mod replicas;
 mod routing;
 mod shared;
 mod status;
+mod suspicion;
 
 pub use error::ClusterError;
 pub use options::{Begin, ClusterOptions};

@@ -17,6 +17,7 @@ use crate::cluster_node::options::{Begin, ClusterOptions};
 use crate::cluster_node::routing::{Routes, Routing};
 use crate::cluster_node::shared::Inner;
 use crate::cluster_node::status::ClusterStatus;
+use crate::cluster_node::suspicion::watch_nodes;
 use crate::identity::{IdentityError, IdentityStore, NodeIdentity};
 use crate::map::Map;
 use crate::node::{Node, NodeError, NodeOptions};
@@ -185,12 +186,4 @@ fn node_options(
         times: options.times.clone(),
         limits: options.limits.clone(),
     })
-}
-
-/// Which nodes answer changes where a slot without a replica here is led.
-async fn watch_nodes(inner: Arc<Inner>) {
-    let mut states = inner.peers().states();
-    while states.changed().await.is_ok() {
-        inner.changed();
-    }
 }

@@ -112,6 +112,17 @@ impl Replica {
         }
     }
 
+    /// Asks the other replicas whether they would vote for this one, and stands for election if a
+    /// majority would. While a leader may have been heard lately, it does nothing.
+    ///
+    /// # Errors
+    /// Raft's.
+    pub async fn elect(&self) -> Result<(), ReplicaError> {
+        let running = self.running()?;
+        let asked = running.raft.trigger().elect(true).await;
+        asked.map_err(|error| self.refused(&error))
+    }
+
     /// Adds a member without a vote, or does nothing where it is a member. Answers when the entry is
     /// committed; the new member may have nothing by then.
     ///

@@ -9,9 +9,11 @@ use openraft::{Config, SnapshotPolicy};
 pub struct GroupTimes {
     /// From one heartbeat of a leader to the next. Default 500 ms.
     pub heartbeat: Duration,
-    /// A follower that hears no leader for so long, at least, asks for votes. Default 2 s.
+    /// A follower that has not heard a leader for [`election_max`](Self::election_max), and then for so
+    /// long, at least, asks for votes. Default 1 s.
     pub election_min: Duration,
-    /// And at most. Default 4 s.
+    /// And for so long at most. A replica votes for no other while it may have heard a leader within
+    /// this time: so long, at least, a group is without a leader when its leader dies. Default 1.5 s.
     pub election_max: Duration,
     /// An append that is not answered for so long is sent anew. Default 2 s.
     pub append: Duration,
@@ -41,8 +43,8 @@ impl Default for GroupTimes {
     fn default() -> Self {
         Self {
             heartbeat: Duration::from_millis(500),
-            election_min: Duration::from_secs(2),
-            election_max: Duration::from_secs(4),
+            election_min: Duration::from_secs(1),
+            election_max: Duration::from_millis(1500),
             append: Duration::from_secs(2),
             piece: Duration::from_secs(30),
             install: Duration::from_secs(600),

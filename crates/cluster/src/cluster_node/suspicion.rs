@@ -1,0 +1,101 @@
+//! A node that does not answer leads nothing for long: the groups that it led elect another leader as
+//! soon as raft lets them, and need not wait until each finds out by itself.
+//!
+//! Raft refuses votes as long as a leader may have been heard within the time for an election, so a
+//! suspicion that is wrong deposes nobody who is heard by a majority: each attempt is a pre-vote.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::cluster_node::shared::Inner;
+use crate::ids::ReplicaId;
+use crate::map::Map;
+use crate::raft::Replica;
+use crate::wire::NodeId;
+
+/// From one attempt of a replica to the next.
+const AGAIN: Duration = Duration::from_millis(150);
+/// So many attempts are made for a suspected node; then raft's own times are up.
+const ATTEMPTS: usize = 24;
+/// The replica that stands first behind the leader tries at once, the next one so many attempts
+/// later: two that ask at the same time might both fail.
+const HEAD_START: usize = 5;
+
+/// Watches which nodes answer, until the node ends.
+pub(super) async fn watch_nodes(inner: Arc<Inner>) {
+    let mut states = inner.peers().states();
+    let mut suspected = BTreeSet::new();
+    let mut elections = JoinSet::new();
+    loop {
+        let silent: BTreeSet<NodeId> = {
+            let states = states.borrow_and_update();
+            let silent = states.iter().filter(|(_, state)| !state.is_alive());
+            silent.map(|(node, _)| *node).collect()
+        };
+        // Where a slot without a replica here is led may have changed.
+        inner.changed();
+        for node in silent.difference(&suspected) {
+            elections.spawn(replace_leader(Arc::clone(&inner), *node));
+        }
+        suspected = silent;
+        while elections.try_join_next().is_some() {}
+        if states.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Has the groups that a node led elect another leader, until it answers again.
+async fn replace_leader(inner: Arc<Inner>, node: NodeId) {
+    for attempt in 0..ATTEMPTS {
+        let is_alive = inner.is_alive(&inner.peers().states().borrow(), node);
+        let led = led_by(&inner, node);
+        if is_alive || led.is_empty() {
+            return;
+        }
+        for (replica, place) in led {
+            if attempt >= place * HEAD_START
+                && let Err(error) = replica.elect().await
+            {
+                tracing::debug!(%error, replica = replica.id(), "no election");
+            }
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+/// The replicas on this node whose leader is on that one, each with its place behind it: 0 for the
+/// first in the order of their ids, which goes round.
+fn led_by(inner: &Inner, node: NodeId) -> Vec<(Arc<Replica>, usize)> {
+    let Some(map) = inner.map() else {
+        return Vec::new();
+    };
+    let groups = map.partitions.values().map(|partition| {
+        let members = partition.members.iter();
+        members.map(|member| (member.replica, member.node)).collect()
+    });
+    let groups = groups.chain([voters(inner, &map)]);
+    groups
+        .filter_map(|members: BTreeMap<ReplicaId, NodeId>| {
+            let nodes: Vec<_> = members.values().copied().collect();
+            let own = nodes.iter().position(|at| *at == inner.number())?;
+            let silent = nodes.iter().position(|at| *at == node)?;
+            let replica = inner.node.replica(*members.keys().nth(own)?)?;
+            let leader = members.keys().nth(silent)?;
+            let behind = (own + nodes.len() - silent - 1) % nodes.len();
+            (replica.leader() == Some(*leader)).then_some((replica, behind))
+        })
+        .collect()
+}
+
+/// The replicas of the map's group that vote.
+fn voters(inner: &Inner, map: &Map) -> BTreeMap<ReplicaId, NodeId> {
+    let members = inner.map_replica().and_then(|replica| replica.members().ok());
+    let voters = members.map(|members| members.voters).unwrap_or_default();
+    let node = |replica| Some((replica, map.node_of_replica(replica)?.number));
+    voters.into_iter().filter_map(node).collect()
+}

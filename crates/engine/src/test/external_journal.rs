@@ -147,3 +147,25 @@ fn links_beside_an_adoption_are_of_the_content_from_before_or_from_after_it() {
     assert_eq!((copy.get("own").unwrap(), copy.flushed()), (None, FIRST + 5));
     assert_eq!(copy.get("adopted").unwrap().unwrap(), "1");
 }
+
+/// As where a family was dropped: its memory and tables, and with them the lock, were kept.
+#[test]
+fn handles_from_before_an_adoption_keep_no_closed_store_locked() {
+    let dir = tempfile::tempdir().unwrap();
+    let staged = staged(dir.path(), FIRST + 5);
+    let path = dir.path().join("store");
+    let db = quiet(&path, options());
+    let family = db.default_family();
+    let mut batch = Batch::new();
+    batch.put(&family, "own", "1").unwrap();
+    db.apply(&batch, FIRST).unwrap();
+    db.adopt(&staged).unwrap();
+    db.close().unwrap();
+    let again = Db::open(&path, options()).unwrap();
+    assert!(matches!(
+        family.get("own"),
+        Err(Error::Closed | Error::FamilyDropped { .. })
+    ));
+    drop((family, batch));
+    assert_eq!(again.get("adopted").unwrap().unwrap(), "1");
+}

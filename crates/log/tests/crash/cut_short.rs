@@ -10,8 +10,10 @@ use std::sync::Arc;
 use collie_check::images::DIR;
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 use collie_log::inspect::{inspect, repair};
-use collie_log::{Damaged, Level, Log, LogError, LogOptions, Lsn, RecoveryMode, RingMode};
-use collie_sim::SimDevice;
+use collie_log::{
+    Damaged, FRAME_HEADER, FrameRef, Level, Log, LogError, LogOptions, Lsn, RecoveryMode, RingMode,
+};
+use collie_sim::{PowerCut, SimDevice};
 
 /// Where in a segment its frames begin.
 const DATA: u64 = 8_192;
@@ -191,4 +193,46 @@ fn a_file_that_another_follows_was_whole() {
     };
     assert_eq!(offset, DATA + 10 * BLOCK);
     assert!(found.contains(&format!("of {len} bytes")), "{found}");
+}
+
+/// In segments of several steps, and whatever of a file the power or a death leaves: a frame is written
+/// only where the file already is.
+#[test]
+fn a_log_that_dies_while_its_file_grows_is_not_taken_for_cut_short() {
+    let device = SimDevice::new(8);
+    let large = |device: &SimDevice, mode| LogOptions {
+        ring_bytes: 512 << 10,
+        segment_bytes: 9 << 20,
+        ..options(device, mode)
+    };
+    let log = Log::open(DIR, large(&device, MODES[0])).unwrap();
+    let mut worker = log.worker().unwrap();
+    // With its header each takes 32 blocks, so that frames end where steps do.
+    let payload = vec![7; (128 << 10) - FRAME_HEADER];
+    let mut lengths = Vec::new();
+    for n in 1..=72 {
+        let span = worker.append(1, 1, &payload).unwrap();
+        log.wait(span.end, Level::Disk).unwrap();
+        let len = device.stat(&segment(1)).unwrap().len;
+        if !lengths.contains(&len) {
+            lengths.push(len);
+        } else if n % 6 > 0 {
+            continue;
+        }
+        let snapshot = device.snapshot();
+        let cut = |(_, way): (_, PowerCut)| snapshot.power_cut(way, n);
+        let images = PowerCut::WAYS.into_iter().map(cut);
+        for image in images.chain([snapshot.process_death()]) {
+            let mut frames = 0;
+            let counted = |_: FrameRef<'_>| {
+                frames += 1;
+                Ok::<(), LogError>(())
+            };
+            let mode = RecoveryMode::AbsoluteConsistency;
+            let opened = Log::open_with(DIR, large(&image.device(), mode), counted);
+            assert_eq!(opened.unwrap().recovery().torn, None);
+            assert_eq!(frames, n);
+        }
+    }
+    assert!(lengths.len() >= 2, "it never grew: {lengths:?}");
 }

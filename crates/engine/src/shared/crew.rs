@@ -71,6 +71,12 @@ impl Crew {
         self.changed.notify_all();
     }
 
+    /// Tickets for flushes.
+    #[cfg(test)]
+    pub(crate) fn flush_tickets(&self) -> usize {
+        self.state.lock().flushes.len()
+    }
+
     /// Ends the threads after their current tasks.
     pub(super) fn end(&self) {
         self.state.lock().ended = true;

@@ -234,3 +234,26 @@ pub(crate) fn pause_after(failures: u32) -> Duration {
     const FIRST_MS: u64 = 50;
     Duration::from_millis(FIRST_MS << failures.min(6))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+
+    #[test]
+    fn a_flush_that_came_up_during_another_gets_its_ticket_back() {
+        let (queue, crew) = (TaskQueue::default(), Arc::new(Crew::default()));
+        queue.join(Arc::clone(&crew), Weak::<Store>::new());
+        queue.check_wal_size();
+        let (_, running) = queue.try_flush().unwrap();
+        queue.check_wal_size();
+        assert_eq!(crew.flush_tickets(), 2);
+        assert!(queue.try_flush().is_none(), "a second thread flushes");
+        assert_eq!(crew.flush_tickets(), 2);
+        drop(running);
+        assert_eq!(crew.flush_tickets(), 3);
+        drop(queue.try_flush().unwrap());
+        // Nothing was deferred meanwhile.
+        assert_eq!(crew.flush_tickets(), 3);
+    }
+}

@@ -77,7 +77,12 @@ impl Db {
     }
 
     /// Ends the background work, brings to tables what no log holds, and closes the log. Calls on
-    /// other handles get [`Error::Closed`] from then on.
+    /// other handles get [`Error::Closed`] from then on. No handle of a family and no batch keeps the
+    /// directory locked; snapshots and iterators do, until they are dropped.
+    ///
+    /// With an [external journal](crate::Journal::External) nothing is brought to tables: what was
+    /// applied and not flushed is in the journal, and is to be applied again after the next opening.
+    /// [`Db::flush`] before it makes that short.
     ///
     /// # Errors
     /// The first failure; what was acknowledged as durable is safe all the same.
@@ -263,7 +268,8 @@ impl Db {
     /// Flushes, and merges each family's tables into one level.
     ///
     /// # Errors
-    /// As [`Family::flush`].
+    /// As [`Family::flush`]; [`Error::Closed`] also where [`Db::close`] ended it early, with nothing
+    /// lost.
     pub fn compact(&self) -> Result<()> {
         self.for_each_family(|store, family| {
             flush::flush_all_of(store, family, FlushCause::Manual)?;

@@ -29,7 +29,8 @@ pub struct Stats {
     /// [`Options::background_io`](crate::Options::background_io).
     pub background_pieces: u64,
     /// Bytes of all memtables that wait to be flushed, active ones included; see
-    /// [`Options::max_memtable_bytes`](crate::Options::max_memtable_bytes).
+    /// [`Options::max_memtable_bytes`](crate::Options::max_memtable_bytes). With
+    /// [`Options::shared`](crate::Options::shared) the sum over all stores that share.
     pub memtable_bytes: u64,
     /// The limit on them that is in force.
     pub max_memtable_bytes: u64,

@@ -163,12 +163,6 @@ fn a_store_that_waits_holds_up_no_other_while_there_is_a_thread() {
     let open = |name: &str, journal| Db::open(dir.path().join(name), options(journal, &shared)).unwrap();
     let (waiting, other) = (open("slow", &slow), open("fast", &fast));
     let held = slow.hold();
-    let fill = |db: &Db, journal: &TestJournal, bytes: usize| {
-        let seq = journal.last() + 1;
-        journal
-            .apply(db, seq, put(&format!("{seq}"), &"v".repeat(bytes)))
-            .unwrap();
-    };
     // Full, so that a thread of the crew flushes it.
     fill(&waiting, &slow, 40 << 10);
     slow.await_flush(FIRST);
@@ -189,6 +183,108 @@ fn a_store_that_waits_holds_up_no_other_while_there_is_a_thread() {
     let again = open("slow", &slow);
     slow.reapply(&again);
     assert_eq!(content(&again), slow.map_at(u64::MAX));
+}
+
+/// Waits until `done`, or fails.
+fn await_that(what: &str, done: impl Fn() -> bool) {
+    for _ in 0..3000 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("{what}");
+}
+
+fn fill(db: &Db, journal: &TestJournal, bytes: usize) {
+    let seq = journal.last() + 1;
+    let writes = put(&format!("{seq}"), &"v".repeat(bytes));
+    journal.apply(db, seq, writes).unwrap();
+}
+
+/// Each further memtable that it seals once took another flush thread, which waited for the first.
+#[test]
+fn a_store_whose_journal_stands_still_has_one_flush_thread_however_much_it_seals() {
+    let _alone = ALONE.lock();
+    let dir = common::fast_dir();
+    let shared = Shared::new(SharedOptions {
+        flush_threads: 2,
+        ..SharedOptions::default()
+    })
+    .unwrap();
+    let [slow, fast] = [(); 2].map(|()| Arc::new(TestJournal::default()));
+    let open = |name: &str, journal| {
+        let mut options = options(journal, &shared);
+        options.default_family.max_write_buffers = 4;
+        Db::open(dir.path().join(name), options).unwrap()
+    };
+    let (waiting, other) = (open("slow", &slow), open("fast", &fast));
+    let held = slow.hold();
+    fill(&waiting, &slow, 40 << 10);
+    slow.await_flush(FIRST);
+    // Sealed, with a task for each, before the other store has any.
+    fill(&waiting, &slow, 40 << 10);
+    fill(&waiting, &slow, 40 << 10);
+    for _ in 0..3 {
+        fill(&other, &fast, 40 << 10);
+        let last = fast.last();
+        await_that("the other store is not flushed", || other.flushed() >= last);
+    }
+    assert!(waiting.flushed() < FIRST);
+    // What came up meanwhile is done afterwards, without another write.
+    drop(held);
+    let last = slow.last();
+    await_that("the store that waited is not flushed", || {
+        waiting.flushed() >= last
+    });
+    assert_eq!(content(&waiting), slow.map_at(u64::MAX));
+}
+
+/// Its sealed memtables were once taken for memory that is about to be free: where they were most of
+/// what there is, nothing of the other stores was sealed any more.
+#[test]
+fn memtables_that_wait_for_a_journal_leave_the_rest_of_the_budget_to_other_stores() {
+    let _alone = ALONE.lock();
+    let dir = common::fast_dir();
+    let most = 1 << 20;
+    let shared = Shared::new(SharedOptions {
+        flush_threads: 2,
+        max_memtable_bytes: Some(most),
+        ..SharedOptions::default()
+    })
+    .unwrap();
+    let [slow, fast] = [(); 2].map(|()| Arc::new(TestJournal::default()));
+    let open = |name: &str, journal, write_buffer_bytes| {
+        let mut options = options(journal, &shared);
+        options.default_family.max_write_buffers = 4;
+        options.default_family.write_buffer_bytes = write_buffer_bytes;
+        Db::open(dir.path().join(name), options).unwrap()
+    };
+    let (waiting, other) = (open("slow", &slow, 200 << 10), open("fast", &fast, 64 << 20));
+    let held = slow.hold();
+    for _ in 0..3 {
+        fill(&waiting, &slow, 210 << 10);
+    }
+    slow.await_flush(FIRST);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for _ in 0..1000 {
+                fill(&other, &fast, 4 << 10);
+            }
+        });
+        for _ in 0..3000 {
+            if writer.is_finished() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let goes_on = writer.is_finished();
+        // Also lets a writer go that waits.
+        drop(held);
+        writer.join().unwrap();
+        assert!(goes_on, "the other store waits for the journal of this one");
+    });
+    assert_eq!(content(&other), fast.map_at(u64::MAX));
 }
 
 /// With logs of their own, too: the handle goes first, and the stores keep what they need.

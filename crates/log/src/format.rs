@@ -192,12 +192,21 @@ pub(crate) struct SegmentHeader {
     /// Where the first frame begins that begins here or behind; 0 until the segment before is to be
     /// released. Formats up to 2 end before it.
     first_frame: U64,
-    // CRC-32C of all before follows.
+    // On the device the CRC-32C of all before stands here.
+    /// How much of the data space the file had, durably, before a frame was written to it; 0 where
+    /// that is not known. On the device its own checksum follows: builds that do not know the field
+    /// leave zeros in its place.
+    prepared: U64,
 }
+/// What of a header's copy stands behind the checksum of its first part.
+const PREPARED_BYTES: usize = size_of::<U64>() + size_of::<U32>();
 const _: () = assert!(
-    size_of::<SegmentHeader>() + size_of::<U32>() <= 512,
+    size_of::<SegmentHeader>() + 2 * size_of::<U32>() <= 512,
     "a header copy must not straddle sectors"
 );
+/// Beyond what its header says, a segment's file grows by so much at a time, or to its full length,
+/// durably before a frame is written there.
+pub(crate) const SEGMENT_STEP: u64 = 4 << 20;
 
 /// The head of a ring file; its block also holds the written mark, see [`RING_WRITTEN`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -296,9 +305,33 @@ impl SegmentHeader {
         self.first_frame = lsn.into();
     }
 
-    /// How much of a header its checksum covers.
+    /// The file has so much of the data space, durably, before a frame is written to it.
+    pub(crate) fn set_prepared(&mut self, bytes: u64) {
+        self.prepared = bytes.into();
+    }
+
+    /// How long the file was is not known any more.
+    pub(crate) fn forget_prepared(&mut self) -> bool {
+        std::mem::replace(&mut self.prepared, U64::ZERO) != 0
+    }
+
+    /// Where, at least, the data ended that the file had when its frames reached up to `lsn`; `None`
+    /// where that is not known.
+    pub(crate) fn prepared_to(&self, lsn: Lsn) -> Option<Lsn> {
+        let (first, prepared) = (self.first_lsn.get(), self.prepared.get());
+        let used = lsn.checked_sub(first).filter(|_| prepared > 0)?;
+        // What an opening copied into the segment may end within a block.
+        let whole = prepared.next_multiple_of(BLOCK as u64);
+        let least = match used.checked_sub(whole) {
+            None | Some(0) => prepared,
+            Some(beyond) => whole + beyond.next_multiple_of(SEGMENT_STEP),
+        };
+        Some(first + least.min(self.data_bytes.get()))
+    }
+
+    /// How much of a header its first checksum covers.
     fn covered(version: u32) -> usize {
-        let len = size_of::<Self>();
+        let len = size_of::<Self>() - size_of::<U64>();
         if version <= ONE_BLOCK_VERSION {
             len - size_of::<U64>()
         } else {
@@ -321,6 +354,14 @@ impl SegmentHeader {
                 let (to, sum) = copy.split_at_mut(covered.len());
                 to.copy_from_slice(covered);
                 sum.copy_from_slice(&crc);
+            }
+            let behind = at + covered.len() + crc.len();
+            if !self.is_one_block()
+                && let Some(rest) = head.get_mut(behind..behind + PREPARED_BYTES)
+            {
+                let (to, sum) = rest.split_at_mut(size_of::<U64>());
+                to.copy_from_slice(self.prepared.as_bytes());
+                sum.copy_from_slice(&prepared_crc(&crc, self.prepared).to_le_bytes());
             }
         }
         head
@@ -374,12 +415,19 @@ impl SegmentHeader {
             return Err(BadHeader::Version(version));
         }
         let (covered, rest) = bytes.split_at(Self::covered(version));
-        if !rest.starts_with(&crc32c::crc32c(covered).to_le_bytes()) {
+        let crc = crc32c::crc32c(covered).to_le_bytes();
+        let Some(rest) = rest.strip_prefix(&crc) else {
             return Err(BadHeader::Damaged);
-        }
+        };
         let mut header = header;
+        header.prepared = U64::ZERO;
         if header.is_one_block() {
             header.first_frame = U64::ZERO;
+        } else if let Ok((prepared, sum)) = U64::read_from_prefix(rest)
+            && sum.starts_with(&prepared_crc(&crc, prepared).to_le_bytes())
+            && prepared <= header.data_bytes
+        {
+            header.prepared = prepared;
         }
         // No version wrote others, whatever the checksum says.
         header.is_possible().then_some(header).ok_or(BadHeader::Damaged)
@@ -388,7 +436,10 @@ impl SegmentHeader {
     /// Whether it was written over the other: a segment is used again under a higher number only,
     /// and what it says of its first frame is never taken back.
     fn is_later_than(&self, other: &Self) -> bool {
-        let age = |header: &Self| (header.number.get(), header.first_frame.get() > 0);
+        let age = |header: &Self| {
+            let says_beginning = header.first_frame.get() > 0;
+            (header.number.get(), says_beginning, header.prepared > 0)
+        };
         age(self) > age(other)
     }
 
@@ -409,6 +460,11 @@ impl SegmentHeader {
     pub(crate) fn end(&self) -> Lsn {
         self.first_lsn.get() + self.data_bytes.get()
     }
+}
+
+/// The checksum of what a header says of its file's length, for the header with the checksum `crc`.
+fn prepared_crc(crc: &[u8], prepared: U64) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(crc), prepared.as_bytes())
 }
 
 impl RingHeader {
@@ -558,6 +614,41 @@ mod tests {
                 assert_eq!(SegmentHeader::decode(&head), Ok(later));
             }
         }
+    }
+
+    #[test]
+    fn a_file_has_the_prepared_part_first_and_then_grows_in_steps() {
+        let first = 1 << 32;
+        let mut header = SegmentHeader::blank();
+        (header.first_lsn, header.data_bytes) = (first.into(), (9 << 20).into());
+        assert_eq!(header.prepared_to(first + 8), None);
+        // The copy that an opening made ends within a block.
+        header.set_prepared(300_000);
+        let read = SegmentHeader::decode(&header.encode()).unwrap();
+        assert_eq!(read, header);
+        let whole = 303_104;
+        for (used, least) in [
+            (0, 300_000),
+            (300_000, 300_000),
+            (whole, 300_000),
+            (whole + 8, whole + SEGMENT_STEP),
+            (whole + SEGMENT_STEP, whole + SEGMENT_STEP),
+            (whole + SEGMENT_STEP + 8, whole + 2 * SEGMENT_STEP),
+            (9 << 20, 9 << 20),
+        ] {
+            assert_eq!(read.prepared_to(first + used), Some(first + least), "{used}");
+        }
+        // As builds write it that do not know the field, and where it is damaged.
+        for byte in 390..402 {
+            let mut head = header.encode();
+            head[byte] ^= 1;
+            head[BLOCK + byte] ^= 1;
+            let read = SegmentHeader::decode(&head).unwrap();
+            assert_eq!(read.prepared_to(first), None, "byte {byte}");
+        }
+        let mut forgotten = header;
+        assert!(forgotten.forget_prepared());
+        assert_eq!(SegmentHeader::decode(&forgotten.encode()), Ok(forgotten));
     }
 
     /// With chosen data in the segment, too: the header of format 2 stands before them, in the

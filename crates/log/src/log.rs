@@ -9,7 +9,6 @@ use crate::commit::background::Background;
 use crate::commit::changes::DurableChanges;
 use crate::commit::future::{Durable, RoomFor};
 use crate::error::{Failure, LogError};
-use crate::format::frame_len;
 use crate::options::{Level, LogOptions};
 use crate::read::get::get;
 use crate::read::reader::Reader;
@@ -249,9 +248,10 @@ impl Log {
     ///
     /// It resolves to [`LogError::StorageFull`] or [`LogError::Unprepared`] where no more could be
     /// prepared when that was last tried (it is tried ten times a second), to
-    /// [`LogError::Poisoned`], and to [`LogError::Closed`].
+    /// [`LogError::Poisoned`], and to [`LogError::Closed`]; at once to [`LogError::TooLarge`] where
+    /// the payload is larger than [`LogOptions::max_payload`].
     pub fn room(&self, payload: usize) -> RoomFor {
-        RoomFor::new(Arc::clone(&self.shared.core), frame_len(payload))
+        RoomFor::new(Arc::clone(&self.shared.core), payload)
     }
 
     /// Brings everything that was appended before the call to `level`; returns its end.

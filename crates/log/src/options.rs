@@ -113,8 +113,9 @@ impl Probe {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum RecoveryMode {
-    /// What stands incomplete at the log's end, and was never said to be durable, is truncated and
-    /// reported. Damage in what was durable refuses to open.
+    /// What stands incomplete at the log's end, and is not known to have been durable, is truncated
+    /// and reported ([`RecoveryReport::torn`](crate::RecoveryReport::torn)); so is a last file that is
+    /// shorter than the log made it. Damage in what was durable refuses to open.
     #[default]
     TolerateCorruptedTailRecords,
     /// As the first, and an incomplete end refuses to open, too; so does the loss of a ring within

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use collie_io::IoClass;
 
-use crate::Result;
 use crate::background::flush;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::queue::pause_after;
 use crate::tables::{Tables, TakeUnrecorded, Unwritten, Writing};
+use crate::{Error, Result};
 
 /// With so many runs in level 0 one is merged before another is added: the table library counts the
 /// runs of a level in one byte.
@@ -60,11 +60,17 @@ fn compact_once(store: &Store, family: &FamilyState) -> Result<bool> {
 /// Merges everything, on the caller's thread. No other compaction of the family runs meanwhile;
 /// writes to it go on.
 pub(crate) fn compact_all(store: &Store, family: &Arc<FamilyState>) -> Result<()> {
-    while merge_all(store, family, TakeUnrecorded::No)? == Compacted::Refused {
-        // A flush is about to record what it has registered, or failed to.
-        flush::flush_sealed(store, family)?;
+    loop {
+        match merge_all(store, family, TakeUnrecorded::No) {
+            // A flush is about to record what it has registered, or failed to.
+            Ok(Compacted::Refused) => flush::flush_sealed(store, family)?,
+            Ok(Compacted::Changed | Compacted::Unchanged) => return Ok(()),
+            Err(Error::Table { source, .. }) if source.is_interruption() && store.is_closed() => {
+                return Err(Error::Closed);
+            }
+            Err(error) => return Err(error),
+        }
     }
-    Ok(())
 }
 
 fn merge_all(store: &Store, family: &FamilyState, unrecorded: TakeUnrecorded) -> Result<Compacted> {

@@ -40,6 +40,15 @@ impl Member for Store {
         sizes.collect()
     }
 
+    fn waiting_mem_bytes(&self) -> u64 {
+        if !self.waits_for_log() {
+            return 0;
+        }
+        let families = self.families();
+        let sealed = families.iter().map(|family| family.view().sealed_bytes());
+        sealed.sum()
+    }
+
     fn seal(&self, family: u32) -> bool {
         let families = self.families();
         let Some(family) = families.iter().find(|found| found.id() == family) else {

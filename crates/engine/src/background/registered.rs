@@ -11,7 +11,6 @@
 
 use std::sync::Arc;
 
-use collie_log::Level;
 use lsm_tree::{InternalValue, ValueType};
 use parking_lot::MutexGuard;
 
@@ -62,7 +61,7 @@ impl<'a> Flush<'a> {
         store.wait_visible(sealed.until)?;
         // Past the end of the rotation's frame, so that recovery finds a frame where it has to
         // resume.
-        store.sequencer().wait(sealed.until_end, Level::Disk)?;
+        store.wait_for_log(sealed.until_end)?;
         let started = store.now();
         if store.sequencer().durable().is_none() {
             // Without a log only the floor keeps the LSNs of later commits above those in the

@@ -14,6 +14,11 @@ impl TableError {
     pub(crate) fn new(error: lsm_tree::Error) -> Self {
         Self(Arc::new(error))
     }
+
+    /// Whether the work was ended early, as closing the store does.
+    pub(crate) fn is_interruption(&self) -> bool {
+        matches!(&*self.0, lsm_tree::Error::Io(error) if error.kind() == ErrorKind::Interrupted)
+    }
 }
 
 const RESTORE: &str = "restore the store from a backup";

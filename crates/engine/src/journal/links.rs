@@ -10,8 +10,10 @@ use crate::background::registered::{Flush, record};
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{FamilyRecord, LogState, Manifest};
 use crate::recovery::lock_file::{self, Found};
+use crate::store::Store;
+use crate::store::family_state::FamilyState;
 use crate::store::view::FlushCause;
-use crate::{Db, Error, Result, catalog};
+use crate::{DEFAULT_FAMILY, Db, Error, Result, catalog};
 
 impl Db {
     /// Makes a store in `dir` of all that was applied before the call: flushes the memtable, links
@@ -21,7 +23,8 @@ impl Db {
     /// again, and each store removes its own names only.
     ///
     /// `dir` is missing or empty, and on the same file system. Everything in it is durable on return,
-    /// its own name too. Writes go on meanwhile. Blocks for the flush (and so for the journal to
+    /// its own name too. Writes go on meanwhile; where another thread adopts a store, it is made of
+    /// what was there before or of what is there since. Blocks for the flush (and so for the journal to
     /// become durable up to there) and for some syncs, not for the size of the tables.
     ///
     /// # Errors
@@ -42,32 +45,44 @@ impl Db {
                 found: "a store; `links` makes a new one".into(),
             });
         }
-        let family = Arc::clone(self.default_family().state());
-        flush::flush_all_of(store, &family, FlushCause::Manual)?;
-        // Without other flushes the tree holds what the manifest calls flushed, and no more.
-        let mut flushes = [Flush::of(store, &family)];
-        record(store, &mut flushes)?;
-        family.check_not_dropped()?;
-        let flushed = family.flushed().get();
-        let id = 0;
-        family
-            .tables()
-            .link(&catalog::directory_in(dir, id), store.device())?;
-        drop(flushes);
-        let manifest = Manifest {
-            next_family: id + 1,
-            log: LogState::External,
-            floor: flushed,
-            families: vec![FamilyRecord {
-                id,
-                name: family.name().to_string(),
-                flushed,
-                options: family.options().clone(),
-            }],
-            ..Manifest::new(store.manifest().log_id)
-        };
-        // Last: a directory with a manifest is a store.
-        ManifestFile::new(manifest).write(store.device(), dir)?;
-        Ok(flushed - 1)
+        loop {
+            // The store has the new family before `adopt` drops the old one.
+            let family = store.family(DEFAULT_FAMILY).ok_or(Error::Closed)?;
+            match link_one(store, &family, dir) {
+                Err(Error::FamilyDropped { .. }) if family.is_dropped() => {}
+                linked => return linked,
+            }
+        }
     }
+}
+
+/// As [`Db::links`], of one family. Makes nothing where `adopt` has dropped it.
+fn link_one(store: &Store, family: &Arc<FamilyState>, dir: &Path) -> Result<Lsn> {
+    flush::flush_all_of(store, family, FlushCause::Manual)?;
+    // Without other flushes the tree holds what the manifest calls flushed, and no more.
+    let mut flushes = [Flush::of(store, family)];
+    record(store, &mut flushes)?;
+    reach!("what is to be linked is flushed");
+    family.check_not_dropped()?;
+    let flushed = family.flushed().get();
+    let id = 0;
+    family
+        .tables()
+        .link(&catalog::directory_in(dir, id), store.device())?;
+    drop(flushes);
+    let manifest = Manifest {
+        next_family: id + 1,
+        log: LogState::External,
+        floor: flushed,
+        families: vec![FamilyRecord {
+            id,
+            name: family.name().to_string(),
+            flushed,
+            options: family.options().clone(),
+        }],
+        ..Manifest::new(store.manifest().log_id)
+    };
+    // Last: a directory with a manifest is a store.
+    ManifestFile::new(manifest).write(store.device(), dir)?;
+    Ok(flushed - 1)
 }

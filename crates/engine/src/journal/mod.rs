@@ -104,7 +104,9 @@ pub trait ExternalJournal: fmt::Debug + Send + Sync {
 
     /// [`Db::flushed`](crate::Db::flushed) has risen to `seq`: entries at or below are not needed any
     /// more. It is called on the thread that flushed, while other flushes of the store wait, and
-    /// must neither block nor flush.
+    /// must neither block nor flush. After [`Db::adopt`](crate::Db::adopt) `seq` may lie above
+    /// [`durable`](Self::durable): the entries up to there came with the tables, and this journal need
+    /// not have them.
     fn flushed(&self, seq: Lsn) {
         let _ = seq;
     }

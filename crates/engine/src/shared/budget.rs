@@ -78,7 +78,8 @@ impl Budget {
     }
 
     /// Seals the largest active memtables, where all together, `bytes`, have grown large, unless more
-    /// is sealed already than is active: that is on its way.
+    /// is on its way to tables already than is active. What waits for a log is not on its way: a log
+    /// that stands still would keep the memtables of all other stores from being flushed.
     #[cold]
     pub(crate) fn seal_largest(&self, bytes: impl FnOnce() -> u64) {
         let Some(_sealing) = self.sealing.try_lock() else {
@@ -99,7 +100,8 @@ impl Budget {
         }
         self.look_at.store(bytes + soft / AT_ONCE / 2, Ordering::Relaxed);
         let active: u64 = by_size.iter().map(|(bytes, ..)| bytes).sum();
-        if active < bytes / 2 {
+        let waiting: u64 = stores.iter().map(|store| store.waiting_mem_bytes()).sum();
+        if active < bytes.saturating_sub(waiting) / 2 {
             return;
         }
         by_size.sort_unstable_by_key(|(bytes, ..)| std::cmp::Reverse(*bytes));

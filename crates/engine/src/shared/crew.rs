@@ -3,7 +3,8 @@
 //! Each store keeps its own queues of tasks. For each task that it queues, its crew gets a ticket
 //! with the store and the time before which the task is not to be tried. A thread takes the first
 //! ticket that is due and does one task of that store, so stores take turns however much work one of
-//! them has.
+//! them has. A flush may wait for its store's log, so a store has one flush thread at most: a ticket
+//! that is taken meanwhile comes back when that one is done.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,6 +31,9 @@ pub(crate) trait Member: Send + Sync {
 
     /// The families' ids with the bytes of their active memtables, which may be sealed.
     fn active_mems(&self) -> Vec<(u64, u32)>;
+
+    /// The bytes of its sealed memtables, while a flush waits for its log.
+    fn waiting_mem_bytes(&self) -> u64;
 
     /// Seals a family's active memtable for its size, and queues its flush. Returns whether it did.
     fn seal(&self, family: u32) -> bool;
@@ -65,6 +69,12 @@ impl Crew {
     pub(crate) fn add(&self, kind: Kind, due: Nanos, store: Weak<dyn Member>) {
         self.state.lock().tickets(kind).push_back((due, store));
         self.changed.notify_all();
+    }
+
+    /// Tickets for flushes.
+    #[cfg(test)]
+    pub(crate) fn flush_tickets(&self) -> usize {
+        self.state.lock().flushes.len()
     }
 
     /// Ends the threads after their current tasks.

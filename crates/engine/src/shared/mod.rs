@@ -22,10 +22,17 @@ use crate::{Error, Result};
 /// for memtables, for many stores ([`Options::shared`](crate::Options::shared)). A thousand stores
 /// then have the threads of one.
 ///
-/// Stores take turns, in the order in which work came up. A flush waits for its store's log to be
-/// durable, and meanwhile has its thread; as many flush threads as there are devices with logs keep
-/// one slow log from holding up the stores of others. Where the budget is half used, the largest
-/// memtables of all stores are flushed, and where it is used up, writes to all of them wait.
+/// Stores take turns, in the order in which work came up. A store has one flush thread at a time,
+/// also where it has many families. A flush waits for its store's log to be durable, and meanwhile
+/// has that thread. So a log that stands still takes one flush thread, whatever its store has to
+/// flush, and the other stores go on with the rest. **As many such logs as there are flush threads
+/// stop the flushes of all stores**: have one thread more than there are devices with logs.
+///
+/// Where the budget is half used, the largest memtables of all stores are flushed, and where it is
+/// used up, writes to all of them wait. A store whose log stands still keeps what it has in memory:
+/// of each family up to `max_write_buffers` memtables of `write_buffer_bytes`, and large commits,
+/// which do not count. A budget that is set has to be larger than that, or such a store uses it up;
+/// the default has room for four such families.
 ///
 /// Clones are handles to the same; it lives as long as they and the stores that use it.
 ///

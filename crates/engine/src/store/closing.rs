@@ -64,9 +64,7 @@ impl Store {
         self.appenders.clear();
         drop(self.system.lock().take());
         let closed = self.sequencer.close();
-        for family in self.families() {
-            family.empty(|from| self.new_mem(from, family.options()));
-        }
+        self.empty_families();
         drop(self.reclaim.lock().take());
         drop(self.lock.lock().take());
         closed

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::Store;
 use super::family_state::FamilyState;
@@ -15,24 +15,39 @@ use crate::Result;
 use crate::manifest::FamilyRecord;
 use crate::tables::Tables;
 
-/// The families that reads and writes find. The synced manifest names each of them.
+/// The families of a store.
 #[derive(Default)]
-pub(super) struct Families(RwLock<BTreeMap<Arc<str>, Arc<FamilyState>>>);
+pub(super) struct Families {
+    /// Those that reads and writes find. The synced manifest names each of them.
+    named: RwLock<BTreeMap<Arc<str>, Arc<FamilyState>>>,
+    /// Those that were dropped, as long as something refers to them.
+    dropped: Mutex<Vec<Weak<FamilyState>>>,
+}
+
+impl Families {
+    /// The manifest has dropped it.
+    fn drop_family(&self, family: &Arc<FamilyState>) {
+        family.set_dropped();
+        let mut dropped = self.dropped.lock();
+        dropped.retain(|family| family.strong_count() > 0);
+        dropped.push(Arc::downgrade(family));
+    }
+}
 
 impl Store {
     /// The family of that name.
     pub(crate) fn family(&self, name: &str) -> Option<Arc<FamilyState>> {
-        self.families.0.read().get(name).cloned()
+        self.families.named.read().get(name).cloned()
     }
 
     /// All families, in the order of their names.
     pub(crate) fn families(&self) -> Vec<Arc<FamilyState>> {
-        self.families.0.read().values().cloned().collect()
+        self.families.named.read().values().cloned().collect()
     }
 
     /// The name of the family with that id, or the id where it was dropped.
     pub(crate) fn family_name(&self, id: u32) -> String {
-        let families = self.families.0.read();
+        let families = self.families.named.read();
         let found = families.values().find(|family| family.id() == id);
         found.map_or_else(|| format!("number {id}"), |family| family.name().to_string())
     }
@@ -67,7 +82,7 @@ impl Store {
     /// Lets reads and writes find a family. The synced manifest names it, so that no acknowledged
     /// write to it is lost.
     pub(crate) fn publish_family(&self, family: &Arc<FamilyState>) {
-        let mut families = self.families.0.write();
+        let mut families = self.families.named.write();
         families.insert(Arc::clone(family.name()), Arc::clone(family));
         self.views.add(family.id(), Arc::clone(&family.view()));
         let options = family.options();
@@ -77,9 +92,9 @@ impl Store {
 
     /// Replaces a family by another of its name, as the synced manifest has: calls through handles of
     /// the old one fail from now on. The caller holds the manifest, and nothing is applied meanwhile.
-    pub(crate) fn replace_family(&self, old: &FamilyState, new: &Arc<FamilyState>) {
+    pub(crate) fn replace_family(&self, old: &Arc<FamilyState>, new: &Arc<FamilyState>) {
         self.publish_family(new);
-        old.set_dropped();
+        self.families.drop_family(old);
         self.views.remove(old.id());
         // They wait for no flush. A read that has the old family already goes on with its view, and
         // so do snapshots and iterators.
@@ -90,13 +105,27 @@ impl Store {
     /// Withdraws a family that the synced manifest has dropped: calls fail from now on, stalled
     /// writes too, and the log is kept for it no longer. The caller holds the manifest, so that no
     /// flush retains the log for it afterwards.
-    pub(crate) fn withdraw_family(&self, family: &FamilyState) {
-        family.set_dropped();
-        self.families.0.write().remove(&**family.name());
+    pub(crate) fn withdraw_family(&self, family: &Arc<FamilyState>) {
+        self.families.drop_family(family);
+        self.families.named.write().remove(&**family.name());
         self.views.remove(family.id());
         self.sequencer.release(family.name());
         self.release_parts();
         self.wake_stalled();
+    }
+
+    /// Releases what handles of families, and batches, would keep of a store that has closed: its
+    /// directory's lock too. Files of dropped families that such a handle kept stay until the next
+    /// opening, for without that lock they may be another store's by then.
+    pub(super) fn empty_families(&self) {
+        let dropped = std::mem::take(&mut *self.families.dropped.lock());
+        let dropped: Vec<_> = dropped.iter().filter_map(Weak::upgrade).collect();
+        for family in &dropped {
+            family.tables().leave_to_next_opening();
+        }
+        for family in self.families().iter().chain(&dropped) {
+            family.empty(|from| self.new_mem(from, family.options()));
+        }
     }
 
     /// A point, and the views of all families that fit it, for a snapshot; as [`Store::read_at`].

@@ -9,10 +9,13 @@
 //! no other write. Nor do those that are flushed and that a snapshot or an iterator still reads.
 
 use std::sync::Weak;
+use std::sync::atomic::Ordering;
+
+use collie_log::{Level, Lsn};
 
 use super::Store;
 use super::stall::Holds;
-use crate::Error;
+use crate::{Error, Result};
 
 impl Store {
     /// Its memtables count in the budget from now on.
@@ -54,6 +57,21 @@ impl Store {
         let families = self.families();
         let bytes: u64 = families.iter().map(|family| family.view().large_bytes()).sum();
         bytes >= self.budget.most()
+    }
+
+    /// Waits until the log is durable up to `end`. For flushes: what they would flush does not leave
+    /// memory meanwhile.
+    pub(crate) fn wait_for_log(&self, end: Lsn) -> Result<()> {
+        // Relaxed, as the load: it decides which memtables are sealed, and publishes nothing.
+        self.log_waits.fetch_add(1, Ordering::Relaxed);
+        let durable = self.sequencer.wait(end, Level::Disk);
+        self.log_waits.fetch_sub(1, Ordering::Relaxed);
+        durable
+    }
+
+    /// Whether a flush waits for the log.
+    pub(crate) fn waits_for_log(&self) -> bool {
+        self.log_waits.load(Ordering::Relaxed) > 0
     }
 
     /// Memtables were flushed.

@@ -77,6 +77,8 @@ pub(crate) struct Store {
     health: Health,
     stopped: StoppedWriters,
     budget: Arc<Budget>,
+    /// Flushes that wait for the log.
+    log_waits: AtomicUsize,
     wal: WalWatch,
     large: LargeCommits,
     snapshots: AtomicUsize,
@@ -150,6 +152,7 @@ impl Store {
             health: Health::new(),
             stopped: StoppedWriters::default(),
             budget: parts.budget,
+            log_waits: AtomicUsize::new(0),
             wal: WalWatch::default(),
             large: LargeCommits::default(),
             snapshots: AtomicUsize::new(0),

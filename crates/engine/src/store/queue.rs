@@ -35,15 +35,32 @@ struct State {
     stopping: bool,
     /// Tasks that threads of a crew do now.
     running: usize,
+    /// A thread of a crew flushes. No other one does, for it might only wait for the same log.
+    flushing: bool,
+    /// Tickets for flushes that came up meanwhile.
+    deferred: usize,
 }
 
 /// A task is done by a thread of a crew as long as this lives.
-pub(crate) struct Running<'a>(&'a TaskQueue);
+pub(crate) struct Running<'a>(&'a TaskQueue, Kind);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().running -= 1;
+        let mut state = self.0.state.lock();
+        state.running -= 1;
+        let deferred = match self.1 {
+            Kind::Flush => {
+                state.flushing = false;
+                std::mem::take(&mut state.deferred)
+            }
+            Kind::Compaction => 0,
+        };
+        drop(state);
         self.0.changed.notify_all();
+        for _ in 0..deferred {
+            // Behind those of other stores. They are due: a thread had taken them.
+            self.0.announce(Kind::Flush, 0);
+        }
     }
 }
 
@@ -159,27 +176,37 @@ impl TaskQueue {
         }
     }
 
-    /// The next task that is due, for a flush thread of a crew.
+    /// The next task that is due, for a flush thread of a crew. `None`, too, while another one
+    /// flushes: the crew gets the ticket back when that one is done.
     pub(crate) fn try_flush(&self) -> Option<(FlushTask, Running<'_>)> {
-        self.try_next(|state| state.flushes.pop())
+        let mut state = self.state.lock();
+        if state.flushing {
+            state.deferred += 1;
+            return None;
+        }
+        let (task, running) = self.try_next(&mut state, Kind::Flush, |state| state.flushes.pop())?;
+        state.flushing = true;
+        Some((task, running))
     }
 
     /// The next family that is due, for a compaction thread of a crew.
     pub(crate) fn try_compaction(&self) -> Option<(Arc<FamilyState>, Running<'_>)> {
-        self.try_next(|state| state.compactions.pop())
+        let mut state = self.state.lock();
+        self.try_next(&mut state, Kind::Compaction, |state| state.compactions.pop())
     }
 
     fn try_next<T>(
         &self,
+        state: &mut State,
+        kind: Kind,
         pop: impl Fn(&mut State) -> Result<T, Option<Duration>>,
     ) -> Option<(T, Running<'_>)> {
-        let mut state = self.state.lock();
         if state.stopping {
             return None;
         }
-        let task = pop(&mut state).ok()?;
+        let task = pop(state).ok()?;
         state.running += 1;
-        Some((task, Running(self)))
+        Some((task, Running(self, kind)))
     }
 
     /// Waits for the tasks that threads of a crew do. After [`TaskQueue::stop`] they begin none.
@@ -206,4 +233,27 @@ impl TaskQueue {
 pub(crate) fn pause_after(failures: u32) -> Duration {
     const FIRST_MS: u64 = 50;
     Duration::from_millis(FIRST_MS << failures.min(6))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+
+    #[test]
+    fn a_flush_that_came_up_during_another_gets_its_ticket_back() {
+        let (queue, crew) = (TaskQueue::default(), Arc::new(Crew::default()));
+        queue.join(Arc::clone(&crew), Weak::<Store>::new());
+        queue.check_wal_size();
+        let (_, running) = queue.try_flush().unwrap();
+        queue.check_wal_size();
+        assert_eq!(crew.flush_tickets(), 2);
+        assert!(queue.try_flush().is_none(), "a second thread flushes");
+        assert_eq!(crew.flush_tickets(), 2);
+        drop(running);
+        assert_eq!(crew.flush_tickets(), 3);
+        drop(queue.try_flush().unwrap());
+        // Nothing was deferred meanwhile.
+        assert_eq!(crew.flush_tickets(), 3);
+    }
 }

@@ -156,6 +156,15 @@ impl View {
         self.large().map(|mem| mem.bytes() + MEM_LEAST).sum()
     }
 
+    /// What the sealed memtables take that count with others of the store, in bytes.
+    pub(crate) fn sealed_bytes(&self) -> u64 {
+        let sealed = self.sealed.iter().map(|sealed| &sealed.mem);
+        sealed
+            .filter(|mem| !mem.is_of_commit())
+            .map(|mem| mem.bytes())
+            .sum()
+    }
+
     /// Whether they are as many as a family may have, or take as much as one of its memtables.
     pub(crate) fn is_full_of_large(&self, options: &FamilyOptions) -> bool {
         self.large().count() >= options.max_write_buffers || self.large_bytes() >= options.write_buffer_bytes

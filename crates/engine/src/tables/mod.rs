@@ -425,6 +425,18 @@ impl Tables {
         // Relaxed: read in `drop`, which the reference count orders after this.
         self.dir.dropped.store(true, Ordering::Relaxed);
     }
+
+    #[cfg(test)]
+    pub(crate) fn is_to_be_removed(&self) -> bool {
+        self.dir.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Nothing of this store removes the directory any more: the next opening does, if the manifest
+    /// does not name it.
+    pub(crate) fn leave_to_next_opening(&self) {
+        // Relaxed, as above.
+        self.dir.dropped.store(false, Ordering::Relaxed);
+    }
 }
 
 /// A flush or a compaction that may create tables. When the last one ends, orphaned tables are

@@ -119,3 +119,53 @@ fn a_compaction_waits_until_tables_are_recorded() {
     merging.join().unwrap().unwrap();
     assert_eq!((state.tables().table_count(), db.flushed()), (1, FIRST + 2));
 }
+
+/// A store to adopt, with one key.
+fn staged(dir: &std::path::Path, seq: u64) -> std::path::PathBuf {
+    let db = quiet(&dir.join("other"), options());
+    apply(&db, seq, "adopted", Some("1"));
+    let staged = dir.join("staged");
+    db.links(&staged).unwrap();
+    db.close().unwrap();
+    staged
+}
+
+#[test]
+fn links_beside_an_adoption_are_of_the_content_from_before_or_from_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let staged = staged(dir.path(), FIRST + 5);
+    let db = quiet(&dir.path().join("store"), options());
+    apply(&db, FIRST, "own", Some("1"));
+    let linked = dir.path().join("linked");
+    let linking = {
+        let (db, linked) = (db.clone(), linked.clone());
+        hold("what is to be linked is flushed", move || db.links(linked)).at_point()
+    };
+    assert_eq!(db.adopt(&staged).unwrap(), FIRST + 5);
+    assert_eq!(linking.finish().unwrap(), FIRST + 5);
+    let copy = Db::open(&linked, options()).unwrap();
+    assert_eq!((copy.get("own").unwrap(), copy.flushed()), (None, FIRST + 5));
+    assert_eq!(copy.get("adopted").unwrap().unwrap(), "1");
+}
+
+/// As where a family was dropped: its memory and tables, and with them the lock, were kept.
+#[test]
+fn handles_from_before_an_adoption_keep_no_closed_store_locked() {
+    let dir = tempfile::tempdir().unwrap();
+    let staged = staged(dir.path(), FIRST + 5);
+    let path = dir.path().join("store");
+    let db = quiet(&path, options());
+    let family = db.default_family();
+    let mut batch = Batch::new();
+    batch.put(&family, "own", "1").unwrap();
+    db.apply(&batch, FIRST).unwrap();
+    db.adopt(&staged).unwrap();
+    db.close().unwrap();
+    let again = Db::open(&path, options()).unwrap();
+    assert!(matches!(
+        family.get("own"),
+        Err(Error::Closed | Error::FamilyDropped { .. })
+    ));
+    drop((family, batch));
+    assert_eq!(again.get("adopted").unwrap().unwrap(), "1");
+}

@@ -1,6 +1,7 @@
 //! For tests: random numbers from a seed that is printed, and threads that are held at a named
 //! point.
 
+mod closing;
 mod external_journal;
 pub(crate) mod failures;
 mod flush_crashes;

@@ -266,7 +266,10 @@ impl Worker {
     }
 
     /// As [`Worker::append`], without waiting for anything: for threads that must not sleep, such as
-    /// those of an async runtime. It neither writes nor prepares room; the log's threads do.
+    /// those of an async runtime. It neither writes nor prepares room; the log's threads do. Without
+    /// those ([`LogOptions::threads`](crate::LogOptions::threads)) it fails once the ring or the
+    /// prepared room is full, until a thread that waits or flushes has written the ring, or one that
+    /// appends ([`Worker::append`]) has prepared more.
     ///
     /// # Errors
     /// [`LogError::WouldBlock`] where the append would have to wait: nothing was appended, and
@@ -287,7 +290,7 @@ impl Worker {
         loop {
             match self.try_append(stream, kind, payload) {
                 Err(LogError::WouldBlock) => {
-                    RoomFor::new(Arc::clone(&self.core), frame_len(payload.len())).await?;
+                    RoomFor::new(Arc::clone(&self.core), payload.len()).await?;
                 }
                 done => return done,
             }

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 
 use crate::Lsn;
 use crate::error::LogError;
+use crate::format::frame_len;
 use crate::options::Level;
 use crate::shared::Core;
 
@@ -79,13 +80,22 @@ impl Drop for Durable {
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct RoomFor {
     core: Arc<Core>,
-    /// Of the frame, in bytes.
-    len: u64,
+    /// Of the frame, in bytes; or why there never is one.
+    len: Result<u64, LogError>,
     id: Option<u64>,
 }
 
 impl RoomFor {
-    pub(crate) fn new(core: Arc<Core>, len: u64) -> Self {
+    /// For a frame with so many bytes of payload.
+    pub(crate) fn new(core: Arc<Core>, payload: usize) -> Self {
+        let limit = core.options.max_payload();
+        let len = match payload > limit {
+            true => Err(LogError::TooLarge {
+                len: payload as u64,
+                limit: limit as u64,
+            }),
+            false => Ok(frame_len(payload)),
+        };
         Self { core, len, id: None }
     }
 
@@ -101,13 +111,17 @@ impl Future for RoomFor {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if let Some(answer) = this.core.has_room(this.len) {
+        let len = match &this.len {
+            Ok(len) => *len,
+            Err(error) => return Poll::Ready(Err(error.clone())),
+        };
+        if let Some(answer) = this.core.has_room(len) {
             this.forget();
             return Poll::Ready(answer);
         }
-        this.core.waiting.want_room(&mut this.id, this.len, cx.waker());
+        this.core.waiting.want_room(&mut this.id, len, cx.waker());
         // The registry's lock orders this: either who makes room sees the task, or we see the room.
-        if let Some(answer) = this.core.has_room(this.len) {
+        if let Some(answer) = this.core.has_room(len) {
             this.forget();
             return Poll::Ready(answer);
         }

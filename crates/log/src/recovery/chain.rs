@@ -25,6 +25,8 @@ pub(crate) struct Chain {
     /// Segments that a later epoch took over wholly, and whose removal is not done or was undone by
     /// a crash. They must be gone for good before the segments that mask them are released.
     pub(crate) superseded: Vec<(PathBuf, Arc<dyn File>)>,
+    /// It is an archive's. What is archived may have been shortened where a later epoch took over.
+    pub(crate) is_archive: bool,
     /// Of an archive: where the first frame begins in the segment that follows, as far as that is
     /// known.
     pub(crate) goes_on_at: Option<Lsn>,
@@ -63,6 +65,7 @@ impl Chain {
         let log_begins = oldest_live(device, dir)?;
         let segments = archive::list(device, dir).at("list", dir)?.segments.into_iter();
         let mut chain = Self::load_named(device, segments.map(|(number, (_, path))| (number, path)))?;
+        chain.is_archive = true;
         chain.log_begins = log_begins.filter(|oldest| oldest.log_id == chain.log_id);
         chain.goes_on_at = chain.next_live(device, dir)?.and_then(|next| next.first_frame());
         Ok(chain)
@@ -130,6 +133,7 @@ impl Chain {
             runs: Vec::new(),
             strays: Vec::new(),
             superseded: Vec::new(),
+            is_archive: false,
             goes_on_at: None,
             log_begins: None,
             log_id: [0; 16],

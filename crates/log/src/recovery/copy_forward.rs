@@ -343,6 +343,12 @@ impl Writer<'_, '_> {
             file.sync_data().at("sync", path)?;
         }
         self.epoch.unfinished.clear();
+        let end = self.at + self.buffer.len() as u64;
+        for fresh in &mut self.files {
+            // The copy may have gone beyond what was zeroed when the segment began.
+            let used = end.min(fresh.header.end()) - fresh.header.first_lsn.get();
+            fresh.header.set_prepared(fresh.ready.max(used));
+        }
         for Fresh {
             header, path, file, ..
         } in self.files.iter().rev()
@@ -350,8 +356,6 @@ impl Writer<'_, '_> {
             write_all_at(&**file, &header.encode(), 0).at("write", path)?;
             file.sync_data().at("sync", path)?;
         }
-        // The copy may have gone beyond what was zeroed when the segment began.
-        let end = self.at + self.buffer.len() as u64;
         let (ready, used) = self.files.last().map_or((0, 0), |f| {
             let used = end - f.header.first_lsn.get();
             let blocks = used.next_multiple_of(BLOCK as u64);

@@ -94,7 +94,9 @@ impl Walk<'_> {
                 .first_frame(at + ALIGN, next.unwrap_or(left.written))
                 .filter(|lsn| left.bridges(*lsn));
         }
-        let ends = [next, in_ring, written, Some(run.copied_end())];
+        // A file that was cut short held something up to where it must have gone.
+        let cut_off = self.cut_short(run).map(|(_, to)| to);
+        let ends = [next, in_ring, written, Some(run.copied_end()), cut_off];
         Ok(ends.into_iter().flatten().filter(|end| *end > at).min())
     }
 }

@@ -16,6 +16,9 @@ pub(crate) struct Evidence {
     pub(crate) below_recorded_end: bool,
     /// A valid later frame records that this position was durable.
     pub(crate) below_mark: bool,
+    /// The file of the newest epoch that holds this position is shorter than it was when the frames
+    /// reached up to here, and no close says that nothing followed.
+    pub(crate) cut_short: bool,
     /// The ring of the process before is there, matches, and either the segments are good up to its
     /// mark or complete frames in the ring lead there from this position.
     pub(crate) ring: bool,
@@ -32,6 +35,9 @@ pub(crate) enum Decision {
     Corrupt(Proof),
     /// Go on in the ring.
     Ring,
+    /// What stood here, if anything did, was cut off: the log ends here, and that is reported, or
+    /// refused, or what is missing is passed over.
+    CutShort,
     /// The log ends here.
     End,
 }
@@ -74,6 +80,7 @@ pub(crate) fn decide(e: Evidence) -> Decision {
             ..
         } => Decision::Corrupt(Proof::RecordedEnd),
         Evidence { below_mark: true, .. } => Decision::Corrupt(Proof::LaterFrame),
+        Evidence { cut_short: true, .. } => Decision::CutShort,
         Evidence { .. } => Decision::End,
     }
 }
@@ -88,6 +95,7 @@ mod tests {
         frame_crosses_end: false,
         below_recorded_end: false,
         below_mark: false,
+        cut_short: false,
         ring: false,
     };
 
@@ -146,6 +154,29 @@ mod tests {
                 },
                 Decision::Ring,
             ),
+            (
+                Evidence {
+                    below_mark: true,
+                    cut_short: true,
+                    ..NOTHING
+                },
+                Decision::Corrupt(Proof::LaterFrame),
+            ),
+            (
+                Evidence {
+                    cut_short: true,
+                    ring: true,
+                    ..NOTHING
+                },
+                Decision::Ring,
+            ),
+            (
+                Evidence {
+                    cut_short: true,
+                    ..NOTHING
+                },
+                Decision::CutShort,
+            ),
             (NOTHING, Decision::End),
         ];
         for (evidence, decision) in rows {
@@ -155,9 +186,9 @@ mod tests {
 
     #[test]
     fn no_evidence_of_loss_is_ever_overlooked() {
-        // All 64 inputs: the log ends at a bad frame only without any proof that it was durable,
+        // All 128 inputs: the log ends at a bad frame only without any proof that it was durable,
         // and goes on there only in a ring that has what was.
-        for bits in 0..64_u32 {
+        for bits in 0..128_u32 {
             let on = |bit: u32| bits & (1 << bit) != 0;
             let e = Evidence {
                 epoch_ends_here: on(0),
@@ -166,6 +197,7 @@ mod tests {
                 below_recorded_end: on(3),
                 below_mark: on(4),
                 ring: on(5),
+                cut_short: on(6),
             };
             let proof = e.below_recorded_end || e.below_mark;
             match decide(e) {
@@ -175,7 +207,8 @@ mod tests {
                     assert!(!e.epoch_ends_here && (proof && !e.ring || e.frame_crosses_end));
                 }
                 Decision::Ring => assert!(e.ring && !e.frame),
-                Decision::End => assert!(!e.ring && !e.frame && !proof),
+                Decision::CutShort => assert!(e.cut_short && !e.ring && !e.frame && !proof),
+                Decision::End => assert!(!e.ring && !e.frame && !proof && !e.cut_short),
             }
         }
     }

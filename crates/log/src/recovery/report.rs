@@ -35,8 +35,9 @@ pub enum RingOutcome {
     },
 }
 
-/// The end of the log was not clean. No frame and no header that is left shows that what is missing
-/// there was durable.
+/// The end of the log was not clean. No frame that is left shows that what is missing there was
+/// durable. It may have been where `found` is the end of a file that was once longer: something other
+/// than the log has cut that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TornTail {
     /// The segment in which the log ends.

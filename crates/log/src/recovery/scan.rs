@@ -310,10 +310,12 @@ impl<'a> Walk<'a> {
             frame_crosses_end: good.zip(recorded_end).is_some_and(|(f, end)| f.end() > end),
             below_recorded_end: recorded_end.is_some_and(|end| at < end) || at < run.copied_end(),
             below_mark: false,
+            cut_short: false,
             ring: good.is_none() && self.usable_ring().is_some(),
         };
         if good.is_none() && !evidence.ring {
             evidence.below_mark = self.proven_by_later_frames(run)?;
+            evidence.cut_short = self.cut_short(run).is_some();
         }
         match decide(evidence) {
             Decision::NextEpoch => {
@@ -343,6 +345,20 @@ impl<'a> Walk<'a> {
             Decision::Ring => {
                 self.end_in_segments(run, something(frame.err()));
                 self.follow_ring(run, visit)?;
+                return Ok(false);
+            }
+            Decision::CutShort => {
+                let Some((segment, to)) = self.cut_short(run) else {
+                    return Ok(false);
+                };
+                let (least, len) = (segment.offset(to), segment.len);
+                let found = format!("the end of the file, of {len} bytes, which once had {least} at least");
+                if self.passing {
+                    self.pass_over(run, corrupt(run, at, "a frame, or room for one", found))?;
+                    return Ok(true);
+                }
+                self.end_in_segments(run, Some(found));
+                self.explain_ring();
                 return Ok(false);
             }
             Decision::End => {
@@ -460,6 +476,14 @@ impl<'a> Walk<'a> {
             }
             _ => false,
         })
+    }
+
+    /// The segment at the current position, where its file is shorter than it was when the frames
+    /// reached up to here, and up to where it must have gone. Not behind a close, which nothing
+    /// follows, nor before another epoch, which records where this one ends, and has its room back.
+    pub(super) fn cut_short<'r>(&self, run: &'r Run) -> Option<(&'r SegmentFile, Lsn)> {
+        let may_be_shorter = self.closed || self.chain.is_archive || self.next_run().is_some();
+        run.cut_short(self.at).filter(|_| !may_be_shorter)
     }
 
     /// Where there is nothing, it still is no clean end if something follows: blocks that were

@@ -162,6 +162,14 @@ fn copy(device: &dyn Device, from: &Path, to: &Path) -> Result<(), LogError> {
 /// Drops what lies at `offset` and beyond; it reads as zeros from now on.
 fn truncate_file(device: &dyn Device, path: &Path, offset: u64) -> Result<(), LogError> {
     let file = device.open(path, OpenMode::ReadWrite).at("open", path)?;
+    // First: a file shorter than its header says is damaged.
+    let mut head = [0; SEGMENT_HEAD];
+    read_or_zeros(&*file, &mut head, 0).at("read", path)?;
+    if let Ok(mut header) = SegmentHeader::decode(&head)
+        && header.forget_prepared()
+    {
+        rewrite(&*file, path, &header)?;
+    }
     file.set_len(offset).at("truncate", path)?;
     file.sync_data().at("sync", path)
 }

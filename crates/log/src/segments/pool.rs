@@ -10,7 +10,7 @@ use collie_io::{Device, File, OpenMode, Reserve};
 use crate::Lsn;
 use crate::directory::Directory;
 use crate::error::{At, LogError};
-use crate::format::SegmentHeader;
+use crate::format::{SEGMENT_STEP, SegmentHeader};
 use crate::segments::archive::Archive;
 use crate::segments::beginning;
 use crate::segments::header::rewrite;
@@ -23,7 +23,7 @@ use super::files::{
 };
 
 /// How much of a new segment is zeroed at a time. What is zeroed can be appended to.
-const CHUNK: u64 = 4 << 20;
+const CHUNK: u64 = SEGMENT_STEP;
 /// How many released segments are kept for use as new ones; further ones are removed.
 const SPARES: usize = 2;
 
@@ -270,7 +270,8 @@ impl Segments {
     /// A released file takes the next number. Its old frames cannot be mistaken for new ones: their
     /// LSNs differ from their positions.
     fn reuse(&self, builder: &mut Builder, spare: SegmentMeta) -> Result<(), LogError> {
-        let header = self.header(builder.number + 1, builder.total);
+        let mut header = self.header(builder.number + 1, builder.total);
+        header.set_prepared(header.data_bytes.get());
         let path = self.dir.path().join(file_name(header.number.get()));
         // Before it has the new name: when it has, nothing may be missing.
         let opened = self
@@ -311,8 +312,9 @@ impl Segments {
     }
 
     fn begin(&self, builder: &mut Builder) -> Result<(), LogError> {
-        let header = self.header(builder.number + 1, builder.total);
+        let mut header = self.header(builder.number + 1, builder.total);
         let chunk = CHUNK.min(header.data_bytes.get());
+        header.set_prepared(chunk);
         let path = self.dir.path().join(file_name(header.number.get()));
         let made = create(&self.dir, &path, chunk, Some(&header)).and_then(|file| {
             let direct = self.open_for_frames(&path)?;

@@ -39,6 +39,21 @@ impl SegmentFile {
     pub(crate) fn offset(&self, lsn: Lsn) -> u64 {
         self.header.data_at() + (lsn - self.first_lsn())
     }
+
+    /// Where its data must have ended, at least, when the frames reached up to `lsn`, which lies in
+    /// it; `None` where the file is that long, or need not be.
+    ///
+    /// A header that does not begin an epoch is written together with the file's zeros: after a power
+    /// cut it may be there without them, and then no frame is.
+    fn cut_short(&self, lsn: Lsn, is_followed: bool) -> Option<Lsn> {
+        if lsn == self.first_lsn() && !self.header.begins_epoch() {
+            return None;
+        }
+        let least = self.header.prepared_to(lsn)?;
+        // The next segment is begun when this one is whole.
+        let least = if is_followed { self.header.end() } else { least };
+        (self.data_end() < least && lsn < least).then_some(least)
+    }
 }
 
 /// The segments of one epoch, without a gap.
@@ -92,6 +107,15 @@ impl Run {
             }),
             _ => Ok(RunBeginning::Unrecorded),
         }
+    }
+
+    /// The segment that holds `lsn`, where its file is shorter than it was when the frames reached up
+    /// to there, and up to where it must have gone at least.
+    pub(crate) fn cut_short(&self, lsn: Lsn) -> Option<(&SegmentFile, Lsn)> {
+        let at = self.segments.partition_point(|s| s.header.end() <= lsn);
+        let segment = self.segments.get(at).filter(|s| s.first_lsn() <= lsn)?;
+        let is_followed = self.segments.len() > at + 1;
+        segment.cut_short(lsn, is_followed).map(|to| (segment, to))
     }
 
     /// Where the epoch before ends.

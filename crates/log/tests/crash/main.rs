@@ -2,6 +2,7 @@
 //! that fail, full disks.
 
 mod archive;
+mod cut_short;
 mod decisions;
 mod fail_operation;
 mod faults;

@@ -194,6 +194,23 @@ fn a_full_device_is_said_to_the_task_and_room_comes_when_there_is_some() {
     log.wait(span.end, Level::Disk).unwrap();
 }
 
+/// A wait for such a room never ended, or was for the few bytes that are left of an overflow.
+#[test]
+fn room_for_more_than_any_frame_holds_is_refused_at_once() {
+    let device = SimDevice::new(6);
+    let options = options(&device);
+    let limit = options.max_payload();
+    let log = Log::open(DIR, options).unwrap();
+    for payload in [limit + 1, RING, usize::MAX - FRAME_HEADER, usize::MAX] {
+        let answer = poll_once(pin!(log.room(payload)).as_mut());
+        let Poll::Ready(Err(LogError::TooLarge { len, limit: most })) = answer else {
+            panic!("{payload} bytes: {answer:?}");
+        };
+        assert_eq!((len, most), (payload as u64, limit as u64));
+    }
+    assert!(block_on(log.room(limit)).is_ok());
+}
+
 #[test]
 fn a_task_that_awaits_room_hears_of_the_logs_end() {
     for poisoned in [false, true] {

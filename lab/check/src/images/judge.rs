@@ -472,8 +472,13 @@ fn open_with(options: LogOptions) -> Result<(Log, Vec<Frame>), LogError> {
     Ok((log, frames))
 }
 
-/// Whether the frames that recovery handed out are those that are read, and each is got by its LSN.
+/// Whether the frames that recovery handed out are those that are read, and each is got by its LSN;
+/// and that recovery took no file for cut short: no image takes away a length that was synced.
 fn check_frames(log: &Log, handed_out: &[Frame]) -> Result<(), String> {
+    let torn = log.recovery().torn.as_ref();
+    if let Some(torn) = torn.filter(|torn| torn.found.contains("the end of the file")) {
+        return Err(format!("a file is taken for cut short: {torn:?}"));
+    }
     let read: Result<Vec<_>, _> = log.read(log.recovery().first_frame).and_then(Iterator::collect);
     if read.as_deref().ok() != Some(handed_out) {
         let read = read.map(|frames| frames.len());

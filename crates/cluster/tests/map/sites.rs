@@ -1,7 +1,6 @@
 //! Nodes that live, die and come back.
 
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,12 +11,11 @@ use collie_cluster::peers::{JoinError, PlainTcp, Times, ask_to_join};
 use collie_cluster::wire::{Join, JoinAnswer, VERSION};
 use collie_cluster::{
     Begin, ClusterError, ClusterNode, ClusterOptions, ClusterStatus, GroupTimes, Layout, NodeLogOptions,
-    NodeStoreOptions, Replica,
+    NodeStoreOptions,
 };
-use collie_db::{Options, Shared, SharedOptions, Value};
+use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{Clock, Nanos, RealClock};
 use collie_log::{LogOptions, RingMode};
-use collie_server::cluster::{Evaluation, Partition, Refused, Rows, Settled, Settling};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
@@ -38,48 +36,6 @@ impl Clock for Off {
     fn wall_ms(&self) -> u64 {
         RealClock.wall_ms().saturating_add_signed(self.0)
     }
-}
-
-/// A partition that takes no commands: here it matters where it is, and not what it does.
-#[derive(Debug)]
-struct Idle {
-    group: u64,
-    slots: RangeInclusive<u16>,
-}
-
-impl Partition for Idle {
-    fn group(&self) -> u64 {
-        self.group
-    }
-
-    fn slots(&self) -> RangeInclusive<u16> {
-        self.slots.clone()
-    }
-
-    fn begin(&self, _: u16, _: &[&[u8]], _: Duration) -> Result<Box<dyn Evaluation>, Refused> {
-        Err(Refused::NotNow)
-    }
-
-    fn rows_after(&self, _: Option<(u16, &[u8])>) -> Result<Rows, Refused> {
-        Err(Refused::NotNow)
-    }
-
-    fn get_applied(&self, _: u16, _: &[u8]) -> Result<Option<Value>, Refused> {
-        Err(Refused::NotNow)
-    }
-
-    fn key_count(&self, _: RangeInclusive<u16>) -> Result<u64, Refused> {
-        Err(Refused::NotNow)
-    }
-
-    fn confirm(&self) -> Settling {
-        Box::pin(std::future::ready(Settled::TryAgain))
-    }
-}
-
-fn idle(replica: &Arc<Replica>, slots: RangeInclusive<u16>) -> Arc<dyn Partition> {
-    let group = replica.group();
-    Arc::new(Idle { group, slots })
 }
 
 pub(crate) fn runtime() -> Runtime {
@@ -131,7 +87,7 @@ pub(crate) fn bootstrap(replicas: u8, partitions: u16) -> Begin {
 impl Site {
     pub(crate) fn options(&self) -> ClusterOptions {
         let dir = self.dir.path().to_owned();
-        let mut options = ClusterOptions::new(dir, self.peer, self.client, Arc::new(idle));
+        let mut options = ClusterOptions::new(dir, self.peer, self.client);
         options.own = Options {
             ring: RingMode::Private,
             ring_bytes: 256 << 10,

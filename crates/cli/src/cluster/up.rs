@@ -166,19 +166,20 @@ fn serves_all(place: &Place, nodes: usize, seen: &mut String) -> bool {
 pub(super) fn down(args: &DownArgs) -> anyhow::Result<Outcome> {
     let local = Local::get(&args.dir)?;
     let bar = output::spinner("ending");
-    let mut ending = Vec::new();
-    for place in local.places() {
-        if let Some(mut client) = place.connect() {
-            // It answers nothing: the connection ends with the process.
-            let _ended = client.call(&[b"SHUTDOWN"]);
-            ending.push(place);
-        }
-    }
+    // The lock on its directory is the first that a node takes, and the last that it gives back.
+    let mut ending = local.places();
+    ending.retain(Place::is_in_use);
     let count = ending.len();
     let began = RealClock.monotonic();
     while !ending.is_empty() {
-        // The lock on its directory is the last that a node gives back.
-        ending.retain(|place| place.connect().is_some() || place.is_in_use());
+        for place in &ending {
+            // One that starts does not listen yet, and one that was asked does not any more.
+            if let Some(mut client) = place.connect() {
+                // It answers nothing: the connection ends with the process.
+                let _ended = client.call(&[b"SHUTDOWN"]);
+            }
+        }
+        ending.retain(Place::is_in_use);
         bar.set_position((count - ending.len()) as u64);
         let waited = RealClock.monotonic().saturating_sub(began);
         if let Some(place) = ending.first() {
@@ -189,8 +190,8 @@ pub(super) fn down(args: &DownArgs) -> anyhow::Result<Outcome> {
                 DOWN_WITHIN.as_secs(),
                 place.diagnostics.display()
             );
-            std::thread::sleep(PAUSE);
         }
+        std::thread::sleep(PAUSE);
     }
     bar.finish_and_clear();
     let mut results = Results::new();

@@ -57,7 +57,7 @@ pub enum IdentityError {
     /// A disk of this node has no mark.
     #[error(
         "disk {disk} of node {node}, {}, has no mark: it was emptied, or another disk is mounted there. Mount the right \
-         one. If its data is lost, remove node {node} from the cluster and let it join again with an empty directory",
+         one. If its data is lost, node {node} cannot come back: the others go on without it",
         dir.display()
     )]
     Unmarked {

@@ -223,7 +223,7 @@ fn a_disk_that_was_emptied_swapped_or_left_out_is_found_at_the_start() {
             "disk 0 of node 1",
             "has no mark",
             "Mount the right one",
-            "join again",
+            "without it",
         ],
     );
     std::fs::create_dir(&disk).unwrap();

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::time::sleep;
 
 use crate::cluster_node::shared::Inner;
@@ -29,7 +30,8 @@ const HEAD_START: usize = 5;
 pub(super) async fn watch_nodes(inner: Arc<Inner>) {
     let mut states = inner.peers().states();
     let mut suspected = BTreeSet::new();
-    let mut elections = JoinSet::new();
+    // Polled here, so that nothing of the node is held when this task has ended.
+    let mut elections = FuturesUnordered::new();
     loop {
         let silent: BTreeSet<NodeId> = {
             let states = states.borrow_and_update();
@@ -39,21 +41,27 @@ pub(super) async fn watch_nodes(inner: Arc<Inner>) {
         // Where a slot without a replica here is led may have changed.
         inner.changed();
         for node in silent.difference(&suspected) {
-            elections.spawn(replace_leader(Arc::clone(&inner), *node));
+            elections.push(replace_leader(&inner, *node));
         }
         suspected = silent;
-        while elections.try_join_next().is_some() {}
-        if states.changed().await.is_err() {
-            return;
+        loop {
+            tokio::select! {
+                biased;
+                changed = states.changed() => match changed {
+                    Ok(()) => break,
+                    Err(_) => return,
+                },
+                Some(()) = elections.next() => {}
+            }
         }
     }
 }
 
 /// Has the groups that a node led elect another leader, until it answers again.
-async fn replace_leader(inner: Arc<Inner>, node: NodeId) {
+async fn replace_leader(inner: &Inner, node: NodeId) {
     for attempt in 0..ATTEMPTS {
         let is_alive = inner.is_alive(&inner.peers().states().borrow(), node);
-        let led = led_by(&inner, node);
+        let led = led_by(inner, node);
         if is_alive || led.is_empty() {
             return;
         }

@@ -10,6 +10,7 @@ use openraft::type_config::alias::{LogIdOf, SnapshotMetaOf, SnapshotOf, StoredMe
 use openraft::{EntryPayload, OptionalSend};
 
 use crate::machine::Machine;
+use crate::raft::body::Body;
 use crate::raft::commands::Commands;
 use crate::raft::machine::{SnapshotBuilder, SnapshotData, apply_all};
 use crate::raft::types::{Effects, Groups};
@@ -36,12 +37,13 @@ impl RaftStateMachine<Groups> for Served {
         S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
     {
         let Self { machine, commands } = self.clone();
-        apply_all(&self.machine, entries, move |id, body, outcome| match body {
+        let waits = Arc::clone(&self.commands);
+        let applied = move |id, body: &Body, outcome| match body {
             EntryPayload::Blank => commands.began(id, machine.recorded().as_deref()),
             EntryPayload::Normal(Effects(payload)) => commands.applied(id, payload, outcome),
             EntryPayload::Membership(_) => Ok(()),
-        })
-        .await
+        };
+        apply_all(&self.machine, entries, applied, move || !waits.is_closing()).await
     }
 
     async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {

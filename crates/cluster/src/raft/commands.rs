@@ -2,7 +2,7 @@
 //! it. Nothing here is openraft's.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -14,6 +14,10 @@ use crate::proposals::{
     Decision, Effects, Evaluated, Evaluation, Header, Leading, NotSubmitted, Outcome, Proposal, Recorded,
     Skip, Standing, Ticket,
 };
+
+/// Bytes of effects without an outcome, of one replica; the overlay has about as many again. One entry
+/// is always let in.
+const PENDING_BYTES: usize = 64 << 20;
 
 /// A row: a key in its slot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,14 +55,25 @@ pub(super) struct Commands {
     refused: AtomicBool,
     /// Who leads, as raft says.
     leader: Mutex<Option<ReplicaId>>,
+    /// Bytes of effects that were submitted and have no outcome yet.
+    pending_bytes: AtomicUsize,
+    /// The replica is being closed.
+    closing: AtomicBool,
 }
 
 /// What goes with an entry from its submission on.
 pub(super) struct Submission {
     /// As the entry has them, behind the header.
     effects: Vec<u8>,
+    pub(super) waiter: Waiter,
+}
+
+/// Who waits for an entry.
+pub(super) struct Waiter {
+    /// The bytes of its effects.
+    bytes: usize,
     /// Learns what became of it, unless it waits no longer.
-    pub(super) waiter: oneshot::Sender<Outcome>,
+    sender: oneshot::Sender<Outcome>,
 }
 
 /// A command that was evaluated, and what says what became of its effects.
@@ -100,6 +115,8 @@ impl Commands {
             standing: Mutex::new(Standing::Following),
             refused: AtomicBool::new(false),
             leader: Mutex::new(None),
+            pending_bytes: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
         }
     }
 
@@ -117,14 +134,26 @@ impl Commands {
         effects: Vec<u8>,
         stamp_ms: u64,
     ) -> Result<Submitted, NotSubmitted> {
-        let (waiter, outcome) = oneshot::channel();
+        // Several threads may pass at once: by an entry each, this is exceeded.
+        if !changes.rows.is_empty() && !self.has_room() {
+            return Err(NotSubmitted::Full);
+        }
+        let bytes = effects.len();
+        let (sender, outcome) = oneshot::channel();
+        let waiter = Waiter { bytes, sender };
         let submission = Submission { effects, waiter };
+        // Before the entry can have an outcome. Relaxed, here and below: the lock of `leading` orders
+        // what must be.
+        self.pending_bytes.fetch_add(bytes, Ordering::Relaxed);
         let evaluated = self
             .leading
-            .finish(evaluation, changes.rows, submission, stamp_ms)?;
-        if let Evaluated::Submitted(_) = evaluated {
-            self.submitted.notify_one();
+            .finish(evaluation, changes.rows, submission, stamp_ms);
+        match &evaluated {
+            Ok(Evaluated::Submitted(_)) => self.submitted.notify_one(),
+            // No entry: it has no outcome.
+            Ok(Evaluated::Read { .. }) | Err(_) => _ = self.pending_bytes.fetch_sub(bytes, Ordering::Relaxed),
         }
+        let evaluated = evaluated?;
         Ok(Submitted { evaluated, outcome })
     }
 
@@ -136,10 +165,12 @@ impl Commands {
     }
 
     /// Raft says, or will never say, what became of an entry. Apply has spoken before.
-    pub(super) fn outcome(&self, ticket: Ticket, outcome: Outcome, waiter: oneshot::Sender<Outcome>) {
+    pub(super) fn outcome(&self, ticket: Ticket, outcome: Outcome, waiter: Waiter) {
+        // Before the lock of `leading`, for `refused`.
+        self.pending_bytes.fetch_sub(waiter.bytes, Ordering::Relaxed);
         self.leading.outcome(&ticket, outcome);
         // An error: it waits no longer.
-        let _gone = waiter.send(outcome);
+        let _gone = waiter.sender.send(outcome);
         self.changed();
     }
 
@@ -178,9 +209,25 @@ impl Commands {
         // Relaxed: the lock of `leading` comes between this and a look at it. Either apply has it
         // after this was stored, and finds it there, or before, and then this finds room.
         self.refused.store(true, Ordering::Relaxed);
-        if self.leading.takes_effects() || !self.leading.standing().leads() {
+        let takes_effects = self.leading.takes_effects();
+        if (takes_effects && self.has_room()) || !self.leading.standing().leads() {
             self.changed();
         }
+    }
+
+    fn has_room(&self) -> bool {
+        self.pending_bytes.load(Ordering::Relaxed) < PENDING_BYTES
+    }
+
+    /// The replica is being closed: what waits for room waits no longer.
+    pub(super) fn close(&self) {
+        // Relaxed: it is looked at again and again.
+        self.closing.store(true, Ordering::Relaxed);
+        self.follow();
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
     }
 
     fn changed(&self) {
@@ -267,7 +314,7 @@ impl Changes {
 }
 
 /// What an entry holds, and who waits for it.
-pub(super) fn entry(proposal: Proposal<Submission>) -> (Vec<u8>, oneshot::Sender<Outcome>) {
+pub(super) fn entry(proposal: Proposal<Submission>) -> (Vec<u8>, Waiter) {
     let Proposal {
         header,
         payload: Submission { effects, waiter },

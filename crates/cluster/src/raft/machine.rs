@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot, SnapshotMeta};
@@ -16,6 +17,8 @@ use crate::raft::ids::{from_log_id, to_log_id};
 use crate::raft::types::{Effects, Groups};
 use crate::store::ReplicaLog;
 
+/// From one look for room on a full device to the next.
+const ROOM_PAUSE: Duration = Duration::from_millis(200);
 /// So many entries are applied by one call to a thread that may block.
 const PART_ENTRIES: usize = 256;
 
@@ -60,7 +63,7 @@ impl RaftStateMachine<Groups> for Machine {
     where
         S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
     {
-        apply_all(self, entries, |_, _, _| Ok(())).await
+        apply_all(self, entries, |_, _, _| Ok(()), || false).await
     }
 
     /// Not forced, it costs nothing, and there is one as soon as anything is in tables.
@@ -132,19 +135,27 @@ impl RaftSnapshotBuilder<Groups> for SnapshotBuilder {
     }
 }
 
-/// Applies entries. `applied` gets each before its outcome is sent.
-pub(super) async fn apply_all<S, A>(machine: &Machine, entries: S, applied: A) -> Result<(), io::Error>
+/// Applies entries. `applied` gets each before its outcome is sent. Where the device of the tables is
+/// full, an entry is applied again and again as long as `waits` says so: it is in the log, and a replica
+/// that failed for it would meet the same when it is opened again.
+pub(super) async fn apply_all<S, A, W>(
+    machine: &Machine,
+    entries: S,
+    applied: A,
+    waits: W,
+) -> Result<(), io::Error>
 where
     S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
     A: Fn(EntryId, &Body, Outcome) -> io::Result<()> + Clone + Send + 'static,
+    W: Fn() -> bool + Clone + Send + 'static,
 {
     let mut parts = entries.chunks(PART_ENTRIES);
     while let Some(part) = parts.next().await {
-        let (machine, applied) = (machine.clone(), applied.clone());
+        let (machine, applied, waits) = (machine.clone(), applied.clone(), waits.clone());
         blocking(move || {
             for next in part {
                 let (entry, responder) = next?;
-                let outcome = apply(&machine, &entry)?;
+                let outcome = apply(&machine, &entry, &waits)?;
                 applied(from_log_id(&entry.log_id), &entry.payload, outcome)?;
                 if let Some(responder) = responder {
                     responder.send(outcome);
@@ -157,7 +168,7 @@ where
     Ok(())
 }
 
-fn apply(machine: &Machine, entry: &EntryOf<Groups>) -> io::Result<Outcome> {
+fn apply(machine: &Machine, entry: &EntryOf<Groups>, waits: &impl Fn() -> bool) -> io::Result<Outcome> {
     let members;
     let change = match &entry.payload {
         EntryPayload::Blank => Change::Blank,
@@ -167,7 +178,19 @@ fn apply(machine: &Machine, entry: &EntryOf<Groups>) -> io::Result<Outcome> {
             Change::Members(&members)
         }
     };
-    machine.apply(from_log_id(&entry.log_id), change).map_err(failed)
+    let id = from_log_id(&entry.log_id);
+    let mut reported = false;
+    loop {
+        match machine.apply(id, change) {
+            Err(MachineError::Db(error @ collie_db::Error::StorageFull { .. })) if waits() => {
+                if !std::mem::replace(&mut reported, true) {
+                    tracing::error!(%id, %error, "a replica waits until there is room for its tables");
+                }
+                std::thread::sleep(ROOM_PAUSE);
+            }
+            applied => return applied.map_err(failed),
+        }
+    }
 }
 
 fn of_tables(machine: &Machine, position: Option<&Position>) -> io::Result<SnapshotOf<Groups, SnapshotData>> {

@@ -123,7 +123,7 @@ impl Running {
     /// Ends everything, and closes the store. Who waits for a command learns that its outcome is not
     /// known, unless it is.
     pub(super) async fn close(&self) -> Result<(), ReplicaError> {
-        self.commands.follow();
+        self.commands.close();
         self.stop.send_replace(true);
         if let Err(error) = self.raft.shutdown().await {
             tracing::warn!(%error, "a task of raft has panicked");

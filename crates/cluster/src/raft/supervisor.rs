@@ -1,13 +1,17 @@
 //! Opening a replica again when it has failed.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::raft::commands::count;
 use crate::raft::replica::{Now, ReplicaOptions};
 use crate::raft::running::Running;
+
+/// The pause before a replica is opened again, for each of its failures.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// Runs a replica until `stop`. One that fails is opened again from what is durable of it; one that
 /// fails too often is quarantined.
@@ -60,5 +64,12 @@ pub(super) async fn supervise(
             return;
         }
         tracing::error!(replica, problem, "a replica has failed, and is opened again");
+        // What it failed for, such as want of files, may pass.
+        let pause = PAUSE * u32::try_from(failures.len()).unwrap_or(u32::MAX);
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = sleep(pause) => {}
+        }
     }
 }

@@ -5,8 +5,8 @@ use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::stream::{self, FuturesUnordered};
+use futures_util::{FutureExt, StreamExt};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
@@ -49,6 +49,10 @@ pub(super) async fn propose(raft: Raft, commands: Arc<Commands>, mut stop: watch
                     (ticket, outcome, waiter)
                 }),
                 Err(_) => commands.outcome(ticket, Outcome::Fatal, waiter),
+            }
+            // Who waits does not wait for what others submit.
+            while let Some(Some((ticket, outcome, waiter))) = under_way.next().now_or_never() {
+                commands.outcome(ticket, outcome, waiter);
             }
         }
         tokio::select! {

@@ -211,7 +211,11 @@ pub(super) fn flush(exec: &mut Exec<'_>) -> Outcome {
         let key = key?;
         if flush.is_complete(&key) {
             ended = flush.submit(exec, partitions)?;
-            if ended != Settled::Holds || exec.session.client.is_closing() {
+            if exec.session.client.is_closing() {
+                // Keys are left: nothing says that they are gone.
+                return Ok(Flow::Close);
+            }
+            if ended != Settled::Holds {
                 break;
             }
         }
@@ -279,9 +283,9 @@ fn remove(
         changes.borrow_and_update();
         let led = led(cluster);
         let partition = led.iter().find(|partition| partition.slots().contains(&slot));
-        // Not led here any more: its keys are those of another node.
+        // Not led here any more: its keys are left, and are those of another node.
         let Some(partition) = partition else {
-            return Ok(None);
+            return Ok(Some(Box::pin(ready(Settled::TryAgain))));
         };
         match remove_once(exec, partition, slot, rows) {
             Ok(settling) => return Ok(settling),

@@ -20,8 +20,10 @@ use crate::session::Shared;
 const LOOKED_AT: u16 = 64;
 /// Index entries that one evaluation works on.
 const BATCH: usize = 100;
-/// Index entries that one sweep works on; the next one follows at once if there are more.
+/// Index entries that one sweep works on; the next one follows soon if there are more.
 const SWEPT_MAX: usize = 10_000;
+/// The pause where a sweep has not come to its end: what it removed may not be applied yet.
+const MORE: Duration = Duration::from_millis(20);
 /// How long the sweeper waits for a key that a command has locked.
 const ROW_WAIT: Duration = Duration::from_millis(10);
 
@@ -31,7 +33,7 @@ pub(crate) fn run(shared: &Shared, partitions: &Partitions, stop: &Stop) {
     let mut pause = INTERVAL;
     while !stop.wait(pause) {
         let more = sweeper.sweep(shared, partitions);
-        pause = if more { Duration::ZERO } else { INTERVAL };
+        pause = if more { MORE } else { INTERVAL };
     }
 }
 

@@ -203,7 +203,7 @@ fn a_node_that_comes_back_elsewhere_or_as_a_copy_is_refused() {
     // The copy at the right address, while the node is alive there.
     site.start(Begin::Start);
     let mut options = copied.options();
-    (options.peer, options.client) = (site.peer, site.client);
+    (options.peer, options.listen, options.client) = (site.peer, site.peer, site.client);
     let said = copied.refusal(options, Begin::Start);
     says(&said, &[&was, "is another node running there?"]);
 }

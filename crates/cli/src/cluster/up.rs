@@ -29,7 +29,8 @@ pub(super) fn up(args: &UpArgs) -> anyhow::Result<Outcome> {
     let bar = output::spinner("starting");
     let mut started = Vec::new();
     for place in &places {
-        if place.connect().is_none() {
+        // Whatever listens at its address may be another program: a node of this directory has its lock.
+        if !place.is_in_use() {
             started.push((place, place.start(&how(place, &local))?));
         }
     }

@@ -14,6 +14,9 @@ from redis.retry import Retry
 
 THREADS = 6
 CALLS = 1500
+# redis-py sends a call again by itself where its connection was lost, as with Redis: of the one call that each thread has
+# under way when the node is killed, and when it is back, it may then have counted twice.
+AGAIN = 2
 
 collie, directory, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
@@ -89,12 +92,13 @@ while sum(counter.done for counter in counters) < THREADS * CALLS // 2 and any(c
 subprocess.run([collie, "cluster", "up", "--dir", directory], check=True, stdout=subprocess.DEVNULL)
 for counter in counters:
     counter.join()
-done = unknown = 0
+done = unknown = again = 0
 for counter in counters:
     if counter.failure is not None:
         sys.exit(f"{counter.key}: {counter.failure!r}")
     value = int(client().get(counter.key))
-    if not counter.done <= value <= counter.done + counter.unknown:
+    if not counter.done <= value <= counter.done + counter.unknown + AGAIN:
         sys.exit(f"{counter.key}: {counter.done} acknowledged, {counter.unknown} unknown, found {value}")
     done, unknown = done + counter.done, unknown + counter.unknown
-print(f"figures: redis-py counted {done} times, {unknown} unknown, one node killed; nothing lost")
+    again += max(0, value - counter.done - counter.unknown)
+print(f"figures: redis-py counted {done} times, {unknown} unknown, {again} by its own repetition; one node killed; none lost")

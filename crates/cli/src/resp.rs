@@ -1,10 +1,13 @@
 //! A client: as much of the Redis protocol as the commands of this program need.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+#[cfg(feature = "lab")]
+use std::net::Ipv4Addr;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// How long a server may take for a reply while its disk works.
+#[cfg(feature = "lab")]
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest reply that is taken, in bytes and in elements.
 const LONGEST: usize = 64 << 20;
@@ -55,6 +58,7 @@ impl Client {
     }
 
     /// Whether the server has ended the connection, as far as is known here.
+    #[cfg(feature = "lab")]
     pub(crate) fn has_ended(&mut self) -> bool {
         let stream = self.stream.get_ref();
         let ended = stream.set_nonblocking(true).is_err() || !is_silent(stream.peek(&mut [0]));
@@ -122,6 +126,7 @@ impl Client {
 }
 
 /// Whether nothing has come on a connection, nor its end.
+#[cfg(feature = "lab")]
 fn is_silent(peeked: io::Result<usize>) -> bool {
     matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
@@ -140,6 +145,7 @@ fn length(text: &str) -> io::Result<Option<usize>> {
 
 impl Reply {
     /// The elements of an array of bulk strings, of which some may be nothing.
+    #[cfg(feature = "lab")]
     pub(crate) fn bulks(self) -> io::Result<Vec<Option<Vec<u8>>>> {
         let Self::Array(elements) = self else {
             return Err(wrong(format_args!("{self:?} where values were asked for")));

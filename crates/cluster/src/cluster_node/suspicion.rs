@@ -2,7 +2,7 @@
 //! soon as raft lets them, and need not wait until each finds out by itself.
 //!
 //! Raft refuses votes as long as a leader may have been heard within the time for an election, so a
-//! suspicion that is wrong deposes nobody who is heard by a majority: each attempt is a pre-vote.
+//! suspicion that is wrong deposes no leader that a majority hears: each attempt is a pre-vote.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

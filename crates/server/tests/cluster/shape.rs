@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::fake::Role;
 use crate::node;
-use crate::support::{Client, wait_for};
+use crate::support::{Client, has_redis, wait_for};
 
 /// A reply with its values taken out: texts, numbers, and the addresses and names in them.
 fn shape(reply: &str) -> String {
@@ -44,16 +44,7 @@ impl Drop for Redis {
 
 /// A real Redis, alone in its cluster, with all slots.
 fn redis() -> Option<Redis> {
-    let version = Command::new("redis-server").arg("--version").output();
-    if !version
-        .as_ref()
-        .is_ok_and(|v| String::from_utf8_lossy(&v.stdout).contains("v=7.0."))
-    {
-        assert!(
-            std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(),
-            "redis-server 7.0 is missing"
-        );
-        println!("skipped: redis-server 7.0 is missing (Debian: redis-server)");
+    if !has_redis() {
         return None;
     }
     let started = (0..20).find_map(|_| {

@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use crate::support::{Client, Running, config, sorted_names, start, wait_for};
+use crate::support::{Client, Running, config, has_redis, sorted_names, start, wait_for};
 
 /// A real Redis on a port of its own.
 struct Redis {
@@ -27,16 +27,7 @@ impl Drop for Redis {
 }
 
 fn redis() -> Option<Redis> {
-    let version = Command::new("redis-server").arg("--version").output();
-    let found = version
-        .as_ref()
-        .is_ok_and(|v| String::from_utf8_lossy(&v.stdout).contains("v=7.0."));
-    if !found {
-        assert!(
-            std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(),
-            "redis-server 7.0 is missing: {version:?}"
-        );
-        println!("skipped: redis-server 7.0 is missing (Debian: redis-server)");
+    if !has_redis() {
         return None;
     }
     // Another process may have the port; then another one is tried.

@@ -130,3 +130,22 @@ impl Random {
         choices[self.below(choices.len())]
     }
 }
+
+/// Whether a real Redis 7.0 is installed. Where it is missing, a test prints so and passes, unless
+/// `COLLIE_REQUIRE_TOOLS` is set.
+pub(crate) fn has_redis() -> bool {
+    let version = std::process::Command::new("redis-server")
+        .arg("--version")
+        .output();
+    let found = version
+        .as_ref()
+        .is_ok_and(|v| String::from_utf8_lossy(&v.stdout).contains("v=7.0."));
+    if !found {
+        assert!(
+            std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(),
+            "redis-server 7.0 is missing: {version:?}"
+        );
+        println!("skipped: redis-server 7.0 is missing (Debian: redis-server)");
+    }
+    found
+}

@@ -263,6 +263,10 @@ pub enum Error {
         /// What was refused.
         refused: &'static str,
     },
+    /// Writes are delayed or stopped until background work has caught up ([`Stall`](crate::Stall)), and
+    /// the call does not wait: [`Db::try_apply`](crate::Db::try_apply). Nothing was changed.
+    #[error("writes wait for background work at the moment, and this call does not wait")]
+    Stalled,
     /// The call is for stores with an [external journal](crate::Journal::External), and this one
     /// has a log of its own, or none.
     #[error("`{refused}` is for stores that are opened with an external journal, and this one is not")]

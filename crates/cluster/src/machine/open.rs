@@ -77,6 +77,7 @@ impl Machine {
         }
         let position = applied.map(|applied| Position { applied, membership });
         applying.recorded = db.get(RECORDED)?.map(|recorded| recorded.to_vec());
+        applying.counts.clear();
         self.0.journal.positions().reset(position.as_ref());
         Ok(position)
     }

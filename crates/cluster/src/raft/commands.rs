@@ -171,7 +171,11 @@ impl Commands {
         self.leading.outcome(&ticket, outcome);
         // An error: it waits no longer.
         let _gone = waiter.sender.send(outcome);
-        self.changed();
+        match outcome {
+            // What waits for it by `progress` knew when it was applied.
+            Outcome::Taken | Outcome::Skipped => self.has_changed(),
+            _ => self.changed(),
+        }
     }
 
     /// Who waits for an entry has waited long enough.
@@ -230,8 +234,14 @@ impl Commands {
         self.closing.load(Ordering::Relaxed)
     }
 
+    /// A read may be settled.
     fn changed(&self) {
         count(&self.progress);
+        self.has_changed();
+    }
+
+    /// Commands may begin that could not, or may not that could.
+    fn has_changed(&self) {
         let is_new = {
             let mut counted = self.standing.lock();
             let now = self.leading.standing();

@@ -19,8 +19,10 @@ use crate::store::ReplicaLog;
 
 /// From one look for room on a full device to the next.
 const ROOM_PAUSE: Duration = Duration::from_millis(200);
-/// So many entries are applied by one call to a thread that may block.
-const PART_ENTRIES: usize = 256;
+/// After so many bytes of entries the thread is left to other tasks for a turn: about a millisecond.
+const TURN_BYTES: usize = 1 << 20;
+/// An entry counts as so many bytes more than it has.
+const TURN_ENTRY: usize = 4096;
 
 /// A snapshot: what is in tables, here, or what was staged from another node.
 #[derive(Debug, Clone)]
@@ -135,40 +137,62 @@ impl RaftSnapshotBuilder<Groups> for SnapshotBuilder {
     }
 }
 
-/// Applies entries. `applied` gets each before its outcome is sent. Where the device of the tables is
-/// full, an entry is applied again and again as long as `waits` says so: it is in the log, and a replica
-/// that failed for it would meet the same when it is opened again.
+/// Applies entries: on this thread, unless something would be waited for. `applied` gets each before
+/// its outcome is sent. Where the device of the tables is full, an entry is applied again and again as
+/// long as `waits` says so: it is in the log, and a replica that failed for it would meet the same when
+/// it is opened again.
 pub(super) async fn apply_all<S, A, W>(
     machine: &Machine,
-    entries: S,
+    mut entries: S,
     applied: A,
     waits: W,
 ) -> Result<(), io::Error>
 where
     S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
-    A: Fn(EntryId, &Body, Outcome) -> io::Result<()> + Clone + Send + 'static,
+    A: Fn(EntryId, &Body, Outcome) -> io::Result<()>,
     W: Fn() -> bool + Clone + Send + 'static,
 {
-    let mut parts = entries.chunks(PART_ENTRIES);
-    while let Some(part) = parts.next().await {
-        let (machine, applied, waits) = (machine.clone(), applied.clone(), waits.clone());
-        blocking(move || {
-            for next in part {
-                let (entry, responder) = next?;
-                let outcome = apply(&machine, &entry, &waits)?;
-                applied(from_log_id(&entry.log_id), &entry.payload, outcome)?;
-                if let Some(responder) = responder {
-                    responder.send(outcome);
-                }
+    let mut bytes = 0;
+    while let Some(next) = entries.next().await {
+        let (entry, responder) = next?;
+        bytes += TURN_ENTRY + size(&entry);
+        let done = with_change(&entry, |id, change| machine.try_apply(id, change).map_err(failed))?;
+        let (entry, outcome) = match done {
+            Some(outcome) => (entry, outcome),
+            None => {
+                let (machine, waits) = (machine.clone(), waits.clone());
+                let apply = move || {
+                    let done = with_change(&entry, |id, change| apply(&machine, id, change, &waits))?;
+                    Ok::<_, io::Error>((entry, done))
+                };
+                blocking(apply).await?
             }
-            Ok::<_, io::Error>(())
-        })
-        .await?;
+        };
+        applied(from_log_id(&entry.log_id), &entry.payload, outcome)?;
+        if let Some(responder) = responder {
+            responder.send(outcome);
+        }
+        if bytes >= TURN_BYTES {
+            bytes = 0;
+            tokio::task::yield_now().await;
+        }
     }
     Ok(())
 }
 
-fn apply(machine: &Machine, entry: &EntryOf<Groups>, waits: &impl Fn() -> bool) -> io::Result<Outcome> {
+/// About what an entry has to be copied.
+fn size(entry: &EntryOf<Groups>) -> usize {
+    match &entry.payload {
+        EntryPayload::Normal(Effects(effects)) => effects.len(),
+        EntryPayload::Blank | EntryPayload::Membership(_) => 0,
+    }
+}
+
+/// Calls `apply` with what an entry changes.
+fn with_change<T>(
+    entry: &EntryOf<Groups>,
+    apply: impl FnOnce(EntryId, Change<'_>) -> io::Result<T>,
+) -> io::Result<T> {
     let members;
     let change = match &entry.payload {
         EntryPayload::Blank => Change::Blank,
@@ -178,7 +202,16 @@ fn apply(machine: &Machine, entry: &EntryOf<Groups>, waits: &impl Fn() -> bool) 
             Change::Members(&members)
         }
     };
-    let id = from_log_id(&entry.log_id);
+    apply(from_log_id(&entry.log_id), change)
+}
+
+/// Applies an entry, and blocks.
+fn apply(
+    machine: &Machine,
+    id: EntryId,
+    change: Change<'_>,
+    waits: &impl Fn() -> bool,
+) -> io::Result<Outcome> {
     let mut reported = false;
     loop {
         match machine.apply(id, change) {

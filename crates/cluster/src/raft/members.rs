@@ -64,7 +64,11 @@ impl AppliedRows {
 async fn elect(raft: Raft, pause: Duration) {
     for _ in 0..FIRST_ELECTIONS {
         sleep(pause).await;
-        let is_led = elected(&raft.metrics().borrow_watched()).is_some();
+        let is_led = {
+            let metrics = raft.server_metrics();
+            let now = metrics.borrow_watched();
+            elected(now.current_leader, &now.vote).is_some()
+        };
         if is_led || raft.trigger().elect(true).await.is_err() {
             return;
         }

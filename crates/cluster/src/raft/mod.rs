@@ -3,6 +3,7 @@
 
 mod applying;
 mod body;
+mod coalescing;
 mod commands;
 mod evaluation;
 mod ids;

@@ -18,6 +18,7 @@ use openraft::{OptionalSend, RaftNetworkFactory, RaftNetworkV2};
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::peers::{Answer, Call, PeerError, Peers};
+use crate::raft::coalescing::Coalescing;
 use crate::raft::ids::{from_vote, to_log_id, to_vote};
 use crate::raft::machine::SnapshotData;
 use crate::raft::messages::{from_append, from_transfer, from_vote_request, to_vote_response};
@@ -191,7 +192,7 @@ impl RaftNetworkV2<Groups> for Link {
         S: Stream<Item = AppendEntriesRequest<Groups>> + OptionalSend + Unpin + 'static,
     {
         let (sender, receiver) = (self.clone(), self.clone());
-        let sent = input.then(move |rpc| {
+        let sent = Coalescing::new(input).then(move |rpc| {
             let link = sender.clone();
             async move { link.send_append(rpc).await }
         });

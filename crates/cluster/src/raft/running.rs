@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use collie_db::Family;
+use openraft::LogIdOptionExt;
 use openraft::async_runtime::watch::WatchReceiver;
-use openraft::{LogIdOptionExt, RaftMetrics};
+use openraft::type_config::alias::VoteOf;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -104,18 +105,19 @@ impl Running {
 
     /// Follows who leads, until raft ends by itself; says why.
     pub(super) async fn ended(&self) -> String {
-        let mut metrics = self.raft.metrics();
+        // These change with who leads; all others do with each entry.
+        let mut metrics = self.raft.server_metrics();
         loop {
             {
                 let now = metrics.borrow_and_update();
-                if let Err(fatal) = &now.running_state {
-                    return fatal.to_string();
-                }
-                self.commands
-                    .learned(from_leader(&now.vote.leader_id), elected(&now));
+                let leader = elected(now.current_leader, &now.vote);
+                self.commands.learned(from_leader(&now.vote.leader_id), leader);
             }
             if metrics.changed().await.is_err() {
-                return "raft has ended".to_owned();
+                let last = self.raft.metrics();
+                let last = last.borrow_watched();
+                let fatal = last.running_state.as_ref().err();
+                return fatal.map_or_else(|| "raft has ended".to_owned(), ToString::to_string);
             }
         }
     }
@@ -156,9 +158,10 @@ impl Running {
     pub(super) fn state(&self) -> ReplicaState {
         let metrics = self.raft.metrics();
         let now = metrics.borrow_watched();
+        let leader = elected(now.current_leader, &now.vote);
         ReplicaState {
-            leader: elected(&now),
-            leads: now.state.is_leader() && elected(&now).is_some(),
+            leader,
+            leads: now.state.is_leader() && leader.is_some(),
             vote: from_leader(&now.vote.leader_id),
             last: now.last_log_index,
             applied: now.last_applied.as_ref().map(from_log_id),
@@ -225,6 +228,6 @@ impl Running {
 
 /// Who leads. Raft calls a replica that begins its group the leader of term 0, before it has asked
 /// anybody for a vote.
-pub(super) fn elected(now: &RaftMetrics<Groups>) -> Option<ReplicaId> {
-    now.current_leader.filter(|_| now.vote.leader_id.term > 0)
+pub(super) fn elected(leader: Option<ReplicaId>, vote: &VoteOf<Groups>) -> Option<ReplicaId> {
+    leader.filter(|_| vote.leader_id.term > 0)
 }

@@ -15,7 +15,7 @@ pub(super) async fn answer<T: Clone>(
 ) -> Answer<T> {
     let Submitted { evaluated, outcome } = submitted;
     let mut outcome = Some(outcome);
-    let mut progress = commands.progress();
+    let mut progress = None;
     let mut pipeline = Pipeline::new();
     pipeline.push(Part::Evaluated(evaluated, reply));
     loop {
@@ -38,10 +38,17 @@ pub(super) async fn answer<T: Clone>(
                     pipeline.outcome(&ticket, outcome);
                     continue;
                 }
-                _ => match timeout_at(deadline, progress.changed()).await {
-                    Ok(Ok(())) => continue,
-                    _ => pipeline.give_up(&commands.leading),
-                },
+                _ => {
+                    // Looked at once more after the first time: what came before that is not seen.
+                    let Some(progress) = &mut progress else {
+                        progress = Some(commands.progress());
+                        continue;
+                    };
+                    match timeout_at(deadline, progress.changed()).await {
+                        Ok(Ok(())) => continue,
+                        _ => pipeline.give_up(&commands.leading),
+                    }
+                }
             },
         };
         return answers.into_iter().next().unwrap_or(Answer::Unknown);

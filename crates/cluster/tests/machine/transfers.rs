@@ -3,7 +3,7 @@
 use collie_cluster::machine::{MachineError, Missing, Staging, Transfer};
 use collie_sim::Rng;
 
-use crate::plain::assert_holds;
+use crate::plain::{assert_holds, change};
 use crate::replica::{MARGIN, Replica};
 use crate::rules::{group_of, grown};
 
@@ -52,6 +52,47 @@ fn a_transfer_holds_what_was_applied_and_what_comes_behind_is_not_purged() {
     drop(transfer);
     assert_eq!(from.machine().purge_limit([]), Some(99 - MARGIN));
     from.reopen(&group, "the sender");
+}
+
+/// What a machine remembers of the tables that it had is not of those that it has now.
+#[test]
+fn a_machine_that_has_applied_entries_goes_on_from_what_it_learns() {
+    let group = group_of(300, 19);
+    let from = Replica::new(1, 1);
+    from.append(&group, 300);
+    from.apply(&group, 200).unwrap();
+    let to = Replica::new(2, 2);
+    to.append(&group, 100);
+    to.apply(&group, 100).unwrap();
+    let staged = to.machine().fetch(&from.machine().transfer().unwrap()).unwrap();
+    to.drive(to.machine().adopt(&staged).unwrap().settle()).unwrap();
+    to.append(&group, 300);
+    to.apply(&group, 100).unwrap();
+    assert_holds(to.machine(), &group, "caught up");
+}
+
+/// A thread of a runtime neither reads from tables nor waits for an adoption.
+#[test]
+fn an_entry_is_applied_at_once_or_not_at_all() {
+    let group = group_of(60, 23);
+    let replica = Replica::new(1, 1);
+    replica.append(&group, 60);
+    let log = replica.log();
+    let (mut at_once, mut later) = (0, 0);
+    for entry in log.read(0..60).unwrap() {
+        let change = change(&entry.payload);
+        let before = replica.machine().applied();
+        if replica.machine().try_apply(entry.id, change).unwrap().is_some() {
+            at_once += 1;
+            continue;
+        }
+        later += 1;
+        assert_eq!(replica.machine().applied(), before, "{}", entry.id);
+        replica.machine().apply(entry.id, change).unwrap();
+    }
+    // The first of each slot that counts keys.
+    assert!(at_once > 20 && later > 0, "{at_once} at once, {later} later");
+    assert_holds(replica.machine(), &group, "in turns");
 }
 
 /// Entries are applied on another thread: a transfer is of one moment, and says of which.

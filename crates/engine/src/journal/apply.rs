@@ -5,6 +5,7 @@ use collie_log::Lsn;
 use crate::commit::appenders::Record;
 use crate::commit::codec::KIND_COMMIT;
 use crate::commit::sequencer::Room;
+use crate::store::Store;
 use crate::store::stall::Holds;
 use crate::{Batch, Db, Error, Result};
 
@@ -30,6 +31,31 @@ impl Db {
     /// fail that it has to wait for, their error, such as [`Error::StorageFull`]: nothing was
     /// applied either, and after the last kind it may be tried again.
     pub fn apply(&self, batch: &Batch, seq: Lsn) -> Result<()> {
+        self.apply_where(batch, seq, |store| {
+            store.throttle(batch.families(), batch.size_bytes(), Holds::Nothing)
+        })
+    }
+
+    /// As [`apply`](Self::apply), for a thread that must not wait: where `apply` would, nothing is
+    /// applied. Another thread that applies is waited for, as there.
+    ///
+    /// # Errors
+    /// [`Error::Stalled`]: [`apply`](Self::apply) would wait. Those of `apply`, but for the errors of
+    /// flushes.
+    pub fn try_apply(&self, batch: &Batch, seq: Lsn) -> Result<()> {
+        self.apply_where(batch, seq, |store| match store.would_throttle(batch.families()) {
+            true => Err(Error::Stalled),
+            false => Ok(()),
+        })
+    }
+
+    /// Applies a commit, unless `throttle` refuses.
+    fn apply_where(
+        &self,
+        batch: &Batch,
+        seq: Lsn,
+        throttle: impl FnOnce(&Store) -> Result<()>,
+    ) -> Result<()> {
         let store = self.store();
         let external = store
             .sequencer()
@@ -51,7 +77,7 @@ impl Db {
         for family in batch.families() {
             store.check_family(family)?;
         }
-        store.throttle(batch.families(), bytes, Holds::Nothing)?;
+        throttle(store)?;
         let mut full = false;
         let placed = Record::Placed { seq, bytes };
         let at = store.applier()?.commit(KIND_COMMIT, placed, Room::Commit, |at| {

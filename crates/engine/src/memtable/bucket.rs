@@ -596,10 +596,11 @@ impl Bucket {
 
 /// How many of the sorted digests lie before the target, whose digest is `digest`; `before` decides
 /// for an index with the same digest. Digests seldom tie, so they are searched first and alone:
-/// that search has no branch to mispredict.
+/// that search has no branch to mispredict. Many that tie are versions of one key, of which mostly the
+/// newest is wanted, or a newer one is to come: it is the first.
 fn lower_bound(digests: &[u64], digest: u64, before: impl Fn(usize) -> bool) -> usize {
     let mut low = digests.partition_point(|there| *there < digest);
-    if digests.get(low) != Some(&digest) {
+    if digests.get(low) != Some(&digest) || !before(low) {
         return low;
     }
     let mut high = low + digests[low..].partition_point(|there| *there == digest);

@@ -61,7 +61,7 @@ impl Leaf {
     }
 
     /// How many entries lie before a target with this digest; `before` decides for an entry with
-    /// the same digest.
+    /// the same digest. The first of those is looked at first, as in the list of leaves.
     pub(super) fn lower_bound(&self, digest: u64, before: impl Fn(Address) -> bool) -> usize {
         let (lines, _) = self.digests.as_chunks::<LINE>();
         let line = lines.iter().filter(|line| line[LINE - 1] < digest).count();
@@ -69,12 +69,12 @@ impl Leaf {
             return LEAF;
         };
         let low = LINE * line + within.iter().filter(|there| **there < digest).count();
-        if self.digests[low] != digest {
+        let is_behind = |address: &Address| *address != Address::NONE && before(*address);
+        if self.digests[low] != digest || !is_behind(&self.addresses[low]) {
             return low;
         }
         let ties = self.digests[low..].partition_point(|there| *there == digest);
-        low + self.addresses[low..low + ties]
-            .partition_point(|address| *address != Address::NONE && before(*address))
+        low + self.addresses[low..low + ties].partition_point(is_behind)
     }
 
     /// Inserts an entry before the one at `index`; the leaf is not full.

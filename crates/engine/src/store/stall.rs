@@ -222,6 +222,12 @@ impl Store {
         Ok(())
     }
 
+    /// Whether [`throttle`](Self::throttle) would delay or stop a write to these families that holds
+    /// no locks.
+    pub(crate) fn would_throttle(&self, families: &[Arc<FamilyState>]) -> bool {
+        self.is_memory_full(Holds::Nothing) || families.iter().any(|family| family.stall() != Stall::None)
+    }
+
     fn delay(&self, family: &FamilyState, ns: u64) {
         let counters = family.counters();
         counters.delays.add(1);

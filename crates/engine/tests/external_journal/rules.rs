@@ -282,6 +282,37 @@ fn commits_stall_while_the_journal_is_behind() {
     assert_eq!(content(&db).len(), 60);
 }
 
+/// Where a commit would wait, one that must not is refused, and nothing of it is there.
+#[test]
+fn what_must_not_wait_is_refused_while_commits_stall() {
+    let dir = common::fast_dir();
+    let journal = Arc::new(TestJournal::default());
+    let db = open(dir.path(), &journal);
+    for n in 0..60 {
+        journal.append(FIRST + n, put(&format!("{n}"), &"v".repeat(8 << 10)));
+    }
+    let all = journal.above(0);
+    let held = journal.hold();
+    let taken = all
+        .iter()
+        .take_while(|(seq, writes)| match db.try_apply(&batch(&db, writes), *seq) {
+            Ok(()) => true,
+            Err(error) => {
+                assert!(matches!(error, Error::Stalled), "{error}");
+                false
+            }
+        })
+        .count();
+    assert!((1..all.len()).contains(&taken), "{taken} were applied");
+    assert_eq!(content(&db).len(), taken);
+    assert!(db.stats().memtable_bytes < 400 << 10);
+    drop(held);
+    for (seq, writes) in &all[taken..] {
+        db.apply(&batch(&db, writes), *seq).unwrap();
+    }
+    assert_eq!(content(&db).len(), 60);
+}
+
 /// The manifest has no room, so a table is registered that it does not record. What is in that table
 /// says at the next opening up to where the journal's commits are there, so no compaction may take it
 /// before it is recorded, by the flush or by that opening: the last commit may be a delete, of which

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use tokio::time::{sleep, timeout};
 
-use crate::cluster_node::begin::blocking;
+use crate::blocking::blocking;
 use crate::cluster_node::changing::row;
 use crate::cluster_node::replicas::{ensure, ensure_map_replica, members};
 use crate::cluster_node::routing::Routing;
@@ -68,14 +68,13 @@ async fn catch_up(inner: &Arc<Inner>, replica: &Replica) -> bool {
     let epoch = inner.map().map(|map| map.cluster.epoch);
     let read = blocking(move || read(&rows, epoch)).await;
     let problem = match read {
-        Ok(Ok(Some(map))) => {
+        Ok(Some(map)) => {
             inner.report("the map", None);
             inner.map.send_replace(Some(Arc::new(map)));
             None
         }
-        Ok(Ok(None)) => None,
-        Ok(Err(problem)) => Some(problem),
-        Err(error) => Some(error.to_string()),
+        Ok(None) => None,
+        Err(problem) => Some(problem),
     };
     if let Some(problem) = problem {
         inner.report("the map", Some(problem));

@@ -8,8 +8,9 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::blocking::blocking;
 use crate::cluster_node::admission::Gate;
-use crate::cluster_node::begin::{begin, blocking};
+use crate::cluster_node::begin::begin;
 use crate::cluster_node::controller::control;
 use crate::cluster_node::error::ClusterError;
 use crate::cluster_node::follower::follow;
@@ -57,7 +58,7 @@ impl ClusterNode {
             })?;
             IdentityStore::open(&dir, own)
         });
-        let store = store.await??;
+        let store = store.await?;
         let identity = begin(&network, &options, &store, with).await?;
         let gate = Arc::new(Gate::default());
         let node_options = node_options(&options, &identity, Arc::clone(&gate))?;
@@ -150,7 +151,7 @@ impl ClusterNode {
                     .to_owned(),
             }),
         };
-        let stored = blocking(move || store.close()).await?;
+        let stored = blocking(move || store.close()).await;
         closed?;
         Ok(stored?)
     }
@@ -185,5 +186,6 @@ fn node_options(
         machine: options.machine.clone(),
         times: options.times.clone(),
         limits: options.limits.clone(),
+        log_opened: None,
     })
 }

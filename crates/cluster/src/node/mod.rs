@@ -6,5 +6,5 @@ mod process;
 mod router;
 
 pub use error::NodeError;
-pub use options::NodeOptions;
+pub use options::{LogOpened, NodeOptions};
 pub use process::Node;

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
+use crate::blocking::blocking;
 use crate::ids::{GroupId, ReplicaId};
 use crate::node::error::NodeError;
 use crate::node::options::NodeOptions;
@@ -51,8 +52,13 @@ impl Node {
     pub async fn start<N: Network>(network: N, options: NodeOptions) -> Result<Self, NodeError> {
         let (failure, failed) = watch::channel(None);
         let (handle, store_options) = (Handle::current(), options.store.clone());
+        let log_opened = options.log_opened.clone();
         let opened = move |log: &NodeLog| {
             let (run, failure) = (log.run(), failure.clone());
+            if let Some(log_opened) = &log_opened {
+                let _runtime = handle.enter();
+                log_opened(log);
+            }
             handle.spawn(async move {
                 let error = run.await;
                 if !matches!(error, StoreError::Log(LogError::Closed)) {
@@ -60,11 +66,7 @@ impl Node {
                 }
             });
         };
-        let opening = tokio::task::spawn_blocking(move || NodeStore::open(store_options, Box::new(opened)));
-        let store = opening.await.map_err(|error| NodeError::Files {
-            what: "opening the logs".to_owned(),
-            problem: error.to_string(),
-        })??;
+        let store = blocking(move || NodeStore::open(store_options, Box::new(opened))).await?;
         let (logs, replicas) = (store.logs(), store.replicas());
         let router = Router::new(store);
         let peers = Peers::start(network, options.peers.clone(), Arc::clone(&router) as _).await?;
@@ -185,9 +187,8 @@ impl Node {
         replica.close().await;
         self.router.store.remove(replica.group(), id).await?;
         let (device, dir) = (self.device(), self.machine_dir(id, None));
-        let removed = tokio::task::spawn_blocking(move || device.remove_dir_all(&dir)).await;
-        match removed {
-            Ok(Err(error)) if error.kind() != std::io::ErrorKind::NotFound => Err(NodeError::Files {
+        match blocking(move || device.remove_dir_all(&dir)).await {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(NodeError::Files {
                 what: format!("removing the tables of replica {id}"),
                 problem: error.to_string(),
             }),
@@ -250,13 +251,7 @@ impl Node {
             let mut logs = router.store.logs().into_iter();
             logs.try_for_each(NodeLog::close)
         };
-        match tokio::task::spawn_blocking(closing).await {
-            Ok(closed) => Ok(closed?),
-            Err(error) => Err(NodeError::Files {
-                what: "closing the logs".to_owned(),
-                problem: error.to_string(),
-            }),
-        }
+        Ok(blocking(closing).await?)
     }
 }
 

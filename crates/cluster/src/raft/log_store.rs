@@ -9,6 +9,7 @@ use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 use openraft::type_config::alias::{EntryOf, LogIdOf, VoteOf};
 
+use crate::blocking::blocking;
 use crate::raft::body;
 use crate::raft::ids::{from_log_id, from_vote, to_log_id, to_vote};
 use crate::raft::types::Groups;
@@ -116,8 +117,8 @@ async fn read(log: &ReplicaLog, range: Range<u64>, bytes: u64) -> io::Result<Vec
         Some(entries) => entries,
         None => {
             let log = log.clone();
-            let read = tokio::task::spawn_blocking(move || log.read_up_to(range, bytes));
-            read.await.map_err(io::Error::other)?.map_err(io::Error::other)?
+            let read = blocking(move || log.read_up_to(range, bytes)).await;
+            read.map_err(io::Error::other)?
         }
     };
     entries.iter().map(decode).collect()

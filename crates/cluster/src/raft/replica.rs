@@ -11,12 +11,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
+use crate::blocking::blocking;
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::machine::{FieldError, MachineError, MachineOptions};
 use crate::peers::{Incoming, Peers, Reply};
 use crate::proposals::{Answer, Effects, Evaluation, NotOpen, NotSubmitted, Stale};
 use crate::raft::commands::{Changes, Row, Stored, Submitted, Value};
-use crate::raft::machine::blocking;
 use crate::raft::options::{GroupLimits, GroupTimes};
 use crate::raft::running::Running;
 use crate::raft::settling::answer;

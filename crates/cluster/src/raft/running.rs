@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
+use crate::blocking::blocking;
 use crate::ids::ReplicaId;
 use crate::machine::Machine;
 use crate::peers::{Incoming, Reply};
@@ -18,7 +19,7 @@ use crate::proposals::{Evaluation, Stale};
 use crate::raft::applying::Served;
 use crate::raft::commands::Commands;
 use crate::raft::ids::{from_leader, from_log_id};
-use crate::raft::machine::{blocking, open_machine};
+use crate::raft::machine::open_machine;
 use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
 use crate::raft::network::Links;
 use crate::raft::options::config;

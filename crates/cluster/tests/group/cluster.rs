@@ -228,6 +228,7 @@ pub(crate) fn node_options(dir: &std::path::Path, log: LogOptions, peers: PeersO
         },
         times: times(),
         limits: GroupLimits::default(),
+        log_opened: None,
     }
 }
 

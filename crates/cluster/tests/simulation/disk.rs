@@ -1,6 +1,7 @@
 //! The disk of a node. Its log is on a simulated device, which forgets what was not synced. Its tables
 //! are real files, as the table library opens its own: they are as they were when the process died.
 
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +16,10 @@ use crate::dying::Dying;
 const SYNC: Duration = Duration::from_millis(6);
 
 pub(crate) struct Disk {
-    dir: TempDir,
+    /// Where it is for the node.
+    path: PathBuf,
+    /// What is to be removed.
+    _dirs: [TempDir; 2],
     state: Mutex<State>,
 }
 
@@ -32,10 +36,15 @@ struct State {
 impl Disk {
     pub(crate) fn new(seed: u64) -> Self {
         let log = SimDevice::new(seed);
+        // In memory, where there is such a place: nothing here depends on what survives a crash of the
+        // machine. By another name, as a simulated device forgets all of /dev/shm in a power cut.
+        let real = tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap());
+        let named = tempfile::tempdir().unwrap();
+        let path = named.path().join("disk");
+        symlink(real.path(), &path).unwrap();
         let disk = Self {
-            // In memory, where there is such a place: nothing here depends on what survives a crash of
-            // the machine.
-            dir: tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap()),
+            path,
+            _dirs: [real, named],
             state: Mutex::new(State {
                 log,
                 tables: Dying::new(),
@@ -44,7 +53,11 @@ impl Disk {
                 failing: false,
             }),
         };
+        // The disk is mounted there: it does not vanish.
         disk.log().create_dir_all(&disk.path()).unwrap();
+        for dir in disk.path().ancestors().skip(1) {
+            disk.log().sync_dir(dir).unwrap();
+        }
         disk
     }
 
@@ -54,7 +67,7 @@ impl Disk {
 
     /// Of both devices.
     pub(crate) fn path(&self) -> PathBuf {
-        self.dir.path().to_owned()
+        self.path.clone()
     }
 
     pub(crate) fn log(&self) -> SimDevice {

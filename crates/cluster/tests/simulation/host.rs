@@ -301,9 +301,10 @@ async fn flush(place: Arc<Place>, node: Arc<Node>, boot: u64) {
         for &group in &place.groups {
             if let Some(replica) = node.replica(replica_on(group, place.id)) {
                 let flushed = replica.flush().await.is_ok();
-                place
-                    .world
-                    .happened(format_args!("node {}: group {group} is flushed: {flushed}", place.id));
+                place.world.happened(format_args!(
+                    "node {}: group {group} is flushed: {flushed}",
+                    place.id
+                ));
             }
         }
     }

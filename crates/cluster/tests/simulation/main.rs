@@ -9,7 +9,10 @@
 //! exactly; without, tokio chooses by itself which of several tasks that wait for one value goes first.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
-#![expect(unexpected_cfgs, reason = "a switch of tokio, which only scripts/simulation turns on")]
+#![expect(
+    unexpected_cfgs,
+    reason = "a switch of tokio, which only scripts/simulation turns on"
+)]
 
 mod clients;
 mod disk;

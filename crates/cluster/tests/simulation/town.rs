@@ -111,7 +111,7 @@ pub(crate) struct Town<'a> {
 }
 
 impl Town<'_> {
-    fn new(plan: &Plan) -> Self {
+    fn new(plan: &Plan, shows: bool) -> Self {
         let mut sim = Builder::new()
             .rng_seed(plan.seed)
             .tick_duration(TICK)
@@ -122,7 +122,7 @@ impl Town<'_> {
             .tcp_capacity(1 << 16)
             .enable_random_order()
             .build();
-        let world = World::new(plan.seed);
+        let world = World::new(plan.seed, shows);
         let place = |id| Arc::new(Place::new(id, plan.nodes, plan.groups.clone(), &world));
         let places: Vec<_> = (1..=plan.nodes).map(place).collect();
         for place in &places {
@@ -249,9 +249,14 @@ pub(crate) fn run(plan: &Plan) -> Ended {
         }));
     });
     PANICS.store(0, Ordering::SeqCst);
+    let shows_all = std::env::var_os("COLLIE_TRACE").is_some();
+    let warnings = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .without_time();
+    let _shown = shows_all.then(|| tracing::subscriber::set_default(warnings.finish()));
     align_task_numbers();
     seed_draws(plan.seed);
-    let mut town = Town::new(plan);
+    let mut town = Town::new(plan, shows_all);
     let world = Arc::clone(&town.world);
     let ended = catch_unwind(AssertUnwindSafe(|| {
         let begun = |town: &Town<'_>| {
@@ -265,25 +270,17 @@ pub(crate) fn run(plan: &Plan) -> Ended {
         }
         judge::judge(&mut town, plan)
     }));
-    let shows_all = std::env::var_os("COLLIE_TRACE").is_some();
     match ended {
         Ok(ended) => {
-            if shows_all {
-                println!("{}", world.lock().trace.lines.join("\n"));
-            }
             println!("seed {}: {ended}", plan.seed);
             ended
         }
         Err(panic) => {
-            let state = world.lock();
-            let lines = &state.trace.lines;
-            let from = if shows_all {
-                0
-            } else {
-                lines.len().saturating_sub(SHOWN)
-            };
-            println!("{plan:?}: what happened last:\n{}", lines[from..].join("\n"));
-            drop(state);
+            if !shows_all {
+                let lines = &world.lock().trace.lines;
+                let from = lines.len().saturating_sub(SHOWN);
+                println!("{plan:?}: what happened last:\n{}", lines[from..].join("\n"));
+            }
             // Its parts may not end well after a panic.
             std::mem::forget(town);
             resume_unwind(panic)

@@ -16,6 +16,8 @@ const START_MS: i64 = 1_700_000_000_000;
 pub(crate) struct World {
     pub(crate) seed: u64,
     nanos: AtomicU64,
+    /// Everything that happens is printed.
+    shows: bool,
     state: Mutex<State>,
 }
 
@@ -67,10 +69,11 @@ impl Trace {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64) -> Arc<Self> {
+    pub(crate) fn new(seed: u64, shows: bool) -> Arc<Self> {
         Arc::new(Self {
             seed,
             nanos: AtomicU64::new(0),
+            shows,
             state: Mutex::default(),
         })
     }
@@ -90,6 +93,10 @@ impl World {
 
     pub(crate) fn happened(&self, what: impl std::fmt::Display) {
         let line = format!("{:>10.3} {what}", self.now().as_secs_f64());
+        // At once, as warnings of the nodes go there, too.
+        if self.shows {
+            println!("{line}");
+        }
         self.lock().trace.line(line);
     }
 

@@ -349,7 +349,11 @@ fn without_threads_work_is_done_when_it_is_asked_for() {
     assert!(!shared.work(), "nothing is to be done");
     let flushes = || -> u64 {
         let stats = db.stats();
-        stats.families["default"].flushes.iter().map(|(_, count)| count).sum()
+        stats.families["default"]
+            .flushes
+            .iter()
+            .map(|(_, count)| count)
+            .sum()
     };
     let size = common::small().default_family.write_buffer_bytes as usize;
     let half = "x".repeat(size / 2);

@@ -14,7 +14,7 @@ use collie_cluster::{
     GroupLimits, GroupTimes, Layout, LogOpened, Member, Node, NodeError, NodeLog, NodeLogOptions,
     NodeOptions, NodeStoreOptions, Replica,
 };
-use collie_db::{Options, Shared, SharedOptions};
+use collie_db::{FamilyOptions, Options, Shared, SharedOptions};
 use collie_log::{Level, LogOptions, RingMode};
 use collie_sim::{Rng, mix};
 use tokio::runtime::Handle;
@@ -198,6 +198,12 @@ impl Place {
                     device: self.disk.tables(),
                     shared: Some(background),
                     reserve_bytes: Some(0),
+                    default_family: FamilyOptions {
+                        // Some are full, and none waits for a flush: that comes with the next step.
+                        write_buffer_bytes: 64 << 10,
+                        max_write_buffers: 16,
+                        ..FamilyOptions::default()
+                    },
                     ..Options::default()
                 },
                 purge_margin: MARGIN,

@@ -10,6 +10,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
 #![expect(
+    clippy::print_stdout,
+    reason = "a seed that fails is printed, with what happened"
+)]
+#![expect(
     unexpected_cfgs,
     reason = "a switch of tokio, which only scripts/simulation turns on"
 )]

@@ -204,7 +204,7 @@ impl Town<'_> {
         self.sim.bounce(name(self.places[at].id));
     }
 
-    /// Everybody that is down starts at once.
+    /// All that are down start at once.
     pub(crate) fn start_all(&mut self) {
         for at in self.down.keys().copied().collect::<Vec<_>>() {
             self.start(at);

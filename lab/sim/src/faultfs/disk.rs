@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use collie_io::{Device, OpenMode, RealDevice};
@@ -115,6 +115,8 @@ pub(super) struct Disk {
     /// Notified when the phase changes, or the last operation that was under way has ended.
     changed: Condvar,
     pub(super) handles: Mutex<Handles>,
+    /// Disks that stop when this one does.
+    others: Mutex<Vec<Weak<Disk>>>,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -144,6 +146,7 @@ impl Disk {
             }),
             changed: Condvar::new(),
             handles: Mutex::default(),
+            others: Mutex::default(),
         }
     }
 
@@ -166,6 +169,18 @@ impl Disk {
     pub(super) fn stop(&self) {
         lock(&self.traffic).stop(None);
         self.changed.notify_all();
+    }
+
+    /// Has another disk stop when a trap stops this one.
+    pub(super) fn takes_along(&self, other: &Arc<Self>) {
+        lock(&self.others).push(Arc::downgrade(other));
+    }
+
+    /// Without the lock of the traffic: two disks may take each other along.
+    fn stop_others(&self) {
+        for other in lock(&self.others).iter().filter_map(Weak::upgrade) {
+            other.stop();
+        }
     }
 
     /// Where the disk stopped, waited for.
@@ -219,6 +234,7 @@ impl Disk {
                 // Its caller does not learn what came of it.
                 let _ = act(self);
                 lock(&self.traffic).stop(Some((asked, Moment::After)));
+                self.stop_others();
                 self.leave();
                 self.park(Box::new(move || answer(reply, Err(lost()))));
             }
@@ -244,6 +260,8 @@ impl Disk {
                     return Passage::Last(asked);
                 }
                 traffic.stop(Some((asked, moment)));
+                drop(traffic);
+                self.stop_others();
                 self.changed.notify_all();
                 return Passage::Park;
             }

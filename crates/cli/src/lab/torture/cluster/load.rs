@@ -21,6 +21,8 @@ const BURST: std::ops::Range<u64> = 10..40;
 const PAUSE_MS: u64 = 400;
 /// The pause after a refusal.
 const REFUSED: Duration = Duration::from_millis(10);
+/// A value by which disks run full.
+const FILLER_BYTES: usize = 512 << 10;
 /// How long a read at the end may be refused.
 const READ: Duration = Duration::from_secs(60);
 /// How long a write may take that is only to show that writes succeed.
@@ -36,6 +38,8 @@ const WORDS_MAX: usize = 8;
 #[derive(Debug, Default)]
 pub(crate) struct Board {
     acknowledged: AtomicU64,
+    /// Of those, what changes something.
+    writes: AtomicU64,
     unknown: AtomicU64,
     refused: AtomicU64,
     unexpected: AtomicU64,
@@ -47,6 +51,21 @@ pub(crate) struct Board {
 impl Board {
     pub(crate) fn acknowledged(&self) -> u64 {
         self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Relaxed)
+    }
+
+    /// Returns as soon as one more write is acknowledged, or after `patience`.
+    pub(crate) fn wait_for_a_write(&self, patience: Duration) {
+        let (clock, before) = (RealClock, self.writes());
+        let began = clock.monotonic();
+        while self.writes() == before
+            && u128::from(clock.monotonic().saturating_sub(began)) < patience.as_nanos()
+        {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 
     pub(crate) fn unknown(&self) -> u64 {
@@ -93,9 +112,13 @@ impl Object {
         format!("{{{}}}{kind}{number}", self.tag).into_bytes()
     }
 
-    /// A key beside those that are checked.
+    /// Keys beside those that are checked.
     pub(crate) fn probe(&self) -> Vec<u8> {
         format!("{{{}}}probe", self.tag).into_bytes()
+    }
+
+    fn filler(&self) -> Vec<u8> {
+        format!("{{{}}}filler", self.tag).into_bytes()
     }
 
     pub(crate) fn slot(&self) -> u16 {
@@ -180,6 +203,9 @@ impl Round {
         match &attempt {
             Attempt::Executed(replies) => {
                 board.acknowledged.fetch_add(1, Ordering::Relaxed);
+                board
+                    .writes
+                    .fetch_add(u64::from(drawn.writes()), Ordering::Relaxed);
                 operation.returned = Some(returned);
                 operation.answers = drawn.answers(replies.clone()).unwrap_or_default();
             }
@@ -200,6 +226,24 @@ impl Round {
             place.history.lock().push(operation);
         }
         attempt
+    }
+
+    /// Writes large values beside what is checked until it is over, so that disks run full.
+    pub(crate) fn fill(&self, ports: &[u16], over: &AtomicBool) {
+        let mut connections = ClusterClient::new(ports, self.objects.len(), 0);
+        let value = vec![b'f'; FILLER_BYTES];
+        for number in (0..self.objects.len()).cycle() {
+            // Relaxed: it orders nothing.
+            if over.load(Ordering::Relaxed) {
+                return;
+            }
+            let key = self.objects[number].filler();
+            let command = vec![vec![b"SET".to_vec(), key, value.clone()]];
+            // What comes of it does not matter.
+            if !matches!(connections.attempt(number, &command), Attempt::Executed(_)) {
+                std::thread::sleep(REFUSED);
+            }
+        }
     }
 
     /// Reads all keys when nothing is done to nodes, and notes it.

@@ -168,6 +168,13 @@ impl Disk {
 
     pub(super) fn stop(&self) {
         lock(&self.traffic).stop(None);
+        self.halt();
+    }
+
+    /// A sync that is under way when the power goes makes nothing durable any more. Without the lock of
+    /// the traffic.
+    fn halt(&self) {
+        self.device.kill();
         self.changed.notify_all();
     }
 
@@ -195,7 +202,7 @@ impl Disk {
         traffic.phase = Phase::Off;
         let parked = std::mem::take(&mut traffic.parked);
         drop(traffic);
-        self.changed.notify_all();
+        self.halt();
         parked.into_iter().for_each(|answer| answer());
         match self.wait(patience, |traffic| traffic.busy == 0).busy {
             0 => Ok(()),
@@ -234,6 +241,7 @@ impl Disk {
                 // Its caller does not learn what came of it.
                 let _ = act(self);
                 lock(&self.traffic).stop(Some((asked, Moment::After)));
+                self.halt();
                 self.stop_others();
                 self.leave();
                 self.park(Box::new(move || answer(reply, Err(lost()))));
@@ -261,8 +269,8 @@ impl Disk {
                 }
                 traffic.stop(Some((asked, moment)));
                 drop(traffic);
+                self.halt();
                 self.stop_others();
-                self.changed.notify_all();
                 return Passage::Park;
             }
         }

@@ -17,7 +17,7 @@ const SERVING_MS: std::ops::Range<u64> = 0..3_000;
 /// How long an acknowledgement is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long syncs take on all disks meanwhile: some are under way when the power goes.
-const SYNCING_MS: std::ops::Range<u64> = 0..40;
+const SYNCING_MS: std::ops::Range<u64> = 0..300;
 const OPENING_MS: std::ops::Range<u64> = 0..2_000;
 /// Cuts in a row, at most.
 const CUTS_MAX: u64 = 4;

@@ -48,6 +48,8 @@ struct Silence {
     times: usize,
     median_ms: u64,
     worst_ms: u64,
+    /// Each of them, the shortest first.
+    all_ms: Vec<u64>,
     /// Until the round ended, and longer.
     never: u64,
 }
@@ -167,13 +169,15 @@ impl Report {
         let silence = |name: &&'static str| {
             let mut spans = self.silences.get(name).cloned().unwrap_or_default();
             spans.sort_unstable();
-            let ms = |span: Option<&Duration>| {
-                span.map_or(0, |s| u64::try_from(s.as_millis()).unwrap_or(u64::MAX))
-            };
+            let all_ms: Vec<u64> = spans
+                .iter()
+                .map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+                .collect();
             let silence = Silence {
                 times: spans.len(),
-                median_ms: ms(spans.get(spans.len() / 2)),
-                worst_ms: ms(spans.last()),
+                median_ms: all_ms.get(spans.len() / 2).copied().unwrap_or(0),
+                worst_ms: all_ms.last().copied().unwrap_or(0),
+                all_ms,
                 never: self.never.get(name).copied().unwrap_or(0),
             };
             (*name, silence)

@@ -1,11 +1,12 @@
 //! Clients that work on the objects of a round, and note what they do.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use collie_check::objects::{self, Answer, Judgement, Operation};
-use collie_io::{Clock, RealClock};
+use collie_io::{Clock, Device, OpenMode, RealClock, RealDevice, write_all_at};
 use collie_server::cluster::slot_of;
 use collie_sim::Rng;
 use parking_lot::Mutex;
@@ -104,6 +105,8 @@ impl Board {
 pub(crate) struct Object {
     tag: String,
     history: Mutex<Vec<Operation>>,
+    /// What was refused, and why: the checker takes it for never executed.
+    refused: Mutex<Vec<(Operation, String)>>,
 }
 
 impl Object {
@@ -146,6 +149,7 @@ impl Round {
         let object = |n: usize| Object {
             tag: format!("r{number}o{n}"),
             history: Mutex::default(),
+            refused: Mutex::default(),
         };
         Self {
             objects: (0..OBJECTS).map(object).collect(),
@@ -209,8 +213,10 @@ impl Round {
                 operation.returned = Some(returned);
                 operation.answers = drawn.answers(replies.clone()).unwrap_or_default();
             }
-            Attempt::NotExecuted(_) => {
+            Attempt::NotExecuted(text) => {
                 board.refused.fetch_add(1, Ordering::Relaxed);
+                operation.returned = Some(returned);
+                place.refused.lock().push((operation, text.clone()));
                 return attempt;
             }
             Attempt::Unknown(_) => drop(board.unknown.fetch_add(1, Ordering::Relaxed)),
@@ -265,6 +271,26 @@ impl Round {
                 }
                 std::thread::sleep(REFUSED);
             }
+        }
+        Ok(())
+    }
+
+    /// Writes what was done to each object, and what came of it, to files in `dir`.
+    pub(crate) fn keep(&self, dir: &Path) -> anyhow::Result<()> {
+        for object in &self.objects {
+            let mut lines: Vec<(u64, String)> = Vec::new();
+            for operation in object.history.lock().iter() {
+                lines.push((operation.call, format!("{operation:?}")));
+            }
+            for (operation, why) in object.refused.lock().iter() {
+                lines.push((operation.call, format!("refused: {why}: {operation:?}")));
+            }
+            lines.sort();
+            let text: String = lines.into_iter().map(|(_, line)| line + "\n").collect();
+            let path = dir.join(format!("history-{}", object.tag));
+            let file = RealDevice::new().open(&path, OpenMode::OpenOrCreate)?;
+            write_all_at(&*file, text.as_bytes(), 0)
+                .with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(())
     }

@@ -19,6 +19,7 @@ mod ports;
 mod report;
 mod sockets;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -64,6 +65,7 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
         .inspect_err(|_| note(format_args!("replay: {}", plan.replay())))?;
     let mut history = History {
         plan: &plan,
+        dir: temporary.path(),
         rng,
         board: &board,
         rounds: Vec::new(),
@@ -104,6 +106,8 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
 /// The rounds of a run.
 struct History<'a> {
     plan: &'a Plan,
+    /// Where histories go that do not fit.
+    dir: &'a Path,
     rng: Rng,
     board: &'a Board,
     rounds: Vec<Round>,
@@ -132,7 +136,7 @@ impl History<'_> {
         }
         for round in &self.rounds {
             round.read(self.board, &nodes.ports())?;
-            report.checked(round.objects.len(), round.check()?, true);
+            self.judge(round, report, true)?;
         }
         nodes.end()
     }
@@ -177,9 +181,19 @@ impl History<'_> {
         struck?;
         nodes.wait_until_served()?;
         round.read(self.board, &ports)?;
-        report.checked(round.objects.len(), round.check()?, false);
+        self.judge(&round, report, false)?;
         report.rounds += 1;
         self.rounds.push(round);
+        Ok(())
+    }
+
+    /// Checks a round, and keeps its histories where they do not fit. `again`: it was checked before.
+    fn judge(&self, round: &Round, report: &mut Report, again: bool) -> anyhow::Result<()> {
+        let checked = round.check()?;
+        if !checked.words.is_empty() {
+            round.keep(self.dir)?;
+        }
+        report.checked(round.objects.len(), checked, again);
         Ok(())
     }
 

@@ -148,7 +148,7 @@ fn all_nodes_lose_their_power_and_nothing_that_they_acknowledged() {
         "--rounds",
         "1",
         "--operations",
-        "300",
+        "100",
         "--seed",
         "3",
         "--json",

@@ -1,9 +1,10 @@
 //! `collie torture cluster`: real nodes in processes of their own, under clients that note when
 //! they call, when they return, and what they were answered. Nodes are killed and held, links
-//! between them are cut; afterwards the histories are checked for linearizability.
+//! between them are cut, their power goes, their disks are slow or full; afterwards the histories
+//! are checked for linearizability.
 //!
 //! Each round has new keys, so that a history is short enough to be searched; the keys of all
-//! rounds are read once more at the end, as a rule after all nodes were killed.
+//! rounds are read once more at the end, as a rule after all nodes were killed or lost their power.
 
 mod client;
 mod disk_faults;

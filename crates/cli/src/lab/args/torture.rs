@@ -41,9 +41,9 @@ pub(crate) enum TortureCommand {
     /// It is a violation, and the exit code is 1: keys whose history is not linearizable, or of
     /// which the checker does not know within its limit; a counter that is less than what was
     /// acknowledged or more than that and what is unknown; a reply that a command may not have; a
-    /// cluster that does not serve all slots two minutes after a fault; a node that ends by itself, or
-    /// after its disk was full twice; fewer than ten acknowledged writes in a second while one node
-    /// has a slow or a full disk; a panic.
+    /// cluster that does not serve all slots two minutes after a fault; a node that ends by itself,
+    /// save that each full disk allows one new start of its node; fewer than ten acknowledged writes
+    /// in a second while one node has a slow or a full disk; a panic.
     ///
     /// With the faults power, power-all, slow-disk, full and mixed, nodes of Collie are on two disks of
     /// their own each, which forget what was not synced. That needs /dev/fuse and root's rights, or

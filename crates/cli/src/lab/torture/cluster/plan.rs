@@ -145,3 +145,47 @@ impl Plan {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(product: Product, fault: Fault) -> Plan {
+        Plan {
+            product,
+            program: None,
+            fault,
+            nodes: 3,
+            clients: 1,
+            rounds: 1,
+            operations: 1,
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn a_mixture_has_all_faults_that_a_product_can_be_under() {
+        let of = |product| plan(product, Fault::Mixed).kinds();
+        assert_eq!(of(Product::Collie).len(), 8);
+        assert_eq!(
+            of(Product::Redis),
+            [Fault::Kill, Fault::Stop, Fault::Cut, Fault::CutOneWay]
+        );
+        assert_eq!(plan(Product::Collie, Fault::None).kinds(), []);
+        assert_eq!(plan(Product::Collie, Fault::Full).kinds(), [Fault::Full]);
+    }
+
+    #[test]
+    fn disks_are_mounted_for_what_needs_them_alone() {
+        for (fault, needed) in [
+            (Fault::Kill, false),
+            (Fault::Power, true),
+            (Fault::SlowDisk, true),
+            (Fault::Mixed, true),
+        ] {
+            assert_eq!(plan(Product::Collie, fault).needs_disks().unwrap(), needed);
+        }
+        assert!(!plan(Product::Redis, Fault::Mixed).needs_disks().unwrap());
+        assert!(plan(Product::Redis, Fault::Power).needs_disks().is_err());
+    }
+}

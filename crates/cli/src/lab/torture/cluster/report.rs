@@ -304,3 +304,20 @@ impl Report {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_that_do_not_go_on_without_a_slow_node_are_a_violation() {
+        for (writes, holds) in [(100, true), (49, false)] {
+            let (notes, mut report) = (Notes::default(), Report::default());
+            notes.struck("slow disk");
+            notes.went_on("slow disk", writes, Duration::from_secs(5));
+            report.note(notes);
+            assert_eq!(report.holds(), holds, "{writes}");
+            assert_eq!(report.words().len(), usize::from(!holds));
+        }
+    }
+}

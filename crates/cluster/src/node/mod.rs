@@ -3,6 +3,7 @@
 mod error;
 mod options;
 mod process;
+mod room;
 mod router;
 
 pub use error::NodeError;

@@ -17,6 +17,7 @@ use tokio::time::MissedTickBehavior;
 use crate::ids::{GroupId, ReplicaId};
 use crate::node::error::NodeError;
 use crate::node::options::NodeOptions;
+use crate::node::room::watch_room;
 use crate::node::router::{Emptied, Router};
 use crate::peers::{Network, Peers};
 use crate::raft::{Member, Replica, ReplicaOptions};
@@ -78,8 +79,9 @@ impl Node {
             maintenance: Mutex::default(),
         };
         for log in logs {
-            let task = maintain(log, Arc::clone(&node.router));
-            node.maintenance.lock().spawn(task);
+            let mut tasks = node.maintenance.lock();
+            tasks.spawn(maintain(log.clone(), Arc::clone(&node.router)));
+            tasks.spawn(watch_room(log, Arc::clone(&node.router)));
         }
         for part in replicas.chunks(OPEN_AT_A_TIME) {
             let part: Vec<_> = part.iter().map(|log| node.open(log.clone(), None)).collect();

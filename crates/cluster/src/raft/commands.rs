@@ -59,6 +59,8 @@ pub(super) struct Commands {
     pending_bytes: AtomicUsize,
     /// The replica is being closed.
     closing: AtomicBool,
+    /// Apply waits for room on the disk of the tables.
+    waits_for_tables: AtomicBool,
 }
 
 /// What goes with an entry from its submission on.
@@ -117,6 +119,7 @@ impl Commands {
             leader: Mutex::new(None),
             pending_bytes: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
+            waits_for_tables: AtomicBool::new(false),
         }
     }
 
@@ -226,8 +229,21 @@ impl Commands {
         self.follow();
     }
 
-    pub(super) fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Relaxed)
+    /// The disk of the tables is full. Says whether apply is to wait for room.
+    pub(super) fn no_room_for_tables(&self) -> bool {
+        // Relaxed, here and below: it is shown, and nothing hangs on it.
+        self.waits_for_tables.store(true, Ordering::Relaxed);
+        !self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Whether apply waits for room on the disk of the tables.
+    pub(super) fn waits_for_tables(&self) -> bool {
+        self.waits_for_tables.load(Ordering::Relaxed)
+    }
+
+    /// An entry was applied.
+    pub(super) fn has_applied(&self) {
+        self.waits_for_tables.store(false, Ordering::Relaxed);
     }
 
     fn changed(&self) {

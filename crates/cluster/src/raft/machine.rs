@@ -14,13 +14,12 @@ use crate::ids::EntryId;
 use crate::machine::{Change, Machine, MachineError, MachineOptions, Membership, Outcome, Position, Staged};
 use crate::raft::body::{self, Body};
 use crate::raft::ids::{from_log_id, to_log_id};
+use crate::raft::parts::parts;
 use crate::raft::types::{Effects, Groups};
 use crate::store::ReplicaLog;
 
 /// From one look for room on a full device to the next.
 const ROOM_PAUSE: Duration = Duration::from_millis(200);
-/// So many entries are applied by one call to a thread that may block.
-const PART_ENTRIES: usize = 256;
 
 /// A snapshot: what is in tables, here, or what was staged from another node.
 #[derive(Debug, Clone)]
@@ -149,7 +148,8 @@ where
     A: Fn(EntryId, &Body, Outcome) -> io::Result<()> + Clone + Send + 'static,
     W: Fn() -> bool + Clone + Send + 'static,
 {
-    let mut parts = entries.chunks(PART_ENTRIES);
+    // Each is applied by one call to a thread that may block.
+    let mut parts = std::pin::pin!(parts(entries, bytes));
     while let Some(part) = parts.next().await {
         let (machine, applied, waits) = (machine.clone(), applied.clone(), waits.clone());
         blocking(move || {
@@ -166,6 +166,17 @@ where
         .await?;
     }
     Ok(())
+}
+
+/// The bytes of an entry's effects.
+fn bytes(next: &Result<EntryResponder<Groups>, io::Error>) -> usize {
+    match next {
+        Ok((entry, _)) => match &entry.payload {
+            EntryPayload::Normal(Effects(effects)) => effects.len(),
+            _ => 0,
+        },
+        Err(_) => 0,
+    }
 }
 
 fn apply(machine: &Machine, entry: &EntryOf<Groups>, waits: &impl Fn() -> bool) -> io::Result<Outcome> {

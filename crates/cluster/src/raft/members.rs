@@ -119,6 +119,9 @@ impl Replica {
     /// Raft's.
     pub async fn elect(&self) -> Result<(), ReplicaError> {
         let running = self.running()?;
+        if let Err(full) = self.options.log.check_vote() {
+            return Err(self.refused(&full));
+        }
         let asked = running.raft.trigger().elect(true).await;
         asked.map_err(|error| self.refused(&error))
     }

@@ -16,13 +16,14 @@ use crate::machine::{FieldError, MachineError, MachineOptions};
 use crate::peers::{Incoming, Peers, Reply};
 use crate::proposals::{Answer, Effects, Evaluation, NotOpen, NotSubmitted, Stale};
 use crate::raft::commands::{Changes, Row, Stored, Submitted, Value};
+use crate::raft::handing::Handing;
 use crate::raft::machine::blocking;
 use crate::raft::options::{GroupLimits, GroupTimes};
 use crate::raft::running::Running;
 use crate::raft::settling::answer;
-use crate::raft::supervisor::supervise;
+use crate::raft::supervisor::{Failures, supervise};
 use crate::raft::types::Member;
-use crate::store::{ReplicaLog, StoreError};
+use crate::store::{Patience, ReplicaLog, StoreError};
 use crate::wire::{Refusal, Request, Response};
 
 /// What a replica consists of.
@@ -64,6 +65,9 @@ pub struct Replica {
     pub(super) options: ReplicaOptions,
     now: watch::Receiver<Now>,
     stop: watch::Sender<bool>,
+    pub(super) failures: Arc<Failures>,
+    /// The last attempt to hand leadership over.
+    pub(super) handing: Mutex<Option<Handing>>,
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -182,17 +186,26 @@ pub type Executed<T> = Result<(Effects<Row, Value>, T), CommandError>;
 impl Replica {
     /// Opens the replica, in the background, and keeps it open. To be called on a tokio runtime.
     #[must_use]
-    pub fn start(options: ReplicaOptions) -> Self {
+    pub fn start(mut options: ReplicaOptions) -> Self {
         let (group, id) = (options.log.group(), options.log.replica());
         let (sender, now) = watch::channel(Now::Opening);
         let stop = watch::Sender::new(false);
-        let supervisor = tokio::spawn(supervise(options.clone(), sender, stop.subscribe()));
+        options.log = options.log.waiting(Patience::until(stop.subscribe()));
+        let failures = Arc::new(Failures::new(options.times.failures));
+        let supervisor = tokio::spawn(supervise(
+            options.clone(),
+            Arc::clone(&failures),
+            sender,
+            stop.subscribe(),
+        ));
         Self {
             group,
             id,
             options,
             now,
             stop,
+            failures,
+            handing: Mutex::default(),
             supervisor: Mutex::new(Some(supervisor)),
         }
     }
@@ -379,7 +392,7 @@ fn vote_of(request: &Request) -> Option<Vote> {
         Request::Transfer(transfer) => Some(transfer.vote),
         Request::Offer(offer) => Some(offer.vote),
         Request::SnapshotEnd(end) => Some(end.vote),
-        Request::Piece(_) => None,
+        Request::Piece(_) | Request::Room => None,
     }
 }
 

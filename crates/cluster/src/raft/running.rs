@@ -180,6 +180,10 @@ impl Running {
     /// Takes a request of another replica of the group.
     pub(super) fn handle(self: Arc<Self>, incoming: Incoming, reply: Reply) {
         if let Request::Append(append) = incoming.request {
+            if !append.entries.is_empty() && self.machine.log().check_room(append.bytes()).is_err() {
+                // Raft goes on meanwhile: it hears its leader, and answers others.
+                return reply.send(Response::Refusal(Refusal::NoRoom));
+            }
             // An error: the replica is ending, and the reply says that there is no answer.
             let _ending = self.appends.send((append, reply));
             return;
@@ -190,7 +194,14 @@ impl Running {
     async fn answer(&self, incoming: Incoming) -> Response {
         let from = incoming.from;
         let failed = |error: &dyn std::fmt::Display| Response::Refusal(Refusal::failed(error.to_string()));
+        let log = self.machine.log();
         match incoming.request {
+            // A vote counts once it is on the device.
+            Request::Vote(_) | Request::PreVote(_) if log.check_vote().is_err() => {
+                Response::Refusal(Refusal::NoRoom)
+            }
+            Request::Room if log.may_take_over() => Response::HasRoom,
+            Request::Room => Response::Refusal(Refusal::NoRoom),
             Request::Vote(request) => match self.raft.vote(to_vote_request(&request)).await {
                 Ok(answer) => Response::Voted(from_vote_response(&answer)),
                 Err(error) => failed(&error),

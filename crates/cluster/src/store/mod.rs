@@ -10,6 +10,7 @@ mod pressure;
 mod recovery;
 mod replica;
 mod replica_log;
+mod room;
 mod state;
 
 pub use error::StoreError;
@@ -17,3 +18,4 @@ pub use layout::{Layout, NodeStore, NodeStoreOptions, Opened};
 pub use node_log::{NodeLog, NodeLogOptions, NodeLogStats};
 pub use recovery::Quarantined;
 pub use replica_log::{Bounds, Entry, ReplicaLog};
+pub(crate) use room::Patience;

@@ -60,6 +60,8 @@ kinds! {
     Piece = 21, "piece";
     /// All pieces were sent.
     SnapshotEnd = 22, "snapshot end";
+    /// Could the replica lead: has its log room?
+    Room = 23, "room";
     /// Answers [`Kind::Append`].
     Appended = 32, "appended";
     /// Answers [`Kind::Vote`].
@@ -74,6 +76,8 @@ kinds! {
     Stored = 37, "stored";
     /// Answers [`Kind::SnapshotEnd`].
     Installed = 38, "installed";
+    /// Answers [`Kind::Room`].
+    HasRoom = 39, "has room";
     /// Answers any request that was not carried out.
     Refusal = 48, "refusal";
 }

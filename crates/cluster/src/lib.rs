@@ -26,9 +26,9 @@ pub use identity::{Asked, IdentityError, MARK, NodeIdentity};
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 pub use node::{Node, NodeError, NodeOptions};
 pub use raft::{
-    AppliedRows, CommandError, Effects, Executed, GroupLimits, GroupTimes, Groups, Member, Members, Replica,
-    ReplicaError, ReplicaOptions, ReplicaState, Row, Rows, SnapshotBuilder, SnapshotData, Value,
-    open_machine,
+    AppliedRows, CommandError, Effects, ElectionCause, Executed, GroupLimits, GroupTimes, Groups, Member,
+    Members, Replica, ReplicaError, ReplicaOptions, ReplicaState, Row, Rows, SnapshotBuilder, SnapshotData,
+    Value, open_machine,
 };
 pub use store::{
     Bounds, Entry, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions, Opened,

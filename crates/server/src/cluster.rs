@@ -64,6 +64,26 @@ pub trait Cluster: fmt::Debug + Send + Sync + 'static {
     /// The partition of a slot if this node has a replica of it, whether that leads or not: for
     /// reads that may be old (`READONLY`).
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>>;
+
+    /// What is wrong on this node that an operator has to do something about: a line each, which says
+    /// what to do. `CLUSTER INFO` shows them. None where all is well.
+    fn troubles(&self) -> Vec<String>;
+
+    /// Figures of this node, for `/metrics`, in the order in which they are shown.
+    fn figures(&self) -> Vec<Figure>;
+}
+
+/// A metric of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Figure {
+    /// Its name, with its unit.
+    pub name: &'static str,
+    /// What it is, in one line.
+    pub help: &'static str,
+    /// Whether it only grows, from the start of the process on.
+    pub is_counter: bool,
+    /// Its values, each with its labels: names and values.
+    pub samples: Vec<(Vec<(&'static str, String)>, u64)>,
 }
 
 /// Where a slot is led.

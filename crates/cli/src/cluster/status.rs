@@ -20,6 +20,17 @@ use crate::resp::{Client, Reply};
 pub(super) struct Info(BTreeMap<String, String>);
 
 impl Info {
+    /// What the node says is wrong on it.
+    fn troubles(&self) -> Vec<String> {
+        let numbered = self.0.iter().filter_map(|(name, text)| {
+            let number: u64 = name.strip_prefix("collie_trouble_")?.parse().ok()?;
+            Some((number, text.clone()))
+        });
+        let mut all: Vec<_> = numbered.collect();
+        all.sort();
+        all.into_iter().map(|(_, text)| text).collect()
+    }
+
     /// A number; 0 where it is not there.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.0.get(name).and_then(|text| text.parse().ok()).unwrap_or(0)
@@ -56,6 +67,8 @@ struct Line {
     slots: u64,
     /// How many keys are in them; none where it does not answer this program.
     keys: Option<u64>,
+    /// What it says is wrong on it, each with what to do.
+    troubles: Vec<String>,
 }
 
 pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
@@ -78,7 +91,7 @@ pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
     let mut lines: Vec<Line> = nodes.lines().filter_map(line).collect();
     lines.sort_by(|one, other| one.address.cmp(&other.address));
     for line in &mut lines {
-        line.keys = keys(&line.address);
+        (line.keys, line.troubles) = ask(&line.address).unwrap_or_default();
     }
     let served: u64 = lines.iter().map(|line| line.slots).sum();
     let mut results = Results::new();
@@ -99,6 +112,11 @@ pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
                 line.address, line.slots
             ))?;
         }
+        for line in &lines {
+            for trouble in &line.troubles {
+                results.line(format_args!("{}: {trouble}", line.address))?;
+            }
+        }
         if served < u64::from(SLOTS) {
             results.line(format_args!(
                 "{} slots are led by no node that is known",
@@ -107,7 +125,8 @@ pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
         }
     }
     results.flush()?;
-    Ok(if served == u64::from(SLOTS) {
+    let is_well = lines.iter().all(|line| line.troubles.is_empty());
+    Ok(if served == u64::from(SLOTS) && is_well {
         Outcome::Good
     } else {
         Outcome::Bad
@@ -129,16 +148,20 @@ fn line(text: &str) -> Option<Line> {
         alive: !flags.contains("fail"),
         slots: slots.sum(),
         keys: None,
+        troubles: Vec::new(),
     })
 }
 
-fn keys(address: &str) -> Option<u64> {
+/// What a node says of itself, if it answers: how many keys it leads, and what is wrong on it.
+fn ask(address: &str) -> Option<(Option<u64>, Vec<String>)> {
     let address: SocketAddr = address.parse().ok()?;
     let mut client = Client::connect_to(address, PATIENCE).ok()?;
-    match client.call(&[b"DBSIZE"]).ok()? {
+    let keys = match client.call(&[b"DBSIZE"]).ok()? {
         Reply::Number(keys) => u64::try_from(keys).ok(),
         _ => None,
-    }
+    };
+    let troubles = info(&mut client).map(|info| info.troubles());
+    Some((keys, troubles.unwrap_or_default()))
 }
 
 #[cfg(test)]
@@ -155,6 +178,7 @@ mod tests {
             alive: false,
             slots: 10 + 1 + 384,
             keys: None,
+            troubles: Vec::new(),
         };
         assert_eq!(found, expected);
         assert_eq!(
@@ -164,5 +188,16 @@ mod tests {
             0
         );
         assert!(line("no such line").is_none());
+    }
+
+    #[test]
+    fn troubles_come_in_their_order_and_nothing_else_is_one() {
+        let lines = (1..=11)
+            .rev()
+            .map(|n| (format!("collie_trouble_{n}"), format!("it is {n}")));
+        let mut info = Info(lines.collect());
+        info.0.insert("cluster_state".to_owned(), "ok".to_owned());
+        let expected: Vec<_> = (1..=11).map(|n| format!("it is {n}")).collect();
+        assert_eq!(info.troubles(), expected);
     }
 }

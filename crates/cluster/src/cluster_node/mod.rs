@@ -6,6 +6,7 @@ mod begin;
 mod changing;
 mod controller;
 mod error;
+mod figures;
 mod follower;
 mod options;
 mod process;
@@ -14,6 +15,7 @@ mod routing;
 mod shared;
 mod status;
 mod suspicion;
+mod troubles;
 
 pub use error::ClusterError;
 pub use options::{Begin, ClusterOptions};

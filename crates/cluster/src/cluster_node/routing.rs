@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use collie_server::cluster::{Cluster, NodeInfo, Partition, PartitionInfo, Route, Topology};
+use collie_server::cluster::{Cluster, Figure, NodeInfo, Partition, PartitionInfo, Route, Topology};
 use tokio::sync::watch;
 
 use crate::cluster_node::shared::Inner;
@@ -201,6 +201,14 @@ impl Cluster for Routes {
         let (_, partition) = routing.partition(slot)?;
         let here = routing.here.get(&partition.group)?;
         Some(Arc::clone(&here.partition))
+    }
+
+    fn troubles(&self) -> Vec<String> {
+        self.0.troubles()
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.0.figures()
     }
 }
 

@@ -8,6 +8,7 @@ use collie_db::Db;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::cluster_node::figures::Looked;
 use crate::cluster_node::options::ClusterOptions;
 use crate::cluster_node::routing::Routing;
 use crate::identity::{IdentityStore, NodeIdentity};
@@ -26,6 +27,8 @@ pub(super) struct Inner {
     /// The map as this node has applied it; none before it has anything of it.
     pub(super) map: watch::Sender<Option<Arc<Map>>>,
     pub(super) routing: ArcSwap<Routing>,
+    /// For the figures.
+    pub(super) looked: Looked,
     /// What is wrong, by what it is about.
     problems: Mutex<BTreeMap<String, String>>,
 }
@@ -44,6 +47,7 @@ impl Inner {
             store,
             map: watch::Sender::new(None),
             routing: ArcSwap::default(),
+            looked: Looked::default(),
             problems: Mutex::default(),
         }
     }

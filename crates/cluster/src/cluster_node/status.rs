@@ -30,6 +30,8 @@ pub struct ClusterStatus {
     pub partitions: Vec<PartitionStatus>,
     /// What keeps this node from following the map, each with what it is about.
     pub problems: Vec<(String, String)>,
+    /// What is wrong on this node, the problems included: a line each, with what to do.
+    pub troubles: Vec<String>,
 }
 
 /// A node.
@@ -104,6 +106,7 @@ impl Inner {
             nodes: Vec::new(),
             partitions: Vec::new(),
             problems: self.problems().into_iter().collect(),
+            troubles: self.troubles(),
         };
         let Some(map) = map else { return status };
         status.epoch = map.cluster.epoch;

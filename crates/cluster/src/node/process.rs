@@ -21,7 +21,7 @@ use crate::node::room::watch_room;
 use crate::node::router::{Emptied, Router};
 use crate::peers::{Network, Peers};
 use crate::raft::{Member, Replica, ReplicaOptions};
-use crate::store::{NodeLog, NodeStore, ReplicaLog, StoreError};
+use crate::store::{NodeLog, NodeStore, Quarantined, ReplicaLog, StoreError};
 use crate::wire::NodeId;
 
 /// So many replicas are opened at a time.
@@ -67,6 +67,18 @@ impl Node {
             problem: error.to_string(),
         })??;
         let (logs, replicas) = (store.logs(), store.replicas());
+        for lost in store.quarantined() {
+            let Quarantined {
+                group, replica, lost, ..
+            } = lost;
+            tracing::error!(
+                replica,
+                group,
+                lost,
+                "a replica is quarantined: damage to the log took frames of it; what is left is kept, and the others of its \
+                 group go on"
+            );
+        }
         let router = Router::new(store);
         let peers = Peers::start(network, options.peers.clone(), Arc::clone(&router) as _).await?;
         let node = Self {
@@ -110,6 +122,24 @@ impl Node {
     #[must_use]
     pub fn replica(&self, id: ReplicaId) -> Option<Arc<Replica>> {
         self.router.replica(id)
+    }
+
+    /// The replicas on this node that are not quarantined by their log, in the order of their ids.
+    #[must_use]
+    pub fn replicas(&self) -> Vec<Arc<Replica>> {
+        self.router.replicas()
+    }
+
+    /// The replicas that damage to the logs took frames of.
+    #[must_use]
+    pub fn quarantined(&self) -> Vec<Quarantined> {
+        self.router.store.quarantined()
+    }
+
+    /// The logs.
+    #[must_use]
+    pub fn logs(&self) -> Vec<NodeLog> {
+        self.router.store.logs()
     }
 
     /// Moves whenever another replica leads one of the groups, as far as is known here, and whenever

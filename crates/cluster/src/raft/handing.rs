@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use crate::ids::{LeaderId, ReplicaId};
 use crate::peers::Call;
+use crate::raft::elections::ElectionCause;
 use crate::raft::replica::{Replica, ReplicaError};
 use crate::wire::{Request, Response};
 
@@ -113,12 +114,26 @@ impl Replica {
         })
     }
 
+    /// How many elections it has won since it was started, of this cause.
+    #[must_use]
+    pub fn elections(&self, cause: ElectionCause) -> u64 {
+        self.elections.count(cause)
+    }
+
+    /// Whether it has failed too often, and is opened no more.
+    #[must_use]
+    pub fn is_quarantined(&self) -> bool {
+        matches!(self.running(), Err(ReplicaError::Quarantined { .. }))
+    }
+
     /// What an operator is to know of this replica and to do about it: why it does not run, what it
     /// waits for, and that it has failed lately.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
-        if let Err(error @ ReplicaError::Quarantined { .. }) = self.running() {
-            return Some(error.to_string());
+        if let Err(ReplicaError::Quarantined { problem, .. }) = self.running() {
+            return Some(format!(
+                "has failed too often, and is opened no more ({problem}): remove the cause, and start the node again"
+            ));
         }
         let log = &self.options.log;
         if log.is_waiting() {

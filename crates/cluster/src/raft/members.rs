@@ -12,6 +12,7 @@ use tokio::time::sleep;
 
 use crate::ids::ReplicaId;
 use crate::raft::commands::{Row, Value};
+use crate::raft::elections::ElectionCause;
 use crate::raft::replica::{Replica, ReplicaError, ReplicaState};
 use crate::raft::running::elected;
 use crate::raft::tasks::Raft;
@@ -122,6 +123,7 @@ impl Replica {
         if let Err(full) = self.options.log.check_vote() {
             return Err(self.refused(&full));
         }
+        self.elections.asked(ElectionCause::Suspicion);
         let asked = running.raft.trigger().elect(true).await;
         asked.map_err(|error| self.refused(&error))
     }

@@ -4,6 +4,7 @@
 mod applying;
 mod body;
 mod commands;
+mod elections;
 mod evaluation;
 mod handing;
 mod ids;
@@ -26,6 +27,7 @@ mod tasks;
 mod types;
 
 pub use commands::{Row, Value};
+pub use elections::ElectionCause;
 pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
 pub use members::{AppliedRows, Members};
 pub use options::{GroupLimits, GroupTimes};

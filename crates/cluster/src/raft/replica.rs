@@ -16,6 +16,7 @@ use crate::machine::{FieldError, MachineError, MachineOptions};
 use crate::peers::{Incoming, Peers, Reply};
 use crate::proposals::{Answer, Effects, Evaluation, NotOpen, NotSubmitted, Stale};
 use crate::raft::commands::{Changes, Row, Stored, Submitted, Value};
+use crate::raft::elections::Elections;
 use crate::raft::handing::Handing;
 use crate::raft::machine::blocking;
 use crate::raft::options::{GroupLimits, GroupTimes};
@@ -66,6 +67,7 @@ pub struct Replica {
     now: watch::Receiver<Now>,
     stop: watch::Sender<bool>,
     pub(super) failures: Arc<Failures>,
+    pub(super) elections: Arc<Elections>,
     /// The last attempt to hand leadership over.
     pub(super) handing: Mutex<Option<Handing>>,
     supervisor: Mutex<Option<JoinHandle<()>>>,
@@ -114,7 +116,8 @@ pub enum ReplicaError {
     },
     /// It failed too often.
     #[error(
-        "replica {replica} has failed too often and is opened no more ({problem}); replace it by one with a new id"
+        "replica {replica} has failed too often and is opened no more ({problem}); remove the cause, and start the node \
+         again"
     )]
     Quarantined {
         /// The replica.
@@ -192,9 +195,10 @@ impl Replica {
         let stop = watch::Sender::new(false);
         options.log = options.log.waiting(Patience::until(stop.subscribe()));
         let failures = Arc::new(Failures::new(options.times.failures));
+        let elections = Arc::<Elections>::default();
         let supervisor = tokio::spawn(supervise(
             options.clone(),
-            Arc::clone(&failures),
+            (Arc::clone(&failures), Arc::clone(&elections)),
             sender,
             stop.subscribe(),
         ));
@@ -205,6 +209,7 @@ impl Replica {
             now,
             stop,
             failures,
+            elections,
             handing: Mutex::default(),
             supervisor: Mutex::new(Some(supervisor)),
         }

@@ -17,6 +17,7 @@ use crate::peers::{Incoming, Reply};
 use crate::proposals::{Evaluation, Stale};
 use crate::raft::applying::Served;
 use crate::raft::commands::Commands;
+use crate::raft::elections::{ElectionCause, Elections};
 use crate::raft::ids::{from_leader, from_log_id};
 use crate::raft::machine::{blocking, open_machine};
 use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
@@ -36,6 +37,7 @@ pub(super) struct Running {
     /// No more than the node takes of its peers.
     appends: mpsc::UnboundedSender<(Append, Reply)>,
     receiving: tokio::sync::Mutex<Option<Receiving>>,
+    elections: Arc<Elections>,
     stop: watch::Sender<bool>,
     proposer: Mutex<JoinSet<()>>,
     tasks: Mutex<JoinSet<()>>,
@@ -43,7 +45,10 @@ pub(super) struct Running {
 
 impl Running {
     /// Opens the replica from what is durable of it.
-    pub(super) async fn open(options: &ReplicaOptions) -> Result<Arc<Self>, ReplicaError> {
+    pub(super) async fn open(
+        options: &ReplicaOptions,
+        elections: &Arc<Elections>,
+    ) -> Result<Arc<Self>, ReplicaError> {
         let flushed = Arc::new(Notify::new());
         let mut machine_options = options.machine.clone();
         let told = Arc::clone(&flushed);
@@ -96,6 +101,7 @@ impl Running {
             commands,
             appends,
             receiving: tokio::sync::Mutex::default(),
+            elections: Arc::clone(elections),
             stop,
             proposer: Mutex::new(proposer),
             tasks: Mutex::new(all),
@@ -105,12 +111,19 @@ impl Running {
     /// Follows who leads, until raft ends by itself; says why.
     pub(super) async fn ended(&self) -> String {
         let mut metrics = self.raft.metrics();
+        let mut led = None;
         loop {
             {
                 let now = metrics.borrow_and_update();
                 if let Err(fatal) = &now.running_state {
                     return fatal.to_string();
                 }
+                let leads = now.state.is_leader() && elected(&now).is_some();
+                let term = leads.then_some(now.vote.leader_id.term);
+                if leads && led != term {
+                    self.elections.won();
+                }
+                led = term.or(led);
                 self.commands
                     .learned(from_leader(&now.vote.leader_id), elected(&now));
             }
@@ -211,6 +224,9 @@ impl Running {
                 Err(error) => failed(&error),
             },
             Request::Transfer(transfer) => {
+                if transfer.to == log.replica() {
+                    self.elections.asked(ElectionCause::Transfer);
+                }
                 match self.raft.handle_transfer_leader(to_transfer(&transfer)).await {
                     Ok(Ok(())) => Response::Transferred,
                     Ok(Err(error)) => failed(&error),

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::raft::commands::count as changed;
+use crate::raft::elections::Elections;
 use crate::raft::replica::{Now, ReplicaOptions};
 use crate::raft::running::Running;
 
@@ -54,7 +55,7 @@ impl Failures {
 /// fails too often is quarantined.
 pub(super) async fn supervise(
     options: ReplicaOptions,
-    failures: Arc<Failures>,
+    (failures, elections): (Arc<Failures>, Arc<Elections>),
     now: watch::Sender<Now>,
     mut stop: watch::Receiver<bool>,
 ) {
@@ -64,7 +65,7 @@ pub(super) async fn supervise(
         changed(&options.changes);
     };
     loop {
-        let failed = match Running::open(&options).await {
+        let failed = match Running::open(&options, &elections).await {
             Ok(running) => {
                 say(Now::Running(running.clone()));
                 let ended = tokio::select! {
@@ -89,7 +90,8 @@ pub(super) async fn supervise(
             tracing::error!(
                 replica,
                 problem,
-                "a replica has failed too often, and is opened no more"
+                "a replica has failed too often, and is opened no more: the others of its group go on; remove the cause, \
+                 and start the node again"
             );
             say(Now::Quarantined(problem));
             return;

@@ -17,5 +17,6 @@ pub use error::StoreError;
 pub use layout::{Layout, NodeStore, NodeStoreOptions, Opened};
 pub use node_log::{NodeLog, NodeLogOptions, NodeLogStats};
 pub use recovery::Quarantined;
+pub(crate) use replica::replica_holder;
 pub use replica_log::{Bounds, Entry, ReplicaLog};
 pub(crate) use room::Patience;

@@ -212,6 +212,12 @@ impl NodeLog {
         self.shared.node.lock().tombstones_lost
     }
 
+    /// Its directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.shared.dir
+    }
+
     /// The log.
     #[must_use]
     pub fn log(&self) -> &Log {

@@ -112,14 +112,13 @@ impl NodeLog {
         let few = bytes <= REWRITE_BYTES;
         if few {
             self.shared.check_room(bytes)?;
+        } else {
+            flush(replica.replica());
+            self.shared.counters.flushes.fetch_add(1, Ordering::Relaxed);
         }
         if few || replica.said_at().is_some_and(|at| at < mark) {
             replica.rewrite(few).await?;
             self.shared.counters.rewrites.fetch_add(1, Ordering::Relaxed);
-        }
-        if !few {
-            flush(replica.replica());
-            self.shared.counters.flushes.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }

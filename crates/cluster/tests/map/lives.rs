@@ -1,6 +1,6 @@
 //! Clusters that are made, joined, killed and started again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use collie_cluster::Begin;
 use collie_cluster::wire::JoinAnswer;
@@ -231,4 +231,33 @@ fn a_join_that_nothing_answers_goes_on_after_a_restart_with_the_same_token() {
     let token = sites[1].with(|node, _| node.identity().asked.token);
     assert!(before.windows(16).any(|part| part == token));
     assert_eq!(settled(&sites, 2, 1).nodes[&2].token, token);
+}
+
+#[test]
+fn a_node_shows_the_figures_that_are_documented_and_has_no_trouble() {
+    let sites = cluster(1, 1, 2);
+    let figures = sites[0].with(|node, _| node.cluster().figures());
+    let shown: BTreeSet<_> = figures.iter().map(|figure| figure.name).collect();
+    let document = include_str!("../../../../docs/operations.md");
+    let documented: BTreeSet<_> = document
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split(['`', '{']).next())
+        .filter(|name| name.starts_with("collie_cluster_"))
+        .collect();
+    assert_eq!(shown, documented);
+    let sum = |name: &str| -> u64 {
+        let figure = figures.iter().find(|figure| figure.name == name).unwrap();
+        figure.samples.iter().map(|(_, value)| value).sum()
+    };
+    // Two partitions, and the map.
+    assert_eq!(sum("collie_cluster_replicas"), 3);
+    assert_eq!(sum("collie_cluster_partition_leads"), 3);
+    assert!(sum("collie_cluster_partition_elections_total") >= 3);
+    assert!(sum("collie_cluster_log_syncs_total") > 0 && sum("collie_cluster_log_bytes") > 0);
+    assert!(sum("collie_cluster_partition_log_held_bytes") > 0);
+    assert_eq!(
+        sum("collie_cluster_replicas_troubled") + sum("collie_cluster_log_full"),
+        0
+    );
+    assert_eq!(sites[0].status().troubles, [""; 0]);
 }

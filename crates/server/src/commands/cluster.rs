@@ -237,7 +237,14 @@ fn my_id(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 }
 
 fn info(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    let text = shape(exec)?.info();
+    let mut text = shape(exec)?.info();
+    if let Some(partitions) = &exec.shared.partitions {
+        for (n, trouble) in partitions.cluster.troubles().into_iter().enumerate() {
+            // A line each, whatever is in it.
+            let trouble = trouble.replace(char::is_control, " ");
+            text.push_str(&format!("collie_trouble_{}:{trouble}\r\n", n + 1));
+        }
+    }
     exec.reply.verbatim(*b"txt", text.as_bytes());
     Ok(Flow::Next)
 }

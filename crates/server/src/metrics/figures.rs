@@ -29,6 +29,7 @@ pub(super) fn page(shared: &Shared, engine: Option<&(Stats, u64)>) -> String {
     );
     commands(shared, &mut page);
     keyspace(shared, &mut page);
+    cluster(shared, &mut page);
     process(&mut page);
     if let Some((stats, age_ns)) = engine {
         page.gauge(
@@ -194,6 +195,24 @@ fn commands(shared: &Shared, page: &mut Page) {
     );
     for (name, calls) in &used {
         metric.sample(&[("command", name)], seconds(calls.ns));
+    }
+}
+
+/// What the cluster says of this node.
+fn cluster(shared: &Shared, page: &mut Page) {
+    let Some(partitions) = &shared.partitions else {
+        return;
+    };
+    for figure in partitions.cluster.figures() {
+        let kind = match figure.is_counter {
+            true => Kind::Counter,
+            false => Kind::Gauge,
+        };
+        let mut metric = page.metric(figure.name, kind, figure.help);
+        for (labels, value) in &figure.samples {
+            let labels: Vec<_> = labels.iter().map(|(name, value)| (*name, &**value)).collect();
+            metric.sample(&labels, value);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use collie_db::Value;
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::{
-    Cluster, Evaluation, Leadership, NodeInfo, Partition, PartitionInfo, Refused, Route, Rows, SLOTS,
+    Cluster, Evaluation, Figure, Leadership, NodeInfo, Partition, PartitionInfo, Refused, Route, Rows, SLOTS,
     Settled, Settling, StoredRow, Topology, slot_of,
 };
 use tokio::sync::watch;
@@ -23,6 +23,8 @@ pub(crate) type Changes = Vec<(Vec<u8>, Option<Value>)>;
 pub(crate) struct Fake {
     pub(crate) partitions: Vec<Arc<FakePartition>>,
     changes: watch::Sender<u64>,
+    /// What it says is wrong.
+    pub(crate) troubles: Mutex<Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -89,6 +91,7 @@ impl Fake {
         Arc::new(Fake {
             partitions: partitions.collect(),
             changes: watch::Sender::new(0),
+            troubles: Mutex::default(),
         })
     }
 
@@ -364,6 +367,20 @@ impl Cluster for Fake {
             .iter()
             .find(|partition| partition.slots.contains(&slot));
         partition.map(|partition| partition.clone() as Arc<dyn Partition>)
+    }
+
+    fn troubles(&self) -> Vec<String> {
+        self.troubles.lock().unwrap().clone()
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        let labels = vec![("group", "7".to_owned())];
+        vec![Figure {
+            name: "collie_cluster_partition_lag_entries",
+            help: "A lag.",
+            is_counter: false,
+            samples: vec![(labels, 9)],
+        }]
     }
 }
 

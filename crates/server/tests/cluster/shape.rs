@@ -216,6 +216,14 @@ fn a_node_is_master_of_what_it_leads_and_replica_otherwise() {
         "{info}"
     );
     assert!(info.contains("cluster_size:2\r\n"), "{info}");
+    assert!(!info.contains("collie_trouble"), "{info}");
+    let troubles = ["replica 3 waits\r\nfor room", "another"];
+    *node.fake.troubles.lock().unwrap() = troubles.map(str::to_owned).to_vec();
+    let info = client.line("CLUSTER INFO");
+    assert!(
+        info.contains("\r\ncollie_trouble_1:replica 3 waits  for room\r\ncollie_trouble_2:another\r\n"),
+        "{info}"
+    );
 }
 
 #[test]

@@ -43,7 +43,9 @@ fn write_until(cluster: &Cluster, what: &str, more: usize, is_so: impl Fn() -> b
         write(cluster, n);
         n += 1;
     }
-    (0..more).for_each(|n| drop(write(cluster, n)));
+    for n in 0..more {
+        write(cluster, n);
+    }
 }
 
 impl Place {

@@ -167,8 +167,12 @@ pub trait Partition: fmt::Debug + Send + Sync + 'static {
     /// [`Refused::Text`].
     fn key_count(&self, slots: RangeInclusive<u16>) -> Result<u64, Refused>;
 
-    /// Says whether this replica led when this was called, so that what was read of it before held.
-    fn confirm(&self) -> Settling;
+    /// Who leads, if that is this replica and it has applied all that was decided before it led.
+    fn leadership(&self) -> Option<Leadership>;
+
+    /// Says whether what was read of this replica while `leadership` was [its](Self::leadership) held:
+    /// it has led without a break since then.
+    fn confirm(&self, leadership: Leadership) -> Settling;
 }
 
 /// A command under way in a partition, whose rows are locked. Dropping it unlocks them, and nothing

@@ -7,6 +7,7 @@ use collie_db::{OwnedRowLocks, Value};
 use collie_server::cluster::{self, Leadership, Refused, Settled, Settling};
 use tokio::time::Instant;
 
+use crate::ids::LeaderId;
 use crate::machine::data_key;
 use crate::machine::effects::MAX_BYTES;
 use crate::proposals::{Answer, Evaluation, NotOpen};
@@ -80,11 +81,7 @@ impl Command {
 
 impl cluster::Evaluation for Command {
     fn leadership(&self) -> Leadership {
-        let leader = self.evaluation.leader();
-        Leadership {
-            term: leader.term,
-            replica: leader.replica,
-        }
+        leadership(self.evaluation.leader())
     }
 
     fn now_ms(&self) -> u64 {
@@ -127,6 +124,14 @@ impl cluster::Evaluation for Command {
             Ok(submitted) => Ok(settling(&running, submitted, deadline)),
             Err(error) => Err(refused(&running, error)),
         }
+    }
+}
+
+/// A leader, as a server knows it.
+pub(super) fn leadership(leader: LeaderId) -> Leadership {
+    Leadership {
+        term: leader.term,
+        replica: leader.replica,
     }
 }
 

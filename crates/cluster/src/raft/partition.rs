@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_db::Value;
-use collie_server::cluster::{Evaluation, Partition, Refused, Rows, Settled, Settling};
+use collie_server::cluster::{Evaluation, Leadership, Partition, Refused, Rows, Settled, Settling};
 use tokio::time::{Instant, timeout_at};
 
 use crate::machine::data_key;
 use crate::proposals::Standing;
-use crate::raft::evaluation::{Command, refused, text_of};
+use crate::raft::evaluation::{Command, leadership, refused, text_of};
 use crate::raft::replica::{CommandError, Replica};
 use crate::raft::scanning::Scan;
 
@@ -105,18 +105,23 @@ impl Partition for Slots {
         counted.map_err(|error| Refused::Text(format!("ERR {error}")))
     }
 
-    fn confirm(&self) -> Settling {
+    fn leadership(&self) -> Option<Leadership> {
+        let running = self.replica.running().ok()?;
+        match running.commands.leading.standing() {
+            Standing::Open(run) | Standing::Ending(run) => Some(leadership(run.leader)),
+            Standing::Following => None,
+        }
+    }
+
+    fn confirm(&self, since: Leadership) -> Settling {
         let Ok(running) = self.replica.running() else {
             return Box::pin(ready(Settled::TryAgain));
         };
         let commands = Arc::clone(&running.commands);
-        let (Standing::Open(run) | Standing::Ending(run)) = commands.leading.standing() else {
-            return Box::pin(ready(Settled::TryAgain));
-        };
         let deadline = Instant::now() + self.replica.options.times.command;
         Box::pin(async move {
             match timeout_at(deadline, commands.confirm()).await {
-                Ok(Some(leader)) if leader == run.leader => Settled::Holds,
+                Ok(Some(leader)) if leadership(leader) == since => Settled::Holds,
                 _ => Settled::TryAgain,
             }
         })

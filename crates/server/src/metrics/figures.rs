@@ -4,7 +4,7 @@ use collie_db::{LogStats, Stall, Stats};
 
 use super::text::{Kind, Page};
 use crate::commands;
-use crate::partitions::walk::{key_count, led};
+use crate::partitions::walk::key_count;
 use crate::process;
 use crate::session::Shared;
 use crate::stats::CommandCounter;
@@ -200,7 +200,7 @@ fn commands(shared: &Shared, page: &mut Page) {
 fn keyspace(shared: &Shared, page: &mut Page) {
     if let Some(partitions) = &shared.partitions {
         // A scrape without the number says that it is not known.
-        if let Ok(keys) = key_count(&led(&*partitions.cluster)) {
+        if let Ok((keys, _)) = key_count(&*partitions.cluster) {
             let mut metric = page.metric("collie_keys", Kind::Gauge, "Keys that this node leads.");
             metric.sample(&[("db", "0")], keys);
         }

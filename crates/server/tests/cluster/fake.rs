@@ -65,6 +65,8 @@ struct State {
     log: Vec<Changes>,
     /// The number of attempts to begin.
     begun: usize,
+    /// Leadership is lost and won again while it is read.
+    is_unstable: bool,
 }
 
 #[derive(Debug)]
@@ -182,6 +184,13 @@ impl State {
         *self.counts.entry(entry.slot).or_insert(0) += entry.keys;
     }
 
+    /// Rows are read without a lock.
+    fn read(&mut self) {
+        if self.is_unstable {
+            self.leadership.term += 2;
+        }
+    }
+
     fn get(&self, slot: u16, row: &[u8]) -> Option<Value> {
         let mut entries = self.submitted.iter().rev().filter(|entry| entry.slot == slot);
         let changed = entries.find_map(|entry| entry.changes.iter().find(|(changed, _)| changed == row));
@@ -215,6 +224,7 @@ impl FakePartition {
                 confirm: Settled::Holds,
                 log: Vec::new(),
                 begun: 0,
+                is_unstable: false,
             }),
             unlocked: Condvar::new(),
             gate: watch::Sender::new(true),
@@ -263,6 +273,11 @@ impl FakePartition {
 
     pub(crate) fn set_term(&self, term: u64) {
         self.state().leadership.term = term;
+    }
+
+    /// Each read of all its rows finds it lose leadership and win it again.
+    pub(crate) fn set_unstable(&self, is_unstable: bool) {
+        self.state().is_unstable = is_unstable;
     }
 
     /// Locks a key, as another command does.
@@ -413,7 +428,8 @@ impl Partition for FakePartition {
     }
 
     fn rows_after(&self, after: Option<(u16, &[u8])>) -> Result<Rows, Refused> {
-        let state = self.state();
+        let mut state = self.state();
+        state.read();
         let after = after.map(|(slot, row)| (slot, row.to_vec()));
         let rows = state
             .applied
@@ -436,13 +452,24 @@ impl Partition for FakePartition {
     }
 
     fn key_count(&self, slots: RangeInclusive<u16>) -> Result<u64, Refused> {
-        let state = self.state();
+        let mut state = self.state();
+        state.read();
         let counts = state.counts.iter().filter(|(slot, _)| slots.contains(slot));
         Ok(counts.map(|(_, count)| *count).sum::<i64>() as u64)
     }
 
-    fn confirm(&self) -> Settling {
-        let fate = self.state().confirm;
+    fn leadership(&self) -> Option<Leadership> {
+        let state = self.state();
+        (state.role == Role::Leads).then_some(state.leadership)
+    }
+
+    fn confirm(&self, since: Leadership) -> Settling {
+        let state = self.state();
+        let fate = match state.leadership == since {
+            true => state.confirm,
+            false => Settled::TryAgain,
+        };
+        drop(state);
         self.settling(fate, None)
     }
 }

@@ -155,11 +155,12 @@ pub trait Partition: fmt::Debug + Send + Sync + 'static {
     /// [`Refused::Text`].
     fn rows_after(&self, after: Option<(u16, &[u8])>) -> Result<Rows, Refused>;
 
-    /// A row as it is applied here, however old that is.
+    /// The rows of this moment as they are applied here, however old that is. Of each entry of the log
+    /// it has all or nothing.
     ///
     /// # Errors
-    /// [`Refused::Text`].
-    fn get_applied(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused>;
+    /// [`Refused::NotHere`], [`Refused::Text`].
+    fn applied(&self) -> Result<Box<dyn Applied>, Refused>;
 
     /// The number of users' keys in slots of it, expired ones included that are not yet removed.
     ///
@@ -173,6 +174,16 @@ pub trait Partition: fmt::Debug + Send + Sync + 'static {
     /// Says whether what was read of this replica while `leadership` was [its](Self::leadership) held:
     /// it has led without a break since then.
     fn confirm(&self, leadership: Leadership) -> Settling;
+}
+
+/// The rows of a partition at one moment, as they were applied on this node. To be dropped soon: what
+/// it needs of tables and memory is kept for it.
+pub trait Applied: Send {
+    /// What a row holds.
+    ///
+    /// # Errors
+    /// [`Refused::Stale`] or [`Refused::Text`]: the command ends.
+    fn get(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused>;
 }
 
 /// A command under way in a partition, whose rows are locked. Dropping it unlocks them, and nothing

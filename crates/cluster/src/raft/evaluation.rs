@@ -158,7 +158,11 @@ pub(super) fn refused(running: &Running, error: CommandError) -> Refused {
 /// The same of one that has not come to a replica that runs.
 pub(super) fn text_of(error: CommandError) -> Refused {
     match error {
-        CommandError::Stale(_) => Refused::Stale,
+        CommandError::Stale(_)
+        // A snapshot was installed meanwhile.
+        | CommandError::Table(
+            collie_db::Error::FamilyDropped { .. } | collie_db::Error::FamilyTooNew { .. },
+        ) => Refused::Stale,
         CommandError::NotOpen(NotOpen::Ending) | CommandError::NotSubmitted(_) => Refused::NotNow,
         CommandError::NotOpen(NotOpen::Following)
         | CommandError::Replica(ReplicaError::NotRunning { .. })

@@ -11,7 +11,7 @@ use openraft::errors::{InitializeError, RaftError};
 use tokio::time::sleep;
 
 use crate::ids::ReplicaId;
-use crate::raft::commands::{Row, Value};
+use crate::raft::commands::{Row, Stored, Value};
 use crate::raft::replica::{Replica, ReplicaError, ReplicaState};
 use crate::raft::running::elected;
 use crate::raft::tasks::Raft;
@@ -35,7 +35,8 @@ pub struct Members {
     pub matched: BTreeMap<ReplicaId, u64>,
 }
 
-/// The rows of a replica at one moment, as they are applied there, however old that is.
+/// The rows of a replica at one moment, as they are applied there, however old that is: of each entry
+/// all or nothing.
 pub struct AppliedRows {
     family: Family,
     snapshot: Snapshot,
@@ -54,8 +55,13 @@ impl AppliedRows {
     /// # Errors
     /// The table's.
     pub fn get(&self, row: &Row) -> collie_db::Result<Option<Value>> {
-        let value = self.snapshot.get(&self.family, row.table_key())?;
+        let value = self.stored(row.table_key())?;
         Ok(value.map(|value| value.to_vec()))
+    }
+
+    /// What the table has at a key.
+    pub(super) fn stored(&self, key: Vec<u8>) -> collie_db::Result<Option<Stored>> {
+        self.snapshot.get(&self.family, key)
     }
 }
 

@@ -240,11 +240,42 @@ fn a_leader_that_is_cut_off_holds_nothing_that_it_reads() {
     let confirmed = cluster.runtime.block_on(partition.confirm(since));
     assert_eq!(confirmed, Settled::TryAgain, "it does not lead");
     assert_eq!(
-        partition.get_applied(SLOT, row),
+        partition.applied().unwrap().get(SLOT, row),
         Ok(value(1)),
         "it says what it has"
     );
     cluster.heal(old);
+}
+
+#[test]
+fn what_is_applied_is_read_of_one_moment() {
+    const ROUNDS: u64 = 30;
+    let cluster = cluster();
+    let leader = cluster.leader(|_| true);
+    let follower = cluster.places.iter().find(|place| place.id != leader.id).unwrap();
+    let partition = cluster.until("a replica", || follower.partition());
+    let names: [&[u8]; 2] = [b"a", b"b"];
+    let both = |rows: &mut dyn collie_server::cluster::Evaluation| {
+        let (a, b) = (number(rows.get(b"a")?), number(rows.get(b"b")?));
+        assert_eq!(a, b);
+        let changes = names.map(|row| (row.to_vec(), value(a + 1))).to_vec();
+        Ok((changes, 0, a + 1))
+    };
+    let mut between = 0;
+    for _ in 0..ROUNDS {
+        let applied = partition.applied().unwrap();
+        let a = number(applied.get(SLOT, b"a").unwrap());
+        let command = cluster.command(SLOT, &names, both);
+        let (_, counted) = cluster.runtime.block_on(command);
+        // It is applied there too, before the second row is read.
+        cluster.until("the same on the follower", || {
+            let now = partition.applied().ok()?.get(SLOT, b"a").ok()?;
+            (number(now) >= counted).then_some(())
+        });
+        between += counted - a;
+        assert_eq!(number(applied.get(SLOT, b"b").unwrap()), a);
+    }
+    assert!(between >= ROUNDS, "entries came between: {between}");
 }
 
 #[test]

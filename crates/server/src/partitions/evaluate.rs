@@ -175,7 +175,8 @@ fn attempt<'a>(
             let replica = Some(asked.slot).filter(|_| is_replica_enough(exec, cluster, asked));
             match (replica.and_then(|slot| cluster.replica(slot)), elsewhere) {
                 (Some(partition), _) => {
-                    PartitionTransaction::lagging(partition, asked.slot, exec.shared.now_ms(), rows)
+                    let applied = partition.applied()?;
+                    PartitionTransaction::lagging(applied, asked.slot, exec.shared.now_ms(), rows)
                 }
                 (None, Route::At(addr)) => return Ok(Err(moved(asked.slot, addr))),
                 (None, _) => return Err(Halt::NoLeader),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use collie_db::Value;
 
-use crate::cluster::{Evaluation, Leadership, Partition, Refused, Settling};
+use crate::cluster::{Applied, Evaluation, Leadership, Refused, Settling};
 use crate::data::watch::Watching;
 use crate::exec_batch::{Changes, Pending};
 use crate::session::Shared;
@@ -32,9 +32,9 @@ pub(crate) struct PartitionTransaction {
 enum Source {
     /// The replica that leads.
     Leader(Box<dyn Evaluation>),
-    /// Any replica: what it has applied, which may be old.
+    /// Any replica: what it has applied, which may be old, but is of one moment.
     Replica {
-        partition: Arc<dyn Partition>,
+        applied: Box<dyn Applied>,
         slot: u16,
         now_ms: u64,
     },
@@ -48,13 +48,13 @@ impl PartitionTransaction {
 
     /// On a replica that may lag behind; for commands that only read.
     pub(crate) fn lagging(
-        partition: Arc<dyn Partition>,
+        applied: Box<dyn Applied>,
         slot: u16,
         now_ms: u64,
         rows: Arc<[Vec<u8>]>,
     ) -> PartitionTransaction {
         let source = Source::Replica {
-            partition,
+            applied,
             slot,
             now_ms,
         };
@@ -108,7 +108,7 @@ impl PartitionTransaction {
                 self.must_settle = true;
                 evaluation.get(row)
             }
-            Source::Replica { partition, slot, .. } => partition.get_applied(*slot, row),
+            Source::Replica { applied, slot, .. } => applied.get(*slot, row),
         }
     }
 

@@ -11,8 +11,8 @@ use std::time::Duration;
 use collie_db::Value;
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::{
-    Cluster, Evaluation, Leadership, NodeInfo, Partition, PartitionInfo, Refused, Route, Rows, SLOTS,
-    Settled, Settling, StoredRow, Topology, slot_of,
+    Applied, Cluster, Evaluation, Leadership, NodeInfo, Partition, PartitionInfo, Refused, Route, Rows,
+    SLOTS, Settled, Settling, StoredRow, Topology, slot_of,
 };
 use tokio::sync::watch;
 
@@ -67,6 +67,8 @@ struct State {
     begun: usize,
     /// Leadership is lost and won again while it is read.
     is_unstable: bool,
+    /// Entries that are applied while reads of a replica are under way, one behind the beginning of each.
+    next_applied: VecDeque<Entry>,
 }
 
 #[derive(Debug)]
@@ -225,6 +227,7 @@ impl FakePartition {
                 log: Vec::new(),
                 begun: 0,
                 is_unstable: false,
+                next_applied: VecDeque::new(),
             }),
             unlocked: Condvar::new(),
             gate: watch::Sender::new(true),
@@ -273,6 +276,19 @@ impl FakePartition {
 
     pub(crate) fn set_term(&self, term: u64) {
         self.state().leadership.term = term;
+    }
+
+    /// Changes keys, without the server, during the next read of a replica: behind its beginning.
+    pub(crate) fn change_during_read(&self, keys: &[&str], stored: &Value) {
+        let slot = slot_of(keys[0].as_bytes());
+        let change = |key: &&str| ([b"k", key.as_bytes()].concat(), Some(stored.clone()));
+        let changes = keys.iter().map(change).collect();
+        let entry = Entry {
+            slot,
+            changes,
+            keys: 0,
+        };
+        self.state().next_applied.push_back(entry);
     }
 
     /// Each read of all its rows finds it lose leadership and win it again.
@@ -447,8 +463,14 @@ impl Partition for FakePartition {
         Ok(Box::new(rows.into_iter()))
     }
 
-    fn get_applied(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused> {
-        Ok(self.state().applied.get(&(slot, row.to_vec())).cloned())
+    fn applied(&self) -> Result<Box<dyn Applied>, Refused> {
+        let mut state = self.state();
+        let applied = Box::new(FakeApplied(state.applied.clone()));
+        // The next entry is applied right behind it.
+        if let Some(entry) = state.next_applied.pop_front() {
+            state.apply(entry);
+        }
+        Ok(applied)
     }
 
     fn key_count(&self, slots: RangeInclusive<u16>) -> Result<u64, Refused> {
@@ -471,6 +493,14 @@ impl Partition for FakePartition {
         };
         drop(state);
         self.settling(fate, None)
+    }
+}
+
+struct FakeApplied(BTreeMap<Row, Value>);
+
+impl Applied for FakeApplied {
+    fn get(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused> {
+        Ok(self.0.get(&(slot, row.to_vec())).cloned())
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use collie_db::Value;
 
 use crate::cluster::{Cluster, Leadership, Partition, Refused, Rows, Settled, Settling};
-use crate::data::value::{DATA, EXPIRY};
+use crate::data::value::DATA;
 
 /// A user's key and what is stored there.
 #[derive(Debug, Clone)]
@@ -110,10 +110,10 @@ impl LedKeys {
                                 stored: found.value,
                             }));
                         }
-                        // The index: go on behind it.
-                        Some(&EXPIRY) => {
+                        // The index and records: go on behind them.
+                        Some(&tag) if tag > DATA => {
                             if let Some(Reading { partition, .. }) = self.read.last() {
-                                self.rows = Some(partition.rows_after(Some((found.slot, &[EXPIRY + 1])))?);
+                                self.rows = Some(partition.rows_after(Some((found.slot, &[u8::MAX])))?);
                             }
                         }
                         Some(_) | None => {}

@@ -319,6 +319,25 @@ impl FakePartition {
         self.state().apply(Entry { slot, changes, keys });
     }
 
+    /// Removes a row without the server.
+    pub(crate) fn unplant(&self, slot: u16, row: &[u8]) {
+        let changes = vec![(row.to_vec(), None)];
+        self.state().apply(Entry {
+            slot,
+            changes,
+            keys: 0,
+        });
+    }
+
+    /// The rows of a slot that begin so, with what they hold.
+    pub(crate) fn rows(&self, slot: u16, tag: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let state = self.state();
+        let rows = state.applied.iter();
+        let rows = rows.filter(|((of, row), _)| *of == slot && row.starts_with(tag));
+        rows.map(|((_, row), value)| (row.clone(), value.to_vec()))
+            .collect()
+    }
+
     fn settling(&self, fate: Settled, is_read: Option<Arc<FakePartition>>) -> Settling {
         let mut gate = self.gate.subscribe();
         Box::pin(async move {

@@ -10,7 +10,7 @@ use collie_server::cluster::slot_of;
 use collie_sim::Rng;
 use parking_lot::Mutex;
 
-use super::client::{Attempt, ClusterClient};
+use super::client::{Attempt, ClusterClient, Commands};
 use super::operation::{Drawn, KEYS, REGISTERS};
 
 /// Objects of a round.
@@ -21,6 +21,8 @@ const BURST: std::ops::Range<u64> = 10..40;
 const PAUSE_MS: u64 = 400;
 /// The pause after a refusal.
 const REFUSED: Duration = Duration::from_millis(10);
+/// How long a command that is executed once is repeated.
+const REPEATED_FOR: Duration = Duration::from_secs(20);
 /// How long a read at the end may be refused.
 const READ: Duration = Duration::from_secs(60);
 /// How long a write may take that is only to show that writes succeed.
@@ -107,6 +109,8 @@ impl Object {
 #[derive(Debug)]
 pub(crate) struct Round {
     pub(crate) objects: Vec<Object>,
+    /// Whether the nodes know `COLLIE.ONCE`.
+    has_once: bool,
 }
 
 /// What the checker says of a round.
@@ -118,14 +122,31 @@ pub(crate) struct Checked {
     pub(crate) words: Vec<String>,
 }
 
+/// Sends a command that may have been executed again, until it is known: it is executed once.
+fn repeat(connections: &mut ClusterClient, object: usize, commands: &Commands) -> Attempt {
+    let (clock, mut attempt) = (RealClock, Attempt::Unknown(String::new()));
+    let began = clock.monotonic();
+    while u128::from(clock.monotonic() - began) < REPEATED_FOR.as_nanos() {
+        std::thread::sleep(REFUSED);
+        attempt = match connections.attempt(object, commands) {
+            // The first attempt may have been all the same.
+            Attempt::NotExecuted(text) => Attempt::Unknown(text),
+            Attempt::Unknown(text) => Attempt::Unknown(text),
+            known => return known,
+        };
+    }
+    attempt
+}
+
 impl Round {
-    pub(crate) fn new(number: u64) -> Self {
+    pub(crate) fn new(number: u64, has_once: bool) -> Self {
         let object = |n: usize| Object {
             tag: format!("r{number}o{n}"),
             history: Mutex::default(),
         };
         Self {
             objects: (0..OBJECTS).map(object).collect(),
+            has_once,
         }
     }
 
@@ -141,7 +162,7 @@ impl Round {
                 let object = rng.index(self.objects.len());
                 // What was refused is not sent again: if it was executed all the same, its value is
                 // one that no operation has.
-                let drawn = Drawn::draw(&mut rng, || board.fresh());
+                let drawn = Drawn::draw(&mut rng, self.has_once, || board.fresh());
                 let attempt = self.attempt(board, client, object, &drawn, &mut connections);
                 if matches!(&attempt, Attempt::NotExecuted(text) if !text.starts_with("MOVED")) {
                     std::thread::sleep(REFUSED);
@@ -164,6 +185,9 @@ impl Round {
         let commands = drawn.commands(|key| place.key(key));
         let call = clock.monotonic();
         let mut attempt = connections.attempt(object, &commands);
+        if drawn.is_once() && matches!(attempt, Attempt::Unknown(_)) {
+            attempt = repeat(connections, object, &commands);
+        }
         let returned = clock.monotonic();
         if let Attempt::Executed(replies) = &attempt
             && drawn.answers(replies.clone()).is_none()

@@ -131,7 +131,7 @@ impl History<'_> {
     }
 
     fn round(&mut self, number: u64, nodes: &mut Nodes, report: &mut Report) -> anyhow::Result<()> {
-        let round = Round::new(number);
+        let round = Round::new(number, self.plan.product != Product::Redis);
         let (ports, stop, silences) = (nodes.ports(), AtomicBool::new(false), Mutex::default());
         let struck = std::thread::scope(|scope| {
             for client in (0..).take(self.plan.clients) {

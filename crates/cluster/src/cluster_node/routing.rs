@@ -73,16 +73,20 @@ impl Routing {
 
     /// The node that leads a partition, as far as this one knows: by its replica's word, or, without
     /// one, the first that has a replica and answers. It knows the way.
+    ///
+    /// A node that does not hear a majority of the replicas does not know of a leader that is silent:
+    /// clients are not sent after it for ever.
     fn leader(&self, partition: &PartitionRecord, inner: &Inner, states: &NodeStates) -> Option<NodeId> {
+        let mut nodes = partition.members.iter().map(|member| member.node);
+        let is_alive = |node: &NodeId| inner.is_alive(states, *node);
+        let alive = nodes.clone().filter(is_alive).count();
+        let hears_majority = 2 * alive > partition.members.len();
         match self.here.get(&partition.group) {
             Some(here) => {
-                let leader = here.replica.leader()?;
-                node_of(partition, leader)
+                let leader = node_of(partition, here.replica.leader()?)?;
+                (hears_majority || is_alive(&leader)).then_some(leader)
             }
-            None => {
-                let mut nodes = partition.members.iter().map(|member| member.node);
-                nodes.find(|node| *node != inner.number() && inner.is_alive(states, *node))
-            }
+            None => nodes.find(|node| *node != inner.number() && is_alive(node)),
         }
     }
 }

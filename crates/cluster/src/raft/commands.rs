@@ -57,6 +57,8 @@ pub(super) struct Commands {
     leader: Mutex<Option<ReplicaId>>,
     /// Bytes of effects that were submitted and have no outcome yet.
     pending_bytes: AtomicUsize,
+    /// Raft says that the replica leads, but no majority has answered it for long.
+    alone: AtomicBool,
     /// The replica is being closed.
     closing: AtomicBool,
 }
@@ -116,6 +118,7 @@ impl Commands {
             refused: AtomicBool::new(false),
             leader: Mutex::new(None),
             pending_bytes: AtomicUsize::new(0),
+            alone: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         }
     }
@@ -196,10 +199,19 @@ impl Commands {
         self.changed();
     }
 
-    /// Who leads, as far as is known: this replica only while it takes commands or will soon.
+    /// Whether a majority has answered nothing for long, though the replica leads.
+    pub(super) fn set_alone(&self, is_alone: bool) {
+        // Relaxed, here and in `leader`: who looks behind the count finds it by the lock of `changes`.
+        if self.alone.swap(is_alone, Ordering::Relaxed) != is_alone {
+            count(&self.changes);
+        }
+    }
+
+    /// Who leads, as far as is known: this replica only while it takes commands or will soon. While no
+    /// majority answers it, that is not known.
     pub(super) fn leader(&self) -> Option<ReplicaId> {
         if self.leading.standing().leads() {
-            return Some(self.replica);
+            return (!self.alone.load(Ordering::Relaxed)).then_some(self.replica);
         }
         self.leader.lock().filter(|leader| *leader != self.replica)
     }

@@ -13,6 +13,7 @@ mod messages;
 mod network;
 mod options;
 mod partition;
+mod quorum;
 mod receiving;
 mod replica;
 mod running;

@@ -1,6 +1,7 @@
 //! A replica from one opening to its end.
 
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -10,6 +11,7 @@ use openraft::{LogIdOptionExt, RaftMetrics};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 
 use crate::ids::ReplicaId;
 use crate::machine::Machine;
@@ -22,6 +24,7 @@ use crate::raft::machine::{blocking, open_machine};
 use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
 use crate::raft::network::Links;
 use crate::raft::options::config;
+use crate::raft::quorum::Quorum;
 use crate::raft::receiving::{self, Receiving};
 use crate::raft::replica::{CommandError, ReplicaError, ReplicaOptions, ReplicaState};
 use crate::raft::tasks::{self, Raft};
@@ -103,18 +106,28 @@ impl Running {
     }
 
     /// Follows who leads, until raft ends by itself; says why.
-    pub(super) async fn ended(&self) -> String {
+    /// `quorum` says when a leader has lost its majority.
+    pub(super) async fn ended(&self, mut quorum: Quorum) -> String {
         let mut metrics = self.raft.metrics();
         loop {
-            {
+            let lost_at = {
                 let now = metrics.borrow_and_update();
                 if let Err(fatal) = &now.running_state {
                     return fatal.to_string();
                 }
                 self.commands
                     .learned(from_leader(&now.vote.leader_id), elected(&now));
-            }
-            if metrics.changed().await.is_err() {
+                quorum.lost_at(&now)
+            };
+            let is_alone = lost_at.is_some_and(|at| at <= Instant::now());
+            self.commands.set_alone(is_alone);
+            let next_look = lost_at.filter(|_| !is_alone);
+            let changed = tokio::select! {
+                biased;
+                changed = metrics.changed() => changed,
+                () = look_at(next_look) => Ok(()),
+            };
+            if changed.is_err() {
                 return "raft has ended".to_owned();
             }
         }
@@ -220,6 +233,14 @@ impl Running {
             }
             Request::Append(_) => failed(&"appends are answered in their order"),
         }
+    }
+}
+
+/// Waits until then, or for ever.
+async fn look_at(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
     }
 }
 

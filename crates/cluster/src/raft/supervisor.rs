@@ -7,6 +7,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::raft::commands::count;
+use crate::raft::quorum::Quorum;
 use crate::raft::replica::{Now, ReplicaOptions};
 use crate::raft::running::Running;
 
@@ -30,10 +31,11 @@ pub(super) async fn supervise(
         let failed = match Running::open(&options).await {
             Ok(running) => {
                 say(Now::Running(running.clone()));
+                let quorum = Quorum::new(replica, options.times.election_max);
                 let ended = tokio::select! {
                     biased;
                     _ = stop.wait_for(|stop| *stop) => None,
-                    ended = running.ended() => Some(ended),
+                    ended = running.ended(quorum) => Some(ended),
                 };
                 say(Now::Opening);
                 if let Err(error) = running.close().await {

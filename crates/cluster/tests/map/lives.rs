@@ -125,6 +125,47 @@ fn three_nodes_share_thirty_two_partitions_and_keep_them_over_restarts() {
 }
 
 #[test]
+fn a_node_that_has_lost_the_majority_knows_of_no_leader() {
+    let sites = cluster(3, 3, 9);
+    until(&sites, "a leader on each node", || {
+        let leads = |site: &Site| !site.with(|node, _| node.cluster().led()).is_empty();
+        sites.iter().all(leads).then_some(())
+    });
+    let mut changes = sites[0].with(|node, _| node.cluster().changes());
+    sites[1].kill();
+    sites[2].kill();
+    changes.mark_unchanged();
+    let cluster = sites[0].with(|node, _| node.cluster());
+    until(&sites, "no leader of any partition", || {
+        let topology = cluster.topology();
+        let led = topology
+            .partitions
+            .iter()
+            .any(|partition| partition.leader.is_some());
+        (!led && cluster.led().is_empty()).then_some(())
+    });
+    for slot in (0..SLOTS).step_by(501) {
+        assert!(matches!(cluster.route(slot), Route::Nowhere), "{slot}");
+    }
+    assert!(
+        changes.has_changed().unwrap(),
+        "who waits for a leader looks again"
+    );
+    drop(cluster);
+    sites[2].start(Begin::Start);
+    until(&sites, "leaders of all partitions", || {
+        let topology = sites[0].with(|node, _| node.cluster().topology());
+        let mut partitions = topology.partitions.iter();
+        partitions
+            .all(|partition| matches!(partition.leader, Some(1 | 3)))
+            .then_some(())
+    });
+    sites[1].start(Begin::Start);
+    settled(&sites, 3, 9);
+    routes_agree(&sites);
+}
+
+#[test]
 fn a_join_whose_answer_is_lost_with_the_leader_makes_one_node() {
     let sites = cluster(3, 3, 2);
     let join = request(9);

@@ -61,6 +61,16 @@ pub trait Cluster: fmt::Debug + Send + Sync + 'static {
     /// The partitions that are led here.
     fn led(&self) -> Vec<Arc<dyn Partition>>;
 
+    /// Asks for the leadership of all partitions that have a replica on this node. What becomes of that
+    /// shows later.
+    ///
+    /// # Errors
+    /// This node cannot lead, or leads all of them: why.
+    fn take_over(&self) -> Result<(), String>;
+
+    /// What is wrong with this node, for operators.
+    fn problems(&self) -> Vec<String>;
+
     /// The partition of a slot if this node has a replica of it, whether that leads or not: for
     /// reads that may be old (`READONLY`).
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>>;

@@ -119,10 +119,12 @@ async fn obey(inner: &Arc<Inner>, map: &Arc<Map>) -> bool {
         return true;
     }
     inner.report("this node", None);
+    let mut knows_all = true;
     for node in map.nodes.values().filter(|node| node.number != own) {
-        if let Err(error) = inner.node.set_peer(node.number, node.peer) {
-            inner.report(&format!("node {}", node.number), Some(error.to_string()));
-        }
+        let problem = inner.node.set_peer(node.number, node.peer).err();
+        knows_all &= problem.is_none();
+        let problem = problem.map(|error| error.to_string());
+        inner.report(&format!("node {}", node.number), problem);
     }
     for number in (1..map.cluster.next_node).filter(|number| !map.nodes.contains_key(number)) {
         inner.peers().remove_peer(number);
@@ -136,7 +138,7 @@ async fn obey(inner: &Arc<Inner>, map: &Arc<Map>) -> bool {
         .map(|partition| make(Arc::clone(inner), Arc::clone(map), partition.clone()))
         .collect();
     let made: Vec<bool> = stream::iter(all).buffer_unordered(MADE_AT_A_TIME).collect().await;
-    made.into_iter().all(|done| done)
+    knows_all && made.into_iter().all(|done| done)
 }
 
 /// Whether a replica is not there, or was kept by a stop from beginning its group.

@@ -4,14 +4,18 @@
 mod admission;
 mod begin;
 mod changing;
+mod clocks;
 mod controller;
 mod error;
 mod follower;
+mod groups;
+mod handing_over;
 mod options;
 mod process;
 mod replicas;
 mod routing;
 mod shared;
+mod spreading;
 mod status;
 mod suspicion;
 

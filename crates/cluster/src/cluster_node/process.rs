@@ -10,9 +10,11 @@ use tokio::task::JoinSet;
 
 use crate::cluster_node::admission::Gate;
 use crate::cluster_node::begin::{begin, blocking};
+use crate::cluster_node::clocks::watch_clocks;
 use crate::cluster_node::controller::control;
 use crate::cluster_node::error::ClusterError;
 use crate::cluster_node::follower::follow;
+use crate::cluster_node::handing_over::take_over;
 use crate::cluster_node::options::{Begin, ClusterOptions};
 use crate::cluster_node::routing::{Routes, Routing};
 use crate::cluster_node::shared::Inner;
@@ -68,6 +70,8 @@ impl ClusterNode {
         tasks.spawn(follow(Arc::clone(&inner)));
         tasks.spawn(control(Arc::clone(&inner)));
         tasks.spawn(watch_nodes(Arc::clone(&inner)));
+        tasks.spawn(watch_clocks(Arc::clone(&inner)));
+        tasks.spawn(take_over(Arc::clone(&inner)));
         let tasks = Mutex::new(tasks);
         Ok(Self { inner, tasks })
     }

@@ -200,6 +200,31 @@ impl Cluster for Routes {
         led.map(|here| Arc::clone(&here.partition)).collect()
     }
 
+    fn take_over(&self) -> Result<(), String> {
+        let inner = &self.0;
+        if let Some(problem) = inner.clock_problem() {
+            return Err(problem);
+        }
+        let routing = inner.routing.load();
+        if routing.here.values().all(Here::leads) {
+            return Err("this node leads all that it has replicas of".to_owned());
+        }
+        inner.taking_over.notify_one();
+        Ok(())
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let inner = &self.0;
+        let text = |(about, problem): (String, String)| format!("{about}: {problem}");
+        let routing = inner.routing.load();
+        let replicas = routing.here.values().filter_map(|here| {
+            let error = here.replica.state().err()?;
+            Some(error.to_string())
+        });
+        let own = inner.all_problems().into_iter().map(text);
+        own.chain(replicas).collect()
+    }
+
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>> {
         let routing = self.0.routing.load();
         let (_, partition) = routing.partition(slot)?;

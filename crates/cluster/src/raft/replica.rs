@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use collie_io::Clock;
@@ -13,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::machine::{FieldError, MachineError, MachineOptions};
-use crate::peers::{Incoming, Peers, Reply};
+use crate::peers::{Call, Incoming, Peers, Reply};
 use crate::proposals::{Answer, Effects, Evaluation, NotOpen, NotSubmitted, Stale};
 use crate::raft::commands::{Changes, Row, Stored, Submitted, Value};
 use crate::raft::machine::blocking;
@@ -23,7 +24,7 @@ use crate::raft::settling::answer;
 use crate::raft::supervisor::supervise;
 use crate::raft::types::Member;
 use crate::store::{ReplicaLog, StoreError};
-use crate::wire::{Refusal, Request, Response};
+use crate::wire::{HandOver, NodeId, Refusal, Request, Response};
 
 /// What a replica consists of.
 #[derive(Clone)]
@@ -64,6 +65,8 @@ pub struct Replica {
     pub(super) options: ReplicaOptions,
     now: watch::Receiver<Now>,
     stop: watch::Sender<bool>,
+    /// Whether it stands for election.
+    stands: AtomicBool,
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -193,6 +196,7 @@ impl Replica {
             options,
             now,
             stop,
+            stands: AtomicBool::new(true),
             supervisor: Mutex::new(Some(supervisor)),
         }
     }
@@ -283,6 +287,51 @@ impl Replica {
         })
     }
 
+    /// Asks the replica that leads, on another node, to hand over to a member of the group. Whether it
+    /// does shows later.
+    ///
+    /// # Errors
+    /// It does not answer, or refuses: it does not lead, or that member lacks entries.
+    pub async fn ask_to_hand_over(
+        &self,
+        (node, leader): (NodeId, ReplicaId),
+        to: ReplicaId,
+    ) -> Result<(), ReplicaError> {
+        let call = Call {
+            node,
+            group: self.group,
+            from: self.id,
+            to: leader,
+            request: Request::HandOver(HandOver { to }),
+            within: self.options.times.append,
+        };
+        let problem = match self.options.peers.call(call).await {
+            Ok(Response::HandingOver) => return Ok(()),
+            Ok(Response::Refusal(refusal)) => format!("{refusal:?}"),
+            Ok(other) => format!("expected an answer to that, found {}", other.kind()),
+            Err(error) => error.to_string(),
+        };
+        Err(ReplicaError::Raft {
+            replica: leader,
+            problem,
+        })
+    }
+
+    /// Whether it stands for election, and takes over where another one hands over to it. To be said
+    /// again and again: a replica that is opened anew stands.
+    pub fn set_stands(&self, stands: bool) {
+        // Relaxed: it is looked at again and again.
+        self.stands.store(stands, Ordering::Relaxed);
+        if let Ok(running) = self.running() {
+            running.raft.runtime_config().elect(stands);
+        }
+    }
+
+    /// Whether it stands for election.
+    pub(super) fn stands(&self) -> bool {
+        self.stands.load(Ordering::Relaxed)
+    }
+
     /// Brings what is applied into tables.
     ///
     /// # Errors
@@ -296,6 +345,12 @@ impl Replica {
     pub fn handle(&self, incoming: Incoming, reply: Reply) {
         if let Some(vote) = vote_of(&incoming.request).filter(|vote| vote.leader.replica != incoming.from) {
             let text = format!("replica {} speaks for {}", incoming.from, vote.leader);
+            return reply.send(Response::Refusal(Refusal::failed(text)));
+        }
+        if matches!(&incoming.request, Request::Transfer(transfer) if transfer.to == self.id)
+            && !self.stands()
+        {
+            let text = "it does not stand for election at the moment".to_owned();
             return reply.send(Response::Refusal(Refusal::failed(text)));
         }
         match self.running() {
@@ -379,7 +434,7 @@ fn vote_of(request: &Request) -> Option<Vote> {
         Request::Transfer(transfer) => Some(transfer.vote),
         Request::Offer(offer) => Some(offer.vote),
         Request::SnapshotEnd(end) => Some(end.vote),
-        Request::Piece(_) => None,
+        Request::Piece(_) | Request::HandOver(_) => None,
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use collie_db::Family;
 use openraft::async_runtime::watch::WatchReceiver;
@@ -29,7 +30,10 @@ use crate::raft::receiving::{self, Receiving};
 use crate::raft::replica::{CommandError, ReplicaError, ReplicaOptions, ReplicaState};
 use crate::raft::tasks::{self, Raft};
 use crate::raft::types::{Groups, Member};
-use crate::wire::{Append, Refusal, Request, Response};
+use crate::wire::{Append, HandOver, Refusal, Request, Response};
+
+/// A replica that is to lead waits so long for entries that it lacks.
+const TRANSFER_WAITS: Duration = Duration::from_secs(1);
 
 /// A replica that runs.
 pub(super) struct Running {
@@ -190,6 +194,18 @@ impl Running {
         asked.map_err(|error| error.to_string())
     }
 
+    /// Hands over to a member that can lead: one that votes and has nearly all entries.
+    async fn hand_over(&self, to: ReplicaId) -> Result<(), String> {
+        let members = self.members();
+        if !self.state().leads {
+            return Err("this replica does not lead".to_owned());
+        }
+        if !members.voters.contains(&to) || !members.has_nearly_all(to) {
+            return Err(format!("replica {to} has no vote, or lacks entries"));
+        }
+        self.transfer_to(to).await
+    }
+
     /// Takes a request of another replica of the group.
     pub(super) fn handle(self: Arc<Self>, incoming: Incoming, reply: Reply) {
         if let Request::Append(append) = incoming.request {
@@ -213,6 +229,12 @@ impl Running {
                 Err(error) => failed(&error),
             },
             Request::Transfer(transfer) => {
+                // It may have come before the last entries, without which the replica cannot lead.
+                let last = transfer.last.map(|last| last.index);
+                let has_all = |now: &RaftMetrics<Groups>| now.last_log_index >= last;
+                let waited = self.raft.wait(Some(TRANSFER_WAITS));
+                // An error: raft finds that out itself.
+                drop(waited.metrics(has_all, "what the leader has").await);
                 match self.raft.handle_transfer_leader(to_transfer(&transfer)).await {
                     Ok(Ok(())) => Response::Transferred,
                     Ok(Err(error)) => failed(&error),
@@ -231,6 +253,10 @@ impl Running {
                 let mut receiving = self.receiving.lock().await;
                 receiving::ended(&self.raft, &self.machine, &mut receiving, from, end).await
             }
+            Request::HandOver(HandOver { to }) => match self.hand_over(to).await {
+                Ok(()) => Response::HandingOver,
+                Err(problem) => failed(&problem),
+            },
             Request::Append(_) => failed(&"appends are answered in their order"),
         }
     }

@@ -60,6 +60,8 @@ kinds! {
     Piece = 21, "piece";
     /// All pieces were sent.
     SnapshotEnd = 22, "snapshot end";
+    /// The leader is asked to hand over.
+    HandOver = 23, "hand over";
     /// Answers [`Kind::Append`].
     Appended = 32, "appended";
     /// Answers [`Kind::Vote`].
@@ -74,6 +76,8 @@ kinds! {
     Stored = 37, "stored";
     /// Answers [`Kind::SnapshotEnd`].
     Installed = 38, "installed";
+    /// Answers [`Kind::HandOver`].
+    HandingOver = 39, "handing over";
     /// Answers any request that was not carried out.
     Refusal = 48, "refusal";
 }

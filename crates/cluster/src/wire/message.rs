@@ -62,6 +62,8 @@ pub enum Request {
     Piece(Piece),
     /// [`Kind::SnapshotEnd`].
     SnapshotEnd(SnapshotEnd),
+    /// [`Kind::HandOver`].
+    HandOver(HandOver),
 }
 
 /// What is answered.
@@ -81,6 +83,8 @@ pub enum Response {
     Stored(Stored),
     /// [`Kind::Installed`].
     Installed(Installed),
+    /// [`Kind::HandingOver`]: the other replica was asked to lead; whether it does shows later.
+    HandingOver,
     /// [`Kind::Refusal`].
     Refusal(Refusal),
 }
@@ -208,6 +212,13 @@ pub struct Transfer {
     pub last: Option<EntryId>,
 }
 
+/// The leader is asked to hand over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandOver {
+    /// To this replica.
+    pub to: ReplicaId,
+}
+
 /// Why a request was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
@@ -268,13 +279,16 @@ impl Request {
             Self::Offer(_) => Kind::Offer,
             Self::Piece(_) => Kind::Piece,
             Self::SnapshotEnd(_) => Kind::SnapshotEnd,
+            Self::HandOver(_) => Kind::HandOver,
         }
     }
 
     /// The connection that it is sent on.
     pub fn lane(&self) -> Lane {
         match self {
-            Self::Append(_) | Self::Vote(_) | Self::PreVote(_) | Self::Transfer(_) => Lane::Raft,
+            Self::Append(_) | Self::Vote(_) | Self::PreVote(_) | Self::Transfer(_) | Self::HandOver(_) => {
+                Lane::Raft
+            }
             Self::Offer(_) | Self::Piece(_) | Self::SnapshotEnd(_) => Lane::Bulk,
         }
     }
@@ -291,6 +305,7 @@ impl Response {
             Self::Wanted(_) => Kind::Wanted,
             Self::Stored(_) => Kind::Stored,
             Self::Installed(_) => Kind::Installed,
+            Self::HandingOver => Kind::HandingOver,
             Self::Refusal(_) => Kind::Refusal,
         }
     }
@@ -345,11 +360,12 @@ impl Message {
                 }
                 Request::Piece(body) => put(self.kind(), body, to),
                 Request::SnapshotEnd(body) => put(self.kind(), body, to),
+                Request::HandOver(body) => put(self.kind(), body, to),
             },
             Self::Response(response) => match response {
                 Response::Appended(body) => put(self.kind(), body, to),
                 Response::Voted(body) | Response::PreVoted(body) => put(self.kind(), body, to),
-                Response::Transferred => Ok(to),
+                Response::Transferred | Response::HandingOver => Ok(to),
                 Response::Wanted(body) => {
                     most(body.from.len(), "files", FILES_MAX)?;
                     put(self.kind(), body, to)
@@ -385,6 +401,7 @@ impl Message {
             Kind::Offer => request(take(kind, body, Request::Offer)?),
             Kind::Piece => request(take(kind, body, Request::Piece)?),
             Kind::SnapshotEnd => request(take(kind, body, Request::SnapshotEnd)?),
+            Kind::HandOver => request(take(kind, body, Request::HandOver)?),
             Kind::Appended => response(take(kind, body, Response::Appended)?),
             Kind::Voted => response(take(kind, body, Response::Voted)?),
             Kind::PreVoted => response(take(kind, body, Response::PreVoted)?),
@@ -392,6 +409,7 @@ impl Message {
             Kind::Wanted => response(take(kind, body, Response::Wanted)?),
             Kind::Stored => response(take(kind, body, Response::Stored)?),
             Kind::Installed => response(take(kind, body, Response::Installed)?),
+            Kind::HandingOver => response((Response::HandingOver, body.len())),
             Kind::Refusal => response(take(kind, body, Response::Refusal)?),
         })
     }

@@ -101,6 +101,7 @@ fn request() -> impl Strategy<Value = Request> {
         piece.prop_map(Request::Piece),
         (vote(), any::<u64>())
             .prop_map(|(vote, snapshot)| Request::SnapshotEnd(SnapshotEnd { vote, snapshot })),
+        any::<u64>().prop_map(|to| Request::HandOver(HandOver { to })),
     ]
 }
 
@@ -129,6 +130,7 @@ fn response() -> impl Strategy<Value = Response> {
         voted().prop_map(Response::Voted),
         voted().prop_map(Response::PreVoted),
         Just(Response::Transferred),
+        Just(Response::HandingOver),
         (vote(), vec(any::<u64>(), 0..5)).prop_map(|(vote, from)| Response::Wanted(Wanted { vote, from })),
         any::<u64>().prop_map(|upto| Response::Stored(Stored { upto })),
         vote().prop_map(|vote| Response::Installed(Installed { vote })),

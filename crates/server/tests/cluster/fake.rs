@@ -23,6 +23,8 @@ pub(crate) type Changes = Vec<(Vec<u8>, Option<Value>)>;
 pub(crate) struct Fake {
     pub(crate) partitions: Vec<Arc<FakePartition>>,
     changes: watch::Sender<u64>,
+    /// What it says is wrong.
+    pub(crate) problems: Mutex<Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -93,6 +95,7 @@ impl Fake {
         Arc::new(Fake {
             partitions: partitions.collect(),
             changes: watch::Sender::new(0),
+            problems: Mutex::default(),
         })
     }
 
@@ -406,6 +409,25 @@ impl Cluster for Fake {
             .filter(|partition| partition.state().role == Role::Leads);
         led.map(|partition| partition.clone() as Arc<dyn Partition>)
             .collect()
+    }
+
+    fn take_over(&self) -> Result<(), String> {
+        let led = self
+            .partitions
+            .iter()
+            .all(|partition| partition.state().role == Role::Leads);
+        if led {
+            return Err("this node leads all".to_owned());
+        }
+        self.partitions
+            .iter()
+            .for_each(|partition| partition.set_role(Role::Leads));
+        self.wake();
+        Ok(())
+    }
+
+    fn problems(&self) -> Vec<String> {
+        self.problems.lock().unwrap().clone()
     }
 
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>> {

@@ -22,7 +22,7 @@ pub use cluster_node::{
     Begin, ClusterError, ClusterNode, ClusterOptions, ClusterStatus, NodeStatus, PartitionStatus,
     ReplicaStatus,
 };
-pub use identity::{Asked, IdentityError, MARK, NodeIdentity};
+pub use identity::{Asked, IdentityError, MARK, NodeIdentity, is_node};
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 pub use node::{Node, NodeError, NodeOptions};
 pub use raft::{

@@ -1,5 +1,6 @@
 //! `COLLIE.ONCE`: a command takes effect once, however often it is sent.
 
+use collie_io::{Clock, RealClock};
 use collie_server::cluster::slot_of;
 
 use crate::support::{command, wait_for};
@@ -186,10 +187,7 @@ fn a_record_is_kept_for_an_hour_and_goes_then_with_its_count() {
     let records = rows(&node, "n", b"yr");
     assert_eq!((records.len(), rows(&node, "n", b"yt").len()), (3, 3));
     // As if the first had been executed an hour ago, and the second nearly so.
-    let now_ms = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap()
-        .as_millis() as u64;
+    let now_ms = RealClock.wall_ms();
     let slot = slot_of(b"n");
     for (number, ago_ms) in [(0_u64, HOUR_MS + 1), (1, HOUR_MS - 600_000)] {
         let (row, mut value) = records[number as usize].clone();

@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(off(&[0, 20, -600], 0, 3), [-600]);
         assert_eq!(off(&[0, 0, 500], 0, 3), [0; 0], "the limit is allowed");
         assert_eq!(off(&[0, 0, 501], 1, 3), [0; 0], "what was measured may be wrong");
-        // The one in the middle is nobody's odd one.
+        // The one in the middle is right.
         assert_eq!(off(&[-600, 0, 600], 0, 3), [-600, 600]);
         assert_eq!(off(&[0, 0, 0, 900, 900], 0, 5), [900, 900]);
     }

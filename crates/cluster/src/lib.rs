@@ -5,6 +5,7 @@
 //! [`Node`] is a process with its replicas. Formats are drawn in `docs/format/cluster.md` and
 //! `docs/format/peers.md`.
 
+mod blocking;
 mod cluster_node;
 pub mod frames;
 mod identity;
@@ -22,13 +23,13 @@ pub use cluster_node::{
     Begin, ClusterError, ClusterNode, ClusterOptions, ClusterStatus, NodeStatus, PartitionStatus,
     ReplicaStatus,
 };
-pub use identity::{Asked, IdentityError, MARK, NodeIdentity};
+pub use identity::{Asked, IdentityError, MARK, NodeIdentity, is_node};
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
-pub use node::{Node, NodeError, NodeOptions};
+pub use node::{LogOpened, Node, NodeError, NodeOptions};
 pub use raft::{
-    AppliedRows, CommandError, Effects, Executed, GroupLimits, GroupTimes, Groups, Member, Members, Replica,
-    ReplicaError, ReplicaOptions, ReplicaState, Row, Rows, SnapshotBuilder, SnapshotData, Value,
-    open_machine,
+    AppliedRows, CommandError, Effects, ElectionCause, Executed, GroupLimits, GroupTimes, Groups, Member,
+    Members, Replica, ReplicaError, ReplicaOptions, ReplicaState, Row, Rows, SnapshotBuilder, SnapshotData,
+    Value, open_machine, seed_draws,
 };
 pub use store::{
     Bounds, Entry, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions, Opened,

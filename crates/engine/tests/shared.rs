@@ -327,6 +327,46 @@ fn stores_with_logs_share_and_outlive_the_handle() {
     let _ = batch;
 }
 
+/// Flushes and compactions of a store whose `Shared` has no threads come when they are asked for, and
+/// not before.
+#[test]
+fn without_threads_work_is_done_when_it_is_asked_for() {
+    let _alone = ALONE.lock();
+    let dir = common::fast_dir();
+    let shared = Shared::new(SharedOptions {
+        flush_threads: 0,
+        compaction_threads: 0,
+        ..SharedOptions::default()
+    });
+    let shared = shared.unwrap();
+    let db = common::open(
+        dir.path(),
+        &Options {
+            shared: Some(shared.clone()),
+            ..common::small()
+        },
+    );
+    // An opening looks whether tables are to be merged.
+    while shared.work() {}
+    let flushes = || -> u64 {
+        let stats = db.stats();
+        stats.families["default"]
+            .flushes
+            .iter()
+            .map(|(_, count)| count)
+            .sum()
+    };
+    let size = common::small().default_family.write_buffer_bytes as usize;
+    let half = "x".repeat(size / 2);
+    for n in 0..3 {
+        db.put(format!("{n}"), &half).unwrap();
+    }
+    assert_eq!(flushes(), 0, "a full memtable waits");
+    while shared.work() {}
+    assert_eq!(flushes(), 1);
+    assert_eq!(db.get("0").unwrap().as_deref(), Some(half.as_bytes()));
+}
+
 /// What a thousand stores take: `COLLIE_STORES=1000 cargo test -p collie-db --release --test shared
 /// -- --ignored --nocapture`.
 #[test]

@@ -36,16 +36,23 @@ pub fn create_dirs(steps: &impl DirSteps, dir: &Path) -> io::Result<()> {
 /// Creates `dir` and the parents that it lacks, and notes in `made` those that were not there,
 /// deepest last.
 fn make(steps: &impl DirSteps, dir: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
+    match make_last(steps, dir, made) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            make(steps, parent_of(dir).ok_or(e)?, made)?;
+            // Not found again: some file systems say so of every new name, as that of `/proc`.
+            make_last(steps, dir, made)
+        }
+        made => made,
+    }
+}
+
+fn make_last(steps: &impl DirSteps, dir: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
     match steps.make_dir(dir) {
         Ok(()) => {
             made.push(dir.to_owned());
             Ok(())
         }
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && steps.is_dir(dir)? => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            make(steps, parent_of(dir).ok_or(e)?, made)?;
-            make(steps, dir, made)
-        }
         Err(e) => Err(e),
     }
 }
@@ -158,6 +165,30 @@ mod tests {
         }
     }
 
+    /// Where no name below `/proc` can be made.
+    struct Refusing(Steps);
+
+    impl DirSteps for Refusing {
+        fn make_dir(&self, dir: &Path) -> io::Result<()> {
+            match dir.starts_with("/proc") && dir != Path::new("/proc") {
+                true => Err(io::ErrorKind::NotFound.into()),
+                false => self.0.make_dir(dir),
+            }
+        }
+
+        fn is_dir(&self, path: &Path) -> io::Result<bool> {
+            self.0.is_dir(path)
+        }
+
+        fn sync_names(&self, dir: &Path) -> io::Result<()> {
+            self.0.sync_names(dir)
+        }
+
+        fn remove_empty_dir(&self, dir: &Path) -> io::Result<()> {
+            self.0.remove_empty_dir(dir)
+        }
+    }
+
     #[test]
     fn a_directory_of_another_user_on_the_way_is_passed_over() {
         let mut steps = Steps::new(&["/", "/srv", "/srv/mine"], "/srv");
@@ -166,6 +197,18 @@ mod tests {
         // What cannot be synced at all.
         steps.why = io::ErrorKind::InvalidInput;
         create_dirs(&steps, Path::new("/srv/mine/c")).unwrap();
+    }
+
+    #[test]
+    fn a_name_that_is_never_found_is_an_error_though_its_parent_is_there() {
+        let steps = Steps::new(&["/"], "/");
+        // A directory in which nothing can be made.
+        steps.dirs.borrow_mut().insert(PathBuf::from("/proc"));
+        let steps = Refusing(steps);
+        for dir in ["/proc/a", "/proc/a/b"] {
+            let refused = create_dirs(&steps, Path::new(dir)).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::NotFound, "{dir}");
+        }
     }
 
     /// Its maker may have been killed before it synced the name, and the next sync succeeds.

@@ -254,6 +254,25 @@ impl Log {
         RoomFor::new(Arc::clone(&self.shared.core), payload)
     }
 
+    /// Why no more room could be prepared when that was last tried: [`LogError::StorageFull`] or
+    /// [`LogError::Unprepared`]; `None` where it could. It is tried ten times a second for as long as
+    /// it fails, by the log's own threads ([`LogOptions::threads`]). Appends still have the room that
+    /// was prepared before, usually half a ring: see [`Log::has_prepared`]. Nothing is at stake, and
+    /// nothing blocks.
+    #[must_use]
+    pub fn setback(&self) -> Option<LogError> {
+        let setback = lock(&self.core().setback).clone();
+        setback.map(|error| self.core().refusal(error, self.core().ahead()))
+    }
+
+    /// Whether frames of so many bytes, headers included, have room on the device that is prepared
+    /// already. Others may take it. Does not block.
+    #[must_use]
+    pub fn has_prepared(&self, bytes: u64) -> bool {
+        let core = self.core();
+        core.space.admits_exactly(core.appended(), bytes)
+    }
+
     /// Brings everything that was appended before the call to `level`; returns its end.
     ///
     /// # Errors

@@ -61,9 +61,36 @@ pub trait Cluster: fmt::Debug + Send + Sync + 'static {
     /// The partitions that are led here.
     fn led(&self) -> Vec<Arc<dyn Partition>>;
 
+    /// Asks for the leadership of all partitions that have a replica on this node. What becomes of that
+    /// shows later.
+    ///
+    /// # Errors
+    /// This node cannot lead, or leads all of them: why.
+    fn take_over(&self) -> Result<(), String>;
+
     /// The partition of a slot if this node has a replica of it, whether that leads or not: for
     /// reads that may be old (`READONLY`).
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>>;
+
+    /// What is wrong on this node that an operator has to do something about: a line each, which says
+    /// what to do. `CLUSTER INFO` shows them. None where all is well.
+    fn problems(&self) -> Vec<String>;
+
+    /// Figures of this node, for `/metrics`, in the order in which they are shown.
+    fn figures(&self) -> Vec<Figure>;
+}
+
+/// A metric of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Figure {
+    /// Its name, with its unit.
+    pub name: &'static str,
+    /// What it is, in one line.
+    pub help: &'static str,
+    /// Whether it only grows, from the start of the process on.
+    pub is_counter: bool,
+    /// Its values, each with its labels: names and values.
+    pub samples: Vec<(Vec<(&'static str, String)>, u64)>,
 }
 
 /// Where a slot is led.
@@ -155,11 +182,12 @@ pub trait Partition: fmt::Debug + Send + Sync + 'static {
     /// [`Refused::Text`].
     fn rows_after(&self, after: Option<(u16, &[u8])>) -> Result<Rows, Refused>;
 
-    /// A row as it is applied here, however old that is.
+    /// The rows of this moment as they are applied here, however old that is. Of each entry of the log
+    /// it has all or nothing.
     ///
     /// # Errors
-    /// [`Refused::Text`].
-    fn get_applied(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused>;
+    /// [`Refused::NotHere`], [`Refused::Text`].
+    fn applied(&self) -> Result<Box<dyn Applied>, Refused>;
 
     /// The number of users' keys in slots of it, expired ones included that are not yet removed.
     ///
@@ -167,8 +195,22 @@ pub trait Partition: fmt::Debug + Send + Sync + 'static {
     /// [`Refused::Text`].
     fn key_count(&self, slots: RangeInclusive<u16>) -> Result<u64, Refused>;
 
-    /// Says whether this replica led when this was called, so that what was read of it before held.
-    fn confirm(&self) -> Settling;
+    /// Who leads, if that is this replica and it has applied all that was decided before it led.
+    fn leadership(&self) -> Option<Leadership>;
+
+    /// Says whether what was read of this replica while `leadership` was [its](Self::leadership) held:
+    /// it has led without a break since then.
+    fn confirm(&self, leadership: Leadership) -> Settling;
+}
+
+/// The rows of a partition at one moment, as they were applied on this node. To be dropped soon: what
+/// it needs of tables and memory is kept for it.
+pub trait Applied: Send {
+    /// What a row holds.
+    ///
+    /// # Errors
+    /// [`Refused::Stale`] or [`Refused::Text`]: the command ends.
+    fn get(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused>;
 }
 
 /// A command under way in a partition, whose rows are locked. Dropping it unlocks them, and nothing

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::cluster::Refused;
 use crate::cost::Aside;
+use crate::data::records::BadRecord;
 use crate::data::value::BadValue;
 
 /// A command's error. Its text is what the client reads after the minus sign, code first.
@@ -24,6 +25,9 @@ pub(crate) enum Failure {
     /// A stored value cannot be read.
     #[error(transparent)]
     Value(#[from] BadValue),
+    /// The record of a command cannot be read.
+    #[error(transparent)]
+    Record(#[from] BadRecord),
     /// The command must run again on a thread that may block; nothing was done yet. This is never
     /// sent to a client.
     #[error("ERR internal error: the command is to run aside ({0:?})")]
@@ -57,6 +61,7 @@ impl Failure {
             Failure::Refused(Refused::Text(text)) => Cow::Borrowed(text.as_bytes()),
             Failure::Refused(refused) => Cow::Owned(format!("TRYAGAIN {refused}").into_bytes()),
             Failure::Value(bad) => Cow::Owned(format!("ERR {bad}").into_bytes()),
+            Failure::Record(bad) => Cow::Owned(format!("ERR {bad}").into_bytes()),
         }
     }
 }

@@ -453,6 +453,54 @@ fn the_disk_stops_at_the_operation_that_a_trap_names() {
 }
 
 #[test]
+fn a_sync_that_is_under_way_when_the_power_goes_makes_nothing_durable() {
+    let Some(mut disk) = mount(Names::Posix) else {
+        return;
+    };
+    let file = disk.settled("a", b"0");
+    file.write_all_at(b"1", 0).unwrap();
+    disk.fs.delay_syncs(Duration::from_millis(300)).unwrap();
+    let before = disk.fs.fault_counts().get(&FaultKind::SlowSync).copied();
+    let program = std::thread::spawn(move || file.sync_data());
+    while disk.fs.fault_counts().get(&FaultKind::SlowSync).copied() == before {
+        std::thread::yield_now();
+    }
+    disk.fs.stop().unwrap();
+    disk.cut(LOST);
+    assert!(program.join().unwrap().is_err());
+    assert_eq!(disk.read("a").unwrap(), b"0");
+}
+
+#[test]
+fn disks_of_one_power_supply_stop_together() {
+    let (Some(mut one), Some(mut other)) = (mount(Names::Posix), mount(Names::Posix)) else {
+        return;
+    };
+    for moment in [Moment::Before, Moment::After] {
+        one.fs.stops_with([&other.fs]).unwrap();
+        other.fs.stops_with([&one.fs]).unwrap();
+        let sync = Trap::new(1, moment, |asked| asked.kind == OpKind::SyncDir);
+        other.fs.set_trap(sync).unwrap();
+        let mut program = Command::new("sync").arg(other.fs.path()).spawn().unwrap();
+        let fell = [&other, &one].map(|disk| disk.fs.wait_for_stop(PATIENCE).unwrap());
+        program.kill().unwrap();
+        let at_an_operation = fell.map(|fell| fell.map(|fell| fell.at.is_some()));
+        assert_eq!(at_an_operation, [Some(true), Some(false)], "{moment:?}");
+        one.cut(LOST);
+        other.cut(LOST);
+        program.wait().unwrap();
+    }
+    // It ends with a power cycle.
+    other.fs.set_trap(Trap::new(1, Moment::Before, |_| true)).unwrap();
+    let mut program = Command::new("sync").arg(other.fs.path()).spawn().unwrap();
+    assert!(other.fs.wait_for_stop(PATIENCE).unwrap().is_some());
+    assert!(one.fs.wait_for_stop(Duration::ZERO).unwrap().is_none());
+    program.kill().unwrap();
+    other.cut(LOST);
+    program.wait().unwrap();
+}
+
+#[test]
 fn nothing_is_answered_by_a_stopped_disk_and_everything_fails_when_the_power_is_off() {
     let Some(mut disk) = mount(Names::Posix) else {
         return;

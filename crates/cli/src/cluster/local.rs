@@ -11,6 +11,7 @@ use collie_io::{Device, OpenMode, RealDevice, write_all_at};
 use serde::{Deserialize, Serialize};
 
 use super::PATIENCE;
+use crate::node::is_node;
 use crate::resp::{Client, Reply};
 
 /// The file that makes a directory that of a cluster.
@@ -44,6 +45,8 @@ pub(super) struct Place {
     pub(super) index: u16,
     pub(super) dir: PathBuf,
     pub(super) diagnostics: PathBuf,
+    /// The file that has the number of its process.
+    pid: PathBuf,
     pub(super) address: SocketAddr,
     pub(super) peer: SocketAddr,
 }
@@ -64,7 +67,11 @@ impl Local {
         bytes.truncate(len);
         let shape = String::from_utf8(bytes)
             .map_err(anyhow::Error::from)
-            .and_then(|text| Ok(toml::from_str(&text)?))
+            .and_then(|text| Ok(toml::from_str::<Shape>(&text)?))
+            .and_then(|shape| {
+                check(shape)?;
+                Ok(shape)
+            })
             .with_context(|| format!("{} is not what `collie cluster up` writes", path.display()))?;
         let dir = std::path::absolute(dir)?;
         Ok(Some(Self { dir, shape }))
@@ -111,6 +118,7 @@ impl Local {
                 index,
                 dir: self.dir.join(format!("node-{index}")),
                 diagnostics: self.dir.join(format!("node-{index}.log")),
+                pid: self.dir.join(format!("node-{index}.pid")),
                 address: at(port),
                 peer: at(port + PEER_PORT),
             }
@@ -126,10 +134,55 @@ impl Place {
         matches!(client.call(&[b"PING"]), Ok(Reply::Text(_))).then_some(client)
     }
 
-    /// Whether it is a node already: its disk has its mark.
-    pub(super) fn is_member(&self) -> bool {
+    /// Whether it is a node already. A stop while it became one leaves the mark of its disk, and
+    /// perhaps no more.
+    pub(super) fn is_member(&self) -> anyhow::Result<bool> {
         let mark = self.dir.join("data").join(collie_cluster::MARK);
-        RealDevice::new().open(&mark, OpenMode::Read).is_ok()
+        match RealDevice::new().open(&mark, OpenMode::Read) {
+            Ok(_) => is_node(&self.dir),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Asks the process that this program started here last to end, if it runs: one that waits to join
+    /// takes no clients. Any other process that may have its number by now is left alone.
+    pub(super) fn terminate(&self) -> anyhow::Result<()> {
+        let Some(pid) = self.read(&self.pid).and_then(|text| text.trim().parse().ok()) else {
+            return Ok(());
+        };
+        let command = self.read(&PathBuf::from(format!("/proc/{pid}/cmdline")));
+        let own = self.dir.display().to_string();
+        if !command.is_some_and(|command| command.split('\0').any(|word| word == own)) {
+            return Ok(());
+        }
+        if let Some(process) = rustix::process::Pid::from_raw(pid) {
+            let sent = rustix::process::kill_process(process, rustix::process::Signal::TERM);
+            sent.with_context(|| format!("cannot end process {pid}, node {}", self.index))?;
+        }
+        Ok(())
+    }
+
+    /// The start of a small file.
+    fn read(&self, path: &Path) -> Option<String> {
+        let file = RealDevice::new().open(path, OpenMode::Read).ok()?;
+        let mut bytes = vec![0; FILE_MAX];
+        let read = file.read_at(&mut bytes, 0).ok()?;
+        bytes.truncate(read);
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Notes which process runs the node.
+    fn note(&self, process: &Child) -> anyhow::Result<()> {
+        let device = RealDevice::new();
+        let write = || {
+            match device.remove_file(&self.pid) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let file = device.open(&self.pid, OpenMode::CreateNew)?;
+            write_all_at(&*file, process.id().to_string().as_bytes(), 0)
+        };
+        write().with_context(|| format!("cannot write {}", self.pid.display()))
     }
 
     /// Whether a process has the node's directory.
@@ -155,7 +208,7 @@ impl Place {
         let both = diagnostics
             .try_clone()
             .context("no file descriptor is left for a node's diagnostics")?;
-        Command::new(&program)
+        let process = Command::new(&program)
             .arg("node")
             .arg("--dir")
             .arg(&self.dir)
@@ -167,7 +220,9 @@ impl Place {
             .stderr(Stdio::from(both))
             .process_group(0)
             .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        self.note(&process)?;
+        Ok(process)
     }
 
     /// The end of what the node said.
@@ -186,6 +241,12 @@ impl Place {
 
 /// Asks whether the ports of a cluster fit below the last there is.
 pub(super) fn check(shape: Shape) -> anyhow::Result<()> {
+    ensure!(
+        shape.nodes > 0 && shape.port > 0,
+        "{} nodes from port {} on: expected one at least, and a port",
+        shape.nodes,
+        shape.port
+    );
     let last = u32::from(shape.port) + u32::from(shape.nodes) - 1 + u32::from(PEER_PORT);
     ensure!(
         last <= u32::from(u16::MAX),

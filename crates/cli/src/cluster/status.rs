@@ -20,6 +20,12 @@ use crate::resp::{Client, Reply};
 pub(super) struct Info(BTreeMap<String, String>);
 
 impl Info {
+    /// What is wrong with the node, by its own word.
+    fn problems(&self) -> Vec<String> {
+        let problem = |number: usize| self.0.get(&format!("collie_problem_{number}")).cloned();
+        (1..).map_while(problem).collect()
+    }
+
     /// A number; 0 where it is not there.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.0.get(name).and_then(|text| text.parse().ok()).unwrap_or(0)
@@ -37,6 +43,12 @@ pub(super) fn info(client: &mut Client) -> io::Result<Info> {
     ))
 }
 
+/// The nodes, as one of them sees them.
+pub(super) fn lines(client: &mut Client) -> io::Result<Vec<Line>> {
+    let nodes = text(client, &[b"CLUSTER", b"NODES"])?;
+    Ok(nodes.lines().filter_map(line).collect())
+}
+
 fn text(client: &mut Client, words: &[&[u8]]) -> io::Result<String> {
     match client.call(words)?.good()? {
         Reply::Bulk(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
@@ -47,15 +59,20 @@ fn text(client: &mut Client, words: &[&[u8]]) -> io::Result<String> {
 
 /// A node, as one of them sees it.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Line {
-    address: String,
+pub(super) struct Line {
+    pub(super) address: String,
     peer_port: u16,
     /// It answers the node that was asked.
     alive: bool,
     /// How many slots it leads.
     slots: u64,
+    /// Which.
+    #[serde(skip)]
+    pub(super) ranges: Vec<String>,
     /// How many keys are in them; none where it does not answer this program.
     keys: Option<u64>,
+    /// What is wrong with it, by its own word.
+    problems: Vec<String>,
 }
 
 pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
@@ -74,11 +91,10 @@ pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
         let all: Vec<_> = addresses.iter().map(ToString::to_string).collect();
         bail!("no node answers at {}: is the cluster up?", all.join(", "));
     };
-    let nodes = text(&mut client, &[b"CLUSTER", b"NODES"]).context("the node does not show the cluster")?;
-    let mut lines: Vec<Line> = nodes.lines().filter_map(line).collect();
+    let mut lines = lines(&mut client).context("the node does not show the cluster")?;
     lines.sort_by(|one, other| one.address.cmp(&other.address));
     for line in &mut lines {
-        line.keys = keys(&line.address);
+        line.ask();
     }
     let served: u64 = lines.iter().map(|line| line.slots).sum();
     let mut results = Results::new();
@@ -99,6 +115,11 @@ pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
                 line.address, line.slots
             ))?;
         }
+        for line in &lines {
+            for problem in &line.problems {
+                results.line(format_args!("{}: {problem}", line.address))?;
+            }
+        }
         if served < u64::from(SLOTS) {
             results.line(format_args!(
                 "{} slots are led by no node that is known",
@@ -107,7 +128,8 @@ pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
         }
     }
     results.flush()?;
-    Ok(if served == u64::from(SLOTS) {
+    let is_well = lines.iter().all(|line| line.problems.is_empty());
+    Ok(if served == u64::from(SLOTS) && is_well {
         Outcome::Good
     } else {
         Outcome::Bad
@@ -119,7 +141,8 @@ fn line(text: &str) -> Option<Line> {
     let mut words = text.split(' ');
     let (address, port) = words.nth(1)?.split_once('@')?;
     let flags = words.next()?;
-    let slots = words.skip(5).filter_map(|range| {
+    let ranges: Vec<String> = words.skip(5).map(str::to_owned).collect();
+    let slots = ranges.iter().filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         Some(last.parse::<u64>().ok()? + 1 - first.parse::<u64>().ok()?)
     });
@@ -128,16 +151,25 @@ fn line(text: &str) -> Option<Line> {
         peer_port: port.parse().ok()?,
         alive: !flags.contains("fail"),
         slots: slots.sum(),
+        ranges,
         keys: None,
+        problems: Vec::new(),
     })
 }
 
-fn keys(address: &str) -> Option<u64> {
-    let address: SocketAddr = address.parse().ok()?;
-    let mut client = Client::connect_to(address, PATIENCE).ok()?;
-    match client.call(&[b"DBSIZE"]).ok()? {
-        Reply::Number(keys) => u64::try_from(keys).ok(),
-        _ => None,
+impl Line {
+    /// Asks the node itself for what only it knows, if it answers.
+    fn ask(&mut self) {
+        let address = self.address.parse::<SocketAddr>().ok();
+        let Some(mut client) = address.and_then(|at| Client::connect_to(at, PATIENCE).ok()) else {
+            return;
+        };
+        if let Ok(info) = info(&mut client) {
+            self.problems = info.problems();
+        }
+        if let Ok(Reply::Number(keys)) = client.call(&[b"DBSIZE"]) {
+            self.keys = u64::try_from(keys).ok();
+        }
     }
 }
 
@@ -154,7 +186,9 @@ mod tests {
             peer_port: 17_002,
             alive: false,
             slots: 10 + 1 + 384,
+            ranges: ["0-9", "11", "16000-16383"].map(str::to_owned).to_vec(),
             keys: None,
+            problems: Vec::new(),
         };
         assert_eq!(found, expected);
         assert_eq!(
@@ -164,5 +198,16 @@ mod tests {
             0
         );
         assert!(line("no such line").is_none());
+    }
+
+    #[test]
+    fn problems_come_in_their_order_and_nothing_else_is_one() {
+        let lines = (1..=11)
+            .rev()
+            .map(|n| (format!("collie_problem_{n}"), format!("it is {n}")));
+        let mut info = Info(lines.collect());
+        info.0.insert("cluster_state".to_owned(), "ok".to_owned());
+        let expected: Vec<_> = (1..=11).map(|n| format!("it is {n}")).collect();
+        assert_eq!(info.problems(), expected);
     }
 }

@@ -1,5 +1,6 @@
 //! `collie cluster up` and `down`.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::Child;
 use std::time::Duration;
@@ -31,7 +32,7 @@ pub(super) fn up(args: &UpArgs) -> anyhow::Result<Outcome> {
     for place in &places {
         // Whatever listens at its address may be another program: a node of this directory has its lock.
         if !place.is_in_use() {
-            started.push((place, place.start(&how(place, &local))?));
+            started.push((place, place.start(&how(place, &local)?)?));
         }
     }
     wait_until_served(&places, &mut started, &bar)?;
@@ -86,11 +87,11 @@ fn find_or_make(args: &UpArgs) -> anyhow::Result<Local> {
 }
 
 /// What a node is started with beside its places. A node that was there before needs nothing.
-fn how(place: &Place, local: &Local) -> Vec<OsString> {
+fn how(place: &Place, local: &Local) -> anyhow::Result<Vec<OsString>> {
     let places = local.places();
     let first = places.first().map(|first| first.peer.to_string());
     let words: Vec<String> = match first {
-        _ if place.is_member() => Vec::new(),
+        _ if place.is_member()? => Vec::new(),
         Some(first) if place.index > 1 => vec!["--join".to_owned(), first],
         _ => {
             // Of two, no majority survives the loss of one: more replicas would only cost.
@@ -102,24 +103,24 @@ fn how(place: &Place, local: &Local) -> Vec<OsString> {
             ]
         }
     };
-    words.into_iter().map(OsString::from).collect()
+    Ok(words.into_iter().map(OsString::from).collect())
 }
 
-/// Waits until each node knows all of them, and a leader for every slot.
+/// Waits until all nodes know all of them, and agree on a leader for every slot.
 fn wait_until_served(
     places: &[Place],
     started: &mut [(&Place, Child)],
     bar: &ProgressBar,
 ) -> anyhow::Result<()> {
     let began = RealClock.monotonic();
-    let mut waiting: Vec<&Place> = places.iter().collect();
-    let mut seen = String::new();
     loop {
-        waiting.retain(|place| !serves_all(place, places.len(), &mut seen));
-        if waiting.is_empty() {
-            return Ok(());
-        }
-        bar.set_position((places.len() - waiting.len()) as u64);
+        // All at one time: what one node knew before the others may have changed.
+        let views: Vec<_> = places.iter().map(|place| view(place, places.len())).collect();
+        let seen = match agreement(&views) {
+            Ok(()) => return Ok(()),
+            Err(seen) => seen,
+        };
+        bar.set_position(views.iter().filter(|view| view.is_ok()).count() as u64);
         bar.set_message(format!("of {} nodes serve", places.len()));
         for (place, child) in started.iter_mut() {
             if let Some(status) = child.try_wait().context("cannot wait for a node")? {
@@ -146,22 +147,57 @@ fn wait_until_served(
     }
 }
 
-/// Whether a node knows all nodes, and a leader for each slot; `seen` says what else it knows.
-fn serves_all(place: &Place, nodes: usize, seen: &mut String) -> bool {
-    let Some(info) = place
-        .connect()
-        .and_then(|mut client| status::info(&mut client).ok())
-    else {
-        *seen = format!("node {} does not answer yet", place.index);
-        return false;
+/// What a node says of the cluster, if it knows all nodes and a leader for each slot; or else what it
+/// knows.
+fn view(place: &Place, nodes: usize) -> Result<View, String> {
+    let node = place.index;
+    let asked = place.connect().and_then(|mut client| {
+        let info = status::info(&mut client).ok()?;
+        Some((info, status::lines(&mut client).ok()?))
+    });
+    let Some((info, lines)) = asked else {
+        return Err(format!("node {node} does not answer yet"));
     };
     let slots = info.number("cluster_slots_ok");
     let known = info.number("cluster_known_nodes");
-    *seen = format!(
-        "node {} knows {known} of {nodes} nodes, and {slots} of {SLOTS} slots are led",
-        place.index
-    );
-    slots == u64::from(SLOTS) && known == nodes as u64
+    if slots != u64::from(SLOTS) || known != nodes as u64 {
+        return Err(format!(
+            "node {node} knows {known} of {nodes} nodes, and {slots} of {SLOTS} slots are led"
+        ));
+    }
+    Ok(View {
+        node,
+        epoch: info.number("cluster_current_epoch"),
+        slots: lines
+            .into_iter()
+            .map(|line| (line.address, line.ranges))
+            .collect(),
+    })
+}
+
+/// What a node says of the cluster.
+#[derive(Debug)]
+struct View {
+    node: u16,
+    epoch: u64,
+    /// The slots that each address leads.
+    slots: BTreeMap<String, Vec<String>>,
+}
+
+/// Whether all nodes say the same; or else what is missing.
+fn agreement(views: &[Result<View, String>]) -> Result<(), String> {
+    let mut first: Option<&View> = None;
+    for view in views {
+        let view = view.as_ref().map_err(Clone::clone)?;
+        let first = *first.get_or_insert(view);
+        if first.epoch != view.epoch || first.slots != view.slots {
+            return Err(format!(
+                "nodes {} and {} do not agree on who leads which slots",
+                first.node, view.node
+            ));
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn down(args: &DownArgs) -> anyhow::Result<Outcome> {
@@ -174,10 +210,12 @@ pub(super) fn down(args: &DownArgs) -> anyhow::Result<Outcome> {
     let began = RealClock.monotonic();
     while !ending.is_empty() {
         for place in &ending {
-            // One that starts does not listen yet, and one that was asked does not any more.
-            if let Some(mut client) = place.connect() {
+            // One that starts, or waits to join, does not listen yet, and one that was asked does not
+            // any more.
+            match place.connect() {
                 // It answers nothing: the connection ends with the process.
-                let _ended = client.call(&[b"SHUTDOWN"]);
+                Some(mut client) => drop(client.call(&[b"SHUTDOWN"])),
+                None => place.terminate()?,
             }
         }
         ending.retain(Place::is_in_use);

@@ -1,5 +1,6 @@
 //! `collie node`.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -87,10 +88,12 @@ fn serve(args: &NodeArgs, config: ServerConfig, format: LogFormat) -> anyhow::Re
             format_args!("asks {first} to join, unless it is a node already"),
         );
     }
+    // One for all of the node's life: a signal between its start and its service is not lost.
+    let mut terminated = Box::pin(termination());
     let node = runtime.block_on(async {
         tokio::select! {
             biased;
-            () = termination() => Ok(None),
+            () = &mut terminated => Ok(None),
             started = start(args) => {
                 started.map(Some).with_context(|| format!("cannot start the node in {dir}"))
             }
@@ -110,7 +113,7 @@ fn serve(args: &NodeArgs, config: ServerConfig, format: LogFormat) -> anyhow::Re
             args.peer
         ),
     );
-    let ended = clients(&node, addresses, format);
+    let ended = clients(&node, addresses, format, terminated);
     let closed = runtime
         .block_on(node.close())
         .context("the node was not closed in order; what it acknowledged is safe");
@@ -157,7 +160,12 @@ async fn reload(network: TlsTcp) {
 }
 
 /// Serves clients until shutdown; whether that was in order.
-fn clients(node: &ClusterNode, addresses: Addresses, format: LogFormat) -> anyhow::Result<bool> {
+fn clients(
+    node: &ClusterNode,
+    addresses: Addresses,
+    format: LogFormat,
+    terminated: impl Future<Output = ()>,
+) -> anyhow::Result<bool> {
     let server = Server::listen(addresses.in_cluster(node.cluster()), node.db().clone())?;
     let addr = server.local_addr();
     if let Some(addr) = server.metrics_addr() {
@@ -177,7 +185,7 @@ fn clients(node: &ClusterNode, addresses: Addresses, format: LogFormat) -> anyho
             tokio::select! {
                 biased;
                 error = node.failed() => failed = Some(error),
-                () = termination() => {}
+                () = terminated => {}
             }
         };
         after_first_poll(ended, on_first_poll).await;
@@ -212,6 +220,23 @@ fn begin(args: &NodeArgs) -> Begin {
     }
 }
 
+/// How a node's own store is opened.
+fn own_options() -> Options {
+    Options {
+        ring: RingMode::Private,
+        ring_bytes: OWN_BYTES,
+        segment_bytes: OWN_BYTES as u64,
+        reserve_bytes: Some(0),
+        ..Options::default()
+    }
+}
+
+/// Whether the directory is that of a node, which no process has: a stop while it became one may have
+/// left less. Blocks.
+pub(crate) fn is_node(dir: &Path) -> anyhow::Result<bool> {
+    Ok(collie_cluster::is_node(dir, own_options())?)
+}
+
 fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
     let shared = Shared::new(SharedOptions::default()).context("cannot start the threads of the stores")?;
     let mut options = ClusterOptions::new(
@@ -220,13 +245,7 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
         args.listen,
     );
     options.listen = args.peer;
-    options.own = Options {
-        ring: RingMode::Private,
-        ring_bytes: OWN_BYTES,
-        segment_bytes: OWN_BYTES as u64,
-        reserve_bytes: Some(0),
-        ..Options::default()
-    };
+    options.own = own_options();
     options.store = NodeStoreOptions {
         disks: args.data.clone(),
         layout: args.layout.into(),

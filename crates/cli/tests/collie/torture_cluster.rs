@@ -1,9 +1,10 @@
 //! `collie torture cluster` through the real binary, on a cluster of Redis nodes that keep nothing
 //! on disk: the apparatus finds that nothing is wrong where nothing is done to them, and that
-//! acknowledged writes are lost where they are killed.
+//! acknowledged writes are lost where they are killed. And one power cut of all nodes of Collie, on
+//! disks that forget.
 //!
-//! Needs `redis-server` 7.0 (Debian's redis-server package). If it is missing the tests print so and
-//! pass; with COLLIE_REQUIRE_TOOLS set they fail.
+//! The former needs `redis-server` 7.0 (Debian's redis-server package). If it is missing the tests print so and
+//! pass; with COLLIE_REQUIRE_TOOLS set they fail. So it is with the latter and /dev/fuse.
 
 use std::process::Command;
 
@@ -11,7 +12,7 @@ use serde_json::Value;
 
 use crate::common::{fields, json_lines, run, stderr};
 
-const FIELDS: [&str; 18] = [
+const FIELDS: [&str; 21] = [
     "acknowledged",
     "clients",
     "fault",
@@ -20,6 +21,7 @@ const FIELDS: [&str; 18] = [
     "not_linearizable",
     "objects",
     "refused",
+    "restarts",
     "rounds",
     "seconds",
     "seed",
@@ -28,7 +30,9 @@ const FIELDS: [&str; 18] = [
     "test",
     "undecided",
     "unknown",
+    "unsynced",
     "without_a_write",
+    "writes_meanwhile",
     "wrong",
 ];
 
@@ -45,6 +49,15 @@ fn has_redis() -> bool {
         println!("skipped: redis-server 7.0 is missing (Debian: redis-server)");
     }
     found
+}
+
+fn has_fuse() -> bool {
+    let missing = collie_sim::faultfs::available().err();
+    if let Some(missing) = &missing {
+        assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
+        println!("skipped: {missing}");
+    }
+    missing.is_none()
 }
 
 fn count(line: &Value, field: &str) -> u64 {
@@ -120,4 +133,43 @@ fn acknowledged_writes_that_nodes_without_a_disk_lose_are_found() {
         .lines()
         .find_map(|line| line.strip_prefix("what the nodes had and said is kept in "));
     std::fs::remove_dir_all(kept.unwrap()).unwrap();
+}
+
+#[test]
+fn all_nodes_lose_their_power_and_nothing_that_they_acknowledged() {
+    if !has_fuse() {
+        return;
+    }
+    let output = run([
+        "torture",
+        "cluster",
+        "--fault",
+        "power-all",
+        "--rounds",
+        "1",
+        "--operations",
+        "100",
+        "--seed",
+        "3",
+        "--json",
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let line = &json_lines(&output)[0];
+    assert!(count(line, "acknowledged") > 0, "{line}");
+    assert!(count(&line["faults"], "power all") > 0, "{line}");
+    // The cuts were felt.
+    assert!(count(&line["unsynced"], "lost") > 0, "{line}");
+}
+
+#[test]
+fn nodes_that_keep_nothing_on_disks_are_not_put_on_disks() {
+    for fault in ["power", "power-all", "slow-disk", "full"] {
+        let output = run(["torture", "cluster", "--system", "redis", "--fault", fault]);
+        assert!(!output.status.success());
+        let said = stderr(&output);
+        assert!(
+            said.contains("keep nothing on disks") && said.contains("--system collie"),
+            "{said}"
+        );
+    }
 }

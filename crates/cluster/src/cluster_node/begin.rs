@@ -8,6 +8,7 @@ use std::time::Duration;
 use collie_io::Device;
 use tokio::time::sleep;
 
+use crate::blocking::blocking;
 use crate::cluster_node::error::ClusterError;
 use crate::cluster_node::options::{Begin, ClusterOptions};
 use crate::identity::{
@@ -32,7 +33,7 @@ pub(super) async fn begin<N: Network>(
     begin: Begin,
 ) -> Result<NodeIdentity, ClusterError> {
     let own = store.clone();
-    let known = blocking(move || own.identity()).await??;
+    let known = blocking(move || own.identity()).await?;
     match (known, begin) {
         (Some(identity), Begin::Bootstrap { .. }) => Err(IdentityError::Exists {
             dir: options.dir.clone(),
@@ -117,7 +118,7 @@ async fn check_own(options: &ClusterOptions, identity: &NodeIdentity) -> Result<
         });
     }
     let (device, disks, identity) = (device(options), options.store.disks.clone(), identity.clone());
-    Ok(blocking(move || check_disks(&*device, &disks, &identity)).await??)
+    Ok(blocking(move || check_disks(&*device, &disks, &identity)).await?)
 }
 
 /// What this process asks to join by, or makes a cluster with: durable when this returns. The token
@@ -173,7 +174,7 @@ async fn ask<N: Network>(
         }
         Ok(asked)
     })
-    .await?
+    .await
 }
 
 /// The identity is durable, and the disks are marked, when this returns.
@@ -189,7 +190,7 @@ async fn settle(
         store.set_identity(&identity)?;
         Ok(identity)
     })
-    .await?
+    .await
 }
 
 fn request(options: &ClusterOptions, asked: &Asked, known: Option<&NodeIdentity>) -> Join {
@@ -266,15 +267,4 @@ fn answer_within(options: &ClusterOptions) -> Duration {
 
 fn device(options: &ClusterOptions) -> Arc<dyn Device> {
     Arc::clone(&options.machine.db.device)
-}
-
-/// Does what blocks on a thread that may.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, ClusterError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| ClusterError::System {
-        what: "a thread that blocks",
-        problem: error.to_string(),
-    })
 }

@@ -11,20 +11,20 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::cluster_node::changing::change;
 use crate::cluster_node::replicas::map_member;
 use crate::cluster_node::shared::Inner;
+use crate::cluster_node::spreading::Spreading;
 use crate::map::{self, Map, Placement};
 use crate::proposals::Answer;
 use crate::raft::{Members, Replica};
 
 /// A step that takes longer is given up, and asked for again.
 const STEP: Duration = Duration::from_secs(10);
-/// A member that lacks no more entries than this has nearly all.
-const NEARLY: u64 = 64;
 
 /// Takes step after step while this node's replica of group 0 leads, until the node ends.
 pub(super) async fn control(inner: Arc<Inner>) {
     let mut ticks = interval(inner.options.look);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut map = inner.map.subscribe();
+    let mut spreading = Spreading::default();
     loop {
         tokio::select! {
             biased;
@@ -36,9 +36,17 @@ pub(super) async fn control(inner: Arc<Inner>) {
         };
         if !replica.state().is_ok_and(|state| state.leads) {
             inner.report("the controller", None);
+            spreading = Spreading::default();
             continue;
         }
-        let done = timeout(STEP, step(&inner, &replica)).await;
+        let steps = async {
+            step(&inner, &replica).await?;
+            if let Some(map) = inner.map() {
+                spreading.step(&inner, &map).await;
+            }
+            Ok(())
+        };
+        let done = timeout(STEP, steps).await;
         let late = || Err(format!("a step took longer than {STEP:?}"));
         inner.report("the controller", done.unwrap_or_else(|_| late()).err());
     }
@@ -82,11 +90,8 @@ fn ready(inner: &Inner, map: &Map, members: &Members) -> BTreeSet<u64> {
     let states = inner.peers().states();
     let states = states.borrow();
     let is_ready = |replica: &u64| {
-        let has = members.matched.get(replica).copied().unwrap_or(0);
         let node = map.node_of_replica(*replica);
-        has > 0
-            && has.saturating_add(NEARLY) >= members.last
-            && node.is_some_and(|node| inner.is_alive(&states, node.number))
+        members.has_nearly_all(*replica) && node.is_some_and(|node| inner.is_alive(&states, node.number))
     };
     members.all.keys().copied().filter(is_ready).collect()
 }

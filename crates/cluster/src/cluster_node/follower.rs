@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use tokio::time::{sleep, timeout};
 
-use crate::cluster_node::begin::blocking;
+use crate::blocking::blocking;
 use crate::cluster_node::changing::row;
 use crate::cluster_node::replicas::{ensure, ensure_map_replica, members};
 use crate::cluster_node::routing::Routing;
@@ -68,14 +68,13 @@ async fn catch_up(inner: &Arc<Inner>, replica: &Replica) -> bool {
     let epoch = inner.map().map(|map| map.cluster.epoch);
     let read = blocking(move || read(&rows, epoch)).await;
     let problem = match read {
-        Ok(Ok(Some(map))) => {
+        Ok(Some(map)) => {
             inner.report("the map", None);
             inner.map.send_replace(Some(Arc::new(map)));
             None
         }
-        Ok(Ok(None)) => None,
-        Ok(Err(problem)) => Some(problem),
-        Err(error) => Some(error.to_string()),
+        Ok(None) => None,
+        Err(problem) => Some(problem),
     };
     if let Some(problem) = problem {
         inner.report("the map", Some(problem));
@@ -119,10 +118,12 @@ async fn obey(inner: &Arc<Inner>, map: &Arc<Map>) -> bool {
         return true;
     }
     inner.report("this node", None);
+    let mut knows_all = true;
     for node in map.nodes.values().filter(|node| node.number != own) {
-        if let Err(error) = inner.node.set_peer(node.number, node.peer) {
-            inner.report(&format!("node {}", node.number), Some(error.to_string()));
-        }
+        let problem = inner.node.set_peer(node.number, node.peer).err();
+        knows_all &= problem.is_none();
+        let problem = problem.map(|error| error.to_string());
+        inner.report(&format!("node {}", node.number), problem);
     }
     for number in (1..map.cluster.next_node).filter(|number| !map.nodes.contains_key(number)) {
         inner.peers().remove_peer(number);
@@ -136,7 +137,7 @@ async fn obey(inner: &Arc<Inner>, map: &Arc<Map>) -> bool {
         .map(|partition| make(Arc::clone(inner), Arc::clone(map), partition.clone()))
         .collect();
     let made: Vec<bool> = stream::iter(all).buffer_unordered(MADE_AT_A_TIME).collect().await;
-    made.into_iter().all(|done| done)
+    knows_all && made.into_iter().all(|done| done)
 }
 
 /// Whether a replica is not there, or was kept by a stop from beginning its group.

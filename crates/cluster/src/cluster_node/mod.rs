@@ -4,14 +4,20 @@
 mod admission;
 mod begin;
 mod changing;
+mod clocks;
 mod controller;
 mod error;
+mod figures;
 mod follower;
+mod groups;
+mod handing_over;
 mod options;
+mod problems;
 mod process;
 mod replicas;
 mod routing;
 mod shared;
+mod spreading;
 mod status;
 mod suspicion;
 

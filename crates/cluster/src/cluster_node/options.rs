@@ -65,6 +65,8 @@ pub struct ClusterOptions {
     pub peer_limits: Limits,
     /// From one look of the controller at the map to the next, where nothing changes. Default 500 ms.
     pub look: Duration,
+    /// Leaders are spread over the nodes again when nothing has changed them for so long. Default 30 s.
+    pub spread_after: Duration,
 }
 
 impl ClusterOptions {
@@ -86,6 +88,7 @@ impl ClusterOptions {
             peer_times: Times::default(),
             peer_limits: Limits::default(),
             look: Duration::from_millis(500),
+            spread_after: Duration::from_secs(30),
         }
     }
 

@@ -8,11 +8,14 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::blocking::blocking;
 use crate::cluster_node::admission::Gate;
-use crate::cluster_node::begin::{begin, blocking};
+use crate::cluster_node::begin::begin;
+use crate::cluster_node::clocks::watch_clocks;
 use crate::cluster_node::controller::control;
 use crate::cluster_node::error::ClusterError;
 use crate::cluster_node::follower::follow;
+use crate::cluster_node::handing_over::take_over;
 use crate::cluster_node::options::{Begin, ClusterOptions};
 use crate::cluster_node::routing::{Routes, Routing};
 use crate::cluster_node::shared::Inner;
@@ -57,7 +60,7 @@ impl ClusterNode {
             })?;
             IdentityStore::open(&dir, own)
         });
-        let store = store.await??;
+        let store = store.await?;
         let identity = begin(&network, &options, &store, with).await?;
         let gate = Arc::new(Gate::default());
         let node_options = node_options(&options, &identity, Arc::clone(&gate))?;
@@ -68,6 +71,8 @@ impl ClusterNode {
         tasks.spawn(follow(Arc::clone(&inner)));
         tasks.spawn(control(Arc::clone(&inner)));
         tasks.spawn(watch_nodes(Arc::clone(&inner)));
+        tasks.spawn(watch_clocks(Arc::clone(&inner)));
+        tasks.spawn(take_over(Arc::clone(&inner)));
         let tasks = Mutex::new(tasks);
         Ok(Self { inner, tasks })
     }
@@ -150,7 +155,7 @@ impl ClusterNode {
                     .to_owned(),
             }),
         };
-        let stored = blocking(move || store.close()).await?;
+        let stored = blocking(move || store.close()).await;
         closed?;
         Ok(stored?)
     }
@@ -185,5 +190,6 @@ fn node_options(
         machine: options.machine.clone(),
         times: options.times.clone(),
         limits: options.limits.clone(),
+        log_opened: None,
     })
 }

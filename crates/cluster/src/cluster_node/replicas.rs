@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::cluster_node::begin::blocking;
+use crate::blocking::blocking;
 use crate::cluster_node::shared::Inner;
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::{MAP_GROUP, Map, NodeRecord, PartitionRecord};
@@ -50,10 +50,7 @@ pub(super) async fn ensure(
         true => Ok(()),
         false => store.set_made(id),
     });
-    noted
-        .await
-        .map_err(|error| text(&error))?
-        .map_err(|error| text(&error))?;
+    noted.await.map_err(|error| text(&error))?;
     if begin.keys().next() == Some(&id) {
         replica.opened().await.map_err(|error| text(&error))?;
         replica.begin(begin).await.map_err(|error| text(&error))?;
@@ -64,10 +61,7 @@ pub(super) async fn ensure(
 async fn make(inner: &Inner, group: GroupId, id: ReplicaId, disk: u32) -> Result<Arc<Replica>, String> {
     let store = inner.store.clone();
     let was_made = blocking(move || store.was_made(id)).await;
-    if was_made
-        .map_err(|error| error.to_string())?
-        .map_err(|error| error.to_string())?
-    {
+    if was_made.map_err(|error| error.to_string())? {
         let removed = inner.node.remembers_removal_of(id);
         return Err(match removed {
             true => StoreError::Removed { replica: id }.to_string(),

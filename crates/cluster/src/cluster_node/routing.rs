@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use collie_server::cluster::{Cluster, NodeInfo, Partition, PartitionInfo, Route, Topology};
+use collie_server::cluster::{Cluster, Figure, NodeInfo, Partition, PartitionInfo, Route, Topology};
 use tokio::sync::watch;
 
 use crate::cluster_node::shared::Inner;
@@ -73,16 +73,20 @@ impl Routing {
 
     /// The node that leads a partition, as far as this one knows: by its replica's word, or, without
     /// one, the first that has a replica and answers. It knows the way.
+    ///
+    /// A node that does not hear a majority of the replicas does not know of a leader that is silent:
+    /// clients are not sent after it for ever.
     fn leader(&self, partition: &PartitionRecord, inner: &Inner, states: &NodeStates) -> Option<NodeId> {
+        let mut nodes = partition.members.iter().map(|member| member.node);
+        let is_alive = |node: &NodeId| inner.is_alive(states, *node);
+        let alive = nodes.clone().filter(is_alive).count();
+        let hears_majority = 2 * alive > partition.members.len();
         match self.here.get(&partition.group) {
             Some(here) => {
-                let leader = here.replica.leader()?;
-                node_of(partition, leader)
+                let leader = node_of(partition, here.replica.leader()?)?;
+                (hears_majority || is_alive(&leader)).then_some(leader)
             }
-            None => {
-                let mut nodes = partition.members.iter().map(|member| member.node);
-                nodes.find(|node| *node != inner.number() && inner.is_alive(states, *node))
-            }
+            None => nodes.find(|node| *node != inner.number() && is_alive(node)),
         }
     }
 }
@@ -196,11 +200,32 @@ impl Cluster for Routes {
         led.map(|here| Arc::clone(&here.partition)).collect()
     }
 
+    fn take_over(&self) -> Result<(), String> {
+        let inner = &self.0;
+        if let Some(problem) = inner.clock_problem() {
+            return Err(problem);
+        }
+        let routing = inner.routing.load();
+        if routing.here.values().all(Here::leads) {
+            return Err("this node leads all that it has replicas of".to_owned());
+        }
+        inner.taking_over.notify_one();
+        Ok(())
+    }
+
+    fn problems(&self) -> Vec<String> {
+        self.0.problem_lines()
+    }
+
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>> {
         let routing = self.0.routing.load();
         let (_, partition) = routing.partition(slot)?;
         let here = routing.here.get(&partition.group)?;
         Some(Arc::clone(&here.partition))
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.0.figures()
     }
 }
 

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use collie_db::Db;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
+use crate::cluster_node::figures::Looked;
 use crate::cluster_node::options::ClusterOptions;
 use crate::cluster_node::routing::Routing;
 use crate::identity::{IdentityStore, NodeIdentity};
 use crate::map::{Founding, JoinRequest, Map};
 use crate::node::Node;
-use crate::peers::{NodeStates, Peers};
+use crate::peers::{NodeStates, Peers, SKEW_MAX};
 use crate::raft::Replica;
 use crate::wire::NodeId;
 
@@ -26,6 +27,12 @@ pub(super) struct Inner {
     /// The map as this node has applied it; none before it has anything of it.
     pub(super) map: watch::Sender<Option<Arc<Map>>>,
     pub(super) routing: ArcSwap<Routing>,
+    /// For the figures.
+    pub(super) looked: Looked,
+    /// By how much this node's clock is ahead of most others', in milliseconds, if it is off.
+    clock_ahead_ms: Mutex<Option<i64>>,
+    /// Woken when this node is to take over what others lead.
+    pub(super) taking_over: Notify,
     /// What is wrong, by what it is about.
     problems: Mutex<BTreeMap<String, String>>,
 }
@@ -44,6 +51,9 @@ impl Inner {
             store,
             map: watch::Sender::new(None),
             routing: ArcSwap::default(),
+            looked: Looked::default(),
+            clock_ahead_ms: Mutex::default(),
+            taking_over: Notify::new(),
             problems: Mutex::default(),
         }
     }
@@ -70,6 +80,31 @@ impl Inner {
     /// Whether a node answers. This one does.
     pub(super) fn is_alive(&self, states: &NodeStates, node: NodeId) -> bool {
         node == self.number() || states.get(&node).is_some_and(|state| state.is_alive())
+    }
+
+    /// The same, as of now.
+    pub(super) fn hears(&self, node: NodeId) -> bool {
+        self.is_alive(&self.peers().states().borrow(), node)
+    }
+
+    /// By how much this node's clock is ahead of most others', in milliseconds, if it is off.
+    pub(super) fn clock_ahead_ms(&self) -> Option<i64> {
+        *self.clock_ahead_ms.lock()
+    }
+
+    pub(super) fn set_clock_ahead_ms(&self, ahead_ms: Option<i64>) {
+        *self.clock_ahead_ms.lock() = ahead_ms;
+    }
+
+    /// What is wrong with this node's clock, and what to do.
+    pub(super) fn clock_problem(&self) -> Option<String> {
+        let ahead_ms = self.clock_ahead_ms()?;
+        let direction = if ahead_ms > 0 { "ahead of" } else { "behind" };
+        Some(format!(
+            "the clock of this machine is {} ms {direction} those of most other nodes, of at most {} ms: set it right",
+            ahead_ms.unsigned_abs(),
+            SKEW_MAX.as_millis()
+        ))
     }
 
     /// Where a slot is led may have changed.

@@ -28,7 +28,7 @@ pub struct ClusterStatus {
     pub nodes: Vec<NodeStatus>,
     /// The partitions, in the order of their groups.
     pub partitions: Vec<PartitionStatus>,
-    /// What keeps this node from following the map, each with what it is about.
+    /// What keeps this node from leading or from following the map, each with what it is about.
     pub problems: Vec<(String, String)>,
 }
 
@@ -103,7 +103,7 @@ impl Inner {
             map_leader: None,
             nodes: Vec::new(),
             partitions: Vec::new(),
-            problems: self.problems().into_iter().collect(),
+            problems: self.all_problems(),
         };
         let Some(map) = map else { return status };
         status.epoch = map.cluster.epoch;
@@ -139,6 +139,14 @@ impl Inner {
         });
         status.partitions = partitions.collect();
         status
+    }
+
+    /// What is wrong, each with what it is about.
+    pub(super) fn all_problems(&self) -> Vec<(String, String)> {
+        let clock = self
+            .clock_problem()
+            .map(|problem| ("the clock".to_owned(), problem));
+        clock.into_iter().chain(self.problems()).collect()
     }
 
     /// A replica on this node, and who leads by its word.

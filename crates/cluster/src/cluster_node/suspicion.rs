@@ -4,7 +4,7 @@
 //! Raft refuses votes as long as a leader may have been heard within the time for an election, so a
 //! suspicion that is wrong deposes no leader that a majority hears: each attempt is a pre-vote.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,9 +12,8 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::sleep;
 
+use crate::cluster_node::groups::{Group, groups};
 use crate::cluster_node::shared::Inner;
-use crate::ids::ReplicaId;
-use crate::map::Map;
 use crate::raft::Replica;
 use crate::wire::NodeId;
 
@@ -82,28 +81,13 @@ fn led_by(inner: &Inner, node: NodeId) -> Vec<(Arc<Replica>, usize)> {
     let Some(map) = inner.map() else {
         return Vec::new();
     };
-    let groups = map.partitions.values().map(|partition| {
-        let members = partition.members.iter();
-        members.map(|member| (member.replica, member.node)).collect()
+    let led = groups(inner, &map).into_iter().filter_map(|group| {
+        let Group { replica, members } = group;
+        let place = |wanted: NodeId| members.values().position(|at| *at == wanted);
+        let (own, silent) = (place(inner.number())?, place(node)?);
+        let leader = members.keys().nth(silent)?;
+        let behind = (own + members.len() - silent - 1) % members.len();
+        (replica.leader() == Some(*leader)).then_some((replica, behind))
     });
-    let groups = groups.chain([voters(inner, &map)]);
-    groups
-        .filter_map(|members: BTreeMap<ReplicaId, NodeId>| {
-            let nodes: Vec<_> = members.values().copied().collect();
-            let own = nodes.iter().position(|at| *at == inner.number())?;
-            let silent = nodes.iter().position(|at| *at == node)?;
-            let replica = inner.node.replica(*members.keys().nth(own)?)?;
-            let leader = members.keys().nth(silent)?;
-            let behind = (own + nodes.len() - silent - 1) % nodes.len();
-            (replica.leader() == Some(*leader)).then_some((replica, behind))
-        })
-        .collect()
-}
-
-/// The replicas of the map's group that vote.
-fn voters(inner: &Inner, map: &Map) -> BTreeMap<ReplicaId, NodeId> {
-    let members = inner.map_replica().and_then(|replica| replica.members().ok());
-    let voters = members.map(|members| members.voters).unwrap_or_default();
-    let node = |replica| Some((replica, map.node_of_replica(replica)?.number));
-    voters.into_iter().filter_map(node).collect()
+    led.collect()
 }

@@ -11,3 +11,4 @@ pub use mark::MARK;
 pub(crate) use mark::{check_disks, check_free, mark_disks};
 pub use records::{Asked, NodeIdentity};
 pub(crate) use store::IdentityStore;
+pub use store::is_node;

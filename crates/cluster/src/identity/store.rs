@@ -163,6 +163,18 @@ impl IdentityStore {
     }
 }
 
+/// Whether a directory is that of a node: its store says which one. A directory that became one only
+/// in part is none, whatever its disks are marked with. No process may have the directory open. Blocks.
+///
+/// # Errors
+/// [`IdentityError::InUse`], [`IdentityError::Store`], [`IdentityError::Record`].
+pub fn is_node(dir: &Path, options: Options) -> Result<bool, IdentityError> {
+    let store = IdentityStore::open(dir, options)?;
+    let identity = store.identity();
+    store.close()?;
+    Ok(identity?.is_some())
+}
+
 fn replica_key(replica: ReplicaId) -> Vec<u8> {
     [REPLICA, &replica.to_be_bytes()].concat()
 }

@@ -3,8 +3,9 @@
 mod error;
 mod options;
 mod process;
+mod room;
 mod router;
 
 pub use error::NodeError;
-pub use options::NodeOptions;
+pub use options::{LogOpened, NodeOptions};
 pub use process::Node;

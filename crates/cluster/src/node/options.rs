@@ -1,9 +1,14 @@
 //! How a node is started.
 
+use std::sync::Arc;
+
 use crate::machine::MachineOptions;
 use crate::peers::PeersOptions;
 use crate::raft::{GroupLimits, GroupTimes};
-use crate::store::NodeStoreOptions;
+use crate::store::{NodeLog, NodeStoreOptions};
+
+/// Called with a log that is open. It must not block.
+pub type LogOpened = Arc<dyn Fn(&NodeLog) + Send + Sync>;
 
 /// How a node is started.
 #[derive(Clone)]
@@ -18,4 +23,7 @@ pub struct NodeOptions {
     pub times: GroupTimes,
     /// How much there may be of anything of a group.
     pub limits: GroupLimits,
+    /// Gets each log when it is open, on the runtime of the node. A log without threads has to be
+    /// flushed by a task that this spawns: for simulations. Default: none.
+    pub log_opened: Option<LogOpened>,
 }

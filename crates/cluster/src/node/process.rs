@@ -14,13 +14,15 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
+use crate::blocking::blocking;
 use crate::ids::{GroupId, ReplicaId};
 use crate::node::error::NodeError;
 use crate::node::options::NodeOptions;
+use crate::node::room::watch_room;
 use crate::node::router::{Emptied, Router};
 use crate::peers::{Network, Peers};
 use crate::raft::{Member, Replica, ReplicaOptions};
-use crate::store::{NodeLog, NodeStore, ReplicaLog, StoreError};
+use crate::store::{NodeLog, NodeStore, Quarantined, ReplicaLog, StoreError};
 use crate::wire::NodeId;
 
 /// So many replicas are opened at a time.
@@ -51,8 +53,13 @@ impl Node {
     pub async fn start<N: Network>(network: N, options: NodeOptions) -> Result<Self, NodeError> {
         let (failure, failed) = watch::channel(None);
         let (handle, store_options) = (Handle::current(), options.store.clone());
+        let log_opened = options.log_opened.clone();
         let opened = move |log: &NodeLog| {
             let (run, failure) = (log.run(), failure.clone());
+            if let Some(log_opened) = &log_opened {
+                let _runtime = handle.enter();
+                log_opened(log);
+            }
             handle.spawn(async move {
                 let error = run.await;
                 if !matches!(error, StoreError::Log(LogError::Closed)) {
@@ -60,12 +67,20 @@ impl Node {
                 }
             });
         };
-        let opening = tokio::task::spawn_blocking(move || NodeStore::open(store_options, Box::new(opened)));
-        let store = opening.await.map_err(|error| NodeError::Files {
-            what: "opening the logs".to_owned(),
-            problem: error.to_string(),
-        })??;
+        let store = blocking(move || NodeStore::open(store_options, Box::new(opened))).await?;
         let (logs, replicas) = (store.logs(), store.replicas());
+        for lost in store.quarantined() {
+            let Quarantined {
+                group, replica, lost, ..
+            } = lost;
+            tracing::error!(
+                replica,
+                group,
+                lost,
+                "a replica is quarantined: damage to the log took frames of it; what is left is kept, and the others of its \
+                 group go on"
+            );
+        }
         let router = Router::new(store);
         let peers = Peers::start(network, options.peers.clone(), Arc::clone(&router) as _).await?;
         let node = Self {
@@ -78,8 +93,9 @@ impl Node {
             maintenance: Mutex::default(),
         };
         for log in logs {
-            let task = maintain(log, Arc::clone(&node.router));
-            node.maintenance.lock().spawn(task);
+            let mut tasks = node.maintenance.lock();
+            tasks.spawn(maintain(log.clone(), Arc::clone(&node.router)));
+            tasks.spawn(watch_room(log, Arc::clone(&node.router)));
         }
         for part in replicas.chunks(OPEN_AT_A_TIME) {
             let part: Vec<_> = part.iter().map(|log| node.open(log.clone(), None)).collect();
@@ -108,6 +124,24 @@ impl Node {
     #[must_use]
     pub fn replica(&self, id: ReplicaId) -> Option<Arc<Replica>> {
         self.router.replica(id)
+    }
+
+    /// The replicas on this node that are not quarantined by their log, in the order of their ids.
+    #[must_use]
+    pub fn replicas(&self) -> Vec<Arc<Replica>> {
+        self.router.replicas()
+    }
+
+    /// The replicas that damage to the logs took frames of.
+    #[must_use]
+    pub fn quarantined(&self) -> Vec<Quarantined> {
+        self.router.store.quarantined()
+    }
+
+    /// The logs.
+    #[must_use]
+    pub fn logs(&self) -> Vec<NodeLog> {
+        self.router.store.logs()
     }
 
     /// Moves whenever another replica leads one of the groups, as far as is known here, and whenever
@@ -185,9 +219,8 @@ impl Node {
         replica.close().await;
         self.router.store.remove(replica.group(), id).await?;
         let (device, dir) = (self.device(), self.machine_dir(id, None));
-        let removed = tokio::task::spawn_blocking(move || device.remove_dir_all(&dir)).await;
-        match removed {
-            Ok(Err(error)) if error.kind() != std::io::ErrorKind::NotFound => Err(NodeError::Files {
+        match blocking(move || device.remove_dir_all(&dir)).await {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(NodeError::Files {
                 what: format!("removing the tables of replica {id}"),
                 problem: error.to_string(),
             }),
@@ -250,13 +283,7 @@ impl Node {
             let mut logs = router.store.logs().into_iter();
             logs.try_for_each(NodeLog::close)
         };
-        match tokio::task::spawn_blocking(closing).await {
-            Ok(closed) => Ok(closed?),
-            Err(error) => Err(NodeError::Files {
-                what: "closing the logs".to_owned(),
-                problem: error.to_string(),
-            }),
-        }
+        Ok(blocking(closing).await?)
     }
 }
 

@@ -29,6 +29,10 @@ impl Router {
         self.replicas.lock().get(&id).cloned()
     }
 
+    pub(super) fn replicas(&self) -> Vec<Arc<Replica>> {
+        self.replicas.lock().values().cloned().collect()
+    }
+
     pub(super) fn insert(&self, replica: Arc<Replica>) {
         self.replicas.lock().insert(replica.id(), replica);
     }

@@ -1,6 +1,6 @@
 //! The requests on one connection that have no answer yet.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ pub(super) struct Pending {
 
 #[derive(Debug, Default)]
 struct Waitings {
-    by_request: HashMap<u64, Waiting>,
+    by_request: BTreeMap<u64, Waiting>,
     /// Why no answer will come any more.
     ended: Option<End>,
 }

@@ -38,12 +38,18 @@ impl RaftStateMachine<Groups> for Served {
     {
         let Self { machine, commands } = self.clone();
         let waits = Arc::clone(&self.commands);
-        let applied = move |id, body: &Body, outcome| match body {
-            EntryPayload::Blank => commands.began(id, machine.recorded().as_deref()),
-            EntryPayload::Normal(Effects(payload)) => commands.applied(id, payload, outcome),
-            EntryPayload::Membership(_) => Ok(()),
+        let applied = move |id, body: &Body, outcome| {
+            commands.has_applied();
+            match body {
+                EntryPayload::Blank => commands.began(id, machine.recorded().as_deref()),
+                EntryPayload::Normal(Effects(payload)) => commands.applied(id, payload, outcome),
+                EntryPayload::Membership(_) => Ok(()),
+            }
         };
-        apply_all(&self.machine, entries, applied, move || !waits.is_closing()).await
+        apply_all(&self.machine, entries, applied, move || {
+            waits.no_room_for_tables()
+        })
+        .await
     }
 
     async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {

@@ -2,7 +2,8 @@
 //!
 //! openraft sends such an append after each commit, if no entries are there to carry it: with many
 //! groups and few entries in each that is every other message. A follower needs it to apply what it
-//! has, and no client waits for that.
+//! has, and no client waits for that. Where entries are few and far between it does not wait: the
+//! next ones may not come for long.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,6 +21,10 @@ const DELAY: Duration = Duration::from_millis(20);
 /// The appends of `input`, in their order, without those that the next one makes superfluous.
 pub(super) struct Coalescing<S> {
     input: S,
+    /// When the last entries came.
+    entries_at: Option<Instant>,
+    /// The ones before came within the delay: so may the next.
+    is_busy: bool,
     /// The last append, which has no entries.
     held: Option<AppendEntriesRequest<Groups>>,
     /// When it is sent at the latest.
@@ -31,6 +36,8 @@ impl<S> Coalescing<S> {
     pub(super) fn new(input: S) -> Self {
         Self {
             input,
+            entries_at: None,
+            is_busy: false,
             held: None,
             timer: Box::pin(sleep(DELAY)),
             ended: false,
@@ -45,12 +52,18 @@ impl<S: Stream<Item = AppendEntriesRequest<Groups>> + Unpin> Stream for Coalesci
         while !self.ended {
             match Pin::new(&mut self.input).poll_next(context) {
                 Poll::Ready(Some(append)) if append.entries.is_empty() => {
+                    if !self.is_busy {
+                        return Poll::Ready(Some(append));
+                    }
                     if self.held.replace(append).is_none() {
                         self.timer.as_mut().reset(Instant::now() + DELAY);
                     }
                 }
                 // It follows the same entry, and says as much or more to be committed.
                 Poll::Ready(Some(append)) => {
+                    let now = Instant::now();
+                    let before = self.entries_at.replace(now);
+                    self.is_busy = before.is_some_and(|before| now <= before + DELAY);
                     self.held = None;
                     return Poll::Ready(Some(append));
                 }
@@ -58,7 +71,11 @@ impl<S: Stream<Item = AppendEntriesRequest<Groups>> + Unpin> Stream for Coalesci
                 Poll::Ready(None) => self.ended = true,
                 Poll::Pending if self.held.is_none() => return Poll::Pending,
                 Poll::Pending => {
-                    return self.timer.as_mut().poll(context).map(|()| self.held.take());
+                    return self.timer.as_mut().poll(context).map(|()| {
+                        // The next entries did not come in time.
+                        self.is_busy = false;
+                        self.held.take()
+                    });
                 }
             }
         }
@@ -116,16 +133,27 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn entries_say_what_waited_to_be_said() {
         let (sender, mut coalescing) = channel();
-        for append in [append(2, 1), append(0, 2), append(0, 3), append(1, 3)] {
+        for append in [
+            append(1, 0),
+            append(2, 1),
+            append(0, 2),
+            append(0, 3),
+            append(1, 3),
+        ] {
             sender.send(append).unwrap();
         }
-        assert_eq!(said(coalescing.next().await), Some((2, 1)));
-        assert_eq!(said(coalescing.next().await), Some((1, 3)));
+        for expected in [(1, 0), (2, 1), (1, 3)] {
+            assert_eq!(said(coalescing.next().await), Some(expected));
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn without_entries_the_newest_is_said_after_the_delay_of_the_first() {
         let (sender, mut coalescing) = channel();
+        for _ in 0..2 {
+            sender.send(append(1, 0)).unwrap();
+            assert_eq!(said(coalescing.next().await), Some((1, 0)));
+        }
         let begun = Instant::now();
         sender.send(append(0, 1)).unwrap();
         let later = tokio::spawn(async move {
@@ -142,6 +170,20 @@ mod tests {
         );
         assert_eq!(said(coalescing.next().await), None);
         later.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_entries_are_rare_what_is_committed_is_said_at_once() {
+        let (sender, mut coalescing) = channel();
+        for committed in 0..3 {
+            sender.send(append(1, committed)).unwrap();
+            sender.send(append(0, committed + 1)).unwrap();
+            let begun = Instant::now();
+            assert_eq!(said(coalescing.next().await), Some((1, committed)));
+            assert_eq!(said(coalescing.next().await), Some((0, committed + 1)));
+            assert_eq!(begun.elapsed(), Duration::ZERO);
+            sleep(DELAY * 2).await;
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -57,8 +57,12 @@ pub(super) struct Commands {
     leader: Mutex<Option<ReplicaId>>,
     /// Bytes of effects that were submitted and have no outcome yet.
     pending_bytes: AtomicUsize,
+    /// Raft says that the replica leads, but no majority has answered it for long.
+    alone: AtomicBool,
     /// The replica is being closed.
     closing: AtomicBool,
+    /// Apply waits for room on the disk of the tables.
+    waits_for_tables: AtomicBool,
 }
 
 /// What goes with an entry from its submission on.
@@ -116,7 +120,9 @@ impl Commands {
             refused: AtomicBool::new(false),
             leader: Mutex::new(None),
             pending_bytes: AtomicUsize::new(0),
+            alone: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            waits_for_tables: AtomicBool::new(false),
         }
     }
 
@@ -200,12 +206,20 @@ impl Commands {
         self.changed();
     }
 
-    /// Who leads, as far as is known: this replica only while it takes commands or will soon.
-    pub(super) fn leader(&self) -> Option<ReplicaId> {
-        if self.leading.standing().leads() {
-            return Some(self.replica);
+    /// Whether a majority has answered nothing for long, though the replica leads.
+    pub(super) fn set_alone(&self, is_alone: bool) {
+        // Relaxed, here and in `leader`: who looks behind the count finds it by the lock of `changes`.
+        if self.alone.swap(is_alone, Ordering::Relaxed) != is_alone {
+            count(&self.changes);
         }
-        self.leader.lock().filter(|leader| *leader != self.replica)
+    }
+
+    /// Who leads, as far as is known: this replica only while it takes commands or will soon, and raft
+    /// says so, too. While no majority answers it, that is not known.
+    pub(super) fn leader(&self) -> Option<ReplicaId> {
+        let leader = (*self.leader.lock())?;
+        let leads = || self.leading.standing().leads() && !self.alone.load(Ordering::Relaxed);
+        (leader != self.replica || leads()).then_some(leader)
     }
 
     /// A command is refused that may be taken once more is decided: it waits for the node's changes.
@@ -230,8 +244,21 @@ impl Commands {
         self.follow();
     }
 
-    pub(super) fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Relaxed)
+    /// The disk of the tables is full. Says whether apply is to wait for room.
+    pub(super) fn no_room_for_tables(&self) -> bool {
+        // Relaxed, here and below: it is shown, and nothing hangs on it.
+        self.waits_for_tables.store(true, Ordering::Relaxed);
+        !self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Whether apply waits for room on the disk of the tables.
+    pub(super) fn waits_for_tables(&self) -> bool {
+        self.waits_for_tables.load(Ordering::Relaxed)
+    }
+
+    /// An entry was applied.
+    pub(super) fn has_applied(&self) {
+        self.waits_for_tables.store(false, Ordering::Relaxed);
     }
 
     /// A read may be settled.

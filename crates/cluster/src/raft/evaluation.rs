@@ -7,6 +7,7 @@ use collie_db::{OwnedRowLocks, Value};
 use collie_server::cluster::{self, Leadership, Refused, Settled, Settling};
 use tokio::time::Instant;
 
+use crate::ids::LeaderId;
 use crate::machine::data_key;
 use crate::machine::effects::MAX_BYTES;
 use crate::proposals::{Answer, Evaluation, NotOpen};
@@ -80,11 +81,7 @@ impl Command {
 
 impl cluster::Evaluation for Command {
     fn leadership(&self) -> Leadership {
-        let leader = self.evaluation.leader();
-        Leadership {
-            term: leader.term,
-            replica: leader.replica,
-        }
+        leadership(self.evaluation.leader())
     }
 
     fn now_ms(&self) -> u64 {
@@ -130,6 +127,14 @@ impl cluster::Evaluation for Command {
     }
 }
 
+/// A leader, as a server knows it.
+pub(super) fn leadership(leader: LeaderId) -> Leadership {
+    Leadership {
+        term: leader.term,
+        replica: leader.replica,
+    }
+}
+
 fn settling(running: &Running, submitted: Submitted, deadline: Instant) -> Settling {
     let commands = Arc::clone(&running.commands);
     Box::pin(async move {
@@ -153,7 +158,11 @@ pub(super) fn refused(running: &Running, error: CommandError) -> Refused {
 /// The same of one that has not come to a replica that runs.
 pub(super) fn text_of(error: CommandError) -> Refused {
     match error {
-        CommandError::Stale(_) => Refused::Stale,
+        CommandError::Stale(_)
+        // A snapshot was installed meanwhile.
+        | CommandError::Table(
+            collie_db::Error::FamilyDropped { .. } | collie_db::Error::FamilyTooNew { .. },
+        ) => Refused::Stale,
         CommandError::NotOpen(NotOpen::Ending) | CommandError::NotSubmitted(_) => Refused::NotNow,
         CommandError::NotOpen(NotOpen::Following)
         | CommandError::Replica(ReplicaError::NotRunning { .. })

@@ -4,17 +4,19 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, Range, RangeBounds, RangeInclusive};
 
+use futures_util::{Stream, stream};
 use openraft::OptionalSend;
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 use openraft::type_config::alias::{EntryOf, LogIdOf, VoteOf};
 
+use crate::blocking::blocking;
 use crate::raft::body;
 use crate::raft::ids::{from_log_id, from_vote, to_log_id, to_vote};
 use crate::raft::types::Groups;
 use crate::store::{Entry, ReplicaLog, StoreError};
 
-/// Entries are read for other replicas in parts of about so many bytes.
+/// Entries are read for other replicas, and to be applied, in parts of about so many bytes.
 const PART_BYTES: u64 = 1 << 20;
 
 impl RaftLogReader<Groups> for ReplicaLog {
@@ -23,6 +25,28 @@ impl RaftLogReader<Groups> for ReplicaLog {
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
     {
         read(self, from_bounds(&range), u64::MAX).await
+    }
+
+    /// One part after the other. What is applied is committed, so that no part changes meanwhile.
+    async fn entries_stream<RB>(
+        &mut self,
+        range: RB,
+    ) -> impl Stream<Item = Result<EntryOf<Groups>, io::Error>> + OptionalSend
+    where
+        RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
+    {
+        let left = (self.clone(), from_bounds(&range), Vec::new().into_iter());
+        stream::try_unfold(left, |(log, mut range, mut part)| async move {
+            loop {
+                if let Some(entry) = part.next() {
+                    return Ok(Some((entry, (log, range, part))));
+                }
+                let read = read(&log, range.clone(), PART_BYTES).await?;
+                let Some(last) = read.last() else { return Ok(None) };
+                range.start = last.index() + 1;
+                part = read.into_iter();
+            }
+        })
     }
 
     async fn read_vote(&mut self) -> Result<Option<VoteOf<Groups>>, io::Error> {
@@ -116,8 +140,8 @@ async fn read(log: &ReplicaLog, range: Range<u64>, bytes: u64) -> io::Result<Vec
         Some(entries) => entries,
         None => {
             let log = log.clone();
-            let read = tokio::task::spawn_blocking(move || log.read_up_to(range, bytes));
-            read.await.map_err(io::Error::other)?.map_err(io::Error::other)?
+            let read = blocking(move || log.read_up_to(range, bytes)).await;
+            read.map_err(io::Error::other)?
         }
     };
     entries.iter().map(decode).collect()
@@ -147,4 +171,53 @@ fn from_bounds(range: &impl RangeBounds<u64>) -> Range<u64> {
         Bound::Unbounded => u64::MAX,
     };
     start..end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{EntryId, LeaderId};
+    use crate::raft::types::Effects;
+    use crate::store::{NodeLog, NodeLogOptions};
+    use collie_log::{LogOptions, RingMode};
+    use collie_sim::SimDevice;
+    use futures_util::StreamExt;
+    use openraft::EntryPayload;
+
+    /// What is behind the first part is read later: so it may be gone by then.
+    #[tokio::test]
+    async fn a_stream_of_entries_reads_one_part_after_the_other() {
+        let log = LogOptions {
+            device: std::sync::Arc::new(SimDevice::new(1)),
+            ring: RingMode::Private,
+            ring_bytes: 4 << 20,
+            segment_bytes: 4 << 20,
+            max_workers: 2,
+            ..LogOptions::default()
+        };
+        let options = NodeLogOptions {
+            log,
+            ..NodeLogOptions::default()
+        };
+        let log = NodeLog::open("/data/log", options).unwrap();
+        tokio::spawn(log.run());
+        let mut replica = log.create(1, 10).await.unwrap();
+        let leader = LeaderId { term: 1, replica: 10 };
+        let entry = |index| Entry {
+            id: EntryId { leader, index },
+            payload: body::encode(&EntryPayload::Normal(Effects(vec![7; 200_000])))
+                .unwrap()
+                .into(),
+        };
+        let all = (0..12).map(entry).collect();
+        ReplicaLog::append(&replica, all, |_| {}).await.unwrap();
+        let entries = replica.entries_stream(1..40).await;
+        let mut entries = std::pin::pin!(entries);
+        let first = entries.next().await.unwrap().unwrap();
+        let last = EntryId { leader, index: 8 };
+        log.replica(10).unwrap().truncate(Some(last)).await.unwrap();
+        let later: Vec<_> = entries.map(|entry| entry.unwrap().log_id.index).collect().await;
+        assert_eq!(first.log_id.index, 1);
+        assert_eq!(later, (2..=8).collect::<Vec<_>>());
+    }
 }

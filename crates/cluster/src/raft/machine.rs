@@ -10,6 +10,7 @@ use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, S
 use openraft::type_config::alias::{EntryOf, LogIdOf, SnapshotMetaOf, SnapshotOf, StoredMembershipOf};
 use openraft::{EntryPayload, OptionalSend};
 
+use crate::blocking::blocking;
 use crate::ids::EntryId;
 use crate::machine::{Change, Machine, MachineError, MachineOptions, Membership, Outcome, Position, Staged};
 use crate::raft::body::{self, Body};
@@ -257,16 +258,4 @@ fn stored(membership: &Membership) -> io::Result<StoredMembershipOf<Groups>> {
 
 fn failed(error: MachineError) -> io::Error {
     io::Error::other(error)
-}
-
-/// Does what blocks on a thread that may.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is ending, and with it the task that awaits this.
-            Err(_) => std::future::pending().await,
-        },
-    }
 }

@@ -11,14 +11,17 @@ use openraft::errors::{InitializeError, RaftError};
 use tokio::time::sleep;
 
 use crate::ids::ReplicaId;
-use crate::raft::commands::{Row, Value};
+use crate::raft::commands::{Row, Stored, Value};
+use crate::raft::elections::ElectionCause;
 use crate::raft::replica::{Replica, ReplicaError, ReplicaState};
-use crate::raft::running::elected;
+use crate::raft::running::{Running, elected};
 use crate::raft::tasks::Raft;
 use crate::raft::types::Member;
 
 /// How often a replica that begins a group asks for votes before it waits as any other does.
 const FIRST_ELECTIONS: usize = 10;
+/// A member that lacks no more entries than this has nearly all.
+const NEARLY: u64 = 64;
 
 /// The members of a group, as its leader knows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,7 +38,17 @@ pub struct Members {
     pub matched: BTreeMap<ReplicaId, u64>,
 }
 
-/// The rows of a replica at one moment, as they are applied there, however old that is.
+impl Members {
+    /// Whether a member has nearly all entries, as the leader knows; elsewhere that is not known.
+    #[must_use]
+    pub fn has_nearly_all(&self, id: ReplicaId) -> bool {
+        let has = self.matched.get(&id).copied().unwrap_or(0);
+        has > 0 && has.saturating_add(NEARLY) >= self.last
+    }
+}
+
+/// The rows of a replica at one moment, as they are applied there, however old that is: of each entry
+/// all or nothing.
 pub struct AppliedRows {
     family: Family,
     snapshot: Snapshot,
@@ -54,8 +67,13 @@ impl AppliedRows {
     /// # Errors
     /// The table's.
     pub fn get(&self, row: &Row) -> collie_db::Result<Option<Value>> {
-        let value = self.snapshot.get(&self.family, row.table_key())?;
+        let value = self.stored(row.table_key())?;
         Ok(value.map(|value| value.to_vec()))
+    }
+
+    /// What the table has at a key.
+    pub(super) fn stored(&self, key: Vec<u8>) -> collie_db::Result<Option<Stored>> {
+        self.snapshot.get(&self.family, key)
     }
 }
 
@@ -75,19 +93,15 @@ async fn elect(raft: Raft, pause: Duration) {
     }
 }
 
-impl Replica {
+impl Running {
     /// The members, as this replica knows them.
-    ///
-    /// # Errors
-    /// [`ReplicaError::NotRunning`], [`ReplicaError::Quarantined`].
-    pub fn members(&self) -> Result<Members, ReplicaError> {
-        let running = self.running()?;
-        let metrics = running.raft.metrics();
+    pub(super) fn members(&self) -> Members {
+        let metrics = self.raft.metrics();
         let now = metrics.borrow_watched();
         let membership = now.membership_config.membership();
         let configs = membership.get_joint_config();
         let matched = now.replication.iter().flatten();
-        Ok(Members {
+        Members {
             voters: configs.last().cloned().unwrap_or_default(),
             all: membership
                 .nodes()
@@ -96,7 +110,23 @@ impl Replica {
             is_joint: configs.len() > 1,
             last: now.last_log_index.unwrap_or(0),
             matched: matched.map(|(id, log)| (*id, log.index().unwrap_or(0))).collect(),
-        })
+        }
+    }
+}
+
+impl Replica {
+    /// The members, as this replica knows them.
+    ///
+    /// # Errors
+    /// [`ReplicaError::NotRunning`], [`ReplicaError::Quarantined`].
+    pub fn members(&self) -> Result<Members, ReplicaError> {
+        Ok(self.running()?.members())
+    }
+
+    /// Whether a member has nearly all entries, on a replica that leads.
+    #[must_use]
+    pub fn has_nearly_all(&self, id: ReplicaId) -> bool {
+        self.members().is_ok_and(|members| members.has_nearly_all(id))
     }
 
     /// Begins the group with these members, unless it has begun: asked for again, it changes nothing.
@@ -117,12 +147,20 @@ impl Replica {
     }
 
     /// Asks the other replicas whether they would vote for this one, and stands for election if a
-    /// majority would. While a leader may have been heard lately, it does nothing.
+    /// majority would. While a leader may have been heard lately, or where it does not
+    /// [stand](Self::set_stands), it does nothing.
     ///
     /// # Errors
     /// Raft's.
     pub async fn elect(&self) -> Result<(), ReplicaError> {
         let running = self.running()?;
+        if !self.stands() {
+            return Ok(());
+        }
+        if let Err(full) = self.options.log.check_vote() {
+            return Err(self.refused(&full));
+        }
+        self.elections.asked(ElectionCause::Suspicion);
         let asked = running.raft.trigger().elect(true).await;
         asked.map_err(|error| self.refused(&error))
     }

@@ -108,12 +108,12 @@ impl Link {
         }
     }
 
-    /// A replica that is not there does not come by asking again soon; another one's answer in its
+    /// A replica that is not there does not come by asking again soon, nor does room on its disk; another one's answer in its
     /// place would be believed to be its.
     fn refused(&self, refusal: &Refusal) -> Failed {
         let text = format!("replica {} on node {}: {refusal}", self.target, self.node);
         match refusal {
-            Refusal::Gone | Refusal::Unknown => Unreachable::from_string(text).into(),
+            Refusal::Gone | Refusal::Unknown | Refusal::NoRoom => Unreachable::from_string(text).into(),
             Refusal::Busy | Refusal::Failed(_) => NetworkError::from_string(text).into(),
         }
     }

@@ -7,16 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_db::Value;
-use collie_server::cluster::{Evaluation, Partition, Refused, Rows, Settled, Settling};
+use collie_server::cluster::{Applied, Evaluation, Leadership, Partition, Refused, Rows, Settled, Settling};
 use tokio::time::{Instant, timeout_at};
 
 use crate::machine::data_key;
 use crate::proposals::Standing;
-use crate::raft::evaluation::{Command, refused, text_of};
-use crate::raft::replica::{CommandError, Replica};
+use crate::raft::evaluation::{Command, leadership, refused, text_of};
+use crate::raft::members::AppliedRows;
+use crate::raft::replica::Replica;
 use crate::raft::scanning::Scan;
 
 /// The replica of a partition. It keeps the replica from being dropped, and not from being closed.
+#[derive(Clone)]
 struct Slots {
     replica: Arc<Replica>,
     slots: RangeInclusive<u16>,
@@ -55,6 +57,20 @@ impl Slots {
     }
 }
 
+/// What a partition has applied.
+struct AppliedSlots {
+    rows: AppliedRows,
+    slots: Slots,
+}
+
+impl Applied for AppliedSlots {
+    fn get(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused> {
+        self.slots.check(slot)?;
+        let read = self.rows.stored(data_key(slot, row));
+        read.map_err(|error| text_of(error.into()))
+    }
+}
+
 impl Partition for Slots {
     fn group(&self) -> u64 {
         self.replica.group()
@@ -89,13 +105,12 @@ impl Partition for Slots {
         Ok(Box::new(scan))
     }
 
-    fn get_applied(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused> {
-        self.check(slot)?;
-        let read = || {
-            let running = self.replica.running()?;
-            Ok::<_, CommandError>(running.machine.db().get(data_key(slot, row))?)
-        };
-        read().map_err(text_of)
+    fn applied(&self) -> Result<Box<dyn Applied>, Refused> {
+        let rows = self.replica.applied_rows();
+        Ok(Box::new(AppliedSlots {
+            rows: rows.map_err(|error| text_of(error.into()))?,
+            slots: self.clone(),
+        }))
     }
 
     fn key_count(&self, slots: RangeInclusive<u16>) -> Result<u64, Refused> {
@@ -105,18 +120,23 @@ impl Partition for Slots {
         counted.map_err(|error| Refused::Text(format!("ERR {error}")))
     }
 
-    fn confirm(&self) -> Settling {
+    fn leadership(&self) -> Option<Leadership> {
+        let running = self.replica.running().ok()?;
+        match running.commands.leading.standing() {
+            Standing::Open(run) | Standing::Ending(run) => Some(leadership(run.leader)),
+            Standing::Following => None,
+        }
+    }
+
+    fn confirm(&self, since: Leadership) -> Settling {
         let Ok(running) = self.replica.running() else {
             return Box::pin(ready(Settled::TryAgain));
         };
         let commands = Arc::clone(&running.commands);
-        let (Standing::Open(run) | Standing::Ending(run)) = commands.leading.standing() else {
-            return Box::pin(ready(Settled::TryAgain));
-        };
         let deadline = Instant::now() + self.replica.options.times.command;
         Box::pin(async move {
             match timeout_at(deadline, commands.confirm()).await {
-                Ok(Some(leader)) if leader == run.leader => Settled::Holds,
+                Ok(Some(leader)) if leadership(leader) == since => Settled::Holds,
                 _ => Settled::TryAgain,
             }
         })

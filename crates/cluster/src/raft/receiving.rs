@@ -2,11 +2,12 @@
 
 use openraft::storage::Snapshot;
 
+use crate::blocking::blocking;
 use crate::ids::ReplicaId;
 use crate::machine::{Description, Machine, MachineError, Missing, Position, Staging};
 use crate::raft::applying::Served;
 use crate::raft::ids::{from_vote, to_vote};
-use crate::raft::machine::{SnapshotData, blocking, meta};
+use crate::raft::machine::{SnapshotData, meta};
 use crate::raft::types::Groups;
 use crate::wire::{Installed, Offer, Payload, Piece, Refusal, Response, SnapshotEnd, Stored, Wanted};
 

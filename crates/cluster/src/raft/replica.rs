@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use collie_io::Clock;
@@ -11,19 +12,21 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
+use crate::blocking::blocking;
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::machine::{FieldError, MachineError, MachineOptions};
-use crate::peers::{Incoming, Peers, Reply};
+use crate::peers::{Call, Incoming, Peers, Reply};
 use crate::proposals::{Answer, Effects, Evaluation, NotOpen, NotSubmitted, Stale};
 use crate::raft::commands::{Changes, Row, Stored, Submitted, Value};
-use crate::raft::machine::blocking;
+use crate::raft::elections::Elections;
+use crate::raft::handing::Handing;
 use crate::raft::options::{GroupLimits, GroupTimes};
 use crate::raft::running::Running;
 use crate::raft::settling::answer;
-use crate::raft::supervisor::supervise;
+use crate::raft::supervisor::{Failures, supervise};
 use crate::raft::types::Member;
-use crate::store::{ReplicaLog, StoreError};
-use crate::wire::{Refusal, Request, Response};
+use crate::store::{Patience, ReplicaLog, StoreError};
+use crate::wire::{HandOver, NodeId, Refusal, Request, Response};
 
 /// What a replica consists of.
 #[derive(Clone)]
@@ -64,6 +67,12 @@ pub struct Replica {
     pub(super) options: ReplicaOptions,
     now: watch::Receiver<Now>,
     stop: watch::Sender<bool>,
+    pub(super) failures: Arc<Failures>,
+    pub(super) elections: Arc<Elections>,
+    /// The last attempt to hand leadership over.
+    pub(super) handing: Mutex<Option<Handing>>,
+    /// Whether it stands for election.
+    stands: AtomicBool,
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -110,7 +119,8 @@ pub enum ReplicaError {
     },
     /// It failed too often.
     #[error(
-        "replica {replica} has failed too often and is opened no more ({problem}); replace it by one with a new id"
+        "replica {replica} has failed too often and is opened no more ({problem}); remove the cause, and start the node \
+         again"
     )]
     Quarantined {
         /// The replica.
@@ -182,17 +192,29 @@ pub type Executed<T> = Result<(Effects<Row, Value>, T), CommandError>;
 impl Replica {
     /// Opens the replica, in the background, and keeps it open. To be called on a tokio runtime.
     #[must_use]
-    pub fn start(options: ReplicaOptions) -> Self {
+    pub fn start(mut options: ReplicaOptions) -> Self {
         let (group, id) = (options.log.group(), options.log.replica());
         let (sender, now) = watch::channel(Now::Opening);
         let stop = watch::Sender::new(false);
-        let supervisor = tokio::spawn(supervise(options.clone(), sender, stop.subscribe()));
+        options.log = options.log.waiting(Patience::until(stop.subscribe()));
+        let failures = Arc::new(Failures::new(options.times.failures));
+        let elections = Arc::<Elections>::default();
+        let supervisor = tokio::spawn(supervise(
+            options.clone(),
+            (Arc::clone(&failures), Arc::clone(&elections)),
+            sender,
+            stop.subscribe(),
+        ));
         Self {
             group,
             id,
             options,
             now,
             stop,
+            failures,
+            elections,
+            handing: Mutex::default(),
+            stands: AtomicBool::new(true),
             supervisor: Mutex::new(Some(supervisor)),
         }
     }
@@ -283,6 +305,51 @@ impl Replica {
         })
     }
 
+    /// Asks the replica that leads, on another node, to hand over to a member of the group. Whether it
+    /// does shows later.
+    ///
+    /// # Errors
+    /// It does not answer, or refuses: it does not lead, or that member lacks entries.
+    pub async fn ask_to_hand_over(
+        &self,
+        (node, leader): (NodeId, ReplicaId),
+        to: ReplicaId,
+    ) -> Result<(), ReplicaError> {
+        let call = Call {
+            node,
+            group: self.group,
+            from: self.id,
+            to: leader,
+            request: Request::HandOver(HandOver { to }),
+            within: self.options.times.append,
+        };
+        let problem = match self.options.peers.call(call).await {
+            Ok(Response::HandingOver) => return Ok(()),
+            Ok(Response::Refusal(refusal)) => format!("{refusal:?}"),
+            Ok(other) => format!("expected an answer to that, found {}", other.kind()),
+            Err(error) => error.to_string(),
+        };
+        Err(ReplicaError::Raft {
+            replica: leader,
+            problem,
+        })
+    }
+
+    /// Whether it stands for election, and takes over where another one hands over to it. To be said
+    /// again and again: a replica that is opened anew stands.
+    pub fn set_stands(&self, stands: bool) {
+        // Relaxed: it is looked at again and again.
+        self.stands.store(stands, Ordering::Relaxed);
+        if let Ok(running) = self.running() {
+            running.raft.runtime_config().elect(stands);
+        }
+    }
+
+    /// Whether it stands for election.
+    pub(super) fn stands(&self) -> bool {
+        self.stands.load(Ordering::Relaxed)
+    }
+
     /// Brings what is applied into tables.
     ///
     /// # Errors
@@ -296,6 +363,12 @@ impl Replica {
     pub fn handle(&self, incoming: Incoming, reply: Reply) {
         if let Some(vote) = vote_of(&incoming.request).filter(|vote| vote.leader.replica != incoming.from) {
             let text = format!("replica {} speaks for {}", incoming.from, vote.leader);
+            return reply.send(Response::Refusal(Refusal::failed(text)));
+        }
+        if matches!(&incoming.request, Request::Transfer(transfer) if transfer.to == self.id)
+            && !self.stands()
+        {
+            let text = "it does not stand for election at the moment".to_owned();
             return reply.send(Response::Refusal(Refusal::failed(text)));
         }
         match self.running() {
@@ -379,7 +452,7 @@ fn vote_of(request: &Request) -> Option<Vote> {
         Request::Transfer(transfer) => Some(transfer.vote),
         Request::Offer(offer) => Some(offer.vote),
         Request::SnapshotEnd(end) => Some(end.vote),
-        Request::Piece(_) => None,
+        Request::Piece(_) | Request::Room | Request::HandOver(_) => None,
     }
 }
 

@@ -1,33 +1,42 @@
 //! A replica from one opening to its end.
 
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use collie_db::Family;
-use openraft::LogIdOptionExt;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::type_config::alias::VoteOf;
+use openraft::{Instant as _, LogIdOptionExt, RaftMetrics};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 
+use crate::blocking::blocking;
 use crate::ids::ReplicaId;
 use crate::machine::Machine;
 use crate::peers::{Incoming, Reply};
 use crate::proposals::{Evaluation, Stale};
 use crate::raft::applying::Served;
 use crate::raft::commands::Commands;
+use crate::raft::elections::{ElectionCause, Elections};
 use crate::raft::ids::{from_leader, from_log_id};
-use crate::raft::machine::{blocking, open_machine};
+use crate::raft::machine::open_machine;
 use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
 use crate::raft::network::Links;
 use crate::raft::options::config;
+use crate::raft::quorum::Quorum;
 use crate::raft::receiving::{self, Receiving};
 use crate::raft::replica::{CommandError, ReplicaError, ReplicaOptions, ReplicaState};
 use crate::raft::tasks::{self, Raft};
 use crate::raft::types::{Groups, Member};
-use crate::wire::{Append, Refusal, Request, Response};
+use crate::wire::{Append, HandOver, Refusal, Request, Response};
+
+/// A replica that is to lead waits so long for entries that it lacks.
+const TRANSFER_WAITS: Duration = Duration::from_secs(1);
 
 /// A replica that runs.
 pub(super) struct Running {
@@ -37,6 +46,7 @@ pub(super) struct Running {
     /// No more than the node takes of its peers.
     appends: mpsc::UnboundedSender<(Append, Reply)>,
     receiving: tokio::sync::Mutex<Option<Receiving>>,
+    elections: Arc<Elections>,
     stop: watch::Sender<bool>,
     proposer: Mutex<JoinSet<()>>,
     tasks: Mutex<JoinSet<()>>,
@@ -44,7 +54,10 @@ pub(super) struct Running {
 
 impl Running {
     /// Opens the replica from what is durable of it.
-    pub(super) async fn open(options: &ReplicaOptions) -> Result<Arc<Self>, ReplicaError> {
+    pub(super) async fn open(
+        options: &ReplicaOptions,
+        elections: &Arc<Elections>,
+    ) -> Result<Arc<Self>, ReplicaError> {
         let flushed = Arc::new(Notify::new());
         let mut machine_options = options.machine.clone();
         let told = Arc::clone(&flushed);
@@ -97,6 +110,7 @@ impl Running {
             commands,
             appends,
             receiving: tokio::sync::Mutex::default(),
+            elections: Arc::clone(elections),
             stop,
             proposer: Mutex::new(proposer),
             tasks: Mutex::new(all),
@@ -104,16 +118,36 @@ impl Running {
     }
 
     /// Follows who leads, until raft ends by itself; says why.
-    pub(super) async fn ended(&self) -> String {
+    /// `quorum` says when a leader has lost its majority.
+    pub(super) async fn ended(&self, mut quorum: Quorum) -> String {
         // These change with who leads; all others do with each entry.
         let mut metrics = self.raft.server_metrics();
+        let mut all = self.raft.data_metrics();
+        let mut led = None;
         loop {
-            {
+            let lost_at = {
                 let now = metrics.borrow_and_update();
                 let leader = elected(now.current_leader, &now.vote);
+                let leads = now.state.is_leader() && leader.is_some();
+                let term = leads.then_some(now.vote.leader_id.term);
+                if leads && led != term {
+                    self.elections.won();
+                }
+                led = term.or(led);
                 self.commands.learned(from_leader(&now.vote.leader_id), leader);
-            }
-            if metrics.changed().await.is_err() {
+                let acked = all.borrow_and_update().last_quorum_acked;
+                quorum.lost_at(&now, acked.map(|acked| Instant::now() - acked.elapsed()))
+            };
+            let is_alone = lost_at.is_some_and(|at| at <= Instant::now());
+            self.commands.set_alone(is_alone);
+            let changed = tokio::select! {
+                biased;
+                changed = metrics.changed() => changed,
+                // Until a majority may have answered again, or may be lost.
+                changed = all.changed(), if is_alone => changed,
+                () = look_at(lost_at.filter(|_| !is_alone)) => Ok(()),
+            };
+            if changed.is_err() {
                 let last = self.raft.metrics();
                 let last = last.borrow_watched();
                 let fatal = last.running_state.as_ref().err();
@@ -180,9 +214,25 @@ impl Running {
         asked.map_err(|error| error.to_string())
     }
 
+    /// Hands over to a member that can lead: one that votes and has nearly all entries.
+    async fn hand_over(&self, to: ReplicaId) -> Result<(), String> {
+        let members = self.members();
+        if !self.state().leads {
+            return Err("this replica does not lead".to_owned());
+        }
+        if !members.voters.contains(&to) || !members.has_nearly_all(to) {
+            return Err(format!("replica {to} has no vote, or lacks entries"));
+        }
+        self.transfer_to(to).await
+    }
+
     /// Takes a request of another replica of the group.
     pub(super) fn handle(self: Arc<Self>, incoming: Incoming, reply: Reply) {
         if let Request::Append(append) = incoming.request {
+            if !append.entries.is_empty() && self.machine.log().check_room(append.bytes()).is_err() {
+                // Raft goes on meanwhile: it hears its leader, and answers others.
+                return reply.send(Response::Refusal(Refusal::NoRoom));
+            }
             // An error: the replica is ending, and the reply says that there is no answer.
             let _ending = self.appends.send((append, reply));
             return;
@@ -193,7 +243,14 @@ impl Running {
     async fn answer(&self, incoming: Incoming) -> Response {
         let from = incoming.from;
         let failed = |error: &dyn std::fmt::Display| Response::Refusal(Refusal::failed(error.to_string()));
+        let log = self.machine.log();
         match incoming.request {
+            // A vote counts once it is on the device.
+            Request::Vote(_) | Request::PreVote(_) if log.check_vote().is_err() => {
+                Response::Refusal(Refusal::NoRoom)
+            }
+            Request::Room if log.may_take_over() => Response::HasRoom,
+            Request::Room => Response::Refusal(Refusal::NoRoom),
             Request::Vote(request) => match self.raft.vote(to_vote_request(&request)).await {
                 Ok(answer) => Response::Voted(from_vote_response(&answer)),
                 Err(error) => failed(&error),
@@ -203,6 +260,15 @@ impl Running {
                 Err(error) => failed(&error),
             },
             Request::Transfer(transfer) => {
+                if transfer.to == log.replica() {
+                    self.elections.asked(ElectionCause::Transfer);
+                }
+                // It may have come before the last entries, without which the replica cannot lead.
+                let last = transfer.last.map(|last| last.index);
+                let has_all = |now: &RaftMetrics<Groups>| now.last_log_index >= last;
+                let waited = self.raft.wait(Some(TRANSFER_WAITS));
+                // An error: raft finds that out itself.
+                drop(waited.metrics(has_all, "what the leader has").await);
                 match self.raft.handle_transfer_leader(to_transfer(&transfer)).await {
                     Ok(Ok(())) => Response::Transferred,
                     Ok(Err(error)) => failed(&error),
@@ -221,8 +287,20 @@ impl Running {
                 let mut receiving = self.receiving.lock().await;
                 receiving::ended(&self.raft, &self.machine, &mut receiving, from, end).await
             }
+            Request::HandOver(HandOver { to }) => match self.hand_over(to).await {
+                Ok(()) => Response::HandingOver,
+                Err(problem) => failed(&problem),
+            },
             Request::Append(_) => failed(&"appends are answered in their order"),
         }
+    }
+}
+
+/// Waits until then, or for ever.
+async fn look_at(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
     }
 }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use openraft::errors::{NetworkError, StreamingError};
 
+use crate::blocking::blocking;
 use crate::ids::Vote;
 use crate::machine::{Machine, MachineError, Transfer};
-use crate::raft::machine::blocking;
 use crate::raft::network::Link;
 use crate::raft::types::Groups;
 use crate::wire::{FileName, FileOffer, Offer, Payload, Piece, Request, Response, SnapshotEnd};

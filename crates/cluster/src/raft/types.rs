@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::ReplicaId;
 use crate::machine::Outcome;
+use crate::raft::runtime::Runtime;
 
 openraft::declare_raft_types!(
     /// The groups of a cluster. Raft's id of a node is a [`ReplicaId`].
@@ -15,6 +16,7 @@ openraft::declare_raft_types!(
         NodeId = ReplicaId,
         Node = Member,
         Term = u64,
+        AsyncRuntime = Runtime,
 );
 
 /// What an entry does to the data of its group, encoded.

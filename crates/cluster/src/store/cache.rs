@@ -8,6 +8,8 @@ use std::sync::Arc;
 pub(super) struct Cache {
     first: u64,
     payloads: VecDeque<Arc<[u8]>>,
+    /// Of all payloads.
+    bytes: u64,
 }
 
 impl Cache {
@@ -24,10 +26,12 @@ impl Cache {
     pub(super) fn push(&mut self, index: u64, payload: Arc<[u8]>) {
         if index != self.end() {
             self.payloads.clear();
+            self.bytes = 0;
         }
         if self.payloads.is_empty() {
             self.first = index;
         }
+        self.bytes += payload.len() as u64;
         self.payloads.push_back(payload);
     }
 
@@ -39,19 +43,21 @@ impl Cache {
     /// Forgets all from `end` on.
     pub(super) fn truncate(&mut self, end: u64) {
         let left = end.saturating_sub(self.first).min(self.payloads.len() as u64);
-        self.payloads.truncate(left as usize);
+        let gone = self.payloads.drain(left as usize..);
+        self.bytes -= gone.map(|payload| payload.len() as u64).sum::<u64>();
     }
 
     /// Forgets all below `first`.
     pub(super) fn drop_below(&mut self, first: u64) {
         let gone = first.saturating_sub(self.first).min(self.payloads.len() as u64);
-        self.payloads.drain(..gone as usize);
+        let payloads = self.payloads.drain(..gone as usize);
+        self.bytes -= payloads.map(|payload| payload.len() as u64).sum::<u64>();
         self.first += gone;
     }
 
     /// How many bytes the payloads have.
     pub(super) fn bytes(&self) -> u64 {
-        self.payloads.iter().map(|payload| payload.len() as u64).sum()
+        self.bytes
     }
 }
 
@@ -70,9 +76,9 @@ mod tests {
         assert_eq!(kept, [of(5), of(6), of(7)]);
         assert_eq!((cache.first(), cache.bytes()), (Some(5), 3));
         cache.push(20, of(20));
-        assert_eq!((cache.first(), cache.get(7)), (Some(20), None));
+        assert_eq!((cache.first(), cache.get(7), cache.bytes()), (Some(20), None, 1));
         cache.truncate(3);
-        assert_eq!(cache.first(), None);
+        assert_eq!((cache.first(), cache.bytes()), (None, 0));
         cache.push(3, of(3));
         assert_eq!(cache.get(3), Some(&of(3)));
     }

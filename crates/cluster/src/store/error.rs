@@ -86,6 +86,16 @@ pub enum StoreError {
         /// Who holds its oldest part.
         holder: String,
     },
+    /// The disk of the log is full. Nothing was appended, and nothing is at stake: it goes on by
+    /// itself when there is room.
+    #[error(
+        "BUSY no space left for the log in {}: make room on this disk of the node, and writes go on by themselves",
+        path.display()
+    )]
+    NoRoom {
+        /// The log's directory.
+        path: PathBuf,
+    },
     /// All numbers of streams are in use.
     #[error("the log has all {limit} streams in use; remove replicas, or open another log")]
     Streams {
@@ -112,4 +122,16 @@ pub enum StoreError {
         /// What is wrong with it.
         problem: String,
     },
+}
+
+impl StoreError {
+    /// Whether it says that the disk of the log is full: nothing was appended, and it goes on when
+    /// there is room.
+    #[must_use]
+    pub fn is_no_room(&self) -> bool {
+        matches!(
+            self,
+            Self::NoRoom { .. } | Self::Log(LogError::StorageFull { .. })
+        )
+    }
 }

@@ -10,10 +10,13 @@ mod pressure;
 mod recovery;
 mod replica;
 mod replica_log;
+mod room;
 mod state;
 
 pub use error::StoreError;
 pub use layout::{Layout, NodeStore, NodeStoreOptions, Opened};
 pub use node_log::{NodeLog, NodeLogOptions, NodeLogStats};
 pub use recovery::Quarantined;
+pub(crate) use replica::replica_holder;
 pub use replica_log::{Bounds, Entry, ReplicaLog};
+pub(crate) use room::Patience;

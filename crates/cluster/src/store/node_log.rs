@@ -1,9 +1,9 @@
 //! One log of a node, and the replicas in it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use collie_log::{Level, Log, LogError, LogOptions, Lsn, RecoveryMode, Span, Worker};
 use parking_lot::Mutex;
@@ -31,6 +31,9 @@ pub struct NodeLogOptions {
     pub log: LogOptions,
     /// How long the log may become, in bytes; see [`NodeLog::maintain`]. Default 2 GiB.
     pub log_limit: u64,
+    /// Where the file system of the log has less room than this, in bytes, the log is kept short as if
+    /// it had reached three quarters of its limit; see [`NodeLog::maintain`]. 0: never. Default 1 GiB.
+    pub free_min: u64,
     /// Entries within so many bytes of the log's end are kept in memory, those that are not durable
     /// yet besides. It counts for each log: a node with many has less for each. Default 256 MiB.
     pub cache_bytes: u64,
@@ -41,6 +44,7 @@ impl Default for NodeLogOptions {
         Self {
             log: LogOptions::default(),
             log_limit: 2 << 30,
+            free_min: 1 << 30,
             cache_bytes: 256 << 20,
         }
     }
@@ -95,6 +99,9 @@ pub(super) struct Shared {
     node: Mutex<Node>,
     pub(super) options: NodeLogOptions,
     pub(super) counters: Counters,
+    /// Whether replicas in this log may take over leadership: its disk has not been full lately.
+    pub(super) may_take_over: AtomicBool,
+    pub(super) dir: PathBuf,
 }
 
 /// What concerns all streams. Its lock is taken before a replica's.
@@ -130,7 +137,8 @@ impl NodeLog {
         let threads = log_options.threads;
         let workers = WORKERS.min(log_options.max_workers);
         let mut recovery = Recovery::default();
-        let log = Log::open_with(dir, log_options, |frame| recovery.visit(frame))?;
+        let dir = dir.as_ref().to_owned();
+        let log = Log::open_with(&dir, log_options, |frame| recovery.visit(frame))?;
         let recovered = recovery.finish(&log.recovery().damaged);
         let workers = (0..workers).map(|_| log.worker().map(Mutex::new));
         let shared = Shared {
@@ -140,13 +148,21 @@ impl NodeLog {
             node: Mutex::new(Node::recovered(recovered, &log)),
             options,
             counters: Counters::default(),
+            may_take_over: AtomicBool::new(true),
+            dir,
             log,
         };
         let this = Self {
             shared: Arc::new(shared),
         };
-        // From here on, damage to what was read is seen by whom it hits.
-        this.shared.append_directory(true)?;
+        // From here on, damage to what was read is seen by whom it hits. On a full disk that comes
+        // later: until then all of the log is retained.
+        match this.shared.append_directory(true) {
+            Err(StoreError::Log(error @ LogError::StorageFull { .. })) => {
+                tracing::error!(%error, "a log of the node is opened on a full disk");
+            }
+            done => done?,
+        }
         Ok(this)
     }
 
@@ -194,6 +210,12 @@ impl NodeLog {
     #[must_use]
     pub fn tombstones_lost(&self) -> bool {
         self.shared.node.lock().tombstones_lost
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.shared.dir
     }
 
     /// The log.
@@ -280,6 +302,7 @@ impl NodeLog {
                     }
                 }
                 if shared.directory_is_due()
+                    && shared.shortage().is_none()
                     && let Err(error) = shared.append_directory_async().await
                 {
                     tracing::warn!(%error, "cannot append the directory of the raft log");

@@ -6,6 +6,7 @@ use collie_log::{Log, Lsn};
 use parking_lot::Mutex;
 
 use crate::frames::Listed;
+use crate::ids::{GroupId, ReplicaId};
 use crate::store::cache::Cache;
 use crate::store::state::{Identity, ReplicaState};
 
@@ -17,6 +18,11 @@ pub(super) struct Replica {
     holder: String,
     /// From where on it holds the log. Locked after `live`.
     pinned: Mutex<Lsn>,
+}
+
+/// The name by which a replica holds the log.
+pub(crate) fn replica_holder(replica: ReplicaId, group: GroupId) -> String {
+    format!("raft/replica {replica} of group {group}")
 }
 
 /// What changes with every frame.
@@ -40,7 +46,7 @@ impl Replica {
                 state,
                 ..Live::default()
             }),
-            holder: format!("raft/replica {} of group {}", identity.replica, identity.group),
+            holder: replica_holder(identity.replica, identity.group),
             pinned: Mutex::new(0),
         }
     }

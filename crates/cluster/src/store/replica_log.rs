@@ -11,6 +11,7 @@ use crate::store::error::StoreError;
 use crate::store::index::Run;
 use crate::store::node_log::{NodeLog, Shared};
 use crate::store::replica::{Live, Replica};
+use crate::store::room::Patience;
 use crate::store::state::ReplicaState;
 
 /// An entry of a group's log.
@@ -39,6 +40,8 @@ pub struct Bounds {
 pub struct ReplicaLog {
     log: Arc<Shared>,
     replica: Arc<Replica>,
+    /// Until when appends wait for room on a full disk. Without it they do not.
+    pub(super) patience: Option<Patience>,
 }
 
 impl std::fmt::Debug for ReplicaLog {
@@ -52,7 +55,15 @@ impl std::fmt::Debug for ReplicaLog {
 
 impl ReplicaLog {
     pub(super) fn new(log: Arc<Shared>, replica: Arc<Replica>) -> Self {
-        Self { log, replica }
+        Self {
+            log,
+            replica,
+            patience: None,
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.log
     }
 
     /// The log that it is in.
@@ -384,14 +395,15 @@ impl ReplicaLog {
 
     /// Appends the frame that `make` makes of the state, if any, and changes the state by it; then
     /// `applied` is called. All that under the replica's lock, which is not held while room is
-    /// awaited: `make` is called again then.
+    /// awaited: `make` is called again then. Where the disk is full, nothing was appended.
     async fn append_with<'f>(
         &self,
         mut make: impl FnMut(&ReplicaState) -> Result<Option<Frame<'f>>, StoreError>,
         mut applied: impl FnMut(&mut Live, Span),
     ) -> Result<Option<Span>, StoreError> {
+        let mut is_said = false;
         loop {
-            let len = {
+            let appended = {
                 let mut live = self.replica.live.lock();
                 let live = &mut *live;
                 if live.state.removed {
@@ -410,11 +422,18 @@ impl ReplicaLog {
                         applied(live, span);
                         return Ok(Some(span));
                     }
-                    Err(LogError::WouldBlock) => live.payload.len(),
-                    Err(error) => return Err(error.into()),
+                    Err(LogError::WouldBlock) => Ok(live.payload.len()),
+                    Err(error) => Err(error),
                 }
             };
-            self.log.log.room(len).await?;
+            let room = match appended {
+                Ok(len) => self.log.log.room(len).await,
+                Err(error) => Err(error),
+            };
+            match room {
+                Err(error @ LogError::StorageFull { .. }) => self.wait_for_room(error, &mut is_said).await?,
+                room => room?,
+            }
         }
     }
 

@@ -60,6 +60,10 @@ kinds! {
     Piece = 21, "piece";
     /// All pieces were sent.
     SnapshotEnd = 22, "snapshot end";
+    /// Could the replica lead: has its log room?
+    Room = 23, "room";
+    /// The leader is asked to hand over.
+    HandOver = 24, "hand over";
     /// Answers [`Kind::Append`].
     Appended = 32, "appended";
     /// Answers [`Kind::Vote`].
@@ -74,6 +78,10 @@ kinds! {
     Stored = 37, "stored";
     /// Answers [`Kind::SnapshotEnd`].
     Installed = 38, "installed";
+    /// Answers [`Kind::Room`].
+    HasRoom = 39, "has room";
+    /// Answers [`Kind::HandOver`].
+    HandingOver = 40, "handing over";
     /// Answers any request that was not carried out.
     Refusal = 48, "refusal";
 }

@@ -16,6 +16,8 @@ use crate::ids::{EntryId, ReplicaId, Vote};
 pub const VERSION: u16 = 1;
 /// Entries in one append. An empty entry takes 4 bytes of a frame and 56 of memory.
 pub const ENTRIES_MAX: usize = 65_536;
+/// What an entry has beside its payload in a log, and the frame that it may have for itself, at most.
+const ENTRY_HEAD: u64 = 128;
 /// Bytes of a text that explains a refusal.
 pub const TEXT_MAX: usize = 1024;
 
@@ -62,6 +64,10 @@ pub enum Request {
     Piece(Piece),
     /// [`Kind::SnapshotEnd`].
     SnapshotEnd(SnapshotEnd),
+    /// [`Kind::Room`].
+    Room,
+    /// [`Kind::HandOver`].
+    HandOver(HandOver),
 }
 
 /// What is answered.
@@ -81,6 +87,10 @@ pub enum Response {
     Stored(Stored),
     /// [`Kind::Installed`].
     Installed(Installed),
+    /// [`Kind::HasRoom`]: it has. Otherwise the request is refused.
+    HasRoom,
+    /// [`Kind::HandingOver`]: the other replica was asked to lead; whether it does shows later.
+    HandingOver,
     /// [`Kind::Refusal`].
     Refusal(Refusal),
 }
@@ -208,6 +218,13 @@ pub struct Transfer {
     pub last: Option<EntryId>,
 }
 
+/// The leader is asked to hand over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandOver {
+    /// To this replica.
+    pub to: ReplicaId,
+}
+
 /// Why a request was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
@@ -219,6 +236,8 @@ pub enum Refusal {
     Busy,
     /// The request failed.
     Failed(String),
+    /// The disk of the replica's log is full; worth another attempt later.
+    NoRoom,
 }
 
 impl Refused {
@@ -244,6 +263,7 @@ impl fmt::Display for Refusal {
             Self::Unknown => f.write_str("there is no such replica on the node"),
             Self::Busy => f.write_str("the node has more requests in flight than it takes"),
             Self::Failed(text) => write!(f, "the request failed: {text:?}"),
+            Self::NoRoom => f.write_str("the disk of the replica's log is full"),
         }
     }
 }
@@ -254,6 +274,14 @@ impl fmt::Display for Lane {
             Self::Raft => "raft",
             Self::Bulk => "bulk",
         })
+    }
+}
+
+impl Append {
+    /// About as many bytes as its entries have in a log.
+    pub fn bytes(&self) -> u64 {
+        let bytes = |entry: &LogEntry| entry.payload.0.len() as u64 + ENTRY_HEAD;
+        self.entries.iter().map(bytes).sum()
     }
 }
 
@@ -268,13 +296,20 @@ impl Request {
             Self::Offer(_) => Kind::Offer,
             Self::Piece(_) => Kind::Piece,
             Self::SnapshotEnd(_) => Kind::SnapshotEnd,
+            Self::Room => Kind::Room,
+            Self::HandOver(_) => Kind::HandOver,
         }
     }
 
     /// The connection that it is sent on.
     pub fn lane(&self) -> Lane {
         match self {
-            Self::Append(_) | Self::Vote(_) | Self::PreVote(_) | Self::Transfer(_) => Lane::Raft,
+            Self::Append(_)
+            | Self::Vote(_)
+            | Self::PreVote(_)
+            | Self::Transfer(_)
+            | Self::Room
+            | Self::HandOver(_) => Lane::Raft,
             Self::Offer(_) | Self::Piece(_) | Self::SnapshotEnd(_) => Lane::Bulk,
         }
     }
@@ -291,6 +326,8 @@ impl Response {
             Self::Wanted(_) => Kind::Wanted,
             Self::Stored(_) => Kind::Stored,
             Self::Installed(_) => Kind::Installed,
+            Self::HasRoom => Kind::HasRoom,
+            Self::HandingOver => Kind::HandingOver,
             Self::Refusal(_) => Kind::Refusal,
         }
     }
@@ -345,11 +382,13 @@ impl Message {
                 }
                 Request::Piece(body) => put(self.kind(), body, to),
                 Request::SnapshotEnd(body) => put(self.kind(), body, to),
+                Request::Room => Ok(to),
+                Request::HandOver(body) => put(self.kind(), body, to),
             },
             Self::Response(response) => match response {
                 Response::Appended(body) => put(self.kind(), body, to),
                 Response::Voted(body) | Response::PreVoted(body) => put(self.kind(), body, to),
-                Response::Transferred => Ok(to),
+                Response::Transferred | Response::HasRoom | Response::HandingOver => Ok(to),
                 Response::Wanted(body) => {
                     most(body.from.len(), "files", FILES_MAX)?;
                     put(self.kind(), body, to)
@@ -385,6 +424,8 @@ impl Message {
             Kind::Offer => request(take(kind, body, Request::Offer)?),
             Kind::Piece => request(take(kind, body, Request::Piece)?),
             Kind::SnapshotEnd => request(take(kind, body, Request::SnapshotEnd)?),
+            Kind::Room => request((Request::Room, body.len())),
+            Kind::HandOver => request(take(kind, body, Request::HandOver)?),
             Kind::Appended => response(take(kind, body, Response::Appended)?),
             Kind::Voted => response(take(kind, body, Response::Voted)?),
             Kind::PreVoted => response(take(kind, body, Response::PreVoted)?),
@@ -392,6 +433,8 @@ impl Message {
             Kind::Wanted => response(take(kind, body, Response::Wanted)?),
             Kind::Stored => response(take(kind, body, Response::Stored)?),
             Kind::Installed => response(take(kind, body, Response::Installed)?),
+            Kind::HasRoom => response((Response::HasRoom, body.len())),
+            Kind::HandingOver => response((Response::HandingOver, body.len())),
             Kind::Refusal => response(take(kind, body, Response::Refusal)?),
         })
     }

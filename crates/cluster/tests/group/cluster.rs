@@ -18,6 +18,7 @@ use collie_cluster::{
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{Clock, Nanos, RealClock, RealDevice};
 use collie_log::{LogError, LogOptions, RingMode};
+use collie_sim::{SimDevice, SplitDevice};
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -114,6 +115,17 @@ pub(crate) struct Place {
     tls: Option<TlsTcp>,
     alive: Mutex<Option<(Arc<Node>, Runtime)>>,
     clock: Arc<Behind>,
+    /// What its log is on, or all of its tables but their files, if that is simulated.
+    pub(crate) device: SimDevice,
+}
+
+/// What is on a simulated device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Simulated {
+    Nothing,
+    Logs,
+    /// Memtables are small then.
+    Tables,
 }
 
 /// A clock that may be behind.
@@ -136,6 +148,7 @@ pub(crate) struct Cluster {
     pub(crate) places: Vec<Place>,
     cuts: Cuts,
     limits: GroupLimits,
+    simulated: Simulated,
     /// For the clients.
     pub(crate) runtime: Runtime,
 }
@@ -228,6 +241,7 @@ pub(crate) fn node_options(dir: &std::path::Path, log: LogOptions, peers: PeersO
         },
         times: times(),
         limits: GroupLimits::default(),
+        log_opened: None,
     }
 }
 
@@ -265,15 +279,21 @@ impl Place {
 
 impl Cluster {
     pub(crate) fn new(limits: GroupLimits) -> Self {
-        Self::with(limits, None)
+        Self::with(limits, None, Simulated::Nothing)
+    }
+
+    /// One with simulated devices, whose leaders are patient.
+    pub(crate) fn simulated(simulated: Simulated) -> Self {
+        Self::with(GroupLimits::default(), None, simulated)
     }
 
     /// One whose nodes speak TLS.
     pub(crate) fn secured() -> Self {
-        Self::with(GroupLimits::default(), Some(&Authority::new("of the cluster")))
+        let ca = Authority::new("of the cluster");
+        Self::with(GroupLimits::default(), Some(&ca), Simulated::Nothing)
     }
 
-    fn with(limits: GroupLimits, ca: Option<&Authority>) -> Self {
+    fn with(limits: GroupLimits, ca: Option<&Authority>, simulated: Simulated) -> Self {
         let listeners: Vec<_> = (0..3)
             .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
             .collect();
@@ -284,11 +304,13 @@ impl Cluster {
             tls: ca.map(certified),
             alive: Mutex::default(),
             clock: Arc::default(),
+            device: SimDevice::new(index as u64),
         };
         let cluster = Self {
             places: listeners.into_iter().enumerate().map(place).collect(),
             cuts: Cuts::default(),
             limits,
+            simulated,
             runtime: runtime(),
         };
         let addresses: Vec<_> = cluster
@@ -321,6 +343,7 @@ impl Cluster {
             peers.clock = Arc::clone(&place.clock) as _;
             let mut options = node_options(place.dir.path(), log_options(), peers);
             options.limits = self.limits.clone();
+            self.simulate(place, &mut options);
             match runtime.block_on(Node::start(network, options)) {
                 Err(NodeError::Store(StoreError::Log(LogError::Locked { .. }))) => None,
                 node => Some(node.unwrap()),
@@ -332,6 +355,30 @@ impl Cluster {
             }
         });
         *place.alive.lock().unwrap() = Some((Arc::new(node), runtime));
+    }
+
+    /// Puts on the simulated device of a node what is to be on it.
+    fn simulate(&self, place: &Place, options: &mut NodeOptions) {
+        let simulated = Arc::new(place.device.clone());
+        match self.simulated {
+            Simulated::Nothing => return,
+            Simulated::Logs => options.store.shared.log.device = simulated,
+            Simulated::Tables => {
+                let store = place
+                    .dir
+                    .path()
+                    .join("replicas")
+                    .join(replica_on(place.id).to_string());
+                let families = store.join("store/families");
+                let db = &mut options.machine.db;
+                db.device = Arc::new(SplitDevice::new(families, Arc::new(RealDevice::new()), simulated));
+                db.default_family.write_buffer_bytes = 64 << 10;
+                db.default_family.max_write_buffers = 2;
+            }
+        }
+        options.times.heartbeat = Duration::from_millis(200);
+        options.times.election_min = Duration::from_secs(2);
+        options.times.election_max = Duration::from_secs(3);
     }
 
     /// No connection of a node stands any more, in either direction, nor can one be made.
@@ -477,7 +524,7 @@ pub(crate) fn get(row: Row) -> impl Fn(&mut Rows<'_>) -> Executed<u64> + Send + 
 }
 
 /// Asks one replica after the other until one answers.
-async fn ask<T, F, A>(cluster: &Cluster, ask: F) -> Answer<T>
+pub(crate) async fn ask<T, F, A>(cluster: &Cluster, ask: F) -> Answer<T>
 where
     F: Fn(Arc<Replica>) -> A,
     A: Future<Output = Result<Answer<T>, CommandError>>,

@@ -8,6 +8,7 @@
 mod certificates;
 mod cluster;
 mod cuts;
+mod full;
 mod lives;
 mod messages;
 mod partitions;

@@ -180,6 +180,77 @@ fn alone_store(alone: &Alone, device: SimDevice) -> NodeStoreOptions {
     node_options(alone._dir.path(), log, peers_options(1, alone.node.address())).store
 }
 
+/// Entries take the room of a full disk until they are refused, and votes what is kept for them.
+#[test]
+fn a_vote_without_room_for_it_is_refused_and_given_once_there_is_some() {
+    const TERMS: u64 = 20_000;
+    runtime().block_on(async {
+        let alone = Alone::new(false).await;
+        let leader = LeaderId {
+            term: 1,
+            replica: replica_on(2),
+        };
+        let mut last = None;
+        let mut append = async || {
+            let id = EntryId {
+                leader,
+                index: last.map_or(0, |id: EntryId| id.index + 1),
+            };
+            let entry = LogEntry {
+                id,
+                payload: Payload(vec![1; 30_000]),
+            };
+            let append = Append {
+                vote: Vote {
+                    leader,
+                    committed: true,
+                },
+                previous: last,
+                committed: None,
+                entries: vec![entry],
+            };
+            let answer = alone.call(GROUP, replica_on(1), Request::Append(append)).await;
+            if matches!(answer, Response::Appended(_)) {
+                last = Some(id);
+            }
+            answer
+        };
+        append().await;
+        alone.log.limit_space(Some(0));
+        while let Response::Appended(_) = append().await {}
+        assert_eq!(append().await, Response::Refusal(Refusal::NoRoom));
+        let stand = async |term| {
+            let request = VoteRequest {
+                last,
+                leadership_transfer: true,
+                ..ask(term, replica_on(2))
+            };
+            alone.call(GROUP, replica_on(1), Request::Vote(request)).await
+        };
+        let mut terms = 2..TERMS;
+        let refusal = loop {
+            let term = terms.next().unwrap_or_else(|| panic!("votes need no room"));
+            match stand(term).await {
+                Response::Voted(answer) => assert!(answer.granted, "{answer:?}"),
+                other => break other,
+            }
+        };
+        assert_eq!(refusal, Response::Refusal(Refusal::NoRoom));
+        alone.log.limit_space(None);
+        let granted = tokio::time::timeout(CAP, async {
+            while !matches!(stand(TERMS).await, Response::Voted(answer) if answer.granted) {
+                tokio::task::yield_now().await;
+            }
+            while alone.replica.problem().is_some() {
+                tokio::task::yield_now().await;
+            }
+        });
+        granted
+            .await
+            .unwrap_or_else(|_| panic!("there is no vote, though there is room"));
+    });
+}
+
 #[test]
 fn only_the_replica_that_is_meant_answers() {
     runtime().block_on(async {
@@ -261,7 +332,9 @@ fn a_replica_that_fails_again_and_again_is_quarantined() {
             .await
             .unwrap_or_else(|_| panic!("it is opened again for ever"))
             .to_string();
-        assert!(error.contains("replace it by one with a new id"), "{error}");
+        assert!(error.contains("start the node again"), "{error}");
+        let problem = alone.replica.problem().unwrap();
+        assert!(problem.contains("is opened no more"), "{problem}");
         // The node goes on.
         assert!(
             alone

@@ -10,7 +10,7 @@ use collie_cluster::GroupLimits;
 use collie_db::Value;
 use collie_server::cluster::{Partition, Refused, Settled};
 
-use crate::cluster::{Cluster, Place};
+use crate::cluster::{Cluster, Place, replica_on};
 use crate::seam::{LAST_SLOT, evaluate, get, incr, number, value};
 
 const SLOT: u16 = 5;
@@ -63,9 +63,10 @@ async fn count(cluster: &Cluster, keys: &[Mutex<Answered>], task: usize, times: 
 fn rows_of(cluster: &Cluster, slot: u16) -> Vec<Vec<u8>> {
     cluster.until("rows that hold", || {
         let (partition, _) = cluster.led()?;
+        let since = partition.leadership()?;
         let rows: Result<Vec<_>, Refused> = partition.rows_after(None).ok()?.collect();
         let count = partition.key_count(slot..=slot).ok()?;
-        let holds = cluster.runtime.block_on(partition.confirm());
+        let holds = cluster.runtime.block_on(partition.confirm(since));
         let rows = rows.ok().filter(|_| holds == Settled::Holds)?;
         let rows: Vec<_> = rows.into_iter().filter(|row| row.slot == slot).collect();
         assert_eq!(
@@ -218,6 +219,7 @@ fn a_leader_that_is_cut_off_holds_nothing_that_it_reads() {
     let first = cluster.run(SLOT, row, incr(row));
     assert_eq!(first, (Settled::Holds, 1));
     let partition = old.partition().unwrap();
+    let since = partition.leadership().unwrap();
     cluster.cut_off(old);
     let new = cluster.leader(|place| place.id != old.id);
     cluster.until("another count", || {
@@ -235,14 +237,80 @@ fn a_leader_that_is_cut_off_holds_nothing_that_it_reads() {
             "{refused:?}"
         ),
     }
-    let confirmed = cluster.runtime.block_on(partition.confirm());
+    let confirmed = cluster.runtime.block_on(partition.confirm(since));
     assert_eq!(confirmed, Settled::TryAgain, "it does not lead");
     assert_eq!(
-        partition.get_applied(SLOT, row),
+        partition.applied().unwrap().get(SLOT, row),
         Ok(value(1)),
         "it says what it has"
     );
     cluster.heal(old);
+}
+
+#[test]
+fn what_is_applied_is_read_of_one_moment() {
+    const ROUNDS: u64 = 30;
+    let cluster = cluster();
+    let leader = cluster.leader(|_| true);
+    let follower = cluster.places.iter().find(|place| place.id != leader.id).unwrap();
+    let partition = cluster.until("a replica", || follower.partition());
+    let names: [&[u8]; 2] = [b"a", b"b"];
+    let both = |rows: &mut dyn collie_server::cluster::Evaluation| {
+        let (a, b) = (number(rows.get(b"a")?), number(rows.get(b"b")?));
+        assert_eq!(a, b);
+        let changes = names.map(|row| (row.to_vec(), value(a + 1))).to_vec();
+        Ok((changes, 0, a + 1))
+    };
+    let mut between = 0;
+    for _ in 0..ROUNDS {
+        let applied = partition.applied().unwrap();
+        let a = number(applied.get(SLOT, b"a").unwrap());
+        let command = cluster.command(SLOT, &names, both);
+        let (_, counted) = cluster.runtime.block_on(command);
+        // It is applied there too, before the second row is read.
+        cluster.until("the same on the follower", || {
+            let now = partition.applied().ok()?.get(SLOT, b"a").ok()?;
+            (number(now) >= counted).then_some(())
+        });
+        between += counted - a;
+        assert_eq!(number(applied.get(SLOT, b"b").unwrap()), a);
+    }
+    assert!(between >= ROUNDS, "entries came between: {between}");
+}
+
+#[test]
+fn what_was_read_before_leadership_was_lost_does_not_hold_when_it_is_won_again() {
+    let cluster = cluster();
+    let first = cluster.leader(|_| true);
+    let partition = first.partition().unwrap();
+    let since = cluster.until("leadership", || partition.leadership());
+    let confirm = |since| cluster.runtime.block_on(partition.confirm(since));
+    cluster.until("leadership that holds", || {
+        (confirm(since) == Settled::Holds).then_some(())
+    });
+    let lead = |to: &Place| {
+        cluster.until("a transfer", || {
+            if to.takes_commands() {
+                return Some(());
+            }
+            // It leads nothing, or it is asked again.
+            let leader = cluster.leader(|_| true).replica()?;
+            cluster
+                .runtime
+                .block_on(leader.transfer_to(replica_on(to.id)))
+                .ok()?;
+            None
+        });
+    };
+    lead(cluster.places.iter().find(|place| place.id != first.id).unwrap());
+    // A request of before may still move it on.
+    cluster.until("leadership that holds again", || {
+        lead(first);
+        // Until it hears of the others it takes itself for the leader that it was.
+        let again = partition.leadership().filter(|again| *again != since)?;
+        (confirm(again) == Settled::Holds).then_some(())
+    });
+    assert_eq!(confirm(since), Settled::TryAgain, "others have led in between");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Clusters that are made, joined, killed and started again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use collie_cluster::Begin;
 use collie_cluster::wire::JoinAnswer;
@@ -125,6 +125,47 @@ fn three_nodes_share_thirty_two_partitions_and_keep_them_over_restarts() {
 }
 
 #[test]
+fn a_node_that_has_lost_the_majority_knows_of_no_leader() {
+    let sites = cluster(3, 3, 9);
+    until(&sites, "a leader on each node", || {
+        let leads = |site: &Site| !site.with(|node, _| node.cluster().led()).is_empty();
+        sites.iter().all(leads).then_some(())
+    });
+    let mut changes = sites[0].with(|node, _| node.cluster().changes());
+    sites[1].kill();
+    sites[2].kill();
+    changes.mark_unchanged();
+    let cluster = sites[0].with(|node, _| node.cluster());
+    until(&sites, "no leader of any partition", || {
+        let topology = cluster.topology();
+        let led = topology
+            .partitions
+            .iter()
+            .any(|partition| partition.leader.is_some());
+        (!led && cluster.led().is_empty()).then_some(())
+    });
+    for slot in (0..SLOTS).step_by(501) {
+        assert!(matches!(cluster.route(slot), Route::Nowhere), "{slot}");
+    }
+    assert!(
+        changes.has_changed().unwrap(),
+        "who waits for a leader looks again"
+    );
+    drop(cluster);
+    sites[2].start(Begin::Start);
+    until(&sites, "leaders of all partitions", || {
+        let topology = sites[0].with(|node, _| node.cluster().topology());
+        let mut partitions = topology.partitions.iter();
+        partitions
+            .all(|partition| matches!(partition.leader, Some(1 | 3)))
+            .then_some(())
+    });
+    sites[1].start(Begin::Start);
+    settled(&sites, 3, 9);
+    routes_agree(&sites);
+}
+
+#[test]
 fn a_join_whose_answer_is_lost_with_the_leader_makes_one_node() {
     let sites = cluster(3, 3, 2);
     let join = request(9);
@@ -231,4 +272,33 @@ fn a_join_that_nothing_answers_goes_on_after_a_restart_with_the_same_token() {
     let token = sites[1].with(|node, _| node.identity().asked.token);
     assert!(before.windows(16).any(|part| part == token));
     assert_eq!(settled(&sites, 2, 1).nodes[&2].token, token);
+}
+
+#[test]
+fn a_node_shows_the_figures_that_are_documented_and_has_no_problem() {
+    let sites = cluster(1, 1, 2);
+    let figures = sites[0].with(|node, _| node.cluster().figures());
+    let shown: BTreeSet<_> = figures.iter().map(|figure| figure.name).collect();
+    let document = include_str!("../../../../docs/operations.md");
+    let documented: BTreeSet<_> = document
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split(['`', '{']).next())
+        .filter(|name| name.starts_with("collie_cluster_"))
+        .collect();
+    assert_eq!(shown, documented);
+    let sum = |name: &str| -> u64 {
+        let figure = figures.iter().find(|figure| figure.name == name).unwrap();
+        figure.samples.iter().map(|(_, value)| value).sum()
+    };
+    // Two partitions, and the map.
+    assert_eq!(sum("collie_cluster_replicas"), 3);
+    assert_eq!(sum("collie_cluster_partition_leads"), 3);
+    assert!(sum("collie_cluster_partition_elections_total") >= 3);
+    assert!(sum("collie_cluster_log_syncs_total") > 0 && sum("collie_cluster_log_bytes") > 0);
+    assert!(sum("collie_cluster_partition_log_held_bytes") > 0);
+    assert_eq!(
+        sum("collie_cluster_replicas_with_problems") + sum("collie_cluster_log_full"),
+        0
+    );
+    assert_eq!(sites[0].with(|node, _| node.cluster().problems()), [""; 0]);
 }

@@ -8,8 +8,10 @@
     reason = "the tests copy, move and change a node's files"
 )]
 
+mod clocks;
 mod lives;
 mod refusals;
 mod removals;
 mod rules;
 mod sites;
+mod spreading;

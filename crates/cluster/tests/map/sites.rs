@@ -131,6 +131,8 @@ impl Site {
             ..Times::default()
         };
         options.look = Duration::from_millis(50);
+        // Only where a test is about that.
+        options.spread_after = Duration::from_secs(3600);
         options
     }
 

@@ -101,6 +101,8 @@ fn request() -> impl Strategy<Value = Request> {
         piece.prop_map(Request::Piece),
         (vote(), any::<u64>())
             .prop_map(|(vote, snapshot)| Request::SnapshotEnd(SnapshotEnd { vote, snapshot })),
+        Just(Request::Room),
+        any::<u64>().prop_map(|to| Request::HandOver(HandOver { to })),
     ]
 }
 
@@ -122,6 +124,7 @@ fn response() -> impl Strategy<Value = Response> {
         Just(Refusal::Gone),
         Just(Refusal::Unknown),
         Just(Refusal::Busy),
+        Just(Refusal::NoRoom),
         ".{0,40}".prop_map(Refusal::failed),
     ];
     prop_oneof![
@@ -129,6 +132,8 @@ fn response() -> impl Strategy<Value = Response> {
         voted().prop_map(Response::Voted),
         voted().prop_map(Response::PreVoted),
         Just(Response::Transferred),
+        Just(Response::HasRoom),
+        Just(Response::HandingOver),
         (vote(), vec(any::<u64>(), 0..5)).prop_map(|(vote, from)| Response::Wanted(Wanted { vote, from })),
         any::<u64>().prop_map(|upto| Response::Stored(Stored { upto })),
         vote().prop_map(|vote| Response::Installed(Installed { vote })),

@@ -23,6 +23,7 @@ const SETUP: Setup = Setup {
     direct: false,
     cache_bytes: 1 << 20,
     log_limit: 1 << 30,
+    free_min: 0,
 };
 
 /// A frame of the log, as a closed log shows it.

@@ -28,6 +28,7 @@ pub(crate) struct Setup {
     pub(crate) direct: bool,
     pub(crate) cache_bytes: u64,
     pub(crate) log_limit: u64,
+    pub(crate) free_min: u64,
 }
 
 impl Setup {
@@ -38,6 +39,7 @@ impl Setup {
             direct: rng.coin(),
             cache_bytes: if rng.coin() { 2_000 } else { 1 << 20 },
             log_limit: if rng.coin() { 200 << 10 } else { 1 << 30 },
+            free_min: 0,
         }
     }
 
@@ -64,6 +66,7 @@ impl Setup {
         let shared = NodeLogOptions {
             log,
             log_limit: self.log_limit,
+            free_min: self.free_min,
             cache_bytes: self.cache_bytes,
         };
         let options = NodeStoreOptions {

@@ -16,6 +16,7 @@ fn setup(layout: Layout) -> Setup {
         direct: false,
         cache_bytes: 1 << 20,
         log_limit: 1 << 30,
+        free_min: 0,
     }
 }
 

@@ -17,6 +17,7 @@ fn node(seed: u64) -> Node {
         direct: false,
         cache_bytes: 20_000,
         log_limit: LIMIT,
+        free_min: 0,
     };
     Node::start(setup, SimDevice::new(seed))
 }
@@ -160,4 +161,37 @@ fn the_log_lets_go_of_entries_once_their_purge_is_durable_and_not_before() {
     assert_eq!(held_from(), before, "not durable yet");
     node.flush();
     assert!(held_from() > before);
+}
+
+/// The limit is far away, and the disk is not.
+#[test]
+fn little_room_on_the_disk_keeps_the_log_short_as_its_limit_does() {
+    const SEGMENT: u64 = 32 << 10;
+    for free_min in [0, 8 << 20] {
+        let setup = Setup {
+            log_limit: 1 << 30,
+            free_min,
+            ..node(4).setup
+        };
+        let node = Node::start(setup, SimDevice::new(4));
+        append(&node, 2, 0..3);
+        node.device.limit_space(Some(4 << 20));
+        let log = log(&node);
+        for round in 0..60_u64 {
+            append(&node, 1, round * 10..round * 10 + 10);
+            let index = round * 10 + 9;
+            node.drive(node.replica(1).purge(EntryId {
+                leader: LEADER,
+                index,
+            }))
+            .unwrap();
+            node.flush();
+            node.drive(log.maintain(&|id| panic!("replica {id} has few entries")))
+                .unwrap();
+            node.flush();
+        }
+        let stats = log.stats();
+        let is_short = stats.used < 8 * SEGMENT && stats.rewrites > 0;
+        assert_eq!(is_short, free_min > 0, "{stats:?}");
+    }
 }

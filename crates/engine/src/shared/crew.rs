@@ -62,6 +62,18 @@ impl State {
             Kind::Compaction => &mut self.compactions,
         }
     }
+
+    /// The store of the first ticket that is due.
+    fn take_due(&mut self, kind: Kind, now: Nanos) -> Option<Arc<dyn Member>> {
+        let tickets = self.tickets(kind);
+        while let Some(at) = tickets.iter().position(|(due, _)| *due <= now) {
+            // A store that is gone needs nothing.
+            if let Some(store) = tickets.remove(at).and_then(|(_, store)| store.upgrade()) {
+                return Some(store);
+            }
+        }
+        None
+    }
 }
 
 impl Crew {
@@ -94,6 +106,12 @@ impl Crew {
         }
     }
 
+    /// Does one task that is due, if there is one.
+    pub(super) fn work_once(&self, kind: Kind) -> bool {
+        let due = self.state.lock().take_due(kind, RealClock.monotonic());
+        due.inspect(|store| store.do_one(kind)).is_some()
+    }
+
     /// The store whose turn it is; `None` at the end.
     fn next(&self, kind: Kind) -> Option<Arc<dyn Member>> {
         let mut state = self.state.lock();
@@ -102,15 +120,10 @@ impl Crew {
                 return None;
             }
             let now = RealClock.monotonic();
-            let tickets = state.tickets(kind);
-            if let Some(at) = tickets.iter().position(|(due, _)| *due <= now) {
-                // A store that is gone needs nothing.
-                if let Some(store) = tickets.remove(at).and_then(|(_, store)| store.upgrade()) {
-                    return Some(store);
-                }
-                continue;
+            if let Some(store) = state.take_due(kind, now) {
+                return Some(store);
             }
-            match tickets.iter().map(|(due, _)| *due).min() {
+            match state.tickets(kind).iter().map(|(due, _)| *due).min() {
                 None => self.changed.wait(&mut state),
                 Some(due) => {
                     let pause = Duration::from_nanos(due.saturating_sub(now));

@@ -61,7 +61,8 @@ struct Inner {
 /// What a [`Shared`] has. All sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct SharedOptions {
-    /// Threads that write memtables to tables. Default: 1.
+    /// Threads that write memtables to tables. Default: 1. Where this and the next are 0, what they
+    /// would do is done by [`Shared::work`].
     pub flush_threads: usize,
     /// Threads that merge tables. Default: 1.
     pub compaction_threads: usize,
@@ -126,12 +127,19 @@ impl Shared {
     /// Starts the threads.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] where there would be no thread of a kind, or no open file;
+    /// [`Error::InvalidOption`] where there would be no thread of one kind alone, or no open file;
     /// [`Error::Io`] where one does not start.
     pub fn new(options: SharedOptions) -> Result<Self> {
+        let threads = options.flush_threads + options.compaction_threads;
         let counts = [
-            ("flush_threads", options.flush_threads),
-            ("compaction_threads", options.compaction_threads),
+            (
+                "flush_threads",
+                options.flush_threads.max(usize::from(threads == 0)),
+            ),
+            (
+                "compaction_threads",
+                options.compaction_threads.max(usize::from(threads == 0)),
+            ),
             ("max_open_files", options.max_open_files),
         ];
         for (option, value) in counts {
@@ -172,6 +180,15 @@ impl Shared {
         let thread = thread.map_err(|e| Error::io("start the thread", name, e))?;
         self.0.threads.lock().push(thread);
         Ok(())
+    }
+
+    /// Does one task that is due, on this thread: a flush, or else a compaction. Says whether there
+    /// was one. Blocks. For simulations, whose `Shared` has no threads: a write that waits for a flush
+    /// then waits for ever, so memtables must be larger than what is written between two calls.
+    pub fn work(&self) -> bool {
+        [Kind::Flush, Kind::Compaction]
+            .into_iter()
+            .any(|kind| self.0.crew.work_once(kind))
     }
 
     /// How its flushes and compactions share the device: for

@@ -96,8 +96,13 @@ impl Core {
         if let Err(stopped) = self.check() {
             return Some(Err(stopped));
         }
-        if self.has_room_at(self.next.glance(), len) {
+        let next = self.next.glance();
+        if self.has_room_at(next, len) {
             return Some(Ok(()));
+        }
+        if self.space.admits_exactly(next, len) {
+            // The ring is full, and that passes, whatever the device lacks.
+            return None;
         }
         let setback = lock(&self.setback).clone();
         setback.map(|error| Err(self.refusal(error, len)))

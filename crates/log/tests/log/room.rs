@@ -180,6 +180,11 @@ fn a_full_device_is_said_to_the_task_and_room_comes_when_there_is_some() {
         }
     };
     assert!(matches!(refused, LogError::StorageFull { .. }), "{refused}");
+    let setback = log.setback();
+    assert!(
+        matches!(setback, Some(LogError::StorageFull { .. })),
+        "{setback:?}"
+    );
     let end = log.appended();
     device.limit_space(None);
     // Until the log's thread has tried again.
@@ -192,6 +197,10 @@ fn a_full_device_is_said_to_the_task_and_room_comes_when_there_is_some() {
     };
     assert!(span.start >= end);
     log.wait(span.end, Level::Disk).unwrap();
+    while log.setback().is_some() {
+        std::thread::yield_now();
+    }
+    assert!(log.has_prepared(3_000));
 }
 
 /// A wait for such a room never ended, or was for the few bytes that are left of an overflow.

@@ -4,7 +4,7 @@ use collie_protocol::Request;
 
 use super::containers;
 use super::led::{count_in_slot, keys_in_slot};
-use super::numbers::integer;
+use super::numbers::{integer, is};
 use super::row::Command;
 use super::shape::Shape;
 use crate::cluster::{SLOTS, slot_of};
@@ -76,8 +76,12 @@ const SUBCOMMANDS: &[Command] = &[
         .about("7.0.0", "cluster", "Refused: the cluster assigns slots itself.")
         .flags(ADMIN)
         .categories(ADMIN_CATEGORIES),
-    Command::new("cluster|failover", -2, refused)
-        .about("3.0.0", "cluster", "Refused: the replicas elect their leader.")
+    Command::new("cluster|failover", -2, failover)
+        .about(
+            "3.0.0",
+            "cluster",
+            "Asks the leaders of all partitions that this node has replicas of to hand over to it.",
+        )
         .flags(ADMIN)
         .categories(ADMIN_CATEGORIES),
     Command::new("cluster|flushslots", 2, refused)
@@ -225,6 +229,29 @@ fn refused(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Err(text.into())
 }
 
+fn failover(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    shape(exec)?;
+    match request.get(2) {
+        None => {}
+        Some(option) if request.len() == 3 && is(option, "FORCE") => {}
+        Some(option) if request.len() == 3 && is(option, "TAKEOVER") => {
+            let text =
+                "ERR CLUSTER FAILOVER TAKEOVER is not offered: a leader without a majority would lose writes";
+            return Err(text.into());
+        }
+        Some(_) => return Err(text::SYNTAX.into()),
+    }
+    let partitions = exec.shared.partitions.as_ref();
+    match partitions.map(|partitions| partitions.cluster.take_over()) {
+        Some(Ok(())) => exec.reply.ok(),
+        Some(Err(why)) => {
+            return Err(format!("ERR You should send CLUSTER FAILOVER to a replica: {why}").into());
+        }
+        None => return Err(text::NO_CLUSTER.into()),
+    }
+    Ok(Flow::Next)
+}
+
 fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     shape(exec)?;
     containers::help(exec, "cluster", SUBCOMMANDS)
@@ -237,7 +264,10 @@ fn my_id(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 }
 
 fn info(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    let text = shape(exec)?.info();
+    let shape = shape(exec)?;
+    let partitions = exec.shared.partitions.as_ref();
+    let problems = partitions.map(|partitions| partitions.cluster.problems());
+    let text = shape.info(&problems.unwrap_or_default());
     exec.reply.verbatim(*b"txt", text.as_bytes());
     Ok(Flow::Next)
 }

@@ -7,7 +7,7 @@ use collie_protocol::Request;
 use super::connection::{REDIS_VERSION, mode};
 use super::row::Command;
 use crate::exec::{Deferred, Exec, Flow, Outcome};
-use crate::partitions::walk::{key_count, led};
+use crate::partitions::walk::key_count;
 use crate::process;
 use crate::session::Shared;
 
@@ -250,9 +250,9 @@ fn log(shared: &Shared, text: &mut String) {
 fn keyspace(shared: &Shared, text: &mut String) {
     if let Some(partitions) = &shared.partitions {
         // How many of them expire is not counted.
-        match key_count(&led(&*partitions.cluster)) {
-            Ok(0) => {}
-            Ok(keys) => line(text, format_args!("db0:keys={keys}")),
+        match key_count(&*partitions.cluster) {
+            Ok((0, _)) => {}
+            Ok((keys, _)) => line(text, format_args!("db0:keys={keys}")),
             Err(error) => tracing::warn!(%error, "the keys cannot be counted"),
         }
         return;

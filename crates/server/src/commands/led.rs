@@ -22,7 +22,7 @@ use crate::glob;
 use crate::partitions::Partitions;
 use crate::partitions::evaluate::ROW_WAIT;
 use crate::partitions::transaction::DATABASE;
-use crate::partitions::walk::{LedKey, LedKeys, key_count, led};
+use crate::partitions::walk::{LedKey, LedKeys, Reading, key_count, led};
 
 /// The most keys that one commit of `FLUSHALL` removes, and the most bytes of their names.
 const FLUSHED_KEYS_MAX: usize = 1_000;
@@ -49,9 +49,8 @@ fn begin<'a>(exec: &Exec<'a>) -> Result<&'a Partitions, Outcome> {
 }
 
 /// Makes the reply wait until the partitions that it has read confirm it.
-fn confirm(exec: &mut Exec<'_>, read: &[Arc<dyn Partition>]) {
-    let settlings = read.iter().map(|partition| partition.confirm());
-    exec.session.unsettled.add(settlings);
+fn confirm(exec: &mut Exec<'_>, read: &[Reading]) {
+    exec.session.unsettled.add(read.iter().map(Reading::confirm));
 }
 
 /// `DBSIZE`.
@@ -63,9 +62,8 @@ pub(super) fn dbsize(exec: &mut Exec<'_>) -> Outcome {
     if !exec.may_block {
         return Ok(Flow::Aside(Aside::Waits));
     }
-    let led = led(&*partitions.cluster);
-    let keys = key_count(&led)?;
-    confirm(exec, &led);
+    let (keys, read) = key_count(&*partitions.cluster)?;
+    confirm(exec, &read);
     exec.reply.integer(i64::try_from(keys).unwrap_or(i64::MAX));
     Ok(Flow::Next)
 }
@@ -345,7 +343,7 @@ pub(super) fn count_in_slot(exec: &mut Exec<'_>, slot: u16) -> Outcome {
     };
     let partition = in_slot(partitions, slot);
     let keys = match &partition {
-        Some((partition, _)) => partition.key_count(slot..=slot)?,
+        Some((read, _)) => read.partition.key_count(slot..=slot)?,
         None => 0,
     };
     confirm_if_led(exec, partition);
@@ -365,8 +363,8 @@ pub(super) fn keys_in_slot(exec: &mut Exec<'_>, slot: u16, count: usize) -> Outc
     let limit = exec.shared.settings.reply_bytes_max();
     let (mut found, mut names) = (0, ReplyBuffer::new());
     let partition = in_slot(partitions, slot);
-    if let Some((partition, _)) = &partition {
-        for row in partition.rows_after(Some((slot, &[])))? {
+    if let Some((read, _)) = &partition {
+        for row in read.partition.rows_after(Some((slot, &[])))? {
             let row = row?;
             let name = row.row.strip_prefix(&[value::DATA]);
             let Some(name) = name.filter(|_| row.slot == slot && found < count && names.len() <= limit)
@@ -384,22 +382,22 @@ pub(super) fn keys_in_slot(exec: &mut Exec<'_>, slot: u16, count: usize) -> Outc
 }
 
 /// The partition of a slot, if this node has a replica of it, and whether that leads.
-fn in_slot(partitions: &Partitions, slot: u16) -> Option<(Arc<dyn Partition>, bool)> {
+fn in_slot(partitions: &Partitions, slot: u16) -> Option<(Reading, bool)> {
     let led = led(&*partitions.cluster);
     let own = led
         .into_iter()
         .find(|partition| partition.slots().contains(&slot));
     match own {
-        Some(partition) => Some((partition, true)),
+        Some(partition) => Some((Reading::begin(partition), true)),
         None => partitions
             .cluster
             .replica(slot)
-            .map(|partition| (partition, false)),
+            .map(|partition| (Reading::begin(partition), false)),
     }
 }
 
-fn confirm_if_led(exec: &mut Exec<'_>, partition: Option<(Arc<dyn Partition>, bool)>) {
-    if let Some((partition, true)) = partition {
-        confirm(exec, &[partition]);
+fn confirm_if_led(exec: &mut Exec<'_>, read: Option<(Reading, bool)>) {
+    if let Some((read, true)) = read {
+        confirm(exec, &[read]);
     }
 }

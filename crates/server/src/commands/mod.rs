@@ -21,6 +21,7 @@ mod multi;
 mod names;
 mod numbers;
 mod object;
+mod once;
 mod parameters;
 mod partitioned;
 mod ranges;

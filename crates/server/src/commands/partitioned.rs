@@ -3,6 +3,7 @@
 use collie_protocol::Request;
 
 use super::multi;
+use super::once;
 use super::row::Command;
 use crate::exec::{Exec, Flow, Later, Outcome};
 use crate::failure::{Failure, text};
@@ -26,6 +27,9 @@ pub(super) fn run(exec: &mut Exec<'_>, command: &'static Command, request: Reque
 fn run_now(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
     if command.keys.is_empty() {
         return super::call(exec, command, request);
+    }
+    if command.name == once::NAME {
+        return once::run(exec, request);
     }
     let asked = asked(command, request)?;
     evaluate(exec, &asked, |exec| super::call(exec, command, request))

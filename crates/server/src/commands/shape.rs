@@ -87,8 +87,8 @@ impl Shape {
         self.named(name).is_some()
     }
 
-    /// `CLUSTER INFO`.
-    pub(super) fn info(&self) -> String {
+    /// `CLUSTER INFO`; `problems` are this node's.
+    pub(super) fn info(&self, problems: &[String]) -> String {
         let count = |has_leader: Option<bool>| -> usize {
             let partitions = self.topology.partitions.iter();
             partitions
@@ -116,10 +116,12 @@ impl Shape {
             ("cluster_stats_messages_received", "0".to_owned()),
             ("total_cluster_links_buffer_limit_exceeded", "0".to_owned()),
         ];
-        fields
-            .iter()
-            .map(|(name, value)| format!("{name}:{value}\r\n"))
-            .collect()
+        let fields = fields.iter().map(|(name, value)| format!("{name}:{value}\r\n"));
+        let problems = (1..).zip(problems).map(|(number, problem)| {
+            let line = problem.replace(['\r', '\n'], " ");
+            format!("collie_problem_{number}:{line}\r\n")
+        });
+        fields.chain(problems).collect()
     }
 
     /// `CLUSTER NODES`.

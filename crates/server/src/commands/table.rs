@@ -8,7 +8,7 @@ use collie_protocol::Request;
 use super::row::Command;
 use super::{
     bitfields, bitmaps, client, cluster, command, config, connection, expire, floats, info, keyspace,
-    latency, lcs, moves, multi, object, ranges, scan, server, slowlog, strings,
+    latency, lcs, moves, multi, object, once, ranges, scan, server, slowlog, strings,
 };
 use crate::failure::{Failure, text};
 
@@ -29,6 +29,7 @@ const GROUPS: &[&[Command]] = &[
     moves::ROWS,
     multi::ROWS,
     object::ROWS,
+    once::ROWS,
     ranges::ROWS,
     scan::ROWS,
     server::ROWS,

@@ -4,7 +4,7 @@ use collie_db::{LogStats, Stall, Stats};
 
 use super::text::{Kind, Page};
 use crate::commands;
-use crate::partitions::walk::{key_count, led};
+use crate::partitions::walk::key_count;
 use crate::process;
 use crate::session::Shared;
 use crate::stats::CommandCounter;
@@ -29,6 +29,7 @@ pub(super) fn page(shared: &Shared, engine: Option<&(Stats, u64)>) -> String {
     );
     commands(shared, &mut page);
     keyspace(shared, &mut page);
+    cluster(shared, &mut page);
     process(&mut page);
     if let Some((stats, age_ns)) = engine {
         page.gauge(
@@ -197,10 +198,28 @@ fn commands(shared: &Shared, page: &mut Page) {
     }
 }
 
+/// What the cluster says of this node.
+fn cluster(shared: &Shared, page: &mut Page) {
+    let Some(partitions) = &shared.partitions else {
+        return;
+    };
+    for figure in partitions.cluster.figures() {
+        let kind = match figure.is_counter {
+            true => Kind::Counter,
+            false => Kind::Gauge,
+        };
+        let mut metric = page.metric(figure.name, kind, figure.help);
+        for (labels, value) in &figure.samples {
+            let labels: Vec<_> = labels.iter().map(|(name, value)| (*name, &**value)).collect();
+            metric.sample(&labels, value);
+        }
+    }
+}
+
 fn keyspace(shared: &Shared, page: &mut Page) {
     if let Some(partitions) = &shared.partitions {
         // A scrape without the number says that it is not known.
-        if let Ok(keys) = key_count(&led(&*partitions.cluster)) {
+        if let Ok((keys, _)) = key_count(&*partitions.cluster) {
             let mut metric = page.metric("collie_keys", Kind::Gauge, "Keys that this node leads.");
             metric.sample(&[("db", "0")], keys);
         }

@@ -63,6 +63,20 @@ impl Asked {
     }
 }
 
+impl Asked {
+    /// Further rows of the same slot, which are no users' keys.
+    pub(crate) fn and(self, more: impl IntoIterator<Item = Vec<u8>>) -> Asked {
+        let mut rows = self.rows.to_vec();
+        rows.extend(more);
+        rows.sort_unstable();
+        rows.dedup();
+        Asked {
+            rows: rows.into(),
+            ..self
+        }
+    }
+}
+
 /// Why a command did not run.
 enum Halt {
     NoLeader,
@@ -169,13 +183,14 @@ fn attempt<'a>(
             let patience = if exec.may_block { ROW_WAIT } else { Duration::ZERO };
             let locked: Vec<&[u8]> = rows.iter().map(Vec::as_slice).collect();
             let evaluation = partition.begin(asked.slot, &locked, patience)?;
-            PartitionTransaction::leading(evaluation, rows)
+            PartitionTransaction::leading(evaluation, asked.slot, rows)
         }
         elsewhere => {
             let replica = Some(asked.slot).filter(|_| is_replica_enough(exec, cluster, asked));
             match (replica.and_then(|slot| cluster.replica(slot)), elsewhere) {
                 (Some(partition), _) => {
-                    PartitionTransaction::lagging(partition, asked.slot, exec.shared.now_ms(), rows)
+                    let applied = partition.applied()?;
+                    PartitionTransaction::lagging(applied, asked.slot, exec.shared.now_ms(), rows)
                 }
                 (None, Route::At(addr)) => return Ok(Err(moved(asked.slot, addr))),
                 (None, _) => return Err(Halt::NoLeader),

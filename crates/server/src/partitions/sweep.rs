@@ -7,7 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use collie_db::Value;
+
 use crate::cluster::{Partition, Refused, SLOTS};
+use crate::data::records::{self, KEPT_MS, Record, RecordCount, RecordName};
 use crate::data::sweep::{INTERVAL, Stop};
 use crate::data::value::{self, EXPIRY};
 use crate::partitions::Partitions;
@@ -84,10 +87,13 @@ fn sweep_slot(
 ) -> Result<(), Refused> {
     partitions.due.take(slot);
     let mut batch: Vec<(u64, Vec<u8>)> = Vec::new();
+    // Records come behind the index, so that the end of the index says whether there are any.
+    let mut may_have_records = true;
     for found in partition.rows_after(Some((slot, &[EXPIRY])))? {
         let found = found?;
         let entry = Some(&found).filter(|found| found.slot == slot);
         let Some((expiry_ms, key)) = entry.and_then(|entry| value::read_expiry_key(&entry.row)) else {
+            may_have_records = entry.is_some();
             break;
         };
         // At its exact expiry a key still exists.
@@ -101,7 +107,79 @@ fn sweep_slot(
             remove(shared, partition, slot, &std::mem::take(&mut batch))?;
         }
     }
-    remove(shared, partition, slot, &batch)
+    remove(shared, partition, slot, &batch)?;
+    match may_have_records {
+        true => sweep_records(partitions, partition, slot, now_ms, left),
+        false => Ok(()),
+    }
+}
+
+/// Removes the records of commands whose time is over.
+fn sweep_records(
+    partitions: &Partitions,
+    partition: &Arc<dyn Partition>,
+    slot: u16,
+    now_ms: u64,
+    left: &mut usize,
+) -> Result<(), Refused> {
+    let mut batch = Vec::new();
+    for found in partition.rows_after(Some((slot, records::BEFORE_DUE)))? {
+        let found = found?;
+        let entry = Some(&found).filter(|found| found.slot == slot);
+        let Some((time_ms, name)) = entry.and_then(|entry| records::read_due_row(&entry.row)) else {
+            break;
+        };
+        let due_ms = time_ms.saturating_add(KEPT_MS);
+        if due_ms >= now_ms || *left == 0 {
+            partitions.due.added(slot, due_ms);
+            break;
+        }
+        *left -= 1;
+        batch.push((time_ms, name));
+        if batch.len() == BATCH {
+            remove_records(partition, slot, &std::mem::take(&mut batch))?;
+        }
+    }
+    remove_records(partition, slot, &batch)
+}
+
+fn remove_records(
+    partition: &Arc<dyn Partition>,
+    slot: u16,
+    due: &[(u64, RecordName)],
+) -> Result<(), Refused> {
+    if due.is_empty() {
+        return Ok(());
+    }
+    let wrong = |error| Refused::Text(format!("ERR {error}"));
+    let rows: Vec<Vec<u8>> = due.iter().map(|(_, name)| name.row()).collect();
+    let mut locked: Vec<&[u8]> = rows.iter().map(Vec::as_slice).collect();
+    locked.push(RecordCount::ROW);
+    locked.sort_unstable();
+    locked.dedup();
+    let mut evaluation = partition.begin(slot, &locked, ROW_WAIT)?;
+    let mut count = RecordCount::decode(evaluation.get(RecordCount::ROW)?.as_ref()).map_err(wrong)?;
+    let mut changes = Vec::new();
+    for ((time_ms, name), row) in due.iter().zip(&rows) {
+        let stored = evaluation.get(row)?;
+        let record = stored.as_deref().map(Record::decode).transpose().map_err(wrong)?;
+        // Its removal may be on the way already: then the due row is still found among what is applied.
+        let Some(len) = record
+            .filter(|record| record.time_ms == *time_ms)
+            .and(stored.as_ref())
+        else {
+            continue;
+        };
+        count.remove(name, len.len());
+        changes.push((row.clone(), None));
+        changes.push((name.due_row(*time_ms), None));
+    }
+    if !changes.is_empty() {
+        changes.push((RecordCount::ROW.to_vec(), Some(Value::from(&count.encode()[..]))));
+        // Whether the removal holds is not waited for: if it does not, they are found again.
+        drop(evaluation.finish(changes, 0)?);
+    }
+    Ok(())
 }
 
 /// Removes keys that are due, and their index entries.

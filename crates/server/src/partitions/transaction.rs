@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use collie_db::Value;
 
-use crate::cluster::{Evaluation, Leadership, Partition, Refused, Settling};
+use crate::cluster::{Applied, Evaluation, Leadership, Refused, Settling};
 use crate::data::watch::Watching;
-use crate::exec_batch::{Changes, Pending};
+use crate::exec_batch::Pending;
 use crate::session::Shared;
 
 /// The only database of a cluster.
@@ -31,10 +31,13 @@ pub(crate) struct PartitionTransaction {
 /// Where rows are read.
 enum Source {
     /// The replica that leads.
-    Leader(Box<dyn Evaluation>),
-    /// Any replica: what it has applied, which may be old.
+    Leader {
+        evaluation: Box<dyn Evaluation>,
+        slot: u16,
+    },
+    /// Any replica: what it has applied, which may be old, but is of one moment.
     Replica {
-        partition: Arc<dyn Partition>,
+        applied: Box<dyn Applied>,
         slot: u16,
         now_ms: u64,
     },
@@ -42,19 +45,23 @@ enum Source {
 
 impl PartitionTransaction {
     /// On the replica that leads.
-    pub(crate) fn leading(evaluation: Box<dyn Evaluation>, rows: Arc<[Vec<u8>]>) -> PartitionTransaction {
-        PartitionTransaction::new(Source::Leader(evaluation), rows)
+    pub(crate) fn leading(
+        evaluation: Box<dyn Evaluation>,
+        slot: u16,
+        rows: Arc<[Vec<u8>]>,
+    ) -> PartitionTransaction {
+        PartitionTransaction::new(Source::Leader { evaluation, slot }, rows)
     }
 
     /// On a replica that may lag behind; for commands that only read.
     pub(crate) fn lagging(
-        partition: Arc<dyn Partition>,
+        applied: Box<dyn Applied>,
         slot: u16,
         now_ms: u64,
         rows: Arc<[Vec<u8>]>,
     ) -> PartitionTransaction {
         let source = Source::Replica {
-            partition,
+            applied,
             slot,
             now_ms,
         };
@@ -75,7 +82,7 @@ impl PartitionTransaction {
     /// The time by which keys expire, in milliseconds since the Unix epoch.
     pub(crate) fn now_ms(&self) -> u64 {
         match &self.source {
-            Source::Leader(evaluation) => evaluation.now_ms(),
+            Source::Leader { evaluation, .. } => evaluation.now_ms(),
             Source::Replica { now_ms, .. } => *now_ms,
         }
     }
@@ -83,7 +90,7 @@ impl PartitionTransaction {
     /// Who leads; `None` on a replica that may lag behind.
     pub(crate) fn leadership(&self) -> Option<Leadership> {
         match &self.source {
-            Source::Leader(evaluation) => Some(evaluation.leadership()),
+            Source::Leader { evaluation, .. } => Some(evaluation.leadership()),
             Source::Replica { .. } => None,
         }
     }
@@ -104,11 +111,11 @@ impl PartitionTransaction {
             return Ok(changed.clone());
         }
         match &mut self.source {
-            Source::Leader(evaluation) => {
+            Source::Leader { evaluation, .. } => {
                 self.must_settle = true;
                 evaluation.get(row)
             }
-            Source::Replica { partition, slot, .. } => partition.get_applied(*slot, row),
+            Source::Replica { applied, slot, .. } => applied.get(*slot, row),
         }
     }
 
@@ -138,7 +145,7 @@ impl PartitionTransaction {
     /// refused after that, a watch is marked in vain, which is allowed.
     pub(crate) fn finish(self, shared: &Shared, commit: bool) -> Result<Option<Settling>, Refused> {
         let pending = if commit { self.pending } else { Pending::default() };
-        let Source::Leader(evaluation) = self.source else {
+        let Source::Leader { evaluation, slot } = self.source else {
             if !pending.changes.is_empty() {
                 let text = "ERR internal error: a command that only reads has changed a key";
                 return Err(Refused::Text(text.to_owned()));
@@ -156,18 +163,11 @@ impl PartitionTransaction {
                 }
             }
         }
-        let (first, slot) = (pending.expiry_first_ms(), slot_of_rows(&pending.changes));
+        let first = pending.expiry_first_ms();
         let settling = evaluation.finish(pending.changes.into_iter().collect(), pending.keys)?;
-        if let (Some(first), Some(slot), Some(partitions)) = (first, slot, &shared.partitions) {
+        if let (Some(first), Some(partitions)) = (first, &shared.partitions) {
             partitions.due.added(slot, first);
         }
         Ok(Some(settling))
     }
-}
-
-/// The slot of the rows that a command changes.
-fn slot_of_rows(changes: &Changes) -> Option<u16> {
-    let (row, _) = changes.first_key_value()?;
-    // Users' keys come before the index, so that the first row is one.
-    Some(crate::cluster::slot_of(row.get(1..)?))
 }

@@ -1,11 +1,12 @@
 //! The users' keys that this node leads, in the order of their slots.
 
+use std::future::ready;
 use std::sync::Arc;
 
 use collie_db::Value;
 
-use crate::cluster::{Cluster, Partition, Refused, Rows};
-use crate::data::value::{DATA, EXPIRY};
+use crate::cluster::{Cluster, Leadership, Partition, Refused, Rows, Settled, Settling};
+use crate::data::value::DATA;
 
 /// A user's key and what is stored there.
 #[derive(Debug, Clone)]
@@ -23,12 +24,37 @@ impl LedKey {
     }
 }
 
+/// A partition that is read as it is applied, and who led it before anything was read.
+pub(crate) struct Reading {
+    pub(crate) partition: Arc<dyn Partition>,
+    leadership: Option<Leadership>,
+}
+
+impl Reading {
+    /// To be called before the partition is read: what is read while others lead may be old, also
+    /// where this node leads again when it is asked.
+    pub(crate) fn begin(partition: Arc<dyn Partition>) -> Reading {
+        Reading {
+            leadership: partition.leadership(),
+            partition,
+        }
+    }
+
+    /// Says whether what was read held.
+    pub(crate) fn confirm(&self) -> Settling {
+        match self.leadership {
+            Some(leadership) => self.partition.confirm(leadership),
+            None => Box::pin(ready(Settled::TryAgain)),
+        }
+    }
+}
+
 /// Iterates over the keys of partitions as they are applied. Other commands may change them meanwhile.
 pub(crate) struct LedKeys {
     /// In the opposite order of their slots.
     left: Vec<Arc<dyn Partition>>,
     /// Those that were read, the current one last.
-    read: Vec<Arc<dyn Partition>>,
+    read: Vec<Reading>,
     after: Option<(u16, Vec<u8>)>,
     rows: Option<Rows>,
 }
@@ -50,7 +76,7 @@ impl LedKeys {
     }
 
     /// The partitions that were read.
-    pub(crate) fn read(&self) -> &[Arc<dyn Partition>] {
+    pub(crate) fn read(&self) -> &[Reading] {
         &self.read
     }
 
@@ -67,8 +93,9 @@ impl LedKeys {
                     .take()
                     .filter(|(slot, _)| partition.slots().contains(slot));
                 let after = after.as_ref().map(|(slot, row)| (*slot, &**row));
-                self.rows = Some(partition.rows_after(after)?);
-                self.read.push(partition);
+                let reading = Reading::begin(partition);
+                self.rows = Some(reading.partition.rows_after(after)?);
+                self.read.push(reading);
                 continue;
             };
             match rows.next() {
@@ -83,10 +110,10 @@ impl LedKeys {
                                 stored: found.value,
                             }));
                         }
-                        // The index: go on behind it.
-                        Some(&EXPIRY) => {
-                            if let Some(partition) = self.read.last() {
-                                self.rows = Some(partition.rows_after(Some((found.slot, &[EXPIRY + 1])))?);
+                        // The index and records: go on behind them.
+                        Some(&tag) if tag > DATA => {
+                            if let Some(Reading { partition, .. }) = self.read.last() {
+                                self.rows = Some(partition.rows_after(Some((found.slot, &[u8::MAX])))?);
                             }
                         }
                         Some(_) | None => {}
@@ -112,9 +139,12 @@ pub(crate) fn led(cluster: &dyn Cluster) -> Vec<Arc<dyn Partition>> {
     led
 }
 
-/// The number of keys in partitions.
-pub(crate) fn key_count(led: &[Arc<dyn Partition>]) -> Result<u64, Refused> {
-    led.iter()
-        .map(|partition| partition.key_count(partition.slots()))
-        .sum()
+/// The number of keys in all partitions that are led here, and what was read for it.
+pub(crate) fn key_count(cluster: &dyn Cluster) -> Result<(u64, Vec<Reading>), Refused> {
+    let read: Vec<_> = led(cluster).into_iter().map(Reading::begin).collect();
+    let counts = read
+        .iter()
+        .map(|Reading { partition, .. }| partition.key_count(partition.slots()));
+    let keys = counts.sum::<Result<u64, Refused>>()?;
+    Ok((keys, read))
 }

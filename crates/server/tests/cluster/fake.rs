@@ -11,8 +11,8 @@ use std::time::Duration;
 use collie_db::Value;
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::{
-    Cluster, Evaluation, Leadership, NodeInfo, Partition, PartitionInfo, Refused, Route, Rows, SLOTS,
-    Settled, Settling, StoredRow, Topology, slot_of,
+    Applied, Cluster, Evaluation, Figure, Leadership, NodeInfo, Partition, PartitionInfo, Refused, Route,
+    Rows, SLOTS, Settled, Settling, StoredRow, Topology, slot_of,
 };
 use tokio::sync::watch;
 
@@ -23,6 +23,8 @@ pub(crate) type Changes = Vec<(Vec<u8>, Option<Value>)>;
 pub(crate) struct Fake {
     pub(crate) partitions: Vec<Arc<FakePartition>>,
     changes: watch::Sender<u64>,
+    /// What it says is wrong.
+    pub(crate) problems: Mutex<Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -65,6 +67,10 @@ struct State {
     log: Vec<Changes>,
     /// The number of attempts to begin.
     begun: usize,
+    /// Leadership is lost and won again while it is read.
+    is_unstable: bool,
+    /// Entries that are applied while reads of a replica are under way, one behind the beginning of each.
+    next_applied: VecDeque<Entry>,
 }
 
 #[derive(Debug)]
@@ -89,6 +95,7 @@ impl Fake {
         Arc::new(Fake {
             partitions: partitions.collect(),
             changes: watch::Sender::new(0),
+            problems: Mutex::default(),
         })
     }
 
@@ -182,6 +189,13 @@ impl State {
         *self.counts.entry(entry.slot).or_insert(0) += entry.keys;
     }
 
+    /// Rows are read without a lock.
+    fn read(&mut self) {
+        if self.is_unstable {
+            self.leadership.term += 2;
+        }
+    }
+
     fn get(&self, slot: u16, row: &[u8]) -> Option<Value> {
         let mut entries = self.submitted.iter().rev().filter(|entry| entry.slot == slot);
         let changed = entries.find_map(|entry| entry.changes.iter().find(|(changed, _)| changed == row));
@@ -215,6 +229,8 @@ impl FakePartition {
                 confirm: Settled::Holds,
                 log: Vec::new(),
                 begun: 0,
+                is_unstable: false,
+                next_applied: VecDeque::new(),
             }),
             unlocked: Condvar::new(),
             gate: watch::Sender::new(true),
@@ -265,6 +281,24 @@ impl FakePartition {
         self.state().leadership.term = term;
     }
 
+    /// Changes keys, without the server, during the next read of a replica: behind its beginning.
+    pub(crate) fn change_during_read(&self, keys: &[&str], stored: &Value) {
+        let slot = slot_of(keys[0].as_bytes());
+        let change = |key: &&str| ([b"k", key.as_bytes()].concat(), Some(stored.clone()));
+        let changes = keys.iter().map(change).collect();
+        let entry = Entry {
+            slot,
+            changes,
+            keys: 0,
+        };
+        self.state().next_applied.push_back(entry);
+    }
+
+    /// Each read of all its rows finds it lose leadership and win it again.
+    pub(crate) fn set_unstable(&self, is_unstable: bool) {
+        self.state().is_unstable = is_unstable;
+    }
+
     /// Locks a key, as another command does.
     pub(crate) fn lock(&self, key: &str) {
         let row = (slot_of(key.as_bytes()), [b"k", key.as_bytes()].concat());
@@ -286,6 +320,25 @@ impl FakePartition {
     pub(crate) fn plant(&self, slot: u16, row: &[u8], value: &[u8], keys: i64) {
         let changes = vec![(row.to_vec(), Some(Value::from(value)))];
         self.state().apply(Entry { slot, changes, keys });
+    }
+
+    /// Removes a row without the server.
+    pub(crate) fn unplant(&self, slot: u16, row: &[u8]) {
+        let changes = vec![(row.to_vec(), None)];
+        self.state().apply(Entry {
+            slot,
+            changes,
+            keys: 0,
+        });
+    }
+
+    /// The rows of a slot that begin so, with what they hold.
+    pub(crate) fn rows(&self, slot: u16, tag: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let state = self.state();
+        let rows = state.applied.iter();
+        let rows = rows.filter(|((of, row), _)| *of == slot && row.starts_with(tag));
+        rows.map(|((_, row), value)| (row.clone(), value.to_vec()))
+            .collect()
     }
 
     fn settling(&self, fate: Settled, is_read: Option<Arc<FakePartition>>) -> Settling {
@@ -358,12 +411,41 @@ impl Cluster for Fake {
             .collect()
     }
 
+    fn take_over(&self) -> Result<(), String> {
+        let led = self
+            .partitions
+            .iter()
+            .all(|partition| partition.state().role == Role::Leads);
+        if led {
+            return Err("this node leads all".to_owned());
+        }
+        self.partitions
+            .iter()
+            .for_each(|partition| partition.set_role(Role::Leads));
+        self.wake();
+        Ok(())
+    }
+
+    fn problems(&self) -> Vec<String> {
+        self.problems.lock().unwrap().clone()
+    }
+
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>> {
         let partition = self
             .partitions
             .iter()
             .find(|partition| partition.slots.contains(&slot));
         partition.map(|partition| partition.clone() as Arc<dyn Partition>)
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        let labels = vec![("group", "7".to_owned())];
+        vec![Figure {
+            name: "collie_cluster_partition_lag_entries",
+            help: "A lag.",
+            is_counter: false,
+            samples: vec![(labels, 9)],
+        }]
     }
 }
 
@@ -413,7 +495,8 @@ impl Partition for FakePartition {
     }
 
     fn rows_after(&self, after: Option<(u16, &[u8])>) -> Result<Rows, Refused> {
-        let state = self.state();
+        let mut state = self.state();
+        state.read();
         let after = after.map(|(slot, row)| (slot, row.to_vec()));
         let rows = state
             .applied
@@ -431,19 +514,44 @@ impl Partition for FakePartition {
         Ok(Box::new(rows.into_iter()))
     }
 
-    fn get_applied(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused> {
-        Ok(self.state().applied.get(&(slot, row.to_vec())).cloned())
+    fn applied(&self) -> Result<Box<dyn Applied>, Refused> {
+        let mut state = self.state();
+        let applied = Box::new(FakeApplied(state.applied.clone()));
+        // The next entry is applied right behind it.
+        if let Some(entry) = state.next_applied.pop_front() {
+            state.apply(entry);
+        }
+        Ok(applied)
     }
 
     fn key_count(&self, slots: RangeInclusive<u16>) -> Result<u64, Refused> {
-        let state = self.state();
+        let mut state = self.state();
+        state.read();
         let counts = state.counts.iter().filter(|(slot, _)| slots.contains(slot));
         Ok(counts.map(|(_, count)| *count).sum::<i64>() as u64)
     }
 
-    fn confirm(&self) -> Settling {
-        let fate = self.state().confirm;
+    fn leadership(&self) -> Option<Leadership> {
+        let state = self.state();
+        (state.role == Role::Leads).then_some(state.leadership)
+    }
+
+    fn confirm(&self, since: Leadership) -> Settling {
+        let state = self.state();
+        let fate = match state.leadership == since {
+            true => state.confirm,
+            false => Settled::TryAgain,
+        };
+        drop(state);
         self.settling(fate, None)
+    }
+}
+
+struct FakeApplied(BTreeMap<Row, Value>);
+
+impl Applied for FakeApplied {
+    fn get(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused> {
+        Ok(self.0.get(&(slot, row.to_vec())).cloned())
     }
 }
 

@@ -137,6 +137,27 @@ fn what_a_deposed_leader_lists_is_not_sent() {
 }
 
 #[test]
+fn what_is_read_over_a_loss_of_leadership_is_not_sent_though_it_is_won_again() {
+    let node = node(4);
+    fill(&node, 20);
+    let mut client = node.client();
+    let slot = slot_of(b"key7").to_string();
+    let (count, list) = (
+        format!("CLUSTER COUNTKEYSINSLOT {slot}"),
+        format!("CLUSTER GETKEYSINSLOT {slot} 10"),
+    );
+    let partition = node.fake.of("key7");
+    for line in ["DBSIZE", "KEYS *", "SCAN 0 COUNT 1000", &count, &list] {
+        partition.set_unstable(true);
+        let refused = client.line(line);
+        assert!(refused.starts_with("-TRYAGAIN "), "{line}: {refused}");
+        partition.set_unstable(false);
+        let sent = client.line(line);
+        assert!(!sent.starts_with('-'), "{line}: {sent}");
+    }
+}
+
+#[test]
 fn a_flush_removes_keys_in_bounded_parts() {
     let node = node(2);
     let mut client = node.client();

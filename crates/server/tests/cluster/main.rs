@@ -10,6 +10,7 @@
 mod commands;
 mod fake;
 mod keys;
+mod once;
 mod replies;
 mod routing;
 mod shape;

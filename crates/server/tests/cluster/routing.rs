@@ -221,6 +221,28 @@ fn readonly_lets_a_replica_answer_reads_and_only_reads() {
 }
 
 #[test]
+fn a_command_of_several_keys_on_a_replica_reads_them_at_one_moment() {
+    let node = node(1);
+    let mut client = node.client();
+    let partition = node.fake.of("{t}").clone();
+    client.line("SET {t}other 2");
+    let stored = partition.log()[0][0].1.clone().unwrap();
+    client.line("MSET {t}a 1 {t}b 1");
+    node.fake
+        .set_role("{t}", Role::Led("10.0.0.7:6379".parse().unwrap()));
+    client.line("READONLY");
+    partition.change_during_read(&["{t}a", "{t}b"], &stored);
+    assert_eq!(client.line("MGET {t}a {t}b"), "*2\r\n$1\r\n1\r\n$1\r\n1\r\n");
+    assert_eq!(client.line("MGET {t}a {t}b"), "*2\r\n$1\r\n2\r\n$1\r\n2\r\n");
+    partition.change_during_read(&["{t}a", "{t}b", "{t}other"], &stored);
+    client.send(&pipeline(&["MULTI", "GET {t}a", "GET {t}b", "EXEC"]));
+    for _ in 0..3 {
+        client.reply();
+    }
+    assert_eq!(reply(&mut client), "*2\r\n$1\r\n2\r\n$1\r\n2\r\n");
+}
+
+#[test]
 fn a_partition_that_takes_no_commands_for_long_answers_tryagain() {
     let node = node(1);
     let partition = node.fake.of("a").clone();

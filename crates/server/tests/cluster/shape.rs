@@ -216,6 +216,47 @@ fn a_node_is_master_of_what_it_leads_and_replica_otherwise() {
         "{info}"
     );
     assert!(info.contains("cluster_size:2\r\n"), "{info}");
+    assert!(!info.contains("collie_problem"), "{info}");
+    *node.fake.problems.lock().unwrap() = vec!["the clock: off\r\nby much".to_owned(), "b".to_owned()];
+    let info = client.line("CLUSTER INFO");
+    assert!(
+        info.ends_with("\r\ncollie_problem_1:the clock: off  by much\r\ncollie_problem_2:b\r\n\r\n"),
+        "{info}"
+    );
+}
+
+#[test]
+fn failover_takes_over_what_others_lead() {
+    let node = node(2);
+    let mut client = node.client();
+    let refused = client.line("CLUSTER FAILOVER");
+    assert!(
+        refused.starts_with("-ERR You should send CLUSTER FAILOVER to a replica: "),
+        "{refused}"
+    );
+    for line in [
+        "CLUSTER FAILOVER",
+        "CLUSTER FAILOVER FORCE",
+        "cluster failover force",
+    ] {
+        node.fake.partitions[1].set_role(Role::Led("127.0.0.1:7002".parse().unwrap()));
+        assert_eq!(client.line(line), "+OK\r\n");
+        let info = client.line("CLUSTER INFO");
+        assert!(info.contains("cluster_size:1\r\n"), "{info}");
+    }
+    node.fake.partitions[1].set_role(Role::Leaderless);
+    for (line, refusal) in [
+        (
+            "CLUSTER FAILOVER TAKEOVER",
+            "-ERR CLUSTER FAILOVER TAKEOVER is not offered",
+        ),
+        ("CLUSTER FAILOVER NOW", "-ERR syntax error"),
+        ("CLUSTER FAILOVER FORCE FORCE", "-ERR syntax error"),
+    ] {
+        let refused = client.line(line);
+        assert!(refused.starts_with(refusal), "{line}: {refused}");
+    }
+    assert!(client.line("CLUSTER INFO").contains("cluster_state:fail"));
 }
 
 #[test]
@@ -228,7 +269,6 @@ fn what_the_cluster_does_itself_is_refused_with_what_to_use() {
         "BUMPEPOCH",
         "DELSLOTS 1",
         "DELSLOTSRANGE 1 2",
-        "FAILOVER",
         "FLUSHSLOTS",
         "FORGET x",
         "MEET 127.0.0.1 1",

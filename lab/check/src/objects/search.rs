@@ -4,8 +4,10 @@
 //! be placed must have been called before the first return of those that are not placed. Five
 //! rules keep the search small, and none of them hides an order:
 //! * A configuration that was tried is not tried again.
-//! * An operation that changes nothing and whose answers fit is placed at once, without another
-//!   choice: it may stand in any order as early as it may stand at all.
+//! * An operation that changes nothing wherever it fits, and fits, is placed at once, without another
+//!   choice: it may stand in any order as early as it may stand at all. One that sets a key and takes
+//!   it is no such operation, though it changes nothing where the key is absent: it may be needed
+//!   after another.
 //! * Of operations with unknown outcome that do the same, the one that was called first is placed
 //!   first: two of them can change places in any order.
 //! * An operation with unknown outcome is placed only where the next known one needs it: if that
@@ -82,6 +84,8 @@ pub(super) struct Search<'a> {
     twins: Vec<Option<usize>>,
     /// For each known one: keys and what they must be before it.
     expected: Vec<Vec<(usize, Option<i64>)>>,
+    /// For each known one: whether it changes nothing wherever it fits.
+    only_read: Vec<bool>,
     writers: Writers,
     known_placed: Bits,
     open_placed: Bits,
@@ -95,6 +99,7 @@ impl<'a> Search<'a> {
         known.sort_by_key(|operation| operation.call);
         open.sort_by_key(|operation| operation.call);
         let expected = known.iter().map(|operation| expected_by(operation)).collect();
+        let only_read = known.iter().map(|operation| only_reads(operation)).collect();
         let writers = Writers::of(&known, &open);
         let twin = |n: usize| (0..n).rev().find(|&earlier| open[earlier].steps == open[n].steps);
         Self {
@@ -104,6 +109,7 @@ impl<'a> Search<'a> {
             known,
             open,
             expected,
+            only_read,
             writers,
         }
     }
@@ -239,13 +245,9 @@ impl<'a> Search<'a> {
         if near.iter().any(|&n| self.is_past(n, object)) {
             return Vec::new();
         }
-        let mut after = object.clone();
-        for &n in &near {
-            let fits = self.known[n].apply(&mut after);
-            if fits && after == *object {
-                return vec![Candidate::Known(n)];
-            }
-            after.clone_from(object);
+        let fits = |&n: &usize| self.only_read[n] && self.known[n].apply(&mut object.clone());
+        if let Some(n) = near.iter().copied().find(fits) {
+            return vec![Candidate::Known(n)];
         }
         let mut candidates: Vec<_> = near.into_iter().map(Candidate::Known).collect();
         let open = (0..self.open.len()).filter(|&n| {
@@ -377,6 +379,17 @@ fn expected_by(operation: &Operation) -> Vec<(usize, Option<i64>)> {
             _ => None,
         })
         .collect()
+}
+
+/// Whether an operation's answers say that it changed nothing.
+fn only_reads(operation: &Operation) -> bool {
+    let mut both = operation.steps.iter().zip(&operation.answers);
+    both.all(|(step, answer)| {
+        matches!(
+            (step.act, answer),
+            (Act::Get, _) | (Act::Take, Answer::Value(None)) | (Act::SetIfAbsent(_), Answer::Flag(false))
+        )
+    })
 }
 
 fn returned(operation: &Operation) -> Moment {

@@ -139,6 +139,26 @@ fn violations_made_by_hand_are_found_and_what_is_sound_is_not() {
 }
 
 #[test]
+fn what_changes_nothing_here_may_be_needed_later() {
+    use Act::{Set, SetIfAbsent, Take};
+    use Answer::{Done, Flag, Value};
+    // The transaction fits before the first operation too, but then nothing removes what that set.
+    let transaction = Operation {
+        client: 1,
+        call: 2,
+        returned: Some(5),
+        steps: [Set(2), Take].map(|act| Step { key: 0, act }).to_vec(),
+        answers: vec![Done, Value(Some(2))],
+    };
+    let operations = [
+        one(0, SetIfAbsent(1), 1, 4, Flag(true)),
+        transaction,
+        one(0, SetIfAbsent(3), 6, 7, Flag(true)),
+    ];
+    assert!(fits(&operations, 1));
+}
+
+#[test]
 fn half_of_a_transaction_is_found() {
     let both = |act: fn(i64) -> Act, call, returned, answers: Vec<Answer>| Operation {
         client: 0,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use collie_io::{Device, OpenMode, RealDevice};
@@ -115,6 +115,8 @@ pub(super) struct Disk {
     /// Notified when the phase changes, or the last operation that was under way has ended.
     changed: Condvar,
     pub(super) handles: Mutex<Handles>,
+    /// Disks that stop when this one does.
+    others: Mutex<Vec<Weak<Disk>>>,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -144,6 +146,7 @@ impl Disk {
             }),
             changed: Condvar::new(),
             handles: Mutex::default(),
+            others: Mutex::default(),
         }
     }
 
@@ -165,7 +168,26 @@ impl Disk {
 
     pub(super) fn stop(&self) {
         lock(&self.traffic).stop(None);
+        self.halt();
+    }
+
+    /// A sync that is under way when the power goes makes nothing durable any more. Without the lock of
+    /// the traffic.
+    fn halt(&self) {
+        self.device.kill();
         self.changed.notify_all();
+    }
+
+    /// Has another disk stop when a trap stops this one.
+    pub(super) fn takes_along(&self, other: &Arc<Self>) {
+        lock(&self.others).push(Arc::downgrade(other));
+    }
+
+    /// Without the lock of the traffic: two disks may take each other along.
+    fn stop_others(&self) {
+        for other in lock(&self.others).iter().filter_map(Weak::upgrade) {
+            other.stop();
+        }
     }
 
     /// Where the disk stopped, waited for.
@@ -180,7 +202,7 @@ impl Disk {
         traffic.phase = Phase::Off;
         let parked = std::mem::take(&mut traffic.parked);
         drop(traffic);
-        self.changed.notify_all();
+        self.halt();
         parked.into_iter().for_each(|answer| answer());
         match self.wait(patience, |traffic| traffic.busy == 0).busy {
             0 => Ok(()),
@@ -219,6 +241,8 @@ impl Disk {
                 // Its caller does not learn what came of it.
                 let _ = act(self);
                 lock(&self.traffic).stop(Some((asked, Moment::After)));
+                self.halt();
+                self.stop_others();
                 self.leave();
                 self.park(Box::new(move || answer(reply, Err(lost()))));
             }
@@ -244,7 +268,9 @@ impl Disk {
                     return Passage::Last(asked);
                 }
                 traffic.stop(Some((asked, moment)));
-                self.changed.notify_all();
+                drop(traffic);
+                self.halt();
+                self.stop_others();
                 return Passage::Park;
             }
         }

@@ -126,7 +126,6 @@ impl FaultFs {
     }
 
     fn disk(&self) -> io::Result<&Disk> {
-        let gone = || io::Error::other("the file system is not mounted: an earlier power cycle failed");
         self.mounted.as_ref().map(|m| &*m.disk).ok_or_else(gone)
     }
 
@@ -142,6 +141,19 @@ impl FaultFs {
     /// It is not mounted.
     pub fn set_trap(&self, trap: Trap) -> io::Result<()> {
         self.disk()?.set_trap(Some(trap));
+        Ok(())
+    }
+
+    /// Has other disks stop at the same moment when a trap stops this one, as disks of one power supply
+    /// do, until the next power cycle of either.
+    ///
+    /// # Errors
+    /// One of them is not mounted.
+    pub fn stops_with<'a>(&self, others: impl IntoIterator<Item = &'a Self>) -> io::Result<()> {
+        let disk = self.disk()?;
+        for other in others {
+            disk.takes_along(&other.mounted.as_ref().ok_or_else(gone)?.disk);
+        }
         Ok(())
     }
 
@@ -217,7 +229,6 @@ impl FaultFs {
 
     /// Unmounts it; the device holds what was written, synced or not.
     fn power_off(&mut self) -> io::Result<SimDevice> {
-        let gone = || io::Error::other("the file system is not mounted: an earlier power cycle failed");
         let Mounted { disk, session } = self.mounted.take().ok_or_else(gone)?;
         disk.power_off(PATIENCE)?;
         for (kind, count) in disk.counts() {
@@ -304,6 +315,10 @@ impl FaultFs {
         }
         counts
     }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the file system is not mounted: an earlier power cycle failed")
 }
 
 impl Drop for FaultFs {

@@ -34,14 +34,20 @@ pub(crate) enum TortureCommand {
     /// a mount namespace (unshare); without one they are skipped, which is a failure where
     /// COLLIE_REQUIRE_TOOLS is set.
     Hostile(HostileArgs),
-    /// Runs a cluster of real processes under clients, kills and holds nodes and cuts links between
-    /// them, and checks that what the clients saw fits one order of their operations.
+    /// Runs a cluster of real processes under clients, kills and holds nodes, cuts links between them,
+    /// takes their power away, makes their disks slow or full, and checks that what the clients saw
+    /// fits one order of their operations.
     ///
     /// It is a violation, and the exit code is 1: keys whose history is not linearizable, or of
     /// which the checker does not know within its limit; a counter that is less than what was
     /// acknowledged or more than that and what is unknown; a reply that a command may not have; a
-    /// cluster that does not serve all slots two minutes after a fault; a node that ends by itself;
-    /// a panic.
+    /// cluster that does not serve all slots two minutes after a fault; a node that ends by itself,
+    /// save that each full disk allows one new start of its node; fewer than ten acknowledged writes
+    /// in a second while one node has a slow or a full disk; a panic.
+    ///
+    /// With the faults power, power-all, slow-disk, full and mixed, nodes of Collie are on two disks of
+    /// their own each, which forget what was not synced. That needs /dev/fuse and root's rights, or
+    /// fusermount3.
     Cluster(ClusterArgs),
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod history;
 mod hostile;
 pub(crate) mod kill;
 pub(crate) mod messages;
+mod mountable;
 pub(crate) mod power;
 pub(crate) mod served;
 pub(crate) mod soak;

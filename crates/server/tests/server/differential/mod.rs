@@ -161,6 +161,7 @@ fn the_command_table_is_that_of_redis() {
             "object",
             "slowlog",
             "waitaof",
+            "collie.once",
             "client|ack",
             "client|setinfo",
         ]

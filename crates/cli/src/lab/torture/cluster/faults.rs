@@ -5,50 +5,59 @@ use std::thread::Scope;
 use std::time::Duration;
 
 use collie_sim::Rng;
-use parking_lot::Mutex;
 use rustix::process::Signal;
 
+use super::disk_faults;
 use super::links::{Flow, Flows};
-use super::load::{Round, until_a_write};
+use super::load::{Board, Round, until_a_write};
 use super::nodes::Nodes;
+use super::notes::Notes;
 use super::plan::Fault;
 
 /// How long a node is down, or held, and how long a link is cut.
-const DOWN_MS: std::ops::Range<u64> = 0..2_000;
+pub(crate) const DOWN_MS: std::ops::Range<u64> = 0..2_000;
 const HELD_MS: std::ops::Range<u64> = 500..6_000;
 /// How slow a link is.
 const SLOW_MS: std::ops::Range<u64> = 10..200;
 /// How long a write is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Times without a successful write to the keys whose leader a fault hit, by fault; `None`: there
-/// was none within the patience, or before the round ended.
-pub(crate) type Silences = Mutex<Vec<(&'static str, Option<Duration>)>>;
-
 /// What a fault hits.
-struct Target {
+pub(crate) struct Target {
     /// The object whose leader it may be.
     object: usize,
     /// That leader, if it is known.
     leader: Option<usize>,
-    victim: usize,
+    pub(crate) victim: usize,
+}
+
+impl Target {
+    /// The victim; now and then another one, where the rest is a majority all the same.
+    pub(crate) fn victims(&self, nodes: usize, rng: &mut Rng) -> Vec<usize> {
+        let mut victims = vec![self.victim];
+        if nodes >= 5 && rng.coin() {
+            victims.push((self.victim + 1 + rng.index(nodes - 1)) % nodes);
+        }
+        victims
+    }
 }
 
 /// What the threads of a round share with the faults.
 pub(crate) struct Surroundings<'scope, 'env> {
     pub(crate) scope: &'scope Scope<'scope, 'env>,
     pub(crate) round: &'env Round,
+    pub(crate) board: &'env Board,
     pub(crate) stop: &'env AtomicBool,
-    pub(crate) silences: &'env Silences,
+    pub(crate) notes: &'env Notes,
 }
 
 impl Surroundings<'_, '_> {
     /// Measures how long no write succeeds, if the fault hits the leader.
-    fn watch(&self, name: &'static str, target: &Target, ports: Vec<u16>) {
+    pub(crate) fn watch(&self, name: &'static str, target: &Target, ports: Vec<u16>) {
         if target.leader != Some(target.victim) {
             return;
         }
-        let (stop, silences) = (self.stop, self.silences);
+        let (stop, notes) = (self.stop, self.notes);
         let Some(key) = self
             .round
             .objects
@@ -59,19 +68,19 @@ impl Surroundings<'_, '_> {
         };
         self.scope.spawn(move || {
             let silence = until_a_write(&key, &ports, PATIENCE, stop);
-            silences.lock().push((name, silence));
+            notes.silence(name, silence);
         });
     }
 }
 
 /// Does something of this kind, and ends it again: nodes run and links work afterwards, though the
-/// cluster may not serve yet. What it was, by name.
+/// cluster may not serve yet.
 pub(crate) fn strike(
     kind: Fault,
     nodes: &mut Nodes,
     rng: &mut Rng,
     around: &Surroundings<'_, '_>,
-) -> anyhow::Result<&'static str> {
+) -> anyhow::Result<()> {
     let object = rng.index(around.round.objects.len());
     let leader = nodes.leader(around.round.objects[object].slot());
     let any = rng.index(nodes.len());
@@ -83,22 +92,27 @@ pub(crate) fn strike(
     match kind {
         Fault::Kill => kill(&target, nodes, rng, around),
         Fault::Stop => {
+            around.notes.struck("stop");
             around.watch("stop", &target, nodes.ports());
             nodes.signal(target.victim, Signal::STOP)?;
             let held = pause(HELD_MS, rng);
             std::thread::sleep(held);
-            nodes.signal(target.victim, Signal::CONT)?;
-            Ok("stop")
+            nodes.signal(target.victim, Signal::CONT)
         }
         Fault::Cut | Fault::CutOneWay => {
             let (name, flows) = cut(kind == Fault::CutOneWay, target.victim, nodes.len(), rng);
+            around.notes.struck(name);
             around.watch(name, &target, nodes.ports());
             nodes.links.set(flows);
             std::thread::sleep(pause(HELD_MS, rng));
             nodes.links.set(Flows::new(nodes.len()));
-            Ok(name)
+            Ok(())
         }
-        Fault::None | Fault::Mixed => Ok("none"),
+        Fault::Power => disk_faults::power(false, &target, nodes, rng, around),
+        Fault::PowerAll => disk_faults::power(true, &target, nodes, rng, around),
+        Fault::SlowDisk => disk_faults::slow(&target, nodes, rng, around),
+        Fault::Full => disk_faults::full(&target, nodes, rng, around),
+        Fault::None | Fault::Mixed => Ok(()),
     }
 }
 
@@ -107,16 +121,17 @@ fn kill(
     nodes: &mut Nodes,
     rng: &mut Rng,
     around: &Surroundings<'_, '_>,
-) -> anyhow::Result<&'static str> {
+) -> anyhow::Result<()> {
     if rng.one_in(5) {
-        kill_all(nodes)?;
-        return Ok("kill all");
+        around.notes.struck("kill all");
+        return kill_all(nodes);
     }
-    nodes.kill(target.victim)?;
+    let victims = target.victims(nodes.len(), rng);
+    victims.iter().try_for_each(|&node| nodes.kill(node))?;
+    around.notes.struck("kill");
     around.watch("kill", target, nodes.ports());
     std::thread::sleep(pause(DOWN_MS, rng));
-    nodes.restart(target.victim)?;
-    Ok("kill")
+    victims.iter().try_for_each(|&node| nodes.restart(node))
 }
 
 /// Kills all nodes, one right after the other, and starts them again.
@@ -130,7 +145,8 @@ pub(crate) fn kill_all(nodes: &mut Nodes) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn pause(range_ms: std::ops::Range<u64>, rng: &mut Rng) -> Duration {
+/// Some of this time.
+pub(crate) fn pause(range_ms: std::ops::Range<u64>, rng: &mut Rng) -> Duration {
     Duration::from_millis(range_ms.start + rng.below(range_ms.end - range_ms.start))
 }
 

@@ -23,6 +23,8 @@ use tokio::sync::{oneshot, watch};
 
 use super::sockets::Processes;
 
+/// Threads that find out who has connected.
+const FINDERS: usize = 2;
 /// Bytes that a direction of a connection holds at most.
 const CHUNK_BYTES: usize = 64 << 10;
 
@@ -82,6 +84,7 @@ impl Links {
     pub(crate) fn start(before: &[u16], behind: &[u16], processes: &Arc<Processes>) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
+            .max_blocking_threads(FINDERS)
             .build()?;
         let (flows, watched) = watch::channel(Flows::new(before.len()));
         let (stop, stopped) = oneshot::channel();
@@ -153,11 +156,16 @@ impl Proxy {
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
             };
-            let Some(source) = self.processes.owner(address) else {
-                continue;
-            };
-            let way = (source, self.node);
-            tokio::spawn(connection(client, self.behind, way, self.flows.clone()));
+            let (node, behind) = (self.node, self.behind);
+            let (processes, flows) = (Arc::clone(&self.processes), self.flows.clone());
+            tokio::spawn(async move {
+                // Whose it is takes long to find where there are many sockets: what is carried meanwhile
+                // must not wait for it.
+                let owner = tokio::task::spawn_blocking(move || processes.owner(address));
+                if let Ok(Some(source)) = owner.await {
+                    connection(client, behind, (source, node), flows).await;
+                }
+            });
         }
     }
 }

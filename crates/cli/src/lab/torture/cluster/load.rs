@@ -1,16 +1,17 @@
 //! Clients that work on the objects of a round, and note what they do.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use collie_check::objects::{self, Answer, Judgement, Operation};
-use collie_io::{Clock, RealClock};
+use collie_io::{Clock, Device, OpenMode, RealClock, RealDevice, write_all_at};
 use collie_server::cluster::slot_of;
 use collie_sim::Rng;
 use parking_lot::Mutex;
 
-use super::client::{Attempt, ClusterClient};
+use super::client::{Attempt, ClusterClient, Commands};
 use super::operation::{Drawn, KEYS, REGISTERS};
 
 /// Objects of a round.
@@ -21,6 +22,10 @@ const BURST: std::ops::Range<u64> = 10..40;
 const PAUSE_MS: u64 = 400;
 /// The pause after a refusal.
 const REFUSED: Duration = Duration::from_millis(10);
+/// A value by which disks run full.
+const FILLER_BYTES: usize = 512 << 10;
+/// How long a command that is executed once is repeated.
+const REPEATED_FOR: Duration = Duration::from_secs(20);
 /// How long a read at the end may be refused.
 const READ: Duration = Duration::from_secs(60);
 /// How long a write may take that is only to show that writes succeed.
@@ -36,6 +41,8 @@ const WORDS_MAX: usize = 8;
 #[derive(Debug, Default)]
 pub(crate) struct Board {
     acknowledged: AtomicU64,
+    /// Of those, what changes something.
+    writes: AtomicU64,
     unknown: AtomicU64,
     refused: AtomicU64,
     unexpected: AtomicU64,
@@ -47,6 +54,21 @@ pub(crate) struct Board {
 impl Board {
     pub(crate) fn acknowledged(&self) -> u64 {
         self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Relaxed)
+    }
+
+    /// Returns as soon as one more write is acknowledged, or after `patience`.
+    pub(crate) fn wait_for_a_write(&self, patience: Duration) {
+        let (clock, before) = (RealClock, self.writes());
+        let began = clock.monotonic();
+        while self.writes() == before
+            && u128::from(clock.monotonic().saturating_sub(began)) < patience.as_nanos()
+        {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 
     pub(crate) fn unknown(&self) -> u64 {
@@ -85,6 +107,8 @@ impl Board {
 pub(crate) struct Object {
     tag: String,
     history: Mutex<Vec<Operation>>,
+    /// What was refused, and why: the checker takes it for never executed.
+    refused: Mutex<Vec<(Operation, String)>>,
 }
 
 impl Object {
@@ -93,9 +117,13 @@ impl Object {
         format!("{{{}}}{kind}{number}", self.tag).into_bytes()
     }
 
-    /// A key beside those that are checked.
+    /// Keys beside those that are checked.
     pub(crate) fn probe(&self) -> Vec<u8> {
         format!("{{{}}}probe", self.tag).into_bytes()
+    }
+
+    fn filler(&self) -> Vec<u8> {
+        format!("{{{}}}filler", self.tag).into_bytes()
     }
 
     pub(crate) fn slot(&self) -> u16 {
@@ -107,6 +135,8 @@ impl Object {
 #[derive(Debug)]
 pub(crate) struct Round {
     pub(crate) objects: Vec<Object>,
+    /// Whether the nodes know `COLLIE.ONCE`.
+    has_once: bool,
 }
 
 /// What the checker says of a round.
@@ -118,14 +148,32 @@ pub(crate) struct Checked {
     pub(crate) words: Vec<String>,
 }
 
+/// Sends a command that may have been executed again, until it is known: it is executed once.
+fn repeat(connections: &mut ClusterClient, object: usize, commands: &Commands) -> Attempt {
+    let (clock, mut attempt) = (RealClock, Attempt::Unknown(String::new()));
+    let began = clock.monotonic();
+    while u128::from(clock.monotonic() - began) < REPEATED_FOR.as_nanos() {
+        std::thread::sleep(REFUSED);
+        attempt = match connections.attempt(object, commands) {
+            // The first attempt may have been all the same.
+            Attempt::NotExecuted(text) => Attempt::Unknown(text),
+            Attempt::Unknown(text) => Attempt::Unknown(text),
+            known => return known,
+        };
+    }
+    attempt
+}
+
 impl Round {
-    pub(crate) fn new(number: u64) -> Self {
+    pub(crate) fn new(number: u64, has_once: bool) -> Self {
         let object = |n: usize| Object {
             tag: format!("r{number}o{n}"),
             history: Mutex::default(),
+            refused: Mutex::default(),
         };
         Self {
             objects: (0..OBJECTS).map(object).collect(),
+            has_once,
         }
     }
 
@@ -141,7 +189,7 @@ impl Round {
                 let object = rng.index(self.objects.len());
                 // What was refused is not sent again: if it was executed all the same, its value is
                 // one that no operation has.
-                let drawn = Drawn::draw(&mut rng, || board.fresh());
+                let drawn = Drawn::draw(&mut rng, self.has_once, || board.fresh());
                 let attempt = self.attempt(board, client, object, &drawn, &mut connections);
                 if matches!(&attempt, Attempt::NotExecuted(text) if !text.starts_with("MOVED")) {
                     std::thread::sleep(REFUSED);
@@ -164,6 +212,9 @@ impl Round {
         let commands = drawn.commands(|key| place.key(key));
         let call = clock.monotonic();
         let mut attempt = connections.attempt(object, &commands);
+        if drawn.is_once() && matches!(attempt, Attempt::Unknown(_)) {
+            attempt = repeat(connections, object, &commands);
+        }
         let returned = clock.monotonic();
         if let Attempt::Executed(replies) = &attempt
             && drawn.answers(replies.clone()).is_none()
@@ -180,11 +231,16 @@ impl Round {
         match &attempt {
             Attempt::Executed(replies) => {
                 board.acknowledged.fetch_add(1, Ordering::Relaxed);
+                board
+                    .writes
+                    .fetch_add(u64::from(drawn.writes()), Ordering::Relaxed);
                 operation.returned = Some(returned);
                 operation.answers = drawn.answers(replies.clone()).unwrap_or_default();
             }
-            Attempt::NotExecuted(_) => {
+            Attempt::NotExecuted(text) => {
                 board.refused.fetch_add(1, Ordering::Relaxed);
+                operation.returned = Some(returned);
+                place.refused.lock().push((operation, text.clone()));
                 return attempt;
             }
             Attempt::Unknown(_) => drop(board.unknown.fetch_add(1, Ordering::Relaxed)),
@@ -200,6 +256,24 @@ impl Round {
             place.history.lock().push(operation);
         }
         attempt
+    }
+
+    /// Writes large values beside what is checked until it is over, so that disks run full.
+    pub(crate) fn fill(&self, ports: &[u16], over: &AtomicBool) {
+        let mut connections = ClusterClient::new(ports, self.objects.len(), 0);
+        let value = vec![b'f'; FILLER_BYTES];
+        for number in (0..self.objects.len()).cycle() {
+            // Relaxed: it orders nothing.
+            if over.load(Ordering::Relaxed) {
+                return;
+            }
+            let key = self.objects[number].filler();
+            let command = vec![vec![b"SET".to_vec(), key, value.clone()]];
+            // What comes of it does not matter.
+            if !matches!(connections.attempt(number, &command), Attempt::Executed(_)) {
+                std::thread::sleep(REFUSED);
+            }
+        }
     }
 
     /// Reads all keys when nothing is done to nodes, and notes it.
@@ -221,6 +295,26 @@ impl Round {
                 }
                 std::thread::sleep(REFUSED);
             }
+        }
+        Ok(())
+    }
+
+    /// Writes what was done to each object, and what came of it, to files in `dir`.
+    pub(crate) fn keep(&self, dir: &Path) -> anyhow::Result<()> {
+        for object in &self.objects {
+            let mut lines: Vec<(u64, String)> = Vec::new();
+            for operation in object.history.lock().iter() {
+                lines.push((operation.call, format!("{operation:?}")));
+            }
+            for (operation, why) in object.refused.lock().iter() {
+                lines.push((operation.call, format!("refused: {why}: {operation:?}")));
+            }
+            lines.sort();
+            let text: String = lines.into_iter().map(|(_, line)| line + "\n").collect();
+            let path = dir.join(format!("history-{}", object.tag));
+            let file = RealDevice::new().open(&path, OpenMode::OpenOrCreate)?;
+            write_all_at(&*file, text.as_bytes(), 0)
+                .with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(())
     }

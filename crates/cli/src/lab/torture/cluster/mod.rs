@@ -1,37 +1,42 @@
 //! `collie torture cluster`: real nodes in processes of their own, under clients that note when
 //! they call, when they return, and what they were answered. Nodes are killed and held, links
-//! between them are cut; afterwards the histories are checked for linearizability.
+//! between them are cut, their power goes, their disks are slow or full; afterwards the histories
+//! are checked for linearizability.
 //!
 //! Each round has new keys, so that a history is short enough to be searched; the keys of all
-//! rounds are read once more at the end, as a rule after all nodes were killed.
+//! rounds are read once more at the end, as a rule after all nodes were killed or lost their power.
 
 mod client;
+mod disk_faults;
+mod disks;
 mod faults;
 mod links;
 mod load;
 mod nodes;
+mod notes;
 mod operation;
 mod plan;
 mod ports;
 mod report;
 mod sockets;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use collie_io::{Clock, RealClock};
 use collie_sim::Rng;
-use parking_lot::Mutex;
 
 use crate::Outcome;
 use crate::lab::args::ClusterArgs;
 use crate::lab::figures;
 use crate::lab::temporary::Temporary;
 use crate::output::{grouped, note};
-use faults::{Silences, Surroundings, kill_all, strike};
+use faults::{Surroundings, kill_all, strike};
 use load::{Board, Round};
 use nodes::{Nodes, wait};
+use notes::Notes;
 use plan::Plan;
 pub(crate) use plan::{Fault, Product};
 use report::Report;
@@ -56,11 +61,13 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
     let (board, mut report) = (Board::default(), Report::default());
     let bar = figures::progress("cluster", plan.rounds);
     let began = RealClock.monotonic();
-    let mut nodes = Nodes::start(&plan, temporary.path())
+    let mut rng = Rng::new(seed);
+    let mut nodes = Nodes::start(&plan, temporary.path(), &mut rng)
         .inspect_err(|_| note(format_args!("replay: {}", plan.replay())))?;
     let mut history = History {
         plan: &plan,
-        rng: Rng::new(seed),
+        dir: temporary.path(),
+        rng,
         board: &board,
         rounds: Vec::new(),
     };
@@ -74,6 +81,10 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
     report.wrong(nodes.panics()?);
     report.unexpected(&board);
     report.strangers = nodes.processes.strangers();
+    report.restarts = nodes.restarts;
+    if !report.holds() {
+        nodes.keep(temporary.path())?;
+    }
     drop(nodes);
     if report.holds() {
         temporary.close()?;
@@ -96,6 +107,8 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
 /// The rounds of a run.
 struct History<'a> {
     plan: &'a Plan,
+    /// Where histories go that do not fit.
+    dir: &'a Path,
     rng: Rng,
     board: &'a Board,
     rounds: Vec<Round>,
@@ -119,20 +132,34 @@ impl History<'_> {
             }
         }
         if self.plan.kills_at_the_end() {
-            kill_all(nodes)?;
-            report.fault("kill all at the end");
+            report.note(self.last_blow(nodes)?);
             nodes.wait_until_served().context("after the last kill")?;
         }
         for round in &self.rounds {
             round.read(self.board, &nodes.ports())?;
-            report.checked(round.objects.len(), round.check()?, true);
+            self.judge(round, report, true)?;
         }
         nodes.end()
     }
 
+    /// All nodes lose their power, or are killed where they have disks that remember.
+    fn last_blow(&mut self, nodes: &mut Nodes) -> anyhow::Result<Notes> {
+        let notes = Notes::default();
+        if self.plan.needs_disks()? {
+            let all: Vec<usize> = (0..nodes.len()).collect();
+            notes.cut(nodes.cut_power(&all, &mut self.rng)?);
+            all.iter().try_for_each(|&node| nodes.restart(node))?;
+            notes.struck("power all at the end");
+        } else {
+            kill_all(nodes)?;
+            notes.struck("kill all at the end");
+        }
+        Ok(notes)
+    }
+
     fn round(&mut self, number: u64, nodes: &mut Nodes, report: &mut Report) -> anyhow::Result<()> {
-        let round = Round::new(number);
-        let (ports, stop, silences) = (nodes.ports(), AtomicBool::new(false), Mutex::default());
+        let round = Round::new(number, self.plan.product != Product::Redis);
+        let (ports, stop, notes) = (nodes.ports(), AtomicBool::new(false), Notes::default());
         let struck = std::thread::scope(|scope| {
             for client in (0..).take(self.plan.clients) {
                 let (round, board, rng) = (&round, self.board, self.rng.fork());
@@ -142,38 +169,38 @@ impl History<'_> {
             let around = Surroundings {
                 scope,
                 round: &round,
+                board: self.board,
                 stop: &stop,
-                silences: &silences,
+                notes: &notes,
             };
-            let struck = self.strike_all(nodes, report, &around);
+            let struck = self.strike_all(nodes, &around);
             // Relaxed: it orders nothing.
             stop.store(true, Ordering::Relaxed);
             struck
         });
-        self.note(report, silences);
+        report.note(notes);
         struck?;
         nodes.wait_until_served()?;
         round.read(self.board, &ports)?;
-        report.checked(round.objects.len(), round.check()?, false);
+        self.judge(&round, report, false)?;
         report.rounds += 1;
         self.rounds.push(round);
         Ok(())
     }
 
-    fn note(&self, report: &mut Report, silences: Silences) {
-        for (name, silence) in silences.into_inner() {
-            report.silence(name, silence);
+    /// Checks a round, and keeps its histories where they do not fit. `again`: it was checked before.
+    fn judge(&self, round: &Round, report: &mut Report, again: bool) -> anyhow::Result<()> {
+        let checked = round.check()?;
+        if !checked.words.is_empty() {
+            round.keep(self.dir)?;
         }
+        report.checked(round.objects.len(), checked, again);
+        Ok(())
     }
 
     /// Does what the plan says while the clients work, spread over the operations of the round.
-    fn strike_all(
-        &mut self,
-        nodes: &mut Nodes,
-        report: &mut Report,
-        around: &Surroundings<'_, '_>,
-    ) -> anyhow::Result<()> {
-        let kinds = self.plan.fault.kinds();
+    fn strike_all(&mut self, nodes: &mut Nodes, around: &Surroundings<'_, '_>) -> anyhow::Result<()> {
+        let kinds = self.plan.kinds();
         let count = if kinds.is_empty() {
             0
         } else {
@@ -187,7 +214,7 @@ impl History<'_> {
                 .get(self.rng.index(kinds.len()))
                 .copied()
                 .unwrap_or(Fault::None);
-            report.fault(strike(kind, nodes, &mut self.rng, around)?);
+            strike(kind, nodes, &mut self.rng, around)?;
         }
         self.wait_for_operations(nodes, first + self.plan.operations)
     }

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use collie_io::{Clock, Device, RealClock, RealDevice};
+use collie_sim::{Effects, Rng};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::disks::Disks;
 use super::links::Links;
 use super::plan::{Plan, Product};
 use super::ports;
@@ -31,6 +33,8 @@ const ALL_SERVED: &str = "cluster_slots_ok:16384";
 const STATE: &str = "cluster_state:ok";
 /// How a thread says that it panicked.
 const PANICKED: &str = "panicked at";
+/// How it says that a replica needs the node to be started again, as one of which a disk was full.
+const NEEDS_A_START: &str = "is opened no more";
 /// Lines of what a node said that are shown.
 const LINES_MAX: usize = 20;
 
@@ -41,6 +45,10 @@ pub(crate) struct Nodes {
     nodes: Vec<Node>,
     pub(crate) processes: Arc<Processes>,
     pub(crate) links: Links,
+    /// Where they have disks of their own.
+    disks: Option<Disks>,
+    /// Times that an excused node needed a start.
+    pub(crate) restarts: u64,
 }
 
 struct Node {
@@ -51,6 +59,9 @@ struct Node {
     peer: u16,
     proxy: u16,
     child: Option<Child>,
+    /// The bytes that it had said when it was excused: since then it may end by itself, or say that it
+    /// needs a start, and is started again, once.
+    excused: Option<usize>,
 }
 
 /// Which start of a node it is.
@@ -62,7 +73,7 @@ enum Life {
 
 impl Nodes {
     /// Starts a new cluster in `dir` and waits until it serves.
-    pub(crate) fn start(plan: &Plan, dir: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn start(plan: &Plan, dir: &Path, rng: &mut Rng) -> anyhow::Result<Self> {
         let (product, count) = (plan.product, plan.nodes);
         let program = match (&plan.program, product) {
             (Some(program), _) => program.clone(),
@@ -74,6 +85,10 @@ impl Nodes {
         let (clients, peers, proxies) = (ports::free(count)?, ports::free(count)?, ports::free(count)?);
         let processes = Arc::new(Processes::new(count));
         let links = Links::start(&proxies, &peers, &processes).context("cannot make the links")?;
+        let disks = plan.needs_disks()?.then(|| Disks::mount(dir, count, rng));
+        let disks = disks
+            .transpose()
+            .with_context(|| format!("--fault {}", plan.fault.name()))?;
         let nodes = clients.iter().zip(&peers).zip(&proxies).enumerate();
         let nodes = nodes.map(|(number, ((&client, &peer), &proxy))| Node {
             dir: dir.join(format!("node{number}")),
@@ -82,6 +97,7 @@ impl Nodes {
             peer,
             proxy,
             child: None,
+            excused: None,
         });
         let mut nodes = Self {
             product,
@@ -89,9 +105,13 @@ impl Nodes {
             nodes: nodes.collect(),
             processes,
             links,
+            disks,
+            restarts: 0,
         };
         for node in 0..count {
-            RealDevice::new().create_dir_all(&nodes.nodes[node].dir)?;
+            if nodes.disks.is_none() {
+                RealDevice::new().create_dir_all(&nodes.nodes[node].dir)?;
+            }
             nodes.launch(node, Life::First)?;
         }
         if product == Product::Redis {
@@ -129,18 +149,27 @@ impl Nodes {
                 };
                 format!(
                     "node --log-level warn --listen 127.0.0.1:{client} --peer 127.0.0.1:{peer} \
-                     --advertise-peer 127.0.0.1:{proxy}{how} --dir"
+                     --advertise-peer 127.0.0.1:{proxy}{how}"
                 )
             }
             Product::Redis => format!(
                 "--port {client} --bind 127.0.0.1 --cluster-enabled yes --cluster-port {peer} \
                  --cluster-announce-bus-port {proxy} \
-                 --cluster-require-full-coverage no --cluster-node-timeout 2000 --appendonly no --loglevel warning --dir"
+                 --cluster-require-full-coverage no --cluster-node-timeout 2000 --appendonly no --loglevel warning"
             ),
         };
         let mut words = vec![self.program.clone().into_os_string()];
         words.extend(text.split_whitespace().map(OsString::from));
-        words.push(dir.into());
+        let on_disks = self.disks.iter().flat_map(|disks| disks.paths(node));
+        let on_disks: Vec<PathBuf> = on_disks.collect();
+        words.push("--dir".into());
+        words.push(match on_disks.first() {
+            Some(disk) => disk.join("node").into(),
+            None => dir.into(),
+        });
+        for disk in &on_disks {
+            words.extend(["--data".into(), disk.join("data").into()]);
+        }
         if self.product == Product::Redis {
             words.extend(["--save", ""].map(OsString::from));
         }
@@ -237,13 +266,43 @@ impl Nodes {
         Ok(())
     }
 
+    /// From now on a node may end by itself, or say that it needs a start: it is started again by
+    /// [`Nodes::look_for_ends`], once.
+    pub(crate) fn excuse(&mut self, node: usize) -> anyhow::Result<()> {
+        let said = self.log(node).context("cannot read what a node said")?.len();
+        self.nodes[node].excused = Some(said);
+        Ok(())
+    }
+
+    /// Starts a node again that is excused and needs it; whether it did.
+    fn start_excused(&mut self, node: usize, ended: bool) -> anyhow::Result<bool> {
+        let Some(said) = self.nodes[node].excused else {
+            return Ok(false);
+        };
+        if !ended {
+            let log = self.log(node).context("cannot read what a node said")?;
+            if !log.get(said..).unwrap_or_default().contains(NEEDS_A_START) {
+                return Ok(false);
+            }
+        }
+        self.nodes[node].excused = None;
+        self.kill(node)?;
+        self.restart(node)?;
+        self.restarts += 1;
+        Ok(true)
+    }
+
     /// That no node has ended by itself.
     pub(crate) fn look_for_ends(&mut self) -> anyhow::Result<()> {
         for number in 0..self.len() {
             let Some(child) = &mut self.nodes[number].child else {
                 continue;
             };
-            if let Some(status) = child.try_wait().context("cannot wait for a node")? {
+            let ended = child.try_wait().context("cannot wait for a node")?;
+            if self.start_excused(number, ended.is_some())? {
+                continue;
+            }
+            if let Some(status) = ended {
                 bail!(
                     "node {number} ended by itself ({status}); it said:\n{}",
                     self.said(number)
@@ -276,6 +335,62 @@ impl Nodes {
     /// Starts a node again that was killed.
     pub(crate) fn restart(&mut self, node: usize) -> anyhow::Result<()> {
         self.launch(node, Life::Later)
+    }
+
+    /// The disks of the nodes.
+    pub(crate) fn disks(&self) -> anyhow::Result<&Disks> {
+        self.disks
+            .as_ref()
+            .context("the nodes have no disks of their own")
+    }
+
+    /// Takes the power of nodes away: their disks stop at the same moment, as good as, and lose what
+    /// was not synced as is drawn.
+    pub(crate) fn cut_power(&mut self, victims: &[usize], rng: &mut Rng) -> anyhow::Result<Effects> {
+        let disks = self
+            .disks
+            .as_mut()
+            .context("the nodes have no disks of their own")?;
+        victims.iter().try_for_each(|&node| disks.stop(node))?;
+        for &node in victims {
+            self.processes.set(node, None);
+            if let Some(child) = &mut self.nodes[node].child {
+                child.kill().context("cannot kill a node")?;
+            }
+        }
+        let mut all = Effects::default();
+        for &node in victims {
+            // It ends when its calls have failed.
+            disks.fail_calls(node)?;
+            if let Some(mut child) = self.nodes[node].child.take() {
+                child.wait().context("cannot wait for a node")?;
+            }
+            super::disks::add(&mut all, disks.power_cycle(node, rng)?);
+        }
+        Ok(all)
+    }
+
+    /// Kills all nodes, and copies what their disks have to directories in `dir`.
+    pub(crate) fn keep(&mut self, dir: &Path) -> anyhow::Result<()> {
+        let Some(disks) = self.disks.take() else {
+            return Ok(());
+        };
+        self.kill_without(&disks)?;
+        disks.keep(dir)
+    }
+
+    /// Kills all nodes, of which a disk may have stopped.
+    fn kill_without(&mut self, disks: &Disks) -> anyhow::Result<()> {
+        for node in 0..self.len() {
+            if let Some(child) = &mut self.nodes[node].child {
+                child.kill().context("cannot kill a node")?;
+            }
+            if disks.has_stopped(node)? {
+                disks.fail_calls(node)?;
+            }
+            self.kill(node)?;
+        }
+        Ok(())
     }
 
     /// Holds a node, or has it go on: SIGSTOP or SIGCONT.
@@ -337,6 +452,10 @@ impl Nodes {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
+        if let Some(disks) = self.disks.take() {
+            // Nothing more can be done for one that does not end.
+            let _ = self.kill_without(&disks);
+        }
         for node in 0..self.len() {
             // It may be dead already.
             let _ = self.kill(node);

@@ -23,6 +23,8 @@ enum Shape {
     GetSeveral,
     /// `MULTI` and `EXEC` around a command for each step.
     Transaction,
+    /// One command for one key, by `COLLIE.ONCE` under this number.
+    Once(i64),
 }
 
 /// An operation that was drawn.
@@ -34,15 +36,17 @@ pub(crate) struct Drawn {
 
 impl Drawn {
     /// Draws one. `fresh`: the last value that was given to a register, of which each is another.
-    pub(crate) fn draw(rng: &mut Rng, mut fresh: impl FnMut() -> i64) -> Self {
-        let shape = match rng.below(20) {
+    /// `has_once`: whether the nodes know `COLLIE.ONCE`.
+    pub(crate) fn draw(rng: &mut Rng, has_once: bool, mut fresh: impl FnMut() -> i64) -> Self {
+        let shape = match rng.below(if has_once { 22 } else { 20 }) {
             0..14 => Shape::Single,
             14 => Shape::SetSeveral,
             15 | 16 => Shape::GetSeveral,
-            _ => Shape::Transaction,
+            17..20 => Shape::Transaction,
+            _ => Shape::Once(fresh()),
         };
         let count = match shape {
-            Shape::Single => 1,
+            Shape::Single | Shape::Once(_) => 1,
             Shape::SetSeveral => 2 + rng.index(REGISTERS - 1),
             Shape::GetSeveral => 2 + rng.index(KEYS - 1),
             Shape::Transaction => 2 + rng.index(3),
@@ -52,8 +56,11 @@ impl Drawn {
             let (key, act) = match shape {
                 Shape::SetSeveral => (rng.index(REGISTERS), Act::Set(fresh())),
                 Shape::GetSeveral => (rng.index(KEYS), Act::Get),
-                Shape::Single | Shape::Transaction => draw_step(rng, &mut fresh),
+                Shape::Single | Shape::Transaction | Shape::Once(_) => draw_step(rng, &mut fresh),
             };
+            if matches!(shape, Shape::Once(_)) && act == Act::Get {
+                continue;
+            }
             // A transaction may touch a key twice; MSET and MGET name each once.
             if shape == Shape::Transaction || steps.iter().all(|step| step.key != key) {
                 steps.push(Step { key, act });
@@ -70,6 +77,11 @@ impl Drawn {
         }
     }
 
+    /// Whether it may be sent again though it may have been executed.
+    pub(crate) fn is_once(&self) -> bool {
+        matches!(self.shape, Shape::Once(_))
+    }
+
     /// Whether it could change anything.
     pub(crate) fn writes(&self) -> bool {
         self.steps.iter().any(|step| step.act != Act::Get)
@@ -79,7 +91,7 @@ impl Drawn {
     pub(crate) fn commands(&self, key: impl Fn(usize) -> Vec<u8>) -> Commands {
         let number = |n: i64| n.to_string().into_bytes();
         match self.shape {
-            Shape::Single | Shape::Transaction => {
+            Shape::Single | Shape::Transaction | Shape::Once(_) => {
                 let command = |step: &Step| {
                     let key = key(step.key);
                     match step.act {
@@ -91,7 +103,19 @@ impl Drawn {
                         Act::Add(by) => vec![b"INCRBY".to_vec(), key, number(by)],
                     }
                 };
-                self.steps.iter().map(command).collect()
+                let commands = self.steps.iter().map(|step| (step, command(step)));
+                let once = |(step, words): (&Step, Vec<Vec<u8>>)| {
+                    let Shape::Once(n) = self.shape else {
+                        return words;
+                    };
+                    let client = b"torture".to_vec();
+                    [
+                        vec![b"COLLIE.ONCE".to_vec(), key(step.key), client, number(n)],
+                        words,
+                    ]
+                    .concat()
+                };
+                commands.map(once).collect()
             }
             Shape::SetSeveral => {
                 let mut words = vec![b"MSET".to_vec()];
@@ -113,7 +137,7 @@ impl Drawn {
     /// What the replies to its commands answer to its steps; `None` where they fit no such command.
     pub(crate) fn answers(&self, replies: Vec<Reply>) -> Option<Vec<Answer>> {
         let replies = match (self.shape, replies.as_slice()) {
-            (Shape::Single | Shape::Transaction, _) => replies,
+            (Shape::Single | Shape::Transaction | Shape::Once(_), _) => replies,
             (Shape::SetSeveral, [reply]) => vec![reply.clone(); self.steps.len()],
             (Shape::GetSeveral, [Reply::Array(values)]) => values.clone(),
             _ => return None,
@@ -166,7 +190,7 @@ mod tests {
         let (mut rng, mut value) = (Rng::new(3), 0);
         let mut names = std::collections::BTreeSet::new();
         for _ in 0..1_000 {
-            let drawn = Drawn::draw(&mut rng, || {
+            let drawn = Drawn::draw(&mut rng, true, || {
                 value += 1;
                 value
             });
@@ -184,7 +208,7 @@ mod tests {
             });
             let replies: Vec<Reply> = replies.collect();
             let replies = match drawn.shape {
-                Shape::Single | Shape::Transaction => replies,
+                Shape::Single | Shape::Transaction | Shape::Once(_) => replies,
                 Shape::SetSeveral => vec![Reply::Text("OK".to_owned())],
                 Shape::GetSeveral => vec![Reply::Array(replies)],
             };
@@ -195,7 +219,17 @@ mod tests {
             );
             assert_eq!(drawn.answers(vec![Reply::Error("ERR".to_owned())]), None);
         }
-        let all = ["GET", "GETDEL", "INCR", "INCRBY", "MGET", "MSET", "SET", "SETNX"];
+        let all = [
+            "COLLIE.ONCE",
+            "GET",
+            "GETDEL",
+            "INCR",
+            "INCRBY",
+            "MGET",
+            "MSET",
+            "SET",
+            "SETNX",
+        ];
         assert!(names.iter().map(String::as_str).eq(all), "{names:?}");
     }
 }

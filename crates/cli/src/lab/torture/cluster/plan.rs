@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use anyhow::ensure;
+
 /// What is done to nodes while clients work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Fault {
@@ -15,6 +17,14 @@ pub(crate) enum Fault {
     Cut,
     /// Links between nodes carry nothing in one direction.
     CutOneWay,
+    /// A node loses its power, in recovery too: what its disks were not asked to sync is lost or torn.
+    Power,
+    /// All nodes lose their power at once.
+    PowerAll,
+    /// Syncs on the disks of a node take more than a second.
+    SlowDisk,
+    /// A disk of a node has no room left for a while.
+    Full,
     /// All of these.
     Mixed,
 }
@@ -28,20 +38,17 @@ impl Fault {
             Self::Stop => "stop",
             Self::Cut => "cut",
             Self::CutOneWay => "cut-one-way",
+            Self::Power => "power",
+            Self::PowerAll => "power-all",
+            Self::SlowDisk => "slow-disk",
+            Self::Full => "full",
             Self::Mixed => "mixed",
         }
     }
 
-    /// The faults that it is made of.
-    pub(crate) fn kinds(self) -> &'static [Self] {
-        match self {
-            Self::None => &[],
-            Self::Kill => &[Self::Kill],
-            Self::Stop => &[Self::Stop],
-            Self::Cut => &[Self::Cut],
-            Self::CutOneWay => &[Self::CutOneWay],
-            Self::Mixed => &[Self::Kill, Self::Stop, Self::Cut, Self::CutOneWay],
-        }
+    /// Whether it needs disks that forget.
+    fn needs_disks(self) -> bool {
+        matches!(self, Self::Power | Self::PowerAll | Self::SlowDisk | Self::Full)
     }
 }
 
@@ -80,12 +87,46 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// The faults of it. A mixture has all that the product can be under.
+    pub(crate) fn kinds(&self) -> Vec<Fault> {
+        let all = [
+            Fault::Kill,
+            Fault::Stop,
+            Fault::Cut,
+            Fault::CutOneWay,
+            Fault::Power,
+            Fault::PowerAll,
+            Fault::SlowDisk,
+            Fault::Full,
+        ];
+        let is_in = |kind: &Fault| match self.fault {
+            Fault::Mixed => self.product == Product::Collie || !kind.needs_disks(),
+            fault => *kind == fault,
+        };
+        all.into_iter().filter(is_in).collect()
+    }
+
+    /// Whether nodes are on disks that forget, which have to be mounted.
+    ///
+    /// # Errors
+    /// The product keeps nothing on disks.
+    pub(crate) fn needs_disks(&self) -> anyhow::Result<bool> {
+        let needed = self.kinds().into_iter().any(Fault::needs_disks);
+        ensure!(
+            !needed || self.product == Product::Collie,
+            "nodes of {} keep nothing on disks: --fault {} is for --system collie",
+            self.product.name(),
+            self.fault.name()
+        );
+        Ok(needed)
+    }
+
     /// Whether all nodes are killed before the last look: of nodes that keep nothing, only where kills
     /// are asked for.
     pub(crate) fn kills_at_the_end(&self) -> bool {
         match self.product {
             Product::Collie => self.fault != Fault::None,
-            Product::Redis => self.fault.kinds().contains(&Fault::Kill),
+            Product::Redis => self.kinds().contains(&Fault::Kill),
         }
     }
 
@@ -102,5 +143,49 @@ impl Plan {
             self.operations,
             self.seed
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(product: Product, fault: Fault) -> Plan {
+        Plan {
+            product,
+            program: None,
+            fault,
+            nodes: 3,
+            clients: 1,
+            rounds: 1,
+            operations: 1,
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn a_mixture_has_all_faults_that_a_product_can_be_under() {
+        let of = |product| plan(product, Fault::Mixed).kinds();
+        assert_eq!(of(Product::Collie).len(), 8);
+        assert_eq!(
+            of(Product::Redis),
+            [Fault::Kill, Fault::Stop, Fault::Cut, Fault::CutOneWay]
+        );
+        assert_eq!(plan(Product::Collie, Fault::None).kinds(), []);
+        assert_eq!(plan(Product::Collie, Fault::Full).kinds(), [Fault::Full]);
+    }
+
+    #[test]
+    fn disks_are_mounted_for_what_needs_them_alone() {
+        for (fault, needed) in [
+            (Fault::Kill, false),
+            (Fault::Power, true),
+            (Fault::SlowDisk, true),
+            (Fault::Mixed, true),
+        ] {
+            assert_eq!(plan(Product::Collie, fault).needs_disks().unwrap(), needed);
+        }
+        assert!(!plan(Product::Redis, Fault::Mixed).needs_disks().unwrap());
+        assert!(plan(Product::Redis, Fault::Power).needs_disks().is_err());
     }
 }

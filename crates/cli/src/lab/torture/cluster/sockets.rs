@@ -1,12 +1,11 @@
 //! Which node has made a connection, by the kernel's tables.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Descriptors of a process that are looked at, and so many free numbers in a row end it: the lowest
-/// free one is always taken first.
-const DESCRIPTORS_MAX: u32 = 65_536;
-const FREE_MAX: u32 = 512;
+use collie_io::{Device, RealDevice};
+
 /// How often the kernel's table is read for a socket: a reading may miss one while others come and
 /// go.
 const READINGS: u32 = 4;
@@ -75,18 +74,12 @@ fn inode(end: SocketAddr) -> Option<u64> {
 }
 
 fn has_descriptor(pid: u32, link: &str) -> bool {
-    let mut free = 0;
-    for number in 0..DESCRIPTORS_MAX {
-        match std::fs::read_link(format!("/proc/{pid}/fd/{number}")) {
-            Ok(found) if found.as_os_str() == link => return true,
-            Ok(_) => free = 0,
-            Err(_) => free += 1,
-        }
-        if free == FREE_MAX {
-            break;
-        }
-    }
-    false
+    let dir = PathBuf::from(format!("/proc/{pid}/fd"));
+    // Where it is gone it has none.
+    let descriptors = RealDevice::new().list(&dir).unwrap_or_default();
+    descriptors
+        .iter()
+        .any(|entry| std::fs::read_link(dir.join(&entry.name)).is_ok_and(|found| found.as_os_str() == link))
 }
 
 #[cfg(test)]

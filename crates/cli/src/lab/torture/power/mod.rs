@@ -21,6 +21,7 @@ use collie_sim::faultfs::{FaultFs, Fell, Names};
 use collie_sim::{Effects, Image, PowerCut, Rng};
 
 use crate::lab::temporary::Temporary;
+use crate::lab::torture::mountable::ensure_mountable;
 use crate::resp::Client;
 pub(crate) use aim::Aim;
 use ledger::Ledger;
@@ -136,15 +137,7 @@ fn run(program: &str, args: &[&OsStr]) -> anyhow::Result<()> {
 impl Power {
     /// A new disk in `temporary`.
     pub(crate) fn new(plan: Plan, temporary: &Temporary) -> anyhow::Result<Self> {
-        for at in
-            collie_sim::faultfs::unmount_abandoned().context("cannot look for what an earlier run left")?
-        {
-            crate::output::note(format_args!(
-                "unmounted {}, which a dead process had left",
-                at.display()
-            ));
-        }
-        collie_sim::faultfs::available().context("no file system can be mounted")?;
+        ensure_mountable()?;
         let device = RealDevice::new();
         let mount = temporary.path().join(MOUNT);
         device.create_dir_all(&mount)?;

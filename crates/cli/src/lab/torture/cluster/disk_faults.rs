@@ -1,0 +1,135 @@
+//! What is done to nodes through their disks: power cuts, slow syncs, no room.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use collie_io::{Clock, RealClock};
+use collie_sim::Rng;
+
+use super::disks::DISKS;
+use super::faults::{DOWN_MS, Surroundings, Target, pause};
+use super::nodes::Nodes;
+
+/// How long an operation is waited for at which the power is cut, while nodes serve and while they open
+/// their stores, in milliseconds: afterwards it is cut wherever they are.
+const SERVING_MS: std::ops::Range<u64> = 0..3_000;
+/// How long an acknowledgement is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long syncs take on all disks meanwhile: some are under way when the power goes.
+const SYNCING_MS: std::ops::Range<u64> = 0..300;
+const OPENING_MS: std::ops::Range<u64> = 0..2_000;
+/// Cuts in a row, at most.
+const CUTS_MAX: u64 = 4;
+/// How much longer a sync takes on a slow disk, and how long it is slow.
+const SYNC_MS: std::ops::Range<u64> = 1_000..3_000;
+const SLOW_MS: std::ops::Range<u64> = 6_000..10_000;
+/// Room that is left on a disk that becomes full; how long it may take to, and how long it stays so.
+const ROOM_BYTES: u64 = 1 << 20;
+const FILLING: Duration = Duration::from_secs(10);
+const FULL_MS: std::ops::Range<u64> = 500..8_000;
+
+/// Cuts the power of one node, or of all of them; now and then again while they recover.
+pub(crate) fn power(
+    all: bool,
+    target: &Target,
+    nodes: &mut Nodes,
+    rng: &mut Rng,
+    around: &Surroundings<'_, '_>,
+) -> anyhow::Result<()> {
+    let mut victims = target.victims(nodes.len(), rng);
+    if all {
+        victims = (0..nodes.len())
+            .map(|n| (target.victim + n) % nodes.len())
+            .collect();
+    }
+    let delay = pause(SYNCING_MS, rng);
+    (0..nodes.len()).try_for_each(|node| nodes.disks()?.delay_syncs(node, delay))?;
+    let life = pause(SERVING_MS, rng);
+    if rng.coin() {
+        nodes.disks()?.set_trap(&victims, rng)?;
+        nodes.disks()?.wait_for_stop(target.victim, life)?;
+    } else {
+        // What was acknowledged this moment is at stake.
+        std::thread::sleep(life);
+        around.board.wait_for_a_write(PATIENCE);
+    }
+    around.notes.cut(nodes.cut_power(&victims, rng)?);
+    (0..nodes.len()).try_for_each(|node| nodes.disks()?.delay_syncs(node, Duration::ZERO))?;
+    let name = if all { "power all" } else { "power" };
+    around.notes.struck(name);
+    around.watch(name, target, nodes.ports());
+    std::thread::sleep(pause(DOWN_MS, rng));
+    for _ in 1..CUTS_MAX {
+        if !rng.one_in(3) {
+            break;
+        }
+        let first = rng.index(victims.len());
+        victims.rotate_left(first);
+        nodes.disks()?.set_trap(&victims, rng)?;
+        victims.iter().try_for_each(|&node| nodes.restart(node))?;
+        nodes.disks()?.wait_for_stop(victims[0], pause(OPENING_MS, rng))?;
+        around.notes.cut(nodes.cut_power(&victims, rng)?);
+        around.notes.struck("power, soon after a start");
+    }
+    victims.iter().try_for_each(|&node| nodes.restart(node))
+}
+
+/// Has the syncs of a node take longer than others wait for a node that is silent.
+pub(crate) fn slow(
+    target: &Target,
+    nodes: &mut Nodes,
+    rng: &mut Rng,
+    around: &Surroundings<'_, '_>,
+) -> anyhow::Result<()> {
+    nodes.disks()?.delay_syncs(target.victim, pause(SYNC_MS, rng))?;
+    around.notes.struck("slow disk");
+    around.watch("slow disk", target, nodes.ports());
+    let before = around.board.writes();
+    let span = pause(SLOW_MS, rng);
+    std::thread::sleep(span);
+    around
+        .notes
+        .went_on("slow disk", around.board.writes() - before, span);
+    nodes.disks()?.delay_syncs(target.victim, Duration::ZERO)
+}
+
+/// Has a disk of a node refuse what needs room, while clients write large values; then there is room
+/// again. The node may need one start for that, if it ends or says so.
+pub(crate) fn full(
+    target: &Target,
+    nodes: &mut Nodes,
+    rng: &mut Rng,
+    around: &Surroundings<'_, '_>,
+) -> anyhow::Result<()> {
+    let (victim, disk) = (target.victim, rng.index(DISKS));
+    nodes.excuse(victim)?;
+    let refusals = nodes.disks()?.refusals(victim);
+    nodes.disks()?.limit(victim, disk, Some(rng.below(ROOM_BYTES)))?;
+    let (over, ports, round) = (Arc::new(AtomicBool::new(false)), nodes.ports(), around.round);
+    let filling = Arc::clone(&over);
+    let filler = around.scope.spawn(move || round.fill(&ports, &filling));
+    let clock = RealClock;
+    let began = clock.monotonic();
+    let since = || Duration::from_nanos(clock.monotonic().saturating_sub(began));
+    while nodes.disks()?.refusals(victim) == refusals && since() < FILLING {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let name = if nodes.disks()?.refusals(victim) == refusals {
+        "full disk, not noticed"
+    } else {
+        "full disk"
+    };
+    around.notes.struck(name);
+    around.watch(name, target, nodes.ports());
+    let before = around.board.writes();
+    let span = pause(FULL_MS, rng);
+    std::thread::sleep(span);
+    around.notes.went_on(name, around.board.writes() - before, span);
+    // Relaxed: it orders nothing.
+    over.store(true, Ordering::Relaxed);
+    nodes.disks()?.limit(victim, disk, None)?;
+    // It has nothing to say.
+    let _ = filler.join();
+    Ok(())
+}

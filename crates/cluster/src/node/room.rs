@@ -1,0 +1,66 @@
+//! What becomes of the replicas in a log whose disk is full: their leaders hand over to members whose
+//! log has room.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::node::router::Router;
+use crate::raft::Replica;
+use crate::store::NodeLog;
+
+/// From one look at the room of a log to the next.
+const LOOK: Duration = Duration::from_millis(200);
+/// Leaders hand over once the disk was full for so long: what frees room at once is worth a wait.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A disk that was full within this time takes over no leadership, lest it goes to and fro.
+const SETTLED: Duration = Duration::from_secs(10);
+/// So many leaders hand over at a time.
+const AT_A_TIME: usize = 16;
+
+/// Follows whether a log finds room on its disk, for as long as it is polled.
+pub(super) async fn watch_room(log: NodeLog, router: Arc<Router>) {
+    let mut ticks = interval(LOOK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut since, mut last): (Option<Instant>, Option<Instant>) = (None, None);
+    loop {
+        ticks.tick().await;
+        let shortage = log.shortage();
+        match (&shortage, since) {
+            (Some(full), None) => {
+                tracing::error!(error = %full, "a log of this node has no room: its replicas take no writes");
+                since = Some(Instant::now());
+            }
+            (None, Some(_)) => {
+                tracing::info!(log = ?log, "a log of this node has room again");
+                since = None;
+                replicas(&log, &router).for_each(|replica| replica.set_elects(true));
+            }
+            _ => {}
+        }
+        if since.is_some() {
+            last = Some(Instant::now());
+        }
+        log.set_may_take_over(last.is_none_or(|last| last.elapsed() >= SETTLED));
+        if since.is_some() {
+            replicas(&log, &router).for_each(|replica| replica.set_elects(replica.has_room_for_vote()));
+        }
+        let is_late = since.is_some_and(|since| since.elapsed() >= PATIENCE);
+        // Who asked another replica to lead goes on until one does: raft takes no proposals meanwhile.
+        if last.is_some() {
+            let leave = replicas(&log, &router).filter(|replica| is_late || replica.is_handing_over());
+            let leave: Vec<_> = leave.collect();
+            stream::iter(leave)
+                .for_each_concurrent(AT_A_TIME, async |replica| _ = replica.hand_over().await)
+                .await;
+        }
+    }
+}
+
+/// The replicas of a log that are open.
+fn replicas(log: &NodeLog, router: &Router) -> impl Iterator<Item = Arc<Replica>> {
+    let all = log.replicas().into_iter();
+    all.filter_map(|replica| router.replica(replica.replica()))
+}

@@ -1,0 +1,165 @@
+//! Handing leadership over where the disk of the log is full, and what an operator is to know of a
+//! replica.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::ids::{LeaderId, ReplicaId};
+use crate::peers::Call;
+use crate::raft::elections::ElectionCause;
+use crate::raft::replica::{Replica, ReplicaError};
+use crate::wire::{Request, Response};
+
+/// From one attempt to hand leadership over to the next: so many times the longest time for an
+/// election.
+const PAUSE: u32 = 3;
+/// Another replica says within this time whether its log has room.
+const ASK_WITHIN: Duration = Duration::from_secs(1);
+
+/// An attempt to hand leadership over.
+pub(super) struct Handing {
+    at: Instant,
+    /// As whose leadership.
+    leader: LeaderId,
+    /// To which replica, if one was found.
+    to: Option<ReplicaId>,
+}
+
+impl Replica {
+    /// Hands leadership over to a member whose log has room, where this replica leads and the disk of
+    /// its log is full. Does nothing where that was tried a moment ago, or where no other member says
+    /// that it has room. Answers whom it asked to lead; whether that one does shows later.
+    ///
+    /// From then on raft takes no proposals here, also when there is room again: call this until the
+    /// replica does not lead.
+    pub(crate) async fn hand_over(&self) -> Option<ReplicaId> {
+        let state = self.state().ok().filter(|state| state.leads)?;
+        let pause = self.options.times.election_max * PAUSE;
+        let before = {
+            let mut handing = self.handing.lock();
+            let same = handing.as_ref().filter(|last| last.leader == state.vote);
+            if same.is_none() && self.options.log.shortage().is_none() {
+                return None;
+            }
+            if handing.as_ref().is_some_and(|last| last.at.elapsed() < pause) {
+                return None;
+            }
+            let before = same.and_then(|last| last.to);
+            *handing = Some(Handing {
+                at: Instant::now(),
+                leader: state.vote,
+                to: before,
+            });
+            before
+        };
+        let (members, own) = (self.members().ok()?, self.id());
+        let others = members.voters.iter().copied().filter(|id| *id != own);
+        let mut others: Vec<_> = others.collect();
+        // Those that have most of the log first, and the one that was asked before last.
+        others.sort_by_key(|id| (Some(*id) == before, Reverse(members.matched.get(id).copied())));
+        for to in others {
+            let Some(member) = members.all.get(&to) else {
+                continue;
+            };
+            let asked = self.options.peers.call(Call {
+                node: member.node,
+                group: self.group(),
+                from: own,
+                to,
+                request: Request::Room,
+                within: ASK_WITHIN,
+            });
+            if !matches!(asked.await, Ok(Response::HasRoom)) {
+                continue;
+            }
+            if let Err(error) = self.transfer_to(to).await {
+                tracing::warn!(%error, replica = own, "leadership cannot be handed over");
+                return None;
+            }
+            if let Some(handing) = &mut *self.handing.lock() {
+                handing.to = Some(to);
+            }
+            tracing::warn!(
+                replica = own,
+                group = self.group(),
+                to,
+                "the disk of the log is full: leadership is handed over"
+            );
+            return Some(to);
+        }
+        None
+    }
+
+    /// Whether a vote could be saved now.
+    pub(crate) fn has_room_for_vote(&self) -> bool {
+        self.options.log.check_vote().is_ok()
+    }
+
+    /// Whether the replica may stand for election by itself: a vote for itself has to be saved, too.
+    pub(crate) fn set_elects(&self, elects: bool) {
+        if let Ok(running) = self.running() {
+            running.raft.runtime_config().elect(elects);
+        }
+    }
+
+    /// Whether another replica was asked to lead, and this one still does.
+    pub(crate) fn is_handing_over(&self) -> bool {
+        let handing = self.handing.lock();
+        let asked = handing.as_ref().filter(|last| last.to.is_some());
+        asked.is_some_and(|last| {
+            let state = self.state().ok();
+            state.is_some_and(|state| state.leads && state.vote == last.leader)
+        })
+    }
+
+    /// How many elections it has won since it was started, of this cause.
+    #[must_use]
+    pub fn elections(&self, cause: ElectionCause) -> u64 {
+        self.elections.count(cause)
+    }
+
+    /// Whether it has failed too often, and is opened no more.
+    #[must_use]
+    pub fn is_quarantined(&self) -> bool {
+        matches!(self.running(), Err(ReplicaError::Quarantined { .. }))
+    }
+
+    /// What an operator is to know of this replica and to do about it: why it does not run, what it
+    /// waits for, and that it has failed lately.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        if let Err(ReplicaError::Quarantined { problem, .. }) = self.running() {
+            return Some(format!(
+                "has failed too often, and is opened no more ({problem}): remove the cause, and start the node again"
+            ));
+        }
+        let log = &self.options.log;
+        if log.is_waiting() {
+            return Some("waits until there is room for its log: make room on its disk".to_owned());
+        }
+        if log.shortage().is_some() {
+            return Some("takes no writes, since the disk of its log is full: make room on it".to_owned());
+        }
+        if self
+            .running()
+            .is_ok_and(|running| running.commands.waits_for_tables())
+        {
+            return Some("waits until there is room for its tables: make room on their disk".to_owned());
+        }
+        match self.failures.last() {
+            (0, _) => None,
+            (count, last) => {
+                let (minutes, limit) = (
+                    self.options.times.failures.as_secs() / 60,
+                    self.options.limits.failures,
+                );
+                Some(format!(
+                    "has failed {count} times within {minutes} minutes, and is opened no more after {limit}; the last \
+                     time for: {last}"
+                ))
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Disks that are full: nothing fails and nothing is lost, and all goes on by itself when there is room.
+//!
+//! The logs, or the manifests of the tables, are on simulated devices, which give no more room from one
+//! moment on. Every count that was answered is there in the end, once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use collie_cluster::proposals::Answer;
+use collie_cluster::{CommandError, Executed, GroupLimits, Row, Rows, StoreError};
+use collie_db::Value;
+use collie_server::cluster::{Refused, Settled};
+use collie_sim::{Fault, FaultKind};
+
+use crate::cluster::{Cluster, Place, Simulated, Tally, ask, read, row};
+use crate::seam::{evaluate, incr};
+
+/// Bytes of a row that is written to fill a disk.
+const BYTES: usize = 30_000;
+
+fn put(row: Row) -> impl Fn(&mut Rows<'_>) -> Executed<()> + Send + Sync + 'static {
+    move |_| {
+        let value = Some(vec![7; BYTES]);
+        Ok((BTreeMap::from([(row.clone(), value)]), ()))
+    }
+}
+
+/// Writes a row wherever it is taken, and waits for the answer.
+fn write(cluster: &Cluster, n: usize) -> Answer<()> {
+    let key = 1_000 + n % 20;
+    let written = ask(
+        cluster,
+        |replica| async move { replica.execute(put(row(key))).await },
+    );
+    cluster.runtime.block_on(written)
+}
+
+/// Writes until something is so, and then so many times more.
+fn write_until(cluster: &Cluster, what: &str, more: usize, is_so: impl Fn() -> bool) {
+    let mut n = 0;
+    while !is_so() {
+        assert!(n < 2_000, "{what} does not happen");
+        write(cluster, n);
+        n += 1;
+    }
+    for n in 0..more {
+        write(cluster, n);
+    }
+}
+
+impl Place {
+    fn problem(&self) -> Option<String> {
+        self.replica()?.problem()
+    }
+
+    fn is_full(&self) -> bool {
+        self.problem()
+            .is_some_and(|problem| problem.contains("takes no writes"))
+    }
+
+    fn fill(&self) {
+        self.device.limit_space(Some(0));
+    }
+
+    fn free(&self) {
+        self.device.limit_space(None);
+    }
+}
+
+fn count(cluster: &Arc<Cluster>, tally: &Arc<Tally>) {
+    cluster.count(tally, 2, 10, || {});
+}
+
+/// No replica waits for anything, nor has one failed.
+fn no_problem(cluster: &Cluster) {
+    cluster.until("the end of all problems", || {
+        let all = cluster.places.iter().all(|place| place.problem().is_none());
+        all.then_some(())
+    });
+}
+
+#[test]
+fn a_follower_without_room_takes_no_entries_and_catches_up_when_there_is_some() {
+    let cluster = Arc::new(Cluster::simulated(Simulated::Logs));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    let leader = cluster.leader(|_| true);
+    let follower = cluster.places.iter().find(|place| place.id != leader.id).unwrap();
+    follower.fill();
+    write_until(&cluster, "want of room", 60, || follower.is_full());
+    count(&cluster, &tally);
+    cluster.until("a follower that is behind", || {
+        let (of_leader, own) = (cluster.leader(|_| true).state()?, follower.state()?);
+        (own.last < of_leader.last).then_some(())
+    });
+    // Raft does not stand still there: it hears its leader, and could answer others.
+    assert!(follower.is_full(), "{:?}", follower.problem());
+    cluster.until("a leader that it follows", || {
+        let known = follower.state()?.leader?;
+        (Some(known) == cluster.leader(|_| true).state()?.leader).then_some(())
+    });
+    follower.free();
+    count(&cluster, &tally);
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
+#[test]
+fn a_leader_without_room_hands_over_and_leads_no_more_while_it_is_full() {
+    let cluster = Arc::new(Cluster::simulated(Simulated::Logs));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    let old = cluster.leader(|_| true);
+    old.fill();
+    let leads = |place: &Place| place.state().is_some_and(|state| state.leads);
+    write_until(&cluster, "a hand-over", 0, || {
+        old.is_full()
+            && cluster
+                .places
+                .iter()
+                .any(|place| place.id != old.id && leads(place))
+    });
+    for n in 0..60 {
+        write(&cluster, n);
+        assert!(!leads(old), "it leads, and is full");
+    }
+    count(&cluster, &tally);
+    old.free();
+    count(&cluster, &tally);
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
+#[test]
+fn where_no_node_has_room_writes_are_refused_and_reads_answered_until_there_is_some() {
+    let cluster = Arc::new(Cluster::simulated(Simulated::Logs));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    cluster.places.iter().for_each(Place::fill);
+    let leader = || cluster.leader(|_| true).replica().unwrap();
+    let attempt = || cluster.runtime.block_on(leader().execute(put(row(1_000))));
+    // Where only some are full, another one of them may lead.
+    cluster.until("want of room everywhere", || {
+        drop(attempt());
+        cluster.places.iter().all(Place::is_full).then_some(())
+    });
+    let vote = leader().state().unwrap().vote;
+    let mut refused = 0;
+    cluster.until("many refusals", || {
+        match attempt() {
+            Err(CommandError::Log(full @ StoreError::NoRoom { .. })) => {
+                assert!(full.to_string().starts_with("BUSY no space left"), "{full}");
+                refused += 1;
+            }
+            other => panic!("a write has {other:?}"),
+        }
+        cluster.runtime.block_on(read(&cluster, &row(0)));
+        (refused >= 400).then_some(())
+    });
+    let now = leader().state().unwrap().vote;
+    assert_eq!(now, vote, "one that is full hands over to another");
+    cluster.places.iter().for_each(Place::free);
+    count(&cluster, &tally);
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
+#[test]
+fn a_replica_whose_tables_have_no_room_waits_and_goes_on_when_there_is_some() {
+    let cluster = Arc::new(Cluster::simulated(Simulated::Tables));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    let leader = cluster.leader(|_| true);
+    let follower = cluster.places.iter().find(|place| place.id != leader.id).unwrap();
+    follower
+        .device
+        .inject(Fault::new(FaultKind::NoSpace).on("MANIFEST"));
+    let waits = || {
+        let problem = follower.problem();
+        problem.is_some_and(|problem| problem.contains("room for its tables"))
+    };
+    write_until(&cluster, "want of room", 20, waits);
+    count(&cluster, &tally);
+    let (behind, last) = (follower.state().unwrap().applied, leader.state().unwrap().last);
+    assert!(
+        behind.map(|id| id.index) < last,
+        "{behind:?} of {last:?} is applied"
+    );
+    follower.device.heal();
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
+/// Nothing of what is submitted reaches a device, so none of it has an outcome.
+#[test]
+fn effects_without_an_outcome_are_refused_beyond_64_mib_and_taken_again_once_they_have_one() {
+    const SLOT: u16 = 5;
+    const LARGE: usize = 400 << 10;
+    const MOST: usize = (64 << 20) / LARGE + 1;
+    let cluster = Arc::new(Cluster::simulated(Simulated::Logs));
+    assert_eq!(cluster.run(SLOT, b"key", incr(b"key")), (Settled::Holds, 1));
+    let value = Value::from(&vec![7; LARGE][..]);
+    let put = |_: &mut dyn collie_server::cluster::Evaluation| {
+        Ok((vec![(b"large".to_vec(), Some(value.clone()))], 0, ()))
+    };
+    let settlings = cluster.until("a refusal", || {
+        let (partition, _) = cluster.led()?;
+        let gates: Vec<_> = cluster
+            .places
+            .iter()
+            .map(|place| place.device.hold_syncs())
+            .collect();
+        let mut settlings = Vec::new();
+        let refused = loop {
+            match evaluate(&*partition, SLOT, &[b"large"], std::time::Duration::ZERO, put) {
+                Ok((settling, ())) => settlings.push(settling),
+                Err(refused) => break refused,
+            }
+            assert!(settlings.len() <= MOST, "{} were taken", settlings.len());
+        };
+        gates.into_iter().for_each(collie_sim::Gate::release);
+        // Another leader may have come meanwhile.
+        (refused == Refused::NotNow && settlings.len() >= MOST - 1).then_some(settlings)
+    });
+    for settling in settlings {
+        let settled = cluster.runtime.block_on(settling);
+        assert!(
+            matches!(settled, Settled::Holds | Settled::Unknown),
+            "{settled:?}"
+        );
+    }
+    assert_eq!(cluster.run(SLOT, b"key", incr(b"key")), (Settled::Holds, 2));
+    assert_eq!(GroupLimits::default().pending, 4096, "the other limit is not met");
+}

@@ -119,7 +119,7 @@ impl<'a> Record<'a> {
     }
 }
 
-/// What tells one command from another: a checksum of its arguments and of their lengths.
+/// What distinguishes one command from another: a checksum of its arguments and of their lengths.
 pub(crate) fn check_of<'r>(args: impl Iterator<Item = &'r [u8]>) -> u64 {
     let mut digest = CRC64.digest();
     for arg in args {

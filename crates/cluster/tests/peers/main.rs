@@ -16,6 +16,7 @@ mod liveness;
 mod loopback;
 mod reconnection;
 mod simulated;
+mod sockets;
 mod support;
 mod tls;
 mod wire;

@@ -3,54 +3,20 @@
 //! of what comes.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use collie_cluster::EntryId;
-use collie_cluster::peers::{Dispatch, Incoming, Liveness, Network, Peers, PeersOptions, Reply};
+use collie_cluster::peers::{Dispatch, Incoming, Liveness, Peers, PeersOptions, Reply};
 use collie_cluster::wire::{Appended, NodeId, Response};
-use turmoil::net::{TcpListener, TcpStream};
 use turmoil::{Builder, Sim};
 
+use super::sockets::Simulated;
 use super::support::{append, call, index_of, options, vote};
 
 const PORT: u16 = 4000;
-
-/// The simulation's sockets.
-struct Simulated;
-
-impl Network for Simulated {
-    type Stream = TcpStream;
-    type Listener = TcpListener;
-    type Accepted = TcpStream;
-
-    fn check(&self, _: SocketAddr) -> Result<(), String> {
-        Ok(())
-    }
-
-    async fn bind(&self, address: SocketAddr) -> io::Result<TcpListener> {
-        TcpListener::bind(address).await
-    }
-
-    fn local_address(&self, listener: &TcpListener) -> io::Result<SocketAddr> {
-        listener.local_addr()
-    }
-
-    async fn accept(&self, listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
-        listener.accept().await
-    }
-
-    async fn secure(&self, accepted: TcpStream) -> io::Result<TcpStream> {
-        Ok(accepted)
-    }
-
-    async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        TcpStream::connect(address).await
-    }
-}
 
 /// What a node says of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
-use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use collie_cluster::machine::{MachineOptions, Runs};
-use collie_cluster::peers::{Identity, Network, PeersOptions, Times};
+use collie_cluster::peers::{Identity, PeersOptions, Times};
 use collie_cluster::{
     GroupLimits, GroupTimes, Layout, LogOpened, Member, Node, NodeError, NodeLog, NodeLogOptions,
     NodeOptions, NodeStoreOptions, Replica,
@@ -18,10 +16,10 @@ use collie_db::{FamilyOptions, Options, Shared, SharedOptions};
 use collie_log::{Level, LogOptions, RingMode};
 use collie_sim::{Rng, mix};
 use tokio::runtime::Handle;
-use turmoil::net::{TcpListener, TcpStream};
 
 use crate::clients;
 use crate::disk::Disk;
+use crate::sockets::Simulated;
 use crate::world::{NodeClock, World};
 
 const PORT: u16 = 4000;
@@ -29,39 +27,6 @@ const PORT: u16 = 4000;
 const MARGIN: u64 = 5;
 /// Clients at each node.
 const CLIENTS: u32 = 3;
-
-/// The simulation's sockets.
-struct Simulated;
-
-impl Network for Simulated {
-    type Stream = TcpStream;
-    type Listener = TcpListener;
-    type Accepted = TcpStream;
-
-    fn check(&self, _: SocketAddr) -> Result<(), String> {
-        Ok(())
-    }
-
-    async fn bind(&self, address: SocketAddr) -> io::Result<TcpListener> {
-        TcpListener::bind(address).await
-    }
-
-    fn local_address(&self, listener: &TcpListener) -> io::Result<SocketAddr> {
-        listener.local_addr()
-    }
-
-    async fn accept(&self, listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
-        listener.accept().await
-    }
-
-    async fn secure(&self, accepted: TcpStream) -> io::Result<TcpStream> {
-        Ok(accepted)
-    }
-
-    async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        TcpStream::connect(address).await
-    }
-}
 
 /// Where a node is, running or not.
 pub(crate) struct Place {

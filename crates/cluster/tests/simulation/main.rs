@@ -25,6 +25,8 @@ mod dying;
 mod faults;
 mod host;
 mod judge;
+#[path = "../peers/sockets.rs"]
+mod sockets;
 mod town;
 mod world;
 

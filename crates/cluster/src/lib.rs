@@ -27,9 +27,9 @@ pub use identity::{Asked, IdentityError, MARK, NodeIdentity, is_node};
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 pub use node::{LogOpened, Node, NodeError, NodeOptions};
 pub use raft::{
-    AppliedRows, CommandError, Effects, ElectionCause, Executed, GroupLimits, GroupTimes, Groups, Member,
-    Members, Replica, ReplicaError, ReplicaOptions, ReplicaState, Row, Rows, SnapshotBuilder, SnapshotData,
-    Value, open_machine, seed_draws,
+    AppliedRows, CommandError, Effects, ElectionCause, Executed, FullDisks, GroupLimits, GroupTimes, Groups,
+    Member, Members, Replica, ReplicaError, ReplicaOptions, ReplicaState, Row, Rows, SnapshotBuilder,
+    SnapshotData, Value, open_machine, seed_draws,
 };
 pub use store::{
     Bounds, Entry, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions, Opened,

@@ -22,11 +22,7 @@ fn written() -> u64 {
 fn entry(index: u64) -> (Entry, u64) {
     let leader = LeaderId { term: 1, replica: 1 };
     let run = RunId { leader, run: 1 };
-    let header = Header {
-        ticket: Ticket { run, n: index as u32 },
-        base: 0,
-        stamp_ms: 0,
-    };
+    let header = Header::of(Ticket { run, n: index as u32 }, 0, 0);
     let (key, value) = (index.to_be_bytes(), [index as u8; 1_000]);
     let mut effects = EffectsBuf::default();
     let put = Effect::Put {

@@ -18,8 +18,8 @@ use crate::store::family_state::FamilyState;
 use crate::store::view::FlushCause;
 use crate::write::Commit;
 use crate::{
-    Batch, Durability, Error, Family, FamilyOptions, Options, Result, Snapshot, Stats, Value, WriteOptions,
-    catalog, read, stats,
+    Batch, Durability, Error, Family, FamilyOptions, Options, Result, Snapshot, Stall, Stats, Value,
+    WriteOptions, catalog, read, stats,
 };
 
 /// An open store. Clones are handles to the same store; all methods may be called from any thread.
@@ -287,6 +287,13 @@ impl Db {
     #[must_use]
     pub fn stats(&self) -> Stats {
         stats::collect(self.store())
+    }
+
+    /// The most that the store does to writes now: what one of its families does, or the limit on all
+    /// memtables. Waits for nothing, other than [`Db::stats`].
+    #[must_use]
+    pub fn stall(&self) -> Stall {
+        self.store().stall()
     }
 
     /// [`Family::get`] on the default family.

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
+use collie_io::Clock;
+
 use crate::cluster_node::changing::change;
 use crate::cluster_node::shared::Inner;
 use crate::identity::hex;
@@ -70,7 +72,7 @@ async fn judge(inner: &Inner, join: Join) -> Result<JoinAnswer, String> {
         // The first node has not written it yet.
         return elsewhere;
     }
-    let ours = inner.options.clock.wall_ms();
+    let ours = inner.clock.wall_ms();
     if u128::from(ours.abs_diff(join.wall_ms)) > SKEW_MAX.as_millis() {
         return Ok(JoinAnswer::Clock(ours));
     }

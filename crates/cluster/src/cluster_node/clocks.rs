@@ -1,10 +1,16 @@
-//! A node whose clock is off leads nothing.
+//! A node whose time is off leads nothing, and a clock that jumps is not followed before it is known
+//! to be right.
 //!
-//! Keys expire by the clock of who leads. A node compares its clock with those of the nodes that answer
-//! its pings. It is off where it differs from the clocks of more than half of all nodes, and from all
-//! of these in the same direction: so there is always a node whose clock is not off, and where half of
+//! Keys expire by the time of who leads. A node compares its time with those of the nodes that answer
+//! its pings. It is off where it differs from the times of more than half of all nodes, and from all
+//! of these in the same direction: so there is always a node whose time is not off, and where half of
 //! the nodes or more are silent or disagree, nothing is known and nothing changes. Of two nodes, that
 //! is always so.
+//!
+//! Where the clock of the machine jumps, a node goes on with the time before
+//! ([`SteadyClock`](crate::cluster_node::steady::SteadyClock)). It adopts the clock's time when most
+//! nodes have it, be it as their own time or on the clocks of their machines, or when its own time is
+//! off and the clock is not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,6 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::cluster_node::groups::{Group, groups};
 use crate::cluster_node::shared::Inner;
+use crate::cluster_node::steady::Jump;
 use crate::ids::ReplicaId;
 use crate::map::Map;
 use crate::peers::{NodeStates, SKEW_MAX, Skew};
@@ -24,10 +31,15 @@ const RIGHT_AGAIN: Duration = Duration::from_millis(400);
 /// A replica that was asked to lead has so long before another one is asked.
 const ASKED_FOR: Duration = Duration::from_secs(5);
 
-/// How far clocks are ahead of one node's. Its own is in it.
+/// A jump of which nothing can be known is adopted after so long. A machine that was suspended, or whose
+/// clock an operator has set, is then right. That is long enough for the pings of nodes that were out
+/// of reach, and to put back what was set by mistake.
+const ADOPTED_AFTER: Duration = Duration::from_secs(10);
+
+/// How far the times of nodes are ahead of one node's. Its own is in it.
 type Clocks = BTreeMap<NodeId, Skew>;
 
-/// The clocks of this node and of those that answer it.
+/// The times of this node and of those that answer it.
 fn clocks(inner: &Inner, map: &Map, states: &NodeStates) -> Clocks {
     let own = Skew {
         ahead_ms: 0,
@@ -41,8 +53,8 @@ fn clocks(inner: &Inner, map: &Map, states: &NodeStates) -> Clocks {
         .collect()
 }
 
-/// By how much a clock is ahead of those of most of the `nodes` nodes of the cluster, in milliseconds,
-/// if it is off: of these the one that is least far away.
+/// By how much a node's time is ahead of those of most of the `nodes` nodes of the cluster, in
+/// milliseconds, if it is off: of these the one that is least far away.
 fn ahead_of_most(clocks: &Clocks, node: NodeId, nodes: usize, limit: Duration) -> Option<i64> {
     let own = clocks.get(&node)?;
     let limit_ms = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
@@ -65,7 +77,43 @@ fn ahead_of_most(clocks: &Clocks, node: NodeId, nodes: usize, limit: Duration) -
     off(1).or_else(|| off(-1))
 }
 
-/// The nodes of the map whose clocks are off, as far as this node knows.
+/// Whether the clock of `node`'s machine is right, as far as that can be known, and its time is not.
+/// `machines` is how far the clocks of the other nodes' machines are ahead of its time.
+fn is_right(
+    jump: Jump,
+    node: NodeId,
+    nodes: usize,
+    times: &Clocks,
+    machines: &BTreeMap<NodeId, i64>,
+) -> bool {
+    let is_near = |one: i64, other: i64| u128::from(one.abs_diff(other)) <= SKEW_MAX.as_millis();
+    let (mut with_clock, mut with_time) = (0, 0);
+    for (other, time) in times.iter().filter(|(other, _)| **other != node) {
+        let machine = machines.get(other);
+        if is_near(time.ahead_ms, jump.ahead_ms)
+            || machine.is_some_and(|ahead| is_near(*ahead, jump.ahead_ms))
+        {
+            with_clock += 1;
+        } else if is_near(time.ahead_ms, 0) {
+            with_time += 1;
+        }
+    }
+    if with_clock > 0 && 2 * (with_clock + 1) > nodes {
+        return true;
+    }
+    let mut as_clock = times.clone();
+    if let Some(own) = as_clock.get_mut(&node) {
+        own.ahead_ms = jump.ahead_ms;
+    }
+    let is_off = |times| ahead_of_most(times, node, nodes, SKEW_MAX).is_some();
+    match (is_off(times), is_off(&as_clock)) {
+        (_, true) => false,
+        (true, false) => true,
+        (false, false) => with_time == 0 && jump.lasted >= ADOPTED_AFTER,
+    }
+}
+
+/// The nodes of the map whose times are off, as far as this node knows.
 pub(super) fn clocks_off(inner: &Inner, map: &Map) -> BTreeSet<NodeId> {
     let states = inner.peers().states();
     let clocks = clocks(inner, map, &states.borrow());
@@ -73,34 +121,70 @@ pub(super) fn clocks_off(inner: &Inner, map: &Map) -> BTreeSet<NodeId> {
     clocks.keys().copied().filter(is_off).collect()
 }
 
-/// Follows the clocks, and hands over what this node leads while its own is off.
+/// Follows the clocks, and hands over what this node leads while its time is off.
 pub(super) async fn watch_clocks(inner: Arc<Inner>) {
     let mut states = inner.peers().states();
     let mut asked = BTreeMap::new();
+    let mut had_jumped = false;
     loop {
         drop(states.borrow_and_update());
+        had_jumped = look_at_clock(&inner, had_jumped);
         let is_off = look(&inner);
         if let Some(map) = inner.map() {
             obey(&inner, &map, is_off, &mut asked).await;
         }
-        // Replicas come and go, and leaders change, while the clock is off.
-        let again = async {
-            match is_off {
-                true => sleep(inner.options.look).await,
-                false => std::future::pending().await,
-            }
-        };
+        // Clocks jump, and replicas come and go and leaders change while the time is off.
         tokio::select! {
             biased;
             changed = states.changed() => if changed.is_err() {
                 return;
             },
-            () = again => {}
+            () = sleep(inner.options.look) => {}
         }
     }
 }
 
-/// Compares this node's clock with the others', and says whether it is off.
+/// Compares the clock of the machine with this node's time, and says whether it has jumped. If it is
+/// right, its time is adopted.
+fn look_at_clock(inner: &Inner, had_jumped: bool) -> bool {
+    let node = inner.number();
+    let Some(jump) = inner.clock.jump() else {
+        if had_jumped {
+            tracing::info!(node, "the clock of the machine is back at the time of this node");
+        }
+        return false;
+    };
+    let ahead_ms = jump.ahead_ms;
+    let is_right = inner.map().is_some_and(|map| {
+        let times = clocks(inner, &map, &inner.peers().states().borrow());
+        is_right(
+            jump,
+            node,
+            map.nodes.len(),
+            &times,
+            &inner.peers().machine_clocks(),
+        )
+    });
+    if is_right && inner.clock.adopt(jump) {
+        tracing::warn!(
+            node,
+            ahead_ms,
+            "the clock of the machine has jumped, and this node adopts its time"
+        );
+        return false;
+    }
+    if !had_jumped {
+        let problem = jump_problem(jump);
+        tracing::error!(
+            node,
+            problem,
+            "this node does not follow the clock of its machine"
+        );
+    }
+    true
+}
+
+/// Compares this node's time with the others', and says whether it is off.
 fn look(inner: &Inner) -> bool {
     let Some(map) = inner.map() else { return false };
     let was = inner.clock_ahead_ms();
@@ -112,7 +196,7 @@ fn look(inner: &Inner) -> bool {
     let node = inner.number();
     match (was, now) {
         (None, Some(_)) => {
-            let problem = inner.clock_problem().unwrap_or_default();
+            let problem = now.map(off_problem).unwrap_or_default();
             tracing::error!(node, problem, "this node leads nothing until its clock is right");
         }
         (Some(_), None) => tracing::info!(node, "the clock of this node is right again: it may lead"),
@@ -121,7 +205,34 @@ fn look(inner: &Inner) -> bool {
     now.is_some()
 }
 
-/// Lets the replicas of this node stand for election, or not. While the clock is off, those that lead
+impl Inner {
+    /// What is wrong with this node's clock, and what to do.
+    pub(super) fn clock_problems(&self) -> impl Iterator<Item = String> + use<> {
+        let off = self.clock_ahead_ms().map(off_problem);
+        off.into_iter().chain(self.clock.jump().map(jump_problem))
+    }
+}
+
+/// What is wrong, and what to do, where this node's time is off by so much.
+pub(super) fn off_problem(ahead_ms: i64) -> String {
+    let direction = if ahead_ms > 0 { "ahead of" } else { "behind" };
+    format!(
+        "the clock of this machine is {} ms {direction} those of most other nodes, of at most {} ms: set it right",
+        ahead_ms.unsigned_abs(),
+        SKEW_MAX.as_millis()
+    )
+}
+
+fn jump_problem(jump: Jump) -> String {
+    let direction = if jump.ahead_ms > 0 { "ahead" } else { "back" };
+    format!(
+        "the clock of this machine has jumped {} ms {direction}, and the node goes on with the time before, until most \
+         nodes have the clock's: set it right",
+        jump.ahead_ms.unsigned_abs()
+    )
+}
+
+/// Lets the replicas of this node stand for election, or not. While the time is off, those that lead
 /// hand over, as soon as another one can lead.
 async fn obey(inner: &Inner, map: &Map, is_off: bool, asked: &mut BTreeMap<ReplicaId, Instant>) {
     let off = if is_off {
@@ -144,10 +255,12 @@ async fn obey(inner: &Inner, map: &Map, is_off: bool, asked: &mut BTreeMap<Repli
         for (to, node) in right {
             if inner.hears(node) && group.replica.has_nearly_all(to) {
                 asked.insert(own, now);
-                if let Err(error) = group.replica.transfer_to(to).await {
-                    tracing::warn!(%error, replica = own, "leadership is not handed over");
+                match group.replica.transfer_to(to).await {
+                    Ok(()) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, replica = own, "leadership is not handed over");
+                    }
                 }
-                break;
             }
         }
     }
@@ -192,6 +305,74 @@ mod tests {
         assert_eq!(off(&[0, 0, 900, 900], 0, 4), [0; 0]);
         assert_eq!(off(&[0], 0, 1), [0; 0]);
         assert_eq!(off(&[i64::MIN, 0, i64::MAX], u64::MAX, 3), [0; 0]);
+    }
+
+    /// Whether a node's clock that has jumped by an hour is right, where those that answer have these
+    /// times and clocks.
+    fn right(others: &[(i64, i64)], nodes: usize, lasted: Duration) -> bool {
+        let jump = Jump {
+            ahead_ms: 3_600_000,
+            lasted,
+        };
+        let skew = |ahead_ms| Skew {
+            ahead_ms,
+            doubt_ms: 5,
+        };
+        let others = (2..).zip(others);
+        let times = others.clone().map(|(node, (time, _))| (node, skew(*time)));
+        let times = times.chain([(1, skew(0))]).collect();
+        let machines = others.map(|(node, (_, machine))| (node, *machine)).collect();
+        is_right(jump, 1, nodes, &times, &machines)
+    }
+
+    const AT_ONCE: Duration = Duration::ZERO;
+    const LONG: Duration = Duration::from_secs(3600);
+    const HOUR: i64 = 3_600_000;
+
+    #[test]
+    fn a_clock_that_jumps_away_from_most_is_wrong_however_long_it_lasts() {
+        for lasted in [AT_ONCE, LONG] {
+            assert!(!right(&[(0, 0), (20, 20)], 3, lasted));
+            assert!(!right(&[(0, 0)], 3, lasted), "the third is silent");
+            assert!(!right(&[(0, 0)], 2, lasted), "the other one has the time before");
+            assert!(!right(&[(0, 0), (0, HOUR)], 5, lasted), "two of five");
+            assert!(
+                !right(&[(-7000, -7000), (-7000, -7000)], 3, lasted),
+                "it was off before, and is now"
+            );
+        }
+    }
+
+    #[test]
+    fn a_clock_is_right_at_once_that_most_have() {
+        let other = (HOUR - 400, HOUR - 400);
+        assert!(right(&[other, other], 3, AT_ONCE), "this node was off");
+        assert!(right(&[other], 3, AT_ONCE), "the third is silent");
+        assert!(right(&[other], 2, AT_ONCE));
+        assert!(
+            right(&[(0, HOUR + 400), (0, 0)], 3, AT_ONCE),
+            "the clocks of most were set"
+        );
+        assert!(right(&[(0, HOUR)], 2, AT_ONCE), "those of both were set");
+        assert!(
+            !right(&[(0, HOUR + 501), (0, 0)], 3, AT_ONCE),
+            "another one was set to another time"
+        );
+        // In the middle of two that are off.
+        assert!(right(&[(HOUR - 9000, 0), (HOUR + 9000, 0)], 3, AT_ONCE));
+    }
+
+    #[test]
+    fn a_clock_of_which_nothing_can_be_known_is_right_after_a_while() {
+        for nodes in [1, 2, 3] {
+            assert!(!right(&[], nodes, ADOPTED_AFTER - Duration::from_millis(1)));
+            assert!(right(&[], nodes, ADOPTED_AFTER));
+        }
+        assert!(
+            !right(&[(0, 0), (HOUR, HOUR)], 5, LONG),
+            "one has this, one has that"
+        );
+        assert!(right(&[(HOUR, HOUR), (77_000, 77_000)], 5, ADOPTED_AFTER));
     }
 
     /// Of all sets of clocks, one can lead.

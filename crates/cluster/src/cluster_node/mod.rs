@@ -19,6 +19,7 @@ mod routing;
 mod shared;
 mod spreading;
 mod status;
+mod steady;
 mod suspicion;
 
 pub use error::ClusterError;

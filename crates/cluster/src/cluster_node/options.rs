@@ -53,7 +53,7 @@ pub struct ClusterOptions {
     pub client: SocketAddr,
     /// The feature levels that the program speaks. Default: [`LEVEL`] alone.
     pub spoken: RangeInclusive<u32>,
-    /// The wall clock.
+    /// The clock of the machine. The node follows it as long as it does not jump.
     pub clock: Arc<dyn Clock>,
     /// How long anything of a group may take.
     pub times: GroupTimes,

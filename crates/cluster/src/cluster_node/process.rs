@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use collie_db::Db;
+use collie_io::Clock;
 use collie_server::cluster::Cluster;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -20,6 +21,7 @@ use crate::cluster_node::options::{Begin, ClusterOptions};
 use crate::cluster_node::routing::{Routes, Routing};
 use crate::cluster_node::shared::Inner;
 use crate::cluster_node::status::ClusterStatus;
+use crate::cluster_node::steady::SteadyClock;
 use crate::cluster_node::suspicion::watch_nodes;
 use crate::identity::{IdentityError, IdentityStore, NodeIdentity};
 use crate::map::Map;
@@ -63,9 +65,12 @@ impl ClusterNode {
         let store = store.await?;
         let identity = begin(&network, &options, &store, with).await?;
         let gate = Arc::new(Gate::default());
-        let node_options = node_options(&options, &identity, Arc::clone(&gate))?;
+        // A join may wait for long, while the clock of the machine is set right.
+        let clock = Arc::new(SteadyClock::new(Arc::clone(&options.clock)));
+        let mut node_options = node_options(&options, &identity, Arc::clone(&gate))?;
+        node_options.peers.clock = Arc::clone(&clock) as _;
         let node = Arc::new(Node::start(network, node_options).await?);
-        let inner = Arc::new(Inner::new(node, options, identity, store));
+        let inner = Arc::new(Inner::new(node, options, clock, identity, store));
         gate.open(&inner);
         let mut tasks = JoinSet::new();
         tasks.spawn(follow(Arc::clone(&inner)));
@@ -99,6 +104,14 @@ impl ClusterNode {
     #[must_use]
     pub fn cluster(&self) -> Arc<dyn Cluster> {
         Arc::new(Routes(Arc::clone(&self.inner)))
+    }
+
+    /// The time that the node goes by, for the server: that of its machine's clock, which may be
+    /// stepped by up to [`SKEW_MAX`](crate::peers::SKEW_MAX). A jump beyond that is followed once it is
+    /// known to be right.
+    #[must_use]
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.inner.clock) as _
     }
 
     /// The map as this node has applied it; none before it has anything of it.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use collie_server::cluster::{Cluster, Figure, NodeInfo, Partition, PartitionInfo, Route, Topology};
 use tokio::sync::watch;
 
+use crate::cluster_node::clocks::off_problem;
 use crate::cluster_node::shared::Inner;
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::{Map, NOWHERE, PartitionRecord};
@@ -202,7 +203,7 @@ impl Cluster for Routes {
 
     fn take_over(&self) -> Result<(), String> {
         let inner = &self.0;
-        if let Some(problem) = inner.clock_problem() {
+        if let Some(problem) = inner.clock_ahead_ms().map(off_problem) {
             return Err(problem);
         }
         let routing = inner.routing.load();

@@ -11,10 +11,11 @@ use tokio::sync::{Notify, watch};
 use crate::cluster_node::figures::Looked;
 use crate::cluster_node::options::ClusterOptions;
 use crate::cluster_node::routing::Routing;
+use crate::cluster_node::steady::SteadyClock;
 use crate::identity::{IdentityStore, NodeIdentity};
 use crate::map::{Founding, JoinRequest, Map};
 use crate::node::Node;
-use crate::peers::{NodeStates, Peers, SKEW_MAX};
+use crate::peers::{NodeStates, Peers};
 use crate::raft::Replica;
 use crate::wire::NodeId;
 
@@ -22,6 +23,8 @@ use crate::wire::NodeId;
 pub(super) struct Inner {
     pub(super) node: Arc<Node>,
     pub(super) options: ClusterOptions,
+    /// The time that everything here goes by.
+    pub(super) clock: Arc<SteadyClock>,
     pub(super) identity: NodeIdentity,
     pub(super) store: IdentityStore,
     /// The map as this node has applied it; none before it has anything of it.
@@ -29,7 +32,7 @@ pub(super) struct Inner {
     pub(super) routing: ArcSwap<Routing>,
     /// For the figures.
     pub(super) looked: Looked,
-    /// By how much this node's clock is ahead of most others', in milliseconds, if it is off.
+    /// By how much this node's time is ahead of most others', in milliseconds, if it is off.
     clock_ahead_ms: Mutex<Option<i64>>,
     /// Woken when this node is to take over what others lead.
     pub(super) taking_over: Notify,
@@ -41,12 +44,14 @@ impl Inner {
     pub(super) fn new(
         node: Arc<Node>,
         options: ClusterOptions,
+        clock: Arc<SteadyClock>,
         identity: NodeIdentity,
         store: IdentityStore,
     ) -> Self {
         Self {
             node,
             options,
+            clock,
             identity,
             store,
             map: watch::Sender::new(None),
@@ -87,24 +92,13 @@ impl Inner {
         self.is_alive(&self.peers().states().borrow(), node)
     }
 
-    /// By how much this node's clock is ahead of most others', in milliseconds, if it is off.
+    /// By how much this node's time is ahead of most others', in milliseconds, if it is off.
     pub(super) fn clock_ahead_ms(&self) -> Option<i64> {
         *self.clock_ahead_ms.lock()
     }
 
     pub(super) fn set_clock_ahead_ms(&self, ahead_ms: Option<i64>) {
         *self.clock_ahead_ms.lock() = ahead_ms;
-    }
-
-    /// What is wrong with this node's clock, and what to do.
-    pub(super) fn clock_problem(&self) -> Option<String> {
-        let ahead_ms = self.clock_ahead_ms()?;
-        let direction = if ahead_ms > 0 { "ahead of" } else { "behind" };
-        Some(format!(
-            "the clock of this machine is {} ms {direction} those of most other nodes, of at most {} ms: set it right",
-            ahead_ms.unsigned_abs(),
-            SKEW_MAX.as_millis()
-        ))
     }
 
     /// Where a slot is led may have changed.

@@ -45,7 +45,7 @@ pub struct NodeStatus {
     pub client: SocketAddr,
     /// Whether it answers this node.
     pub is_alive: bool,
-    /// How far its clock is from this node's, as of the last ping.
+    /// How far its time is from this node's, as of the last ping.
     pub skew: Option<Skew>,
     /// Why there is no connection to it, if there is none.
     pub problem: Option<String>,
@@ -143,10 +143,9 @@ impl Inner {
 
     /// What is wrong, each with what it is about.
     pub(super) fn all_problems(&self) -> Vec<(String, String)> {
-        let clock = self
-            .clock_problem()
-            .map(|problem| ("the clock".to_owned(), problem));
-        clock.into_iter().chain(self.problems()).collect()
+        let clock = self.clock_problems();
+        let clock = clock.map(|problem| ("the clock".to_owned(), problem));
+        clock.chain(self.problems()).collect()
     }
 
     /// A replica on this node, and who leads by its word.

@@ -9,9 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::EntryId;
 use crate::machine::effects::{self, Effect};
 use crate::machine::error::{FieldError, MachineError};
-use crate::machine::keys::{
-    APPLIED, MEMBERSHIP, RECORDED, count_key, data_key, sequence_number, session_key,
-};
+use crate::machine::keys::{APPLIED, MEMBERSHIP, RECORDED, count_key, data_key, sequence_number};
 use crate::machine::meta::{encode_applied, encode_membership};
 use crate::machine::positions::Membership;
 use crate::machine::proposals::Verdict;
@@ -186,20 +184,6 @@ impl Commit {
             match effect {
                 Effect::Put { slot, key, value } => self.put(data_key(slot, key), value)?,
                 Effect::Delete { slot, key } => self.batch.delete(&self.family, data_key(slot, key))?,
-                Effect::Session {
-                    slot,
-                    client,
-                    number,
-                    at_ms,
-                    reply,
-                } => {
-                    let value = [&at_ms.to_le_bytes(), reply].concat();
-                    self.put(session_key(slot, client, number), value)?;
-                }
-                Effect::Forget { slot, client, number } => {
-                    let key = session_key(slot, client, number);
-                    self.batch.delete(&self.family, key)?;
-                }
                 Effect::Count { slot, delta } => {
                     let sum = deltas.entry(slot).or_default();
                     *sum = sum.saturating_add(delta);

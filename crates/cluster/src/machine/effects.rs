@@ -15,14 +15,11 @@ pub const MAX_BYTES: usize = (8 << 20) - (64 << 10);
 pub const MAX_EFFECTS: usize = 1 << 20;
 /// The longest key, in bytes.
 pub const MAX_KEY_BYTES: usize = collie_db::MAX_KEY_BYTES - DATA_HEAD;
-/// The longest name of a client, in bytes.
-pub const MAX_CLIENT_BYTES: usize = 256;
+const _: () = assert!(MAX_KEY_BYTES == collie_server::cluster::MAX_ROW_BYTES);
 
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
-const SESSION: u8 = 3;
-const FORGET: u8 = 4;
-const COUNT: u8 = 5;
+const COUNT: u8 = 3;
 /// What stands before the effects.
 const HEAD: usize = 1 + 4;
 
@@ -44,28 +41,6 @@ pub enum Effect<'a> {
         slot: u16,
         /// The key.
         key: &'a [u8],
-    },
-    /// A request that takes effect once was answered.
-    Session {
-        /// The slot of the request's key.
-        slot: u16,
-        /// Who asked.
-        client: &'a [u8],
-        /// The client's number of the request.
-        number: u64,
-        /// When, in milliseconds.
-        at_ms: u64,
-        /// The reply.
-        reply: &'a [u8],
-    },
-    /// The reply to a request is not kept any more.
-    Forget {
-        /// The slot of the request's key.
-        slot: u16,
-        /// Who asked.
-        client: &'a [u8],
-        /// The client's number of the request.
-        number: u64,
     },
     /// A slot has so many more keys, or fewer.
     Count {
@@ -99,15 +74,36 @@ impl EffectsBuf {
     pub fn push(&mut self, effect: Effect<'_>) -> Result<(), FieldError> {
         let before = self.bytes.len();
         encode(effect, &mut self.bytes);
+        self.count += 1;
         let checked = check(&self.bytes, before).and_then(|()| self.check_size());
         if let Err(error) = checked {
             self.bytes.truncate(before);
+            self.count -= 1;
             return Err(error);
         }
-        self.count += 1;
-        let count = self.count.to_le_bytes();
-        self.bytes.splice(1..HEAD, count);
+        self.write_count();
         Ok(())
+    }
+
+    /// Adds the effects of another, behind its own.
+    ///
+    /// # Errors
+    /// [`FieldError`] where they would be more than an entry may have; nothing was added.
+    pub fn extend(&mut self, other: &Self) -> Result<(), FieldError> {
+        let (bytes, count) = (self.bytes.len(), self.count);
+        self.bytes.extend_from_slice(&other.bytes[HEAD..]);
+        self.count = count.saturating_add(other.count);
+        if let Err(error) = self.check_size() {
+            self.bytes.truncate(bytes);
+            self.count = count;
+            return Err(error);
+        }
+        self.write_count();
+        Ok(())
+    }
+
+    fn write_count(&mut self) {
+        self.bytes[1..HEAD].copy_from_slice(&self.count.to_le_bytes());
     }
 
     fn check_size(&self) -> Result<(), FieldError> {
@@ -116,7 +112,7 @@ impl EffectsBuf {
             let found = format!("{} bytes", self.bytes.len());
             return Err(fields.wrong(MAX_BYTES, "effects of less than 8 MiB", found));
         }
-        if self.count as usize >= MAX_EFFECTS {
+        if self.count as usize > MAX_EFFECTS {
             return Err(fields.wrong(1, "at most 2^20 effects", "more"));
         }
         Ok(())
@@ -132,12 +128,6 @@ impl EffectsBuf {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
-    }
-
-    /// As [`EffectsBuf::bytes`].
-    #[must_use]
-    pub fn into_bytes(self) -> Vec<u8> {
-        self.bytes
     }
 }
 
@@ -187,24 +177,6 @@ fn encode(effect: Effect<'_>, to: &mut Vec<u8>) {
             head(DELETE, slot);
             put_bytes(to, key);
         }
-        Effect::Session {
-            slot,
-            client,
-            number,
-            at_ms,
-            reply,
-        } => {
-            head(SESSION, slot);
-            put_bytes(to, client);
-            to.extend_from_slice(&number.to_le_bytes());
-            to.extend_from_slice(&at_ms.to_le_bytes());
-            put_bytes(to, reply);
-        }
-        Effect::Forget { slot, client, number } => {
-            head(FORGET, slot);
-            put_bytes(to, client);
-            to.extend_from_slice(&number.to_le_bytes());
-        }
         Effect::Count { slot, delta } => {
             head(COUNT, slot);
             to.extend_from_slice(&delta.to_le_bytes());
@@ -220,7 +192,6 @@ fn effect<'a>(fields: &mut Fields<'a>) -> Result<Effect<'a>, FieldError> {
         return Err(fields.wrong(at + 1, "a slot below 16384", slot));
     }
     let key = |fields: &mut Fields<'a>| fields.bytes((0, MAX_KEY_BYTES), "a key");
-    let client = |fields: &mut Fields<'a>| fields.bytes((1, MAX_CLIENT_BYTES), "the name of a client");
     match kind {
         PUT => Ok(Effect::Put {
             slot,
@@ -231,23 +202,11 @@ fn effect<'a>(fields: &mut Fields<'a>) -> Result<Effect<'a>, FieldError> {
             slot,
             key: key(fields)?,
         }),
-        SESSION => Ok(Effect::Session {
-            slot,
-            client: client(fields)?,
-            number: fields.u64("the number of a request")?,
-            at_ms: fields.u64("a time")?,
-            reply: fields.bytes((0, MAX_BYTES), "a reply")?,
-        }),
-        FORGET => Ok(Effect::Forget {
-            slot,
-            client: client(fields)?,
-            number: fields.u64("the number of a request")?,
-        }),
         COUNT => Ok(Effect::Count {
             slot,
             delta: fields.u64("a number of keys")? as i64,
         }),
-        other => Err(fields.wrong(at, "a kind of effect from 1 to 5", other)),
+        other => Err(fields.wrong(at, "a kind of effect from 1 to 3", other)),
     }
 }
 
@@ -257,36 +216,21 @@ mod tests {
     use proptest::prelude::*;
 
     /// An effect that owns what it has.
-    type Owned = (u8, u16, Vec<u8>, u64, u64, Vec<u8>);
+    type Owned = (u8, u16, Vec<u8>, i64, Vec<u8>);
 
     fn of(owned: &Owned) -> Effect<'_> {
-        let (kind, slot, key, number, at_ms, value) = owned;
-        let (slot, number, at_ms) = (*slot, *number, *at_ms);
+        let (kind, slot, key, delta, value) = owned;
+        let (slot, delta) = (*slot, *delta);
         match kind {
             1 => Effect::Put { slot, key, value },
             2 => Effect::Delete { slot, key },
-            3 => Effect::Session {
-                slot,
-                client: key,
-                number,
-                at_ms,
-                reply: value,
-            },
-            4 => Effect::Forget {
-                slot,
-                client: key,
-                number,
-            },
-            _ => Effect::Count {
-                slot,
-                delta: number as i64,
-            },
+            _ => Effect::Count { slot, delta },
         }
     }
 
     fn owned() -> impl Strategy<Value = Owned> {
-        let bytes = |least| proptest::collection::vec(any::<u8>(), least..20);
-        (1..6_u8, 0..SLOTS, bytes(1), any::<u64>(), any::<u64>(), bytes(0))
+        let bytes = || proptest::collection::vec(any::<u8>(), 0..20);
+        (1..4_u8, 0..SLOTS, bytes(), any::<i64>(), bytes())
     }
 
     proptest! {
@@ -303,6 +247,15 @@ mod tests {
                 prop_assert!(decode(&buf.bytes()[..len]).is_err());
             }
             prop_assert!(decode(&[buf.bytes(), b"x"].concat()).is_err());
+            // Those of several proposals are those of one.
+            let (first, second) = all.split_at(all.len() / 2);
+            let [mut joined, behind] = [first, second].map(|part| {
+                let mut buf = EffectsBuf::default();
+                part.iter().for_each(|effect| buf.push(of(effect)).unwrap());
+                buf
+            });
+            joined.extend(&behind).unwrap();
+            prop_assert_eq!(joined, buf);
         }
 
         #[test]
@@ -328,16 +281,6 @@ mod tests {
             put(SLOTS, b"k", b"v"),
             put(1, &long[..MAX_KEY_BYTES + 1], b"v"),
             put(1, b"k", &long),
-            Effect::Forget {
-                slot: 1,
-                client: b"",
-                number: 1,
-            },
-            Effect::Forget {
-                slot: 1,
-                client: &long[..MAX_CLIENT_BYTES + 1],
-                number: 1,
-            },
         ] {
             buf.push(refused).unwrap_err();
             assert_eq!(buf, empty);
@@ -352,6 +295,10 @@ mod tests {
             (MAX_BYTES, 2)
         );
         assert!(buf.push(Effect::Count { slot: 1, delta: -1 }).is_err());
+        let (full, mut one) = (buf.clone(), empty.clone());
+        one.push(Effect::Count { slot: 1, delta: -1 }).unwrap();
+        assert!(buf.extend(&one).is_err());
+        assert_eq!(buf, full);
         let said = decode(&[2, 0, 0, 0, 0]).unwrap_err().to_string();
         assert_eq!(said, "byte 0: expected effects of version 1, found 2");
         assert!(decode(&[1, 255, 255, 255, 255]).is_err());

@@ -115,6 +115,20 @@ pub struct FieldError {
 }
 
 impl MachineError {
+    /// Whether it says that a disk is full: it goes on when there is room.
+    #[must_use]
+    pub fn is_no_room(&self) -> bool {
+        match self {
+            Self::Db(error) => matches!(error, collie_db::Error::StorageFull { .. }),
+            Self::Log(error) => error.is_no_room(),
+            Self::Io { source, .. } => matches!(
+                source.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            ),
+            _ => false,
+        }
+    }
+
     pub(super) fn io(op: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io {
             op,

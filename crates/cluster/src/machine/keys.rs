@@ -48,15 +48,6 @@ pub(super) fn of_data_key(full: &[u8]) -> Option<(u16, &[u8])> {
     Some((u16::from_be_bytes([high, low]), key))
 }
 
-/// Where the record of a session is: of one request of one client.
-pub(super) fn session_key(slot: u16, client: &[u8], number: u64) -> Vec<u8> {
-    let mut key = vec![META, b's'];
-    key.extend_from_slice(&slot.to_be_bytes());
-    key.extend_from_slice(client);
-    key.extend_from_slice(&number.to_be_bytes());
-    key
-}
-
 /// Where the number of keys in a slot is.
 pub(super) fn count_key(slot: u16) -> [u8; 4] {
     let [high, low] = slot.to_be_bytes();
@@ -107,8 +98,7 @@ mod tests {
 
     #[test]
     fn keys_of_different_things_differ() {
-        assert_ne!(session_key(1, b"a", 2), session_key(1, b"ab", 2));
-        assert!(data_key(0, b"") > session_key(SLOTS, &[255; 9], u64::MAX));
+        assert!(data_key(0, b"")[..] > count_key(SLOTS)[..]);
         assert!(data_key(255, b"\xff") < data_key(256, b""));
         assert_eq!(of_data_key(&data_key(258, b"key")), Some((258, &b"key"[..])));
         assert_eq!(of_data_key(&data_key(258, b"key")[..2]), None);

@@ -72,11 +72,7 @@ mod tests {
         let payload = |n, base| {
             let run = RunId { leader, run: 1 };
             let ticket = Ticket { run, n };
-            let header = Header {
-                ticket,
-                base,
-                stamp_ms: 5,
-            };
+            let header = Header::of(ticket, base, 5);
             [&header.encode()[..], b"effects"].concat()
         };
         let mut recorded: Option<Vec<u8>> = None;

@@ -11,7 +11,7 @@ use crate::ids::{EntryId, ReplicaId};
 use crate::machine::apply::Applying;
 use crate::machine::error::MachineError;
 use crate::machine::journal::LogJournal;
-use crate::machine::keys::{count_key, session_key};
+use crate::machine::keys::count_key;
 use crate::machine::meta::decode_count;
 use crate::machine::positions::{Membership, Position};
 use crate::machine::proposals::Proposals;
@@ -158,16 +158,6 @@ impl Machine {
     pub fn keys_in_slot(&self, slot: u16) -> Result<u64, MachineError> {
         let bytes = self.0.db.get(count_key(slot))?;
         decode_count(bytes.as_deref()).map_err(|error| self.meta("the count of a slot", error))
-    }
-
-    /// The time, in milliseconds, and the reply of a request that took effect once, as they were
-    /// recorded: `at u64 · reply`.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn session(&self, slot: u16, client: &[u8], number: u64) -> Result<Option<Vec<u8>>, MachineError> {
-        let record = self.0.db.get(session_key(slot, client, number))?;
-        Ok(record.map(|record| record.to_vec()))
     }
 
     /// Closes the store. What is not in tables is in the log.

@@ -21,7 +21,7 @@ use crate::node::options::NodeOptions;
 use crate::node::room::watch_room;
 use crate::node::router::{Emptied, Router};
 use crate::peers::{Network, Peers};
-use crate::raft::{Member, Replica, ReplicaOptions};
+use crate::raft::{FullDisks, Member, Replica, ReplicaOptions};
 use crate::store::{NodeLog, NodeStore, Quarantined, ReplicaLog, StoreError};
 use crate::wire::NodeId;
 
@@ -40,6 +40,7 @@ pub struct Node {
     peers: Arc<Peers>,
     failed: watch::Receiver<Option<StoreError>>,
     changes: watch::Sender<u64>,
+    full: Arc<FullDisks>,
     maintenance: Mutex<JoinSet<()>>,
 }
 
@@ -90,6 +91,7 @@ impl Node {
             peers: Arc::new(peers),
             failed,
             changes: watch::Sender::new(0),
+            full: Arc::default(),
             maintenance: Mutex::default(),
         };
         for log in logs {
@@ -238,6 +240,7 @@ impl Node {
             times: self.options.times.clone(),
             limits: self.options.limits.clone(),
             changes: self.changes.clone(),
+            full: Arc::clone(&self.full),
         };
         let replica = Arc::new(Replica::start(options));
         self.router.insert(Arc::clone(&replica));

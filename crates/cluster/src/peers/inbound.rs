@@ -13,6 +13,7 @@ use super::dispatch::{Incoming, Load, Reply};
 use super::error::End;
 use super::greeting::{check, greeting, hello};
 use super::joining::admit;
+use super::liveness::difference_ms;
 use super::network::Network;
 use super::outbox::{Outbox, write_frames};
 use super::reader::FrameReader;
@@ -192,10 +193,13 @@ async fn receive<S: AsyncRead>(
         };
         taken.heard();
         match &frame.message {
-            Message::Ping(_) => {
-                let pong = Message::Pong(Pong {
-                    wall_ms: shared.options.clock.wall_ms(),
-                });
+            Message::Ping(ping) => {
+                let wall_ms = shared.options.clock.wall_ms();
+                if taken.lane == Lane::Raft {
+                    let ahead_ms = difference_ms(ping.wall_ms, wall_ms);
+                    shared.machine_clocks.lock().insert(taken.node, ahead_ms);
+                }
+                let pong = Message::Pong(Pong { wall_ms });
                 match encode(&Frame::of_connection(frame.request, pong)) {
                     // Without room the peer takes nothing, and will find this node silent.
                     Ok(bytes) => _ = outbox.push_urgent(bytes),

@@ -232,7 +232,7 @@ impl Link {
         loop {
             ticks.tick().await;
             let request = shared.next_request();
-            let wall_ms = shared.options.clock.wall_ms();
+            let wall_ms = shared.options.machine_clock.wall_ms();
             let bytes = match encode(&Frame::of_connection(request, Message::Ping(Ping { wall_ms }))) {
                 Ok(bytes) => bytes,
                 Err(error) => return error.into(),

@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use crate::wire::NodeId;
 
-/// A clock this far off is not that of a node that may lead.
+/// A time this far off is not that of a node that may lead, and a clock that is stepped by more is not
+/// followed at once.
 pub const SKEW_MAX: Duration = Duration::from_millis(500);
 /// A change of the measured skew below this is not reported.
 const SKEW_STEP_MS: u64 = 100;
@@ -35,7 +36,7 @@ pub enum Liveness {
     },
 }
 
-/// How far a node's wall clock is from this node's, as of its last answer to a ping.
+/// How far the time that a node goes by is from this node's, as of its last answer to a ping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Skew {
     /// Milliseconds by which it is ahead.
@@ -49,7 +50,7 @@ pub struct Skew {
 pub struct NodeState {
     /// Whether it answers.
     pub liveness: Liveness,
-    /// Its clock.
+    /// Its time.
     pub skew: Option<Skew>,
     /// The process that was last greeted there; another one after a restart.
     pub boot: Option<[u8; 16]>,
@@ -88,13 +89,17 @@ impl Skew {
     /// From an answer that says `theirs` and took `round_trip` until now, at `ours`.
     pub(super) fn measured(theirs: u64, ours: u64, round_trip: Duration) -> Self {
         let doubt_ms = u64::try_from(round_trip.as_millis() / 2).unwrap_or(u64::MAX);
-        let then = i128::from(ours) - i128::from(doubt_ms);
-        let ahead = (i128::from(theirs) - then).clamp(i64::MIN.into(), i64::MAX.into());
         Self {
-            ahead_ms: ahead as i64,
+            ahead_ms: difference_ms(theirs, ours).saturating_add_unsigned(doubt_ms),
             doubt_ms,
         }
     }
+}
+
+/// By how much a time is ahead of another one.
+pub(super) fn difference_ms(theirs: u64, ours: u64) -> i64 {
+    let ahead = i128::from(theirs) - i128::from(ours);
+    ahead.clamp(i64::MIN.into(), i64::MAX.into()) as i64
 }
 
 impl NodeState {

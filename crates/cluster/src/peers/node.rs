@@ -199,6 +199,13 @@ impl Peers {
         self.shared.states.subscribe()
     }
 
+    /// By how many milliseconds the clocks of the peers' machines are ahead of this node's time, as of
+    /// the last ping of each. That it took some time is not counted. A peer that is silent or gone
+    /// may be among them.
+    pub fn machine_clocks(&self) -> BTreeMap<NodeId, i64> {
+        self.shared.machine_clocks.lock().clone()
+    }
+
     /// What was sent.
     pub fn stats(&self) -> PeersStats {
         let (frames, bytes, writes) = self.shared.written.read();

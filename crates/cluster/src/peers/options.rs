@@ -33,8 +33,10 @@ pub struct PeersOptions {
     pub identity: Identity,
     /// Where it takes connections; port 0 is any that is free.
     pub listen: SocketAddr,
-    /// The wall clock, which peers compare with theirs.
+    /// The time that the node goes by. Answers to pings carry it, and peers compare it with theirs.
     pub clock: Arc<dyn Clock>,
+    /// The clock of its machine, which may have jumped away from that. Pings carry it.
+    pub machine_clock: Arc<dyn Clock>,
     /// What the jitter of reconnections is drawn from.
     pub seed: u64,
     /// How much of anything.
@@ -93,11 +95,12 @@ pub struct Times {
 }
 
 impl PeersOptions {
-    /// Options with the usual limits and times.
+    /// Options with the usual limits and times. The node goes by the clock of its machine.
     pub fn new(identity: Identity, listen: SocketAddr, clock: Arc<dyn Clock>, seed: u64) -> Self {
         Self {
             identity,
             listen,
+            machine_clock: Arc::clone(&clock),
             clock,
             seed,
             limits: Limits::default(),

@@ -1,5 +1,6 @@
 //! What the tasks of a node's connections share.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,12 +18,15 @@ use super::options::PeersOptions;
 use super::outbox::Written;
 use super::refusals::Refusals;
 use super::slots::Slots;
+use crate::wire::NodeId;
 
 pub(super) struct Shared {
     pub(super) options: PeersOptions,
     pub(super) lane: LaneLimits,
     pub(super) dispatch: Arc<dyn Dispatch>,
     pub(super) states: watch::Sender<NodeStates>,
+    /// See [`Peers::machine_clocks`](super::Peers::machine_clocks).
+    pub(super) machine_clocks: Mutex<BTreeMap<NodeId, i64>>,
     pub(super) written: Written,
     pub(super) slots: Arc<Slots>,
     pub(super) strangers: Arc<Semaphore>,
@@ -44,6 +48,7 @@ impl Shared {
             options,
             dispatch,
             states: watch::Sender::default(),
+            machine_clocks: Mutex::default(),
             written: Written::default(),
             closing: watch::Sender::new(false),
             tasks: Mutex::default(),

@@ -23,8 +23,9 @@ pub enum Skip {
     Base,
 }
 
-/// Whether the entry is taken, where `recorded` is the last one that was. All replicas decide the
-/// same, as they decide from the log alone.
+/// Whether the entry is taken, where `recorded` is the last one that was: all of its proposals or
+/// none, as each continues the one before it. All replicas decide the same, as they decide from the
+/// log alone.
 #[must_use]
 pub fn decide(recorded: Option<&Recorded>, entry: &EntryId, header: &Header) -> Decision {
     let ticket = header.ticket;
@@ -48,7 +49,7 @@ pub fn decide(recorded: Option<&Recorded>, entry: &EntryId, header: &Header) -> 
         return Decision::Skipped(Skip::Base);
     }
     Decision::Taken(Recorded {
-        ticket,
+        ticket: header.last(),
         index: entry.index,
         stamp_ms: recorded.map_or(0, |last| last.stamp_ms).max(header.stamp_ms),
     })
@@ -126,11 +127,7 @@ mod tests {
                 leader: LeaderId { term, replica: 1 },
                 index: 12,
             };
-            let header = Header {
-                ticket,
-                base,
-                stamp_ms: 71,
-            };
+            let header = Header::of(ticket, base, 71);
             let taken = Recorded {
                 ticket,
                 index: 12,

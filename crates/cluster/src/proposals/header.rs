@@ -6,32 +6,34 @@ use crate::ids::LeaderId;
 
 const TICKET: usize = 8 + 8 + 4 + 4;
 /// The bytes of a [`Header`].
-pub const HEADER: usize = TICKET + 8 + 8;
+pub const HEADER: usize = TICKET + 4 + 8 + 8;
 /// The bytes of a [`Recorded`].
 pub const RECORDED: usize = TICKET + 8 + 8;
 
 const _: () = assert!(
-    HEADER == 40 && RECORDED == 40,
+    HEADER == 44 && RECORDED == 40,
     "the sizes that docs/format/cluster.md draws"
 );
 
 /// What stands before the effects of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Which entry of which run it is.
+    /// Its first proposal.
     pub ticket: Ticket,
+    /// How many proposals of the run it has, one behind the other; at least one.
+    pub count: u32,
     /// The log index of the last entry that was taken when the run began; 0 for none. The first
     /// entry of the run is taken only behind that one.
     pub base: u64,
-    /// The time by which the command ran, in milliseconds since 1970: the leader's clock, but never
-    /// before the stamp of an entry that was taken or submitted before it.
+    /// The time by which its last command ran, in milliseconds since 1970: the leader's clock, but
+    /// never before the stamp of a proposal that was taken or submitted before it.
     pub stamp_ms: u64,
 }
 
 /// The last entry that a replica took. It stands in the same batch as that entry's effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recorded {
-    /// Which entry of which run it was.
+    /// Its last proposal.
     pub ticket: Ticket,
     /// Its index in the log.
     pub index: u64,
@@ -50,13 +52,49 @@ pub struct Malformed {
 }
 
 impl Header {
+    /// Of one proposal.
+    #[must_use]
+    pub fn of(ticket: Ticket, base: u64, stamp_ms: u64) -> Self {
+        Self {
+            ticket,
+            count: 1,
+            base,
+            stamp_ms,
+        }
+    }
+
+    /// Its last proposal.
+    #[must_use]
+    pub fn last(&self) -> Ticket {
+        Ticket {
+            run: self.ticket.run,
+            // As it is, for a header that was decoded or joined.
+            n: self.ticket.n.saturating_add(self.count - 1),
+        }
+    }
+
+    /// Takes in the proposals of another header, if they are the next ones of the same run: then one
+    /// entry may have the effects of both, one behind the other. Says whether they are.
+    #[must_use]
+    pub fn join(&mut self, next: &Self) -> bool {
+        let last = self.last();
+        let continues = next.ticket.run == last.run && last.n.checked_add(1) == Some(next.ticket.n);
+        if continues {
+            self.count += next.count;
+            self.stamp_ms = self.stamp_ms.max(next.stamp_ms);
+        }
+        continues
+    }
+
     /// Its bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         let (ticket, rest) = bytes.split_at_mut(TICKET);
         put_ticket(ticket, &self.ticket);
+        let (count, rest) = rest.split_at_mut(4);
         let (base, stamp) = rest.split_at_mut(8);
+        count.copy_from_slice(&self.count.to_le_bytes());
         base.copy_from_slice(&self.base.to_le_bytes());
         stamp.copy_from_slice(&self.stamp_ms.to_le_bytes());
         bytes
@@ -65,7 +103,7 @@ impl Header {
     /// The header and what stands behind it.
     ///
     /// # Errors
-    /// If the bytes are too few, or number a run or a proposal 0.
+    /// If the bytes are too few, or number a run or a proposal 0 or beyond 2³² - 1.
     pub fn decode(bytes: &[u8]) -> Result<(Self, &[u8]), Malformed> {
         let mut fields = Fields {
             rest: bytes,
@@ -74,9 +112,13 @@ impl Header {
         let ticket = fields.ticket()?;
         let header = Self {
             ticket,
+            count: fields.counted()?,
             base: fields.u64()?,
             stamp_ms: fields.u64()?,
         };
+        if ticket.n.checked_add(header.count - 1).is_none() {
+            return Err(fields.malformed("a run has at most 2^32 - 1 proposals"));
+        }
         Ok((header, fields.rest))
     }
 }
@@ -157,7 +199,7 @@ impl Fields<'_> {
 
     fn counted(&mut self) -> Result<u32, Malformed> {
         match self.take().map(u32::from_le_bytes)? {
-            0 => Err(self.malformed("runs and proposals are numbered from 1 on")),
+            0 => Err(self.malformed("runs and proposals are numbered from 1 on, and none is no entry")),
             number => Ok(number),
         }
     }
@@ -193,9 +235,8 @@ mod tests {
     #[test]
     fn what_is_encoded_is_decoded_and_the_rest_is_left() {
         let header = Header {
-            ticket: ticket(),
-            base: 9,
-            stamp_ms: 1_700_000_000_000,
+            count: 3,
+            ..Header::of(ticket(), 9, 1_700_000_000_000)
         };
         let mut bytes = header.encode().to_vec();
         assert_eq!(
@@ -228,6 +269,42 @@ mod tests {
             zero[number..number + 4].fill(0);
             assert!(Recorded::decode(&zero).is_err(), "the number at {number} is 0");
         }
-        assert!(Header::decode(&bytes[..HEADER - 1]).is_err());
+        let one = Header::of(ticket(), 9, 0);
+        assert!(Header::decode(&one.encode()[..HEADER - 1]).is_err());
+        for count in [0, u32::MAX] {
+            assert!(
+                Header::decode(&Header { count, ..one }.encode()).is_err(),
+                "{count} proposals"
+            );
+        }
+    }
+
+    #[test]
+    fn proposals_are_joined_that_follow_one_another_in_one_run() {
+        let at = |run, n, stamp_ms| {
+            let mut ticket = ticket();
+            (ticket.run.run, ticket.n) = (run, n);
+            Header::of(ticket, 9, stamp_ms)
+        };
+        let mut header = at(2, 4, 70);
+        for other in [
+            at(2, 4, 71),
+            at(2, 6, 71),
+            at(2, 3, 71),
+            at(3, 5, 71),
+            at(3, 1, 71),
+        ] {
+            let before = header;
+            assert!(!header.join(&other), "{other:?}");
+            assert_eq!(header, before);
+        }
+        assert!(header.join(&at(2, 5, 71)) && header.join(&at(2, 6, 71)));
+        assert_eq!((header.count, header.stamp_ms), (3, 71));
+        assert_eq!(
+            (header.ticket, header.last()),
+            (at(2, 4, 0).ticket, at(2, 6, 0).ticket)
+        );
+        let last = at(2, u32::MAX, 72);
+        assert!(!{ last }.join(&at(2, 1, 73)), "a run has no more numbers");
     }
 }

@@ -187,7 +187,7 @@ pub enum Outcome {
     Fatal,
     /// The task that knew has ended.
     Dropped,
-    /// It took too long. What becomes of it is learned later.
+    /// It took too long. What becomes of it is learned later; its run goes on.
     TimedOut,
 }
 
@@ -365,11 +365,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
         overlay.put(n, effects);
         *newest_ms = stamp_ms.max(*newest_ms);
         let ticket = Ticket { run, n };
-        let header = Header {
-            ticket,
-            base: progress.base,
-            stamp_ms: *newest_ms,
-        };
+        let header = Header::of(ticket, progress.base, *newest_ms);
         queue.push_back(Proposal { header, payload });
         Ok(Evaluated::Submitted(ticket))
     }
@@ -394,7 +390,8 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
         R: 'a,
     {
         let phase = &mut self.state.lock().phase;
-        let Ticket { run, n } = header.ticket;
+        let Ticket { run, n: first } = header.ticket;
+        let last = header.last().n;
         match phase {
             Phase::Following => return,
             Phase::Open(progress, _) | Phase::Ending(progress) => {
@@ -409,16 +406,18 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
                 if progress.id != run {
                     return;
                 }
-                progress.unresolved.remove(&n);
+                for n in first..=last {
+                    progress.unresolved.remove(&n);
+                }
                 if let Decision::Taken(_) = decision {
-                    progress.taken = n;
+                    progress.taken = last;
                 }
             }
         }
         match decision {
             Decision::Taken(_) => {
                 if let Phase::Open(_, overlay) = phase {
-                    overlay.applied(n, rows);
+                    overlay.applied(first..=last, rows);
                 }
             }
             Decision::Skipped(_) => phase.end(),
@@ -436,13 +435,13 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
             return;
         }
         match outcome {
-            // `applied` has dealt with it.
-            Outcome::Taken | Outcome::Skipped => return,
+            // `applied` has dealt with it; or it may still come, and who begins meanwhile sees it.
+            Outcome::Taken | Outcome::Skipped | Outcome::TimedOut => return,
             Outcome::Refused => {
                 progress.unresolved.remove(&ticket.n);
             }
             // It may still come, so it stays unresolved.
-            Outcome::Discarded | Outcome::Fatal | Outcome::Dropped | Outcome::TimedOut => {}
+            Outcome::Discarded | Outcome::Fatal | Outcome::Dropped => {}
         }
         phase.end();
         phase.go_on();
@@ -544,12 +543,9 @@ mod tests {
         let (Some(one), Some(other)) = (one, other) else {
             panic!("two were submitted");
         };
-        for unknown in [
-            Outcome::TimedOut,
-            Outcome::Dropped,
-            Outcome::Discarded,
-            Outcome::Fatal,
-        ] {
+        leading.outcome(&other.ticket, Outcome::TimedOut);
+        assert!(leading.begin().is_ok(), "its client alone has given up");
+        for unknown in [Outcome::Dropped, Outcome::Discarded, Outcome::Fatal] {
             leading.outcome(&other.ticket, unknown);
             assert_eq!(leading.begin().err(), Some(NotOpen::Ending), "{unknown:?}");
         }
@@ -575,14 +571,51 @@ mod tests {
             leader: LEADER,
             run: 2,
         };
-        assert_eq!(
-            next,
-            Some(Header {
-                ticket: Ticket { run, n: 1 },
-                base: 9,
-                stamp_ms: 0
-            })
+        assert_eq!(next, Some(Header::of(Ticket { run, n: 1 }, 9, 0)));
+        Ok(())
+    }
+
+    #[test]
+    fn all_proposals_of_an_entry_are_decided_with_it() -> Result<(), NotOpen> {
+        let leading = leads();
+        let submit = || {
+            leading
+                .begin()
+                .map(|begun| leading.finish(begun, effects(), (), 0).is_ok())
+        };
+        assert!(submit()? && submit()? && !submit()?, "two may wait");
+        let mut header = leading
+            .next_proposal()
+            .map(|next| next.header)
+            .expect("the first");
+        assert!(
+            leading
+                .next_proposal()
+                .is_some_and(|next| header.join(&next.header))
         );
+        let entry = EntryId {
+            leader: LEADER,
+            index: 9,
+        };
+        let recorded = Recorded {
+            ticket: header.last(),
+            index: 9,
+            stamp_ms: 0,
+        };
+        leading.applied(&entry, &header, &Decision::Taken(recorded), ["row"].iter());
+        assert_eq!(leading.settled(&header.last()), Settled::Taken);
+        assert!(submit()? && submit()? && !submit()?, "two more may wait");
+        // The row of what waits is not the table's.
+        let (mut seen, mut asked) = (leading.begin()?, false);
+        let found = leading.get(&mut seen, &"row", || {
+            asked = true;
+            Ok::<_, Stale>(None)
+        });
+        assert_eq!((found, asked), (Ok(Some(1)), false));
+        for next in std::iter::from_fn(|| leading.next_proposal()) {
+            leading.outcome(&next.header.ticket, Outcome::Refused);
+        }
+        assert!(submit()?, "the next run has begun");
         Ok(())
     }
 

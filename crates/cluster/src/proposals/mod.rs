@@ -11,14 +11,12 @@
 //!   submitted and not applied yet.
 //! * [`decide`]: the apply side: whether an entry continues what was taken before it.
 //! * [`Pipeline`]: what is still to be waited for, and the answers to a client.
-//! * [`once`]: commands that are executed once however often they are sent.
 
 mod answer;
 mod apply;
 mod header;
 mod leading;
 mod overlay;
-mod sessions;
 
 pub use answer::{Answer, Part, Pipeline, Reading, Todo, reading};
 pub use apply::{Decision, Skip, decide};
@@ -27,7 +25,6 @@ pub use leading::{
     Evaluated, Evaluation, Leading, NotOpen, NotSubmitted, Outcome, Proposal, Settled, Stale, Standing,
 };
 pub use overlay::Effects;
-pub use sessions::{Once, SESSION_KEPT_MS, SESSION_RECORD_HEAD, SessionRecord, once};
 
 use std::fmt;
 

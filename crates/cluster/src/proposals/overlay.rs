@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
+use std::ops::RangeInclusive;
 
 /// What a command changes: rows and their new values, `None` for a row that goes.
 pub type Effects<R, V> = BTreeMap<R, Option<V>>;
@@ -26,14 +27,18 @@ impl<R: Hash + Eq + Clone, V: Clone> Overlay<R, V> {
         self.rows.extend(written);
     }
 
-    /// The table shows what entry `n` wrote: its rows go, but for those that a later entry has
+    /// The table shows what these proposals wrote: their rows go, but for those that a later one has
     /// written since.
-    pub(super) fn applied<'a>(&mut self, n: u32, rows: impl Iterator<Item = &'a R>)
+    pub(super) fn applied<'a>(&mut self, which: RangeInclusive<u32>, rows: impl Iterator<Item = &'a R>)
     where
         R: 'a,
     {
         for row in rows {
-            if self.rows.get(row).is_some_and(|(_, writer)| *writer == n) {
+            if self
+                .rows
+                .get(row)
+                .is_some_and(|(_, writer)| which.contains(writer))
+            {
                 self.rows.remove(row);
             }
         }

@@ -11,8 +11,8 @@ use crate::ids::{EntryId, LeaderId, ReplicaId};
 use crate::machine::effects::{Effect, EffectsBuf, decode};
 use crate::machine::{FieldError, Outcome as Applied, data_key};
 use crate::proposals::{
-    Decision, Effects, Evaluated, Evaluation, Header, Leading, NotSubmitted, Outcome, Proposal, Recorded,
-    Skip, Standing, Ticket,
+    Decision, Effects, Evaluated, Evaluation, Header, Leading, NotSubmitted, Outcome, Recorded, Skip,
+    Standing, Ticket,
 };
 
 /// Bytes of effects without an outcome, of one replica; the overlay has about as many again. One entry
@@ -67,12 +67,11 @@ pub(super) struct Commands {
 
 /// What goes with an entry from its submission on.
 pub(super) struct Submission {
-    /// As the entry has them, behind the header.
-    effects: Vec<u8>,
+    pub(super) effects: EffectsBuf,
     pub(super) waiter: Waiter,
 }
 
-/// Who waits for an entry.
+/// Who waits for a proposal.
 pub(super) struct Waiter {
     /// The bytes of its effects.
     bytes: usize,
@@ -137,14 +136,14 @@ impl Commands {
         &self,
         evaluation: Evaluation,
         changes: Changes,
-        effects: Vec<u8>,
+        effects: EffectsBuf,
         stamp_ms: u64,
     ) -> Result<Submitted, NotSubmitted> {
         // Several threads may pass at once: by an entry each, this is exceeded.
         if !changes.rows.is_empty() && !self.has_room() {
             return Err(NotSubmitted::Full);
         }
-        let bytes = effects.len();
+        let bytes = effects.bytes().len();
         let (sender, outcome) = oneshot::channel();
         let waiter = Waiter { bytes, sender };
         let submission = Submission { effects, waiter };
@@ -182,12 +181,6 @@ impl Commands {
             Outcome::Taken | Outcome::Skipped => self.has_changed(),
             _ => self.changed(),
         }
-    }
-
-    /// Who waits for an entry has waited long enough.
-    pub(super) fn timed_out(&self, ticket: &Ticket) {
-        self.leading.outcome(ticket, Outcome::TimedOut);
-        self.changed();
     }
 
     /// The replica is being closed, or learns by a snapshot what others decided.
@@ -327,14 +320,14 @@ fn rows(effects: &[u8]) -> Result<Vec<Row>, FieldError> {
             slot,
             key: key.to_vec(),
         }),
-        Effect::Session { .. } | Effect::Forget { .. } | Effect::Count { .. } => None,
+        Effect::Count { .. } => None,
     };
     Ok(decode(effects)?.into_iter().filter_map(row).collect())
 }
 
 impl Changes {
     /// As an entry has them.
-    pub(super) fn encode(&self) -> Result<Vec<u8>, FieldError> {
+    pub(super) fn encode(&self) -> Result<EffectsBuf, FieldError> {
         let mut encoded = EffectsBuf::default();
         for (Row { slot, key }, value) in &self.rows {
             let slot = *slot;
@@ -346,15 +339,6 @@ impl Changes {
         if let Some((slot, delta)) = self.keys {
             encoded.push(Effect::Count { slot, delta })?;
         }
-        Ok(encoded.into_bytes())
+        Ok(encoded)
     }
-}
-
-/// What an entry holds, and who waits for it.
-pub(super) fn entry(proposal: Proposal<Submission>) -> (Vec<u8>, Waiter) {
-    let Proposal {
-        header,
-        payload: Submission { effects, waiter },
-    } = proposal;
-    ([&header.encode()[..], &effects].concat(), waiter)
 }

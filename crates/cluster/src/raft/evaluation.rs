@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::ids::LeaderId;
 use crate::machine::data_key;
-use crate::machine::effects::MAX_BYTES;
+use crate::machine::effects::{EffectsBuf, MAX_BYTES};
 use crate::proposals::{Answer, Evaluation, NotOpen};
 use crate::raft::commands::{Changes, Row, Submitted};
 use crate::raft::replica::{CommandError, ReplicaError};
@@ -67,9 +67,12 @@ impl Command {
             rows,
             ..
         } = self;
-        let mut effects = Vec::new();
+        let mut effects = EffectsBuf::default();
         if !changes.rows.is_empty() {
             log.admit()?;
+            if running.most_are_full() {
+                return Err(CommandError::MostFull);
+            }
             effects = changes.encode()?;
         }
         let submitted = running.commands.finish(evaluation, changes, effects, now_ms);
@@ -171,8 +174,8 @@ pub(super) fn text_of(error: CommandError) -> Refused {
         CommandError::Table(collie_db::Error::LockTimeout { .. } | collie_db::Error::Deadlock { .. }) => {
             Refused::Locked
         }
-        // Its text has the code: BUSY.
-        CommandError::Log(full) => Refused::Text(full.to_string()),
+        // Their texts have the code: BUSY.
+        CommandError::Log(_) | CommandError::MostFull => Refused::Text(error.to_string()),
         CommandError::Effects(error) => Refused::Text(format!(
             "ERR the changes of this command do not fit into one entry of the log, which has at most {MAX_BYTES} \
              bytes of them ({error})"

@@ -2,21 +2,16 @@
 //! replica.
 
 use std::cmp::Reverse;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::ids::{LeaderId, ReplicaId};
-use crate::peers::Call;
 use crate::raft::elections::ElectionCause;
 use crate::raft::replica::{Replica, ReplicaError};
-use crate::wire::{Request, Response};
 
 /// From one attempt to hand leadership over to the next: so many times the longest time for an
 /// election.
 const PAUSE: u32 = 3;
-/// Another replica says within this time whether its log has room.
-const ASK_WITHIN: Duration = Duration::from_secs(1);
 
 /// An attempt to hand leadership over.
 pub(super) struct Handing {
@@ -60,23 +55,9 @@ impl Replica {
         // Those that have most of the log first, and the one that was asked before last.
         others.sort_by_key(|id| (Some(*id) == before, Reverse(members.matched.get(id).copied())));
         for to in others {
-            let Some(member) = members.all.get(&to) else {
+            if let Err(problem) = self.transfer_to(to).await {
+                tracing::debug!(%problem, replica = own, to, "leadership cannot be handed over");
                 continue;
-            };
-            let asked = self.options.peers.call(Call {
-                node: member.node,
-                group: self.group(),
-                from: own,
-                to,
-                request: Request::Room,
-                within: ASK_WITHIN,
-            });
-            if !matches!(asked.await, Ok(Response::HasRoom)) {
-                continue;
-            }
-            if let Err(error) = self.transfer_to(to).await {
-                tracing::warn!(%error, replica = own, "leadership cannot be handed over");
-                return None;
             }
             if let Some(handing) = &mut *self.handing.lock() {
                 handing.to = Some(to);
@@ -135,6 +116,11 @@ impl Replica {
                 "has failed too often, and is opened no more ({problem}): remove the cause, and start the node again"
             ));
         }
+        if let Some(problem) = self.no_room() {
+            return Some(format!(
+                "cannot be opened until there is room on its disk ({problem}): make room"
+            ));
+        }
         let log = &self.options.log;
         if log.is_waiting() {
             return Some("waits until there is room for its log: make room on its disk".to_owned());
@@ -147,6 +133,13 @@ impl Replica {
             .is_ok_and(|running| running.commands.waits_for_tables())
         {
             return Some("waits until there is room for its tables: make room on their disk".to_owned());
+        }
+        if let Some(problem) = self
+            .running()
+            .ok()
+            .and_then(|running| running.followers_problem())
+        {
+            return Some(problem);
         }
         match self.failures.last() {
             (0, _) => None,

@@ -2,11 +2,13 @@
 //! wire. An upgrade of it runs all that `docs/decisions/0023-raft-log-store.md` names.
 
 mod applying;
+mod batching;
 mod body;
 mod coalescing;
 mod commands;
 mod elections;
 mod evaluation;
+mod followers;
 mod handing;
 mod ids;
 mod log_store;
@@ -30,6 +32,7 @@ mod types;
 
 pub use commands::{Row, Value};
 pub use elections::ElectionCause;
+pub use followers::FullDisks;
 pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
 pub use members::{AppliedRows, Members};
 pub use options::{GroupLimits, GroupTimes};

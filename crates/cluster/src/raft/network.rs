@@ -16,9 +16,10 @@ use openraft::raft::{
 use openraft::type_config::alias::{LogIdOf, SnapshotOf, VoteOf};
 use openraft::{OptionalSend, RaftNetworkFactory, RaftNetworkV2};
 
-use crate::ids::{GroupId, ReplicaId};
+use crate::ids::{GroupId, LeaderId, ReplicaId};
 use crate::peers::{Answer, Call, PeerError, Peers};
 use crate::raft::coalescing::Coalescing;
+use crate::raft::followers::Followers;
 use crate::raft::ids::{from_vote, to_log_id, to_vote};
 use crate::raft::machine::SnapshotData;
 use crate::raft::messages::{from_append, from_transfer, from_vote_request, to_vote_response};
@@ -39,6 +40,7 @@ pub(super) struct Links {
     pub(super) group: GroupId,
     pub(super) replica: ReplicaId,
     pub(super) times: GroupTimes,
+    pub(super) followers: Arc<Followers>,
     /// Numbers of the snapshots that were offered.
     pub(super) snapshots: Arc<AtomicU64>,
 }
@@ -48,12 +50,17 @@ pub(super) struct Links {
 pub(super) struct Link {
     links: Links,
     node: NodeId,
+    disk: u32,
     target: ReplicaId,
 }
 
 /// An append that was sent.
 struct Sent {
     answer: Answer,
+    /// As whose leadership.
+    leader: LeaderId,
+    /// Whether it has entries.
+    has_entries: bool,
     previous: Option<LogIdOf<Groups>>,
     /// The last entry that was sent.
     last: Option<LogIdOf<Groups>>,
@@ -68,6 +75,7 @@ impl RaftNetworkFactory<Groups> for Links {
         Link {
             links: self.clone(),
             node: member.node,
+            disk: member.disk,
             target,
         }
     }
@@ -129,8 +137,11 @@ impl Link {
         let append = from_append(&rpc).map_err(|error| NetworkError::new(&error))?;
         let whole = append.entries.len() == rpc.entries.len();
         let last = append.entries.last().map(|entry| to_log_id(entry.id));
+        let (leader, has_entries) = (append.vote.leader, !append.entries.is_empty());
         let call = self.to_call(Request::Append(append), self.links.times.append);
         Ok(Sent {
+            leader,
+            has_entries,
             answer: self
                 .links
                 .peers
@@ -145,14 +156,31 @@ impl Link {
 
     /// The answer to an append, and whether those that were sent behind it are worth waiting for.
     async fn append_answer(&self, sent: Sent) -> Result<(StreamAppendResult<Groups>, bool), Failed> {
-        let answered = match self.answered(sent.answer.wait().await)? {
+        let answered = sent.answer.wait().await;
+        let (leader, followers) = (sent.leader, &self.links.followers);
+        if let Ok(Response::Refusal(Refusal::NoRoom)) = answered {
+            followers.disk((self.node, self.disk), true);
+        }
+        let answered = match self.answered(answered)? {
             Response::Appended(appended) => appended,
             other => return Err(self.unexpected(&other)),
         };
+        let has = |last: Option<LogIdOf<Groups>>| {
+            if let Some(last) = &last {
+                followers.has(leader, self.target, last.index);
+            }
+            if sent.has_entries {
+                followers.disk((self.node, self.disk), false);
+            }
+            Ok(last)
+        };
         Ok(match (answered, sent.previous) {
-            (Appended::Success, _) => (Ok(sent.last), sent.whole),
-            (Appended::Partial(upto), _) => (Ok(upto.map(to_log_id)), false),
-            (Appended::Conflict, Some(previous)) => (Err(StreamAppendError::Conflict(previous)), false),
+            (Appended::Success, _) => (has(sent.last), sent.whole),
+            (Appended::Partial(upto), _) => (has(upto.map(to_log_id)), false),
+            (Appended::Conflict, Some(previous)) => {
+                followers.conflicts(leader, self.target, previous.index).await;
+                (Err(StreamAppendError::Conflict(previous)), false)
+            }
             (Appended::Conflict, None) => {
                 let text = format!("replica {} has a conflict with what begins a log", self.target);
                 return Err(NetworkError::from_string(text).into());
@@ -242,6 +270,7 @@ impl RaftNetworkV2<Groups> for Link {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _: RPCOption,
     ) -> Result<SnapshotResponse<Groups>, StreamingError<Groups>> {
+        let last = snapshot.meta.last_log_id.map(|last| last.index);
         let SnapshotData::Tables(machine) = snapshot.snapshot else {
             let text = "what came from another node is not sent on before it is installed";
             return Err(NetworkError::from_string(text).into());
@@ -250,7 +279,11 @@ impl RaftNetworkV2<Groups> for Link {
             biased;
             closed = cancel => Err(closed.into()),
             sent = send(self, from_vote(&vote), machine) => {
-                sent.map(|vote| SnapshotResponse::new(to_vote(vote)))
+                let answered = sent?;
+                if let Some(last) = last.filter(|_| answered == from_vote(&vote)) {
+                    self.links.followers.has(answered.leader, self.target, last);
+                }
+                Ok(SnapshotResponse::new(to_vote(answered)))
             }
         }
     }

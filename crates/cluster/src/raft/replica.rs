@@ -19,6 +19,7 @@ use crate::peers::{Call, Incoming, Peers, Reply};
 use crate::proposals::{Answer, Effects, Evaluation, NotOpen, NotSubmitted, Stale};
 use crate::raft::commands::{Changes, Row, Stored, Submitted, Value};
 use crate::raft::elections::Elections;
+use crate::raft::followers::FullDisks;
 use crate::raft::handing::Handing;
 use crate::raft::options::{GroupLimits, GroupTimes};
 use crate::raft::running::Running;
@@ -48,12 +49,16 @@ pub struct ReplicaOptions {
     /// Of the node: moves when another replica leads, as far as this one knows, when a run of this
     /// one begins or ends, and when a command that was refused for the moment may begin.
     pub changes: watch::Sender<u64>,
+    /// Of the node: what its leaders learn of the disks of others.
+    pub full: Arc<FullDisks>,
 }
 
 /// What a replica is doing.
 #[derive(Clone)]
 pub(super) enum Now {
     Opening,
+    /// It cannot be opened before there is room on a disk.
+    NoRoom(String),
     Running(Arc<Running>),
     /// It failed too often, and is opened no more.
     Quarantined(String),
@@ -146,6 +151,12 @@ pub enum CommandError {
     /// The log is full.
     #[error(transparent)]
     Log(#[from] StoreError),
+    /// So many replicas take no entries, as their disks are full, that none can be committed.
+    #[error(
+        "BUSY the disks of so many replicas of this partition are full that nothing can be committed: make room on \
+         them, and the writes go on by themselves"
+    )]
+    MostFull,
     /// The table cannot be read.
     #[error(transparent)]
     Table(#[from] collie_db::Error),
@@ -231,6 +242,14 @@ impl Replica {
         self.id
     }
 
+    /// Why it cannot be opened before there is room on a disk.
+    pub(super) fn no_room(&self) -> Option<String> {
+        match &*self.now.borrow() {
+            Now::NoRoom(problem) => Some(problem.clone()),
+            _ => None,
+        }
+    }
+
     pub(super) fn running(&self) -> Result<Arc<Running>, ReplicaError> {
         let replica = self.id;
         match &*self.now.borrow() {
@@ -239,14 +258,15 @@ impl Replica {
                 replica,
                 problem: problem.clone(),
             }),
-            Now::Opening | Now::Closed => Err(ReplicaError::NotRunning { replica }),
+            Now::Opening | Now::NoRoom(_) | Now::Closed => Err(ReplicaError::NotRunning { replica }),
         }
     }
 
     /// Waits until it runs, or will not run any more.
     ///
     /// # Errors
-    /// [`ReplicaError::Quarantined`], or [`ReplicaError::NotRunning`] where it was closed.
+    /// [`ReplicaError::Quarantined`], or [`ReplicaError::NotRunning`] where it was closed, or waits
+    /// for room on its disk.
     pub async fn opened(&self) -> Result<(), ReplicaError> {
         let mut now = self.now.clone();
         // An error: its task has ended, and what it said last holds.
@@ -296,7 +316,7 @@ impl Replica {
     /// Asks another replica to lead in place of this one. Whether it does shows later.
     ///
     /// # Errors
-    /// Raft's.
+    /// Raft's, or that replica does not say within a second that its log has room.
     pub async fn transfer_to(&self, to: ReplicaId) -> Result<(), ReplicaError> {
         let asked = self.running()?.transfer_to(to).await;
         asked.map_err(|problem| ReplicaError::Raft {
@@ -394,6 +414,9 @@ impl Replica {
         loop {
             let running = self.running()?;
             self.options.log.admit()?;
+            if running.most_are_full() {
+                return Err(CommandError::MostFull);
+            }
             let mut progress = running.commands.progress();
             let (evaluating, command) = (Arc::clone(&running), Arc::clone(&command));
             let (clock_ms, patience) = (self.options.clock.wall_ms(), self.options.times.command);

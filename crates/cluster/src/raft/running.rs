@@ -18,11 +18,12 @@ use tokio::time::{Instant, sleep_until};
 use crate::blocking::blocking;
 use crate::ids::ReplicaId;
 use crate::machine::Machine;
-use crate::peers::{Incoming, Reply};
+use crate::peers::{Call, Incoming, Reply};
 use crate::proposals::{Evaluation, Stale};
 use crate::raft::applying::Served;
 use crate::raft::commands::Commands;
 use crate::raft::elections::{ElectionCause, Elections};
+use crate::raft::followers::Followers;
 use crate::raft::ids::{from_leader, from_log_id};
 use crate::raft::machine::open_machine;
 use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
@@ -33,18 +34,23 @@ use crate::raft::receiving::{self, Receiving};
 use crate::raft::replica::{CommandError, ReplicaError, ReplicaOptions, ReplicaState};
 use crate::raft::tasks::{self, Raft};
 use crate::raft::types::{Groups, Member};
+use crate::store::Reserved;
 use crate::wire::{Append, HandOver, Refusal, Request, Response};
 
 /// A replica that is to lead waits so long for entries that it lacks.
 const TRANSFER_WAITS: Duration = Duration::from_secs(1);
+/// Another replica says within this time whether its log has room.
+const ASK_WITHIN: Duration = Duration::from_secs(1);
 
 /// A replica that runs.
 pub(super) struct Running {
     pub(super) raft: Raft,
     pub(super) machine: Machine,
     pub(super) commands: Arc<Commands>,
+    pub(super) followers: Arc<Followers>,
+    links: Links,
     /// No more than the node takes of its peers.
-    appends: mpsc::UnboundedSender<(Append, Reply)>,
+    appends: mpsc::UnboundedSender<(Append, Reply, Reserved)>,
     receiving: tokio::sync::Mutex<Option<Receiving>>,
     elections: Arc<Elections>,
     stop: watch::Sender<bool>,
@@ -68,11 +74,14 @@ impl Running {
         let (readers, waiting_readers) = mpsc::unbounded_channel();
         let (pending, changes) = (options.limits.pending, options.changes.clone());
         let commands = Arc::new(Commands::new(replica, pending, readers, changes));
+        let (anew, waiting_anew) = mpsc::unbounded_channel();
+        let followers = Arc::new(Followers::new(Arc::clone(&options.full), anew));
         let links = Links {
             peers: Arc::clone(&options.peers),
             group,
             replica,
             times: options.times.clone(),
+            followers: Arc::clone(&followers),
             snapshots: Arc::new(AtomicU64::new(1)),
         };
         let raft_failed = |error: &dyn std::fmt::Display| ReplicaError::Raft {
@@ -86,7 +95,7 @@ impl Running {
             machine: machine.clone(),
             commands: Arc::clone(&commands),
         };
-        let raft = Raft::new(replica, Arc::new(config), links, log, served)
+        let raft = Raft::new(replica, Arc::new(config), links.clone(), log, served)
             .await
             .map_err(|error| raft_failed(&error))?;
         let (appends, waiting_appends) = mpsc::unbounded_channel();
@@ -100,6 +109,7 @@ impl Running {
         let mut all = JoinSet::new();
         all.spawn(tasks::confirm_reads(raft.clone(), waiting_readers));
         all.spawn(tasks::append(raft.clone(), waiting_appends));
+        all.spawn(tasks::send_anew(raft.clone(), waiting_anew));
         // What an opening finds in tables is a snapshot as well.
         flushed.notify_one();
         let retention = options.limits.retention;
@@ -108,6 +118,8 @@ impl Running {
             raft,
             machine,
             commands,
+            followers,
+            links,
             appends,
             receiving: tokio::sync::Mutex::default(),
             elections: Arc::clone(elections),
@@ -189,6 +201,28 @@ impl Running {
         Ok(evaluation)
     }
 
+    /// Whether so many replicas have no room for entries that none can be committed.
+    pub(super) fn most_are_full(&self) -> bool {
+        self.followers.most_are_full(|| self.members())
+    }
+
+    /// What an operator is to know of the followers of a replica that leads.
+    pub(super) fn followers_problem(&self) -> Option<String> {
+        if self.state().leads && self.most_are_full() {
+            let text = "takes no writes, since the disks of so many of its followers are full that nothing can be \
+                        committed: make room on them";
+            return Some(text.to_owned());
+        }
+        let (follower, index) = self.followers.reverted().into_iter().next()?;
+        let members = self.members();
+        let node = members.all.get(&follower).map_or(0, |member| member.node);
+        Some(format!(
+            "replica {follower} on node {node} has lost entry {index}, which it had acknowledged, and gets all that it \
+             lacks: if an older copy was put in the place of that node's directory, never do that again, as what it had \
+             voted is lost as well"
+        ))
+    }
+
     pub(super) fn state(&self) -> ReplicaState {
         let metrics = self.raft.metrics();
         let now = metrics.borrow_watched();
@@ -209,9 +243,38 @@ impl Running {
         begun.map_err(|error| error.to_string())
     }
 
+    /// Asks another replica to lead, if the disk of its log has room.
     pub(super) async fn transfer_to(&self, replica: ReplicaId) -> Result<(), String> {
+        if !self.has_room(replica).await {
+            return Err(format!(
+                "replica {replica} does not say that the disk of its log has room"
+            ));
+        }
         let asked = self.raft.trigger().transfer_leader(replica).await;
         asked.map_err(|error| error.to_string())
+    }
+
+    /// Whether a member's log has room, or had at its last word: where it has none, nothing that it proposes
+    /// could be appended.
+    async fn has_room(&self, replica: ReplicaId) -> bool {
+        let Some(member) = self.members().all.remove(&replica) else {
+            return false;
+        };
+        let Links {
+            peers,
+            group,
+            replica: from,
+            ..
+        } = &self.links;
+        let asked = peers.call(Call {
+            node: member.node,
+            group: *group,
+            from: *from,
+            to: replica,
+            request: Request::Room,
+            within: ASK_WITHIN,
+        });
+        matches!(asked.await, Ok(Response::HasRoom))
     }
 
     /// Hands over to a member that can lead: one that votes and has nearly all entries.
@@ -229,12 +292,12 @@ impl Running {
     /// Takes a request of another replica of the group.
     pub(super) fn handle(self: Arc<Self>, incoming: Incoming, reply: Reply) {
         if let Request::Append(append) = incoming.request {
-            if !append.entries.is_empty() && self.machine.log().check_room(append.bytes()).is_err() {
+            let Ok(room) = self.machine.log().reserve(append.bytes()) else {
                 // Raft goes on meanwhile: it hears its leader, and answers others.
                 return reply.send(Response::Refusal(Refusal::NoRoom));
-            }
+            };
             // An error: the replica is ending, and the reply says that there is no answer.
-            let _ending = self.appends.send((append, reply));
+            let _ending = self.appends.send((append, reply, room));
             return;
         }
         tokio::spawn(async move { reply.send(self.answer(incoming).await) });

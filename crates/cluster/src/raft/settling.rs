@@ -30,10 +30,7 @@ pub(super) async fn answer<T: Clone>(
                 (Evaluated::Submitted(ticket), Some(outcome)) => {
                     let outcome = match timeout_at(deadline, outcome).await {
                         Ok(known) => known.unwrap_or(Outcome::Dropped),
-                        Err(_) => {
-                            commands.timed_out(&ticket);
-                            Outcome::TimedOut
-                        }
+                        Err(_) => Outcome::TimedOut,
                     };
                     pipeline.outcome(&ticket, outcome);
                     continue;

@@ -11,11 +11,13 @@ use tokio::time::{Instant, sleep};
 use crate::raft::commands::count as changed;
 use crate::raft::elections::Elections;
 use crate::raft::quorum::Quorum;
-use crate::raft::replica::{Now, ReplicaOptions};
+use crate::raft::replica::{Now, ReplicaError, ReplicaOptions};
 use crate::raft::running::Running;
 
 /// The pause before a replica is opened again, for each of its failures.
 const PAUSE: Duration = Duration::from_millis(500);
+/// The pause before it is looked again whether there is room for opening it.
+const ROOM_PAUSE: Duration = Duration::from_secs(1);
 
 /// The failures of a replica that count together.
 pub(super) struct Failures {
@@ -53,7 +55,7 @@ impl Failures {
 }
 
 /// Runs a replica until `stop`. One that fails is opened again from what is durable of it; one that
-/// fails too often is quarantined.
+/// fails too often is quarantined. One whose disk is full waits until it can be opened.
 pub(super) async fn supervise(
     options: ReplicaOptions,
     (failures, elections): (Arc<Failures>, Arc<Elections>),
@@ -81,6 +83,19 @@ pub(super) async fn supervise(
                 }
                 ended
             }
+            Err(ReplicaError::Machine(error)) if error.is_no_room() && !*stop.borrow() => {
+                let problem = error.to_string();
+                if !matches!(&*now.borrow(), Now::NoRoom(_)) {
+                    tracing::error!(
+                        replica,
+                        problem,
+                        "a replica is opened as soon as there is room on its disk"
+                    );
+                }
+                say(Now::NoRoom(problem));
+                pause(ROOM_PAUSE, &mut stop).await;
+                continue;
+            }
             Err(error) => Some(error.to_string()),
         };
         let Some(problem) = failed.filter(|_| !*stop.borrow()) else {
@@ -100,11 +115,15 @@ pub(super) async fn supervise(
         }
         tracing::error!(replica, problem, "a replica has failed, and is opened again");
         // What it failed for, such as want of files, may pass.
-        let pause = PAUSE * u32::try_from(count).unwrap_or(u32::MAX);
-        tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => {}
-            () = sleep(pause) => {}
-        }
+        pause(PAUSE * u32::try_from(count).unwrap_or(u32::MAX), &mut stop).await;
+    }
+}
+
+/// Ends with `stop` at the latest.
+async fn pause(time: Duration, stop: &mut watch::Receiver<bool>) {
+    tokio::select! {
+        biased;
+        _ = stop.wait_for(|stop| *stop) => {}
+        () = sleep(time) => {}
     }
 }

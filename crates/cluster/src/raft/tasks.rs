@@ -2,73 +2,95 @@
 //! purging.
 
 use std::future::ready;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use futures_util::stream::{self, FuturesUnordered};
-use futures_util::{FutureExt, StreamExt};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
 use openraft::{LogIdOptionExt, RaftMetrics, ReadPolicy};
 use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::{Instant, sleep};
 
 use crate::machine::{Machine, Outcome as Applied};
 use crate::peers::Reply;
-use crate::proposals::Outcome;
+use crate::proposals::{Outcome, Ticket};
 use crate::raft::applying::Served;
-use crate::raft::commands::{Commands, Reader, entry};
+use crate::raft::batching::Batches;
+use crate::raft::commands::{Commands, Reader, Waiter};
+use crate::raft::followers::Anew;
 use crate::raft::ids::{from_leader, to_leader};
 use crate::raft::messages::{from_appended, to_append};
 use crate::raft::types::{Effects, Groups};
+use crate::store::Reserved;
 use crate::wire::{Append, Refusal, Response};
 
 /// Appends of a leader that raft has at one time.
 const PIPELINE: usize = 16;
+/// An entry goes to raft when raft has answered for the one before it, and after this time in any case:
+/// far replicas answer late, and raft may never answer for an entry of a term that is over.
+const NEXT_ENTRY: Duration = Duration::from_millis(20);
 /// Raft says within this time that its snapshot is what was flushed, or the next flush tries again.
 const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
 
 pub(super) type Raft = openraft::Raft<Groups, Served>;
 
 /// Hands entries to raft in the order of their submission, each under the leader that computed it,
-/// until `stop`; and says what became of each, however long that takes.
+/// until `stop`; and says what became of each, however long that takes. What is submitted while raft
+/// has an entry goes into the next one together.
 pub(super) async fn propose(raft: Raft, commands: Arc<Commands>, mut stop: watch::Receiver<bool>) {
+    let mut batches = Batches::new(Arc::clone(&commands));
     let mut under_way = FuturesUnordered::new();
+    // The entry that the next one waits for, and until when.
+    let mut before = None;
+    let mut patience = pin!(sleep(NEXT_ENTRY));
+    let mut numbers = 0_u64..;
+    let became = |outcome: Outcome, waiters: Vec<(Ticket, Waiter)>| {
+        for (ticket, waiter) in waiters {
+            commands.outcome(ticket, outcome, waiter);
+        }
+    };
     while !*stop.borrow() {
-        while let Some(proposal) = commands.leading.next_proposal() {
-            let ticket = proposal.header.ticket;
-            let (payload, waiter) = entry(proposal);
+        while before.is_none()
+            && let Some(batch) = batches.next()
+        {
+            let number = numbers.next();
+            let leader = to_leader(batch.header.ticket.run.leader);
             let (responder, answer) = ProgressResponder::complete_only();
-            let request = raft
-                .write(Effects(payload))
-                .with_leader(to_leader(ticket.run.leader));
+            let request = raft.write(Effects(batch.payload())).with_leader(leader);
             match request.responder(responder).await {
-                Ok(()) => under_way.push(async move {
-                    let outcome = answer.await.map_or(Outcome::Dropped, outcome);
-                    (ticket, outcome, waiter)
-                }),
-                Err(_) => commands.outcome(ticket, Outcome::Fatal, waiter),
-            }
-            // Who waits does not wait for what others submit.
-            while let Some(Some((ticket, outcome, waiter))) = under_way.next().now_or_never() {
-                commands.outcome(ticket, outcome, waiter);
+                Ok(()) => {
+                    before = number;
+                    patience.as_mut().reset(Instant::now() + NEXT_ENTRY);
+                    under_way.push(async move {
+                        let outcome = answer.await.map_or(Outcome::Dropped, outcome);
+                        (number, outcome, batch.waiters)
+                    });
+                }
+                Err(_) => became(Outcome::Fatal, batch.waiters),
             }
         }
         tokio::select! {
             biased;
-            Some((ticket, outcome, waiter)) = under_way.next() => commands.outcome(ticket, outcome, waiter),
-            () = commands.submitted.notified() => {}
+            Some((number, outcome, waiters)) = under_way.next() => {
+                became(outcome, waiters);
+                before = before.filter(|_| before != number);
+            }
+            () = &mut patience, if before.is_some() => before = None,
+            () = commands.submitted.notified(), if before.is_none() => {}
             _ = stop.changed() => {}
         }
     }
     // No more are submitted; these never reach raft.
-    while let Some(proposal) = commands.leading.next_proposal() {
-        let ticket = proposal.header.ticket;
-        commands.outcome(ticket, Outcome::Refused, proposal.payload.waiter);
+    while let Some(batch) = batches.next() {
+        became(Outcome::Refused, batch.waiters);
     }
-    while let Some((ticket, outcome, waiter)) = under_way.next().await {
-        commands.outcome(ticket, outcome, waiter);
+    while let Some((_, outcome, waiters)) = under_way.next().await {
+        became(outcome, waiters);
     }
 }
 
@@ -103,15 +125,17 @@ pub(super) async fn confirm_reads(raft: Raft, mut readers: mpsc::UnboundedReceiv
 }
 
 /// Hands a leader's appends to raft, in their order, and answers each when it is durable.
-pub(super) async fn append(raft: Raft, mut appends: mpsc::UnboundedReceiver<(Append, Reply)>) {
+pub(super) async fn append(raft: Raft, mut appends: mpsc::UnboundedReceiver<(Append, Reply, Reserved)>) {
     let appends = stream::poll_fn(move |context| appends.poll_recv(context));
-    let answered = appends.map(|(append, reply)| {
+    let answered = appends.map(|(append, reply, room)| {
         let raft = raft.clone();
         async move {
             let answer = match to_append(append) {
                 Ok(rpc) => raft.append_entries(rpc).await.map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
+            // It is taken.
+            drop(room);
             reply.send(match answer {
                 Ok(answer) => Response::Appended(from_appended(&answer)),
                 Err(error) => Response::Refusal(Refusal::failed(error)),
@@ -119,6 +143,16 @@ pub(super) async fn append(raft: Raft, mut appends: mpsc::UnboundedReceiver<(App
         }
     });
     answered.buffered(PIPELINE).for_each(ready).await;
+}
+
+/// Has raft send everything anew to followers whose logs went back.
+pub(super) async fn send_anew(raft: Raft, mut asked: mpsc::UnboundedReceiver<Anew>) {
+    while let Some((follower, done)) = asked.recv().await {
+        // Errors: raft has ended, or does not lead.
+        drop(raft.trigger().allow_next_revert(&follower, true).await);
+        // It waits no longer.
+        let _gone = done.send(());
+    }
 }
 
 /// After each flush: gives raft its new snapshot, and purges the entries that are not needed.

@@ -101,6 +101,8 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     /// Whether replicas in this log may take over leadership: its disk has not been full lately.
     pub(super) may_take_over: AtomicBool,
+    /// Bytes of entries that room is reserved for.
+    pub(super) reserved: AtomicU64,
     pub(super) dir: PathBuf,
 }
 
@@ -149,6 +151,7 @@ impl NodeLog {
             options,
             counters: Counters::default(),
             may_take_over: AtomicBool::new(true),
+            reserved: AtomicU64::new(0),
             dir,
             log,
         };

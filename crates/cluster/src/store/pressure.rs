@@ -110,9 +110,9 @@ impl NodeLog {
             return Ok(());
         }
         let few = bytes <= REWRITE_BYTES;
-        if few {
-            self.shared.check_room(bytes)?;
-        } else {
+        // Until it is appended.
+        let _room = few.then(|| self.shared.reserve(bytes)).transpose()?;
+        if !few {
             flush(replica.replica());
             self.shared.counters.flushes.fetch_add(1, Ordering::Relaxed);
         }

@@ -62,7 +62,7 @@ impl ReplicaLog {
         }
     }
 
-    pub(super) fn shared(&self) -> &Shared {
+    pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.log
     }
 

@@ -93,8 +93,18 @@ impl Shared {
     }
 
     /// Refuses so many bytes of entries where the disk is full and they are not prepared for.
-    pub(super) fn check_room(&self, bytes: u64) -> Result<(), StoreError> {
-        self.check_prepared(bytes.saturating_add(self.kept()))
+    pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reserved, StoreError> {
+        // Relaxed, also below: it counts, and nothing else hangs on it.
+        let before = self.reserved.fetch_add(bytes, Ordering::Relaxed);
+        let reserved = Reserved {
+            shared: Arc::clone(self),
+            bytes,
+        };
+        if bytes > 0 {
+            let needed = bytes.saturating_add(before).saturating_add(self.kept());
+            self.check_prepared(needed)?;
+        }
+        Ok(reserved)
     }
 
     fn check_prepared(&self, bytes: u64) -> Result<(), StoreError> {
@@ -102,6 +112,18 @@ impl Shared {
             Some(full) if !self.log.has_prepared(bytes) => Err(full),
             _ => Ok(()),
         }
+    }
+}
+
+/// Room that is prepared on the disk, for entries that are not appended yet.
+pub(crate) struct Reserved {
+    shared: Arc<Shared>,
+    bytes: u64,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.shared.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -138,9 +160,10 @@ impl ReplicaLog {
         self.shared().shortage()
     }
 
-    /// Refuses so many bytes of a leader's entries where they would have to wait.
-    pub(crate) fn check_room(&self, bytes: u64) -> Result<(), StoreError> {
-        self.shared().check_room(bytes)
+    /// Reserves room for so many bytes of a leader's entries, until they are appended; refuses them
+    /// where they would have to wait, with those that others have reserved for.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<Reserved, StoreError> {
+        self.shared().reserve(bytes)
     }
 
     /// Refuses a vote where it would have to wait.
@@ -269,7 +292,7 @@ mod tests {
                 full.to_string().starts_with("BUSY no space left for the log"),
                 "{full}"
             );
-            assert!(replica.check_room(3_000).is_err() && !replica.may_take_over());
+            assert!(replica.reserve(3_000).is_err() && !replica.may_take_over());
             tokio::spawn(other.run());
             let of_other = other.create(1, 10).await.unwrap();
             assert_eq!(append_all(of_other).await.unwrap() as u64, ENTRIES);
@@ -308,6 +331,44 @@ mod tests {
             while log.admit().is_ok() {
                 tokio::task::yield_now().await;
             }
+        });
+    }
+
+    /// So entries that come at once do not take together what is kept for votes.
+    #[test]
+    fn what_is_reserved_is_not_there_for_others_until_it_is_given_back() {
+        runtime().block_on(async {
+            let device = SimDevice::new(4);
+            let log = open(&device);
+            tokio::spawn(log.run());
+            let replica = log.create(1, 10).await.unwrap();
+            device.limit_space(Some(0));
+            // As far as that room must be prepared, which fails; not so far that none is left.
+            let mut index = 0;
+            while log.admit().is_ok() {
+                if log.log().has_prepared(16 << 10) {
+                    let id = EntryId {
+                        leader: LEADER,
+                        index,
+                    };
+                    let payload = vec![7; 500].into();
+                    replica.append(vec![Entry { id, payload }], |_| {}).await.unwrap();
+                    index += 1;
+                }
+                tokio::task::yield_now().await;
+            }
+            let all = || {
+                let rooms = std::iter::from_fn(|| replica.reserve(1_000).ok());
+                let rooms: Vec<_> = rooms.take(1_000).collect();
+                assert!((1..1_000).contains(&rooms.len()), "{}", rooms.len());
+                rooms
+            };
+            let (first, kept) = (all(), replica.shared().kept());
+            assert!(replica.shared().log.has_prepared(kept), "votes have no room");
+            let many = first.len();
+            drop(first);
+            assert_eq!(all().len(), many);
+            assert!(replica.reserve(0).is_ok(), "a heartbeat needs no room");
         });
     }
 }

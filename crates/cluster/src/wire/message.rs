@@ -134,14 +134,14 @@ pub struct Refused {
 /// A ping. The frame's request number pairs it with its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ping {
-    /// The speaker's wall clock, in milliseconds since 1970.
+    /// The clock of the speaker's machine, in milliseconds since 1970.
     pub wall_ms: u64,
 }
 
 /// The answer to a ping.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pong {
-    /// The speaker's wall clock, in milliseconds since 1970.
+    /// The time that the speaker goes by, in milliseconds since 1970.
     pub wall_ms: u64,
 }
 

@@ -25,6 +25,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
+use crate::addresses::addresses;
 use crate::certificates::{Authority, write};
 
 pub(crate) const GROUP: u64 = 7;
@@ -110,7 +111,7 @@ impl Network for Cuts {
 pub(crate) struct Place {
     pub(crate) id: u64,
     address: SocketAddr,
-    dir: TempDir,
+    pub(crate) dir: TempDir,
     /// Its certificate, if the cluster has a CA.
     tls: Option<TlsTcp>,
     alive: Mutex<Option<(Arc<Node>, Runtime)>>,
@@ -294,12 +295,9 @@ impl Cluster {
     }
 
     fn with(limits: GroupLimits, ca: Option<&Authority>, simulated: Simulated) -> Self {
-        let listeners: Vec<_> = (0..3)
-            .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
-            .collect();
-        let place = |(index, listener): (usize, std::net::TcpListener)| Place {
+        let place = |(index, address): (usize, SocketAddr)| Place {
             id: index as u64 + 1,
-            address: listener.local_addr().unwrap(),
+            address,
             dir: tempfile::tempdir().unwrap(),
             tls: ca.map(certified),
             alive: Mutex::default(),
@@ -307,7 +305,7 @@ impl Cluster {
             device: SimDevice::new(index as u64),
         };
         let cluster = Self {
-            places: listeners.into_iter().enumerate().map(place).collect(),
+            places: addresses(3).into_iter().enumerate().map(place).collect(),
             cuts: Cuts::default(),
             limits,
             simulated,

@@ -166,6 +166,38 @@ fn where_no_node_has_room_writes_are_refused_and_reads_answered_until_there_is_s
 }
 
 #[test]
+fn where_most_disks_are_full_writes_are_refused_and_reads_answered_until_there_is_room() {
+    let cluster = Arc::new(Cluster::simulated(Simulated::Logs));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    let leader = cluster.leader(|_| true);
+    let others = || cluster.places.iter().filter(|place| place.id != leader.id);
+    others().for_each(Place::fill);
+    let replica = leader.replica().unwrap();
+    let refuses = || {
+        let problem = replica.problem();
+        problem.is_some_and(|problem| problem.contains("nothing can be committed"))
+    };
+    write_until(&cluster, "want of room on most disks", 0, refuses);
+    let vote = replica.state().unwrap().vote;
+    for _ in 0..400 {
+        let refused = cluster.runtime.block_on(replica.execute(put(row(1_000))));
+        match refused {
+            Err(full @ CommandError::MostFull) => {
+                assert!(full.to_string().starts_with("BUSY the disks"), "{full}");
+            }
+            other => panic!("a write has {other:?}"),
+        }
+        cluster.runtime.block_on(read(&cluster, &row(0)));
+    }
+    assert_eq!(replica.state().unwrap().vote, vote, "another one leads");
+    others().for_each(Place::free);
+    count(&cluster, &tally);
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
+#[test]
 fn a_replica_whose_tables_have_no_room_waits_and_goes_on_when_there_is_some() {
     let cluster = Arc::new(Cluster::simulated(Simulated::Tables));
     let tally = Tally::new(2);
@@ -187,6 +219,28 @@ fn a_replica_whose_tables_have_no_room_waits_and_goes_on_when_there_is_some() {
         "{behind:?} of {last:?} is applied"
     );
     follower.device.heal();
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
+#[test]
+fn a_replica_that_is_opened_on_a_full_disk_waits_and_is_open_when_there_is_room() {
+    let cluster = Arc::new(Cluster::simulated(Simulated::Tables));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    let leader = cluster.leader(|_| true);
+    let other = cluster.places.iter().find(|place| place.id != leader.id).unwrap();
+    other.kill();
+    let full = Fault::new(FaultKind::NoSpace).on("MANIFEST");
+    other.device.inject(full.clone());
+    cluster.open(other);
+    cluster.until("a replica that waits for room", || {
+        let problem = other.problem()?;
+        assert!(!problem.contains("has failed"), "{problem}");
+        problem.contains("until there is room").then_some(())
+    });
+    count(&cluster, &tally);
+    other.device.heal();
     cluster.check(&tally);
     no_problem(&cluster);
 }

@@ -91,3 +91,59 @@ fn a_follower_behind_the_purge_learns_by_snapshot() {
     cluster.count(&tally, 2, 5, || {});
     cluster.check(&tally);
 }
+
+/// An operator puts an older copy of a directory in its place: against the rules, but what was
+/// acknowledged is there again as soon as the leader hears of it, and the operator learns of it.
+#[test]
+fn a_follower_that_has_lost_what_it_had_acknowledged_gets_it_again() {
+    let cluster = cluster();
+    let tally = Tally::new(2);
+    let count = || cluster.count(&tally, 2, 10, || {});
+    let mirror = |from: &std::path::Path, to: &std::path::Path| {
+        std::fs::remove_dir_all(to).unwrap();
+        let copied = std::process::Command::new("cp")
+            .arg("-a")
+            .args([from, to])
+            .status();
+        assert!(copied.unwrap().success());
+    };
+    // A new leader does not know what a follower had acknowledged to the one before.
+    let mut is_seen = false;
+    for _ in 0..10 {
+        count();
+        let leader = cluster.leader(|_| true);
+        let mut followers = cluster.places.iter().filter(|place| place.id != leader.id);
+        let (follower, third) = (followers.next().unwrap(), followers.next().unwrap());
+        let (dir, copy) = (follower.dir.path(), tempfile::tempdir().unwrap());
+        follower.kill();
+        mirror(dir, copy.path());
+        cluster.open(follower);
+        // Without the third node nothing is committed that the follower has not acknowledged.
+        third.kill();
+        count();
+        let state = leader.state().unwrap();
+        cluster.open(third);
+        follower.kill();
+        mirror(copy.path(), dir);
+        cluster.open(follower);
+        let replica = leader.replica().unwrap();
+        is_seen = cluster.until("a leader that says so, or another leader", || {
+            if let Some(problem) = replica.problem() {
+                assert!(problem.contains("has lost entry"), "{problem}");
+                return Some(true);
+            }
+            let now = leader.state()?;
+            (!now.leads || now.vote != state.vote).then_some(false)
+        });
+        cluster.until("a follower that has everything again", || {
+            let leader = cluster.leader(|_| true);
+            (follower.state()?.last == leader.state()?.last).then_some(())
+        });
+        if is_seen {
+            break;
+        }
+    }
+    assert!(is_seen, "ten leaders in a row gave way");
+    count();
+    cluster.check(&tally);
+}

@@ -4,6 +4,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
 
+#[path = "../addresses/mod.rs"]
+mod addresses;
 #[path = "../certificates/mod.rs"]
 mod certificates;
 mod cluster;

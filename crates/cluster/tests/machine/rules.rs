@@ -155,36 +155,12 @@ fn the_effects_of_an_entry_take_place_in_their_order() {
     let mut id = group.entries[0].id;
     let (slot, key) = (9, b"k".as_slice());
     let put = |value| Effect::Put { slot, key, value };
-    let session = Effect::Session {
-        slot,
-        client: b"c",
-        number: 3,
-        at_ms: 77,
-        reply: b"+OK",
-    };
     let entries = [
         (
-            vec![
-                put(b"1"),
-                Effect::Delete { slot, key },
-                put(b"2"),
-                put(b"3"),
-                session,
-            ],
+            vec![put(b"1"), Effect::Delete { slot, key }, put(b"2"), put(b"3")],
             Some(b"3"),
         ),
-        (
-            vec![
-                put(b"4"),
-                Effect::Delete { slot, key },
-                Effect::Forget {
-                    slot,
-                    client: b"c",
-                    number: 3,
-                },
-            ],
-            None,
-        ),
+        (vec![put(b"4"), Effect::Delete { slot, key }], None),
     ];
     let first = group.outcome(0);
     let taken = u64::from(group.entries[0].payload[0] == 2 && first == Outcome::Taken);
@@ -197,9 +173,6 @@ fn the_effects_of_an_entry_take_place_in_their_order() {
         );
         let found = machine.db().get(data_key(slot, key)).unwrap();
         assert_eq!(found.as_deref(), value.map(|value| &value[..]));
-        let session = machine.session(slot, b"c", 3).unwrap();
-        let kept = [&77_u64.to_le_bytes()[..], b"+OK"].concat();
-        assert_eq!(session, value.map(|_| kept));
         // Once more is not once more.
         id.index += 1;
         assert_eq!(

@@ -8,6 +8,8 @@
     reason = "the tests copy, move and change a node's files"
 )]
 
+#[path = "../addresses/mod.rs"]
+mod addresses;
 mod clocks;
 mod lives;
 mod refusals;

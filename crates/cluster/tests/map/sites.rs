@@ -19,6 +19,8 @@ use collie_log::{LogOptions, RingMode};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::addresses::addresses;
+
 /// Only a hang takes so long.
 const CAP: Duration = Duration::from_secs(120);
 /// From one look at what is waited for to the next.
@@ -44,17 +46,6 @@ pub(crate) fn runtime() -> Runtime {
         .enable_all()
         .build()
         .unwrap()
-}
-
-/// An address that no other test has had.
-pub(crate) fn addresses(count: usize) -> Vec<SocketAddr> {
-    let listeners: Vec<_> = (0..count)
-        .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
-        .collect();
-    listeners
-        .iter()
-        .map(|listener| listener.local_addr().unwrap())
-        .collect()
 }
 
 /// A node, dead or alive, and its directory.

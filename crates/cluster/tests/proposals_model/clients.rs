@@ -2,8 +2,8 @@
 
 use collie_cluster::LeaderId;
 use collie_cluster::proposals::{
-    Answer, Effects, Evaluated, Evaluation, NotOpen, NotSubmitted, Once, Outcome, Part, Pipeline, Reading,
-    Stale, Ticket, Todo, once, reading,
+    Answer, Effects, Evaluated, Evaluation, NotOpen, NotSubmitted, Outcome, Part, Pipeline, Reading, Stale,
+    Ticket, Todo, reading,
 };
 use collie_sim::Rng;
 
@@ -175,7 +175,6 @@ impl Client {
                 let leading = &world.group.replicas[self.at].leading;
                 let waits_for: Vec<_> = pipeline.waits_for().collect();
                 for ticket in waits_for {
-                    leading.outcome(&ticket, Outcome::TimedOut);
                     pipeline.outcome(&ticket, Outcome::TimedOut);
                 }
                 let answers = pipeline.give_up(leading);
@@ -250,7 +249,7 @@ impl Client {
         let replica = &mut world.group.replicas[self.at];
         let leading = replica.leading.clone();
         let key = Row::Key(command.key);
-        let record = command.once.map(|number| Row::Session(self.id, number));
+        let record = command.once.map(|number| Row::Record(self.id, number));
         let next = match stage {
             Stage::Lock => {
                 if replica.locks.contains_key(&key) {
@@ -282,16 +281,13 @@ impl Client {
             Stage::Record(mut evaluation) => {
                 let row = record.expect("the number of a command that is executed once");
                 let table = || read(replica, world.rng, world.faults, row);
-                match once(&leading, &mut evaluation, &row, table, 0, 1) {
-                    Ok(Once::Repeated(Value::Record(reply))) => {
-                        Ok(Stage::Finish(evaluation, reply, Effects::new()))
-                    }
-                    Ok(Once::Repeated(_) | Once::Full) => {
-                        panic!("a session has the value of a key, or none is free")
-                    }
-                    Ok(Once::Fresh) => Ok(Stage::Read(evaluation)),
-                    Err(Stale) => Err(Stale),
-                }
+                leading
+                    .get(&mut evaluation, &row, table)
+                    .map(|found| match found {
+                        Some(Value::Record(reply)) => Stage::Finish(evaluation, reply, Effects::new()),
+                        Some(Value::Int(_)) => panic!("a record has the value of a key"),
+                        None => Stage::Read(evaluation),
+                    })
             }
             Stage::Read(mut evaluation) => {
                 let table = || read(replica, world.rng, world.faults, key);

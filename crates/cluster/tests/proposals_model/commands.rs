@@ -30,7 +30,7 @@ pub(crate) fn execute(command: Command, value: Option<i64>) -> (Reply, Option<Op
 pub(crate) enum Row {
     Key(u8),
     /// The record of a client's command with this number.
-    Session(usize, u64),
+    Record(usize, u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Value {
         match value {
             Some(Self::Int(int)) => Some(int),
             None => None,
-            Some(Self::Record(_)) => panic!("a key has the value of a session"),
+            Some(Self::Record(_)) => panic!("a key has the value of a record"),
         }
     }
 }

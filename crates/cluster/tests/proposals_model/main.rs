@@ -134,7 +134,7 @@ impl Schedule {
                 let most = self.rng.index(4);
                 self.group.replicate(replica, to, most, reply_lost, &mut self.rng);
             }
-            2 => at_work.propose(),
+            2 => at_work.propose(&mut self.rng),
             3 => at_work.core(&mut self.rng, &self.faults),
             4 | 5 => at_work.apply(&self.faults),
             6 => at_work.tell(),
@@ -269,7 +269,7 @@ impl Schedule {
         for replica in 0..self.group.replicas.len() {
             self.group.replicate(leader, replica, 8, false, &mut self.rng);
             let at_work = &mut self.group.replicas[replica];
-            at_work.propose();
+            at_work.propose(&mut self.rng);
             at_work.core(&mut self.rng, &self.faults);
             at_work.tell();
             at_work.apply(&self.faults);

@@ -79,7 +79,7 @@ pub(crate) struct Replica {
     blank: u64,
     matched: Vec<u64>,
     channel: VecDeque<Proposal<Effects<Row, Value>>>,
-    responders: Vec<(EntryId, Ticket)>,
+    responders: Vec<(EntryId, Header)>,
     /// An entry that is in the table, of which the leader's side does not know yet.
     applying: Option<(Entry, Option<(Header, Decision)>)>,
     /// Outcomes that are on their way; the second is what clients are told.
@@ -134,8 +134,15 @@ impl Replica {
         self.entry(index).map(|entry| entry.id)
     }
 
-    fn report(&mut self, ticket: Ticket, outcome: Outcome) {
-        self.reports.push_back((ticket, outcome, outcome));
+    /// Of each proposal of an entry, which clients learn one after the other.
+    fn report(&mut self, header: &Header, outcome: Outcome) {
+        self.report_as(header, outcome, outcome);
+    }
+
+    fn report_as(&mut self, header: &Header, outcome: Outcome, said: Outcome) {
+        let run = header.ticket.run;
+        let tickets = (header.ticket.n..=header.last().n).map(|n| Ticket { run, n });
+        self.reports.extend(tickets.map(|ticket| (ticket, outcome, said)));
     }
 
     fn append(&mut self, leader: LeaderId, payload: Payload) -> EntryId {
@@ -158,9 +165,9 @@ impl Replica {
         self.discard(gone);
     }
 
-    fn discard(&mut self, responders: Vec<(EntryId, Ticket)>) {
-        for (_, ticket) in responders {
-            self.report(ticket, Outcome::Discarded);
+    fn discard(&mut self, responders: Vec<(EntryId, Header)>) {
+        for (_, header) in responders {
+            self.report(&header, Outcome::Discarded);
         }
     }
 
@@ -250,14 +257,24 @@ impl Replica {
         };
         let at = self.responders.iter().position(|(id, _)| *id == entry.id);
         if let Some(at) = at {
-            let (_, ticket) = self.responders.swap_remove(at);
-            self.report(ticket, outcome);
+            let (_, header) = self.responders.swap_remove(at);
+            self.report(&header, outcome);
         }
     }
 
-    /// Hands the next proposal to raft's queue.
-    pub(crate) fn propose(&mut self) {
-        self.channel.extend(self.leading.next_proposal());
+    /// Hands the next proposal to raft's queue: by an entry of its own, or with the one before it.
+    pub(crate) fn propose(&mut self, rng: &mut Rng) {
+        let Some(next) = self.leading.next_proposal() else {
+            return;
+        };
+        if let Some(last) = self.channel.back_mut()
+            && rng.one_in(2)
+            && last.header.join(&next.header)
+        {
+            last.payload.extend(next.payload);
+        } else {
+            self.channel.push_back(next);
+        }
     }
 
     /// Raft takes the next proposal of its queue, or refuses it.
@@ -269,22 +286,20 @@ impl Replica {
         else {
             return;
         };
-        let ticket = header.ticket;
         let leader = self
             .leads
-            .filter(|leader| *leader == ticket.run.leader || faults.unchecked_leader);
+            .filter(|leader| *leader == header.ticket.run.leader || faults.unchecked_leader);
         let refused = hit(rng, faults.refuse);
         let Some(leader) = leader.filter(|_| !refused || faults.lies) else {
-            return self.report(ticket, Outcome::Refused);
+            return self.report(&header, Outcome::Refused);
         };
         let id = self.append(leader, Payload::Effects(header.encode(), effects));
         if refused {
-            self.reports
-                .push_back((ticket, Outcome::Refused, Outcome::Dropped));
+            self.report_as(&header, Outcome::Refused, Outcome::Dropped);
         } else if hit(rng, faults.drop) {
-            self.report(ticket, Outcome::Dropped);
+            self.report(&header, Outcome::Dropped);
         } else {
-            self.responders.push((id, ticket));
+            self.responders.push((id, header));
         }
     }
 
@@ -313,13 +328,13 @@ impl Replica {
     fn install(&mut self, snapshot: &Table) {
         self.tell();
         let end = snapshot.applied.index;
-        for (id, ticket) in std::mem::take(&mut self.responders) {
+        for (id, header) in std::mem::take(&mut self.responders) {
             let outcome = if id.index <= end {
                 Outcome::Dropped
             } else {
                 Outcome::Discarded
             };
-            self.report(ticket, outcome);
+            self.report(&header, outcome);
         }
         self.log.clear();
         self.purged = snapshot.applied;

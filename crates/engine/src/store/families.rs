@@ -11,9 +11,9 @@ use super::Store;
 use super::family_state::FamilyState;
 use super::read_point::ReadPoint;
 use super::views::Views;
-use crate::Result;
 use crate::manifest::FamilyRecord;
 use crate::tables::Tables;
+use crate::{Result, Stall};
 
 /// The families of a store.
 #[derive(Default)]
@@ -43,6 +43,13 @@ impl Store {
     /// All families, in the order of their names.
     pub(crate) fn families(&self) -> Vec<Arc<FamilyState>> {
         self.families.named.read().values().cloned().collect()
+    }
+
+    /// The most that a family does to writes.
+    pub(super) fn worst_family(&self) -> Stall {
+        let families = self.families.named.read();
+        let stalls = families.values().map(|family| family.stall());
+        stalls.max().unwrap_or(Stall::None)
     }
 
     /// The name of the family with that id, or the id where it was dropped.

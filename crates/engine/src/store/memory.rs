@@ -15,7 +15,7 @@ use collie_log::{Level, Lsn};
 
 use super::Store;
 use super::stall::Holds;
-use crate::{Error, Result};
+use crate::{Error, Result, Stall};
 
 impl Store {
     /// Its memtables count in the budget from now on.
@@ -50,6 +50,14 @@ impl Store {
             Holds::Locks => most / 8,
         };
         self.memtable_bytes() >= most + more
+    }
+
+    /// The most that is done to writes now.
+    pub(crate) fn stall(&self) -> Stall {
+        match self.is_memory_full(Holds::Nothing) {
+            true => Stall::Stopped,
+            false => self.worst_family(),
+        }
     }
 
     /// Whether the memtables of large commits that wait to be flushed take as much as all others may.

@@ -101,6 +101,7 @@ fn a_writer_stops_when_all_memtables_are_full() {
     }
     let stats = db.stats().families["default"].clone();
     assert_eq!(stats.stall, Stall::Stopped);
+    assert_eq!(db.stall(), Stall::Stopped);
     assert_eq!(stats.sealed, 2);
     assert_eq!(stats.tables, 0);
     assert!(stats.active_bytes + stats.sealed_bytes < 4 * 8192, "{stats:?}");

@@ -1,15 +1,14 @@
 //! Connections between nodes over TLS 1.3. Each side presents a certificate that the cluster's CA
 //! has signed for [`TLS_NAME`], and each verifies the other's; decision 29 says why it is so.
 
-mod dates;
 mod files;
 mod stream;
 mod tcp;
 mod verify;
 mod words;
 
-pub use dates::Validity;
-pub use files::{TlsContents, TlsError, TlsFiles};
+pub use collie_tls::{TlsError, Validity};
+pub use files::{TlsContents, TlsFiles};
 pub use stream::TlsStream;
 pub use tcp::TlsTcp;
 

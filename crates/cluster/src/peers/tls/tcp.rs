@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_io::{Clock, Device};
+use collie_tls::{TlsError, Validity};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -13,8 +14,7 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::super::network::Network;
-use super::dates::Validity;
-use super::files::{Ready, TlsError, TlsFiles};
+use super::files::{Ready, TlsFiles};
 use super::stream::TlsStream;
 use super::words::of_handshake;
 

@@ -2,55 +2,13 @@
 
 use std::io;
 
-use tokio_rustls::rustls::{AlertDescription, CertificateError, Error};
+use collie_tls::{Date, Fault};
+use tokio_rustls::rustls::{AlertDescription, Error};
 
 use super::TLS_NAME;
-use super::dates::Date;
 
 /// What to do for a new certificate.
 pub(super) const MAKE: &str = "make one with `collie cluster ca node`";
-
-/// What is wrong with a certificate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// It does not hold any more.
-    Ended {
-        until: u64,
-        now: u64,
-    },
-    /// It does not hold yet.
-    NotYet {
-        from: u64,
-        now: u64,
-    },
-    /// No CA that is known here has signed it.
-    OtherCa,
-    /// It has not the name or the purposes of a node's.
-    NotOfNode(String),
-    Other(String),
-}
-
-impl Fault {
-    pub(super) fn of(error: &CertificateError) -> Self {
-        match error {
-            CertificateError::ExpiredContext { time, not_after } => Self::Ended {
-                until: not_after.as_secs(),
-                now: time.as_secs(),
-            },
-            CertificateError::NotValidYetContext { time, not_before } => Self::NotYet {
-                from: not_before.as_secs(),
-                now: time.as_secs(),
-            },
-            // The second where two CAs have one name.
-            CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::OtherCa,
-            CertificateError::NotValidForName
-            | CertificateError::NotValidForNameContext { .. }
-            | CertificateError::InvalidPurpose
-            | CertificateError::InvalidPurposeContext { .. } => Self::NotOfNode(error.to_string()),
-            other => Self::Other(other.to_string()),
-        }
-    }
-}
 
 /// Puts an error of a handshake, or of what is read after it, in words. In TLS 1.3 the side that
 /// connects learns what the other thinks of its certificate when it first reads.
@@ -105,7 +63,7 @@ fn of_peers_certificate(fault: Fault) -> String {
         Fault::OtherCa => "the peer's certificate is signed by another CA than this node's: give all nodes \
                            certificates of one CA"
             .to_owned(),
-        Fault::NotOfNode(problem) => format!(
+        Fault::WrongUse(problem) => format!(
             "the peer's certificate is not that of a node, which is for the name {TLS_NAME} and for both sides of a \
              connection ({problem}): {MAKE}"
         ),

@@ -224,6 +224,6 @@ fn a_certificate_of_something_else_is_refused() {
             &text,
             &["node.pem: expected the certificate of a node, for the name node.collie.internal"],
         );
-        assert!(matches!(error, TlsError::NotOfNode { .. }), "{error:?}");
+        assert!(matches!(error, TlsError::WrongUse { .. }), "{error:?}");
     }
 }

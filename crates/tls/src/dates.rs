@@ -26,7 +26,7 @@ pub struct Validity {
 impl Validity {
     /// That of a certificate in DER (RFC 5280, 4.1); `None` where the bytes are none. It is shown,
     /// and compared with the clock; whether a certificate is genuine is not concluded from it.
-    pub(super) fn of(certificate: &[u8]) -> Option<Self> {
+    pub fn of(certificate: &[u8]) -> Option<Self> {
         let mut rest = certificate;
         let mut rest = expect(&mut rest, SEQUENCE)?;
         let mut rest = expect(&mut rest, SEQUENCE)?;
@@ -49,7 +49,7 @@ impl fmt::Display for Validity {
 
 /// A second since 1970, as a date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Date(pub(super) u64);
+pub struct Date(pub u64);
 
 impl fmt::Display for Date {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

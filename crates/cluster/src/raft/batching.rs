@@ -1,0 +1,167 @@
+//! Proposals that wait at the same time go into one entry: what an entry costs in raft, in the log and
+//! in the tables is paid once for all of them.
+
+use std::sync::Arc;
+
+use crate::machine::effects::EffectsBuf;
+use crate::proposals::{Header, Proposal, Ticket};
+use crate::raft::commands::{Commands, Submission, Waiter};
+
+/// An entry takes no further proposal where its effects would have more bytes than this.
+const BATCH_BYTES: usize = 256 << 10;
+
+/// An entry to hand to raft.
+pub(super) struct Batch {
+    pub(super) header: Header,
+    effects: EffectsBuf,
+    /// Who waits for its proposals.
+    pub(super) waiters: Vec<(Ticket, Waiter)>,
+}
+
+/// The entries of a replica, from what was submitted, in its order.
+pub(super) struct Batches {
+    commands: Arc<Commands>,
+    /// Did not go into the last one.
+    next: Option<Proposal<Submission>>,
+}
+
+impl Batches {
+    pub(super) fn new(commands: Arc<Commands>) -> Self {
+        Self { commands, next: None }
+    }
+
+    /// The next entry: all that was submitted by now, as long as it is of one run and of no more
+    /// bytes than an entry is to have.
+    pub(super) fn next(&mut self) -> Option<Batch> {
+        let first = self.take()?;
+        let mut batch = Batch::new(first);
+        while let Some(next) = self.take() {
+            if let Some(not_joined) = batch.join(next) {
+                self.next = Some(not_joined);
+                break;
+            }
+        }
+        Some(batch)
+    }
+
+    fn take(&mut self) -> Option<Proposal<Submission>> {
+        let taken = self.next.take();
+        taken.or_else(|| self.commands.leading.next_proposal())
+    }
+}
+
+impl Batch {
+    fn new(first: Proposal<Submission>) -> Self {
+        let Proposal {
+            header,
+            payload: Submission { effects, waiter },
+        } = first;
+        Self {
+            header,
+            effects,
+            waiters: vec![(header.ticket, waiter)],
+        }
+    }
+
+    /// Returns the proposal where it does not fit.
+    fn join(&mut self, next: Proposal<Submission>) -> Option<Proposal<Submission>> {
+        let more = &next.payload.effects;
+        let mut header = self.header;
+        let fits = self.effects.bytes().len() + more.bytes().len() <= BATCH_BYTES
+            && header.join(&next.header)
+            && self.effects.extend(more).is_ok();
+        if !fits {
+            return Some(next);
+        }
+        self.header = header;
+        self.waiters.push((next.header.ticket, next.payload.waiter));
+        None
+    }
+
+    /// What the entry holds.
+    pub(super) fn payload(&self) -> Vec<u8> {
+        [&self.header.encode()[..], self.effects.bytes()].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::LeaderId;
+    use crate::machine::effects::{Effect, decode};
+    use crate::proposals::Outcome;
+    use crate::raft::commands::{Changes, Row, Stored};
+    use tokio::sync::{mpsc, watch};
+
+    fn leader() -> Arc<Commands> {
+        let commands = Commands::new(7, 100, mpsc::unbounded_channel().0, watch::Sender::new(0));
+        commands.leading.lead(LeaderId { term: 1, replica: 7 }, None);
+        Arc::new(commands)
+    }
+
+    fn submit(commands: &Commands, key: &[u8], bytes: usize) -> Ticket {
+        let (row, value) = (
+            Row {
+                slot: 1,
+                key: key.into(),
+            },
+            vec![7; bytes],
+        );
+        let changes = Changes {
+            rows: [(row, Some(Stored::from(&*value)))].into(),
+            keys: None,
+        };
+        let effects = changes.encode().unwrap();
+        let evaluation = commands.leading.begin().unwrap();
+        let submitted = commands.finish(evaluation, changes, effects, 5).unwrap();
+        let crate::proposals::Evaluated::Submitted(ticket) = submitted.evaluated else {
+            panic!("it has effects");
+        };
+        ticket
+    }
+
+    fn tickets(batch: &Batch) -> Vec<Ticket> {
+        batch.waiters.iter().map(|(ticket, _)| *ticket).collect()
+    }
+
+    #[test]
+    fn what_was_submitted_by_now_goes_into_one_entry() {
+        let commands = leader();
+        let mut batches = Batches::new(Arc::clone(&commands));
+        let submitted = [b"a", b"b", b"b"].map(|key| submit(&commands, key, 10));
+        let batch = batches.next().unwrap();
+        assert_eq!(tickets(&batch), submitted);
+        let payload = batch.payload();
+        let (header, effects) = Header::decode(&payload).unwrap();
+        assert_eq!((header.ticket, header.last()), (submitted[0], submitted[2]));
+        let keys: Vec<_> = decode(effects)
+            .unwrap()
+            .into_iter()
+            .map(|effect| match effect {
+                Effect::Put { key, .. } => key,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(keys, [b"a", b"b", b"b"], "in their order");
+        assert!(batches.next().is_none());
+    }
+
+    #[test]
+    fn an_entry_is_of_one_run_and_not_larger_than_it_is_to_be() {
+        let commands = leader();
+        let mut batches = Batches::new(Arc::clone(&commands));
+        let sizes = [10, BATCH_BYTES - 60, 10, 2 * BATCH_BYTES, 10];
+        let submitted = sizes.map(|bytes| submit(&commands, b"a", bytes));
+        // The run ends, and its entries are refused: the next one begins.
+        for ticket in submitted {
+            commands.leading.outcome(&ticket, Outcome::Refused);
+        }
+        let next = submit(&commands, b"a", 10);
+        assert_ne!(next.run, submitted[0].run);
+        let found: Vec<_> = std::iter::from_fn(|| batches.next())
+            .map(|batch| tickets(&batch))
+            .collect();
+        let [a, b, c, d, e] = submitted;
+        assert_eq!(found, [vec![a, b], vec![c], vec![d], vec![e], vec![next]]);
+    }
+}

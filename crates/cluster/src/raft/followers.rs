@@ -1,0 +1,228 @@
+//! What a leader learns from its followers' answers to appends, beside what raft makes of them: which
+//! disks are full, and who has lost what it had acknowledged.
+//!
+//! The partitions that have replicas on a disk learn together that it is full: otherwise each would
+//! take a write that cannot be committed to find out.
+//!
+//! The log of a follower goes back where an operator puts an older copy of its directory in its place.
+//! Raft counts on that never happening, and sends such a follower nothing any more. What it has lost
+//! can only be lost for good while it lacks it, so it gets everything anew at once. It is shown to the
+//! operator, as what that replica had voted is forgotten, too.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use crate::ids::{LeaderId, ReplicaId};
+use crate::raft::members::Members;
+use crate::wire::NodeId;
+
+/// A follower that has lost entries is shown for so long.
+const SHOWN: Duration = Duration::from_secs(10 * 60);
+
+/// Asks that raft sends a follower everything anew; answered when it will.
+pub(super) type Anew = (ReplicaId, oneshot::Sender<()>);
+
+/// A disk counts as full for so long after the last refusal. Raft tries entries that were refused again
+/// within that time; where it has none left, a write finds out.
+const FULL_FOR: Duration = Duration::from_secs(5);
+
+/// The disks of other nodes whose logs take no entries, as the leaders on this node have learned, and
+/// when each was last seen to take none.
+#[derive(Debug, Default)]
+pub struct FullDisks(Mutex<BTreeMap<(NodeId, u32), Instant>>);
+
+impl FullDisks {
+    fn learned(&self, disk: (NodeId, u32), is_full: bool) {
+        let mut full = self.0.lock();
+        if is_full {
+            full.insert(disk, Instant::now());
+        } else if !full.is_empty() {
+            full.remove(&disk);
+        }
+    }
+
+    /// Whether so many of the voters are on them that nothing can be committed.
+    fn have_most(&self, members: &Members) -> bool {
+        let mut full = self.0.lock();
+        full.retain(|_, at| at.elapsed() < FULL_FOR);
+        let is_full = |voter: &&ReplicaId| {
+            let member = members.all.get(voter);
+            member.is_some_and(|member| full.contains_key(&(member.node, member.disk)))
+        };
+        2 * members.voters.iter().filter(is_full).count() >= members.voters.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+}
+
+/// The followers of a replica, whenever it leads.
+#[derive(Debug)]
+pub(super) struct Followers {
+    known: Mutex<Known>,
+    full: Arc<FullDisks>,
+    anew: mpsc::UnboundedSender<Anew>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// As whose leadership it was learned.
+    leader: Option<LeaderId>,
+    /// The last entry that each has acknowledged.
+    acknowledged: BTreeMap<ReplicaId, u64>,
+    /// Those that had lost what they had acknowledged: when that was seen, and of which entry.
+    reverted: BTreeMap<ReplicaId, (Instant, u64)>,
+}
+
+impl Followers {
+    pub(super) fn new(full: Arc<FullDisks>, anew: mpsc::UnboundedSender<Anew>) -> Self {
+        Self {
+            known: Mutex::default(),
+            full,
+            anew,
+        }
+    }
+
+    /// What is known under a leadership; none of one that is over.
+    fn under(&self, leader: LeaderId) -> Option<MappedMutexGuard<'_, Known>> {
+        MutexGuard::try_map(self.known.lock(), |known| {
+            if known.leader < Some(leader) {
+                known.leader = Some(leader);
+                known.acknowledged.clear();
+            }
+            (known.leader == Some(leader)).then_some(known)
+        })
+        .ok()
+    }
+
+    /// A follower has all entries up to `last`.
+    pub(super) fn has(&self, leader: LeaderId, follower: ReplicaId, last: u64) {
+        if let Some(mut known) = self.under(leader) {
+            let acknowledged = known.acknowledged.entry(follower).or_default();
+            *acknowledged = last.max(*acknowledged);
+        }
+    }
+
+    /// The log on a disk of another node has taken entries, or has no room for them.
+    pub(super) fn disk(&self, disk: (NodeId, u32), is_full: bool) {
+        self.full.learned(disk, is_full);
+    }
+
+    /// A follower says that it has another entry at `index`, or none. If it had acknowledged that one, this
+    /// returns when raft has been asked to send it everything anew; what raft hears before would be a
+    /// fault of its own to it.
+    pub(super) async fn conflicts(&self, leader: LeaderId, follower: ReplicaId, index: u64) {
+        let lost = self.under(leader).and_then(|mut known| {
+            let last = *known.acknowledged.get(&follower)?;
+            if last < index {
+                return None;
+            }
+            known.acknowledged.remove(&follower);
+            known.reverted.insert(follower, (Instant::now(), index));
+            Some(last)
+        });
+        let Some(acknowledged) = lost else { return };
+        tracing::error!(
+            follower,
+            acknowledged,
+            index,
+            "a replica has lost entries that it had acknowledged, and gets all that it lacks: was an older copy put in the \
+             place of its directory?"
+        );
+        let (asked, done) = oneshot::channel();
+        // An error: the replica is ending.
+        if self.anew.send((follower, asked)).is_ok() {
+            drop(done.await);
+        }
+    }
+
+    /// Whether so many of the voters have no room for entries that none can be committed.
+    pub(super) fn most_are_full(&self, members: impl FnOnce() -> Members) -> bool {
+        !self.full.is_empty() && self.full.have_most(&members())
+    }
+
+    /// Those that were seen lately to have lost an entry that they had acknowledged, and which.
+    pub(super) fn reverted(&self) -> Vec<(ReplicaId, u64)> {
+        let mut known = self.known.lock();
+        known.reverted.retain(|_, (at, _)| at.elapsed() < SHOWN);
+        known
+            .reverted
+            .iter()
+            .map(|(id, (_, index))| (*id, *index))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::raft::types::Member;
+
+    fn leader(term: u64) -> LeaderId {
+        LeaderId { term, replica: 1 }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_committed_while_most_voters_are_on_full_disks() {
+        let followers = Followers::new(Arc::default(), mpsc::unbounded_channel().0);
+        let member = |node: u64| Member {
+            node,
+            disk: (node % 2) as u32,
+            address: String::new(),
+        };
+        let members = || Members {
+            voters: BTreeSet::from([11, 12, 13]),
+            all: (1..=4).map(|node| (node + 10, member(node))).collect(),
+            is_joint: false,
+            last: 9,
+            matched: BTreeMap::new(),
+        };
+        let most = || followers.most_are_full(members);
+        assert!(!most());
+        followers.disk((2, 0), true);
+        followers.disk((4, 0), true);
+        followers.disk((3, 0), true);
+        assert!(
+            !most(),
+            "two of three have room: 4 has no vote, and 3 is on another disk"
+        );
+        followers.disk((3, 1), true);
+        assert!(most());
+        followers.disk((2, 0), false);
+        assert!(!most());
+        followers.disk((2, 0), true);
+        assert!(most());
+        // Raft may have nothing left to try: so a write is let through.
+        tokio::time::advance(FULL_FOR).await;
+        assert!(!most());
+    }
+
+    #[tokio::test]
+    async fn a_follower_that_has_lost_what_it_had_acknowledged_gets_everything_anew() {
+        let (sender, mut asked) = mpsc::unbounded_channel();
+        let followers = Followers::new(Arc::default(), sender);
+        followers.has(leader(5), 2, 9);
+        followers.conflicts(leader(5), 2, 10).await;
+        followers.conflicts(leader(5), 3, 9).await;
+        followers.conflicts(leader(4), 2, 9).await;
+        assert_eq!(followers.reverted(), []);
+        let allow = async {
+            let (follower, allowed) = asked.recv().await.unwrap();
+            allowed.send(()).unwrap();
+            follower
+        };
+        let (follower, ()) = tokio::join!(allow, followers.conflicts(leader(5), 2, 9));
+        assert_eq!((follower, followers.reverted()), (2, vec![(2, 9)]));
+        // It is found out once.
+        followers.conflicts(leader(5), 2, 8).await;
+        assert!(asked.try_recv().is_err());
+    }
+}

@@ -30,6 +30,8 @@ use tokio::sync::watch;
 
 /// Slots of a cluster, as in Redis Cluster.
 pub const SLOTS: u16 = 16_384;
+/// The longest row, in bytes: a partition puts three bytes in front, which name the slot.
+pub const MAX_ROW_BYTES: usize = collie_db::MAX_KEY_BYTES - 3;
 
 const CRC16: Crc<u16, Table<1>> = Crc::<u16, Table<1>>::new(&CRC_16_XMODEM);
 

@@ -11,11 +11,12 @@ use std::time::Duration;
 use collie_db::{Durability, FamilyOptions};
 use collie_io::{Clock, RealClock};
 use collie_protocol::Limits;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::auth::{PASSWORD_LEN_MAX, Password};
 use crate::cluster::Cluster;
 use crate::error::ServerError;
+use crate::tls::{AuthClients, TlsConfig};
 
 /// The level of durability that a reply waits for.
 ///
@@ -99,7 +100,12 @@ pub struct ServerConfig {
     pub ack: Ack,
     /// The password that clients give to `AUTH`; without one every client is let in.
     pub password: Option<String>,
-    /// Allows an address off loopback although no password is set.
+    /// Whether it listens at `listen`. Without it there is only [`tls`](ServerConfig::tls).
+    pub plain: bool,
+    /// TLS, at an address of its own.
+    pub tls: Option<TlsConfig>,
+    /// Allows plain connections off loopback, where passwords too go in clear; and TLS off loopback
+    /// without a password or certificates of clients.
     pub open_to_network: bool,
     /// Where `/metrics` and `/healthz` are answered over HTTP; by default nowhere. These requests
     /// carry no password, so an address off loopback needs `open_to_network`.
@@ -108,6 +114,8 @@ pub struct ServerConfig {
     pub clients_max: usize,
     /// A connection that sends nothing for this long is closed; zero means never.
     pub idle_timeout: Duration,
+    /// A connection that has not given the password for this long is closed; zero means never.
+    pub authentication_timeout: Duration,
     /// Seconds of silence after which the system probes whether the peer is still reachable; 0
     /// turns that off.
     pub tcp_keepalive_s: u32,
@@ -142,6 +150,10 @@ pub struct ServerConfig {
     /// Options of column families that this server creates: for a database that is selected for the
     /// first time, or that `FLUSHDB` or `FLUSHALL` emptied. Existing families keep theirs.
     pub databases: FamilyOptions,
+    /// Values of more than two pieces of so many bytes are stored in pieces, so that a part is changed
+    /// without the rest, and the expiry without the value. A power of two from 16 to 1,048,576;
+    /// values that are stored already keep their pieces. Without effect in a cluster.
+    pub piece_bytes: usize,
     /// The cluster that the keys are in. With one, commands run in its [partitions](crate::cluster), and
     /// the store that the server is opened with holds no keys. [`ack`](ServerConfig::ack) and
     /// [`databases`](ServerConfig::databases) have no effect then.
@@ -153,6 +165,8 @@ impl fmt::Debug for ServerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerConfig")
             .field("listen", &self.listen)
+            .field("plain", &self.plain)
+            .field("tls", &self.tls)
             .field("threads", &self.threads)
             .field("ack", &self.ack)
             .field("has_password", &self.password.is_some())
@@ -160,6 +174,7 @@ impl fmt::Debug for ServerConfig {
             .field("metrics", &self.metrics)
             .field("clients_max", &self.clients_max)
             .field("idle_timeout", &self.idle_timeout)
+            .field("authentication_timeout", &self.authentication_timeout)
             .field("tcp_keepalive_s", &self.tcp_keepalive_s)
             .field("limits", &self.limits)
             .field("ring_bytes", &self.ring_bytes)
@@ -170,6 +185,7 @@ impl fmt::Debug for ServerConfig {
             .field("slow_log_len_max", &self.slow_log_len_max)
             .field("config_file", &self.config_file)
             .field("databases", &self.databases)
+            .field("piece_bytes", &self.piece_bytes)
             .field("is_in_cluster", &self.cluster.is_some())
             .finish_non_exhaustive()
     }
@@ -182,10 +198,13 @@ impl Default for ServerConfig {
             threads: 0,
             ack: Ack::Disk,
             password: None,
+            plain: true,
+            tls: None,
             open_to_network: false,
             metrics: None,
             clients_max: 10_000,
             idle_timeout: Duration::ZERO,
+            authentication_timeout: Duration::from_secs(60),
             tcp_keepalive_s: 300,
             limits: Limits::default(),
             ring_bytes: collie_db::Options::default().ring_bytes,
@@ -198,6 +217,7 @@ impl Default for ServerConfig {
             verbosity: None,
             clock: Arc::new(RealClock),
             databases: FamilyOptions::default(),
+            piece_bytes: 32 * 1024,
             cluster: None,
         }
     }
@@ -222,14 +242,25 @@ impl ServerConfig {
         value_len_max(self.ring_bytes)
     }
 
-    /// Checks for settings that contradict each other or open the server to the network without a
-    /// password. Opens nothing.
+    /// Checks for settings that contradict each other, or open the server to the network unasked.
+    /// Opens nothing.
     ///
     /// # Errors
-    /// [`ServerError::OpenToNetwork`] and [`ServerError::Config`], which name what is wrong.
+    /// [`ServerError::OpenToNetwork`], [`ServerError::TlsOpenToNetwork`], [`ServerError::NoAddress`],
+    /// [`ServerError::Tls`] and [`ServerError::Config`], which name what is wrong.
     pub fn check(&self) -> Result<(), ServerError> {
-        if !self.listen.ip().is_loopback() && self.password.is_none() && !self.open_to_network {
+        if self.plain && !self.listen.ip().is_loopback() && !self.open_to_network {
             return Err(ServerError::OpenToNetwork { addr: self.listen });
+        }
+        if !self.plain && self.tls.is_none() {
+            return Err(ServerError::NoAddress);
+        }
+        if let Some(tls) = &self.tls {
+            let asks = self.password.is_some() || tls.settings.auth_clients == AuthClients::Yes;
+            if !tls.listen.ip().is_loopback() && !asks && !self.open_to_network {
+                return Err(ServerError::TlsOpenToNetwork { addr: tls.listen });
+            }
+            tls.settings.check()?;
         }
         if let Some(addr) = self.metrics
             && !addr.ip().is_loopback()
@@ -253,6 +284,13 @@ impl ServerConfig {
                     expected,
                 });
             }
+        }
+        if !self.piece_bytes.is_power_of_two() || !(16..=1 << 20).contains(&self.piece_bytes) {
+            return Err(ServerError::Config {
+                name: "piece_bytes",
+                found: self.piece_bytes as u64,
+                expected: "a power of two from 16 to 1048576",
+            });
         }
         if let Some(password) = &self.password
             && (password.is_empty() || password.len() > PASSWORD_LEN_MAX)
@@ -285,6 +323,7 @@ pub(crate) struct Settings {
     ack: AtomicU8,
     clients_max: AtomicUsize,
     idle_timeout_s: AtomicU64,
+    authentication_timeout_s: AtomicU64,
     tcp_keepalive_s: AtomicU64,
     bulk_len_max: AtomicUsize,
     request_len_max: AtomicUsize,
@@ -294,18 +333,23 @@ pub(crate) struct Settings {
     slow_log_len_max: AtomicUsize,
     /// The largest allowed `bulk_len_max`.
     value_len_max: usize,
+    /// The size of a piece of a large value, as an exponent of two.
+    piece_log2: u8,
     fixed: Limits,
+    /// Held by a command that changes settings.
+    pub(crate) changing: Mutex<()>,
     password: RwLock<Option<Arc<Password>>>,
 }
 
 impl Settings {
     pub(crate) fn new(config: &ServerConfig) -> Settings {
         let value_len_max = value_len_max(config.ring_bytes);
-        let idle_s = config.idle_timeout.as_secs() + u64::from(config.idle_timeout.subsec_nanos() > 0);
+        let seconds = |span: Duration| span.as_secs() + u64::from(span.subsec_nanos() > 0);
         Settings {
             ack: AtomicU8::new(config.ack as u8),
             clients_max: AtomicUsize::new(config.clients_max),
-            idle_timeout_s: AtomicU64::new(idle_s),
+            idle_timeout_s: AtomicU64::new(seconds(config.idle_timeout)),
+            authentication_timeout_s: AtomicU64::new(seconds(config.authentication_timeout)),
             tcp_keepalive_s: AtomicU64::new(config.tcp_keepalive_s.into()),
             bulk_len_max: AtomicUsize::new(config.limits.bulk_len_max.min(value_len_max)),
             request_len_max: AtomicUsize::new(config.limits.request_len_max),
@@ -314,7 +358,10 @@ impl Settings {
             slow_us: AtomicI64::new(config.slow_us),
             slow_log_len_max: AtomicUsize::new(config.slow_log_len_max),
             value_len_max,
+            // At most 20, see `ServerConfig::check`.
+            piece_log2: u8::try_from(config.piece_bytes.trailing_zeros()).unwrap_or(0),
             fixed: config.limits,
+            changing: Mutex::default(),
             password: RwLock::new(
                 config
                     .password
@@ -338,6 +385,16 @@ impl Settings {
 
     pub(crate) fn set_password(&self, password: Option<Password>) {
         *self.password.write() = password.map(Arc::new);
+    }
+
+    /// The size of a piece of a large value, as an exponent of two.
+    pub(crate) fn piece_log2(&self) -> u8 {
+        self.piece_log2
+    }
+
+    /// The length up to which a value stands in its key's row.
+    pub(crate) fn inline_max(&self) -> usize {
+        2 << self.piece_log2
     }
 
     /// The longest value that fits into a commit.
@@ -388,6 +445,7 @@ macro_rules! numbers {
 numbers! {
     clients_max, set_clients_max: usize;
     idle_timeout_s, set_idle_timeout_s: u64;
+    authentication_timeout_s, set_authentication_timeout_s: u64;
     tcp_keepalive_s, set_tcp_keepalive_s: u64;
     bulk_len_max, set_bulk_len_max: usize;
     request_len_max, set_request_len_max: usize;

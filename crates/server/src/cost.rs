@@ -1,8 +1,8 @@
 //! What a command costs, and on which thread it runs for that.
 //!
 //! A thread that serves connections runs only cheap commands. The cost of a command cannot be seen
-//! from its request: 35 bytes of `EXPIRE` rewrite a value of 33 MB. So a command adds up the sizes
-//! of the values that it reads and of those that it is about to write, before it changes anything
+//! from its request: 35 bytes of `BITOP` read and write values of 33 MB. So a command adds up the
+//! sizes of what it reads of values and of what it is about to write, before it changes anything
 //! ([`Exec::weigh`](crate::exec::Exec::weigh)). A command that exceeds [`HEAVY`] is abandoned and
 //! run again *aside*, on a thread that may block. So is one that would wait, for a lock or for the
 //! engine.

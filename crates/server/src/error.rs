@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use thiserror::Error;
 
 use crate::data::keyspace::OpenError;
+use crate::tls::TlsProblem;
 
 /// Why a server cannot start or did not end well.
 #[derive(Debug, Error)]
@@ -18,15 +19,33 @@ pub enum ServerError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The address can be reached from other machines and no password is set.
+    /// The address can be reached from other machines, and nothing is encrypted there.
     #[error(
-        "{addr} can be reached from other machines and no password is set: set one, listen on a loopback \
-         address, or state that the server shall be open to the network"
+        "{addr} can be reached from other machines, and what clients send there is not encrypted, passwords too: \
+         expected TLS (tls-port and tls-only), a loopback address, or the statement that the server shall be open \
+         to the network"
     )]
     OpenToNetwork {
         /// The address that was asked for.
         addr: SocketAddr,
     },
+    /// The address can be reached from other machines, and clients have to present nothing.
+    #[error(
+        "{addr} speaks TLS to other machines and lets every client in: expected a password, tls-auth-clients yes, a \
+         loopback address, or the statement that the server shall be open to the network"
+    )]
+    TlsOpenToNetwork {
+        /// The address that was asked for.
+        addr: SocketAddr,
+    },
+    /// It would listen nowhere.
+    #[error(
+        "tls-only is set and TLS is not, expected tls-port or tls-listen: set one, or take tls-only away"
+    )]
+    NoAddress,
+    /// TLS cannot be used with its settings.
+    #[error("TLS: {0}")]
+    Tls(#[from] TlsProblem),
     /// The metrics can be read from other machines, since requests for them need no password.
     #[error(
         "the metrics at {addr} could be read from other machines without a password: use a loopback address, or \

@@ -48,6 +48,8 @@ pub(crate) struct Database {
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) changes: Changes,
+    /// The numbers of values in pieces that are removed.
+    pub(crate) freed: Vec<u64>,
     /// By how much the numbers of keys, and of keys with an expiry, have changed.
     pub(crate) keys: i64,
     expiring: i64,
@@ -59,6 +61,7 @@ impl Default for Pending {
     fn default() -> Pending {
         Pending {
             changes: Changes::new(),
+            freed: Vec::new(),
             keys: 0,
             expiring: 0,
             expiry_first_ms: u64::MAX,
@@ -326,11 +329,14 @@ impl<'a> StoreTransaction<'a> {
         })
     }
 
-    /// Updates counts, the sweeper's hint and the watches after the commit.
+    /// Updates counts, the free numbers, the sweeper's hint and the watches after the commit.
     fn applied(&self, shared: &Shared) {
         for database in self.databases.iter().flatten() {
             let pending = &database.pending;
             database.keyspace.changed(pending.keys, pending.expiring);
+            for number in &pending.freed {
+                database.keyspace.numbers.put_back(*number);
+            }
             if let Some(first) = pending.expiry_first_ms() {
                 database.keyspace.expiry_added(first);
             }

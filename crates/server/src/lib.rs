@@ -83,9 +83,11 @@ mod process;
 mod session;
 mod slow_log;
 mod stats;
+mod tls;
 
 pub use auth::PASSWORD_LEN_MAX;
 pub use collie_protocol::Limits;
 pub use config::{Ack, ServerConfig, UnknownAck, Verbosity, parse_bytes};
 pub use error::ServerError;
 pub use net::server::{Addresses, Server, ignore_hangup, termination};
+pub use tls::{AuthClients, TlsConfig, TlsProblem, TlsSettings};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use collie_db::{Batch, Error as DbError, Lsn, RowOwner};
 use collie_io::Clock;
 use collie_protocol::{KeptRequest, ReplyBuffer, Version};
+use collie_tls::Refusals;
 use tokio::sync::watch;
 
 use crate::config::{Ack, Settings, Verbosity};
@@ -19,6 +20,7 @@ use crate::partitions::Partitions;
 use crate::partitions::settle::Unsettled;
 use crate::slow_log::SlowLog;
 use crate::stats::{CommandCounter, Counters, Tally};
+use crate::tls::Tls;
 
 /// What all connections share.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub(crate) struct Shared {
     pub(crate) pressure: Pressure,
     /// Bounds the bytes that commands work on aside.
     pub(crate) aside_budget: AsideBudget,
+    /// Bounds the commands that wait, for a lock or for the engine, on threads that may block.
+    pub(crate) waiters: tokio::sync::Semaphore,
     /// Bounds the searches through all keys that run at a time.
     pub(crate) searches: tokio::sync::Semaphore,
     pub(crate) verbosity: Option<Arc<dyn Verbosity>>,
@@ -45,6 +49,11 @@ pub(crate) struct Shared {
     pub(crate) started_ms: u64,
     pub(crate) listen: std::net::SocketAddr,
     pub(crate) threads: usize,
+    /// Whether it listens for plain connections; else `listen` is where it does for TLS.
+    pub(crate) is_plain: bool,
+    pub(crate) tls: Option<Tls>,
+    /// What the log says of connections that are closed for how they speak, or do not, TLS.
+    pub(crate) refusals: Refusals,
     /// Identifies this run of the server, as forty hexadecimal digits.
     pub(crate) run_id: String,
     /// True from the moment at which the server begins to shut down.
@@ -184,6 +193,18 @@ impl Session {
         }
     }
 
+    /// Notes from when on the client owes a password, if it does. Where it begins, or has given one.
+    pub(crate) fn note_stranger(&self, shared: &Shared) {
+        let since_ms = match self.authenticated {
+            true => 0,
+            false => shared.now_ms(),
+        };
+        // Relaxed: a late look at it closes the connection a second later.
+        self.client
+            .stranger_since_ms
+            .store(since_ms, std::sync::atomic::Ordering::Relaxed);
+    }
+
     /// Notes that the current command wrote or saw the commit that ends at `end`.
     pub(crate) fn note(&mut self, end: Lsn) {
         self.seen = self.seen.max(end);
@@ -235,6 +256,7 @@ impl Session {
         self.watched.clear();
         self.reads_replicas = false;
         self.authenticated = shared.settings.password().is_none();
+        self.note_stranger(shared);
         self.ack = shared.settings.ack();
         self.ack_chosen = false;
         self.reply_mode = ReplyMode::On;

@@ -100,6 +100,7 @@ pub(crate) struct Counters {
     pub(crate) connections_refused: Counter,
     pub(crate) clients_evicted: Counter,
     pub(crate) clients_timed_out: Counter,
+    pub(crate) strangers_timed_out: Counter,
     pub(crate) output_limit_closed: Counter,
     pub(crate) request_limit_closed: Counter,
     pub(crate) protocol_errors: Counter,
@@ -119,6 +120,8 @@ pub(crate) struct Counters {
     pub(crate) misses: Counter,
     pub(crate) expired: Counter,
     pub(crate) auth_failures: Counter,
+    /// Connections to the TLS port that ended before their handshake did.
+    pub(crate) handshakes_failed: Counter,
     draws: Counter,
 }
 
@@ -135,6 +138,7 @@ impl Counters {
             connections_refused,
             clients_evicted,
             clients_timed_out,
+            strangers_timed_out,
             output_limit_closed,
             request_limit_closed,
             protocol_errors,
@@ -149,6 +153,7 @@ impl Counters {
             misses,
             expired,
             auth_failures,
+            handshakes_failed,
             draws: _,
         } = self;
         for counter in [
@@ -156,6 +161,7 @@ impl Counters {
             connections_refused,
             clients_evicted,
             clients_timed_out,
+            strangers_timed_out,
             output_limit_closed,
             request_limit_closed,
             protocol_errors,
@@ -170,6 +176,7 @@ impl Counters {
             misses,
             expired,
             auth_failures,
+            handshakes_failed,
         ] {
             counter.reset();
         }

@@ -1,12 +1,14 @@
 //! `BITFIELD` and `BITFIELD_RO`: integers of any width in a string.
 
+use std::borrow::Cow;
+
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
-use super::bitmaps::{bit_offset, grow};
+use super::bitmaps::bit_offset;
 use super::numbers::{integer, is};
 use super::row::{Command, Keys};
-use crate::exec::{Exec, Flow, Outcome};
+use crate::exec::{Exec, Flow, Found, Outcome};
 use crate::failure::{Failure, text};
 
 /// The rows of its commands.
@@ -188,6 +190,14 @@ impl Operation {
         Ok(operations)
     }
 
+    /// The operation on the bytes from number `first` on.
+    fn counted_from(self, first: usize) -> Operation {
+        Operation {
+            offset: self.offset - first as u64 * 8,
+            ..self
+        }
+    }
+
     /// Executes the operation; returns the value for the reply, and whether `bytes` changed.
     fn run(&self, bytes: &mut [u8]) -> (Option<i128>, bool) {
         let before = self.kind.get(bytes, self.offset);
@@ -227,21 +237,27 @@ fn bitfield(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
-    let mut bytes = prior
-        .live()
-        .map(|found| found.payload().to_vec())
-        .unwrap_or_default();
     let last = usize::try_from(last_bit >> 3).unwrap_or(usize::MAX - 1);
-    exec.weigh(last)?;
-    let mut has_changed = grow(&mut bytes, last + 1);
+    let (first, end) = touched(&operations);
+    let len = prior.live().map_or(0, Found::len);
+    let mut has_changed = len <= last;
+    // What lies beyond the value reads as zeros, and becomes part of it up to the last bit written.
+    let end = end.min(len.max(last + 1));
+    let first = first.min(end);
+    exec.weigh(end - first)?;
+    let mut bytes = match prior.live() {
+        Some(found) => exec.part(found, first..end)?.into_owned(),
+        None => Vec::new(),
+    };
+    bytes.resize(end - first, 0);
     exec.reply.array(operations.len());
     for operation in &operations {
-        let (value, changed) = operation.run(&mut bytes);
+        let (value, changed) = operation.counted_from(first).run(&mut bytes);
         has_changed |= changed;
         answer(exec, value);
     }
     if has_changed {
-        exec.store(key, &prior, &bytes, prior.live_expiry())?;
+        exec.store_part(key, &prior, first, &bytes)?;
     }
     Ok(Flow::Next)
 }
@@ -257,13 +273,29 @@ fn bitfield_ro(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 fn read_only(exec: &mut Exec<'_>, request: Request<'_>, operations: &[Operation]) -> Outcome {
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
-    let bytes = found.as_ref().map_or(&[][..], |found| found.payload());
+    let (first, end) = touched(operations);
+    let bytes = match &found {
+        Some(found) => exec.part(found, first..end)?,
+        None => Cow::Borrowed(&[][..]),
+    };
     exec.reply.array(operations.len());
     for operation in operations {
-        let value = operation.kind.get(bytes, operation.offset);
+        let operation = operation.counted_from(first);
+        let value = operation.kind.get(&bytes, operation.offset);
         answer(exec, Some(value));
     }
     Ok(Flow::Next)
+}
+
+/// The bytes from the first to behind the last that operations read or write.
+fn touched(operations: &[Operation]) -> (usize, usize) {
+    let byte = |bit: u64| usize::try_from(bit >> 3).unwrap_or(usize::MAX - 1);
+    let first = operations.iter().map(|one| byte(one.offset)).min();
+    let last = operations
+        .iter()
+        .map(|one| byte(one.offset + u64::from(one.kind.bits) - 1))
+        .max();
+    (first.unwrap_or(0), last.map_or(0, |last| last + 1))
 }
 
 #[cfg(test)]

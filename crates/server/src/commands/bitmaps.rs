@@ -1,12 +1,14 @@
 //! Strings as arrays of bits: `SETBIT`, `GETBIT`, `BITCOUNT`, `BITPOS` and `BITOP`. Bit 0 is the
 //! highest bit of the first byte.
 
+use std::borrow::Cow;
+
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
 use super::numbers::{RequestedRange, integer, is};
 use super::row::{Command, Keys};
-use crate::exec::{Exec, Flow, Outcome, Prior};
+use crate::exec::{Exec, Flow, Found, Outcome, Prior};
 use crate::failure::{Failure, text};
 
 /// The rows of its commands.
@@ -76,40 +78,28 @@ fn setbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
-    let mut bytes = prior
-        .live()
-        .map(|found| found.payload().to_vec())
-        .unwrap_or_default();
-    exec.weigh(byte)?;
-    let has_grown = grow(&mut bytes, byte + 1);
-    let mut was_on = false;
-    if let Some(byte) = bytes.get_mut(byte) {
-        was_on = *byte & mask != 0;
-        *byte = if on { *byte | mask } else { *byte & !mask };
-    }
-    if has_grown || was_on != on {
-        exec.store(key, &prior, &bytes, prior.live_expiry())?;
+    let before = match prior.live() {
+        Some(found) => exec.part(found, byte..byte + 1)?.first().copied(),
+        None => None,
+    };
+    let bits = before.unwrap_or(0);
+    let was_on = bits & mask != 0;
+    if before.is_none() || was_on != on {
+        let bits = if on { bits | mask } else { bits & !mask };
+        exec.store_part(key, &prior, byte, &[bits])?;
     }
     exec.reply.integer(i64::from(was_on));
     Ok(Flow::Next)
-}
-
-/// Extends `bytes` with zeros to at least `len`; returns whether it was shorter.
-pub(super) fn grow(bytes: &mut Vec<u8>, len: usize) -> bool {
-    let is_short = bytes.len() < len;
-    if is_short {
-        bytes.resize(len, 0);
-    }
-    is_short
 }
 
 fn getbit(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let (byte, mask) = byte_and_mask(bit_offset(exec, request.at(2), None)?);
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
-    let byte = found
-        .as_ref()
-        .and_then(|found| found.payload().get(byte).copied());
+    let byte = match &found {
+        Some(found) => exec.part(found, byte..byte + 1)?.first().copied(),
+        None => None,
+    };
     exec.reply
         .integer(i64::from(byte.is_some_and(|byte| byte & mask != 0)));
     Ok(Flow::Next)
@@ -149,23 +139,45 @@ fn bitcount(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         exec.reply.integer(0);
         return Ok(Flow::Next);
     };
-    let bytes = found.payload();
+    let len = found.len();
     let wanted = match request.len() {
-        2 => part(RequestedRange { start: 0, end: -1 }, bytes.len(), false),
+        2 => part(RequestedRange { start: 0, end: -1 }, len, false),
         4 | 5 => {
             let range = RequestedRange::read(request, 2)?;
             // Redis does not check the unit of such a range.
             if range.is_backward() {
                 None
             } else {
-                part(range, bytes.len(), counts_bits(request.get(4))?)
+                part(range, len, counts_bits(request.get(4))?)
             }
         }
         _ => return Err(text::SYNTAX.into()),
     };
-    let count = wanted.map_or(0, |part| count_ones(bytes, &part));
+    let count = match wanted {
+        Some(part) => {
+            let (bytes, part, _) = read_part(exec, &found, &part)?;
+            count_ones(&bytes, &part)
+        }
+        None => 0,
+    };
     exec.reply.integer(i64::try_from(count).unwrap_or(i64::MAX));
     Ok(Flow::Next)
+}
+
+/// The bytes that a range touches, the range in them, and the number of bits before them.
+fn read_part<'f>(
+    exec: &mut Exec<'_>,
+    found: &'f Found,
+    part: &Part,
+) -> Result<(Cow<'f, [u8]>, Part, u64), Failure> {
+    let (first, last) = (byte_and_mask(part.first).0, byte_and_mask(part.last).0);
+    let bytes = exec.part(found, first..last.saturating_add(1))?;
+    let before = first as u64 * 8;
+    let part = Part {
+        first: part.first - before,
+        last: part.last - before,
+    };
+    Ok((bytes, part, before))
 }
 
 /// A mask of the bits of byte number `index` that lie in the range.
@@ -206,27 +218,31 @@ fn bitpos(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         exec.reply.integer(if wanted { -1 } else { 0 });
         return Ok(Flow::Next);
     };
-    let bytes = found.payload();
+    let len = found.len();
     let has_end = request.len() > 4;
     let searched = match request.len() {
-        3 => part(RequestedRange { start: 0, end: -1 }, bytes.len(), false),
+        3 => part(RequestedRange { start: 0, end: -1 }, len, false),
         4..=6 => {
             let start = integer(request.at(3))?;
             let in_bits = counts_bits(request.get(5))?;
             let end = request.get(4).map_or(Ok(-1), integer)?;
-            part(RequestedRange { start, end }, bytes.len(), in_bits)
+            part(RequestedRange { start, end }, len, in_bits)
         }
         _ => return Err(text::SYNTAX.into()),
     };
-    exec.reply.integer(match searched {
+    let position = match searched {
         None => -1,
-        Some(part) => match first_bit(bytes, &part, wanted) {
-            Some(position) => i64::try_from(position).unwrap_or(i64::MAX),
-            // Zeros follow the string, unless the request gives an end.
-            None if !wanted && !has_end => i64::try_from(part.last + 1).unwrap_or(i64::MAX),
-            None => -1,
-        },
-    });
+        Some(part) => {
+            let (bytes, own, before) = read_part(exec, &found, &part)?;
+            match first_bit(&bytes, &own, wanted) {
+                Some(position) => i64::try_from(before + position).unwrap_or(i64::MAX),
+                // Zeros follow the string, unless the request gives an end.
+                None if !wanted && !has_end => i64::try_from(part.last + 1).unwrap_or(i64::MAX),
+                None => -1,
+            }
+        }
+    };
+    exec.reply.integer(position);
     Ok(Flow::Next)
 }
 
@@ -283,22 +299,15 @@ fn bitop(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     for key in request.iter().skip(3) {
         sources.push(exec.prior(key)?);
     }
-    let bytes = |prior: &Prior| {
-        prior
-            .live()
-            .map(|found| found.payload().to_vec())
-            .unwrap_or_default()
-    };
-    let longest = sources
-        .iter()
-        .filter_map(Prior::live)
-        .map(|found| found.payload().len());
+    let longest = sources.iter().filter_map(Prior::live).map(Found::len);
     let len = longest.max().unwrap_or(0);
-    let mut result = sources.first().map(bytes).unwrap_or_default();
+    let first = sources.first().and_then(Prior::live);
+    let mut result = exec.payload_or_empty(first)?.into_owned();
     result.resize(len, 0);
     let rest = if operation == Operation::Not { 0 } else { 1 };
     for source in sources.iter().skip(rest) {
-        operation.combine(&mut result, source.live().map_or(&[], |found| found.payload()));
+        let source = exec.payload_or_empty(source.live())?;
+        operation.combine(&mut result, &source);
     }
     let prior = exec.prior(target)?;
     if len == 0 {

@@ -172,7 +172,7 @@ fn set_expiry(exec: &mut Exec<'_>, request: Request<'_>, unit: Unit, command: &s
     }
     match u64::try_from(wanted) {
         Ok(wanted) if wanted > exec.now_ms => {
-            exec.store(key, &prior, found.payload(), Some(wanted))?;
+            exec.store_expiry(key, &prior, Some(wanted))?;
         }
         // A time in the past, or before the epoch, removes the key.
         Ok(_) | Err(_) => {
@@ -187,11 +187,11 @@ fn persist(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let key = request.at(1);
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
-    let found = prior.live().filter(|found| found.header.expiry_ms.is_some());
-    if let Some(found) = found {
-        exec.store(key, &prior, found.payload(), None)?;
+    let expires = prior.live_expiry().is_some();
+    if expires {
+        exec.store_expiry(key, &prior, None)?;
     }
-    exec.reply.integer(i64::from(found.is_some()));
+    exec.reply.integer(i64::from(expires));
     Ok(Flow::Next)
 }
 

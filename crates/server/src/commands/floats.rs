@@ -226,11 +226,12 @@ fn incrbyfloat(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let no_float = Failure::from("ERR value is not a valid float");
-    let before = prior
-        .live()
-        .map_or(Some(Parsed::Finite(Extended::ZERO)), |found| {
-            parse(found.payload())
-        });
+    let before = match prior.live() {
+        // A longer one is none, and need not be read.
+        Some(found) if found.len() > TEXT_LEN_MAX => None,
+        Some(found) => parse(&exec.payload(found)?),
+        None => Some(Parsed::Finite(Extended::ZERO)),
+    };
     let (Some(before), Some(by)) = (before, parse(request.at(2))) else {
         return Err(no_float);
     };

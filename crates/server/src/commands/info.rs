@@ -145,6 +145,7 @@ fn stats(shared: &Shared, text: &mut String) {
         "total_error_replies": counters.commands_failed.get(),
         "protocol_errors": counters.protocol_errors.get(),
         "acl_access_denied_auth": counters.auth_failures.get(),
+        "tls_handshakes_failed": counters.handshakes_failed.get(),
         "client_query_buffer_limit_disconnections": counters.request_limit_closed.get(),
         "client_output_buffer_limit_disconnections": counters.output_limit_closed.get(),
         "durability_waits": counters.waits.get(),

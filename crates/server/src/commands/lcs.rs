@@ -5,7 +5,7 @@ use collie_protocol::Request;
 
 use super::numbers::{integer, is};
 use super::row::{Command, Keys};
-use crate::exec::{Exec, Flow, Outcome};
+use crate::exec::{Exec, Flow, Found, Outcome};
 use crate::failure::{Failure, text};
 
 /// The rows of its commands.
@@ -136,14 +136,15 @@ fn lcs(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let one = exec.find_at(snapshot.as_ref(), request.at(1))?;
     let other = exec.find_at(snapshot.as_ref(), request.at(2))?;
     let wanted = Wanted::read(request)?;
-    let one = one.as_ref().map_or(&[][..], |found| found.payload());
-    let other = other.as_ref().map_or(&[][..], |found| found.payload());
-    let cells = (one.len() as u64 + 1).saturating_mul(other.len() as u64 + 1);
+    let len = |found: &Option<Found>| found.as_ref().map_or(0, Found::len) as u64;
+    let cells = (len(&one) + 1).saturating_mul(len(&other) + 1);
     if cells.saturating_mul(4) > exec.shared.settings.bulk_len_max() as u64 {
         return Err("ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len".into());
     }
     exec.weigh(usize::try_from(cells.saturating_mul(4)).unwrap_or(usize::MAX))?;
-    let table = Table::new(one, other);
+    let one = exec.payload_or_empty(one.as_ref())?;
+    let other = exec.payload_or_empty(other.as_ref())?;
+    let table = Table::new(&one, &other);
     if wanted.length {
         exec.reply.integer(table.length().into());
         return Ok(Flow::Next);

@@ -32,10 +32,12 @@ mod shape;
 mod slowlog;
 mod strings;
 mod table;
+mod tls_parameters;
 
+use collie_db::Error as DbError;
 use collie_protocol::Request;
 
-use crate::exec::{Exec, Flow, Outcome};
+use crate::exec::{Exec, Flow, Noted, Outcome};
 use crate::failure::{Failure, text};
 use crate::session::Session;
 
@@ -73,7 +75,7 @@ pub(crate) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 /// Executes a command, and adds it to the slow log if it took long.
 fn call(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
-    let outcome = match (command.run)(exec, request) {
+    let outcome = match run_anew(exec, command, request) {
         Err(Failure::Aside(why)) => Ok(Flow::Aside(why)),
         outcome => outcome,
     };
@@ -104,6 +106,33 @@ fn call(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) ->
         slow_log.note(request, client, exec.now_ms, took_ns / 1000, len_max);
     }
     outcome
+}
+
+/// How often a command is executed if its database is emptied each time.
+const TRIES: usize = 8;
+
+/// Executes a command. If its database is emptied when it has taken its snapshot, that does not have
+/// the pieces of newer values: then it is executed once more. It has changed nothing, as a command
+/// that writes holds a lock, which keeps the database.
+fn run_anew(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
+    let start = exec.reply.len();
+    let mut tries = 0;
+    loop {
+        let outcome = (command.run)(exec, request);
+        let is_emptied = matches!(
+            outcome,
+            Err(Failure::Engine(
+                DbError::FamilyDropped { .. } | DbError::FamilyTooNew { .. }
+            ))
+        );
+        tries += 1;
+        if !is_emptied || exec.transaction.is_some() || tries == TRIES {
+            return outcome;
+        }
+        exec.reply.truncate(start);
+        exec.noted = Noted::default();
+        exec.session.refresh(&exec.shared.store);
+    }
 }
 
 /// Whether the client may call a command now.

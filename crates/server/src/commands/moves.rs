@@ -69,9 +69,9 @@ fn rename_unless(exec: &mut Exec<'_>, request: Request<'_>, keeps_target: bool) 
     let db = exec.session.db;
     exec.step([(db, from), (db, to)].into_iter(), |exec| {
         let prior = exec.prior(from)?;
-        let Some(found) = prior.live() else {
+        if prior.live().is_none() {
             return Err(text::NO_SUCH_KEY.into());
-        };
+        }
         if from == to {
             return Ok(!keeps_target);
         }
@@ -79,8 +79,7 @@ fn rename_unless(exec: &mut Exec<'_>, request: Request<'_>, keeps_target: bool) 
         if keeps_target && target.live().is_some() {
             return Ok(false);
         }
-        exec.store(to, &target, found.payload(), found.header.expiry_ms)?;
-        exec.remove(from, &prior)?;
+        exec.rename(from, &prior, to, &target)?;
         Ok(true)
     })
 }
@@ -158,12 +157,14 @@ fn move_key(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 /// Stores a key in another database of the transaction, unless it exists there and `replace` is
 /// false.
 fn put_into(exec: &mut Exec<'_>, db: u8, key: &[u8], found: &Found, replace: bool) -> Result<bool, Failure> {
+    // Read here: its pieces are those of this database.
+    let payload = exec.payload(found)?;
     let own = std::mem::replace(&mut exec.session.db, db);
     let put = exec.prior(key).and_then(|target| {
         if target.live().is_some() && !replace {
             return Ok(false);
         }
-        exec.store(key, &target, found.payload(), found.header.expiry_ms)?;
+        exec.store(key, &target, &payload, found.header.expiry_ms)?;
         Ok(true)
     });
     exec.session.db = own;

@@ -18,6 +18,7 @@ use super::table::find;
 use crate::cost::{Aside, LARGE};
 use crate::data::keyspace::{DATABASES, Keyspace};
 use crate::data::store::Store;
+use crate::data::watch::WATCHED_MAX;
 use crate::exec::{Deferred, Exec, Flow, Outcome, Transaction};
 use crate::failure::{Failure, text};
 use crate::partitions::evaluate::{Asked, evaluate};
@@ -139,7 +140,9 @@ fn watch(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         let _lock = exec.lock(key)?;
         let was_expired = exec.prior(key)?.is_expired();
         let db = exec.session.db;
-        exec.session.watched.add(db, key, was_expired);
+        if !exec.session.watched.add(db, key, was_expired) {
+            return Err(format!("ERR a connection watches at most {WATCHED_MAX} keys").into());
+        }
     }
     if let Some(Transaction::Partition(transaction)) = &mut exec.transaction {
         if let Some(leadership) = transaction.leadership() {

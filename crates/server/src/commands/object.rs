@@ -69,11 +69,15 @@ const EMBEDDED_LEN_MAX: usize = 44;
 fn encoding(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     match exec.find(request.at(2))? {
         None => exec.reply.null(),
-        Some(found) => exec.reply.bulk(match found.payload() {
-            payload if parse_i64(payload).is_some() => b"int",
-            payload if payload.len() <= EMBEDDED_LEN_MAX => b"embstr",
-            _ => b"raw",
-        }),
+        // A longer one is no integer, and need not be read.
+        Some(found) if found.len() > EMBEDDED_LEN_MAX => exec.reply.bulk(b"raw"),
+        Some(found) => {
+            let payload = exec.payload(&found)?;
+            exec.reply.bulk(match parse_i64(&payload) {
+                Some(_) => b"int",
+                None => b"embstr",
+            });
+        }
     }
     Ok(Flow::Next)
 }

@@ -66,8 +66,10 @@ fn parse(request: Request<'_>) -> Result<Once, Failure> {
     let command = find(kept.request())?;
     if command.name == NAME || !command.is_write() || !command.can_be_undone() {
         let name = command.full_name.to_ascii_uppercase();
-        let text =
-            format!("ERR {name} cannot be executed by COLLIE.ONCE, which is for commands that write keys");
+        let text = format!(
+            "ERR {name} cannot be executed by COLLIE.ONCE, which takes commands that write the \
+                     keys that they name and nothing else"
+        );
         return Err(text.into());
     }
     Ok(Once {

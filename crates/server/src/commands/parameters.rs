@@ -48,6 +48,16 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         set: None,
     },
     Parameter {
+        name: "authentication-timeout",
+        get: |s| number(s.settings.authentication_timeout_s()),
+        set: Some(|_, value| {
+            let seconds = integer_between(value, 0, i32::MAX.into())?.unsigned_abs();
+            Ok(Box::new(move |shared, _| {
+                shared.settings.set_authentication_timeout_s(seconds)
+            }))
+        }),
+    },
+    Parameter {
         name: "bind",
         get: |s| s.listen.ip().to_string().into(),
         set: None,
@@ -142,7 +152,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
     },
     Parameter {
         name: "port",
-        get: |s| number(s.listen.port()),
+        get: |s| number(if s.is_plain { s.listen.port() } else { 0 }),
         set: None,
     },
     Parameter {
@@ -187,6 +197,11 @@ pub(super) const PARAMETERS: &[Parameter] = &[
                 shared.settings.set_tcp_keepalive_s(seconds)
             }))
         }),
+    },
+    Parameter {
+        name: "tls-port",
+        get: |s| number(s.tls.as_ref().map_or(0, |tls| tls.addr.port())),
+        set: None,
     },
     Parameter {
         name: "timeout",

@@ -4,7 +4,7 @@ use collie_protocol::Request;
 
 use super::numbers::{RequestedRange, integer};
 use super::row::{Command, Keys};
-use crate::exec::{Exec, Flow, Outcome};
+use crate::exec::{Exec, Flow, Found, Outcome};
 use crate::failure::text;
 
 /// The rows of its commands.
@@ -34,15 +34,19 @@ fn getrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let range = RequestedRange::read(request, 2)?;
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
-    let payload = found.as_ref().map_or(&[][..], |found| found.payload());
-    let resolved = range
-        .within(payload.len() as u64)
-        .filter(|_| !range.is_backward());
+    let len = found.as_ref().map_or(0, Found::len);
+    let resolved = range.within(len as u64).filter(|_| !range.is_backward());
     let part = resolved.and_then(|(first, last)| {
         let (first, last) = (usize::try_from(first).ok()?, usize::try_from(last).ok()?);
-        payload.get(first..=last)
+        Some(first..last + 1)
     });
-    exec.reply.bulk(part.unwrap_or_default());
+    match (found, part) {
+        (Some(found), Some(part)) => {
+            let part = exec.part(&found, part)?;
+            exec.reply.bulk(&part);
+        }
+        _ => exec.reply.bulk(b""),
+    }
     Ok(Flow::Next)
 }
 
@@ -51,24 +55,13 @@ fn setrange(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let start = usize::try_from(integer(request.at(2))?).map_err(|_| "ERR offset is out of range")?;
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
-    let mut bytes = prior
-        .live()
-        .map(|found| found.payload().to_vec())
-        .unwrap_or_default();
+    let mut len = prior.live().map_or(0, Found::len);
     if !part.is_empty() {
-        let end = start.saturating_add(part.len());
-        if end > exec.shared.settings.bulk_len_max() {
+        if start.saturating_add(part.len()) > exec.shared.settings.bulk_len_max() {
             return Err(text::TOO_LONG.into());
         }
-        exec.weigh(end)?;
-        if bytes.len() < end {
-            bytes.resize(end, 0);
-        }
-        if let Some(target) = bytes.get_mut(start..end) {
-            target.copy_from_slice(part);
-        }
-        exec.store(key, &prior, &bytes, prior.live_expiry())?;
+        len = exec.store_part(key, &prior, start, part)?;
     }
-    exec.reply.integer(i64::try_from(bytes.len()).unwrap_or(i64::MAX));
+    exec.reply.integer(i64::try_from(len).unwrap_or(i64::MAX));
     Ok(Flow::Next)
 }

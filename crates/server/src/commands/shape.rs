@@ -3,6 +3,10 @@
 //! A node is a master of the slots of the partitions that it leads, and the other nodes with replicas of
 //! these are its replicas, though they lead other partitions. A node that leads none is the replica of
 //! one that leads a partition of which it has a replica.
+//!
+//! Clients expect the slots of all partitions: where they miss one they ask the next node, and some
+//! give up if that one says something else. So while this node knows of no leader of a partition, it
+//! names a node in its place that has a replica, where a client's command waits for the leader.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -37,12 +41,22 @@ impl Shape {
             .find(|node| node.name.as_bytes() == name)
     }
 
-    fn led_by(&self, number: u64) -> impl Iterator<Item = &PartitionInfo> {
-        let partitions = self.topology.partitions.iter();
-        partitions.filter(move |partition| partition.leader == Some(number))
+    /// The node that is shown as a partition's master: its leader, or the node in its place.
+    fn master(&self, partition: &PartitionInfo) -> Option<&NodeInfo> {
+        let leader = partition.leader.and_then(|leader| self.node(leader));
+        let replicas = || partition.replicas.iter().filter_map(|number| self.node(*number));
+        leader
+            .or_else(|| replicas().find(|node| node.is_alive))
+            .or_else(|| replicas().next())
     }
 
-    /// The slots that a node leads, adjacent ranges as one.
+    fn led_by(&self, number: u64) -> impl Iterator<Item = &PartitionInfo> {
+        let is_master = move |node: &NodeInfo| node.number == number;
+        let partitions = self.topology.partitions.iter();
+        partitions.filter(move |partition| self.master(partition).is_some_and(is_master))
+    }
+
+    /// The slots of which a node is the master, adjacent ranges as one.
     fn ranges(&self, number: u64) -> Vec<Range> {
         let mut ranges: Vec<Range> = Vec::new();
         for partition in self.led_by(number) {
@@ -55,7 +69,7 @@ impl Shape {
         ranges
     }
 
-    /// The other nodes that have replicas of what a node leads.
+    /// The other nodes that have replicas of what a node is the master of.
     fn replicas(&self, number: u64) -> Vec<&NodeInfo> {
         let has_replica = |node: &&NodeInfo| {
             node.number != number
@@ -73,7 +87,7 @@ impl Shape {
         }
         let mut followed = self.topology.partitions.iter().filter_map(|partition| {
             let is_replica = partition.replicas.contains(&number);
-            self.node(partition.leader.filter(|_| is_replica)?)
+            self.master(partition).filter(|_| is_replica)
         });
         followed.next()
     }
@@ -175,18 +189,18 @@ impl Shape {
         line
     }
 
-    /// `CLUSTER SLOTS`: ranges with the same leader and replicas are one if they are adjacent.
+    /// `CLUSTER SLOTS`: ranges with the same master and replicas are one if they are adjacent.
     pub(super) fn slots(&self, reply: &mut ReplyBuffer) {
         let mut ranges: Vec<(Range, Vec<&NodeInfo>)> = Vec::new();
         for partition in &self.topology.partitions {
-            let Some(leader) = partition.leader.and_then(|leader| self.node(leader)) else {
+            let Some(master) = self.master(partition) else {
                 continue;
             };
             // Clients need not try a replica that does not answer.
             let replicas = self.topology.nodes.iter().filter(|node| {
-                node.number != leader.number && node.is_alive && partition.replicas.contains(&node.number)
+                node.number != master.number && node.is_alive && partition.replicas.contains(&node.number)
             });
-            let nodes: Vec<_> = std::iter::once(leader).chain(replicas).collect();
+            let nodes: Vec<_> = std::iter::once(master).chain(replicas).collect();
             let (first, last) = partition.slots.clone().into_inner();
             match ranges.last_mut() {
                 Some((before, same)) if before.1.checked_add(1) == Some(first) && *same == nodes => {

@@ -7,7 +7,7 @@ use collie_protocol::number::parse_i64;
 
 use super::numbers::{StringOptions, Unit, expiry_of, integer};
 use super::row::{Command, Keys};
-use crate::exec::{Exec, Flow, Outcome, Prior};
+use crate::exec::{Exec, Flow, Found, Outcome, Prior};
 use crate::failure::{Failure, text};
 
 /// The rows of its commands.
@@ -123,16 +123,15 @@ pub(super) const ROWS: &[Command] = &[
         .keys(&[Keys::at(1, &["RO"])]),
 ];
 
+/// The longest text of a 64-bit integer.
+const DIGITS_MAX: usize = 20;
 /// The most that a string takes in a reply beside its bytes.
 const BULK_FRAME: usize = 24;
 
 fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
-    match found {
-        Some(found) => exec.reply.bulk(found.payload()),
-        None => exec.reply.null(),
-    }
+    exec.reply_with_or_null(found.as_ref())?;
     Ok(Flow::Next)
 }
 
@@ -144,6 +143,10 @@ fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let prior = exec.prior(key)?;
     let is_there = prior.live().is_some();
     let refused = (options.only_if_absent && is_there) || (options.only_if_present && !is_there);
+    if options.get {
+        exec.reply_with_or_null(prior.live())?;
+        exec.count_lookup(is_there);
+    }
     if !refused {
         let expiry = if options.keep_ttl {
             prior.live_expiry()
@@ -152,14 +155,10 @@ fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         };
         exec.store(key, &prior, payload, expiry)?;
     }
-    match (options.get, prior.live()) {
-        (true, Some(before)) => exec.reply.bulk(before.payload()),
-        (true, None) => exec.reply.null(),
-        (false, _) if refused => exec.reply.null(),
-        (false, _) => exec.reply.ok(),
-    }
-    if options.get {
-        exec.count_lookup(is_there);
+    match (options.get, refused) {
+        (true, _) => {}
+        (false, true) => exec.reply.null(),
+        (false, false) => exec.reply.ok(),
     }
     Ok(Flow::Next)
 }
@@ -187,8 +186,8 @@ fn getset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     exec.count_lookup(prior.live().is_some());
+    exec.reply_with_or_null(prior.live())?;
     exec.store(key, &prior, request.at(2), None)?;
-    push_found(exec, prior.live().map(|found| found.payload()));
     Ok(Flow::Next)
 }
 
@@ -209,13 +208,9 @@ fn getdel(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     exec.count_lookup(prior.live().is_some());
-    if prior.live().is_none() {
-        exec.reply.null();
-        return Ok(Flow::Next);
-    }
-    exec.remove(key, &prior)?;
-    if let Some(found) = prior.live() {
-        exec.reply.bulk(found.payload());
+    exec.reply_with_or_null(prior.live())?;
+    if prior.live().is_some() {
+        exec.remove(key, &prior)?;
     }
     Ok(Flow::Next)
 }
@@ -230,17 +225,18 @@ fn getex(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         exec.reply.null();
         return Ok(Flow::Next);
     };
-    match options.expiry(exec.now_ms, "getex")? {
+    let expiry = options.expiry(exec.now_ms, "getex")?;
+    exec.reply_with(found)?;
+    match expiry {
         Some((expiry, true)) if expiry <= exec.now_ms => {
             exec.remove(key, &prior)?;
         }
-        Some((expiry, _)) => exec.store(key, &prior, found.payload(), Some(expiry))?,
+        Some((expiry, _)) => exec.store_expiry(key, &prior, Some(expiry))?,
         None if options.persist && found.header.expiry_ms.is_some() => {
-            exec.store(key, &prior, found.payload(), None)?;
+            exec.store_expiry(key, &prior, None)?;
         }
         None => {}
     }
-    exec.reply.bulk(found.payload());
     Ok(Flow::Next)
 }
 
@@ -252,21 +248,22 @@ fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if request.len() == 2 {
         let found = exec.find(request.at(1))?;
         exec.count_lookup(found.is_some());
-        push_found(exec, found.as_ref().map(|found| found.payload()));
+        exec.reply_with_or_null(found.as_ref())?;
         return Ok(Flow::Next);
     }
     // A snapshot, so that an MSET of the same keys is seen as a whole or not at all.
     let snapshot = exec.snapshot();
     for key in request.iter().skip(1) {
         // If one value is large, the others are likely to be.
-        let found = exec
-            .find_at(snapshot.as_ref(), key)
-            .map_err(|failure| match failure {
-                Failure::Aside(why) => Failure::Aside(why.times(request.len() - 1)),
-                failure => failure,
-            })?;
+        let found = exec.find_at(snapshot.as_ref(), key).and_then(|found| {
+            exec.reply_with_or_null(found.as_ref())?;
+            Ok(found)
+        });
+        let found = found.map_err(|failure| match failure {
+            Failure::Aside(why) => Failure::Aside(why.times(request.len() - 1)),
+            failure => failure,
+        })?;
         exec.count_lookup(found.is_some());
-        push_found(exec, found.as_ref().map(|found| found.payload()));
         if exec.reply_is_too_long() {
             break;
         }
@@ -274,7 +271,7 @@ fn mget(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
-/// `MGET` of values that may be large: reads all of them first, and then copies them into a reply
+/// `MGET` of values that may be large: finds all of them first, and then copies them into a reply
 /// that is large enough.
 fn mget_aside(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let snapshot = exec.snapshot();
@@ -283,7 +280,7 @@ fn mget_aside(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     for key in request.iter().skip(1) {
         let found = exec.find_at(snapshot.as_ref(), key)?;
         exec.count_lookup(found.is_some());
-        bytes += found.as_ref().map_or(0, |found| found.payload().len()) + BULK_FRAME;
+        bytes += found.as_ref().map_or(0, Found::len) + BULK_FRAME;
         all.push(found);
         if bytes > limit {
             if exec.transaction.is_some() {
@@ -297,16 +294,9 @@ fn mget_aside(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     exec.reply.reserve(bytes + BULK_FRAME);
     exec.reply.array(all.len());
     for found in &all {
-        push_found(exec, found.as_ref().map(|found| found.payload()));
+        exec.reply_with_or_null(found.as_ref())?;
     }
     Ok(Flow::Next)
-}
-
-fn push_found(exec: &mut Exec<'_>, payload: Option<&[u8]>) {
-    match payload {
-        Some(payload) => exec.reply.bulk(payload),
-        None => exec.reply.null(),
-    }
 }
 
 fn mset(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
@@ -358,19 +348,18 @@ fn append(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         push_len(exec, tail.len());
         return Ok(Flow::Next);
     };
-    if found.payload().len() + tail.len() > exec.shared.settings.bulk_len_max() {
+    if found.len() + tail.len() > exec.shared.settings.bulk_len_max() {
         return Err(text::TOO_LONG.into());
     }
-    let whole = [found.payload(), tail].concat();
-    exec.store(key, &prior, &whole, found.header.expiry_ms)?;
-    push_len(exec, whole.len());
+    let len = exec.store_part(key, &prior, found.len(), tail)?;
+    push_len(exec, len);
     Ok(Flow::Next)
 }
 
 fn strlen(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
-    push_len(exec, found.map_or(0, |found| found.payload().len()));
+    push_len(exec, found.map_or(0, |found| found.len()));
     Ok(Flow::Next)
 }
 
@@ -402,7 +391,12 @@ fn add(exec: &mut Exec<'_>, key: &[u8], by: i64) -> Outcome {
     let _lock = exec.lock(key)?;
     let prior = exec.prior(key)?;
     let before = match prior.live() {
-        Some(found) => parse_i64(found.payload()).ok_or(Failure::from(text::NOT_AN_INTEGER))?,
+        // A longer one is none, and need not be read.
+        Some(found) if found.len() > DIGITS_MAX => return Err(text::NOT_AN_INTEGER.into()),
+        Some(found) => {
+            let digits = exec.payload(found)?;
+            parse_i64(&digits).ok_or(Failure::from(text::NOT_AN_INTEGER))?
+        }
         None => 0,
     };
     let after = before.checked_add(by).ok_or(text::OVERFLOW)?;

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use collie_db::{Error as DbError, Family};
 use tokio::sync::watch;
 
-use crate::data::value::{DATA, EXPIRY};
+use crate::data::numbers::Numbers;
+use crate::data::value::{DATA, EXPIRY, PIECE, piece_owner};
 
 /// Number of databases.
 pub(crate) const DATABASES: u8 = 16;
@@ -26,6 +27,8 @@ pub(crate) struct Keyspace {
     keys: AtomicI64,
     /// The number of keys with an expiry, counted likewise.
     expiring: AtomicI64,
+    /// The numbers of its values in pieces.
+    pub(crate) numbers: Numbers,
     /// A lower bound of the expiries in the index, in milliseconds since the Unix epoch. It saves
     /// the sweeper from walking over the tombstones of the entries that it removed.
     pub(crate) sweep_from: AtomicU64,
@@ -69,21 +72,24 @@ enum Count {
 
 impl Keyspace {
     /// A keyspace whose keys are yet to be [counted](Keyspace::count).
-    pub(crate) fn found(name: FamilyName, family: Family) -> Keyspace {
-        Keyspace::new(name, family, Count::Running)
+    pub(crate) fn found(name: FamilyName, family: Family) -> Result<Keyspace, DbError> {
+        let last = family.prefix([PIECE])?.next_back().transpose()?;
+        let owner = last.and_then(|(row, _)| piece_owner(&row)).unwrap_or(0);
+        Ok(Keyspace::new(name, family, Numbers::above(owner), Count::Running))
     }
 
     /// A keyspace without keys.
     pub(crate) fn empty(name: FamilyName, family: Family) -> Keyspace {
-        Keyspace::new(name, family, Count::Done)
+        Keyspace::new(name, family, Numbers::default(), Count::Done)
     }
 
-    fn new(name: FamilyName, family: Family, count: Count) -> Keyspace {
+    fn new(name: FamilyName, family: Family, numbers: Numbers, count: Count) -> Keyspace {
         Keyspace {
             name,
             family,
             keys: AtomicI64::new(0),
             expiring: AtomicI64::new(0),
+            numbers,
             sweep_from: AtomicU64::new(0),
             counted: watch::Sender::new(count),
         }

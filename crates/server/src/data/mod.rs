@@ -4,6 +4,7 @@
 pub(crate) mod cursors;
 pub(crate) mod keyspace;
 pub(crate) mod locks;
+pub(crate) mod numbers;
 pub(crate) mod records;
 pub(crate) mod store;
 pub(crate) mod sweep;

@@ -78,7 +78,7 @@ impl Store {
                 store.db.drop_family(&family)?;
                 continue;
             };
-            let keyspace = Arc::new(Keyspace::found(name, family));
+            let keyspace = Arc::new(Keyspace::found(name, family)?);
             keyspace.count(&store.stop_counting)?;
             if let Some(slot) = store.current.lock().get_mut(index) {
                 *slot = Some(keyspace);

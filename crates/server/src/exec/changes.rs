@@ -1,76 +1,93 @@
 //! Changing keys whose locks are held: outside of a transaction at once in a commit of its own,
 //! inside it in the transaction's changes.
 
-use collie_db::{Batch, Lsn, Value};
+use std::ops::Range;
 
-use super::{Exec, Prior};
+use collie_db::{Batch, Lsn, MAX_KEY_BYTES, Value};
+
+use super::values::New;
+use super::{Exec, Prior, Transaction};
+use crate::cluster::MAX_ROW_BYTES;
 use crate::data::keyspace::Keyspace;
 use crate::data::locks::LOCKED_WRITE;
-use crate::data::value;
+use crate::data::value::{self, Row};
 use crate::failure::Failure;
 use crate::health::Effect;
+use crate::session::Session;
 
 impl Exec<'_> {
-    /// Stores `payload` at a key whose lock is held.
-    pub(crate) fn store(
+    /// Stores a key whose lock is held.
+    pub(super) fn put(
         &mut self,
         key: &[u8],
         prior: &Prior,
-        payload: &[u8],
+        new: New<'_>,
         expiry_ms: Option<u64>,
     ) -> Result<(), Failure> {
-        self.weigh_write(payload.len())?;
+        self.weigh_write(new.bytes())?;
+        self.check_key(key)?;
         if self.transaction.is_some() {
-            return self.keep(key, prior, payload, expiry_ms);
+            return self.keep(key, prior, &new, expiry_ms);
         }
         let health = &self.shared.store.health;
         let session = &mut *self.session;
         let family = &session.keyspace.family;
-        value::data_key(&mut session.scratch.key, key);
-        value::encode(&mut session.scratch.value, expiry_ms, payload);
-        let end = if expiry_ms.is_none() && prior.stored_expiry().is_none() {
+        let is_alone = new.pieces.is_empty() && new.dropped(prior).is_none();
+        let end = if is_alone && expiry_ms.is_none() && prior.stored_expiry().is_none() {
+            value::data_key(&mut session.scratch.key, key);
+            value::encode(&mut session.scratch.value, expiry_ms, new.row);
             session.owed += session.scratch.key.len() + session.scratch.value.len();
             let written = family.put_with(&session.scratch.key, &session.scratch.value, &LOCKED_WRITE);
             health.note(Effect::Adds, written)?
         } else {
-            let batch = &mut session.scratch.batch;
-            batch.clear();
-            batch.put(family, &session.scratch.key, &session.scratch.value)?;
-            let keyspace = &session.keyspace;
-            index(batch, keyspace, &mut session.scratch.key, key, prior, expiry_ms)?;
-            session.owed += batch.size_bytes();
-            let end = health.note(Effect::Adds, family.db().write_ref(batch, &LOCKED_WRITE))?;
+            session.scratch.batch.clear();
+            batch_put(session, key, prior, &new, expiry_ms)?;
+            session.owed += session.scratch.batch.size_bytes();
+            let db = session.keyspace.family.db();
+            let written = db.write_ref(&session.scratch.batch, &LOCKED_WRITE);
+            let end = health.note(Effect::Adds, written)?;
             session.scratch.empty_batch();
             end
         };
-        self.applied(key, prior, true, expiry_ms, end);
+        self.applied(key, prior, Some(&new), expiry_ms, end);
         Ok(())
+    }
+
+    /// Refuses a key that could not be given an expiry.
+    fn check_key(&self, key: &[u8]) -> Result<(), Failure> {
+        let limit = value::key_max(match &self.transaction {
+            Some(Transaction::Partition(_)) => MAX_ROW_BYTES,
+            _ => MAX_KEY_BYTES,
+        });
+        match key.len() <= limit {
+            true => Ok(()),
+            false => Err(format!("ERR the key has {} bytes, the limit is {limit}", key.len()).into()),
+        }
     }
 
     /// Stores several keys in one commit. Their locks are held, and each key occurs once.
     pub(crate) fn store_several(&mut self, entries: &[(&[u8], &[u8], Prior)]) -> Result<(), Failure> {
+        entries.iter().try_for_each(|(key, ..)| self.check_key(key))?;
+        let mut new = Vec::with_capacity(entries.len());
+        for (_, payload, prior) in entries {
+            new.push(self.new_value(prior, payload)?);
+        }
         if self.transaction.is_some() {
-            return entries
-                .iter()
-                .try_for_each(|(key, payload, prior)| self.keep(key, prior, payload, None));
+            let mut all = entries.iter().zip(&new);
+            return all.try_for_each(|((key, _, prior), new)| self.keep(key, prior, new, None));
         }
         let session = &mut *self.session;
-        let batch = &mut session.scratch.batch;
-        batch.clear();
-        for (key, payload, prior) in entries {
-            let keyspace = &session.keyspace;
-            value::data_key(&mut session.scratch.key, key);
-            value::encode(&mut session.scratch.value, None, payload);
-            batch.put(&keyspace.family, &session.scratch.key, &session.scratch.value)?;
-            index(batch, keyspace, &mut session.scratch.key, key, prior, None)?;
+        session.scratch.batch.clear();
+        for ((key, _, prior), new) in entries.iter().zip(&new) {
+            batch_put(session, key, prior, new, None)?;
         }
-        session.owed += batch.size_bytes();
+        session.owed += session.scratch.batch.size_bytes();
         let db = session.keyspace.family.db();
-        let written = db.write_ref(batch, &LOCKED_WRITE);
+        let written = db.write_ref(&session.scratch.batch, &LOCKED_WRITE);
         let end = self.shared.store.health.note(Effect::Adds, written)?;
         session.scratch.empty_batch();
-        for (key, _, prior) in entries {
-            self.applied(key, prior, true, None, end);
+        for ((key, _, prior), new) in entries.iter().zip(&new) {
+            self.applied(key, prior, Some(new), None, end);
         }
         Ok(())
     }
@@ -95,6 +112,7 @@ impl Exec<'_> {
             let keyspace = &session.keyspace;
             value::data_key(&mut session.scratch.key, key);
             batch.delete(&keyspace.family, &session.scratch.key)?;
+            drop_pieces(batch, keyspace, &mut session.scratch.key, prior.all_pieces())?;
             index(batch, keyspace, &mut session.scratch.key, key, prior, None)?;
             removed += 1;
         }
@@ -107,14 +125,26 @@ impl Exec<'_> {
         let end = self.shared.store.health.note(Effect::Removes, written)?;
         session.scratch.empty_batch();
         for (key, prior) in entries.iter().filter(|(_, prior)| prior.stored.is_some()) {
-            self.applied(key, prior, false, None, end);
+            self.applied(key, prior, None, None, end);
         }
         Ok(removed)
     }
 
-    /// Updates the counts, the sweeper's hint and the watches on the key after a commit.
-    fn applied(&mut self, key: &[u8], prior: &Prior, is_there: bool, expiry_ms: Option<u64>, end: Lsn) {
+    /// Updates the counts, the free numbers, the sweeper's hint and the watches on the key after a
+    /// commit.
+    fn applied(
+        &mut self,
+        key: &[u8],
+        prior: &Prior,
+        new: Option<&New<'_>>,
+        expiry_ms: Option<u64>,
+        end: Lsn,
+    ) {
         let keyspace = &self.session.keyspace;
+        let is_there = new.is_some();
+        if let Some(freed) = prior.freed(new.and_then(New::id)) {
+            keyspace.numbers.put_back(freed);
+        }
         let (keys, expiring) = prior.difference(is_there, expiry_ms);
         keyspace.changed(keys, expiring);
         if let Some(expiry) = expiry_ms {
@@ -134,12 +164,45 @@ impl Exec<'_> {
         &mut self,
         key: &[u8],
         prior: &Prior,
-        payload: &[u8],
+        new: &New<'_>,
         expiry_ms: Option<u64>,
     ) -> Result<(), Failure> {
-        let mut encoded = Vec::new();
-        value::encode(&mut encoded, expiry_ms, payload);
-        self.change(key, prior, Some(Value::from(encoded.as_slice())), expiry_ms)
+        let mut row = Vec::new();
+        value::encode(&mut row, expiry_ms, new.row);
+        self.change(key, prior, Some(Value::from(row.as_slice())), expiry_ms)?;
+        self.drop_pieces(new.dropped(prior), prior.freed(new.id()))?;
+        if let Row::Pieces(pieces) = new.row {
+            let Some(pending) = self.pending() else {
+                return Err(NOT_PREPARED.into());
+            };
+            for (number, piece) in &new.pieces {
+                let mut own = Vec::new();
+                value::piece_key(&mut own, pieces.id, *number);
+                pending.changes.insert(own, Some(Value::from(&**piece)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes pieces in the transaction. `freed`: the number of their value, if that is gone.
+    fn drop_pieces(
+        &mut self,
+        pieces: Option<(u64, Range<usize>)>,
+        freed: Option<u64>,
+    ) -> Result<(), Failure> {
+        let Some((id, numbers)) = pieces else {
+            return Ok(());
+        };
+        let Some(pending) = self.pending() else {
+            return Err(NOT_PREPARED.into());
+        };
+        pending.freed.extend(freed);
+        for number in numbers {
+            let mut own = Vec::new();
+            value::piece_key(&mut own, id, number);
+            pending.changes.insert(own, None);
+        }
+        Ok(())
     }
 
     /// Removes keys in the transaction. Expired keys are left to the sweeper: they do not exist for
@@ -149,9 +212,15 @@ impl Exec<'_> {
         let mut removed = 0;
         for (key, prior) in live {
             self.change(key, prior, None, None)?;
+            self.drop_pieces(prior.all_pieces(), prior.freed(None))?;
             removed += 1;
         }
         Ok(removed)
+    }
+
+    /// Removes a live key in the transaction, but not its value: that is another key's now.
+    pub(super) fn leave(&mut self, key: &[u8], prior: &Prior) -> Result<(), Failure> {
+        self.change(key, prior, None, None)
     }
 
     fn change(
@@ -166,7 +235,7 @@ impl Exec<'_> {
             transaction.changed(self.shared, index, key);
         }
         let Some(pending) = self.pending() else {
-            return Err("ERR internal error: the database was not prepared".into());
+            return Err(NOT_PREPARED.into());
         };
         let (keys, expiring) = prior.difference(stored.is_some(), expiry_ms);
         pending.count(keys, expiring, expiry_ms);
@@ -211,6 +280,48 @@ impl Exec<'_> {
             tracing::debug!(%error, "an expired key stays for now");
         }
     }
+}
+
+const NOT_PREPARED: &str = "ERR internal error: the database was not prepared";
+
+/// Adds to the session's batch what stores a key.
+fn batch_put(
+    session: &mut Session,
+    key: &[u8],
+    prior: &Prior,
+    new: &New<'_>,
+    expiry_ms: Option<u64>,
+) -> Result<(), Failure> {
+    let (scratch, keyspace) = (&mut session.scratch, &session.keyspace);
+    let batch = &mut scratch.batch;
+    value::data_key(&mut scratch.key, key);
+    value::encode(&mut scratch.value, expiry_ms, new.row);
+    batch.put(&keyspace.family, &scratch.key, &scratch.value)?;
+    drop_pieces(batch, keyspace, &mut scratch.key, new.dropped(prior))?;
+    if let Row::Pieces(pieces) = new.row {
+        for (number, piece) in &new.pieces {
+            value::piece_key(&mut scratch.key, pieces.id, *number);
+            batch.put(&keyspace.family, &scratch.key, piece)?;
+        }
+    }
+    index(batch, keyspace, &mut scratch.key, key, prior, expiry_ms)
+}
+
+/// Removes the pieces of a value.
+fn drop_pieces(
+    batch: &mut Batch,
+    keyspace: &Keyspace,
+    scratch: &mut Vec<u8>,
+    pieces: Option<(u64, Range<usize>)>,
+) -> Result<(), Failure> {
+    let Some((id, numbers)) = pieces else {
+        return Ok(());
+    };
+    for number in numbers {
+        value::piece_key(scratch, id, number);
+        batch.delete(&keyspace.family, &scratch)?;
+    }
+    Ok(())
 }
 
 /// Moves a key's entry in the expiry index from its old expiry to its new one.

@@ -8,7 +8,9 @@
 
 mod changes;
 mod transaction;
+mod values;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +21,7 @@ use tokio::sync::watch;
 use crate::cost::{Aside, HEAVY, LARGE, LOOKUP};
 use crate::data::keyspace::{DATABASES, Keyspace};
 use crate::data::locks::{Held, LOCKED_ONE_BY_ONE, Waiting};
-use crate::data::value::{self, Header};
+use crate::data::value::{self, Body, Header, Pieces};
 use crate::exec_batch::{Database, Pending, StoreTransaction};
 use crate::failure::Failure;
 use crate::session::{Session, Shared};
@@ -61,12 +63,15 @@ pub(crate) enum Flow {
     Later(Later),
 }
 
-/// What a command waits for that cannot run yet, see [`Flow::Later`]. Only in a cluster.
+/// What a command waits for that cannot run yet, see [`Flow::Later`].
 #[derive(Debug)]
 pub(crate) enum Later {
-    /// For the commands before it of the same connection: it reads only what is applied.
+    /// For a thread that may block: so many commands wait on those that it would keep one from a
+    /// command that need not wait. It asks again after a moment.
+    Thread,
+    /// In a cluster, for the commands before it of the same connection: it reads only what is applied.
     Settled,
-    /// For a change of the cluster that is newer than what this receiver has seen, at most for so
+    /// In a cluster, for a change of it that is newer than what this receiver has seen, at most for so
     /// long.
     Change {
         changes: watch::Receiver<u64>,
@@ -111,17 +116,36 @@ pub(crate) struct Noted {
 /// How a command ends.
 pub(crate) type Outcome = Result<Flow, Failure>;
 
-/// A stored key.
+/// A stored key. [`Exec::payload`] and [`Exec::part`] return its value.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
-    value: Value,
+    row: Value,
     pub(crate) header: Header,
+    /// Where its pieces are read, if it has some and its lock is not held: others may change them.
+    at: Option<At>,
+}
+
+/// A moment of a keyspace.
+#[derive(Debug, Clone)]
+struct At {
+    snapshot: Snapshot,
+    keyspace: Arc<Keyspace>,
 }
 
 impl Found {
-    /// The user's value.
-    pub(crate) fn payload(&self) -> &[u8] {
-        self.value.get(self.header.payload..).unwrap_or_default()
+    /// The length of the user's value, in bytes.
+    pub(crate) fn len(&self) -> usize {
+        match self.header.body {
+            Body::Inline { start } => self.row.len() - start,
+            Body::Pieces(pieces) => pieces.len,
+        }
+    }
+
+    fn pieces(&self) -> Option<Pieces> {
+        match self.header.body {
+            Body::Inline { .. } => None,
+            Body::Pieces(pieces) => Some(pieces),
+        }
     }
 }
 
@@ -154,6 +178,22 @@ impl Prior {
         let keys = i64::from(is_there) - i64::from(self.stored.is_some());
         let expiring = i64::from(expiry_ms.is_some()) - i64::from(self.stored_expiry().is_some());
         (keys, expiring)
+    }
+
+    /// The pieces of what is stored, expired or not.
+    fn stored_pieces(&self) -> Option<Pieces> {
+        self.stored.as_ref().and_then(Found::pieces)
+    }
+
+    /// The number of the value that is stored, if it has pieces, and theirs.
+    fn all_pieces(&self) -> Option<(u64, Range<usize>)> {
+        self.stored_pieces().map(|pieces| (pieces.id, pieces.all()))
+    }
+
+    /// The number of the value that is stored, if what replaces it does not have it.
+    fn freed(&self, by: Option<u64>) -> Option<u64> {
+        let before = self.stored_pieces().map(|pieces| pieces.id);
+        before.filter(|_| before != by)
     }
 
     fn stored_expiry(&self) -> Option<u64> {
@@ -411,7 +451,13 @@ impl<'a> Exec<'a> {
     pub(crate) fn find(&mut self, key: &[u8]) -> Result<Option<Found>, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
         let stored = self.read_anew(None)?;
-        self.judge(key, stored)
+        let found = self.judge(key, stored)?;
+        if self.transaction.is_some() || found.as_ref().is_none_or(|found| found.pieces().is_none()) {
+            return Ok(found);
+        }
+        // Row and pieces have to fit together.
+        let snapshot = self.snapshot();
+        self.find_at(snapshot.as_ref(), key)
     }
 
     /// Reads a key as it was at a [snapshot](Exec::snapshot).
@@ -422,7 +468,15 @@ impl<'a> Exec<'a> {
     ) -> Result<Option<Found>, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
         let stored = self.read_anew(snapshot)?;
-        self.judge(key, stored)
+        let mut found = self.judge(key, stored)?;
+        if let Some(found) = found.as_mut().filter(|found| found.pieces().is_some()) {
+            let keyspace = &self.session.keyspace;
+            found.at = snapshot.map(|snapshot| At {
+                snapshot: snapshot.clone(),
+                keyspace: Arc::clone(keyspace),
+            });
+        }
+        Ok(found)
     }
 
     fn judge(&mut self, key: &[u8], stored: Option<Value>) -> Result<Option<Found>, Failure> {
@@ -437,8 +491,9 @@ impl<'a> Exec<'a> {
         }
         self.weigh(LOOKUP + stored.len())?;
         Ok(Some(Found {
-            value: stored,
+            row: stored,
             header,
+            at: None,
         }))
     }
 
@@ -485,8 +540,9 @@ impl<'a> Exec<'a> {
         let is_live = !header.is_expired(self.now_ms);
         Ok(Prior {
             stored: Some(Found {
-                value: stored,
+                row: stored,
                 header,
+                at: None,
             }),
             is_live,
         })

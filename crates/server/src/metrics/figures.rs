@@ -67,7 +67,7 @@ fn server(shared: &Shared, page: &mut Page) {
     );
     page.gauge(
         "collie_connection_buffer_bytes",
-        "Bytes of requests and replies of all connections, beyond 256 KiB of each.",
+        "Bytes of requests, replies and watched keys of all connections, beyond 256 KiB of each.",
         shared.clients.charged_bytes().max(0),
     );
     let c = &shared.counters;
@@ -86,6 +86,11 @@ fn server(shared: &Shared, page: &mut Page) {
             "collie_connections_idle_closed_total",
             "Connections closed since they were silent.",
             &c.clients_timed_out,
+        ),
+        (
+            "collie_connections_unauthenticated_closed_total",
+            "Connections closed since they did not give the password in time.",
+            &c.strangers_timed_out,
         ),
         (
             "collie_connections_evicted_total",

@@ -1,13 +1,16 @@
 //! `/metrics` in Prometheus' text format, and `/healthz`, over HTTP/1.1 on a thread of their own.
 //!
-//! A request is read to the end of its head and answered, and the connection is closed; only the
-//! first line of a request matters. A request never waits for the engine longer than [`PATIENCE`]:
-//! the statistics of log and families wait for writers that are stalled, so they are taken on
-//! another thread, and if that is late the previous ones are shown, with their age.
+//! A connection is for one request. One that has not sent its request makes room for others: beyond
+//! [`CONNECTIONS_MAX`] the oldest of those is closed, so that whatever waits keeps no probe from its
+//! answer. A request never waits for the engine longer than [`PATIENCE`]: the statistics of log and
+//! families wait for writers that are stalled, so they are taken on another thread, and if that is
+//! late the previous ones are shown, with their age.
 
 mod figures;
+mod room;
 mod text;
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
@@ -15,23 +18,36 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use collie_db::Stats;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::session::Shared;
+use room::{Place, Room};
 
-/// Requests that are answered at a time; others wait to be accepted.
-const CONNECTIONS_MAX: usize = 16;
+/// Connections at a time.
+const CONNECTIONS_MAX: usize = 64;
 /// The longest head of a request, in bytes.
 const HEAD_MAX: usize = 8 * 1024;
-/// How long a client may take to send its request, and again to read the answer.
+/// How long a client may take to send the head of its request.
+const HEAD_SLOWEST: Duration = Duration::from_secs(5);
+/// How long a connection lasts at most.
 const SLOWEST: Duration = Duration::from_secs(10);
 /// How long the engine may take for its statistics before the previous ones are shown.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long no request is accepted after the system refused to create a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const FIGURES: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+type Answer = Response<Full<Bytes>>;
 
 /// The engine's latest statistics.
 #[derive(Debug, Default)]
@@ -66,158 +82,99 @@ pub(crate) fn run(listener: StdListener, shared: &Arc<Shared>) -> io::Result<()>
 async fn serve(listener: StdListener, shared: &Arc<Shared>) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let latest = Arc::new(Latest::default());
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let room = Arc::new(Room::new(CONNECTIONS_MAX));
     let mut ending = shared.ending.subscribe();
     loop {
-        let accepted = async {
-            let permit = Arc::clone(&room).acquire_owned().await;
-            (listener.accept().await, permit)
-        };
         tokio::select! {
             // The sender lives in `shared`.
             _ = ending.wait_for(|ending| *ending) => return Ok(()),
-            (accepted, permit) = accepted => match (accepted, permit) {
-                (Ok((stream, addr)), Ok(permit)) => {
-                    tokio::spawn(converse(stream, addr, Arc::clone(shared), Arc::clone(&latest), permit));
+            accepted = listener.accept() => match accepted {
+                Ok((stream, addr)) => {
+                    let place = room.enter().await;
+                    let (shared, latest) = (Arc::clone(shared), Arc::clone(&latest));
+                    tokio::spawn(converse(stream, addr, shared, latest, place));
                 }
-                (Err(error), _) => {
+                Err(error) => {
                     tracing::warn!(%error, "a request for metrics could not be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
-                // The semaphore is never closed.
-                (_, Err(_)) => return Ok(()),
             },
         }
     }
 }
 
+/// Answers one request.
 async fn converse(
-    mut stream: TcpStream,
+    stream: TcpStream,
     addr: SocketAddr,
     shared: Arc<Shared>,
     latest: Arc<Latest>,
-    _permit: OwnedSemaphorePermit,
+    mut place: Place,
 ) {
-    let spoken = async {
-        let response = match tokio::time::timeout(SLOWEST, read_head(&mut stream)).await {
-            Ok(Ok(Some(head))) => answer(&head, &shared, &latest).await,
-            Ok(Ok(None)) => Response::error("431 Request Header Fields Too Large", "the head is too long"),
-            Ok(Err(error)) => return Err(error),
-            Err(_) => Response::error("408 Request Timeout", "the request took too long"),
-        };
-        let sent = async {
-            stream.write_all(response.head().as_bytes()).await?;
-            if response.has_body {
-                stream.write_all(response.body.as_bytes()).await?;
-            }
-            stream.shutdown().await
-        };
-        tokio::time::timeout(SLOWEST, sent).await?
-    };
-    if let Err(error) = spoken.await {
-        tracing::debug!(%addr, %error, "a request for metrics was not answered");
+    let displaced = place.displaced();
+    let service = service_fn(|request: Request<Incoming>| {
+        place.asked();
+        let (shared, latest) = (&shared, &latest);
+        async move { Ok::<_, Infallible>(answer(&request, shared, latest).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_SLOWEST)
+        .keep_alive(false)
+        .max_buf_size(HEAD_MAX)
+        .title_case_headers(true)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::select! {
+        _ = displaced => tracing::debug!(%addr, "a connection without a request made room for another"),
+        ended = tokio::time::timeout(SLOWEST, connection) => match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%addr, %error, "a request for metrics was not answered"),
+            Err(_) => tracing::debug!(%addr, "a request for metrics took too long"),
+        },
     }
 }
 
-/// Reads to the empty line after a request's head; `None` if the head is too long.
-async fn read_head(stream: &mut TcpStream) -> io::Result<Option<String>> {
-    let mut head = Vec::with_capacity(1024);
-    loop {
-        if head.windows(4).any(|end| end == b"\r\n\r\n") || head.windows(2).any(|end| end == b"\n\n") {
-            return Ok(Some(String::from_utf8_lossy(&head).into_owned()));
-        }
-        if head.len() >= HEAD_MAX {
-            return Ok(None);
-        }
-        if stream.read_buf(&mut head).await? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-    }
+fn reply(status: StatusCode, content_type: &'static str, body: impl Into<String>) -> Answer {
+    let mut reply = Response::new(Full::new(Bytes::from(body.into())));
+    *reply.status_mut() = status;
+    let headers = reply.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    reply
 }
 
-struct Response {
-    status: &'static str,
-    body: String,
-    has_body: bool,
-    content_type: &'static str,
-}
-
-impl Response {
-    fn plain(status: &'static str, body: impl Into<String>) -> Response {
-        Response {
-            status,
-            body: body.into(),
-            has_body: true,
-            content_type: "text/plain; charset=utf-8",
-        }
+async fn answer<B>(request: &Request<B>, shared: &Arc<Shared>, latest: &Arc<Latest>) -> Answer {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let mut refused = reply(StatusCode::METHOD_NOT_ALLOWED, TEXT, "expected GET or HEAD\n");
+        refused
+            .headers_mut()
+            .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return refused;
     }
-
-    fn error(status: &'static str, why: &str) -> Response {
-        Response::plain(status, format!("{why}\n"))
-    }
-
-    fn head(&self) -> String {
-        let allow = if self.status.starts_with("405") {
-            "Allow: GET, HEAD\r\n"
-        } else {
-            ""
-        };
-        format!(
-            "HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n{allow}Cache-Control: no-store\r\n\
-             X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
-            self.status,
-            self.content_type,
-            self.body.len()
-        )
-    }
-}
-
-async fn answer(head: &str, shared: &Arc<Shared>, latest: &Arc<Latest>) -> Response {
-    let mut words = head.lines().next().unwrap_or_default().split(' ');
-    let (Some(method), Some(target), Some(version)) = (words.next(), words.next(), words.next()) else {
-        return Response::error("400 Bad Request", "expected a line as in GET /metrics HTTP/1.1");
-    };
-    if !version.starts_with("HTTP/1.") {
-        return Response::error("505 HTTP Version Not Supported", "expected HTTP/1.1");
-    }
-    if !["GET", "HEAD"].contains(&method) {
-        return Response::error("405 Method Not Allowed", "expected GET or HEAD");
-    }
-    let path = target.split('?').next().unwrap_or_default();
-    let response = match path {
+    match request.uri().path() {
         "/metrics" => {
             let figures = figures_of(shared, latest).await;
-            Response {
-                content_type: "text/plain; version=0.0.4; charset=utf-8",
-                ..Response::plain("200 OK", figures::page(shared, figures.as_ref()))
-            }
+            reply(StatusCode::OK, FIGURES, figures::page(shared, figures.as_ref()))
         }
         "/healthz" => {
             let figures = figures_of(shared, latest).await;
-            health(
-                shared
-                    .store
-                    .health
-                    .refusal(figures.as_ref().map(|(stats, _)| stats)),
-            )
+            let stats = figures.as_ref().map(|(stats, _)| stats);
+            health(shared.store.health.refusal(stats))
         }
-        _ => Response::error("404 Not Found", "there are /metrics and /healthz"),
-    };
-    Response {
-        has_body: method == "GET",
-        ..response
+        _ => reply(StatusCode::NOT_FOUND, TEXT, "there are /metrics and /healthz\n"),
     }
 }
 
 /// Whether writes are accepted. An engine that stalls writes is healthy; one that refuses them is
 /// not.
-fn health(refusal: Option<String>) -> Response {
+fn health(refusal: Option<String>) -> Answer {
     match refusal {
-        Some(reason) => Response::error(
-            "503 Service Unavailable",
-            &format!("writes are refused: {reason}"),
-        ),
-        None => Response::plain("200 OK", "ok\n"),
+        Some(reason) => {
+            let text = format!("writes are refused: {reason}\n");
+            reply(StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
+        }
+        None => reply(StatusCode::OK, TEXT, "ok\n"),
     }
 }
 

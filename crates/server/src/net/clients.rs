@@ -28,6 +28,10 @@ pub(crate) struct Client {
     pub(crate) request_bytes: AtomicUsize,
     pub(crate) request_free: AtomicUsize,
     pub(crate) reply_bytes: AtomicUsize,
+    /// Memory of the commands since `MULTI`, and of the watched keys.
+    pub(crate) multi_bytes: AtomicUsize,
+    /// Since when the client has not given the password that it needs; 0 where it has, or needs none.
+    pub(crate) stranger_since_ms: AtomicU64,
     closing: AtomicBool,
     wake: Notify,
 }
@@ -59,6 +63,8 @@ impl Client {
             request_bytes: AtomicUsize::new(0),
             request_free: AtomicUsize::new(0),
             reply_bytes: AtomicUsize::new(0),
+            multi_bytes: AtomicUsize::new(0),
+            stranger_since_ms: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             wake: Notify::new(),
         }
@@ -117,11 +123,12 @@ impl Client {
         };
         let (db, resp) = (self.db.load(Ordering::Relaxed), self.resp.load(Ordering::Relaxed));
         let command = *self.last_command.lock();
-        let total = request + free + reply;
+        let multi = self.multi_bytes.load(Ordering::Relaxed);
+        let total = request + free + reply + multi;
         line.extend_from_slice(
             format!(
                 " age={age} idle={idle} flags={flags} db={db} sub=0 psub=0 ssub=0 multi={queued} qbuf={request} \
-                 qbuf-free={free} argv-mem=0 multi-mem=0 rbs={reply} rbp={reply} obl={reply} oll=0 omem=0 \
+                 qbuf-free={free} argv-mem=0 multi-mem={multi} rbs={reply} rbp={reply} obl={reply} oll=0 omem=0 \
                  tot-mem={total} events=r cmd={command} user=default redir=-1 resp={resp} lib-name="
             )
             .as_bytes(),
@@ -141,6 +148,22 @@ pub(crate) struct Clients {
     /// Bytes of requests and replies that are charged: those of each connection beyond its
     /// allowance.
     charged: AtomicI64,
+    /// Those of strangers: connections that have not authenticated. All of their bytes are charged.
+    strangers: AtomicI64,
+}
+
+/// The bytes that one connection is charged for.
+#[derive(Debug, Default)]
+pub(crate) struct Charge {
+    bytes: usize,
+    is_strangers: bool,
+}
+
+impl Charge {
+    /// Whether it is charged for nothing.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.bytes == 0
+    }
 }
 
 impl Clients {
@@ -167,13 +190,62 @@ impl Clients {
         self.open.lock().values().cloned().collect()
     }
 
-    /// Changes the charged bytes by `change`; returns the new total.
-    pub(crate) fn charge(&self, change: i64) -> i64 {
-        self.charged.fetch_add(change, Ordering::Relaxed) + change
+    /// Charges a connection for that many bytes instead of what it was charged for.
+    pub(crate) fn charge(&self, charge: &mut Charge, bytes: usize, is_stranger: bool) {
+        if (charge.bytes, charge.is_strangers) == (bytes, is_stranger) {
+            return;
+        }
+        let (before, now) = (signed(charge.bytes), signed(bytes));
+        self.charged.fetch_add(now - before, Ordering::Relaxed);
+        if charge.is_strangers {
+            self.strangers.fetch_sub(before, Ordering::Relaxed);
+        }
+        if is_stranger {
+            self.strangers.fetch_add(now, Ordering::Relaxed);
+        }
+        *charge = Charge {
+            bytes,
+            is_strangers: is_stranger,
+        };
+    }
+
+    /// Changes the charged bytes by what a command works on aside.
+    pub(crate) fn charge_aside(&self, change: i64) {
+        self.charged.fetch_add(change, Ordering::Relaxed);
+    }
+
+    /// Bytes that strangers are charged for now.
+    pub(crate) fn strangers_bytes(&self) -> i64 {
+        self.strangers.load(Ordering::Relaxed)
     }
 
     /// Bytes that are charged now.
     pub(crate) fn charged_bytes(&self) -> i64 {
         self.charged.load(Ordering::Relaxed)
+    }
+}
+
+/// A number of bytes as a difference.
+pub(crate) fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_charge_moves_from_the_strangers_when_the_client_is_known() {
+        let clients = Clients::default();
+        let (mut one, mut other) = (Charge::default(), Charge::default());
+        clients.charge(&mut one, 100, true);
+        clients.charge(&mut other, 7, true);
+        assert_eq!((clients.charged_bytes(), clients.strangers_bytes()), (107, 107));
+        clients.charge(&mut one, 30, false);
+        assert_eq!((clients.charged_bytes(), clients.strangers_bytes()), (37, 7));
+        clients.charge(&mut one, 0, true);
+        clients.charge(&mut other, 0, true);
+        assert!(one.is_nothing() && other.is_nothing());
+        assert_eq!((clients.charged_bytes(), clients.strangers_bytes()), (0, 0));
     }
 }

@@ -10,7 +10,7 @@
 //! Pressure is detected before it stalls a write. The log prepares half a ring's worth of its files
 //! ahead, and wakes its flusher when the ring is half full; the distance between the visible and
 //! the durable LSN bounds how full the ring is. The engine delays writes long before it stops them,
-//! and its statistics are sampled whenever [`STEP`] bytes have been received since the last sample,
+//! and is asked whether it does whenever [`STEP`] bytes have been received since the last sample,
 //! far less than lies between the first delay and the stop.
 //!
 //! Two cases remain, and both are short: a write that races with large ones which other threads
@@ -23,14 +23,14 @@ use collie_db::{Db, Stall};
 
 use crate::config::Ack;
 
-/// Bytes that are received between two samples of the engine's statistics.
+/// Bytes that are received between two samples.
 const STEP: u64 = 256 * 1024;
 
 /// Detects pressure; see the module's documentation. All of it is a hint, so all accesses are
 /// Relaxed.
 #[derive(Debug)]
 pub(crate) struct Pressure {
-    /// Whether a family delayed or stopped writes at the last sample.
+    /// Whether writes were delayed or stopped at the last sample.
     stalls: AtomicBool,
     /// How many bytes had been received at the last sample.
     sampled_at: AtomicU64,
@@ -88,11 +88,8 @@ impl Pressure {
         made
     }
 
-    /// Samples the engine's statistics. They wait for writers that are stalled in the log, so that
-    /// this is for threads that may block.
+    /// Asks the engine whether it delays or stops writes.
     pub(crate) fn sample(&self, db: &Db) {
-        let stats = db.stats();
-        let stalls = stats.families.values().any(|family| family.stall != Stall::None);
-        self.stalls.store(stalls, Ordering::Relaxed);
+        self.stalls.store(db.stall() != Stall::None, Ordering::Relaxed);
     }
 }

@@ -5,9 +5,12 @@ use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use collie_db::Db;
+use collie_io::Clock;
+use collie_tls::Refusals;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
@@ -23,20 +26,24 @@ use crate::net::clients::{Client, Clients};
 use crate::net::connection;
 use crate::net::pause::ClientPause;
 use crate::net::pressure::Pressure;
-use crate::net::threads::Handle;
+use crate::net::threads::{BLOCKING, Handle};
 use crate::partitions::{self, Partitions};
 use crate::process;
 use crate::session::{Session, Shared};
 use crate::slow_log::SlowLog;
 use crate::stats::{CommandCounter, Counters};
+use crate::tls::Tls;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 511;
-/// How often connections are checked for having been idle too long.
-const IDLE_CHECK: Duration = Duration::from_secs(1);
+/// How often connections are checked for having been silent, or without a password, for too long.
+const LATE_CHECK: Duration = Duration::from_secs(1);
 /// How long no connection is accepted after the system refused to create one, as it does when there
 /// are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Commands that wait on threads that may block; others ask again. The rest of [`BLOCKING`] is for
+/// commands that need not wait.
+const WAITERS: usize = BLOCKING / 2;
 /// Searches through all keys that run at a time; others wait.
 const SEARCHES: usize = 2;
 
@@ -47,34 +54,49 @@ const SEARCHES: usize = 2;
 #[derive(Debug)]
 pub struct Addresses {
     config: ServerConfig,
-    listener: Taken,
+    listener: Option<Taken>,
+    tls: Option<(Taken, Tls)>,
     metrics: Option<Taken>,
 }
 
 impl Addresses {
-    /// Checks the configuration and binds its addresses.
+    /// Checks the configuration, reads the files that TLS needs, and binds its addresses.
     ///
     /// # Errors
-    /// The configuration contradicts itself or would open the server to the network without a
-    /// password, or an address cannot be bound.
+    /// The configuration contradicts itself or would open the server to the network unasked, a file
+    /// cannot be used, or an address cannot be bound.
     pub fn take(mut config: ServerConfig) -> Result<Addresses, ServerError> {
         config.check()?;
         config.clients_max = allow_clients(config.clients_max);
-        let listener = Taken::take(config.listen)?;
+        let tls = match config.tls.clone() {
+            Some(tls) => Some((
+                tls.listen,
+                Tls::new(tls, config.open_to_network, Arc::clone(&config.clock))?,
+            )),
+            None => None,
+        };
+        let listener = config.plain.then(|| Taken::take(config.listen)).transpose()?;
+        let tls = match tls {
+            Some((addr, tls)) => Some((Taken::take(addr)?, tls)),
+            None => None,
+        };
         let metrics = config.metrics.map(Taken::take).transpose()?;
         Ok(Addresses {
             config,
             listener,
+            tls,
             metrics,
         })
     }
 }
 
 impl Addresses {
-    /// For a server of the keys of a cluster; see [`ServerConfig::cluster`].
+    /// For a server of the keys of a cluster; see [`ServerConfig::cluster`]. `clock` is the one that
+    /// the cluster's node goes by.
     #[must_use]
-    pub fn in_cluster(mut self, cluster: Arc<dyn Cluster>) -> Addresses {
+    pub fn in_cluster(mut self, cluster: Arc<dyn Cluster>, clock: Arc<dyn Clock>) -> Addresses {
         self.config.cluster = Some(cluster);
+        self.config.clock = clock;
         self
     }
 }
@@ -111,12 +133,23 @@ impl Taken {
             Err(source) => Err(ServerError::Listen { addr, source }),
         }
     }
+
+    /// Listens, and returns the address with its port.
+    fn listen_at(self) -> Result<(StdListener, SocketAddr), ServerError> {
+        let addr = self.addr;
+        let listener = self.listen()?;
+        match listener.local_addr() {
+            Ok(addr) => Ok((listener, addr)),
+            Err(source) => Err(ServerError::Listen { addr, source }),
+        }
+    }
 }
 
 /// A server that listens and is ready to run.
 #[derive(Debug)]
 pub struct Server {
-    listener: StdListener,
+    listener: Option<StdListener>,
+    tls: Option<StdListener>,
     metrics: Option<StdListener>,
     shared: Arc<Shared>,
     grace: Duration,
@@ -142,13 +175,30 @@ impl Server {
         let Addresses {
             config,
             listener,
+            tls,
             metrics,
         } = addresses;
-        let addr = listener.addr;
-        let listener = listener.listen()?;
-        let listen = listener
-            .local_addr()
-            .map_err(|source| ServerError::Listen { addr, source })?;
+        let mut listen = config.listen;
+        let listener = match listener {
+            Some(taken) => {
+                let listener;
+                (listener, listen) = taken.listen_at()?;
+                Some(listener)
+            }
+            None => None,
+        };
+        let is_plain = listener.is_some();
+        let (secured, tls) = match tls {
+            Some((taken, mut tls)) => {
+                let listener;
+                (listener, tls.addr) = taken.listen_at()?;
+                if !is_plain {
+                    listen = tls.addr;
+                }
+                (Some(listener), Some(tls))
+            }
+            None => (None, None),
+        };
         let metrics = metrics.map(Taken::listen).transpose()?;
         let mut seed = [0; 40];
         random(&mut seed).map_err(|source| ServerError::Thread {
@@ -182,26 +232,37 @@ impl Server {
             pressure: Pressure::new(config.ring_bytes),
             // Enough for two of the longest values.
             aside_budget: AsideBudget::new(config.ring_bytes),
+            waiters: tokio::sync::Semaphore::new(WAITERS),
             searches: tokio::sync::Semaphore::new(SEARCHES),
             clock: config.clock,
             started_ms,
             listen,
             threads,
+            is_plain,
+            tls,
+            refusals: Refusals::default(),
             run_id: seed.iter().skip(20).map(|byte| format!("{byte:02x}")).collect(),
             ending: watch::Sender::new(false),
         });
         Ok(Server {
             listener,
+            tls: secured,
             metrics,
             shared,
             grace: config.shutdown_grace,
         })
     }
 
-    /// The address that it listens on.
+    /// The address that it listens on; that of TLS, if there is no other.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.shared.listen
+    }
+
+    /// The address that it listens on for TLS, if it does.
+    #[must_use]
+    pub fn tls_addr(&self) -> Option<SocketAddr> {
+        self.shared.tls.as_ref().map(|tls| tls.addr)
     }
 
     /// The address at which it answers requests for metrics, if it does.
@@ -221,6 +282,7 @@ impl Server {
     pub fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ServerError> {
         let Server {
             listener,
+            tls,
             metrics,
             shared,
             grace,
@@ -242,7 +304,7 @@ impl Server {
             }
         };
 
-        let accepted = runtime.block_on(accept(listener, &shared, &workers, shutdown));
+        let accepted = runtime.block_on(accept([listener, tls], &shared, &workers, shutdown));
         tracing::info!("the server ends: connections finish what they have read");
         for client in shared.clients.all() {
             client.close();
@@ -292,7 +354,7 @@ pub async fn termination() {
 }
 
 /// Ignores SIGHUP from now on, until the process ends: closing a terminal does not end the server.
-/// The server has nothing to reload, so the signal has no other use; Redis ignores it too.
+/// What can be reloaded is by `CONFIG SET`, so the signal has no other use; Redis ignores it too.
 ///
 /// # Errors
 /// The system does not let the process catch the signal.
@@ -369,41 +431,63 @@ fn start_sweeper(
     thread.spawn(sweep).map(Some)
 }
 
-/// Accepts connections until the shutdown.
+/// Accepts connections until the shutdown: plain ones, and those over TLS.
 async fn accept(
-    listener: StdListener,
+    [plain, tls]: [Option<StdListener>; 2],
     shared: &Arc<Shared>,
     workers: &[Handle],
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let listener = TcpListener::from_std(listener)?;
+    let plain = plain.map(TcpListener::from_std).transpose()?;
+    let tls = tls.map(TcpListener::from_std).transpose()?;
     let mut ending = shared.ending.subscribe();
-    let mut idle_check = tokio::time::interval(IDLE_CHECK);
+    let mut late_check = tokio::time::interval(LATE_CHECK);
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
         tokio::select! {
             () = &mut shutdown => break,
             // The sender lives in `shared`.
             _ = ending.wait_for(|ending| *ending) => break,
-            _ = idle_check.tick() => close_idle(shared),
-            accepted = listener.accept() => match accepted {
-                Ok((stream, addr)) => admit(stream, addr, shared, workers),
-                Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            },
+            _ = late_check.tick() => close_late(shared),
+            accepted = accept_on(plain.as_ref()) => admit(accepted, false, shared, workers).await,
+            accepted = accept_on(tls.as_ref()) => admit(accepted, true, shared, workers).await,
         }
     }
     shared.end();
     Ok(())
 }
 
+async fn accept_on(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
+    match listener {
+        Some(listener) => listener.accept().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Assigns a connection to the thread that has the fewest.
-fn admit(stream: TcpStream, addr: SocketAddr, shared: &Arc<Shared>, workers: &[Handle]) {
+async fn admit(
+    accepted: io::Result<(TcpStream, SocketAddr)>,
+    is_tls: bool,
+    shared: &Arc<Shared>,
+    workers: &[Handle],
+) {
+    let (stream, addr) = match accepted {
+        Ok(accepted) => accepted,
+        Err(error) => {
+            tracing::warn!(%error, "a connection could not be accepted");
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            return;
+        }
+    };
     if shared.clients.len() >= shared.settings.clients_max() {
         shared.counters.connections_refused.add(1);
-        connection::refuse(&stream);
+        if let Some(tls) = &shared.tls {
+            tls.make_room(shared.now_ms());
+        }
+        // Before its handshake a client can be sent nothing over TLS, as in Redis.
+        if !is_tls {
+            connection::refuse(&stream);
+        }
         return;
     }
     shared.counters.connections.add(1);
@@ -419,7 +503,7 @@ fn admit(stream: TcpStream, addr: SocketAddr, shared: &Arc<Shared>, workers: &[H
     match stream.into_std() {
         Ok(stream) => {
             let client = shared.clients.enter(addr, laddr, fd, shared.now_ms());
-            if let Err(client) = worker.hand_over(stream, client) {
+            if let Err(client) = worker.hand_over(stream, client, is_tls) {
                 shared.clients.leave(&client);
             }
         }
@@ -441,19 +525,32 @@ fn tune(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Closes the connections that have been silent for longer than is allowed.
-fn close_idle(shared: &Shared) {
-    let limit_s = shared.settings.idle_timeout_s();
-    if limit_s == 0 {
+/// Closes the connections that have been silent, or have not authenticated, for longer than is
+/// allowed.
+fn close_late(shared: &Shared) {
+    let allows = |limit_s, since_ms: u64, now_ms: u64| {
+        limit_s == 0 || since_ms == 0 || now_ms.saturating_sub(since_ms) <= limit_s * 1000
+    };
+    let (silent_s, strange_s) = (
+        shared.settings.idle_timeout_s(),
+        shared.settings.authentication_timeout_s(),
+    );
+    if silent_s == 0 && (strange_s == 0 || shared.settings.password().is_none()) {
         return;
     }
     let now_ms = shared.now_ms();
+    // Relaxed: statistics of the connection's thread; a stale value only delays the close to the
+    // next check.
+    let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
     for client in shared.clients.all() {
-        // Relaxed: a statistic of the connection's thread; a stale value only delays the close to
-        // the next check.
-        let last = client.last_seen_ms.load(std::sync::atomic::Ordering::Relaxed);
-        if now_ms.saturating_sub(last) > limit_s * 1000 && !client.is_closing() {
+        if client.is_closing() {
+            continue;
+        }
+        if !allows(silent_s, read(&client.last_seen_ms), now_ms) {
             shared.counters.clients_timed_out.add(1);
+            client.close();
+        } else if !allows(strange_s, read(&client.stranger_since_ms), now_ms) {
+            shared.counters.strangers_timed_out.add(1);
             client.close();
         }
     }

@@ -15,13 +15,24 @@ use tokio::task::LocalSet;
 
 use crate::net::clients::Client;
 use crate::net::connection::Connection;
+use crate::net::handshake;
+use crate::net::stream::Stream;
 use crate::net::worker::Worker;
 use crate::session::Shared;
+
+/// Threads for commands that may block, of each serving thread. Each takes up to 4 MB of what the
+/// allocator keeps for it.
+pub(crate) const BLOCKING: usize = 128;
+/// How long such a thread is kept without a command. The runtime starts one whenever none is idle at
+/// that moment, and wakes them in turn: kept for longer, each burst on a busy machine adds to them.
+const BLOCKING_IDLE: Duration = Duration::from_millis(100);
 
 /// A connection that was accepted and is sent to a thread.
 struct Arrival {
     stream: StdStream,
     client: Arc<Client>,
+    /// Whether it came to the TLS port.
+    is_tls: bool,
 }
 
 /// The accepting thread's handle of a worker.
@@ -56,11 +67,20 @@ impl Handle {
     }
 
     /// Sends a connection to the thread; returns its client if the thread has ended.
-    pub(crate) fn hand_over(&self, stream: StdStream, client: Arc<Client>) -> Result<(), Arc<Client>> {
+    pub(crate) fn hand_over(
+        &self,
+        stream: StdStream,
+        client: Arc<Client>,
+        is_tls: bool,
+    ) -> Result<(), Arc<Client>> {
         // Relaxed: see `connections`.
         self.connections.fetch_add(1, Ordering::Relaxed);
         self.arrivals
-            .send(Arrival { stream, client })
+            .send(Arrival {
+                stream,
+                client,
+                is_tls,
+            })
             .map_err(|unsent| unsent.0.client)
     }
 
@@ -82,6 +102,8 @@ fn run(
     let yielding = Yielding::new();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .max_blocking_threads(BLOCKING)
+        .thread_keep_alive(BLOCKING_IDLE)
         // If no core is idle, clients and the log's flusher run during the yield, and their results
         // are there in the next iteration; if one is, the yield costs next to nothing. Fewer
         // iterations with more to do in each are less work per request.
@@ -121,14 +143,18 @@ fn run(
 async fn serve(worker: Rc<Worker>, arrival: Arrival) {
     let shared = Arc::clone(&worker.shared);
     let client = Arc::clone(&arrival.client);
-    match TcpStream::from_std(arrival.stream) {
-        Ok(stream) => match Connection::new(worker, stream, arrival.client) {
-            Some(connection) => connection.serve().await,
-            None => shared.clients.leave(&client),
+    let stream = match TcpStream::from_std(arrival.stream) {
+        Ok(stream) => match &shared.tls {
+            Some(tls) if arrival.is_tls => handshake::secure(&worker, tls, &client, stream).await,
+            _ => Some(Stream::Plain(stream)),
         },
         Err(error) => {
             tracing::warn!(client = client.id, %error, "a connection was lost on its way to its thread");
-            shared.clients.leave(&client);
+            None
         }
+    };
+    match stream.and_then(|stream| Connection::new(worker, stream, arrival.client)) {
+        Some(connection) => connection.serve().await,
+        None => shared.clients.leave(&client),
     }
 }

@@ -1,8 +1,12 @@
 //! Commands that differ in a cluster, and the metrics.
 
+use std::sync::Arc;
+
+use collie_io::{Clock, Nanos, RealClock};
+
 use crate::fake::Fake;
 use crate::node;
-use crate::support::{Random, config, options, rounds, start, wait_for};
+use crate::support::{Random, config, options, rounds, run, start, wait_for};
 
 #[test]
 fn there_is_one_database() {
@@ -184,4 +188,29 @@ fn a_store_with_keys_is_not_hidden_behind_a_cluster() {
     };
     let error = collie_server::Server::bind(config, db).unwrap_err();
     assert!(error.to_string().contains("holds keys of users"), "{error}");
+}
+
+/// Another year than that of the machine.
+#[derive(Debug)]
+struct Stopped;
+
+impl Clock for Stopped {
+    fn monotonic(&self) -> Nanos {
+        RealClock.monotonic()
+    }
+
+    fn wall_ms(&self) -> u64 {
+        1_000_000_000_000
+    }
+}
+
+#[test]
+fn a_server_in_a_cluster_goes_by_the_clock_of_its_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = collie_db::Db::open(dir.path(), options()).unwrap();
+    let addresses = collie_server::Addresses::take(config()).unwrap();
+    let addresses = addresses.in_cluster(Fake::new(1), Arc::new(Stopped));
+    let server = run(collie_server::Server::listen(addresses, db.clone()).unwrap(), db);
+    let time = server.client().line("TIME");
+    assert!(time.contains("1000000000\r\n"), "{time}");
 }

@@ -53,21 +53,21 @@ fn keys_from_none_to_the_longest_are_stored_and_a_longer_one_is_refused_with_bot
         assert_eq!(bulk(&client.call_raw(&[b"GET", &key[..]]), value.len()), value);
     }
     let long = bytes(KEY_MAX + 1);
-    for request in [
-        vec![
-            b"SET".to_vec(),
-            long.clone(),
-            b"v".to_vec(),
-            b"EX".to_vec(),
-            b"1000".to_vec(),
-        ],
-        vec![b"SETEX".to_vec(), long.clone(), b"1000".to_vec(), b"v".to_vec()],
+    let short = b"short".to_vec();
+    for words in [
+        vec![&b"SET"[..], &long, b"v", b"EX", b"1000"],
+        vec![b"SET", &long, b"v"],
+        vec![b"SETEX", &long, b"1000", b"v"],
+        vec![b"MSET", &short, b"v", &long, b"v"],
+        vec![b"APPEND", &long, b"v"],
+        vec![b"INCR", &long],
     ] {
         assert_eq!(
-            client.call(&request),
-            "-ERR the key has 65536 bytes, the limit is 65535\r\n"
+            client.call(&words),
+            "-ERR the key has 65527 bytes, the limit is 65526\r\n"
         );
     }
+    assert_eq!(client.line("GET short"), "$-1\r\n");
     assert_eq!(client.call(&[b"GET", &long[..]]), "$-1\r\n");
     assert_eq!(client.line("DBSIZE"), ":4\r\n");
 }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use collie_protocol::RequestParser;
 
-use super::{Connection, signed};
+use super::Connection;
 use crate::commands;
 use crate::cost::{Aside, HEAVY};
-use crate::exec::{Exec, Flow, Outcome};
+use crate::exec::{Exec, Flow, Later, Outcome};
+use crate::net::clients::signed;
 use crate::net::worker::blocking;
 use crate::session::Session;
 
@@ -21,6 +22,13 @@ impl Connection {
             Arc::clone(&self.session.keyspace),
         );
         let others = Arc::clone(&shared);
+        let _waiting = match why {
+            Aside::Waits => match others.waiters.try_acquire() {
+                Ok(permit) => Some(permit),
+                Err(_) => return Ok(Flow::Later(Later::Thread)),
+            },
+            Aside::Heavy(_) | Aside::Searches => None,
+        };
         let _reserved = others.aside_budget.reserve(why).await;
         let _permit = match why {
             // The semaphore is never closed.
@@ -29,7 +37,7 @@ impl Connection {
         };
         let bytes = signed(why.bytes());
         others.counters.aside.add(1);
-        others.clients.charge(bytes);
+        others.clients.charge_aside(bytes);
         let mut session = std::mem::replace(&mut self.session, Session::new(&shared, client, keyspace));
         let mut reply = std::mem::take(&mut self.reply);
         let input = std::mem::take(&mut self.input);
@@ -59,7 +67,7 @@ impl Connection {
             (session, reply, input, parser, outcome)
         };
         let done = blocking(work).await;
-        others.clients.charge(-bytes);
+        others.clients.charge_aside(-bytes);
         match done {
             Ok((session, reply, input, parser, outcome)) => {
                 self.session = session;

@@ -1,4 +1,4 @@
-//! What a connection waits for in a cluster: before a command runs, and before replies are sent.
+//! What a connection waits for before a command runs, and, in a cluster, before replies are sent.
 
 use std::time::Duration;
 
@@ -9,6 +9,9 @@ use super::{Connection, Mark, Next};
 use crate::cluster::Settled;
 use crate::exec::Later;
 use crate::failure::text;
+
+/// After what time a command asks again for a thread that may block.
+const THREAD_ASKED_AGAIN: Duration = Duration::from_millis(10);
 
 /// Whether the next command may wait for the cluster: since when it does, and for how long at most.
 pub(super) fn may_wait(waiting: Option<(Instant, Duration)>) -> bool {
@@ -27,11 +30,17 @@ impl Connection {
 
     /// Waits until the next command may be able to run; `false` when the connection is to close. What
     /// it waits for beside the cluster has happened when the replies before it were sent.
-    pub(super) async fn wait_for_cluster(&mut self) -> bool {
-        let (Some(Later::Change { mut changes, .. }), Some((since, limit))) =
-            (self.later.take(), self.waiting)
-        else {
-            return true;
+    pub(super) async fn wait_until_later(&mut self) -> bool {
+        let (mut changes, since, limit) = match (self.later.take(), self.waiting) {
+            (Some(Later::Change { changes, .. }), Some((since, limit))) => (changes, since, limit),
+            (Some(Later::Thread), _) => {
+                return tokio::select! {
+                    biased;
+                    () = self.session.client.closed() => false,
+                    () = tokio::time::sleep(THREAD_ASKED_AGAIN) => true,
+                };
+            }
+            _ => return true,
         };
         let changed = async {
             if changes.changed().await.is_err() {

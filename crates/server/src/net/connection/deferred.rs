@@ -137,7 +137,7 @@ impl Connection {
     /// is to close.
     async fn sleep(&self, timeout_ms: u64) -> Next {
         let gone = async {
-            while let Ok(ready) = self.stream.ready(Interest::READABLE).await {
+            while let Ok(ready) = self.stream.socket().ready(Interest::READABLE).await {
                 if ready.is_read_closed() {
                     break;
                 }

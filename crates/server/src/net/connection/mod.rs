@@ -31,7 +31,10 @@ use crate::config::Ack;
 use crate::cost::{Aside, LARGE};
 use crate::exec::{Exec, Flow, Later, Outcome};
 use crate::failure::text;
-use crate::net::clients::Client;
+use crate::net::clients::{Charge, Client, signed};
+use crate::net::drain::drain;
+use crate::net::handshake;
+use crate::net::stream::Stream;
 use crate::net::worker::Worker;
 use crate::session::{ReplyMode, Session, Shared};
 
@@ -45,36 +48,47 @@ const READ_MAX: usize = 4 * 1024 * 1024;
 /// The time slice of a connection: how long its requests run before the thread's other connections
 /// run, in nanoseconds.
 const TIME_SLICE_NS: u64 = 1_000_000;
-/// Bytes that a connection may take without being charged. What it takes beyond is charged, and
-/// when all connections together are charged too much, the one that would add to it is closed.
+/// Bytes that a connection may take without being charged, once it has authenticated. What it takes
+/// beyond is charged, and when all connections together are charged too much, the one that would add
+/// to it is closed.
 const ALWAYS_ALLOWED: usize = 256 * 1024;
-/// After a closing connection has sent its last reply, further bytes of the client are read and
-/// dropped, so that the system does not reset the connection before the client has read the reply:
-/// until it has been silent for this long, or has sent this much, or this much time has passed. So
-/// a client whose value is somewhat too long can finish sending it.
-const LINGER_SILENCE: Duration = Duration::from_secs(1);
-const LINGER_BYTES: usize = 64 * 1024 * 1024;
-const LINGER: Duration = Duration::from_secs(10);
+/// The least free space for a read from a client that has not authenticated, in bytes: a password fits.
+const STRANGER_READ_MIN: usize = 2 * 1024;
+/// As `ALWAYS_ALLOWED`, for a connection that has not authenticated.
+const STRANGER_ALLOWED: usize = 4 * 1024;
+/// Bytes that all of those together are charged for at most.
+const STRANGERS_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// One connection.
 pub(crate) struct Connection {
     worker: Rc<Worker>,
-    stream: TcpStream,
+    stream: Stream,
     session: Session,
     parser: RequestParser,
     input: Vec<u8>,
     reply: ReplyBuffer,
+    outgoing: Outgoing,
     /// Where each reply in `reply` starts, and which commits it reflects.
     marks: Vec<Mark>,
     /// The largest end in `marks`, and the strictest level that they wait for.
     pending: Lsn,
     level: Ack,
-    /// How many bytes of this connection are charged.
-    charged: usize,
-    /// What the next command waits for, in a cluster.
+    /// The bytes that this connection is charged for.
+    charge: Charge,
+    /// What the next command waits for.
     later: Option<Later>,
     /// Since when it waits for a change of the cluster, and for how long at most.
     waiting: Option<(Instant, Duration)>,
+}
+
+/// What was sent of the replies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outgoing {
+    /// All of what was begun.
+    Whole,
+    /// A part: the write is under way, failed, or was given up. What followed would be taken for the
+    /// rest of a reply.
+    Cut,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -98,20 +112,23 @@ enum Next {
 
 impl Connection {
     /// A connection of `client`, which is in the list of clients already.
-    pub(crate) fn new(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) -> Option<Connection> {
+    pub(crate) fn new(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) -> Option<Connection> {
         let shared = Arc::clone(&worker.shared);
         let keyspace = shared.store.keyspace(0)?;
+        let session = Session::new(&shared, client, keyspace);
+        session.note_stranger(&shared);
         Some(Connection {
-            session: Session::new(&shared, client, keyspace),
+            session,
             parser: RequestParser::new(shared.settings.limits()),
             worker,
             stream,
             input: Vec::new(),
             reply: ReplyBuffer::new(),
+            outgoing: Outgoing::Whole,
             marks: Vec::new(),
             pending: 0,
             level: Ack::Buffered,
-            charged: 0,
+            charge: Charge::default(),
             later: None,
             waiting: None,
         })
@@ -128,7 +145,7 @@ impl Connection {
         loop {
             let read = match next {
                 Next::Wait { is_write } => Ok(self.wait_for_client_pause(is_write).await),
-                Next::Later => Ok(self.wait_for_cluster().await),
+                Next::Later => Ok(self.wait_until_later().await),
                 Next::Read | Next::Close => self.read().await,
             };
             match read {
@@ -138,6 +155,10 @@ impl Connection {
                     tracing::debug!(client = self.session.client.id, %error, "reading failed");
                     break;
                 }
+            }
+            if self.stream.is_plain() && handshake::is_begun_by(&self.input) {
+                handshake::report_on_plain(self.shared(), self.session.client.addr);
+                break;
             }
             next = self.execute_all().await;
             match self.deliver().await {
@@ -156,9 +177,13 @@ impl Connection {
                 self.release_idle_memory();
             }
         }
-        self.shared().clients.charge(-signed(self.charged));
+        self.charge(0);
+        if self.outgoing == Outgoing::Whole {
+            self.stream.say_end().await;
+        }
         if lingers {
-            self.linger().await;
+            self.input = Vec::new();
+            drain(self.stream.socket(), &self.worker).await;
         }
         self.shared().clients.leave(&self.session.client);
     }
@@ -210,12 +235,16 @@ impl Connection {
     /// Makes space for a read: takes a spare buffer if there is none, and grows it while a large
     /// request arrives — but never much beyond what has arrived.
     fn make_room(&mut self) {
-        if self.input.capacity() == 0 {
+        let read_min = match self.session.authenticated {
+            true => READ_MIN,
+            false => STRANGER_READ_MIN,
+        };
+        if self.input.capacity() == 0 && self.session.authenticated {
             self.input = self.worker.take_buffer();
         }
         let missing = self.parser.missing(self.input.len());
-        let ahead = missing.min(self.input.len()).clamp(READ_MIN, READ_MAX);
-        if self.input.capacity() - self.input.len() < READ_MIN.min(ahead) || missing > 0 {
+        let ahead = missing.min(self.input.len()).clamp(read_min, READ_MAX);
+        if self.input.capacity() - self.input.len() < ahead || missing > 0 {
             self.input.reserve(ahead);
         }
     }
@@ -324,10 +353,7 @@ impl Connection {
     fn is_pressure_near(&self) -> bool {
         let shared = self.shared();
         if shared.pressure.is_sample_due(shared.counters.bytes_in.get()) {
-            let shared = Arc::clone(&self.worker.shared);
-            drop(tokio::task::spawn_blocking(move || {
-                shared.pressure.sample(&shared.store.db)
-            }));
+            shared.pressure.sample(&shared.store.db);
         }
         shared.pressure.is_near(&shared.store.db, self.session.ack)
     }
@@ -404,33 +430,56 @@ impl Connection {
             .request_free
             .store(self.input.capacity() - self.input.len(), Ordering::Relaxed);
         client.reply_bytes.store(self.reply.capacity(), Ordering::Relaxed);
-        let total = self.account();
-        let is_kept = self.charged == 0 || self.session.client.no_evict.load(Ordering::Relaxed);
-        if total > signed(shared.settings.in_flight_bytes_max()) && !is_kept {
-            shared.counters.clients_evicted.add(1);
-            // Its memory is freed at once, so that connections which grow at the same time are not
-            // all closed.
-            self.input = Vec::new();
-            shared.clients.charge(-signed(self.charged));
-            self.charged = 0;
-            self.refuse("OOM requests and replies of all clients take more than maxmemory-clients");
+        client.multi_bytes.store(self.multi_bytes(), Ordering::Relaxed);
+        self.account();
+        if self.charge.is_nothing() {
+            return true;
+        }
+        let is_stranger = !self.session.authenticated;
+        if is_stranger && shared.clients.strangers_bytes() > signed(STRANGERS_BYTES_MAX) {
+            self.evict("OOM requests of clients that have not authenticated take more than 64 MiB");
+            return false;
+        }
+        let is_kept = self.session.client.no_evict.load(Ordering::Relaxed);
+        if shared.clients.charged_bytes() > signed(shared.settings.in_flight_bytes_max()) && !is_kept {
+            self.evict("OOM requests and replies of all clients take more than maxmemory-clients");
             return false;
         }
         true
     }
 
-    /// Updates the charge of this connection; returns the total. Only bytes beyond `ALWAYS_ALLOWED`
-    /// are charged, so that ordinary connections do not touch the shared total.
-    fn account(&mut self) -> i64 {
+    /// Ends the connection for the memory that it takes, which is freed at once, so that connections
+    /// which grow at the same time are not all closed.
+    fn evict(&mut self, line: &str) {
+        self.shared().counters.clients_evicted.add(1);
+        self.input = Vec::new();
+        self.session.watched.clear();
+        self.session.set_queue(None);
+        self.charge(0);
+        self.refuse(line);
+    }
+
+    /// The memory of what waits for `EXEC`, in bytes.
+    fn multi_bytes(&self) -> usize {
         let queued = self.session.queue.as_ref().map_or(0, |queue| queue.bytes);
-        let charge = (self.input.capacity() + self.reply.capacity() + queued).saturating_sub(ALWAYS_ALLOWED);
+        queued + self.session.watched.bytes()
+    }
+
+    /// Updates the charge of this connection. Only bytes beyond what is always allowed are charged, so
+    /// that ordinary connections do not touch the shared totals.
+    fn account(&mut self) {
+        let allowed = match self.session.authenticated {
+            true => ALWAYS_ALLOWED,
+            false => STRANGER_ALLOWED,
+        };
+        let taken = self.input.capacity() + self.reply.capacity() + self.multi_bytes();
+        self.charge(taken.saturating_sub(allowed));
+    }
+
+    fn charge(&mut self, bytes: usize) {
+        let is_stranger = !self.session.authenticated;
         let clients = &self.worker.shared.clients;
-        if charge == self.charged {
-            return clients.charged_bytes();
-        }
-        let total = clients.charge(signed(charge) - signed(self.charged));
-        self.charged = charge;
-        total
+        clients.charge(&mut self.charge, bytes, is_stranger);
     }
 
     /// Replaces all replies by one error.
@@ -450,38 +499,6 @@ impl Connection {
         }
         self.account();
     }
-
-    /// Closes the sending side, then reads and drops what still arrives for a while.
-    async fn linger(&mut self) {
-        self.input = Vec::new();
-        if socket2::SockRef::from(&self.stream)
-            .shutdown(std::net::Shutdown::Write)
-            .is_err()
-        {
-            return;
-        }
-        let drained = async {
-            let mut dropped = 0;
-            while dropped < LINGER_BYTES
-                && matches!(
-                    tokio::time::timeout(LINGER_SILENCE, self.stream.readable()).await,
-                    Ok(Ok(()))
-                )
-            {
-                let mut scratch = self.worker.take_buffer();
-                let read = self.stream.try_read_buf(&mut scratch);
-                self.worker.give_buffer(scratch);
-                match read {
-                    Ok(0) => break,
-                    Ok(n) => dropped += n,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(_) => break,
-                }
-            }
-        };
-        // The connection ends here in either case.
-        let _ = tokio::time::timeout(LINGER, drained).await;
-    }
 }
 
 /// Why a request must not run on a thread that serves connections, if so.
@@ -495,10 +512,6 @@ fn must_go_aside(session: &Session, request: Request<'_>, is_near: bool) -> Opti
         });
     }
     session.heavy.filter(|_| commands::names_keys(request))
-}
-
-fn signed(bytes: usize) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// Sends a client the error that there are too many, if its socket takes it at once.

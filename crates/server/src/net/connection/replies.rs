@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use collie_db::Durability;
 use collie_protocol::ReplyBuffer;
 
-use super::{Connection, Next, READ_MIN};
+use super::{Connection, Next, Outgoing, READ_MIN};
 use crate::config::Ack;
 use crate::failure::not_durable;
 use crate::net::barrier::{Barrier, Cause};
@@ -19,7 +19,13 @@ const WRITE_SLICE: usize = 8 * 1024 * 1024;
 impl Connection {
     /// Waits until the commits that the replies reflect are durable, or hold in the cluster, and sends
     /// the replies. Returns whether the connection is to close then.
+    ///
+    /// # Errors
+    /// Where the client does not take them; after that nothing is sent to it any more.
     pub(super) async fn deliver(&mut self) -> io::Result<Next> {
+        if self.outgoing == Outgoing::Cut {
+            return Err(io::Error::other("a reply was sent in part, none can follow it"));
+        }
         let next = if self.session.unsettled.has_earlier() {
             self.settle().await
         } else {
@@ -27,7 +33,9 @@ impl Connection {
         };
         if !self.reply.is_empty() {
             self.wait_until_durable().await;
+            self.outgoing = Outgoing::Cut;
             self.write().await?;
+            self.outgoing = Outgoing::Whole;
             let kept = READ_MIN;
             self.reply.clear(kept);
         }
@@ -85,9 +93,9 @@ impl Connection {
         let client = &self.session.client;
         let mut last_call: Option<tokio::time::Instant> = None;
         let mut written = 0;
-        while !rest.is_empty() {
+        // What TLS has taken is sent when its socket has it.
+        while !rest.is_empty() || !self.stream.is_sent() {
             match self.stream.try_write(rest) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => {
                     rest = rest.get(n..).unwrap_or_default();
                     written += n;

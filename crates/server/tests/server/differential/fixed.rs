@@ -1,13 +1,24 @@
 //! Commands that were chosen, and broken ones.
 
+use collie_server::ServerConfig;
+
 use super::{limit_like, redis};
 use crate::support::{Client, config, start};
 
 #[test]
 fn fixed_commands_and_broken_ones_are_answered_as_redis_answers_them() {
+    for piece_bytes in [config().piece_bytes, 16] {
+        compare(ServerConfig {
+            piece_bytes,
+            ..config()
+        });
+    }
+}
+
+fn compare(config: ServerConfig) {
     let Some(redis) = redis() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let server = start(dir.path(), config());
+    let server = start(dir.path(), config);
     limit_like(&server, &redis);
     let (mut ours, mut theirs) = (server.client(), Client::connect(redis.addr));
     for line in [

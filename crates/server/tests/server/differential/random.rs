@@ -1,10 +1,13 @@
 //! Random commands of three clients at a time.
 
+use collie_server::ServerConfig;
+
 use super::{Redis, limit_like, redis};
+use crate::pieces::nothing_is_left_of_removed_values;
 use crate::support::{Client, Random, Running, config, elements, rounds, sorted_names, start};
 
 const KEYS: [&str; 6] = ["a", "b", "key:1", "key:2", "", "a key\r\nwith\0all"];
-const VALUES: [&str; 14] = [
+const VALUES: [&str; 15] = [
     "",
     "0",
     "1",
@@ -12,6 +15,7 @@ const VALUES: [&str; 14] = [
     "10",
     "9223372036854775807",
     "-9223372036854775808",
+    "a value of more than two pieces of sixteen bytes each",
     "9223372036854775808",
     " 1",
     "01",
@@ -417,13 +421,28 @@ impl Pair {
 
 #[test]
 fn random_commands_are_answered_as_redis_answers_them() {
+    compare("random_commands_are_answered_as_redis_answers_them", config());
+}
+
+#[test]
+fn random_commands_on_values_in_tiny_pieces_are_answered_as_redis_answers_them() {
+    compare(
+        "random_commands_on_values_in_tiny_pieces_are_answered_as_redis_answers_them",
+        ServerConfig {
+            piece_bytes: 16,
+            ..config()
+        },
+    );
+}
+
+fn compare(test: &str, config: ServerConfig) {
     // By three clients of each server, so that one changes what another one watches.
     let Some(redis) = redis() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let server = start(dir.path(), config());
+    let server = start(dir.path(), config);
     limit_like(&server, &redis);
     let mut pairs: Vec<Pair> = (0..3).map(|_| Pair::connect(&server, &redis)).collect();
-    let mut random = Random::new("random_commands_are_answered_as_redis_answers_them");
+    let mut random = Random::new(test);
     let mut history = Vec::new();
     let mut executed = 0;
     for i in 0..rounds("COLLIE_DIFF_COMMANDS", 8_000) {
@@ -452,4 +471,6 @@ fn random_commands_are_answered_as_redis_answers_them() {
         history.len()
     );
     assert!(executed > history.len() / 200, "only {executed} transactions");
+    drop(pairs);
+    nothing_is_left_of_removed_values(&server);
 }

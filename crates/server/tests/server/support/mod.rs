@@ -46,7 +46,11 @@ pub(crate) fn start(dir: &Path, config: ServerConfig) -> Running {
 
 /// Starts a server on an open store.
 pub(crate) fn start_on(db: Db, config: ServerConfig) -> Running {
-    let server = Server::bind(config, db.clone()).unwrap();
+    run(Server::bind(config, db.clone()).unwrap(), db)
+}
+
+/// Runs a server of this store.
+pub(crate) fn run(server: Server, db: Db) -> Running {
     let (addr, metrics) = (server.local_addr(), server.metrics_addr());
     let (stop, stopped) = oneshot::channel();
     let thread = std::thread::spawn(move || {

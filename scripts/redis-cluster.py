@@ -9,7 +9,7 @@ import time
 
 from redis.backoff import ExponentialBackoff
 from redis.cluster import RedisCluster
-from redis.exceptions import ConnectionError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 from redis.retry import Retry
 
 THREADS = 6
@@ -67,7 +67,7 @@ class Counter(threading.Thread):
                     self.unknown += 1
                 else:
                     self.failure = error
-            except RedisError as error:
+            except Exception as error:
                 self.failure = error
 
 
@@ -96,6 +96,8 @@ done = unknown = again = 0
 for counter in counters:
     if counter.failure is not None:
         sys.exit(f"{counter.key}: {counter.failure!r}")
+    if counter.done + counter.unknown != CALLS:
+        sys.exit(f"{counter.key}: expected {CALLS} calls, found {counter.done + counter.unknown}")
     value = int(client().get(counter.key))
     if not counter.done <= value <= counter.done + counter.unknown + AGAIN:
         sys.exit(f"{counter.key}: {counter.done} acknowledged, {counter.unknown} unknown, found {value}")

@@ -6,6 +6,7 @@ mod front;
 mod log;
 mod node;
 mod serve;
+mod tls;
 pub(crate) mod values;
 
 use clap::{Parser, Subcommand};
@@ -18,6 +19,7 @@ pub(crate) use node::NodeArgs;
 pub(crate) use serve::ServeArgs;
 #[cfg(feature = "lab")]
 pub(crate) use serve::size;
+pub(crate) use tls::{AuthClients, TlsArgs};
 
 #[cfg(feature = "lab")]
 use crate::lab::args::{LabCommand, TourArgs};
@@ -54,7 +56,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Log(LogCommand),
     /// Serves a store to Redis clients, until SIGTERM, SIGINT or SHUTDOWN.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Runs a node of a cluster, which Redis Cluster clients speak to, until SIGTERM, SIGINT or SHUTDOWN.
     Node(Box<NodeArgs>),
     /// Starts and ends a cluster on this machine, and shows the state of any.

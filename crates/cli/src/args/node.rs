@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use collie_cluster::Layout;
 
 use super::serve::address;
+use super::tls::TlsArgs;
 use crate::serve::{Filter, LogFormat};
 
 /// A node of a cluster. It runs until SIGTERM, SIGINT or SHUTDOWN.
@@ -58,6 +59,8 @@ pub(crate) struct NodeArgs {
     /// Which logs there are: one per disk, one for all disks, or one for each partition.
     #[arg(long, value_enum, default_value_t = LogLayout::PerDisk)]
     pub(crate) layout: LogLayout,
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
     /// Threads that serve clients; default: 0, one per core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1024))]
     pub(crate) threads: Option<u16>,
@@ -65,7 +68,8 @@ pub(crate) struct NodeArgs {
     /// nodes.
     #[arg(long, value_name = "FILE")]
     pub(crate) password_file: Option<PathBuf>,
-    /// Allow an address for clients off loopback without a password.
+    /// Allow plain connections of clients off loopback, where passwords too go in clear; and TLS off
+    /// loopback without a password or certificates of clients.
     #[arg(long)]
     pub(crate) open_to_network: bool,
     /// Answer requests for /metrics (Prometheus) and /healthz here; default: nowhere.

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use super::tls::TlsArgs;
 use super::values::{Durability, Ring};
 use crate::serve::{Filter, LogFormat};
 
@@ -21,6 +22,17 @@ pub(crate) struct ServeArgs {
     /// Where to listen; port 0 takes a free one. By default 127.0.0.1:6380.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) listen: Option<SocketAddr>,
+    /// Listen for TLS at this port of the same address, too; default: 0, nowhere.
+    #[arg(long, value_name = "PORT", conflicts_with = "tls_listen")]
+    pub(crate) tls_port: Option<u16>,
+    /// Listen for TLS at this address instead.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub(crate) tls_listen: Option<SocketAddr>,
+    /// Listen for TLS only, as Redis does with `port 0`.
+    #[arg(long)]
+    pub(crate) tls_only: bool,
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
     /// The durability that a reply waits for, of every commit that it reflects; default: disk.
     /// Connections can choose their own.
     #[arg(long, value_enum)]
@@ -46,7 +58,8 @@ pub(crate) struct ServeArgs {
     /// Require the password on the first line of this file from clients.
     #[arg(long, value_name = "FILE")]
     pub(crate) password_file: Option<PathBuf>,
-    /// Allow an address off loopback without a password.
+    /// Allow plain connections off loopback, where passwords too go in clear; and TLS off loopback
+    /// without a password or certificates of clients.
     #[arg(long)]
     pub(crate) open_to_network: bool,
     /// Answer requests for /metrics (Prometheus) and /healthz here; default: nowhere.

@@ -59,9 +59,14 @@ const FILTER: &str = "info,openraft=error";
 
 /// What a node has in common with a server of its own.
 fn serving(args: &NodeArgs) -> ServeArgs {
+    let is_tls = args.tls.tls_cert_file.is_some() || args.tls.tls_key_file.is_some();
     ServeArgs {
         dir: Some(args.dir.clone()),
         listen: Some(args.listen),
+        // Other nodes send clients to one address, so that there is one kind of connection.
+        tls_listen: is_tls.then_some(args.listen),
+        tls_only: is_tls,
+        tls: args.tls.clone(),
         threads: args.threads,
         password_file: args.password_file.clone(),
         open_to_network: args.open_to_network,
@@ -166,7 +171,8 @@ fn clients(
     format: LogFormat,
     terminated: impl Future<Output = ()>,
 ) -> anyhow::Result<bool> {
-    let server = Server::listen(addresses.in_cluster(node.cluster()), node.db().clone())?;
+    let addresses = addresses.in_cluster(node.cluster(), node.clock());
+    let server = Server::listen(addresses, node.db().clone())?;
     let addr = server.local_addr();
     if let Some(addr) = server.metrics_addr() {
         announce(format, format_args!("metrics at http://{addr}/metrics"));

@@ -14,11 +14,11 @@ use collie_io::{Device, OpenMode, RealDevice};
 use collie_server::ServerConfig;
 use serde::{Deserialize, Serialize};
 
+use super::listening::Listening;
 use super::logging::{Filter, LogFormat};
 use super::store::{RingBytes, Store};
-use super::values::{Address, Bytes, Number, Secret};
+use super::values::{Bytes, Number};
 use crate::args::ServeArgs;
-use crate::args::values::Durability;
 
 /// The longest configuration file that is read, in bytes.
 const CONFIG_FILE_MAX: usize = 1 << 20;
@@ -38,27 +38,13 @@ pub(crate) struct Config {
     pub(crate) diagnostics: Diagnostics,
 }
 
-/// `[server]`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Listening {
-    listen: Address,
-    threads: Number<0, 1024>,
-    ack: Durability,
-    open_to_network: bool,
-    metrics: Option<Address>,
-    password_file: Option<PathBuf>,
-    #[serde(skip_serializing)]
-    requirepass: Option<Secret>,
-    shutdown_grace: Number<0, 3600>,
-}
-
 /// `[limits]`, by the names of `CONFIG SET`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Limits {
     maxclients: Number<1, { u32::MAX as i64 }>,
     timeout: Number<0, { i32::MAX as i64 }>,
+    authentication_timeout: Number<0, { i32::MAX as i64 }>,
     tcp_keepalive: Number<0, { i32::MAX as i64 }>,
     proto_max_bulk_len: Option<Bytes<1024, { i64::MAX }>>,
     client_query_buffer_limit: Bytes<MIB, { i64::MAX }>,
@@ -76,28 +62,13 @@ pub(crate) struct Diagnostics {
     slowlog_max_len: Number<0, 100_000>,
 }
 
-impl Default for Listening {
-    fn default() -> Self {
-        let config = ServerConfig::default();
-        Self {
-            listen: Address(config.listen),
-            threads: Number(signed(config.threads)),
-            ack: Durability::Disk,
-            open_to_network: config.open_to_network,
-            metrics: None,
-            password_file: None,
-            requirepass: None,
-            shutdown_grace: Number(seconds(config.shutdown_grace)),
-        }
-    }
-}
-
 impl Default for Limits {
     fn default() -> Self {
         let config = ServerConfig::default();
         Self {
             maxclients: Number(signed(config.clients_max)),
             timeout: Number(seconds(config.idle_timeout)),
+            authentication_timeout: Number(seconds(config.authentication_timeout)),
             tcp_keepalive: Number(config.tcp_keepalive_s.into()),
             proto_max_bulk_len: None,
             client_query_buffer_limit: Bytes(signed(config.limits.request_len_max)),
@@ -149,10 +120,7 @@ impl Effective {
         };
         config.override_by(args);
         let server = &config.server;
-        ensure!(
-            server.password_file.is_none() || server.requirepass.is_none(),
-            "both password-file and requirepass are set, one was expected; remove one"
-        );
+        server.check()?;
         let password = match (&server.password_file, &server.requirepass) {
             (Some(path), _) => Some(read_password(path, &mut warnings)?),
             (None, secret) => secret.as_ref().map(|secret| secret.0.clone()),
@@ -220,6 +188,8 @@ impl Effective {
         } = &self.config;
         let mut config = ServerConfig {
             listen: server.listen.0,
+            plain: server.is_plain(),
+            tls: server.tls(),
             threads: server.threads.count(),
             ack: server.ack.ack(),
             password: self.password.clone(),
@@ -227,6 +197,7 @@ impl Effective {
             metrics: server.metrics.map(|address| address.0),
             clients_max: limits.maxclients.count(),
             idle_timeout: Duration::from_secs(limits.timeout.0.unsigned_abs()),
+            authentication_timeout: Duration::from_secs(limits.authentication_timeout.0.unsigned_abs()),
             tcp_keepalive_s: u32::try_from(limits.tcp_keepalive.0).unwrap_or(0),
             ring_bytes: self.ring_bytes,
             output_bytes_max: limits.client_output_buffer_limit.size(),
@@ -281,23 +252,7 @@ impl Config {
         if let Some(limit) = args.wal_size_limit {
             store.wal_size_limit = Bytes(limit);
         }
-        if let Some(listen) = args.listen {
-            server.listen = Address(listen);
-        }
-        if let Some(addr) = args.metrics {
-            server.metrics = Some(Address(addr));
-        }
-        if let Some(ack) = args.ack {
-            server.ack = ack;
-        }
-        if let Some(threads) = args.threads {
-            server.threads = Number(threads.into());
-        }
-        if let Some(file) = &args.password_file {
-            server.password_file = Some(file.clone());
-            server.requirepass = None;
-        }
-        server.open_to_network |= args.open_to_network;
+        server.override_by(args);
         if let Some(filter) = &args.log_level {
             diagnostics.log_level = filter.clone();
         }
@@ -422,6 +377,10 @@ mod tests {
         for name in [
             "ring-bytes",
             "metrics",
+            "tls-listen",
+            "tls-cert-file",
+            "tls-key-file",
+            "tls-ca-cert-file",
             "password-file",
             "requirepass",
             "proto-max-bulk-len",

@@ -1,15 +1,18 @@
 //! `collie serve`.
 
 mod config;
+mod listening;
 mod logging;
 mod store;
 mod values;
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
 use collie_db::{Db, Options, RecoveryReport};
+use collie_io::{Clock, RealClock};
 use collie_log::{RingMode, RingOutcome};
 use collie_server::{Ack, Addresses, Server, ServerConfig, ignore_hangup, termination};
 
@@ -23,6 +26,10 @@ pub(crate) use logging::{Filter, LogFormat, announce, start as start_diagnostics
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
     let effective = Effective::read(args)?;
     if args.check_config {
+        if let Some(tls) = &effective.server().tls {
+            let clock: Arc<dyn Clock> = Arc::new(RealClock);
+            tls.settings.verify(&clock).context("TLS")?;
+        }
         let mut results = Results::new();
         results.line(effective.shown()?.trim_end())?;
         results.flush()?;
@@ -104,6 +111,9 @@ pub(crate) fn serve(
         format,
         format_args!("ack {ack}: replies are sent once {}", when(ack)),
     );
+    if let Some(addr) = server.tls_addr() {
+        announce(format, format_args!("TLS at {addr}"));
+    }
     if let Some(addr) = server.metrics_addr() {
         announce(format, format_args!("metrics at http://{addr}/metrics"));
     }
@@ -161,7 +171,7 @@ fn when(ack: Ack) -> &'static str {
     match ack {
         Ack::Disk => "their commits survive a power cut",
         Ack::Process => "their commits survive the death of the process (not a power cut)",
-        Ack::Buffered => "they are ready: a crash may take back what they on_first_poll",
+        Ack::Buffered => "they are ready: a crash may take back what they reflect",
     }
 }
 

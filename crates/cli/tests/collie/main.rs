@@ -17,6 +17,7 @@ mod log;
 mod mount;
 mod operations;
 mod serve;
+mod tls;
 mod torture;
 mod torture_cluster;
 mod tour;

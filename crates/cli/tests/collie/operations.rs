@@ -43,6 +43,7 @@ fn config_get(client: &mut Client, name: &str) -> String {
 fn the_command_line_goes_before_the_file_and_the_file_before_the_defaults() {
     let dir = tempfile::tempdir().unwrap();
     let text = "[server]\nack = \"process\"\nthreads = 3\n[limits]\nmaxclients = 77\ntimeout = 600\n\
+                authentication-timeout = 7\n\
                 client-output-buffer-limit = \"3mb\"\nmaxmemory-clients = \"70mb\"\nproto-max-bulk-len = \"2mb\"\n\
                 client-query-buffer-limit = \"5mb\"\ntcp-keepalive = 11\n\
                 [diagnostics]\nlog-level = \"warn\"\nslowlog-log-slower-than = -1\nslowlog-max-len = 5\n";
@@ -53,6 +54,7 @@ fn the_command_line_goes_before_the_file_and_the_file_before_the_defaults() {
         ("io-threads", "1"),
         ("maxclients", "77"),
         ("timeout", "600"),
+        ("authentication-timeout", "7"),
         (
             "client-output-buffer-limit",
             "normal 3145728 0 0 slave 0 0 0 pubsub 0 0 0",
@@ -206,7 +208,10 @@ fn a_wrong_configuration_is_refused_with_file_line_and_key() {
             "[store]\nwal-ttl = \"1h\"\n",
             &["collie.toml, line 2, store.wal-ttl", "\"1h\"", "a whole number"],
         ),
-        ("[server]\nlisten = \"0.0.0.0:0\"\n", &["no password is set"]),
+        (
+            "[server]\nlisten = \"0.0.0.0:0\"\n",
+            &["passwords too: expected TLS (tls-port and tls-only)"],
+        ),
         ("[server]\npassword-file = \"/nowhere\"\n", &["/nowhere"]),
     ] {
         let file = config_file(dir.path(), text);

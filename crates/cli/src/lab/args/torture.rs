@@ -103,9 +103,9 @@ pub(crate) struct HostileArgs {
     /// How often each heavy command is sent, in one go.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) heavy_times: u32,
-    /// How long a good client's longest read beside heavy commands may take, in ms: 200 are the aim
-    /// on an idle machine.
-    #[arg(long, value_name = "MS", default_value_t = 1_000.0)]
+    /// How long a good client's longest read beside heavy commands may take, in ms; twice that
+    /// beside greedy clients. 50 are the aim on an idle machine.
+    #[arg(long, value_name = "MS", default_value_t = 250.0)]
     pub(crate) heavy_ms: f64,
     /// What the clients do follows from it; by default a new one, which is printed.
     #[arg(long)]
@@ -122,10 +122,19 @@ pub(crate) enum HostilePart {
     Crowd,
     /// Small requests that work on large values, or compare much.
     Heavy,
+    /// Clients that wait, or take memory.
+    Greedy,
     /// A disk that is filled and freed.
     Full,
     /// A file system, a directory, a ring that go.
     Vanished,
+}
+
+impl HostilePart {
+    /// Whether file systems are mounted for it.
+    pub(crate) fn needs_mounts(self) -> bool {
+        matches!(self, Self::Full | Self::Vanished)
+    }
 }
 
 #[derive(Debug, clap::Args)]

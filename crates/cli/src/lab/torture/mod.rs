@@ -9,6 +9,7 @@ mod hostile;
 pub(crate) mod kill;
 pub(crate) mod messages;
 mod mountable;
+mod ports;
 pub(crate) mod power;
 pub(crate) mod served;
 pub(crate) mod soak;

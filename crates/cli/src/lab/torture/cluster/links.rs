@@ -252,7 +252,7 @@ mod tests {
     use collie_io::{Clock, RealClock};
 
     use super::*;
-    use crate::lab::torture::cluster::ports;
+    use crate::lab::torture::ports;
 
     /// How long a byte may take that comes, and how long one is waited for that must not.
     const COMES: Duration = Duration::from_secs(20);
@@ -282,8 +282,22 @@ mod tests {
 
         fn connect(&self) -> (Stream, Stream) {
             let client = Stream::connect((Ipv4Addr::LOCALHOST, self.port)).unwrap();
-            let (server, _) = self.behind.accept().unwrap();
-            (client, server)
+            (client, self.accept())
+        }
+
+        /// What the link has connected, which a test waits for no longer than for a byte.
+        fn accept(&self) -> Stream {
+            self.behind.set_nonblocking(true).unwrap();
+            let began = RealClock.monotonic();
+            loop {
+                match self.behind.accept() {
+                    Ok((server, _)) => return server,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                }
+                let waited = Duration::from_nanos(RealClock.monotonic().saturating_sub(began));
+                assert!(waited < COMES, "the link has not connected");
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
 
         fn set(&self, ways: &[(usize, usize, Flow)]) {
@@ -397,9 +411,8 @@ mod tests {
         pair.behind.set_nonblocking(true).unwrap();
         std::thread::sleep(STAYS_AWAY);
         assert_eq!(pair.behind.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
-        pair.behind.set_nonblocking(false).unwrap();
         pair.set(&[]);
-        let (mut server, _) = pair.behind.accept().unwrap();
+        let mut server = pair.accept();
         arrives(&mut server, b"z");
     }
 }

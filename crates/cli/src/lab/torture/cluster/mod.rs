@@ -16,7 +16,6 @@ mod nodes;
 mod notes;
 mod operation;
 mod plan;
-mod ports;
 mod report;
 mod sockets;
 

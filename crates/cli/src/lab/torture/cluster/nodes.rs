@@ -16,9 +16,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::disks::Disks;
 use super::links::Links;
 use super::plan::{Plan, Product};
-use super::ports;
 use super::sockets::Processes;
 use crate::lab::args::LEASHED;
+use crate::lab::torture::ports;
 use crate::resp::{Client, Reply};
 
 /// How long a cluster may take until all slots are served, after whatever was done to it.

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use collie_io::{Device, RealDevice};
 
 /// How often the kernel's table is read for a socket: a reading may miss one while others come and
-/// go.
-const READINGS: u32 = 4;
+/// go, and several in a row do where thousands come and go.
+const READINGS: u32 = 50;
 
 /// The processes of the nodes, by their numbers.
 #[derive(Debug)]

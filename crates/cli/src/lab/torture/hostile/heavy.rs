@@ -193,7 +193,7 @@ fn send(client: &mut Client, times: u32, lines: &[&str], pattern: &str) -> anyho
 }
 
 /// Reads until it is over; gives how often, and the longest in ns.
-fn read(client: &mut Client, over: &AtomicBool) -> anyhow::Result<(u64, u64)> {
+pub(super) fn read(client: &mut Client, over: &AtomicBool) -> anyhow::Result<(u64, u64)> {
     let clock = RealClock;
     let (mut calls, mut longest) = (0, 0);
     while !over.load(Ordering::Relaxed) {

@@ -1,10 +1,11 @@
 //! `collie torture hostile`: a server under hostile clients and fault injection. A crowd of slow
-//! connections beside a good client; small requests that make much work beside one; a disk that is
-//! filled and freed; files that vanish.
+//! connections beside a good client; small requests that make much work beside one; clients that wait
+//! or take memory beside one; a disk that is filled and freed; files that vanish.
 
 mod crowd;
 mod full;
 mod gone;
+mod greedy;
 mod heavy;
 mod tmpfs;
 mod writers;
@@ -43,6 +44,7 @@ struct Report {
     seed: u64,
     crowd: Option<crowd::Report>,
     heavy: Option<heavy::Report>,
+    greedy: Option<greedy::Report>,
     full: Option<full::Report>,
     vanished: Option<gone::Report>,
     violations: Vec<String>,
@@ -80,6 +82,7 @@ pub(crate) fn run(args: &HostileArgs, seed: u64) -> anyhow::Result<Outcome> {
         seed,
         crowd: None,
         heavy: None,
+        greedy: None,
         full: None,
         vanished: None,
         violations: Vec::new(),
@@ -107,7 +110,11 @@ impl Report {
             let heavy = heavy::run(stage, args, &mut self.violations);
             self.heavy = Some(heavy.context("the heavy commands")?);
         }
-        if matches!(args.part, Some(HostilePart::Crowd | HostilePart::Heavy)) {
+        if is_wanted(HostilePart::Greedy) {
+            let greedy = greedy::run(stage, args, &mut self.violations);
+            self.greedy = Some(greedy.context("the greedy clients")?);
+        }
+        if args.part.is_some_and(|part| !part.needs_mounts()) {
             return Ok(());
         }
         if let Err(missing) = Tmpfs::mount(&stage.dir.join("trial"), TRIAL) {
@@ -150,6 +157,7 @@ impl Report {
             let lines = [
                 self.crowd.as_ref().map(crowd::Report::line),
                 self.heavy.as_ref().map(heavy::Report::line),
+                self.greedy.as_ref().map(greedy::Report::line),
                 self.full.as_ref().map(full::Report::line),
                 self.vanished.as_ref().map(gone::Report::line),
             ];

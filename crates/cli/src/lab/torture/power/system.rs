@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lab::args::LEASHED;
+use crate::lab::torture::ports;
 use crate::resp::{Client, Reply};
 
 /// How long a server may take to open its store.
@@ -104,7 +104,7 @@ impl Setup {
 
     /// Starts a server.
     pub(crate) fn start(&self) -> anyhow::Result<Server> {
-        let port = free_port()?;
+        let port = ports::free(1)?[0];
         let (program, arguments) = self.command(port);
         let this = std::env::current_exe().context("cannot find this program's own file")?;
         let program = if program == Path::new("/proc/self/exe") {
@@ -160,12 +160,6 @@ impl Setup {
         let status = child.wait().context("cannot wait for redis-check-aof")?;
         Ok(status.success())
     }
-}
-
-/// A port that is free at this moment.
-fn free_port() -> anyhow::Result<u16> {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot find a free port")?;
-    Ok(listener.local_addr()?.port())
 }
 
 fn listen(pipe: impl Read, said: &Mutex<VecDeque<String>>) {

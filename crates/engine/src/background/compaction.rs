@@ -62,6 +62,8 @@ fn compact_once(store: &Store, family: &FamilyState) -> Result<bool> {
 pub(crate) fn compact_all(store: &Store, family: &Arc<FamilyState>) -> Result<()> {
     loop {
         match merge_all(store, family, TakeUnrecorded::No) {
+            // What it has registered is never recorded.
+            Ok(Compacted::Refused) if family.is_dropped() => return Ok(()),
             // A flush is about to record what it has registered, or failed to.
             Ok(Compacted::Refused) => flush::flush_sealed(store, family)?,
             Ok(Compacted::Changed | Compacted::Unchanged) => return Ok(()),

@@ -8,12 +8,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use collie_io::RealDevice;
 use collie_sim::{Fault, FaultKind, SimDevice, SplitDevice};
 
-use crate::background::wal_limit;
+use crate::background::{compaction, wal_limit};
 use crate::store::family_state::FamilyState;
+use crate::store::view::FlushCause;
 use crate::test::hold;
 use crate::{Db, Error, Family, FamilyOptions, Lsn, Options, RingMode, WriteOptions};
 
@@ -232,6 +234,31 @@ fn what_the_manifest_had_no_room_for_is_recorded_later() {
     sim.kill();
     drop((db, orders, state));
     assert_nothing_is_lost(&path, on(&left));
+}
+
+/// Its tables are never recorded, and a compaction that waited for that did so for good.
+#[test]
+fn a_compaction_of_a_family_that_is_dropped_behind_its_flush_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let (db, orders) = quiet_store(dir.path(), options());
+    let state = Arc::clone(orders.state());
+    put_all(&orders);
+    let flush = {
+        let (store, state) = (Arc::clone(db.store()), Arc::clone(&state));
+        hold("families are registered", move || {
+            store.rotate(&state, FlushCause::Manual, |_| true).map(drop)?;
+            crate::background::flush::flush_together(&store, &[state]);
+            Ok::<_, Error>(())
+        })
+        .at_point()
+    };
+    db.drop_family(&orders).unwrap();
+    flush.finish().unwrap();
+    assert!(state.tables().has_unrecorded());
+    let (ended, end) = std::sync::mpsc::channel();
+    let store = Arc::clone(db.store());
+    std::thread::spawn(move || ended.send(compaction::compact_all(&store, &state)));
+    end.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
 }
 
 /// With all memtables full, no write queued another attempt.

@@ -119,7 +119,8 @@ pub struct Options {
     pub max_open_files: usize,
     /// Threads that write memtables to tables. Default: 1.
     pub flush_threads: usize,
-    /// Threads that merge tables. Default: 1.
+    /// Threads that merge tables, beside one for
+    /// [whole families](crate::FamilyStats::whole_merges). Default: 1.
     pub compaction_threads: usize,
     /// How flushes and compactions share the device with the log's syncs. They write in pieces of
     /// 512 KiB. [`IoPolicy::Classes`], the default: a piece begins while no commit is being synced,

@@ -119,6 +119,9 @@ pub struct FamilyStats {
     pub compaction_ns: u64,
     /// Compactions that failed.
     pub compaction_failures: u64,
+    /// How often all tables were merged since tombstones hid half of what they had. These count as
+    /// compactions, too.
+    pub whole_merges: u64,
     /// Writes that were delayed.
     pub delays: u64,
     /// Time that they slept, in nanoseconds.
@@ -137,6 +140,9 @@ pub struct FamilyStats {
     pub tables: usize,
     /// Their bytes on disk.
     pub table_bytes: u64,
+    /// Of these, what tombstones hide, by an estimate from samples; 0 until a flush after the opening
+    /// has written tombstones.
+    pub hidden_bytes: u64,
 }
 
 pub(crate) fn collect(store: &Store) -> Stats {
@@ -177,6 +183,7 @@ fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
     let view = family.view();
     let counters = family.counters();
     let flushed = family.flushed().get();
+    let (hidden_bytes, table_bytes) = family.tables().hidden_of_all();
     FamilyStats {
         id: family.id(),
         active_bytes: view.active.bytes(),
@@ -191,6 +198,7 @@ fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
         compactions: counters.compactions.get(),
         compaction_ns: counters.compaction_ns.get(),
         compaction_failures: counters.compaction_failures.get(),
+        whole_merges: counters.whole_merges.get(),
         delays: counters.delays.get(),
         delay_ns: counters.delay_ns.get(),
         stops: counters.stops.get(),
@@ -199,7 +207,8 @@ fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
         stall: family.stall(),
         level0_runs: family.level0_runs(),
         tables: family.tables().table_count(),
-        table_bytes: family.tables().disk_bytes(),
+        table_bytes,
+        hidden_bytes,
     }
 }
 

@@ -72,8 +72,8 @@ fn many_stores_have_the_threads_of_one() {
         opened.into_iter().collect::<collie_db::Result<Vec<_>>>().unwrap()
     };
     let stores = open();
-    // Two that flush, one that merges, one that frees memory.
-    await_threads(4);
+    // Two that flush, two that merge, one that frees memory.
+    await_threads(5);
     for round in 0..8 {
         for (db, journal) in stores.iter().zip(&journals) {
             for n in 0..12 {
@@ -89,7 +89,7 @@ fn many_stores_have_the_threads_of_one() {
             std::thread::yield_now();
         }
     }
-    await_threads(4);
+    await_threads(5);
     // One after the other closes, and the others go on.
     for (n, db) in stores.into_iter().enumerate() {
         journals[n]

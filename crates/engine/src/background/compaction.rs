@@ -1,12 +1,14 @@
 //! Merging tables in the background.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use collie_io::IoClass;
+use parking_lot::MutexGuard;
 
-use crate::background::flush;
+use crate::background::{flush, whole_merge};
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family_state::{FamilyState, Work};
 use crate::store::queue::pause_after;
 use crate::tables::{Tables, TakeUnrecorded, Unwritten, Writing};
 use crate::{Error, Result};
@@ -14,6 +16,9 @@ use crate::{Error, Result};
 /// With so many runs in level 0 one is merged before another is added: the table library counts the
 /// runs of a level in one byte.
 const LEVEL0_COUNTABLE: usize = 200;
+
+/// A thread that finds a family being merged looks again after so long, and does others meanwhile.
+const BUSY: Duration = Duration::from_millis(10);
 
 /// What a compaction thread runs.
 pub(crate) fn run(store: &Store) {
@@ -28,13 +33,21 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
     if family.is_dropped() {
         return;
     }
-    let compacted = store.relieve(|| compact_once(store, family));
+    let Some(mut one) = family.try_lock_compactions() else {
+        store.queue().compact_after(family, BUSY);
+        return;
+    };
+    let compacted = store.relieve(|| compact(store, family, &mut one, family.compactions(), Tables::compact));
+    drop(one);
     store.fill_reserve();
-    match compacted {
+    whole_merge::queue_if_due(store, family);
+    match compacted.map(|compacted| compacted == Compacted::Changed) {
         // There may be more to do, after the other families in the queue.
         Ok(true) => store.queue().compact(family),
+        // Where there are tables that the manifest does not record, the flush that records them
+        // queues another attempt.
         Ok(false) => {}
-        Err(_) if store.refusal().is_some() => {}
+        Err(_) if store.refusal().is_some() || family.is_dropped() => {}
         Err(error) => {
             let failures = family.compactions().failed_again();
             tracing::warn!(family = %family.name(), %error, "a compaction failed, it is tried again");
@@ -50,13 +63,6 @@ pub(crate) fn use_background_io() {
     }
 }
 
-/// Runs the most urgent compaction; returns whether anything changed.
-fn compact_once(store: &Store, family: &FamilyState) -> Result<bool> {
-    // Where there are tables that the manifest does not record, the flush that records them queues
-    // another attempt.
-    compact(store, family, Tables::compact).map(|compacted| compacted == Compacted::Changed)
-}
-
 /// Merges everything, on the caller's thread. No other compaction of the family runs meanwhile;
 /// writes to it go on.
 pub(crate) fn compact_all(store: &Store, family: &Arc<FamilyState>) -> Result<()> {
@@ -67,6 +73,9 @@ pub(crate) fn compact_all(store: &Store, family: &Arc<FamilyState>) -> Result<()
             // A flush is about to record what it has registered, or failed to.
             Ok(Compacted::Refused) => flush::flush_sealed(store, family)?,
             Ok(Compacted::Changed | Compacted::Unchanged) => return Ok(()),
+            Err(Error::Table { source, .. }) if source.is_interruption() && family.is_dropped() => {
+                return Ok(());
+            }
             Err(Error::Table { source, .. }) if source.is_interruption() && store.is_closed() => {
                 return Err(Error::Closed);
             }
@@ -77,12 +86,32 @@ pub(crate) fn compact_all(store: &Store, family: &Arc<FamilyState>) -> Result<()
 
 fn merge_all(store: &Store, family: &FamilyState, unrecorded: TakeUnrecorded) -> Result<Compacted> {
     let merge = |tables: &Tables, writing: &Writing<'_>| {
-        let _raised = store.raise_level0(family);
-        tables.compact_all(writing, unrecorded)
+        tables.compact_all(writing, unrecorded, || store.raise_level0(family))
     };
-    let compacted = store.relieve(|| compact(store, family, merge));
+    let compacted = store.relieve(|| {
+        let mut one = family.lock_compactions();
+        compact(store, family, &mut one, family.compactions(), merge)
+    });
     store.fill_reserve();
     compacted
+}
+
+/// Merges everything if that `is_due` when no other compaction of the family runs. Where there are
+/// tables that the manifest does not record, the flush that records them asks for it again.
+pub(crate) fn merge_hidden(store: &Store, family: &FamilyState, is_due: impl FnOnce() -> bool) -> Result<()> {
+    let mut one = family.lock_compactions();
+    if !is_due() {
+        return Ok(());
+    }
+    let merge = |tables: &Tables, writing: &Writing<'_>| {
+        tables.compact_all(writing, TakeUnrecorded::No, || store.raise_level0(family))
+    };
+    // The reserve is not for this.
+    let compacted = compact(store, family, &mut one, family.whole_merges(), merge)?;
+    if compacted == Compacted::Changed {
+        family.counters().whole_merges.add(1);
+    }
+    Ok(())
 }
 
 /// How a compaction ended that did not fail.
@@ -98,7 +127,10 @@ enum Compacted {
 /// on callers' threads.
 pub(crate) fn keep_level0_countable(store: &Store, family: &FamilyState) -> Result<()> {
     while family.level0_runs() >= LEVEL0_COUNTABLE {
-        if !compact_once(store, family)? {
+        let mut one = family.lock_compactions();
+        let compacted = compact(store, family, &mut one, family.compactions(), Tables::compact)?;
+        drop(one);
+        if compacted != Compacted::Changed {
             // What is not recorded is merged too: the caller, which flushes, can register no more.
             merge_all(store, family, TakeUnrecorded::Yes)?;
         }
@@ -106,12 +138,14 @@ pub(crate) fn keep_level0_countable(store: &Store, family: &FamilyState) -> Resu
     Ok(())
 }
 
+/// Compacts, while `_one` keeps other compactions of the family out, and notes how that went.
 fn compact(
     store: &Store,
     family: &FamilyState,
+    _one: &mut MutexGuard<'_, ()>,
+    work: &Work,
     run: impl FnOnce(&Tables, &Writing<'_>) -> Result<bool, Unwritten>,
 ) -> Result<Compacted> {
-    let one = family.lock_compactions();
     let writing = family.tables().writing(store.device());
     reach!("compaction begins");
     let started = store.now();
@@ -125,15 +159,12 @@ fn compact(
         family.counters().compactions.add(1);
         family.counters().compaction_ns.add(store.ns_since(started));
     }
-    // Closing the store makes compactions fail.
-    if done.is_err() && !store.is_closed() {
+    // Closing the store and dropping the family make compactions fail.
+    if done.is_err() && !store.is_closed() && !family.is_dropped() {
         family.counters().compaction_failures.add(1);
     }
     drop(writing);
-    drop(one);
-    family
-        .compactions()
-        .note(&done.as_ref().map(drop).map_err(Clone::clone));
+    work.note(&done.as_ref().map(drop).map_err(Clone::clone));
     store.update_stall(family);
     store.wake_stalled();
     Ok(match (done?, changed) {

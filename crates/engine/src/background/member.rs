@@ -1,6 +1,6 @@
 //! A store's part in what it shares with others.
 
-use super::{compaction, flush};
+use super::{compaction, flush, whole_merge};
 use crate::Error;
 use crate::shared::{Kind, Member};
 use crate::store::Store;
@@ -17,6 +17,11 @@ impl Member for Store {
             Kind::Compaction => {
                 if let Some((family, _running)) = self.queue().try_compaction() {
                     compaction::run_task(self, &family);
+                }
+            }
+            Kind::WholeMerge => {
+                if let Some((family, _running)) = self.queue().try_whole_merge() {
+                    whole_merge::run_task(self, &family);
                 }
             }
         }

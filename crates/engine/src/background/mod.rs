@@ -1,7 +1,9 @@
-//! The work of the store's own threads: flushes, compactions, and the limit on the log's size.
+//! The work of the store's own threads: flushes, compactions, merges of whole families, and
+//! the limit on the log's size.
 
 pub(crate) mod compaction;
 pub(crate) mod flush;
 mod member;
 pub(crate) mod registered;
 pub(crate) mod wal_limit;
+pub(crate) mod whole_merge;

@@ -21,7 +21,7 @@ use crate::memtable::Entry;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::view::Sealed;
-use crate::tables::{self, Writing};
+use crate::tables::{self, Sampled, Writing};
 
 /// A memtable's tables: durable, and not yet part of the tree. None for an empty memtable.
 pub(crate) struct Written<'a> {
@@ -77,10 +77,15 @@ impl<'a> Flush<'a> {
             tables::Written::default()
         } else {
             let mut removals = store.transactions().note_removals(family.id(), sealed.until);
-            let entries = sealed.mem.newest().inspect(|entry| removals.note(entry));
+            let (mut sampled, below) = (Sampled::default(), Arc::clone(&family.view().tables));
+            let entries = sealed.mem.newest().inspect(|entry| {
+                removals.note(entry);
+                sampled.note(entry, &below, sealed.until);
+            });
             let written = family.tables().write(entries.map(for_table));
             let written = written.inspect_err(|_| writing.failed())?;
             removals.keep();
+            family.tables().note_sampled(&sampled, &written);
             written
         };
         reach!("tables are written");

@@ -24,7 +24,7 @@ use collie_log::{Log, LogError, LogId, LogOptions};
 use parking_lot::Mutex;
 
 use crate::DEFAULT_FAMILY;
-use crate::background::{compaction, flush, wal_limit};
+use crate::background::{compaction, flush, wal_limit, whole_merge};
 use crate::commit::external::External;
 use crate::commit::sequencer::Sequencer;
 use crate::handle::Handle;
@@ -364,6 +364,7 @@ fn start_threads(store: &Arc<Store>, threads: &mut Vec<JoinHandle<()>>) -> Resul
     for n in 0..store.options().compaction_threads {
         threads.push(start_thread(store, format!("collie-merge-{n}"), compaction::run)?);
     }
+    threads.push(start_thread(store, "collie-merge-all".into(), whole_merge::run)?);
     Ok(())
 }
 

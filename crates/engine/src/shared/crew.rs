@@ -19,6 +19,7 @@ use parking_lot::{Condvar, Mutex};
 pub(crate) enum Kind {
     Flush,
     Compaction,
+    WholeMerge,
 }
 
 /// A store, for those that share with it.
@@ -50,6 +51,7 @@ pub(crate) struct Crew {
 struct State {
     flushes: Tickets,
     compactions: Tickets,
+    whole_merges: Tickets,
     ended: bool,
 }
 
@@ -60,6 +62,7 @@ impl State {
         match kind {
             Kind::Flush => &mut self.flushes,
             Kind::Compaction => &mut self.compactions,
+            Kind::WholeMerge => &mut self.whole_merges,
         }
     }
 

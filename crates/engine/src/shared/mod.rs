@@ -64,7 +64,8 @@ pub struct SharedOptions {
     /// Threads that write memtables to tables. Default: 1. Where this and the next are 0, what they
     /// would do is done by [`Shared::work`].
     pub flush_threads: usize,
-    /// Threads that merge tables. Default: 1.
+    /// Threads that merge tables, beside one for
+    /// [whole families](crate::FamilyStats::whole_merges). Default: 1.
     pub compaction_threads: usize,
     /// Size of the block cache. Default: 32 MiB.
     pub cache_bytes: u64,
@@ -160,6 +161,11 @@ impl Shared {
         let kinds = [
             (Kind::Flush, options.flush_threads, "collie-flushes"),
             (Kind::Compaction, options.compaction_threads, "collie-merges"),
+            (
+                Kind::WholeMerge,
+                options.compaction_threads.min(1),
+                "collie-merges-all",
+            ),
         ];
         for (kind, threads, name) in kinds {
             for n in 0..threads {
@@ -186,7 +192,7 @@ impl Shared {
     /// was one. Blocks. For simulations, whose `Shared` has no threads: a write that waits for a flush
     /// then waits for ever, so memtables must be larger than what is written between two calls.
     pub fn work(&self) -> bool {
-        [Kind::Flush, Kind::Compaction]
+        [Kind::Flush, Kind::Compaction, Kind::WholeMerge]
             .into_iter()
             .any(|kind| self.0.crew.work_once(kind))
     }

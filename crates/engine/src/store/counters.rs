@@ -85,6 +85,7 @@ pub(crate) struct FamilyCounters {
     pub(crate) compactions: Counter,
     pub(crate) compaction_ns: Counter,
     pub(crate) compaction_failures: Counter,
+    pub(crate) whole_merges: Counter,
     pub(crate) delays: Counter,
     pub(crate) delay_ns: Counter,
     pub(crate) stops: Counter,

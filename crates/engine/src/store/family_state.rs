@@ -30,6 +30,7 @@ pub(crate) struct FamilyState {
     counters: FamilyCounters,
     flushes: Work,
     compactions: Work,
+    whole_merges: Work,
     view: ArcSwap<View>,
     /// Those of all families, with this one.
     views: Arc<AllViews>,
@@ -123,6 +124,7 @@ impl FamilyState {
             counters: FamilyCounters::default(),
             flushes: Work::default(),
             compactions: Work::default(),
+            whole_merges: Work::default(),
             view: ArcSwap::from_pointee(view),
             views: Arc::clone(views),
             edit: Mutex::new(()),
@@ -295,6 +297,15 @@ impl FamilyState {
     #[cfg(test)]
     pub(crate) fn is_flushing(&self) -> bool {
         self.flushing.try_lock().is_none()
+    }
+
+    pub(crate) fn whole_merges(&self) -> &Work {
+        &self.whole_merges
+    }
+
+    /// Keeps other compactions of the family out, if none runs.
+    pub(crate) fn try_lock_compactions(&self) -> Option<MutexGuard<'_, ()>> {
+        self.compacting.try_lock()
     }
 
     /// Waits until no other compaction of the family runs, and keeps others out.

@@ -32,6 +32,7 @@ pub(crate) struct TaskQueue {
 struct State {
     flushes: Queue<FlushTask>,
     compactions: Queue<Arc<FamilyState>>,
+    whole_merges: Queue<Arc<FamilyState>>,
     stopping: bool,
     /// Tasks that threads of a crew do now.
     running: usize,
@@ -53,7 +54,7 @@ impl Drop for Running<'_> {
                 state.flushing = false;
                 std::mem::take(&mut state.deferred)
             }
-            Kind::Compaction => 0,
+            Kind::Compaction | Kind::WholeMerge => 0,
         };
         drop(state);
         self.0.changed.notify_all();
@@ -150,6 +151,20 @@ impl TaskQueue {
         }
     }
 
+    /// Queues a merge of all of a family's tables.
+    pub(crate) fn merge_whole(&self, family: &Arc<FamilyState>) {
+        self.merge_whole_after(family, Duration::ZERO);
+    }
+
+    pub(crate) fn merge_whole_after(&self, family: &Arc<FamilyState>, pause: Duration) {
+        if family.whole_merges().enqueue() {
+            let due = due(pause);
+            let task = (due, Arc::clone(family));
+            self.state.lock().whole_merges.0.push_back(task);
+            self.announce(Kind::WholeMerge, due);
+        }
+    }
+
     /// The next task for a flush thread; `None` when the store closes.
     pub(crate) fn next_flush(&self) -> Option<FlushTask> {
         self.next(|state| state.flushes.pop())
@@ -158,6 +173,11 @@ impl TaskQueue {
     /// The next family for a compaction thread; `None` when the store closes.
     pub(crate) fn next_compaction(&self) -> Option<Arc<FamilyState>> {
         self.next(|state| state.compactions.pop())
+    }
+
+    /// The next family for the thread that merges whole ones; `None` when the store closes.
+    pub(crate) fn next_whole_merge(&self) -> Option<Arc<FamilyState>> {
+        self.next(|state| state.whole_merges.pop())
     }
 
     fn next<T>(&self, pop: impl Fn(&mut State) -> Result<T, Option<Duration>>) -> Option<T> {
@@ -195,6 +215,12 @@ impl TaskQueue {
         self.try_next(&mut state, Kind::Compaction, |state| state.compactions.pop())
     }
 
+    /// The next family that is due, for the thread of a crew that merges whole ones.
+    pub(crate) fn try_whole_merge(&self) -> Option<(Arc<FamilyState>, Running<'_>)> {
+        let mut state = self.state.lock();
+        self.try_next(&mut state, Kind::WholeMerge, |state| state.whole_merges.pop())
+    }
+
     fn try_next<T>(
         &self,
         state: &mut State,
@@ -224,6 +250,7 @@ impl TaskQueue {
         // Families in the queues refer to parts of the store; they must not keep it alive.
         state.flushes.0.clear();
         state.compactions.0.clear();
+        state.whole_merges.0.clear();
         drop(state);
         self.changed.notify_all();
     }

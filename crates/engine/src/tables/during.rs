@@ -14,6 +14,8 @@ use super::version_lock::VersionLock;
 pub(super) struct DuringCompactions {
     /// Set when the store closes.
     pub(super) stop: Arc<AtomicBool>,
+    /// Set when the family is dropped.
+    pub(super) dropped: Arc<AtomicBool>,
     pub(super) version_lock: Arc<VersionLock>,
     pub(super) pace: Arc<Pace>,
 }
@@ -28,6 +30,7 @@ impl Factory for DuringCompactions {
         self.version_lock.unlock_for_merge();
         Box::new(DuringMerge {
             stop: Arc::clone(&self.stop),
+            dropped: Arc::clone(&self.dropped),
             version_lock: Arc::clone(&self.version_lock),
             // Before the library creates the merge's first file.
             pieces: self.pace.pieces(),
@@ -37,16 +40,24 @@ impl Factory for DuringCompactions {
 
 struct DuringMerge {
     stop: Arc<AtomicBool>,
+    dropped: Arc<AtomicBool>,
     version_lock: Arc<VersionLock>,
     pieces: Pieces,
 }
 
 impl CompactionFilter for DuringMerge {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> TableResult<Verdict> {
-        // Relaxed: no other data depends on the flag.
-        if self.stop.load(Ordering::Relaxed) {
-            let why = std::io::Error::new(std::io::ErrorKind::Interrupted, "the store is closing");
-            return Err(why.into());
+        // Relaxed: no other data depends on the flags.
+        let why = match (
+            self.stop.load(Ordering::Relaxed),
+            self.dropped.load(Ordering::Relaxed),
+        ) {
+            (true, _) => Some("the store is closing"),
+            (false, true) => Some("the family was dropped"),
+            (false, false) => None,
+        };
+        if let Some(why) = why {
+            return Err(std::io::Error::new(std::io::ErrorKind::Interrupted, why).into());
         }
         self.pieces.pass(item.key().len() + item.value()?.len());
         Ok(Verdict::Keep)

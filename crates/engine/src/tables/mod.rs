@@ -18,6 +18,7 @@
 
 mod current;
 mod during;
+mod hidden;
 pub(crate) mod link;
 pub(crate) mod orphans;
 mod pace;
@@ -44,6 +45,8 @@ use lsm_tree::{
 
 use self::current::{read_file, refuse_leftovers, verify};
 use self::during::DuringCompactions;
+use self::hidden::Hidden;
+pub(crate) use self::hidden::Sampled;
 use self::pace::Pace;
 use self::version_lock::{Poisoned, VersionGuard, VersionLock};
 use crate::memtable::reclaim::Reclaim;
@@ -74,13 +77,13 @@ pub(crate) struct Shared {
 /// A family's directory. Where the family was dropped, the last user removes the directory.
 pub(crate) struct TreeDir {
     path: PathBuf,
-    dropped: AtomicBool,
+    dropped: Arc<AtomicBool>,
     reclaim: Sender<Reclaim>,
 }
 
 impl Drop for TreeDir {
     fn drop(&mut self) {
-        if *self.dropped.get_mut() {
+        if self.dropped.load(Ordering::Relaxed) {
             // Where the receiver is gone, the next open removes the directory: the manifest does
             // not name its id.
             drop(
@@ -103,6 +106,7 @@ pub(crate) struct Tables {
     pace: Arc<Pace>,
     /// How many [`Unrecorded`] live.
     unrecorded: Arc<AtomicUsize>,
+    hidden: Hidden,
     dir: Arc<TreeDir>,
 }
 
@@ -131,7 +135,9 @@ impl Tables {
         };
         let version_lock = Arc::new(VersionLock::default());
         let pace = Arc::new(Pace::new(Arc::clone(&shared.scheduler), path.join("tables")));
+        let dropped = Arc::new(AtomicBool::new(false));
         let during = DuringCompactions {
+            dropped: Arc::clone(&dropped),
             stop: Arc::clone(&shared.stop),
             version_lock: Arc::clone(&version_lock),
             pace: Arc::clone(&pace),
@@ -160,10 +166,14 @@ impl Tables {
             .with_table_target_size(options.table_bytes);
         let dir = TreeDir {
             path: path.into(),
-            dropped: AtomicBool::new(false),
+            dropped,
             reclaim,
         };
         let highest = tree.get_highest_persisted_seqno().unwrap_or(0);
+        // Not known until flushes have looked; no more than that, if rows are alike.
+        let (rows, tombstones) = (tree.approximate_len() as u64, tree.tombstone_count());
+        let of_each = tree.disk_space() / rows.saturating_sub(tombstones).max(1);
+        let may_be_hidden = of_each.saturating_mul(tombstones);
         Ok(Self {
             highest,
             tree,
@@ -173,6 +183,7 @@ impl Tables {
             version_lock,
             pace,
             unrecorded: Arc::default(),
+            hidden: Hidden::new(may_be_hidden),
             dir: Arc::new(dir),
         })
     }
@@ -278,14 +289,23 @@ impl Tables {
         })
     }
 
-    /// Merges everything into the last level. Returns `false` as [`Tables::compact`].
-    pub(crate) fn compact_all(
+    /// Merges everything into the last level. Returns `false` as [`Tables::compact`]; else keeps what
+    /// `begin` returns until it ends.
+    pub(crate) fn compact_all<T>(
         &self,
         writing: &Writing<'_>,
         unrecorded: TakeUnrecorded,
+        begin: impl FnOnce() -> T,
     ) -> Result<bool, Unwritten> {
+        let hidden = self.hidden.sum();
         self.compact_by(writing, unrecorded, || {
+            let _begun = begin();
             self.tree.major_compact(self.table_bytes, KEEP_NONE)
+        })
+        .inspect(|merged| {
+            if *merged {
+                self.hidden.merged(hidden);
+            }
         })
     }
 
@@ -416,8 +436,26 @@ impl Tables {
         self.tree.table_count()
     }
 
-    pub(crate) fn disk_bytes(&self) -> u64 {
-        self.tree.disk_space()
+    /// Of the bytes of all tables, which are the second number, what tombstones hide, as estimated.
+    pub(crate) fn hidden_of_all(&self) -> (u64, u64) {
+        // Of one version.
+        let version = self.tree.current_version();
+        let (mut tombstones, mut all) = (0, 0);
+        for table in version.iter_tables() {
+            tombstones += table.tombstone_count();
+            all += table.metadata.file_size;
+        }
+        (self.hidden.estimate(tombstones).min(all), all)
+    }
+
+    /// These tables have what a flush has sampled.
+    pub(crate) fn note_sampled(&self, sampled: &Sampled, written: &Written) {
+        let bytes = written.0.iter().map(|table| table.metadata.file_size);
+        self.hidden.keep(sampled, bytes.sum());
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.dir.path
     }
 
     /// The last user of the directory, which may be a snapshot, removes it.

@@ -8,6 +8,7 @@ mod flush_crashes;
 pub(crate) mod interleavings;
 mod large_commits;
 mod stalls;
+mod whole_merges;
 
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -6,6 +6,7 @@ mod batches;
 #[path = "../common/mod.rs"]
 mod common;
 mod concurrent;
+mod deleted;
 mod in_doubt;
 mod iterators;
 mod large;

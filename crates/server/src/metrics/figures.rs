@@ -504,6 +504,12 @@ fn families(stats: &Stats, page: &mut Page) {
             |f| f.compaction_failures as f64,
         ),
         (
+            "collie_family_whole_merges_total",
+            Kind::Counter,
+            "Compactions of all tables, since tombstones hid half of them.",
+            |f| f.whole_merges as f64,
+        ),
+        (
             "collie_family_delayed_writes_total",
             Kind::Counter,
             "Writes that were delayed.",
@@ -551,6 +557,12 @@ fn families(stats: &Stats, page: &mut Page) {
             Kind::Gauge,
             "Bytes of tables on disk.",
             |f| f.table_bytes as f64,
+        ),
+        (
+            "collie_family_hidden_bytes",
+            Kind::Gauge,
+            "Of the tables, what tombstones hide, as estimated.",
+            |f| f.hidden_bytes as f64,
         ),
     ];
     for (name, kind, help, figure) in figures {

@@ -1,0 +1,207 @@
+//! How much of a family's tables tombstones hide, estimated from samples.
+//!
+//! The table library counts tombstones, and does not know whether there is a row below one and how
+//! large it is. A flush looks that up for some of the tombstones that it writes. The estimate is the
+//! mean of what flushes found lately for each tombstone in the tables, but no more than the sum of
+//! all that they found since the tables were last merged as a whole: compactions drop tombstones
+//! that hide nothing first, so a mean may be that of others than are left.
+
+use collie_log::Lsn;
+use parking_lot::Mutex;
+
+use super::Pinned;
+use crate::memtable::Entry;
+
+/// A flush looks at so many tombstones one by one, then at one of 16 up to 16 times as many, then at
+/// one of 256, and so on: at some hundreds.
+const AT_FIRST: u64 = 64;
+
+/// Of more tombstones than these, what was found is halved: the mean follows what is deleted now.
+const REMEMBERED: u64 = 1 << 16;
+
+/// What a row takes in a table beside key and value, about.
+const OVERHEAD: usize = 12;
+
+/// What flushes have found.
+pub(super) struct Hidden(Mutex<Found>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Found {
+    /// Tombstones that those looked at stand for, and the bytes of the rows below them.
+    tombstones: u64,
+    hidden_bytes: u64,
+    /// Bytes of rows and tombstones that were flushed, and of the tables that they are in.
+    row_bytes: u64,
+    table_bytes: u64,
+    /// Bytes of tables below tombstones that were flushed since the last merge of all.
+    sum: u64,
+}
+
+impl Hidden {
+    /// For tables of which so many bytes may be hidden when they are opened.
+    pub(super) fn new(sum: u64) -> Self {
+        let found = Found {
+            sum,
+            ..Found::default()
+        };
+        Self(Mutex::new(found))
+    }
+
+    /// The tables that a flush wrote are about to be in the tree.
+    pub(super) fn keep(&self, sampled: &Sampled, table_bytes: u64) {
+        let (new, mut found) = (&sampled.found, self.0.lock());
+        found.tombstones += new.tombstones;
+        found.hidden_bytes += new.hidden_bytes;
+        found.row_bytes += new.row_bytes;
+        found.table_bytes += table_bytes;
+        found.sum = found.sum.saturating_add(found.in_tables(new.hidden_bytes));
+        if found.tombstones > REMEMBERED {
+            *found = Found {
+                tombstones: found.tombstones / 2,
+                hidden_bytes: found.hidden_bytes / 2,
+                row_bytes: found.row_bytes / 2,
+                table_bytes: found.table_bytes / 2,
+                sum: found.sum,
+            };
+        }
+    }
+
+    /// Bytes of tables that so many tombstones hide. 0 as long as no tombstone was looked at.
+    pub(super) fn estimate(&self, tombstones: u64) -> u64 {
+        let found = self.0.lock();
+        let all = u128::from(tombstones) * u128::from(found.hidden_bytes);
+        let bytes = all / u128::from(found.tombstones.max(1));
+        found
+            .in_tables(u64::try_from(bytes).unwrap_or(u64::MAX))
+            .min(found.sum)
+    }
+
+    /// What [`merged`](Self::merged) takes when the merge that begins now has ended.
+    pub(super) fn sum(&self) -> u64 {
+        self.0.lock().sum
+    }
+
+    /// All tables were merged; the sum was this when that began.
+    pub(super) fn merged(&self, sum: u64) {
+        let mut found = self.0.lock();
+        found.sum = found.sum.saturating_sub(sum);
+    }
+}
+
+impl Found {
+    /// What rows of so many bytes take in tables: less where these are compressed.
+    fn in_tables(&self, row_bytes: u64) -> u64 {
+        if self.table_bytes >= self.row_bytes {
+            return row_bytes;
+        }
+        let bytes = u128::from(row_bytes) * u128::from(self.table_bytes) / u128::from(self.row_bytes);
+        bytes as u64
+    }
+}
+
+/// What one flush has found.
+#[derive(Debug, Default)]
+pub(crate) struct Sampled {
+    seen: u64,
+    found: Found,
+}
+
+impl Sampled {
+    /// A flush writes this entry above what `below` has.
+    pub(crate) fn note(&mut self, entry: &Entry, below: &Pinned, until: Lsn) {
+        let found = &mut self.found;
+        let value = entry.found.value.as_ref();
+        found.row_bytes += row_bytes(&entry.key.0, value.map_or(&[][..], |value| &value.0));
+        if value.is_some() {
+            return;
+        }
+        self.seen += 1;
+        let mut of = 1;
+        while self.seen > AT_FIRST * of {
+            of *= 16;
+        }
+        if !self.seen.is_multiple_of(of) {
+            return;
+        }
+        found.tombstones += of;
+        // A table that cannot be read is an error to those who read rows. An estimate has none.
+        if let Ok(Some(row)) = below.get(&entry.key.0, until)
+            && !row.is_tombstone()
+        {
+            found.hidden_bytes += of * row_bytes(&row.key.user_key, &row.value);
+        }
+    }
+}
+
+fn row_bytes(key: &[u8], value: &[u8]) -> u64 {
+    (key.len() + value.len() + OVERHEAD) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a flush that found, for so many tombstones, so many bytes of rows below, in all.
+    fn flush(hidden: &Hidden, tombstones: u64, hidden_bytes: u64, row_bytes: u64, table_bytes: u64) {
+        let found = Found {
+            tombstones,
+            hidden_bytes,
+            row_bytes,
+            ..Found::default()
+        };
+        hidden.keep(
+            &Sampled {
+                seen: tombstones,
+                found,
+            },
+            table_bytes,
+        );
+    }
+
+    #[test]
+    fn what_is_hidden_is_the_mean_for_each_tombstone_and_no_more_than_was_found() {
+        let hidden = Hidden::new(0);
+        assert_eq!(hidden.estimate(1_000), 0, "nothing was looked at");
+        flush(&hidden, 100, 10_000, 50_000, 50_000);
+        assert_eq!(hidden.estimate(10), 1_000);
+        assert_eq!(hidden.estimate(100), 10_000);
+        assert_eq!(
+            hidden.estimate(u64::MAX),
+            10_000,
+            "others hid nothing that was found"
+        );
+        // Tables with a filter and an index, of which little are rows.
+        flush(&hidden, 100, 10_000, 3_000, 900_000);
+        assert_eq!(hidden.estimate(200), 20_000);
+    }
+
+    #[test]
+    fn rows_that_are_compressed_hide_less() {
+        let hidden = Hidden::new(0);
+        flush(&hidden, 100, 40_000, 100_000, 25_000);
+        assert_eq!(hidden.estimate(100), 10_000);
+    }
+
+    #[test]
+    fn a_merge_of_all_leaves_what_was_flushed_meanwhile() {
+        let hidden = Hidden::new(5_000);
+        flush(&hidden, 100, 10_000, 50_000, 50_000);
+        assert_eq!(hidden.estimate(200), 15_000, "with what was there at the opening");
+        let before = hidden.sum();
+        flush(&hidden, 10, 1_000, 50_000, 50_000);
+        hidden.merged(before);
+        assert_eq!(hidden.estimate(1_000), 1_000);
+    }
+
+    #[test]
+    fn the_mean_follows_what_is_deleted_now() {
+        let hidden = Hidden::new(u64::MAX);
+        for _ in 0..100 {
+            flush(&hidden, REMEMBERED / 2, 0, 50_000, 50_000);
+        }
+        for _ in 0..10 {
+            flush(&hidden, REMEMBERED / 2, 500 * REMEMBERED, 50_000, 50_000);
+        }
+        assert!(hidden.estimate(100) > 90_000, "{}", hidden.estimate(100));
+    }
+}

@@ -1,0 +1,44 @@
+//! Families beside one whose tables are all merged.
+
+use std::sync::Arc;
+
+use collie_io::{Clock, RealClock};
+
+use super::hold;
+use super::interleavings::put;
+use crate::background::compaction;
+use crate::{Db, FamilyOptions, Options};
+
+/// The only thread waited until that one was merged, which may take long, and all others stopped.
+#[test]
+fn other_families_are_compacted_while_one_is_merged_as_a_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = Db::open(dir.path(), Options::default()).unwrap();
+    let family = |name: &str| db.create_family(name, FamilyOptions::default()).unwrap();
+    let (merged, other) = (family("merged"), family("other"));
+    let merge = {
+        let (store, state) = (Arc::clone(db.store()), Arc::clone(merged.state()));
+        hold("compaction begins", move || {
+            compaction::compact_all(&store, &state)
+        })
+        .at_point()
+    };
+    for family in [&merged, &other] {
+        // Overlapping, so that they have to be merged.
+        for n in 0..8 {
+            put(family, "first", &n.to_string());
+            put(family, "last", &n.to_string());
+            family.flush().unwrap();
+        }
+    }
+    let compactions = |name: &str| db.stats().families[name].compactions;
+    let until = RealClock.monotonic() + 60_000_000_000;
+    while compactions("other") == 0 && RealClock.monotonic() < until {
+        std::thread::yield_now();
+    }
+    assert!(compactions("other") > 0, "nothing is compacted beside it");
+    assert_eq!(compactions("merged"), 0);
+    merge.finish().unwrap();
+    assert!(compactions("merged") > 0);
+    db.close().unwrap();
+}

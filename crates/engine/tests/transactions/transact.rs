@@ -35,26 +35,29 @@ fn all_kinds_count_on_one_row_and_none_is_lost_or_twice() {
     let (_dir, db) = store();
     let family = db.default_family();
     let all: Vec<_> = kinds().collect();
-    std::thread::scope(|scope| {
-        for options in &all {
-            for _ in 0..THREADS {
-                scope.spawn(|| {
-                    for _ in 0..EACH {
-                        let patient = TransactionOptions {
-                            max_attempts: u32::MAX,
-                            ..options.clone()
-                        };
-                        add(&db, &family, &patient);
-                    }
-                });
+    let mut rounds = 0;
+    // On a busy machine one thread may run after the other.
+    while rounds == 0 || db.stats().transactions.conflicts == 0 {
+        rounds += 1;
+        std::thread::scope(|scope| {
+            for options in &all {
+                for _ in 0..THREADS {
+                    scope.spawn(|| {
+                        for _ in 0..EACH {
+                            let patient = TransactionOptions {
+                                max_attempts: u32::MAX,
+                                ..options.clone()
+                            };
+                            add(&db, &family, &patient);
+                        }
+                    });
+                }
             }
-        }
-    });
+        });
+    }
     let sum = text(family.get("counter").unwrap()).unwrap();
-    assert_eq!(sum, (all.len() as u64 * THREADS * EACH).to_string());
-    let stats = db.stats().transactions;
-    assert!(stats.conflicts > 0, "{stats:?}");
-    assert_eq!(stats.locks, 0);
+    assert_eq!(sum, (rounds * all.len() as u64 * THREADS * EACH).to_string());
+    assert_eq!(db.stats().transactions.locks, 0);
 }
 
 /// A conflict at each attempt, whether the transaction or its commit meets it.

@@ -11,7 +11,7 @@
 //! data.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use collie_io::{Clock, Device, RealClock};
 use parking_lot::Mutex;
@@ -46,6 +46,9 @@ pub(crate) fn default_bytes(options: &Options) -> u64 {
 pub(crate) struct Reserve {
     device: Arc<dyn Device>,
     file: Mutex<collie_io::Reserve>,
+    /// Work for which it was given up is under way: it is not taken back before that has ended. Changed
+    /// and read with the lock on `file`.
+    relieving: AtomicUsize,
     /// It was given up, and is not complete again.
     missing: AtomicBool,
     /// When the last attempt was made to take the room back.
@@ -58,6 +61,7 @@ impl Reserve {
         Self {
             device: Arc::clone(&options.device),
             file: Mutex::new(collie_io::Reserve::new(path.join(FILE), bytes)),
+            relieving: AtomicUsize::new(0),
             missing: AtomicBool::new(true),
             tried: AtomicU64::new(0),
         }
@@ -67,13 +71,16 @@ impl Reserve {
     /// gives up the reserve and does it once more.
     pub(crate) fn relieve<T, E: AsRef<Error>>(&self, mut work: impl FnMut() -> Result<T, E>) -> Result<T, E> {
         match work() {
-            Err(error) if matches!(error.as_ref(), Error::StorageFull { .. }) && self.give_up() => work(),
+            Err(error) if matches!(error.as_ref(), Error::StorageFull { .. }) => match self.give_up() {
+                Some(_relieving) => work(),
+                None => Err(error),
+            },
             done => done,
         }
     }
 
-    /// Returns `false` where there was nothing to give up.
-    fn give_up(&self) -> bool {
+    /// Gives it up until what is returned is dropped. `None` where there was nothing to give up.
+    fn give_up(&self) -> Option<Relieving<'_>> {
         let file = self.file.lock();
         // Relaxed: a write that is admitted although the flag changes now finds the device full, no
         // more.
@@ -83,11 +90,11 @@ impl Reserve {
                 if given {
                     tracing::warn!(path = %file.path().display(), bytes = file.bytes(), "the device is full: the reserve is given up");
                 }
-                given
+                given.then(|| Relieving::new(self))
             }
             Err(error) => {
                 tracing::warn!(path = %file.path().display(), %error, "the reserve cannot be given up");
-                false
+                None
             }
         }
     }
@@ -98,6 +105,9 @@ impl Reserve {
             return;
         }
         let file = self.file.lock();
+        if self.relieving.load(Ordering::Relaxed) > 0 {
+            return;
+        }
         self.tried.store(RealClock.monotonic(), Ordering::Relaxed);
         let mut filled = file.fill(&*self.device);
         if let Ok(false) = filled
@@ -140,5 +150,64 @@ impl Reserve {
             ),
             path: file.path().into(),
         })
+    }
+}
+
+/// Work goes on in the room that the reserve has left.
+struct Relieving<'a>(&'a Reserve);
+
+impl<'a> Relieving<'a> {
+    /// The caller has the lock on the file.
+    fn new(reserve: &'a Reserve) -> Self {
+        reserve.relieving.fetch_add(1, Ordering::Relaxed);
+        Self(reserve)
+    }
+}
+
+impl Drop for Relieving<'_> {
+    fn drop(&mut self) {
+        let _file = self.0.file.lock();
+        self.0.relieving.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use collie_io::{OpenMode, write_all_at};
+    use collie_sim::SimDevice;
+
+    use super::*;
+
+    /// Another thread took it back between the two attempts, and the second one failed, too.
+    #[test]
+    fn it_is_not_taken_back_before_the_work_that_it_was_given_up_for_has_ended() {
+        let device = SimDevice::new(1);
+        let dir = Path::new("/store");
+        device.create_dir(dir, 0o755).unwrap();
+        let options = Options {
+            device: Arc::new(device.clone()),
+            reserve_bytes: Some(256 << 10),
+            ..Options::default()
+        };
+        let reserve = Reserve::new(dir, &options);
+        reserve.fill(None);
+        device.limit_space(Some(0));
+        let mut attempts = 0;
+        let write = || {
+            attempts += 1;
+            if attempts == 2 {
+                reserve.fill(None);
+            }
+            let file = device.open(&dir.join("file"), OpenMode::OpenOrCreate);
+            let written = file.and_then(|file| write_all_at(&*file, &[1; 64 << 10], 0));
+            written.map_err(|e| Error::io("write", dir, e))
+        };
+        reserve.relieve(write).unwrap();
+        assert_eq!(attempts, 2);
+        device.limit_space(None);
+        reserve.fill(None);
+        assert_eq!(device.stat(&dir.join(FILE)).unwrap().len, 256 << 10);
     }
 }

@@ -33,11 +33,11 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
     if family.is_dropped() {
         return;
     }
-    let Some(mut one) = family.try_lock_compactions() else {
+    let Some(one) = family.try_lock_compactions() else {
         store.queue().compact_after(family, BUSY);
         return;
     };
-    let compacted = store.relieve(|| compact(store, family, &mut one, family.compactions(), Tables::compact));
+    let compacted = store.relieve(|| compact(store, family, &one, family.compactions(), Tables::compact));
     drop(one);
     store.fill_reserve();
     whole_merge::queue_if_due(store, family);
@@ -89,8 +89,8 @@ fn merge_all(store: &Store, family: &FamilyState, unrecorded: TakeUnrecorded) ->
         tables.compact_all(writing, unrecorded, || store.raise_level0(family))
     };
     let compacted = store.relieve(|| {
-        let mut one = family.lock_compactions();
-        compact(store, family, &mut one, family.compactions(), merge)
+        let one = family.lock_compactions();
+        compact(store, family, &one, family.compactions(), merge)
     });
     store.fill_reserve();
     compacted
@@ -99,7 +99,7 @@ fn merge_all(store: &Store, family: &FamilyState, unrecorded: TakeUnrecorded) ->
 /// Merges everything if that `is_due` when no other compaction of the family runs. Where there are
 /// tables that the manifest does not record, the flush that records them asks for it again.
 pub(crate) fn merge_hidden(store: &Store, family: &FamilyState, is_due: impl FnOnce() -> bool) -> Result<()> {
-    let mut one = family.lock_compactions();
+    let one = family.lock_compactions();
     if !is_due() {
         return Ok(());
     }
@@ -107,7 +107,7 @@ pub(crate) fn merge_hidden(store: &Store, family: &FamilyState, is_due: impl FnO
         tables.compact_all(writing, TakeUnrecorded::No, || store.raise_level0(family))
     };
     // The reserve is not for this.
-    let compacted = compact(store, family, &mut one, family.whole_merges(), merge)?;
+    let compacted = compact(store, family, &one, family.whole_merges(), merge)?;
     if compacted == Compacted::Changed {
         family.counters().whole_merges.add(1);
     }
@@ -127,8 +127,8 @@ enum Compacted {
 /// on callers' threads.
 pub(crate) fn keep_level0_countable(store: &Store, family: &FamilyState) -> Result<()> {
     while family.level0_runs() >= LEVEL0_COUNTABLE {
-        let mut one = family.lock_compactions();
-        let compacted = compact(store, family, &mut one, family.compactions(), Tables::compact)?;
+        let one = family.lock_compactions();
+        let compacted = compact(store, family, &one, family.compactions(), Tables::compact)?;
         drop(one);
         if compacted != Compacted::Changed {
             // What is not recorded is merged too: the caller, which flushes, can register no more.
@@ -142,7 +142,7 @@ pub(crate) fn keep_level0_countable(store: &Store, family: &FamilyState) -> Resu
 fn compact(
     store: &Store,
     family: &FamilyState,
-    _one: &mut MutexGuard<'_, ()>,
+    _one: &MutexGuard<'_, ()>,
     work: &Work,
     run: impl FnOnce(&Tables, &Writing<'_>) -> Result<bool, Unwritten>,
 ) -> Result<Compacted> {

@@ -64,32 +64,57 @@ pub(crate) fn queue_if_due(store: &Store, family: &Arc<FamilyState>) {
     }
 }
 
+#[derive(Debug, PartialEq, Eq)]
 enum Due {
     Yes,
     No,
     NoRoom,
 }
 
-/// Whether tombstones hide half of the tables, and more than one table, and there is room for what is
-/// left beside what is there.
 fn due(store: &Store, family: &FamilyState) -> Due {
-    let (hidden, all) = family.tables().hidden_of_all();
-    let FamilyOptions {
-        table_bytes,
-        write_buffer_bytes,
-        ..
-    } = *family.options();
-    if hidden < table_bytes || hidden < all / 2 {
+    let tables = family.tables();
+    let (hidden, all) = tables.hidden_of_all();
+    let room = || {
+        let room = store.device().statfs(tables.path());
+        // A device that does not say is taken to have room.
+        room.map_or(u64::MAX, |room| room.available.saturating_mul(room.block_size))
+    };
+    let due = rule(hidden, all, family.options(), room);
+    if due == Due::NoRoom {
+        tracing::debug!(family = %family.name(), hidden, "no room to merge all tables");
+    }
+    due
+}
+
+/// Whether tombstones hide half of the tables, and more than one table, and there is room for what is
+/// left beside what is there. The estimate may be too high, and flushes go on meanwhile.
+fn rule(hidden: u64, all: u64, options: &FamilyOptions, room: impl FnOnce() -> u64) -> Due {
+    if hidden < options.table_bytes || hidden < all / 2 {
         return Due::No;
     }
-    // The estimate may be too high. And flushes go on meanwhile.
-    let left = (all - hidden).max(all / 4) + 2 * write_buffer_bytes;
-    // A device that does not say is taken to have room.
-    match store.device().statfs(family.tables().path()) {
-        Ok(room) if room.available.saturating_mul(room.block_size) < left => {
-            tracing::debug!(family = %family.name(), hidden, "no room to merge all tables");
-            Due::NoRoom
-        }
-        _ => Due::Yes,
+    let left = (all - hidden).max(all / 4);
+    match room() < left.saturating_add(options.write_buffer_bytes.saturating_mul(2)) {
+        true => Due::NoRoom,
+        false => Due::Yes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_merge_is_due_when_half_is_hidden_and_there_is_room_for_what_is_left() {
+        let options = FamilyOptions {
+            table_bytes: 10,
+            write_buffer_bytes: 5,
+            ..FamilyOptions::default()
+        };
+        let due = |hidden, all, room| rule(hidden, all, &options, || room);
+        assert_eq!(due(9, 9, u64::MAX), Due::No, "less than a table");
+        assert_eq!(due(49, 100, u64::MAX), Due::No);
+        assert_eq!((due(50, 100, 60), due(50, 100, 59)), (Due::Yes, Due::NoRoom));
+        // However little is left by the estimate.
+        assert_eq!((due(100, 100, 35), due(100, 100, 34)), (Due::Yes, Due::NoRoom));
     }
 }

@@ -11,7 +11,7 @@
 //! data.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use collie_io::{Clock, Device, RealClock};
 use parking_lot::Mutex;
@@ -42,13 +42,17 @@ pub(crate) fn default_bytes(options: &Options) -> u64 {
     buffers.max().unwrap_or(0).max(ring) + SMALL_WORK
 }
 
+struct Room {
+    file: collie_io::Reserve,
+    /// How much work is under way for which it was given up: it is not taken back before that has
+    /// ended.
+    relieving: usize,
+}
+
 /// See the module's page.
 pub(crate) struct Reserve {
     device: Arc<dyn Device>,
-    file: Mutex<collie_io::Reserve>,
-    /// Work for which it was given up is under way: it is not taken back before that has ended. Changed
-    /// and read with the lock on `file`.
-    relieving: AtomicUsize,
+    room: Mutex<Room>,
     /// It was given up, and is not complete again.
     missing: AtomicBool,
     /// When the last attempt was made to take the room back.
@@ -60,8 +64,10 @@ impl Reserve {
         let bytes = options.reserve_bytes.unwrap_or_else(|| default_bytes(options));
         Self {
             device: Arc::clone(&options.device),
-            file: Mutex::new(collie_io::Reserve::new(path.join(FILE), bytes)),
-            relieving: AtomicUsize::new(0),
+            room: Mutex::new(Room {
+                file: collie_io::Reserve::new(path.join(FILE), bytes),
+                relieving: 0,
+            }),
             missing: AtomicBool::new(true),
             tried: AtomicU64::new(0),
         }
@@ -81,7 +87,8 @@ impl Reserve {
 
     /// Gives it up until what is returned is dropped. `None` where there was nothing to give up.
     fn give_up(&self) -> Option<Relieving<'_>> {
-        let file = self.file.lock();
+        let mut room = self.room.lock();
+        let Room { file, relieving } = &mut *room;
         // Relaxed: a write that is admitted although the flag changes now finds the device full, no
         // more.
         self.missing.store(true, Ordering::Relaxed);
@@ -90,7 +97,10 @@ impl Reserve {
                 if given {
                     tracing::warn!(path = %file.path().display(), bytes = file.bytes(), "the device is full: the reserve is given up");
                 }
-                given.then(|| Relieving::new(self))
+                given.then(|| {
+                    *relieving += 1;
+                    Relieving(self)
+                })
             }
             Err(error) => {
                 tracing::warn!(path = %file.path().display(), %error, "the reserve cannot be given up");
@@ -104,8 +114,8 @@ impl Reserve {
         if !self.missing.load(Ordering::Relaxed) {
             return;
         }
-        let file = self.file.lock();
-        if self.relieving.load(Ordering::Relaxed) > 0 {
+        let Room { file, relieving } = &*self.room.lock();
+        if *relieving > 0 {
             return;
         }
         self.tried.store(RealClock.monotonic(), Ordering::Relaxed);
@@ -142,7 +152,7 @@ impl Reserve {
         if !self.missing.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let file = self.file.lock();
+        let file = &self.room.lock().file;
         Err(Error::StorageFull {
             needed: format!(
                 "of the {} bytes that are kept back for what makes room (reserve_bytes) not all are there",
@@ -156,18 +166,9 @@ impl Reserve {
 /// Work goes on in the room that the reserve has left.
 struct Relieving<'a>(&'a Reserve);
 
-impl<'a> Relieving<'a> {
-    /// The caller has the lock on the file.
-    fn new(reserve: &'a Reserve) -> Self {
-        reserve.relieving.fetch_add(1, Ordering::Relaxed);
-        Self(reserve)
-    }
-}
-
 impl Drop for Relieving<'_> {
     fn drop(&mut self) {
-        let _file = self.0.file.lock();
-        self.0.relieving.fetch_sub(1, Ordering::Relaxed);
+        self.0.room.lock().relieving -= 1;
     }
 }
 

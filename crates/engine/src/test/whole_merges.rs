@@ -42,3 +42,31 @@ fn other_families_are_compacted_while_one_is_merged_as_a_whole() {
     assert!(compactions("merged") > 0);
     db.close().unwrap();
 }
+
+/// Dropping frees space; a merge would take it again, and may take long.
+#[test]
+fn a_merge_ends_where_the_family_is_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = Db::open(dir.path(), Options::default()).unwrap();
+    let family = db.create_family("dropped", FamilyOptions::default()).unwrap();
+    for n in 0..2 {
+        put(&family, "first", &n.to_string());
+        put(&family, "last", &n.to_string());
+        family.flush().unwrap();
+    }
+    let state = Arc::clone(family.state());
+    let merge = {
+        let (store, state) = (Arc::clone(db.store()), Arc::clone(&state));
+        hold("compaction begins", move || {
+            compaction::compact_all(&store, &state)
+        })
+        .at_point()
+    };
+    let version = state.tables().version();
+    db.drop_family(&family).unwrap();
+    merge.finish().unwrap();
+    assert_eq!(state.tables().version(), version, "it was merged to its end");
+    assert_eq!(db.stats().families.len(), 1);
+    db.put("k", "the store goes on").unwrap();
+    db.close().unwrap();
+}

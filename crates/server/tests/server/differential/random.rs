@@ -391,7 +391,7 @@ impl Pair {
         }
     }
 
-    /// The keys of commands that Redis tells no watcher about, though they may make or lengthen a value:
+    /// The keys of commands that may make or lengthen a value and are no change to Redis' watchers:
     /// BITFIELD whose overflow fails.
     fn changes_quietly(&self, args: &[String]) -> Vec<String> {
         let none = Vec::new();

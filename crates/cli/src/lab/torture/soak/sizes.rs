@@ -18,9 +18,8 @@ const FAMILIES: u64 = 6;
 /// Freed memtables that a store keeps for the next ones.
 const SPARE_MEMTABLES: u64 = 64 << 20;
 /// The program itself with its threads, the requests and replies of the clients, what a compaction
-/// holds, and the filters and indexes of the tables that are open. Of ten runs of a minute on two cores
-/// (2026-11-27) it took 87 MiB at most, in their first second, where all is written at once and the
-/// first flushes for the log's limit meet the first merges; later half of that.
+/// holds, and the filters and indexes of the tables that are open. Of nine runs of a minute on two
+/// cores (2026-11-27) it took 87 MiB at most, in the first second, where all is written at once.
 const PROGRAM: u64 = 128 << 20;
 /// Beside the log's limit: the segment that is prepared ahead, those that are kept for use as new
 /// ones, and what is written while families are flushed because the limit was reached.

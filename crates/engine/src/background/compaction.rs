@@ -127,15 +127,19 @@ enum Compacted {
 /// on callers' threads.
 pub(crate) fn keep_level0_countable(store: &Store, family: &FamilyState) -> Result<()> {
     while family.level0_runs() >= LEVEL0_COUNTABLE {
-        let one = family.lock_compactions();
-        let compacted = compact(store, family, &one, family.compactions(), Tables::compact)?;
-        drop(one);
-        if compacted != Compacted::Changed {
+        if !compact_once(store, family)? {
             // What is not recorded is merged too: the caller, which flushes, can register no more.
             merge_all(store, family, TakeUnrecorded::Yes)?;
         }
     }
     Ok(())
+}
+
+/// Runs the most urgent compaction, when no other one of the family runs. Whether anything changed.
+pub(crate) fn compact_once(store: &Store, family: &FamilyState) -> Result<bool> {
+    let one = family.lock_compactions();
+    let compacted = compact(store, family, &one, family.compactions(), Tables::compact);
+    compacted.map(|compacted| compacted == Compacted::Changed)
 }
 
 /// Compacts, while `_one` keeps other compactions of the family out, and notes how that went.

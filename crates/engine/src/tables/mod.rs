@@ -19,6 +19,7 @@
 mod current;
 mod during;
 mod hidden;
+mod levels;
 pub(crate) mod link;
 pub(crate) mod orphans;
 mod pace;
@@ -33,7 +34,7 @@ use std::sync::mpsc::Sender;
 
 use collie_io::{Device, File, Opener, Scheduler};
 use collie_log::Lsn;
-use lsm_tree::compaction::Leveled;
+use lsm_tree::compaction::{CompactionStrategy, Leveled, MoveDown};
 use lsm_tree::config::{
     BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
 };
@@ -283,7 +284,11 @@ impl Tables {
     /// Merges what the strategy finds most urgent, if anything. Does nothing, and returns `false`,
     /// while there are tables that the manifest does not record.
     pub(crate) fn compact(&self, writing: &Writing<'_>) -> Result<bool, Unwritten> {
-        let strategy = Arc::clone(&self.strategy);
+        // Flushes change level 0 only, and no other compaction runs.
+        let strategy: Arc<dyn CompactionStrategy> = match levels::above_a_gap(&self.tree) {
+            Some(level) => Arc::new(MoveDown(level, level + 1)),
+            None => Arc::clone(&self.strategy) as _,
+        };
         self.compact_by(writing, TakeUnrecorded::No, || {
             self.tree.compact(strategy, KEEP_NONE)
         })

@@ -79,6 +79,8 @@ type Parked = Box<dyn FnOnce() + Send>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     On,
+    /// The operation that it stops at is under way.
+    Last,
     /// Nothing is answered.
     Stopped,
     /// Everything fails.
@@ -162,8 +164,20 @@ impl Disk {
         lock(&self.traffic).changes
     }
 
-    pub(super) fn set_trap(&self, trap: Option<Trap>) {
-        lock(&self.traffic).trap = trap;
+    pub(super) fn set_trap(&self, trap: Trap) {
+        lock(&self.traffic).trap = Some(trap);
+    }
+
+    /// Whether the disk goes on, with no trap. An operation that it stops at is waited for.
+    pub(super) fn clear_trap(&self, patience: Duration) -> io::Result<bool> {
+        lock(&self.traffic).trap = None;
+        match self.wait(patience, |traffic| traffic.phase != Phase::Last).phase {
+            Phase::On => Ok(true),
+            Phase::Stopped | Phase::Off => Ok(false),
+            Phase::Last => Err(io::Error::other(format!(
+                "the operation that the disk stops at has not ended within {patience:?}"
+            ))),
+        }
     }
 
     pub(super) fn stop(&self) {
@@ -254,7 +268,7 @@ impl Disk {
     fn enter(&self, mut asked: Asked, by: u32) -> Passage {
         let mut traffic = lock(&self.traffic);
         match traffic.phase {
-            Phase::On => {}
+            Phase::On | Phase::Last => {}
             Phase::Stopped => return Passage::Park,
             Phase::Off => return Passage::Fail,
         }
@@ -264,6 +278,8 @@ impl Disk {
             asked.thread = traffic.thread(by);
             if let Some(moment) = traffic.springs(&asked) {
                 if moment == Moment::After {
+                    traffic.trap = None;
+                    traffic.phase = Phase::Last;
                     traffic.busy += 1;
                     return Passage::Last(asked);
                 }
@@ -297,7 +313,7 @@ impl Disk {
 impl Traffic {
     fn stop(&mut self, at: Option<(Asked, Moment)>) {
         self.trap = None;
-        if self.phase == Phase::On {
+        if matches!(self.phase, Phase::On | Phase::Last) {
             self.phase = Phase::Stopped;
             self.fell = Some(Fell { at });
         }
@@ -354,5 +370,43 @@ impl fmt::Display for Fell {
             write!(f, " to {}", to.display())?;
         }
         write!(f, " at {} by {}", asked.offset, asked.thread)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::{clock::SimClock, world::World};
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_trap_that_has_sprung_is_not_cleared_while_its_operation_is_under_way() {
+        let device = SimDevice::from_world(World::plain(1), 0, SimClock::new());
+        let disk = Disk::new(device, Names::Posix);
+        disk.set_trap(Trap::new(1, Moment::After, |_| true));
+        let (entered, has_entered) = mpsc::channel();
+        let (release, released) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let disk = &disk;
+            scope.spawn(move || {
+                let asked = || Asked::new(OpKind::SyncData, PathBuf::new());
+                let act = |_: &Disk| {
+                    entered.send(()).map_err(io::Error::other)?;
+                    released.recv().map_err(io::Error::other)
+                };
+                disk.serve(asked, 0, (), act, |(), _| {});
+            });
+            has_entered.recv_timeout(PATIENCE).unwrap();
+            let (cleared, goes_on) = mpsc::channel();
+            scope.spawn(move || cleared.send(disk.clear_trap(PATIENCE)));
+            let early = goes_on.recv_timeout(Duration::from_millis(50));
+            release.send(()).unwrap();
+            assert!(early.is_err(), "{early:?} before the operation has ended");
+            assert!(!goes_on.recv_timeout(PATIENCE).unwrap().unwrap());
+        });
+        assert!(disk.fell(Duration::ZERO).is_some_and(|fell| fell.at.is_some()));
     }
 }

@@ -63,7 +63,7 @@ pub enum Names {
 
 /// Threads that answer the kernel. A sync that is slow on purpose occupies one.
 const THREADS: usize = 6;
-/// How long a power cut waits for operations that were under way, a slow sync perhaps.
+/// How long operations that are under way are waited for, a slow sync perhaps.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A mounted file system; unmounted when it is dropped. Where the process is killed instead, what
@@ -140,7 +140,7 @@ impl FaultFs {
     /// # Errors
     /// It is not mounted.
     pub fn set_trap(&self, trap: Trap) -> io::Result<()> {
-        self.disk()?.set_trap(Some(trap));
+        self.disk()?.set_trap(trap);
         Ok(())
     }
 
@@ -157,14 +157,13 @@ impl FaultFs {
         Ok(())
     }
 
-    /// Takes a trap away that nothing has fallen into. `false` where the disk has stopped already.
+    /// Takes a trap away that nothing has fallen into. `false` where the disk has stopped, or stops
+    /// at an operation that is under way: its end is waited for.
     ///
     /// # Errors
-    /// It is not mounted.
+    /// It is not mounted, or that operation does not end.
     pub fn clear_trap(&self) -> io::Result<bool> {
-        let disk = self.disk()?;
-        disk.set_trap(None);
-        Ok(disk.fell(Duration::ZERO).is_none())
+        self.disk()?.clear_trap(PATIENCE)
     }
 
     /// Stops the disk now, unless it has stopped already.

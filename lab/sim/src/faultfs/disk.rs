@@ -248,8 +248,12 @@ impl Disk {
         match self.enter(asked(), by) {
             Passage::Go => {
                 let done = act(self);
-                self.leave();
-                answer(reply, done);
+                match self.leave() {
+                    Phase::On | Phase::Last => answer(reply, done),
+                    // It may have failed since the disk has stopped, which its caller must not see
+                    // as long as it is alive.
+                    Phase::Stopped | Phase::Off => self.park(Box::new(move || answer(reply, Err(lost())))),
+                }
             }
             Passage::Last(asked) => {
                 // Its caller does not learn what came of it.
@@ -294,9 +298,14 @@ impl Disk {
         Passage::Go
     }
 
-    fn leave(&self) {
-        lock(&self.traffic).busy -= 1;
+    /// Ends an operation that was under way, and returns what the disk has come to.
+    fn leave(&self) -> Phase {
+        let mut traffic = lock(&self.traffic);
+        traffic.busy -= 1;
+        let phase = traffic.phase;
+        drop(traffic);
         self.changed.notify_all();
+        phase
     }
 
     fn park(&self, answer: Parked) {
@@ -382,31 +391,68 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    #[test]
-    fn a_trap_that_has_sprung_is_not_cleared_while_its_operation_is_under_way() {
+    fn disk() -> Disk {
         let device = SimDevice::from_world(World::plain(1), 0, SimClock::new());
-        let disk = Disk::new(device, Names::Posix);
-        disk.set_trap(Trap::new(1, Moment::After, |_| true));
+        Disk::new(device, Names::Posix)
+    }
+
+    fn sync() -> Asked {
+        Asked::new(OpKind::SyncData, PathBuf::new())
+    }
+
+    /// Does what `meanwhile` does while an operation of the disk is under way, and returns what was
+    /// answered to the operation before the power went, if anything, and after it.
+    fn during_an_operation(
+        disk: &Disk,
+        meanwhile: impl FnOnce(&dyn Fn()),
+    ) -> (Option<io::Result<()>>, Option<io::Result<()>>) {
         let (entered, has_entered) = mpsc::channel();
         let (release, released) = mpsc::channel();
+        let (answer, answered) = mpsc::channel();
         std::thread::scope(|scope| {
-            let disk = &disk;
-            scope.spawn(move || {
-                let asked = || Asked::new(OpKind::SyncData, PathBuf::new());
+            let operation = scope.spawn(move || {
                 let act = |_: &Disk| {
                     entered.send(()).map_err(io::Error::other)?;
                     released.recv().map_err(io::Error::other)
                 };
-                disk.serve(asked, 0, (), act, |(), _| {});
+                disk.serve(sync, 0, (), act, move |(), done| drop(answer.send(done)));
             });
             has_entered.recv_timeout(PATIENCE).unwrap();
-            let (cleared, goes_on) = mpsc::channel();
-            scope.spawn(move || cleared.send(disk.clear_trap(PATIENCE)));
-            let early = goes_on.recv_timeout(Duration::from_millis(50));
-            release.send(()).unwrap();
-            assert!(early.is_err(), "{early:?} before the operation has ended");
-            assert!(!goes_on.recv_timeout(PATIENCE).unwrap().unwrap());
+            meanwhile(&|| release.send(()).unwrap());
+            operation.join().unwrap();
+            let before = answered.try_recv().ok();
+            disk.power_off(PATIENCE).unwrap();
+            (before, answered.try_recv().ok())
+        })
+    }
+
+    #[test]
+    fn a_trap_that_has_sprung_is_not_cleared_while_its_operation_is_under_way() {
+        let disk = disk();
+        disk.set_trap(Trap::new(1, Moment::After, |_| true));
+        let (before, after) = during_an_operation(&disk, |release| {
+            std::thread::scope(|scope| {
+                let (cleared, goes_on) = mpsc::channel();
+                let disk = &disk;
+                scope.spawn(move || cleared.send(disk.clear_trap(PATIENCE)));
+                let early = goes_on.recv_timeout(Duration::from_millis(50));
+                release();
+                assert!(early.is_err(), "{early:?} before the operation has ended");
+                assert!(!goes_on.recv_timeout(PATIENCE).unwrap().unwrap());
+            });
         });
+        assert!(before.is_none() && after.is_some_and(|done| done.is_err()));
         assert!(disk.fell(Duration::ZERO).is_some_and(|fell| fell.at.is_some()));
+    }
+
+    #[test]
+    fn what_is_under_way_when_the_disk_stops_is_not_answered_before_the_power_is_off() {
+        let disk = disk();
+        let (before, after) = during_an_operation(&disk, |release| {
+            disk.stop();
+            release();
+        });
+        assert!(before.is_none(), "a stopped disk answered {before:?}");
+        assert!(after.is_some_and(|done| done.is_err()));
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::archive::watched::Watched;
 use collie_io::{Device, RealDevice};
 use collie_log::follow::{Followed, Follower};
 use collie_log::inspect::repair;
@@ -187,10 +188,53 @@ fn a_place_is_taken_up_again_and_no_other_than_a_frames() {
         ));
     }
     let empty = tempfile::tempdir().unwrap();
-    assert!(matches!(
-        follow(empty.path(), None),
-        Err(LogError::Missing { .. })
-    ));
+    for nothing in [empty.path().to_owned(), empty.path().join("nothing")] {
+        for from in [None, Some(spans[0].start)] {
+            let error = follow(&nothing, from).unwrap_err();
+            let is_missing = matches!(&error, LogError::Missing { path, .. } if *path == nothing);
+            assert!(is_missing, "{error}");
+        }
+    }
+}
+
+/// Whatever is looked at has been released at the next look. A segment is seen while the one before it
+/// is there, and its header says where it begins only before that goes.
+#[test]
+fn a_log_that_is_released_while_it_is_listed_has_a_beginning() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::open(dir.path(), options()).unwrap();
+    let spans = append(&log, 0..2000);
+    let watched = Watched::new();
+    let mut looks = 0;
+    watched.call({
+        let (log, spans) = (log.clone(), spans.clone());
+        let mut is_first = false;
+        move |moment, _| {
+            let segments = match moment {
+                // So that what is known by now begins with one that was not the oldest.
+                "before list" => 1,
+                // So that what is listed has a gap, and is listed again.
+                "after open" if is_first => 2,
+                _ => 0,
+            };
+            is_first = moment == "after list";
+            looks += 1;
+            for _ in 0..segments {
+                let oldest = log.oldest_end();
+                let next = spans.iter().find(|span| span.start >= oldest).unwrap();
+                log.retain("writer", next.start);
+                assert!(log.oldest() >= oldest, "nothing was released at look {looks}");
+            }
+        }
+    });
+    let device: Arc<dyn Device> = Arc::new(watched.clone());
+    let follower = Follower::open(&device, dir.path(), None);
+    watched.leave();
+    let mut follower = follower.unwrap();
+    let given = rest(&mut follower).unwrap();
+    let first = 1999 - given.len() as u64;
+    assert!(first > 100, "{first} frames were released");
+    check(&given, first..1999);
 }
 
 /// A writer that releases all that it can, and a follower that falls behind at times: it finds its

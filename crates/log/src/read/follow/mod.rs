@@ -39,9 +39,6 @@ use crate::segments::order::{Piece, is_reached_from};
 use crate::{Frame, Lsn};
 use view::View;
 
-/// How often the directory is listed to find where the log begins, while its segments are being
-/// released.
-const RELOADS: u32 = 4;
 /// How much is read first after nothing was found: where little is written, little is read.
 const FIRST: usize = 4 << 10;
 
@@ -309,28 +306,23 @@ impl Follower {
     }
 
     /// The first frame of the oldest segments. After a release the oldest one may begin in
-    /// mid-frame, and says where the first one is: it did before the one before it was released,
-    /// which may have been since its header was read.
+    /// mid-frame, and says where the first one is.
     fn oldest_frame(&mut self) -> Result<Lsn, LogError> {
-        for _ in 0..RELOADS {
-            let Some(first) = self.view.pieces.first().cloned() else {
-                return Err(self.missing(0));
-            };
-            let epoch = |piece: &&Piece| piece.header.epoch == first.header.epoch;
-            let mut epoch = self.view.pieces.iter().take_while(epoch);
-            let known = epoch.find_map(|piece| piece.header.first_frame());
-            if let Some(known) = known {
-                return Ok(known);
-            }
-            if first.header.is_one_block() {
-                return Ok(self.first_frame_from(&first)?.unwrap_or(first.start()));
-            }
-            self.view.reload(0)?;
+        let Some(first) = self.view.pieces.first().cloned() else {
+            return Err(self.missing(0));
+        };
+        let epoch = |piece: &&Piece| piece.header.epoch == first.header.epoch;
+        let mut epoch = self.view.pieces.iter().take_while(epoch);
+        let known = epoch.find_map(|piece| piece.header.first_frame());
+        if let Some(known) = known {
+            return Ok(known);
         }
-        let first = self.view.pieces.first();
+        if first.header.is_one_block() {
+            return Ok(self.first_frame_from(&first)?.unwrap_or(first.start()));
+        }
         Err(LogError::BeginningUnknown {
-            path: first.map_or(self.view.dir().to_owned(), |first| first.path.clone()),
             lsn: self.view.bounds().0,
+            path: first.path,
             why: "the segment that comes before it is not there or damaged".to_owned(),
         })
     }

@@ -83,7 +83,11 @@ impl View {
         let mut listings = 0;
         loop {
             listings += 1;
-            self.list()?;
+            self.list().map_err(|error| match error.is_not_found() {
+                true => self.no_log(from),
+                false => error,
+            })?;
+            self.learn_beginning()?;
             let built = self.build();
             // A log's end does not go back: where it seems to, the segments behind it went while
             // they were listed.
@@ -96,11 +100,37 @@ impl View {
         }
     }
 
-    /// Lists everything again, with nothing kept of what was seen before.
-    pub(super) fn reload(&mut self, from: Lsn) -> Result<(), LogError> {
-        self.known.clear();
-        self.archived.clear();
-        self.refresh(from)
+    /// The directory is not there.
+    fn no_log(&self, wanted: Lsn) -> LogError {
+        LogError::Missing {
+            path: self.dir.clone(),
+            wanted,
+            oldest: 0,
+            end: 0,
+        }
+    }
+
+    /// Has the oldest segment say where its first frame begins. Its header may have been read while
+    /// the segment before it was there, which is not listed any more; it came to say so before that
+    /// one went, and is read again.
+    fn learn_beginning(&mut self) -> Result<(), LogError> {
+        while let Some(mut oldest) = self.known.first_entry() {
+            let SegmentFile {
+                header, path, file, ..
+            } = &mut oldest.get_mut().segment;
+            if header.first_frame().is_some() {
+                break;
+            }
+            match read_header(&**file, path)? {
+                Some(now) if now.number == header.number => {
+                    *header = now;
+                    break;
+                }
+                // It went as well, and its file is used again.
+                _ => drop(oldest.remove()),
+            }
+        }
+        Ok(())
     }
 
     /// Puts the archived segments that lead up to the first piece before it, from the one that

@@ -10,7 +10,7 @@ mod inspecting;
 mod meanwhile;
 mod reading;
 mod unread;
-mod watched;
+pub(crate) mod watched;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -11,15 +11,15 @@ type Hook = Box<dyn FnMut(&str, &Path) + Send>;
 
 /// The real device, and an observer that is called around each operation on names.
 #[derive(Clone)]
-pub(super) struct Watched {
+pub(crate) struct Watched {
     device: Arc<RealDevice>,
     hook: Arc<Mutex<Option<Hook>>>,
     /// So many renames find no space.
-    pub(super) full: Arc<AtomicU32>,
+    pub(crate) full: Arc<AtomicU32>,
 }
 
 impl Watched {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             device: Arc::new(RealDevice::new()),
             hook: Arc::default(),
@@ -27,11 +27,11 @@ impl Watched {
         }
     }
 
-    pub(super) fn call(&self, hook: impl FnMut(&str, &Path) + Send + 'static) {
+    pub(crate) fn call(&self, hook: impl FnMut(&str, &Path) + Send + 'static) {
         *self.hook.lock().unwrap() = Some(Box::new(hook));
     }
 
-    pub(super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         *self.hook.lock().unwrap() = None;
     }
 

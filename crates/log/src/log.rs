@@ -261,6 +261,9 @@ impl Log {
     /// nothing blocks.
     #[must_use]
     pub fn setback(&self) -> Option<LogError> {
+        if let Err(forked) = self.core().check_process() {
+            return Some(forked);
+        }
         let setback = lock(&self.core().setback).clone();
         setback.map(|error| self.core().refusal(error, self.core().ahead()))
     }
@@ -312,15 +315,22 @@ impl Log {
         self.core().durable()
     }
 
-    /// The first LSN that a segment still holds; a frame may begin before it.
+    /// The first LSN that a segment still holds; a frame may begin before it. 0 in a forked child.
     #[must_use]
     pub fn oldest(&self) -> Lsn {
+        if self.core().check_process().is_err() {
+            return 0;
+        }
         self.core().segments.oldest()
     }
 
-    /// The end of the oldest segment, beyond which all holders must be for it to be released.
+    /// The end of the oldest segment, beyond which all holders must be for it to be released. 0 in a
+    /// forked child.
     #[must_use]
     pub fn oldest_end(&self) -> Lsn {
+        if self.core().check_process().is_err() {
+            return 0;
+        }
         self.core().segments.oldest_end()
     }
 
@@ -426,9 +436,13 @@ impl Log {
         self.shared.background.release(self.core());
     }
 
-    /// All holders and what they hold, lowest first: the first one pins the log.
+    /// All holders and what they hold, lowest first: the first one pins the log. None in a forked
+    /// child.
     #[must_use]
     pub fn holders(&self) -> Vec<(String, Lsn)> {
+        if self.core().check_process().is_err() {
+            return Vec::new();
+        }
         lock(&self.core().holders).list()
     }
 
@@ -452,10 +466,17 @@ impl Log {
         self.core().failure()
     }
 
-    /// Where the log stands, and what it did so far.
+    /// Where the log stands, and what it did so far. In a forked child all figures are 0, and
+    /// [`LogStats::poisoned`] says why.
     #[must_use]
     pub fn stats(&self) -> LogStats {
         let core = self.core();
+        if let Err(forked) = core.check_process() {
+            return LogStats {
+                poisoned: Some(forked.to_string()),
+                ..LogStats::default()
+            };
+        }
         let (durable, written) = (core.durable(), core.written());
         let boundary = core.boundary().max(written);
         let (segments, spare_segments, segment_bytes) = core.segments.size();

@@ -198,7 +198,7 @@ pub const SAMPLE: u32 = 64;
 
 /// What a log did since it was opened, and where it stands. The watermarks are read one after the
 /// other, durable first, so that durable ≤ written ≤ boundary ≤ appended holds in here too.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct LogStats {
     /// On the device up to here.

@@ -4,8 +4,10 @@
 #![cfg(not(any(loom, shuttle)))]
 
 use std::io::Write;
+use std::sync::Arc;
 
-use collie_log::{FIRST_LSN, Level, Log, LogError, LogOptions, LogSet, LogSetOptions, RingMode};
+use collie_io::{Device, RealDevice};
+use collie_log::{FIRST_LSN, Level, Log, LogError, LogOptions, LogSet, LogSetOptions, RingMode, follow};
 
 fn refused<T>(what: &str, result: Result<T, LogError>) -> Result<(), String> {
     match result {
@@ -28,16 +30,44 @@ fn a_forked_child_appends_nothing_and_closes_nothing() {
         let mut worker = log.worker().unwrap();
         let first = worker.append(0, 1, b"before").unwrap();
         log.wait(first.end, Level::Disk).unwrap();
+        let (tail, reader) = (
+            log.tail("made before", FIRST_LSN).unwrap(),
+            log.read(FIRST_LSN).unwrap(),
+        );
+        let device: Arc<dyn Device> = Arc::new(RealDevice::new());
+        let mut follower = follow::Follower::open(&device, dir.path(), None).unwrap();
         let mut copies = Some((log.clone(), worker));
+        let mut readers = Some((tail, reader));
         let in_set = LogOptions {
             set: Some(LogSet::new(LogSetOptions::default()).unwrap()),
             ..options.clone()
         };
         let unmade = dir.path().join("in-a-set");
-        let in_child = |copies: &mut Option<(Log, collie_log::Worker)>| {
-            let Some((log, mut worker)) = copies.take() else {
+        let mut in_child = |copies: &mut Option<(Log, collie_log::Worker)>| {
+            let (Some((log, mut worker)), Some((mut tail, mut reader))) = (copies.take(), readers.take())
+            else {
                 return Err("nothing to take".into());
             };
+            for level in [Level::Buffered, Level::Process, Level::Disk] {
+                refused("wait", log.wait(first.end, level))?;
+            }
+            for level in [Level::Process, Level::Disk] {
+                refused("flush", log.flush(level))?;
+            }
+            refused("a step of a tail", tail.try_next())?;
+            refused(
+                "a step of a reader",
+                reader.next().unwrap_or(Err(LogError::Closed)),
+            )?;
+            refused("get", log.get(first.start))?;
+            refused("an answer about room", log.setback().map_or(Ok(()), Err))?;
+            // It reads files and nothing else, so a child may go on with its copy.
+            follower.poll().map_err(|error| error.to_string())?;
+            let shown = log.stats().poisoned.unwrap_or_default();
+            if !shown.contains("fork") || !log.holders().is_empty() || log.oldest() + log.oldest_end() != 0 {
+                return Err(format!("figures are given, with {shown:?}"));
+            }
+            drop((tail, reader));
             refused("append", worker.append(0, 1, b"child"))?;
             refused("worker", log.worker())?;
             refused("read", log.read(FIRST_LSN))?;

@@ -403,6 +403,7 @@ impl Drop for Worker {
         // A slot that is pending after a failure, or when the log has ended, stays so, and is never
         // handed out again.
         if let Some(slot) = self.slot.take()
+            && self.core.check_process().is_ok()
             && self.core.poisoned().is_none()
             && !self.core.has_ended()
         {

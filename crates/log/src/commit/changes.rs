@@ -169,7 +169,9 @@ impl Future for NextDurable<'_> {
 
 impl Drop for NextDurable<'_> {
     fn drop(&mut self) {
-        if let Some(id) = self.id.take() {
+        if let Some(id) = self.id.take()
+            && self.changes.core.check_process().is_ok()
+        {
             self.changes.core.waiting.unfollow(id);
         }
     }

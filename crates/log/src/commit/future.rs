@@ -34,7 +34,10 @@ impl Durable {
     }
 
     fn forget(&mut self) {
-        if let Some(id) = self.id.take() {
+        // In a forked child the registry is its parent's, and may be locked for good.
+        if let Some(id) = self.id.take()
+            && self.core.check_process().is_ok()
+        {
             self.core.waiting.forget(id, self.end);
         }
     }
@@ -45,6 +48,9 @@ impl Future for Durable {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
+        if let Err(forked) = this.core.check_process() {
+            return Poll::Ready(Err(forked));
+        }
         if let Some(answer) = this.core.reached(this.end, this.level) {
             return Poll::Ready(answer);
         }
@@ -100,7 +106,10 @@ impl RoomFor {
     }
 
     fn forget(&mut self) {
-        if let Some(id) = self.id.take() {
+        // In a forked child the registry is its parent's, and may be locked for good.
+        if let Some(id) = self.id.take()
+            && self.core.check_process().is_ok()
+        {
             self.core.waiting.forget_room(id);
         }
     }
@@ -115,6 +124,9 @@ impl Future for RoomFor {
             Ok(len) => *len,
             Err(error) => return Poll::Ready(Err(error.clone())),
         };
+        if let Err(forked) = this.core.check_process() {
+            return Poll::Ready(Err(forked));
+        }
         if let Some(answer) = this.core.has_room(len) {
             this.forget();
             return Poll::Ready(answer);

@@ -41,6 +41,7 @@ impl Core {
 
     /// Blocks until `end` is safe at `level`.
     pub(crate) fn wait(&self, end: Lsn, level: Level) -> Result<(), LogError> {
+        self.check_process()?;
         if let Some(answer) = self.reached(end, level) {
             return answer;
         }

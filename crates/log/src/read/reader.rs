@@ -90,6 +90,7 @@ impl Reader {
 
     /// The next frame of the log's user below the end.
     pub(crate) fn read(&mut self) -> Result<Option<Frame>, LogError> {
+        self.core.check_process()?;
         loop {
             if self.next >= self.end {
                 return Ok(None);

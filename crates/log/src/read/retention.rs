@@ -54,6 +54,10 @@ impl Retention {
 
 impl Drop for Retention {
     fn drop(&mut self) {
+        if self.core.check_process().is_err() {
+            // The holders are the parent's.
+            return;
+        }
         lock(&self.core.holders).remove_reader(self.id);
         self.core.preparer.call();
     }

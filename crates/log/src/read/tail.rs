@@ -112,8 +112,12 @@ pub struct NextFrame<'a> {
 
 impl NextFrame<'_> {
     fn unfollow(&mut self) {
-        if let Some(id) = self.id.take() {
-            self.tail.reader.core().waiting.unfollow(id);
+        let core = self.tail.reader.core();
+        // In a forked child the registry is its parent's, and may be locked for good.
+        if let Some(id) = self.id.take()
+            && core.check_process().is_ok()
+        {
+            core.waiting.unfollow(id);
         }
     }
 }

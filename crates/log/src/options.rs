@@ -159,6 +159,9 @@ pub struct LogOptions {
     /// How many [`Worker`](crate::Worker)s may exist at once. Default 256.
     pub max_workers: usize,
     /// The first LSN to hand out is at least this: above everything that the caller's tables hold.
+    /// With [`LogOptions::resume_at`], which says that the log has what they lack, a log that ends
+    /// below has lost what was durable: [`LogError::Corrupt`], in every mode. Without, its LSNs go on
+    /// from here.
     pub min_lsn: Lsn,
     /// Where the caller will read from. A frame must start exactly there, or it must be the log's
     /// end; what lies before is not verified. `None`: from the oldest segment on.

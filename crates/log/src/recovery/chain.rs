@@ -48,6 +48,15 @@ impl Chain {
         self.runs.last()
     }
 
+    /// The segment in which `lsn` lies, or the last one that begins below, and the byte in it.
+    pub(crate) fn place(&self, lsn: Lsn) -> (PathBuf, u64) {
+        let newest_first = self.runs.iter().rev().flat_map(|run| run.segments.iter().rev());
+        let segment = newest_first
+            .into_iter()
+            .find(|segment| segment.first_lsn() <= lsn);
+        segment.map_or_else(Default::default, |s| (s.path.clone(), s.offset(lsn)))
+    }
+
     /// Reads all headers of `dir` and puts the segments in order.
     pub(crate) fn load(device: &dyn Device, dir: &Path) -> Result<Self, LogError> {
         let mut named = Vec::new();

@@ -73,6 +73,7 @@ pub(crate) fn recover(
     let Some(found) = found else {
         return new_epoch::begin_first(dir, options, chain, history, lock);
     };
+    refuse_lost_end(&chain, &found, &options)?;
     if options.recovery_mode == RecoveryMode::AbsoluteConsistency {
         refuse_unclean(dir, &found)?;
     }
@@ -165,6 +166,30 @@ fn truncate_to_a_point(
         }
         damage => truncate::truncate(device, dir, damage),
     }
+}
+
+/// Refuses a log that ends below what its caller's tables hold: they were made of what was durable,
+/// so the log has lost that, and what the tables of one family hold another's may lack. To be called
+/// before a new epoch lifts the end to where the tables end, since that would hide it for good.
+fn refuse_lost_end(chain: &Chain, found: &Found, options: &LogOptions) -> Result<(), LogError> {
+    let needed = options.min_lsn;
+    if options.resume_at.is_none() || found.end >= needed {
+        return Ok(());
+    }
+    let (path, offset) = chain.place(found.end);
+    Err(LogError::Corrupt {
+        path,
+        offset,
+        lsn: found.end,
+        expected: format!(
+            "a log that goes on to LSN {needed}, since tables hold what was durable up to there (bring back \
+             what the log has lost, or restore all from a backup)"
+        ),
+        found: found
+            .torn
+            .as_ref()
+            .map_or_else(|| "its end".to_owned(), |torn| torn.found.clone()),
+    })
 }
 
 /// Refuses a log whose end is not as its last process left it.

@@ -123,7 +123,7 @@ fn create_tables(store: &Store, record: &FamilyRecord) -> Result<Arc<FamilyState
         .device()
         .create_dir_all(&path)
         .map_err(|e| Error::io("create", &path, e))?;
-    store.load_family(record, &path, false)
+    store.load_family(record, store.open_tables(record, false)?)
 }
 
 /// Retires the id of a family that could not be created: a sync of its files may have failed, and a
@@ -239,7 +239,7 @@ pub(crate) fn adopt(store: &Store, staged: &Staged, turn: &Turn<'_>) -> Result<A
     };
     let path = directory(store, id);
     let linked = link_closed(&staged.tables, &path, store.device())
-        .and_then(|()| store.load_family(&record, &path, true))
+        .and_then(|()| store.load_family(&record, store.open_tables(&record, true)?))
         // What it is flushed to is known only now, if its last flush was not recorded.
         .and_then(|family| turn.check_end(family.flushed().get()).map(|()| family));
     let family = linked.inspect_err(|_| retire_id(store, &mut manifest, id))?;

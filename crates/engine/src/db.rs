@@ -24,9 +24,10 @@ use crate::{
 
 /// An open store. Clones are handles to the same store; all methods may be called from any thread.
 ///
-/// It belongs to the process that opened it. In a child that is forked from it, calls that read or
-/// write fail with [`Error::Forked`], and dropping a handle does nothing; a child that executes
-/// another program does not notice any of this, but holds the store's lock until it does.
+/// It belongs to the process that opened it. In a child that is forked from it, calls fail with
+/// [`Error::Forked`], those that have no error find nothing, and dropping a handle does nothing. None
+/// of them waits, whatever threads of the parent held. A child that executes another program does not
+/// notice any of this, but holds the store's lock until it does.
 ///
 /// The store closes when [`Db::close`] is called or the last handle (also of a family, a snapshot)
 /// is dropped; only `close` reports an error.
@@ -105,6 +106,7 @@ impl Db {
     /// The family of that name.
     #[must_use]
     pub fn family(&self, name: &str) -> Option<Family> {
+        self.store().check_process().ok()?;
         let state = self.store().family(name)?;
         Some(Family::new(self.clone(), state))
     }
@@ -112,6 +114,9 @@ impl Db {
     /// The names of all families, sorted.
     #[must_use]
     pub fn families(&self) -> Vec<String> {
+        if self.store().check_process().is_err() {
+            return Vec::new();
+        }
         let families = self.store().families();
         families.iter().map(|family| family.name().to_string()).collect()
     }
@@ -223,6 +228,7 @@ impl Db {
     /// # Errors
     /// [`Error::Poisoned`] and [`Error::Log`] where it never will be.
     pub fn wait(&self, end: Lsn, level: Durability) -> Result<()> {
+        self.store().check_process()?;
         self.store().sequencer().wait(end, level)
     }
 
@@ -234,7 +240,12 @@ impl Db {
         end: Lsn,
         level: Durability,
     ) -> impl Future<Output = Result<()>> + Send + 'static {
-        self.store().sequencer().wait_async(end, level)
+        let forked = self.store().check_process();
+        let waiting = self.store().sequencer().wait_async(end, level);
+        async move {
+            forked?;
+            waiting.await
+        }
     }
 
     /// Makes everything that was written before the call as safe as `level` says; returns its end.
@@ -247,6 +258,7 @@ impl Db {
     /// # Errors
     /// As [`Db::wait`].
     pub fn flush_wal(&self, level: Level) -> Result<Lsn> {
+        self.store().check_process()?;
         self.store().sequencer().flush(level)
     }
 
@@ -283,7 +295,8 @@ impl Db {
         self.store().sequencer().recovery()
     }
 
-    /// Statistics of the store, its log and its families.
+    /// Statistics of the store, its log and its families. In a forked child all figures are 0, and
+    /// [`Stats::refusal`] says why.
     #[must_use]
     pub fn stats(&self) -> Stats {
         stats::collect(self.store())

@@ -1,6 +1,6 @@
 //! The errors, and what to do about each.
 
-mod table;
+pub(crate) mod table;
 
 use std::io;
 use std::path::PathBuf;

@@ -10,8 +10,8 @@ use crate::bounds::{Bounds, from_key, is_empty, to_key};
 use crate::memtable::{Direction, Entry, Mem, Scan};
 use crate::store::read_point::ReadPoint;
 use crate::store::view::View;
-use crate::tables::{Pinned, TableIter};
-use crate::{Error, Key, Result, Value};
+use crate::tables::{Pinned, TableIter, TableResult};
+use crate::{Key, Result, Value};
 
 /// Keys that are fetched from a memtable at first, and at most; each fetch takes so many times the
 /// one before.
@@ -23,7 +23,8 @@ const LARGEST_FETCH: usize = 1024;
 ///
 /// It sees the commits below the boundary at which it was made and no later ones, and keeps the
 /// memtables and table files that it needs for as long as it lives, and with them the store's lock:
-/// a store can be opened again when the last iterator is gone. After an error it ends. One that was
+/// a store can be opened again when the last iterator is gone. After an error it ends;
+/// [`Error::Forked`] is that of a child that its process forked. One that was
 /// made after the log failed returns [`Error::InDoubt`] instead of the first key that is in doubt,
 /// and ends there.
 pub struct Iter {
@@ -102,7 +103,15 @@ impl Iter {
         self.restart(&to_key(&self.bounds, key.as_ref()));
     }
 
+    /// Fails in a child of the process that made it.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.tables.tables.check_process()
+    }
+
     fn restart(&mut self, bounds: &Bounds) {
+        if self.check_process().is_err() {
+            return;
+        }
         for mem in &mut self.mems {
             mem.restart(bounds);
         }
@@ -112,6 +121,10 @@ impl Iter {
     fn step(&mut self, direction: Direction) -> Option<Result<(Key, Value)>> {
         if self.failed {
             return None;
+        }
+        if let Err(forked) = self.check_process() {
+            self.failed = true;
+            return Some(Err(forked));
         }
         loop {
             match self.step_or_fail(direction) {
@@ -128,7 +141,11 @@ impl Iter {
 
     /// The next key with its value, or without one where it is removed.
     fn step_or_fail(&mut self, direction: Direction) -> Result<Option<(Key, Option<Value>)>> {
-        self.tables.fill(direction)?;
+        if let Err(error) = self.tables.fill(direction) {
+            let (low, high) = self.bounds.clone();
+            let tables = &self.tables.tables;
+            return Err(tables.range_failed(low.map(|key| key.0), high.map(|key| key.0), error));
+        }
         for mem in &mut self.mems {
             mem.fill(direction);
         }
@@ -333,12 +350,9 @@ impl TableSource {
     }
 
     /// Fetches the next entry, if there is one.
-    fn fill(&mut self, direction: Direction) -> Result<()> {
+    fn fill(&mut self, direction: Direction) -> TableResult<()> {
         let Self {
-            iter,
-            tables,
-            front,
-            back,
+            iter, front, back, ..
         } = self;
         let (near, far) = match direction {
             Direction::Forward => (front, back),
@@ -351,7 +365,7 @@ impl TableSource {
             });
             *near = match next {
                 Some(Ok(item)) => Some((Key(item.key.user_key), Value(item.value))),
-                Some(Err(e)) => return Err(Error::table("read", tables.path(), e)),
+                Some(Err(error)) => return Err(error),
                 // The entry that the other end has fetched is the last one.
                 None => far.take(),
             };

@@ -11,7 +11,7 @@ use crate::store::stall::Stall;
 use crate::store::view::FlushCause;
 
 /// A store's figures at one moment. Counts are since the store was opened.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Stats {
     /// Everything below is in its memtables.
@@ -146,6 +146,12 @@ pub struct FamilyStats {
 }
 
 pub(crate) fn collect(store: &Store) -> Stats {
+    if let Err(forked) = store.check_process() {
+        return Stats {
+            refusal: Some(forked.to_string()),
+            ..Stats::default()
+        };
+    }
     let sequencer = store.sequencer();
     let end = sequencer.reserved();
     let counts = store.counts();

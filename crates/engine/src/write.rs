@@ -116,6 +116,9 @@ impl Db {
     /// locks, which are released by now. An error is left to the next write.
     pub(crate) fn throttle_after(&self, families: &[Arc<FamilyState>], bytes: usize) {
         let store = self.store();
+        if store.check_process().is_err() {
+            return;
+        }
         let waited = match self.is_large(bytes) {
             true => store
                 .await_large(families)

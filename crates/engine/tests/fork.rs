@@ -104,9 +104,16 @@ fn a_forked_child_is_refused_and_its_parent_goes_on() {
     // The child takes and drops its copies, and the parent has its own still.
     let mut copies = Some((iter, snapshot, tx, db.clone(), orders.clone()));
     in_child(|| {
-        let Some((iter, snapshot, tx, child_db, child_orders)) = copies.take() else {
+        let Some((mut iter, snapshot, tx, child_db, child_orders)) = copies.take() else {
             return Err("nothing to take".into());
         };
+        refused("a step", iter.next().unwrap_or(Err(Error::Closed)))?;
+        iter.seek("0");
+        if iter.next().is_some() {
+            return Err("an iterator went on after an error".into());
+        }
+        refused("get of a transaction", tx.get(&child_orders, "0"))?;
+        refused("put of a transaction", tx.put(&child_orders, "0", "1"))?;
         refused("put", child_orders.put("child", "1"))?;
         refused("put of the default family", child_db.put("child", "1"))?;
         refused("delete", child_orders.delete("tx"))?;
@@ -132,8 +139,39 @@ fn a_forked_child_is_refused_and_its_parent_goes_on() {
         refused("drop of a family", child_db.drop_family(&child_orders))?;
         refused("transaction", child_db.transaction(TransactionOptions::default()))?;
         refused("commit", tx.commit())?;
-        refused("wait", child_db.wait(end, Durability::Disk))?;
-        refused("flush of the log", child_db.flush_wal(Durability::Disk))?;
+        refused(
+            "a family to open",
+            child_db.open_family("orders", FamilyOptions::default()),
+        )?;
+        for level in [Durability::Buffered, Durability::Process, Durability::Disk] {
+            refused("wait", child_db.wait(end, level))?;
+            refused("flush of the log", child_db.flush_wal(level))?;
+        }
+        let mut owner = child_db.row_owner("child");
+        let rows = [(&child_orders, &b"0"[..])];
+        refused("row locks", child_db.lock_rows(&mut owner, rows, Duration::ZERO))?;
+        refused(
+            "owned row locks",
+            child_db.lock_rows_owned(&mut owner, rows, Duration::ZERO),
+        )?;
+        refused(
+            "family locks",
+            child_db.lock_families(&mut owner, [&child_orders], Duration::ZERO),
+        )?;
+        refused("iter of a snapshot", snapshot.iter(&child_orders))?;
+        let shown = child_db.stats().refusal.unwrap_or_default();
+        if !shown.contains("fork") {
+            return Err(format!("stats say {shown:?}"));
+        }
+        let found = (
+            child_db.families().len(),
+            child_db.transactions().len(),
+            child_db.flushed(),
+        );
+        if found != (0, 0, 0) || child_db.family("orders").is_some() {
+            return Err(format!("{found:?}"));
+        }
+        child_orders.throttle(1 << 20);
         refused("close", child_db.clone().close())?;
         drop((iter, snapshot, child_orders, child_db));
         Ok(())
@@ -157,6 +195,89 @@ fn a_forked_child_is_refused_and_its_parent_goes_on() {
         assert_eq!(orders.get(key).unwrap().as_deref(), Some(&b"1"[..]), "{key}");
     }
     assert_eq!(orders.iter().unwrap().count(), 103);
+}
+
+/// Calls and handles that end in a child while threads of its parent, which the child does not have,
+/// hold any lock of the store: none waits for one.
+#[test]
+fn a_child_waits_for_no_lock_that_its_parent_held() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    let db = Db::open(dir.path(), Options::default()).unwrap();
+    let orders = db.create_family("orders", FamilyOptions::default()).unwrap();
+    for n in 0..1_000_u32 {
+        orders
+            .put_with(n.to_be_bytes(), "v", &WriteOptions::buffered())
+            .unwrap();
+    }
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // They hold what they can: the locks of figures, of rows, of memtables, of the manifest.
+        let busy: [&(dyn Fn() + Sync); 5] = [
+            &|| drop(db.stats()),
+            &|| drop(orders.put_with("busy", "v", &WriteOptions::buffered())),
+            &|| drop(orders.iter().map(|iter| iter.take(100).count())),
+            &|| {
+                drop(
+                    db.transaction(TransactionOptions::default())
+                        .map(|tx| tx.put(&orders, "row", "v")),
+                )
+            },
+            &|| {
+                drop(
+                    db.create_family("more", FamilyOptions::default())
+                        .map(|more| db.drop_family(&more)),
+                )
+            },
+        ];
+        for run in busy {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    run();
+                }
+            });
+        }
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..100 {
+                let (mut iter, snapshot) = (orders.iter().unwrap(), db.snapshot());
+                let tx = db.transaction(TransactionOptions::default()).unwrap();
+                tx.put(&orders, "mine", "v").unwrap();
+                let mut own = tx.iter(&orders).unwrap();
+                own.next().unwrap().unwrap();
+                let mut copies = Some((db.clone(), orders.clone(), tx));
+                in_child(|| {
+                    let Some((db, orders, tx)) = copies.take() else {
+                        return Err("nothing to take".into());
+                    };
+                    refused("a step", iter.next().unwrap_or(Err(Error::Closed)))?;
+                    refused(
+                        "a step of a transaction's",
+                        own.next().unwrap_or(Err(Error::Closed)),
+                    )?;
+                    refused("get", orders.get("0"))?;
+                    refused("get of a snapshot", snapshot.get(&orders, "0"))?;
+                    refused("put", orders.put("0", "v"))?;
+                    refused("get for update", tx.get_for_update(&orders, "0"))?;
+                    refused("flush", db.flush())?;
+                    refused("flush of the log", db.flush_wal(Durability::Disk))?;
+                    let _ = (db.stats(), db.families(), db.family("orders"), db.transactions());
+                    let _ = (
+                        db.visible(),
+                        db.durable(),
+                        db.stall(),
+                        db.flushed(),
+                        db.default_family(),
+                    );
+                    drop((tx, db, orders));
+                    Ok(())
+                });
+            }
+        }));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        ended.unwrap();
+    });
+    db.close().unwrap();
 }
 
 /// A handle is dropped in a child that ends as programs end, not only in one that is made to be

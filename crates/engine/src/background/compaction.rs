@@ -10,7 +10,7 @@ use crate::background::{flush, whole_merge};
 use crate::store::Store;
 use crate::store::family_state::{FamilyState, Work};
 use crate::store::queue::pause_after;
-use crate::tables::{Tables, TakeUnrecorded, Unwritten, Writing};
+use crate::tables::{Tables, Unwritten, Writing};
 use crate::{Error, Result};
 
 /// With so many runs in level 0 one is merged before another is added: the table library counts the
@@ -67,7 +67,7 @@ pub(crate) fn use_background_io() {
 /// writes to it go on.
 pub(crate) fn compact_all(store: &Store, family: &Arc<FamilyState>) -> Result<()> {
     loop {
-        match merge_all(store, family, TakeUnrecorded::No) {
+        match merge_all(store, family) {
             // What it has registered is never recorded.
             Ok(Compacted::Refused) if family.is_dropped() => return Ok(()),
             // A flush is about to record what it has registered, or failed to.
@@ -84,10 +84,9 @@ pub(crate) fn compact_all(store: &Store, family: &Arc<FamilyState>) -> Result<()
     }
 }
 
-fn merge_all(store: &Store, family: &FamilyState, unrecorded: TakeUnrecorded) -> Result<Compacted> {
-    let merge = |tables: &Tables, writing: &Writing<'_>| {
-        tables.compact_all(writing, unrecorded, || store.raise_level0(family))
-    };
+fn merge_all(store: &Store, family: &FamilyState) -> Result<Compacted> {
+    let merge =
+        |tables: &Tables, writing: &Writing<'_>| tables.compact_all(writing, || store.raise_level0(family));
     let compacted = store.relieve(|| {
         let one = family.lock_compactions();
         compact(store, family, &one, family.compactions(), merge)
@@ -103,9 +102,8 @@ pub(crate) fn merge_hidden(store: &Store, family: &FamilyState, is_due: impl FnO
     if !is_due() {
         return Ok(());
     }
-    let merge = |tables: &Tables, writing: &Writing<'_>| {
-        tables.compact_all(writing, TakeUnrecorded::No, || store.raise_level0(family))
-    };
+    let merge =
+        |tables: &Tables, writing: &Writing<'_>| tables.compact_all(writing, || store.raise_level0(family));
     // The reserve is not for this.
     let compacted = compact(store, family, &one, family.whole_merges(), merge)?;
     if compacted == Compacted::Changed {
@@ -124,12 +122,17 @@ enum Compacted {
 }
 
 /// Merges until the library can count another run. Write stalls do not limit recovery, nor flushes
-/// on callers' threads.
-pub(crate) fn keep_level0_countable(store: &Store, family: &FamilyState) -> Result<()> {
-    while family.level0_runs() >= LEVEL0_COUNTABLE {
+/// on callers' threads. `record` records what the caller, which flushes, has registered: that is not
+/// merged before.
+pub(crate) fn keep_level0_countable(
+    store: &Store,
+    family: &FamilyState,
+    mut record: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    while family.level0_runs() >= LEVEL0_COUNTABLE && !family.is_dropped() {
+        record()?;
         if !compact_once(store, family)? {
-            // What is not recorded is merged too: the caller, which flushes, can register no more.
-            merge_all(store, family, TakeUnrecorded::Yes)?;
+            merge_all(store, family)?;
         }
     }
     Ok(())

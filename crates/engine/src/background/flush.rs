@@ -122,7 +122,8 @@ fn register_sealed(
     while !family.is_dropped()
         && let Some(sealed) = family.view().sealed.first().cloned()
     {
-        crate::background::compaction::keep_level0_countable(store, family)?;
+        let record_own = || record(store, std::slice::from_mut(flush));
+        crate::background::compaction::keep_level0_countable(store, family, record_own)?;
         store.relieve(|| {
             let written = flush.write(sealed.clone())?;
             flush.register(written)

@@ -122,18 +122,16 @@ impl Sequencer {
     }
 
     /// From where on a family needs commits of which the manifest calls those below `flushed`
-    /// flushed, and whose tables hold writes up to `highest`.
-    ///
-    /// With a log, replay skips what is in a table that the manifest does not record. An external
-    /// journal has no replay of ours: what is applied again has to begin where the tables end. A
-    /// flush registers the tables of whole memtables, each with the newest writes of its last commit,
-    /// so that is behind the highest sequence number. (Compactions may drop that one if it is of a
-    /// delete, and only of tables that the manifest records.)
-    pub(crate) fn resume_at(&self, flushed: Lsn, highest: Lsn) -> Lsn {
-        match self {
-            Self::Log(_) | Self::Virtual(_) => flushed,
-            Self::External(_) => flushed.max(highest + 1),
-        }
+    /// flushed, and whose tables hold writes up to `highest`: behind both. A flush registers the
+    /// tables of whole memtables, in their order, each with the newest writes of its last commit.
+    /// (Compactions may drop these, but take no tables that the manifest does not record.) In a log
+    /// that is the end of this commit's frame, where the next one begins.
+    pub(crate) fn resume_at(&self, flushed: Lsn, highest: Lsn) -> Result<Lsn> {
+        Ok(match self {
+            _ if highest < flushed => flushed,
+            Self::Log(log) => log.get(highest)?.end,
+            Self::Virtual(_) | Self::External(_) => highest + 1,
+        })
     }
 
     /// The durable boundary; `None` with the log off, where nothing waits for it.

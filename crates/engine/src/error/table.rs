@@ -21,6 +21,14 @@ impl TableError {
     }
 }
 
+/// Whether something that was read is damaged, and no call to the system failed.
+pub(crate) fn is_damage(error: &lsm_tree::Error) -> bool {
+    match error {
+        lsm_tree::Error::Io(error) => error.kind() == ErrorKind::UnexpectedEof,
+        _ => true,
+    }
+}
+
 const RESTORE: &str = "restore the store from a backup";
 
 impl fmt::Display for TableError {

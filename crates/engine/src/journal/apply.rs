@@ -99,9 +99,12 @@ impl Db {
     /// when this rises ([`ExternalJournal::flushed`](crate::ExternalJournal::flushed)). Of a store
     /// with several families it is the lowest of theirs.
     ///
-    /// Of a new store it is 2³² − 1.
+    /// Of a new store it is 2³² − 1. 0 in a forked child.
     #[must_use]
     pub fn flushed(&self) -> Lsn {
+        if self.store().check_process().is_err() {
+            return 0;
+        }
         let families = self.store().families();
         let ends = families.iter().map(|family| family.flushed().get());
         ends.min().unwrap_or(collie_log::FIRST_LSN) - 1

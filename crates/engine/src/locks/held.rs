@@ -189,8 +189,12 @@ impl<T: Deref<Target = LockTable>> Held<T> {
             .with(range.family, |locks, room| locks.remove_range(range.number, room));
     }
 
-    /// Releases everything.
+    /// Releases everything, unless this is a forked child: it has a copy of its parent's locks, whose
+    /// mutexes may be held for good.
     pub(crate) fn release(&mut self) {
+        if !self.table.is_here() {
+            return;
+        }
         self.release_rows(&self.rows);
         self.rows.clear();
         self.counts.clear();

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use collie_io::{Clock, RealClock};
+use collie_io::{Clock, Opener, RealClock};
 use parking_lot::Mutex;
 
 use super::deadlock::{Graph, Link, Waits};
@@ -123,6 +123,7 @@ pub(crate) struct LockTable {
     in_use: AtomicBool,
     first_use: Once,
     next_owner: AtomicU64,
+    opener: Opener,
     pub(crate) counters: LockCounters,
 }
 
@@ -148,8 +149,14 @@ impl LockTable {
             in_use: AtomicBool::new(false),
             first_use: Once::new(),
             next_owner: AtomicU64::new(1),
+            opener: Opener::here(),
             counters: LockCounters::default(),
         }
+    }
+
+    /// Whether this is the process that made it, and not a child of it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.opener.is_here()
     }
 
     /// Whether plain writes take locks. The caller has an appender.

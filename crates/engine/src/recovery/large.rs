@@ -53,9 +53,7 @@ pub(super) fn replay(store: &Store, log: &Log, replay: &Replay<'_>, frame: &Fram
             let found = format!("family {}", op.family);
             return Err(replay.corrupt(frame, 0, "an operation of a family that is announced", found));
         }
-        if replay.family_of(frame, op)?.is_some()
-            && let Some((_, mem)) = mems.get(&op.family)
-        {
+        if let Some((_, mem)) = mems.get(&op.family) {
             mem.load(op.key, UNPLACED, op.write);
         }
     }

@@ -53,8 +53,24 @@ pub(crate) fn inspect(device: &dyn Device, dir: &Path) -> Result<Found> {
     }
 }
 
-/// Takes the lock, until the result is dropped.
-pub(crate) fn lock(device: &dyn Device, dir: &Path) -> Result<Arc<dyn File>> {
+/// The right to change a store's directory, which one process has, until the last copy is dropped.
+/// Whoever opens a tree shows it ([`Home`](crate::tables::Home)): opening a tree removes the tables
+/// that its manifest does not name, those too that an owner is about to name.
+#[derive(Clone)]
+pub(crate) struct StoreLock {
+    dir: Arc<Path>,
+    _file: Arc<dyn File>,
+}
+
+impl StoreLock {
+    /// The directory.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+/// Takes the lock.
+pub(crate) fn lock(device: &dyn Device, dir: &Path) -> Result<StoreLock> {
     let path = dir.join(FILE);
     let file = device
         .open(&path, OpenMode::OpenOrCreate)
@@ -74,7 +90,10 @@ pub(crate) fn lock(device: &dyn Device, dir: &Path) -> Result<Arc<dyn File>> {
     if let Err(error) = written {
         tracing::debug!(path = %path.display(), %error, "the lock file does not name its holder");
     }
-    Ok(file)
+    Ok(StoreLock {
+        dir: dir.into(),
+        _file: file,
+    })
 }
 
 /// The pid in a lock file; `None` while its holder has not written it.

@@ -19,8 +19,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use arc_swap::ArcSwap;
-use collie_io::{Device, File, Scheduler};
-use collie_log::{Log, LogError, LogId, LogOptions};
+use collie_io::{Device, Scheduler};
+use collie_log::{Log, LogError, LogId, LogOptions, Lsn};
 use parking_lot::Mutex;
 
 use crate::DEFAULT_FAMILY;
@@ -31,13 +31,14 @@ use crate::handle::Handle;
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{LogState, Manifest};
 use crate::options::invalid;
-use crate::recovery::lock_file::Found;
+use crate::recovery::lock_file::{Found, StoreLock};
 use crate::recovery::{lock_file, replay};
 use crate::shared::Parts;
 use crate::store::family_state::FamilyState;
 use crate::store::reserve::Reserve;
 use crate::store::view::FlushCause;
 use crate::store::{Start, Store};
+use crate::tables::{Home, Shared, Tables};
 use crate::{Compression, Error, Journal, Options, Result, SharedOptions, catalog};
 
 const LOG_DIRECTORY: &str = "log";
@@ -119,7 +120,7 @@ fn switch_log_off(
     path: &Path,
     options: &Options,
     manifest: ManifestFile,
-    lock: &Arc<dyn File>,
+    lock: &StoreLock,
 ) -> Result<ManifestFile> {
     let with_log = Options {
         disable_wal: false,
@@ -156,7 +157,7 @@ fn start(
     mut options: Options,
     mut manifest: ManifestFile,
     reserve: Reserve,
-    lock: &Arc<dyn File>,
+    lock: &StoreLock,
 ) -> Result<Handle> {
     let device = Arc::clone(&options.device);
     if let Journal::External(_) = options.journal {
@@ -169,7 +170,16 @@ fn start(
         Some(shared) => shared.parts().clone(),
         None => Parts::new(&of_its_own(&options))?,
     };
-    let sequencer = reserve.relieve(|| open_sequencer(path, &options, &manifest, &parts.scheduler))?;
+    let shared = Shared::of(&parts);
+    let home = Home {
+        lock,
+        shared: &shared,
+        device: &*device,
+        reclaim: parts.reclaim.clone(),
+    };
+    let trees = open_trees(&home, &manifest)?;
+    let end = manifest.floor.max(end_of(trees.values()));
+    let sequencer = reserve.relieve(|| open_sequencer(path, &options, &manifest, end, &parts.scheduler))?;
     // The opening of the log may have used it, for frames that were in the ring.
     reserve.fill(Some(&sequencer));
     let adopt = manifest.log == LogState::Off && !options.disable_wal;
@@ -181,13 +191,14 @@ fn start(
         manifest,
         reserve,
         parts,
-        lock: Arc::clone(lock),
+        shared,
+        lock: lock.clone(),
     };
     let store = Arc::new(Store::new(start)?);
     let mut threads = Vec::new();
     let filled = if adopt { switch_log_on(&store) } else { Ok(()) }
         .and_then(|()| start_threads(&store, &mut threads))
-        .and_then(|()| load_and_replay(&store, adopt, &log_dir));
+        .and_then(|()| load_and_replay(&store, trees, adopt, &log_dir));
     match filled {
         Ok(default_family) => Ok(Handle {
             store,
@@ -229,10 +240,30 @@ fn remove_unnamed(device: &dyn Device, path: &Path, manifest: &Manifest) -> Resu
     Ok(())
 }
 
+/// Opens the tables of all families, before the log: it must reach as far as they do, and an opening
+/// of it that did not know that would go on where it ends.
+fn open_trees(home: &Home<'_>, manifest: &Manifest) -> Result<HashMap<u32, Tables>> {
+    let families = manifest.families.iter();
+    families
+        .map(|record| Ok((record.id, Tables::open(home, record.id, true, &record.options)?)))
+        .collect()
+}
+
+/// The least LSN that is above all that is in tables, and at which a frame can start. Tables are
+/// registered before the manifest records how far they go.
+fn end_of<'a>(trees: impl Iterator<Item = &'a Tables>) -> Lsn {
+    trees
+        .map(|tables| (tables.highest() + 1).next_multiple_of(8))
+        .max()
+        .unwrap_or(0)
+}
+
+/// `end`: tables hold nothing at or above it.
 fn open_sequencer(
     path: &Path,
     options: &Options,
     manifest: &Manifest,
+    end: Lsn,
     scheduler: &Arc<Scheduler>,
 ) -> Result<Sequencer> {
     if let Journal::External(journal) = &options.journal {
@@ -266,7 +297,7 @@ fn open_sequencer(
             segment_bytes: options.segment_bytes,
             // One more than appenders: closing takes one.
             max_workers: options.max_workers + 1,
-            min_lsn: manifest.floor,
+            min_lsn: end,
             resume_at,
             log_id: Some(LogId(manifest.log_id)),
             manual_flush: options.manual_wal_flush,
@@ -398,17 +429,22 @@ impl Drop for Watch<'_> {
 
 /// Opens the families, replays the log into them, and creates the default family where it does not
 /// exist.
-fn load_and_replay(store: &Arc<Store>, fresh_log: bool, log_dir: &Path) -> Result<Arc<FamilyState>> {
-    let records = store.manifest().families.clone();
+fn load_and_replay(
+    store: &Arc<Store>,
+    mut trees: HashMap<u32, Tables>,
+    fresh_log: bool,
+    log_dir: &Path,
+) -> Result<Arc<FamilyState>> {
     let mut by_id = HashMap::new();
-    for record in &records {
-        let dir = catalog::directory(store, record.id);
-        let family = store.load_family(record, &dir, true)?;
-        store.publish_family(&family);
-        by_id.insert(record.id, family);
+    for record in &store.manifest().families.clone() {
+        if let Some(tables) = trees.remove(&record.id) {
+            let family = store.load_family(record, tables)?;
+            store.publish_family(&family);
+            by_id.insert(record.id, family);
+        }
     }
-    refuse_tables_ahead(store, by_id.values(), log_dir)?;
     record_found(store)?;
+    let records = store.manifest().families.clone();
     let resume = records.iter().map(|record| record.flushed).min();
     if let (Sequencer::Log(log), Some(resume)) = (store.sequencer(), resume) {
         // Retains what any family needs until the log is retained for each of them, and the parts of
@@ -435,8 +471,9 @@ fn load_and_replay(store: &Arc<Store>, fresh_log: bool, log_dir: &Path) -> Resul
     Ok(default_family)
 }
 
-/// Records what is in tables beyond what the manifest says, where commits are to go on there, and
-/// shows it. Before a compaction may drop the delete that is the last of it.
+/// Records tables that were registered, by a flush that a crash cut off before its record. Until then
+/// nothing is merged nor replayed: only a record keeps that crash's log from being replayed over
+/// them once more, when what was merged hides less than it does now.
 fn record_found(store: &Store) -> Result<()> {
     let families = store.families();
     let mut manifest = store.manifest();
@@ -459,31 +496,4 @@ fn record_found(store: &Store) -> Result<()> {
     drop(manifest);
     let end = families.iter().map(|family| family.flushed().get()).max();
     end.map_or(Ok(()), |end| store.go_on_at(end))
-}
-
-/// Refuses tables that are ahead of the log. A table is registered only when the log is durable
-/// that far, so the log was truncated or exchanged, and the table would hide new commits.
-fn refuse_tables_ahead<'a>(
-    store: &Store,
-    families: impl IntoIterator<Item = &'a Arc<FamilyState>>,
-    log_dir: &Path,
-) -> Result<()> {
-    let Some(end) = store.sequencer().recovery().map(|report| report.end) else {
-        return Ok(());
-    };
-    for family in families {
-        let highest = family.tables().highest();
-        if highest >= end {
-            return Err(Error::Corrupt {
-                path: log_dir.into(),
-                offset: 0,
-                expected: format!(
-                    "a log that reaches beyond the tables, which hold LSN {highest} of the family {}",
-                    family.name()
-                ),
-                found: format!("a log that ends at LSN {end}"),
-            });
-        }
-    }
-    Ok(())
 }

@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use collie_log::{Frame, Log, Lsn, Reader};
 
 use crate::background::flush;
-use crate::commit::codec::{KIND_COMMIT, Op, Ops};
+use crate::commit::codec::{KIND_COMMIT, Ops};
 use crate::commit::parts::KIND_LAST;
 use crate::memtable::At;
 use crate::recovery::large;
@@ -252,20 +252,11 @@ impl Replay<'_> {
         };
         for op in Ops::new(&frame.payload) {
             let op = op.map_err(|e| self.corrupt(frame, e.offset as u64, e.expected, e.found))?;
-            if let Some(family) = self.family_of(frame, op)? {
+            if let Some(family) = self.needed_by(frame, op.family)? {
                 family.view().mem_for(at.start).load(op.key, at, op.write);
             }
         }
         Ok(())
-    }
-
-    /// The family that an operation of the commit at `frame` is to be inserted into; `None` where
-    /// that is not needed.
-    pub(super) fn family_of(&self, frame: &Frame, op: Op<'_>) -> Result<Option<&Arc<FamilyState>>> {
-        match self.needed_by(frame, op.family)? {
-            Some(family) if !family.tables().has_newer(op.key, frame.start)? => Ok(Some(family)),
-            _ => Ok(None),
-        }
     }
 
     /// The family of that id, if it needs the commit at `frame`.

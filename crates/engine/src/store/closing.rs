@@ -15,6 +15,8 @@ impl Store {
     /// For a call that writes to the directory on its caller's thread: `close` waits until the
     /// result is dropped. Fails where the store is closed.
     pub(crate) fn use_directory(&self) -> Result<DirectoryUse<'_>> {
+        // First: a thread of the parent may have had the lock.
+        self.check_process()?;
         let used = self.directory.read();
         self.check_open()?;
         Ok(used)

@@ -1,7 +1,6 @@
 //! The families of an open store, by name.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -12,8 +11,8 @@ use super::family_state::FamilyState;
 use super::read_point::ReadPoint;
 use super::views::Views;
 use crate::manifest::FamilyRecord;
-use crate::tables::Tables;
-use crate::{Result, Stall};
+use crate::tables::{Home, Tables};
+use crate::{Error, Result, Stall};
 
 /// The families of a store.
 #[derive(Default)]
@@ -59,20 +58,24 @@ impl Store {
         found.map_or_else(|| format!("number {id}"), |family| family.name().to_string())
     }
 
-    /// Opens the tables of a family in `dir`, with an empty memtable that begins where the tables
-    /// end. Tables of a family that the manifest names (`known`) must be there. Reads and writes do
-    /// not find the family before [`Store::publish_family`].
-    pub(crate) fn load_family(
-        &self,
-        record: &FamilyRecord,
-        dir: &Path,
-        known: bool,
-    ) -> Result<Arc<FamilyState>> {
-        let reclaim = self.reclaim_sender();
-        let tables = Tables::open(dir, known, &record.options, &self.shared, &*self.device, reclaim)?;
+    /// Opens the tables of a family, which must be there where they are `known`.
+    pub(crate) fn open_tables(&self, record: &FamilyRecord, known: bool) -> Result<Tables> {
+        let lock = self.lock.lock().clone().ok_or(Error::Closed)?;
+        let home = Home {
+            lock: &lock,
+            shared: &self.shared,
+            device: &*self.device,
+            reclaim: self.reclaim_sender(),
+        };
+        Tables::open(&home, record.id, known, &record.options)
+    }
+
+    /// A family with these tables, and an empty memtable that begins where they end. Reads and writes
+    /// do not find the family before [`Store::publish_family`].
+    pub(crate) fn load_family(&self, record: &FamilyRecord, tables: Tables) -> Result<Arc<FamilyState>> {
         let pinned = self.pin(&tables);
         let record = FamilyRecord {
-            flushed: self.sequencer.resume_at(record.flushed, tables.highest()),
+            flushed: self.sequencer.resume_at(record.flushed, tables.highest())?,
             ..record.clone()
         };
         let mem = self.new_mem(record.flushed, &record.options);

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 
-use collie_io::{Device, File, Nanos};
+use collie_io::{Device, Nanos};
 use collie_log::Lsn;
 use parking_lot::{Mutex, RwLock};
 
@@ -42,6 +42,7 @@ use crate::locks::table::LockTable;
 use crate::manifest::file::ManifestFile;
 use crate::memtable::reclaim::Reclaim;
 use crate::memtable::{Chunks, Mem};
+use crate::recovery::lock_file::StoreLock;
 use crate::shared::{Budget, Parts};
 use crate::store::queue::TaskQueue;
 use crate::store::reserve::Reserve;
@@ -91,7 +92,7 @@ pub(crate) struct Store {
     directory: RwLock<()>,
     /// The store's lock file, shared with everything that may still remove files of its own: see
     /// `Pinned`.
-    lock: Mutex<Option<Arc<dyn File>>>,
+    lock: Mutex<Option<StoreLock>>,
     counters: Counters,
 }
 
@@ -103,7 +104,8 @@ pub(crate) struct Start {
     pub(crate) manifest: ManifestFile,
     pub(crate) reserve: Reserve,
     pub(crate) parts: Parts,
-    pub(crate) lock: Arc<dyn File>,
+    pub(crate) shared: Shared,
+    pub(crate) lock: StoreLock,
 }
 
 impl Store {
@@ -115,14 +117,9 @@ impl Store {
             manifest,
             reserve,
             parts,
+            shared,
             lock,
         } = start;
-        let shared = Shared {
-            cache: parts.cache,
-            descriptors: parts.descriptors,
-            scheduler: parts.scheduler,
-            stop: Arc::default(),
-        };
         // One appender is the system's.
         let appenders = options.max_workers - 1;
         let visible = Visible::new(options.max_workers, sequencer.reserved());

@@ -6,34 +6,109 @@ use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 
 use crate::{Error, Result};
 
-/// Compares the tree's manifest with the checksum that `current` has for it, and makes sure that
-/// `current` is durable.
-pub(super) fn verify(path: &Path, device: &dyn Device) -> Result<()> {
+/// The version of a tree that its manifest describes.
+pub(super) struct Version {
+    pub(super) number: u64,
+    /// The tables' numbers, and the checksums of their files.
+    pub(super) tables: Vec<(u64, u128)>,
+}
+
+/// Reads the version that is in force, compares its file with the checksum that `current` has for it,
+/// and makes sure that `current` is durable. `None`: the tree is not on this device.
+pub(super) fn verify(path: &Path, device: &dyn Device) -> Result<Option<Version>> {
     let current = path.join("current");
     match device.stat(&current) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return refuse_missing(path, &current);
+            return refuse_missing(path, &current).map(|()| None);
         }
         Err(e) => return Err(Error::io("look at", current, e)),
         Ok(_) => {}
     }
     let bytes = read_file(device, &current)?;
-    let (name, sum) = named_version(path, &bytes)?;
+    let (number, sum) = named_version(path, &bytes)?;
+    let name = version_file(number);
     let manifest = path.join(&name);
-    let found = xxhash_rust::xxh3::xxh3_128(&read_file(device, &manifest)?);
+    let described = read_file(device, &manifest)?;
+    let found = xxhash_rust::xxh3::xxh3_128(&described);
     if found.to_le_bytes() != sum {
         let expected = sum.iter().rev().map(|byte| format!("{byte:02x}")).collect();
         return corrupt(manifest, expected, format!("{found:032x}"));
     }
-    rewrite_current(path, &name, &bytes, device)
+    let Some(tables) = tables_of(&described) else {
+        return corrupt(manifest, "a list of tables".into(), "something else".into());
+    };
+    rewrite_current(path, &name, &bytes, device)?;
+    Ok(Some(Version { number, tables }))
 }
 
-/// The name of the version's file that `current`, with these bytes, names in the directory, and that
-/// file's checksum.
-pub(super) fn named_version<'a>(path: &Path, current: &'a [u8]) -> Result<(String, &'a [u8])> {
+/// The tables that a version's file names, level by level and run by run, with the checksums of their
+/// files. The file is an archive of sections, whose contents are listed at its end.
+fn tables_of(version: &[u8]) -> Option<Vec<(u64, u128)>> {
+    // "SFA!", version, kind of checksum, checksum of the contents; then where these are.
+    const TRAILER: usize = 4 + 1 + 1 + 16 + 8 + 8;
+    let trailer = version.get(version.len().checked_sub(TRAILER)?..)?;
+    let contents = word(&mut trailer.get(22..)?)?;
+    let mut contents = version.get(usize::try_from(contents).ok()?..)?;
+    let bytes = &mut contents;
+    let (b"TOC!", sections) = (&take(bytes)?, u32::from_le_bytes(take(bytes)?)) else {
+        return None;
+    };
+    for _ in 0..sections {
+        let (at, len) = (
+            usize::try_from(word(bytes)?).ok()?,
+            usize::try_from(word(bytes)?).ok()?,
+        );
+        let name_len = u16::from_le_bytes(take(bytes)?);
+        let (name, rest) = bytes.split_at_checked(usize::from(name_len))?;
+        *bytes = rest;
+        if name == b"tables" {
+            return listed(version.get(at..at.checked_add(len)?)?);
+        }
+    }
+    None
+}
+
+/// The section of the tables.
+fn listed(mut section: &[u8]) -> Option<Vec<(u64, u128)>> {
+    let bytes = &mut section;
+    let mut tables = Vec::new();
+    let [levels] = take(bytes)?;
+    for _ in 0..levels {
+        let [runs] = take(bytes)?;
+        for _ in 0..runs {
+            for _ in 0..u32::from_le_bytes(take(bytes)?) {
+                let id = word(bytes)?;
+                // There is one kind of checksum.
+                let [0] = take(bytes)? else { return None };
+                tables.push((id, u128::from_le_bytes(take(bytes)?)));
+                let _added_to_sequence_numbers = word(bytes)?;
+            }
+        }
+    }
+    Some(tables)
+}
+
+/// Takes the first bytes.
+pub(super) fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (first, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(*first)
+}
+
+pub(super) fn word(bytes: &mut &[u8]) -> Option<u64> {
+    take(bytes).map(u64::from_le_bytes)
+}
+
+/// The name of a version's file.
+pub(super) fn version_file(number: u64) -> String {
+    format!("v{number}")
+}
+
+/// The number of the version that `current`, with these bytes, names, and the checksum of its file.
+pub(super) fn named_version<'a>(path: &Path, current: &'a [u8]) -> Result<(u64, &'a [u8])> {
     const CURRENT_BYTES: usize = 25;
     match (current.first_chunk::<8>(), current.get(8..24), current.len()) {
-        (Some(id), Some(sum), CURRENT_BYTES) => Ok((format!("v{}", u64::from_le_bytes(*id)), sum)),
+        (Some(number), Some(sum), CURRENT_BYTES) => Ok((u64::from_le_bytes(*number), sum)),
         _ => corrupt(
             path.join("current"),
             format!("{CURRENT_BYTES} bytes"),

@@ -10,7 +10,8 @@ use collie_io::{Device, OpenMode, write_all_at};
 use lsm_tree::AbstractTree;
 
 use super::Tables;
-use super::current::{named_version, read_file};
+use super::current::{named_version, read_file, version_file};
+use super::verified;
 use crate::{Error, Result};
 
 /// The directory of the table files in a tree's.
@@ -79,26 +80,31 @@ fn link_tables(
     device.sync_dir(&to).map_err(|e| Error::io("sync", &to, e))
 }
 
-/// `current`, and the file of the version that it names.
+/// `current`, the file of the version that it names, and what is known of the tables.
 struct SmallFiles {
     current: Vec<u8>,
     version: (String, Vec<u8>),
+    verified: Option<Vec<u8>>,
 }
 
 impl SmallFiles {
     fn read(dir: &Path, device: &dyn Device) -> Result<Self> {
         let current = read_file(device, &dir.join("current"))?;
-        let (name, _) = named_version(dir, &current)?;
+        let (number, _) = named_version(dir, &current)?;
+        let name = version_file(number);
         let version = read_file(device, &dir.join(&name))?;
         Ok(Self {
             current,
             version: (name, version),
+            // Without it they are read whole when they are opened.
+            verified: read_file(device, &dir.join(verified::FILE)).ok(),
         })
     }
 
     fn write(&self, dir: &Path, device: &dyn Device) -> Result<()> {
         let (name, version) = &self.version;
-        for (name, bytes) in [(name.as_str(), version), ("current", &self.current)] {
+        let verified = self.verified.iter().map(|bytes| (verified::FILE, bytes));
+        for (name, bytes) in verified.chain([(name.as_str(), version), ("current", &self.current)]) {
             let path = dir.join(name);
             device
                 .open(&path, OpenMode::CreateNew)

@@ -23,16 +23,17 @@ mod levels;
 pub(crate) mod link;
 pub(crate) mod orphans;
 mod pace;
+mod verified;
 mod version_lock;
 
 use std::ops::Bound;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 
-use collie_io::{Device, File, Opener, Scheduler};
+use collie_io::{Device, Opener, Scheduler};
 use collie_log::Lsn;
 use lsm_tree::compaction::{CompactionStrategy, Leveled, MoveDown};
 use lsm_tree::config::{
@@ -49,30 +50,57 @@ use self::during::DuringCompactions;
 use self::hidden::Hidden;
 pub(crate) use self::hidden::Sampled;
 use self::pace::Pace;
+use self::verified::{Verified, find_damaged, table_path};
 use self::version_lock::{Poisoned, VersionGuard, VersionLock};
+use crate::catalog::directory_in;
+use crate::error::table::is_damage;
 use crate::memtable::reclaim::Reclaim;
+use crate::recovery::lock_file::StoreLock;
+use crate::shared::Parts;
 use crate::tables::orphans::Orphans;
 use crate::{Compression, Error, FamilyOptions, MAX_KEY_BYTES, Result};
 
 /// The watermark that keeps no old version: readers of old versions pin them.
 const KEEP_NONE: u64 = u64::MAX >> 1;
 
-type TableResult<T> = std::result::Result<T, lsm_tree::Error>;
-type PointRead = dyn Fn(&[u8], Lsn) -> TableResult<Option<InternalValue>> + Send + Sync;
+pub(crate) type TableResult<T> = std::result::Result<T, lsm_tree::Error>;
+/// An error, and the table file that it is of.
+type Failed = (lsm_tree::Error, PathBuf);
+type PointRead = dyn Fn(&[u8], Lsn) -> std::result::Result<Option<InternalValue>, Failed> + Send + Sync;
 type RangeRead = dyn Fn(Bound<Slice>, Bound<Slice>, Lsn) -> TableIter + Send + Sync;
-type RangeSince = dyn Fn((Bound<Slice>, Bound<Slice>), Lsn) -> TableResult<bool> + Send + Sync;
+type RangeSince =
+    dyn Fn((Bound<Slice>, Bound<Slice>), Lsn) -> std::result::Result<bool, Failed> + Send + Sync;
+type Damaged = dyn Fn((Bound<Slice>, Bound<Slice>)) -> Option<PathBuf> + Send + Sync;
 
 /// Live entries of the tables, in order, from either end.
 pub(crate) type TableIter = Box<dyn DoubleEndedIterator<Item = TableResult<InternalValue>> + Send + 'static>;
 
 /// What all trees of a store share.
-#[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) cache: Arc<Cache>,
     pub(crate) descriptors: Arc<DescriptorTable>,
     pub(crate) scheduler: Arc<Scheduler>,
     /// Set when the store closes: running compactions end early.
     pub(crate) stop: Arc<AtomicBool>,
+}
+
+impl Shared {
+    pub(crate) fn of(parts: &Parts) -> Self {
+        Self {
+            cache: Arc::clone(&parts.cache),
+            descriptors: Arc::clone(&parts.descriptors),
+            scheduler: Arc::clone(&parts.scheduler),
+            stop: Arc::default(),
+        }
+    }
+}
+
+/// Where trees are opened: in a store that this process has locked, and nowhere else.
+pub(crate) struct Home<'a> {
+    pub(crate) lock: &'a StoreLock,
+    pub(crate) shared: &'a Shared,
+    pub(crate) device: &'a dyn Device,
+    pub(crate) reclaim: Sender<Reclaim>,
 }
 
 /// A family's directory. Where the family was dropped, the last user removes the directory.
@@ -105,6 +133,9 @@ pub(crate) struct Tables {
     orphans: Orphans,
     version_lock: Arc<VersionLock>,
     pace: Arc<Pace>,
+    verified: Verified,
+    /// The table file that is damaged, once a merge has met it.
+    damaged: OnceLock<Option<PathBuf>>,
     /// How many [`Unrecorded`] live.
     unrecorded: Arc<AtomicUsize>,
     hidden: Hidden,
@@ -112,20 +143,15 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Opens the tables in `path`, or creates them where they are not `known`.
-    pub(crate) fn open(
-        path: &Path,
-        known: bool,
-        options: &FamilyOptions,
-        shared: &Shared,
-        device: &dyn Device,
-        reclaim: Sender<Reclaim>,
-    ) -> Result<Self> {
-        if known {
-            verify(path, device)?;
-        } else {
-            refuse_leftovers(path, device)?;
-        }
+    /// Opens the tables of a family, or creates them where they are not `known`.
+    pub(crate) fn open(home: &Home<'_>, id: u32, known: bool, options: &FamilyOptions) -> Result<Self> {
+        let Home { lock, shared, .. } = home;
+        let path = &*directory_in(lock.dir(), id);
+        let version = match known {
+            true => verify(path, home.device)?,
+            false => refuse_leftovers(path, home.device).map(|()| None)?,
+        };
+        let verified = Verified::check(path, version.as_ref(), home.device)?;
         let compression = match options.compression {
             Compression::None => CompressionType::None,
             Compression::Lz4 => CompressionType::Lz4,
@@ -144,15 +170,20 @@ impl Tables {
             pace: Arc::clone(&pace),
         };
         let counter = SequenceNumberCounter::new;
-        let tree = Config::new(path, counter(1), counter(1))
+        let opened = Config::new(path, counter(1), counter(1))
             .use_cache(Arc::clone(&shared.cache))
             .use_descriptor_table(Some(Arc::clone(&shared.descriptors)))
             .data_block_compression_policy(CompressionPolicy::all(compression))
             .data_block_size_policy(BlockSizePolicy::all(options.block_bytes))
             .filter_policy(FilterPolicy::all(filter))
             .with_compaction_filter_factory(Some(Arc::new(during)))
-            .open()
-            .map_err(|e| Error::table("open", path, e))?;
+            .open();
+        let tree = opened.map_err(|error| {
+            let tables = version.iter().flat_map(|version| &version.tables);
+            let mut tables = tables.map(|(id, checksum)| (table_path(path, *id), *checksum));
+            let damaged = is_damage(&error).then(|| find_damaged(&mut tables, home.device));
+            Error::table("open", damaged.flatten().unwrap_or_else(|| path.into()), error)
+        })?;
         let AnyTree::Standard(tree) = tree else {
             return Err(Error::Corrupt {
                 path: path.into(),
@@ -168,8 +199,11 @@ impl Tables {
         let dir = TreeDir {
             path: path.into(),
             dropped,
-            reclaim,
+            reclaim: home.reclaim.clone(),
         };
+        let version = tree.current_version();
+        verified.note(version.id(), version.iter_tables(), home.device);
+        drop(version);
         let highest = tree.get_highest_persisted_seqno().unwrap_or(0);
         // Not known until flushes have looked; no more than that, if rows are alike.
         let (rows, tombstones) = (tree.approximate_len() as u64, tree.tombstone_count());
@@ -183,6 +217,8 @@ impl Tables {
             orphans: Orphans::default(),
             version_lock,
             pace,
+            verified,
+            damaged: OnceLock::new(),
             unrecorded: Arc::default(),
             hidden: Hidden::new(may_be_hidden),
             dir: Arc::new(dir),
@@ -191,10 +227,10 @@ impl Tables {
 
     /// Pins the newest version until the result is dropped. Takes the tree's version lock: for
     /// background threads.
-    pub(crate) fn pin(&self, lock: Option<Arc<dyn File>>) -> Pinned {
+    pub(crate) fn pin(&self, lock: Option<StoreLock>) -> Pinned {
         let whole = self.tree.get_version_history_lock().latest_version();
         let version = self.tree.current_version();
-        let tables = version.clone();
+        let (tables, version_of_damaged) = (version.clone(), version.clone());
         let since = move |bounds: (Bound<Slice>, Bound<Slice>), since: Lsn| {
             for run in tables.iter_levels().flat_map(|level| level.iter()) {
                 let overlapping = run.range_overlap_indexes::<Slice, _>(&bounds);
@@ -202,7 +238,7 @@ impl Tables {
                 let newer = overlapping.into_iter().flatten();
                 for table in newer.filter(|table| table.get_highest_seqno() >= since) {
                     for item in table.range(bounds.clone()) {
-                        if item?.key.seqno >= since {
+                        if item.map_err(|e| (e, table.path.to_path_buf()))?.key.seqno >= since {
                             return Ok(true);
                         }
                     }
@@ -214,9 +250,11 @@ impl Tables {
             let hash = Bloom::get_hash(key);
             for level in version.iter_levels() {
                 for run in level.iter() {
-                    if let Some(table) = run.get_for_key(key)
-                        && let Some(item) = table.get(key, below, hash)?
-                    {
+                    let Some(table) = run.get_for_key(key) else {
+                        continue;
+                    };
+                    let found = table.get(key, below, hash);
+                    if let Some(item) = found.map_err(|e| (e, table.path.to_path_buf()))? {
                         return Ok(Some(item));
                     }
                 }
@@ -227,13 +265,27 @@ impl Tables {
             let bounds: (Bound<Slice>, Bound<Slice>) = (low, high);
             Box::new(Tree::create_internal_range(whole.clone(), &bounds, below, None))
         };
+        let all = version_of_damaged;
+        let damaged = move |bounds: (Bound<Slice>, Bound<Slice>)| {
+            for run in all.iter_levels().flat_map(|level| level.iter()) {
+                let overlapping = run.range_overlap_indexes::<Slice, _>(&bounds);
+                let overlapping = overlapping.and_then(|(low, high)| run.get(low..=high));
+                let mut tables = overlapping.into_iter().flatten();
+                let damaged = tables.find(|table| table.range(bounds.clone()).any(|item| item.is_err()));
+                if let Some(table) = damaged {
+                    return Some(table.path.to_path_buf());
+                }
+            }
+            None
+        };
         Pinned {
             point: Box::new(point),
             range: Box::new(range),
             since: Box::new(since),
+            damaged: Box::new(damaged),
             dir: Some(Arc::clone(&self.dir)),
             opener: Opener::here(),
-            _lock: lock,
+            lock,
         }
     }
 
@@ -271,6 +323,7 @@ impl Tables {
         done.map_err(|e| self.unwritten(Error::table("register", &self.dir.path, e), guard, writing))?;
         // Not taken from the newest version: a compaction may have replaced them by now.
         self.orphans.name(written.0.iter().map(lsm_tree::Table::id));
+        self.note_verified(writing.device);
         Ok(unrecorded)
     }
 
@@ -289,9 +342,7 @@ impl Tables {
             Some(level) => Arc::new(MoveDown(level, level + 1)),
             None => Arc::clone(&self.strategy) as _,
         };
-        self.compact_by(writing, TakeUnrecorded::No, || {
-            self.tree.compact(strategy, KEEP_NONE)
-        })
+        self.compact_by(writing, || self.tree.compact(strategy, KEEP_NONE))
     }
 
     /// Merges everything into the last level. Returns `false` as [`Tables::compact`]; else keeps what
@@ -299,11 +350,10 @@ impl Tables {
     pub(crate) fn compact_all<T>(
         &self,
         writing: &Writing<'_>,
-        unrecorded: TakeUnrecorded,
         begin: impl FnOnce() -> T,
     ) -> Result<bool, Unwritten> {
         let hidden = self.hidden.sum();
-        self.compact_by(writing, unrecorded, || {
+        self.compact_by(writing, || {
             let _begun = begin();
             self.tree.major_compact(self.table_bytes, KEEP_NONE)
         })
@@ -314,18 +364,20 @@ impl Tables {
         })
     }
 
-    /// One compaction runs at a time.
+    /// One compaction runs at a time. None takes tables that the manifest does not record: after a
+    /// crash the log, or an external journal, brings commits once more that such a table holds. What
+    /// its tombstones hide must stay hidden until then, also where a delete was kept out of the log,
+    /// and its highest sequence number says at the next opening up to where all is there.
     fn compact_by(
         &self,
         writing: &Writing<'_>,
-        unrecorded: TakeUnrecorded,
         run: impl FnOnce() -> TableResult<()>,
     ) -> Result<bool, Unwritten> {
         self.version_lock
             .lock_for_compaction()
             .map_err(|poisoned| refused(poisoned, writing))?;
         // With the lock: a flush that registers tables waits for it, and these are not chosen.
-        if unrecorded == TakeUnrecorded::No && self.has_unrecorded() {
+        if self.has_unrecorded() {
             drop(self.version_lock.take_compaction_guard());
             return Ok(false);
         }
@@ -337,9 +389,12 @@ impl Tables {
         let version = self.tree.current_version();
         self.orphans.name(version.iter_tables().map(lsm_tree::Table::id));
         match done {
-            Ok(Ok(())) => Ok(true),
+            Ok(Ok(())) => {
+                self.note_verified(writing.device);
+                Ok(true)
+            }
             Ok(Err(error)) => {
-                let error = Error::table("compact", &self.dir.path, error);
+                let error = self.naming_the_file("compact", error, writing.device);
                 let guard = match guard {
                     Some(guard) => guard,
                     // It failed while it merged.
@@ -361,6 +416,26 @@ impl Tables {
                 }
             },
         }
+    }
+
+    /// A version of the tables is there. The caller has the version lock.
+    fn note_verified(&self, device: &dyn Device) {
+        let version = self.tree.current_version();
+        self.verified.note(version.id(), version.iter_tables(), device);
+    }
+
+    /// An error of the table library, with the file's name where one is damaged. That is searched for
+    /// once, in all tables.
+    fn naming_the_file(&self, op: &'static str, error: lsm_tree::Error, device: &dyn Device) -> Error {
+        let damaged = is_damage(&error).then(|| {
+            let version = self.tree.current_version();
+            let tables = version.iter_tables();
+            let tables = tables.map(|table| (table.path.to_path_buf(), table.checksum().into_u128()));
+            let find = || find_damaged(tables, device);
+            self.damaged.get_or_init(find).clone()
+        });
+        let path = damaged.flatten().unwrap_or_else(|| self.dir.path.clone());
+        Error::table(op, path, error)
     }
 
     /// Writing a version failed with `error`. Removes what is left of it, or poisons the lock, so
@@ -407,24 +482,6 @@ impl Tables {
     /// The highest LSN in any table when they were opened; 0 where there is none.
     pub(crate) fn highest(&self) -> Lsn {
         self.highest
-    }
-
-    /// Whether a table has a write of `key` that is not older than `start`: a table that was
-    /// registered right before a crash and that the manifest does not record. For recovery.
-    pub(crate) fn has_newer(&self, key: &[u8], start: Lsn) -> Result<bool> {
-        if self.highest < start {
-            return Ok(false);
-        }
-        let hash = Bloom::get_hash(key);
-        for table in self.tree.current_version().iter_tables() {
-            let item = table
-                .get(key, Lsn::MAX >> 1, hash)
-                .map_err(|e| Error::table("read", &self.dir.path, e))?;
-            if item.is_some_and(|item| item.key.seqno >= start) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     /// Whether what is written to tables goes to the device without waiting for its turn.
@@ -538,16 +595,6 @@ impl Drop for Unrecorded {
     }
 }
 
-/// Whether a merge takes tables that the manifest does not record. After a crash, commits are replayed
-/// that such a table holds already. As long as it keeps its tombstones, a delete that was kept out of
-/// the log goes on hiding what was logged before it, and the sequence numbers in it say up to where
-/// an external journal's commits are there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TakeUnrecorded {
-    No,
-    Yes,
-}
-
 /// A version of the tables that was not written.
 pub(crate) enum Unwritten {
     /// Nothing on disk names it, and its file is removed.
@@ -575,10 +622,11 @@ pub(crate) struct Pinned {
     point: Box<PointRead>,
     range: Box<RangeRead>,
     since: Box<RangeSince>,
+    damaged: Box<Damaged>,
     dir: Option<Arc<TreeDir>>,
     opener: Opener,
     /// Dropped last.
-    _lock: Option<Arc<dyn File>>,
+    lock: Option<StoreLock>,
 }
 
 impl Drop for Pinned {
@@ -599,15 +647,28 @@ impl Pinned {
             point: Box::new(|_, _| Ok(None)),
             range: Box::new(|_, _, _| Box::new(std::iter::empty())),
             since: Box::new(|_, _| Ok(false)),
+            damaged: Box::new(|_| None),
             dir: None,
             opener: Opener::here(),
-            _lock: None,
+            lock: None,
         }
+    }
+
+    /// Fails in a child of the process that pinned it: it may be forked while a thread of its parent
+    /// has a lock that reads take.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.opener.is_here() {
+            return Ok(());
+        }
+        Err(Error::Forked {
+            path: self.lock.as_ref().map_or(Path::new(""), StoreLock::dir).into(),
+            opener: self.opener.pid(),
+        })
     }
 
     /// The key's entry, a tombstone included.
     pub(crate) fn get(&self, key: &[u8], below: Lsn) -> Result<Option<InternalValue>> {
-        (self.point)(key, below).map_err(|e| Error::table("read", self.path(), e))
+        (self.point)(key, below).map_err(|(error, path)| Error::table("read", path, error))
     }
 
     /// Live entries between the bounds, which may be longer than any key.
@@ -619,12 +680,21 @@ impl Pinned {
     /// included, as far as they were not dropped. Tables without such new entries are skipped.
     pub(crate) fn has_newer(&self, low: Bound<Slice>, high: Bound<Slice>, since: Lsn) -> Result<bool> {
         let bounds = (cut(low, Bound::Excluded), cut(high, Bound::Included));
-        (self.since)(bounds, since).map_err(|e| Error::table("read", self.path(), e))
+        (self.since)(bounds, since).map_err(|(error, path)| Error::table("read", path, error))
     }
 
-    /// For errors.
-    pub(crate) fn path(&self) -> &Path {
-        self.dir.as_ref().map_or(Path::new(""), |dir| &dir.path)
+    /// What [`range`](Self::range) with these bounds failed with, and of which file: those that it
+    /// reads are read again, up to the damage.
+    pub(crate) fn range_failed(
+        &self,
+        low: Bound<Slice>,
+        high: Bound<Slice>,
+        error: lsm_tree::Error,
+    ) -> Error {
+        let damaged = is_damage(&error)
+            .then(|| (self.damaged)((cut(low, Bound::Excluded), cut(high, Bound::Included))));
+        let dir = || self.dir.as_ref().map_or(PathBuf::new(), |dir| dir.path.clone());
+        Error::table("read", damaged.flatten().unwrap_or_else(dir), error)
     }
 }
 

@@ -484,6 +484,9 @@ impl Inner {
 
 impl Drop for Transaction {
     fn drop(&mut self) {
+        if self.db.store().check_process().is_err() {
+            return;
+        }
         // The locks first: when the transaction is not listed any more, its rows are free.
         self.inner.get_mut().held.release();
         self.db.store().transactions().leave(&self.entry);

@@ -30,6 +30,9 @@ impl Db {
     #[must_use]
     pub fn transactions(&self) -> Vec<TransactionInfo> {
         let store = self.store();
+        if store.check_process().is_err() {
+            return Vec::new();
+        }
         store.transactions().list(store.now(), |id| {
             let (family, key) = store.locks().waits_for(id)?;
             Some((store.family_name(family), key))

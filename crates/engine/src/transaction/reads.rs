@@ -298,7 +298,8 @@ impl TransactionIter {
         if self.failed {
             return None;
         }
-        let stepped = self.step(direction);
+        let here = self.committed.check_process();
+        let stepped = here.and_then(|()| self.step(direction));
         self.failed = stepped.is_err();
         let ends = &mut self.read.progress.lock().current;
         match (&stepped, direction) {

@@ -152,6 +152,7 @@ impl Db {
         rows: impl IntoIterator<Item = (&'k Family, &'k [u8])>,
         timeout: Duration,
     ) -> Result<RowLocks<'_>> {
+        self.store().check_process()?;
         let mut locks = self.no_rows(owner);
         self.lock_in_order(&mut locks.held, rows, timeout)?;
         Ok(locks)
@@ -189,6 +190,7 @@ impl Db {
         rows: impl IntoIterator<Item = (&'k Family, &'k [u8])>,
         timeout: Duration,
     ) -> Result<OwnedRowLocks> {
+        self.store().check_process()?;
         let owner = self.take_owner(owner);
         let mut locks = OwnedRowLocks {
             held: Held::untimed(Arc::clone(self.store().locks()), owner),
@@ -236,6 +238,7 @@ impl Db {
         families: impl IntoIterator<Item = &'k Family>,
         timeout: Duration,
     ) -> Result<RowLocks<'_>> {
+        self.store().check_process()?;
         let mut families: Vec<&Family> = families.into_iter().collect();
         families.sort_unstable_by_key(|family| family.id());
         families.dedup_by_key(|family| family.id());

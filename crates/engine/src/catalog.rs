@@ -149,18 +149,26 @@ fn retire_id(store: &Store, manifest: &mut ManifestGuard<'_>, id: u32) {
     }
 }
 
-/// Skips the ids of directories that the manifest does not name: a crash cut their creation off, or
-/// it failed and the manifest could not be written.
-pub(crate) fn skip_leftover_ids(
-    device: &dyn Device,
-    store: &Path,
-    manifest: &mut ManifestFile,
-) -> Result<()> {
-    let used = directories(device, store)?.into_iter().max();
-    if let Some(next) = used.and_then(|id| id.checked_add(1))
-        && next > manifest.next_family
-    {
-        manifest.amend(|manifest| manifest.next_family = next);
+/// Retires the ids of directories that the manifest does not name, and removes these: a crash cut
+/// their creation off, or it failed and the manifest could not be written. After replay: a commit to
+/// such a family shows that the manifest is of an earlier time.
+pub(crate) fn retire_leftovers(store: &Store) -> Result<()> {
+    let mut manifest = store.manifest();
+    let leftover = |id: &u32| *id >= manifest.next_family;
+    let ids: Vec<_> = directories(store.device(), store.path())?
+        .into_iter()
+        .filter(leftover)
+        .collect();
+    let Some(next) = ids.iter().max().and_then(|id| id.checked_add(1)) else {
+        return Ok(());
+    };
+    manifest.rewrite(|manifest| manifest.next_family = next)?;
+    for id in ids {
+        let path = directory(store, id);
+        match store.device().remove_dir_all(&path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(Error::io("remove", path, e)),
+            _ => {}
+        }
     }
     Ok(())
 }

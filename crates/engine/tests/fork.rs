@@ -213,22 +213,19 @@ fn a_child_waits_for_no_lock_that_its_parent_held() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         // They hold what they can: the locks of figures, of rows, of memtables, of the manifest.
-        let busy: [&(dyn Fn() + Sync); 5] = [
-            &|| drop(db.stats()),
-            &|| drop(orders.put_with("busy", "v", &WriteOptions::buffered())),
-            &|| drop(orders.iter().map(|iter| iter.take(100).count())),
-            &|| {
-                drop(
-                    db.transaction(TransactionOptions::default())
-                        .map(|tx| tx.put(&orders, "row", "v")),
-                )
-            },
-            &|| {
-                drop(
-                    db.create_family("more", FamilyOptions::default())
-                        .map(|more| db.drop_family(&more)),
-                )
-            },
+        type Busy<'a> = Box<dyn Fn() + Send + 'a>;
+        let busy: [Busy<'_>; 5] = [
+            Box::new(|| drop(db.stats())),
+            Box::new(|| drop(orders.put_with("busy", "v", &WriteOptions::buffered()))),
+            Box::new(|| drop(orders.iter().map(|iter| iter.take(100).count()))),
+            Box::new(|| {
+                let tx = db.transaction(TransactionOptions::default());
+                drop(tx.map(|tx| tx.put(&orders, "row", "v")));
+            }),
+            Box::new(|| {
+                let more = db.create_family("more", FamilyOptions::default());
+                drop(more.map(|more| db.drop_family(&more)));
+            }),
         ];
         for run in busy {
             let stop = &stop;

@@ -39,7 +39,7 @@ use crate::store::reserve::Reserve;
 use crate::store::view::FlushCause;
 use crate::store::{Start, Store};
 use crate::tables::{Home, Shared, Tables};
-use crate::{Compression, Error, Journal, Options, Result, SharedOptions, catalog};
+use crate::{Compression, Error, Journal, Options, Result, SharedOptions, catalog, tables};
 
 const LOG_DIRECTORY: &str = "log";
 /// The name under which the log is retained until it is retained for each family.
@@ -61,7 +61,6 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
     let manifest = match ManifestFile::read(&*device, path)? {
         Some(manifest) => {
             let mut manifest = check_journal(manifest, &options)?;
-            catalog::skip_leftover_ids(&*device, path, &mut manifest)?;
             // It may be in the page cache alone: its process was killed before the sync, or the
             // sync failed, after which no later sync writes it. So it is written anew before log is
             // released that it does not need, and before commits to families that it names are
@@ -164,7 +163,7 @@ fn start(
         // For who applies, and for rotations.
         options.max_workers = 2;
     }
-    remove_unnamed(&*device, path, &manifest)?;
+    remove_dropped(&*device, path, &manifest)?;
     manifest.amend(|manifest| apply_options(manifest, &options));
     let parts = match &options.shared {
         Some(shared) => shared.parts().clone(),
@@ -228,13 +227,27 @@ fn apply_options(manifest: &mut Manifest, options: &Options) {
     }
 }
 
-/// Removes the directories that the manifest does not name: of families that were dropped, or whose
-/// creation was cut off.
-fn remove_unnamed(device: &dyn Device, path: &Path, manifest: &Manifest) -> Result<()> {
+/// Removes the directories of families that were dropped. One with an id that the manifest has not
+/// given is of a creation that was cut off, and stays until the log was replayed
+/// ([`catalog::retire_leftovers`]); with tables in it, the manifest is of an earlier time, but for an
+/// adoption that was cut off.
+fn remove_dropped(device: &dyn Device, path: &Path, manifest: &Manifest) -> Result<()> {
     let named: HashSet<u32> = manifest.families.iter().map(|family| family.id).collect();
-    for id in catalog::directories(device, path)? {
-        if !named.contains(&id) {
-            remove_tree(device, &path.join(catalog::DIRECTORY).join(id.to_string()))?;
+    let unnamed = catalog::directories(device, path)?.into_iter();
+    for id in unnamed.filter(|id| !named.contains(id)) {
+        let dir = catalog::directory_in(path, id);
+        if id < manifest.next_family {
+            remove_tree(device, &dir)?;
+        } else if manifest.log != LogState::External && tables::has_files(&dir, device)? {
+            return Err(Error::Corrupt {
+                path: path.join(crate::manifest::file::FILE),
+                offset: 0,
+                expected: format!("the family {id}, which has tables in {}", dir.display()),
+                found: format!(
+                    "families below {} (the file is of an earlier time: bring back the latest)",
+                    manifest.next_family
+                ),
+            });
         }
     }
     Ok(())
@@ -459,6 +472,7 @@ fn load_and_replay(
         }
         log.release(OPENING);
     }
+    catalog::retire_leftovers(store)?;
     let default_family = match store.family(DEFAULT_FAMILY) {
         Some(family) => family,
         None => catalog::create(store, DEFAULT_FAMILY, store.options().default_family.clone())?,

@@ -266,7 +266,8 @@ impl Replay<'_> {
                 return Ok(None); // Dropped since.
             }
             let found = format!("family {id}");
-            return Err(self.corrupt(frame, 0, "a family that was created before", found));
+            let expected = "a family that the MANIFEST has (it is of an earlier time, if that is not one)";
+            return Err(self.corrupt(frame, 0, expected, found));
         };
         Ok((frame.start >= from).then_some(family))
     }

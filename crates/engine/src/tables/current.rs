@@ -210,10 +210,51 @@ mod tests {
         file.sync_data().unwrap();
     }
 
+    /// A version's file, as the table library writes it, with this section of tables behind another.
+    fn archive(tables: &[u8]) -> Vec<u8> {
+        let mut bytes = b"tree".to_vec();
+        bytes.extend_from_slice(tables);
+        let contents = bytes.len() as u64;
+        bytes.extend_from_slice(b"TOC!");
+        bytes.extend_from_slice(&2_u32.to_le_bytes());
+        for (at, len, name) in [(0, 4, "tree_type"), (4, tables.len() as u64, "tables")] {
+            bytes.extend_from_slice(&u64::to_le_bytes(at));
+            bytes.extend_from_slice(&u64::to_le_bytes(len));
+            bytes.extend_from_slice(&(name.len() as u16).to_le_bytes());
+            bytes.extend_from_slice(name.as_bytes());
+        }
+        bytes.extend_from_slice(b"SFA!\x01\x00");
+        bytes.extend_from_slice(&[0; 16]);
+        bytes.extend_from_slice(&contents.to_le_bytes());
+        bytes.extend_from_slice(&[0; 8]);
+        bytes
+    }
+
+    #[test]
+    fn a_versions_tables_are_read_and_a_part_of_one_is_none() {
+        let mut section = vec![2, 0, 1];
+        section.extend_from_slice(&2_u32.to_le_bytes());
+        for id in [7_u64, 9] {
+            section.extend_from_slice(&id.to_le_bytes());
+            section.push(0);
+            section.extend_from_slice(&u128::from(id * 3).to_le_bytes());
+            section.extend_from_slice(&[0; 8]);
+        }
+        assert_eq!(tables_of(&archive(&section)), Some(vec![(7, 21), (9, 27)]));
+        for cut in 0..section.len() {
+            assert_eq!(tables_of(&archive(&section[..cut])), None, "cut at {cut}");
+        }
+        let whole = archive(&section);
+        for cut in 0..whole.len() {
+            assert_eq!(tables_of(&whole[..cut]), None, "cut at {cut}");
+        }
+    }
+
     /// Replaces the manifest as the table library does. Returns whether the directory's last sync
     /// succeeded.
     fn persist(device: &SimDevice, dir: &Path, version: u64) -> bool {
-        let bytes = version.to_string().into_bytes();
+        // One level without a run; the rest of the section makes the versions differ.
+        let bytes = archive(&[&[1, 0][..], version.to_string().as_bytes()].concat());
         write(device, &dir.join(format!("v{version}")), &bytes);
         device.sync_dir(dir).unwrap();
         let sum = xxhash_rust::xxh3::xxh3_128(&bytes);

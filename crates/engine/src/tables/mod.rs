@@ -539,6 +539,17 @@ impl Tables {
     }
 }
 
+/// Whether there are table files in the directory of a tree.
+pub(crate) fn has_files(dir: &Path, device: &dyn Device) -> Result<bool> {
+    let tables = dir.join("tables");
+    match device.list(&tables) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        entries => entries
+            .map(|entries| !entries.is_empty())
+            .map_err(|e| Error::io("list", tables, e)),
+    }
+}
+
 /// A flush or a compaction that may create tables. When the last one ends, orphaned tables are
 /// removed.
 pub(crate) struct Writing<'a> {

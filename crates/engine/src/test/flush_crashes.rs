@@ -236,6 +236,51 @@ fn what_the_manifest_had_no_room_for_is_recorded_later() {
     assert_nothing_is_lost(&path, on(&left));
 }
 
+/// The table library counts the runs of a level in one byte. Where the manifest has no room for so
+/// long, flushes end there; what they registered was merged, and a delete that was kept out of the
+/// log went with that.
+#[test]
+fn what_is_not_recorded_is_not_merged_however_many_runs_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let sim = SimDevice::new(1);
+    let options = Options {
+        device: Arc::new(SplitDevice::new(
+            path.join("families"),
+            Arc::new(RealDevice::new()),
+            Arc::new(sim.clone()),
+        )),
+        ..options()
+    };
+    let (db, _) = quiet_store(&path, options);
+    let unstalled = FamilyOptions {
+        level0_slowdown: 200,
+        level0_stop: 200,
+        ..FamilyOptions::default()
+    };
+    let orders = db.create_family("unstalled", unstalled).unwrap();
+    let state = Arc::clone(orders.state());
+    sim.inject(Fault::new(FaultKind::NoSpace).on("MANIFEST"));
+    let stall_later = WriteOptions {
+        stall_later: true,
+        ..WriteOptions::buffered()
+    };
+    for n in 0..=200_u32 {
+        orders.put_with("k", n.to_be_bytes(), &stall_later).unwrap();
+        let full = orders.flush().unwrap_err();
+        assert!(matches!(full, Error::StorageFull { .. }), "{full}");
+    }
+    assert_eq!((state.level0_runs(), state.tables().table_count()), (200, 200));
+    assert!(state.tables().has_unrecorded());
+    sim.heal();
+    orders.flush().unwrap();
+    assert!(state.level0_runs() < 200 && !state.tables().has_unrecorded());
+    assert_eq!(
+        orders.get("k").unwrap().as_deref(),
+        Some(&200_u32.to_be_bytes()[..])
+    );
+}
+
 /// Its tables are never recorded, and a compaction that waited for that did so for good.
 #[test]
 fn a_compaction_of_a_family_that_is_dropped_behind_its_flush_ends() {

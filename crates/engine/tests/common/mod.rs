@@ -43,6 +43,24 @@ pub(crate) fn open(path: &Path, options: &Options) -> Db {
     Db::open(path, options.clone()).expect("the store opens")
 }
 
+/// Copies what is in a directory, as a process leaves it that is killed now; what goes meanwhile, and
+/// what `to` has already, is left out.
+#[allow(clippy::disallowed_methods, reason = "copies files behind the store's back")]
+pub(crate) fn copy_dir(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("a directory");
+    for entry in std::fs::read_dir(from).expect("a directory") {
+        let entry = entry.expect("an entry");
+        let (from, to) = (entry.path(), to.join(entry.file_name()));
+        if from.is_dir() {
+            copy_dir(&from, &to);
+        } else if !to.exists()
+            && let Err(error) = std::fs::copy(&from, &to)
+        {
+            assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{}", from.display());
+        }
+    }
+}
+
 /// A directory where a sync costs nothing, for tests that say nothing about durability: tmpfs if
 /// there is one.
 pub(crate) fn fast_dir() -> tempfile::TempDir {

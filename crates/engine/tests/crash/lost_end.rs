@@ -9,7 +9,7 @@
 )]
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use collie_db::{Batch, Db, Durability, Error, FamilyOptions, Options, WalRecoveryMode};
@@ -45,32 +45,33 @@ struct Left {
     starts: Vec<Lsn>,
 }
 
-fn copy(from: &Path, to: &Path) {
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let to = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            std::fs::create_dir_all(&to).unwrap();
-            copy(&entry.path(), &to);
-        } else {
-            std::fs::copy(entry.path(), &to).unwrap();
-        }
-    }
+/// What the process did last before, or in, the flush.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Last {
+    Nothing,
+    /// A write that was kept out of the log.
+    Unlogged,
+    /// It died before the manifest recorded the flush.
+    Unrecorded,
 }
 
-/// `unlogged`: the last write before the flush is kept out of the log.
-fn left(unlogged: bool) -> Left {
+fn left(last: Last) -> Left {
     let (dir, image) = (common::fast_dir(), common::fast_dir());
     let db = Db::open(dir.path(), options(WalRecoveryMode::default())).unwrap();
     let second = db.create_family("second", FamilyOptions::default()).unwrap();
     let mut starts = Vec::new();
     for n in 0..ALL {
         if n == FLUSHED {
-            if unlogged {
+            if last == Last::Unlogged {
                 let without = collie_db::WriteOptions::without_wal();
                 db.default_family().put_with("~", "", &without).unwrap();
             }
+            let manifest = dir.path().join("MANIFEST");
+            let before = std::fs::read(&manifest).unwrap();
             db.default_family().flush().unwrap();
+            if last == Last::Unrecorded {
+                std::fs::write(image.path().join("MANIFEST"), before).unwrap();
+            }
         }
         starts.push(db.visible());
         let mut batch = Batch::new();
@@ -79,7 +80,17 @@ fn left(unlogged: bool) -> Left {
         }
         db.write(batch, &collie_db::WriteOptions::disk()).unwrap();
     }
-    copy(dir.path(), image.path());
+    // A killed process's log, and the tables of one that does not merge meanwhile.
+    let parts = |part: &str| (dir.path().join(part), image.path().join(part));
+    let (log, log_image) = parts("log");
+    common::copy_dir(&log, &log_image);
+    let (manifest, manifest_image) = parts("MANIFEST");
+    if last != Last::Unrecorded {
+        std::fs::copy(manifest, manifest_image).unwrap();
+    }
+    drop((second, db));
+    let (tables, tables_image) = parts("families");
+    common::copy_dir(&tables, &tables_image);
     Left { dir: image, starts }
 }
 
@@ -161,13 +172,13 @@ impl Left {
 #[test]
 fn an_end_lost_below_a_flushed_family_is_refused_in_all_modes() {
     for commit in [1, FLUSHED / 2, FLUSHED - 1] {
-        let it = left(false);
+        let it = left(Last::Nothing);
         it.zero_from(it.byte(commit));
         it.is_refused_at(commit, "zeroed");
-        let it = left(false);
+        let it = left(Last::Nothing);
         it.cut_at(it.byte(commit));
         it.is_refused_at(commit, "cut");
-        let it = left(false);
+        let it = left(Last::Nothing);
         it.repair_at(it.byte(commit));
         it.is_refused_at(commit, "repaired");
     }
@@ -176,16 +187,27 @@ fn an_end_lost_below_a_flushed_family_is_refused_in_all_modes() {
 /// The same where the flushed tables end with a write that is in no log.
 #[test]
 fn an_end_lost_below_an_unlogged_write_is_refused() {
-    let it = left(true);
+    let it = left(Last::Unlogged);
     it.zero_from(it.byte(FLUSHED - 1));
     it.is_refused_at(FLUSHED - 1, "zeroed");
+}
+
+/// The manifest does not say how far the tables go, and they do.
+#[test]
+fn an_end_lost_below_tables_that_are_not_recorded_is_refused() {
+    let it = left(Last::Unrecorded);
+    it.zero_from(it.byte(FLUSHED / 2));
+    it.is_refused_at(FLUSHED / 2, "zeroed");
+    let it = left(Last::Unrecorded);
+    let db = Db::open(it.dir.path(), options(WalRecoveryMode::default())).unwrap();
+    assert_eq!(commits(&db), vec![2; ALL]);
 }
 
 /// Behind all flushes an end that is lost cannot be told from a crash, and is one for all families.
 #[test]
 fn an_end_lost_behind_all_flushes_is_the_same_for_all_families() {
     for commit in [FLUSHED, FLUSHED + 1, ALL - 1] {
-        let it = left(false);
+        let it = left(Last::Nothing);
         it.zero_from(it.byte(commit));
         let db = Db::open(it.dir.path(), options(WalRecoveryMode::default())).unwrap();
         assert_eq!(commits(&db), vec![2; commit]);

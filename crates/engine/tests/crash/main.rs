@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod earlier_manifest;
 mod families;
 mod histories;
 mod log_full;

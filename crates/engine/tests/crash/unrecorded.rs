@@ -77,7 +77,7 @@ fn left(delete: Delete) -> Left {
     sim.kill();
     drop((first, second, db));
     let tables = dir.path().join("tables");
-    copy(&path.join("families"), &tables);
+    common::copy_dir(&path.join("families"), &tables);
     Left {
         path,
         tables,
@@ -86,24 +86,12 @@ fn left(delete: Delete) -> Left {
     }
 }
 
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let to = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy(&entry.path(), &to),
-            false => drop(std::fs::copy(entry.path(), &to).unwrap()),
-        }
-    }
-}
-
 impl Left {
     /// The tables as the first process left them.
     fn restore_tables(&self) {
         let families = self.path.join("families");
         std::fs::remove_dir_all(&families).unwrap();
-        copy(&self.tables, &families);
+        common::copy_dir(&self.tables, &families);
     }
 
     fn open(&self, sim: &SimDevice) -> Result<Db, Error> {

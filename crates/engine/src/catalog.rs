@@ -13,21 +13,15 @@ use crate::manifest::{Edit, FamilyRecord, LogState};
 use crate::store::family_state::FamilyState;
 use crate::store::{ManifestGuard, Store};
 use crate::tables::link::link_closed;
+use crate::tables::{DIRECTORY, directory_in};
 use crate::{Error, FamilyOptions, Result};
 
-/// The directory of the families' directories.
-pub(crate) const DIRECTORY: &str = "families";
 /// In bytes: a name is part of the name under which the log is retained for the family.
 const LONGEST_NAME: usize = 200;
 
 /// Where a family's tables are.
 pub(crate) fn directory(store: &Store, id: u32) -> PathBuf {
     directory_in(store.path(), id)
-}
-
-/// Where the tables of a family are in the store's directory `dir`.
-pub(crate) fn directory_in(dir: &Path, id: u32) -> PathBuf {
-    dir.join(DIRECTORY).join(id.to_string())
 }
 
 fn check_name(name: &str) -> Result<()> {

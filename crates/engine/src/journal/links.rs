@@ -9,11 +9,12 @@ use crate::background::flush;
 use crate::background::registered::{Flush, record};
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{FamilyRecord, LogState, Manifest};
-use crate::recovery::lock_file::{self, Found};
+use crate::recovery::inspect::{self, Found};
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::view::FlushCause;
-use crate::{DEFAULT_FAMILY, Db, Error, Result, catalog};
+use crate::tables::directory_in;
+use crate::{DEFAULT_FAMILY, Db, Error, Result};
 
 impl Db {
     /// Makes a store in `dir` of all that was applied before the call: flushes the memtable, links
@@ -39,7 +40,7 @@ impl Db {
         if store.sequencer().external().is_none() {
             return Err(Error::OwnJournal { refused: "links" });
         }
-        if lock_file::inspect(store.device(), dir)? == Found::Store {
+        if inspect::inspect(store.device(), dir)? == Found::Store {
             return Err(Error::WrongDirectory {
                 path: dir.into(),
                 found: "a store; `links` makes a new one".into(),
@@ -66,9 +67,7 @@ fn link_one(store: &Store, family: &Arc<FamilyState>, dir: &Path) -> Result<Lsn>
     family.check_not_dropped()?;
     let flushed = family.flushed().get();
     let id = 0;
-    family
-        .tables()
-        .link(&catalog::directory_in(dir, id), store.device())?;
+    family.tables().link(&directory_in(dir, id), store.device())?;
     drop(flushes);
     let manifest = Manifest {
         next_family: id + 1,

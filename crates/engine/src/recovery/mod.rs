@@ -1,6 +1,7 @@
 //! Opening a store: its lock file, its manifest, and the replay of its log.
 
+pub(crate) mod inspect;
 mod large;
-pub(crate) mod lock_file;
 pub(crate) mod open;
 pub(crate) mod replay;
+pub(crate) mod store_lock;

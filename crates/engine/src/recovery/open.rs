@@ -31,14 +31,15 @@ use crate::handle::Handle;
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{LogState, Manifest};
 use crate::options::invalid;
-use crate::recovery::lock_file::{Found, StoreLock};
-use crate::recovery::{lock_file, replay};
+use crate::recovery::inspect::Found;
+use crate::recovery::store_lock::StoreLock;
+use crate::recovery::{inspect, replay, store_lock};
 use crate::shared::Parts;
 use crate::store::family_state::FamilyState;
 use crate::store::reserve::Reserve;
 use crate::store::view::FlushCause;
 use crate::store::{Start, Store};
-use crate::tables::{Home, Shared, Tables};
+use crate::tables::{Home, Tables};
 use crate::{Compression, Error, Journal, Options, Result, SharedOptions, catalog, tables};
 
 const LOG_DIRECTORY: &str = "log";
@@ -48,7 +49,7 @@ const OPENING: &str = "opening";
 pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
     options.check()?;
     let device = Arc::clone(&options.device);
-    if lock_file::inspect(&*device, path)? == Found::Nothing {
+    if inspect::inspect(&*device, path)? == Found::Nothing {
         if !options.create_if_missing {
             return Err(Error::NotFound { path: path.into() });
         }
@@ -56,7 +57,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
             .create_dir_all(path)
             .map_err(|e| Error::io("create", path, e))?;
     }
-    let held = lock_file::lock(&*device, path)?;
+    let held = store_lock::lock(&*device, path)?;
     let reserve = Reserve::new(path, &options);
     let manifest = match ManifestFile::read(&*device, path)? {
         Some(manifest) => {
@@ -169,7 +170,7 @@ fn start(
         Some(shared) => shared.parts().clone(),
         None => Parts::new(&of_its_own(&options))?,
     };
-    let shared = Shared::of(&parts);
+    let shared = shared_by_trees(&parts);
     let home = Home {
         lock,
         shared: &shared,
@@ -235,7 +236,7 @@ fn remove_dropped(device: &dyn Device, path: &Path, manifest: &Manifest) -> Resu
     let named: HashSet<u32> = manifest.families.iter().map(|family| family.id).collect();
     let unnamed = catalog::directories(device, path)?.into_iter();
     for id in unnamed.filter(|id| !named.contains(id)) {
-        let dir = catalog::directory_in(path, id);
+        let dir = tables::directory_in(path, id);
         if id < manifest.next_family {
             remove_tree(device, &dir)?;
         } else if manifest.log != LogState::External && tables::has_files(&dir, device)? {
@@ -391,6 +392,16 @@ fn of_its_own(options: &Options) -> SharedOptions {
         max_memtable_bytes: options.max_memtable_bytes,
         background_io: options.background_io,
         device: Arc::clone(&options.device),
+    }
+}
+
+/// What a store's trees use of its parts.
+fn shared_by_trees(parts: &Parts) -> tables::Shared {
+    tables::Shared {
+        cache: Arc::clone(&parts.cache),
+        descriptors: Arc::clone(&parts.descriptors),
+        scheduler: Arc::clone(&parts.scheduler),
+        stop: Arc::default(),
     }
 }
 

@@ -42,7 +42,7 @@ use crate::locks::table::LockTable;
 use crate::manifest::file::ManifestFile;
 use crate::memtable::reclaim::Reclaim;
 use crate::memtable::{Chunks, Mem};
-use crate::recovery::lock_file::StoreLock;
+use crate::recovery::store_lock::StoreLock;
 use crate::shared::{Budget, Parts};
 use crate::store::queue::TaskQueue;
 use crate::store::reserve::Reserve;

@@ -19,6 +19,7 @@
 mod current;
 mod during;
 mod hidden;
+mod home;
 mod levels;
 pub(crate) mod link;
 pub(crate) mod orphans;
@@ -49,14 +50,13 @@ use self::current::{read_file, refuse_leftovers, verify};
 use self::during::DuringCompactions;
 use self::hidden::Hidden;
 pub(crate) use self::hidden::Sampled;
+pub(crate) use self::home::{DIRECTORY, Home, directory_in, has_files};
 use self::pace::Pace;
 use self::verified::{Verified, find_damaged, table_path};
 use self::version_lock::{Poisoned, VersionGuard, VersionLock};
-use crate::catalog::directory_in;
 use crate::error::table::is_damage;
 use crate::memtable::reclaim::Reclaim;
-use crate::recovery::lock_file::StoreLock;
-use crate::shared::Parts;
+use crate::recovery::store_lock::StoreLock;
 use crate::tables::orphans::Orphans;
 use crate::{Compression, Error, FamilyOptions, MAX_KEY_BYTES, Result};
 
@@ -82,25 +82,6 @@ pub(crate) struct Shared {
     pub(crate) scheduler: Arc<Scheduler>,
     /// Set when the store closes: running compactions end early.
     pub(crate) stop: Arc<AtomicBool>,
-}
-
-impl Shared {
-    pub(crate) fn of(parts: &Parts) -> Self {
-        Self {
-            cache: Arc::clone(&parts.cache),
-            descriptors: Arc::clone(&parts.descriptors),
-            scheduler: Arc::clone(&parts.scheduler),
-            stop: Arc::default(),
-        }
-    }
-}
-
-/// Where trees are opened: in a store that this process has locked, and nowhere else.
-pub(crate) struct Home<'a> {
-    pub(crate) lock: &'a StoreLock,
-    pub(crate) shared: &'a Shared,
-    pub(crate) device: &'a dyn Device,
-    pub(crate) reclaim: Sender<Reclaim>,
 }
 
 /// A family's directory. Where the family was dropped, the last user removes the directory.
@@ -536,17 +517,6 @@ impl Tables {
     pub(crate) fn leave_to_next_opening(&self) {
         // Relaxed, as above.
         self.dir.dropped.store(false, Ordering::Relaxed);
-    }
-}
-
-/// Whether there are table files in the directory of a tree.
-pub(crate) fn has_files(dir: &Path, device: &dyn Device) -> Result<bool> {
-    let tables = dir.join("tables");
-    match device.list(&tables) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        entries => entries
-            .map(|entries| !entries.is_empty())
-            .map_err(|e| Error::io("list", tables, e)),
     }
 }
 

@@ -1,6 +1,5 @@
 //! A manifest that was put back from an earlier time.
 
-#![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
 #![expect(
     clippy::disallowed_methods,
     reason = "tests exchange files behind the store's back"

@@ -3,10 +3,6 @@
 //! is merged then and however often the process dies.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
-#![expect(
-    clippy::disallowed_methods,
-    reason = "tests copy files behind the store's back"
-)]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

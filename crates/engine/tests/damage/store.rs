@@ -53,7 +53,7 @@ fn writes(n: u32) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     let key = |n: u32| format!("key {:03}", n % 60).into_bytes();
     let value = |n: u32| format!("{n:08} ").into_bytes().repeat(20);
     let mut writes = vec![(key(n), Some(value(n))), (b"last".to_vec(), Some(value(n)))];
-    if n % 5 == 0 {
+    if n.is_multiple_of(5) {
         writes.push((key(n + 7), None));
     }
     writes

@@ -32,7 +32,7 @@ use crate::manifest::file::ManifestFile;
 use crate::manifest::{LogState, Manifest};
 use crate::options::invalid;
 use crate::recovery::lock_file::Found;
-use crate::recovery::{lock_file, replay};
+use crate::recovery::{disk, lock_file, replay};
 use crate::shared::Parts;
 use crate::store::family_state::FamilyState;
 use crate::store::reserve::Reserve;
@@ -65,7 +65,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
             // sync failed, after which no later sync writes it. So it is written anew before log is
             // released that it does not need, and before commits to families that it names are
             // acknowledged.
-            reserve.relieve(|| manifest.write(&*device, path))?;
+            reserve.relieve(None, || manifest.write(&*device, path))?;
             manifest
         }
         None => {
@@ -163,19 +163,22 @@ fn start(
         // For who applies, and for rotations.
         options.max_workers = 2;
     }
+    let log_disk_bytes = disk::size_of(&*device, &log_directory(path, &options));
+    options.segment_bytes = disk::segment_bytes(options.segment_bytes, log_disk_bytes);
     remove_unnamed(&*device, path, &manifest)?;
     manifest.amend(|manifest| apply_options(manifest, &options));
     let parts = match &options.shared {
         Some(shared) => shared.parts().clone(),
         None => Parts::new(&of_its_own(&options))?,
     };
-    let sequencer = reserve.relieve(|| open_sequencer(path, &options, &manifest, &parts.scheduler))?;
+    let sequencer = reserve.relieve(None, || open_sequencer(path, &options, &manifest, &parts.scheduler))?;
     // The opening of the log may have used it, for frames that were in the ring.
     reserve.fill(Some(&sequencer));
     let adopt = manifest.log == LogState::Off && !options.disable_wal;
     let log_dir = log_directory(path, &options);
     let start = Start {
         path: path.into(),
+        log_disk_bytes,
         options,
         sequencer,
         manifest,
@@ -432,6 +435,7 @@ fn load_and_replay(store: &Arc<Store>, fresh_log: bool, log_dir: &Path) -> Resul
     }
     wal_limit::schedule_check(store);
     wal_limit::warn_of_short_limit(store);
+    store.watch_room();
     Ok(default_family)
 }
 

@@ -138,7 +138,9 @@ impl Store {
         let limit = Some(self.max_total_wal_size.0.unsigned_abs()).filter(|limit| *limit > 0);
         let largest = |limit: u64| 1 << (limit / SEGMENTS_LEAST).ilog2();
         Options {
-            segment_bytes: limit.map_or(options.segment_bytes, |limit| options.segment_bytes.min(largest(limit))),
+            segment_bytes: limit.map_or(options.segment_bytes, |limit| {
+                options.segment_bytes.min(largest(limit))
+            }),
             max_total_wal_size: limit,
             ring: self.ring.mode_in(&self.ring_dir),
             cache_bytes: self.cache_bytes.0.unsigned_abs(),
@@ -183,7 +185,9 @@ mod tests {
                 max_total_wal_size: Bytes(limit),
                 ..Store::default()
             };
-            store.check(RING_BYTES).map(|()| store.apply_to(Options::default()))
+            store
+                .check(RING_BYTES)
+                .map(|()| store.apply_to(Options::default()))
         };
         let default = Options::default().segment_bytes;
         for (limit, asked, segment) in [
@@ -193,7 +197,10 @@ mod tests {
             (1 << 30, Some(1 << 30), default),
         ] {
             let options = of(limit).unwrap();
-            assert_eq!((options.max_total_wal_size, options.segment_bytes), (asked, segment));
+            assert_eq!(
+                (options.max_total_wal_size, options.segment_bytes),
+                (asked, segment)
+            );
         }
         let refused = of((8 << 20) - 1).unwrap_err().to_string();
         assert!(refused.contains("expected 0 or at least 8388608"), "{refused}");

@@ -218,7 +218,9 @@ pub(super) fn newest_of(sealed: &[Sealed]) -> Box<dyn Iterator<Item = Entry> + '
         let heads = mems.iter_mut().filter_map(|mem| mem.peek());
         let least = heads.map(|entry| &entry.key).min()?.clone();
         // All are taken, and a later memtable's hides those of earlier ones.
-        let same = mems.iter_mut().filter_map(|mem| mem.next_if(|entry| entry.key == least));
+        let same = mems
+            .iter_mut()
+            .filter_map(|mem| mem.next_if(|entry| entry.key == least));
         same.fold(None, |_, later| Some(later))
     }))
 }

@@ -249,7 +249,10 @@ mod tests {
         let [warning] = &one.warnings(&options)[..] else {
             panic!("{:?}", one.warnings(&options));
         };
-        assert!(warning.contains("max_total_wal_size is 1099511627776"), "{warning}");
+        assert!(
+            warning.contains("max_total_wal_size is 1099511627776"),
+            "{warning}"
+        );
     }
 
     #[test]

@@ -91,8 +91,8 @@ fn makes_room(store: &Store, family: &FamilyState) -> bool {
         (0, all) => (tables.may_be_hidden(), all),
         found => found,
     };
-    let (reserve, is_complete) = store.reserve();
-    let room = room(store, tables).saturating_add(if is_complete { reserve } else { 0 });
+    // The device may have no more than a part of the reserve, and that has it.
+    let room = room(store, tables).saturating_add(store.reserve_held());
     rule_when_full(hidden, all, room)
 }
 
@@ -161,7 +161,10 @@ mod tests {
     fn on_a_full_device_a_quarter_is_enough_if_what_is_left_fits() {
         let (all, least) = (64 * FREED_LEAST, FREED_LEAST);
         assert!(rule_when_full(all, all, all / 16 + least));
-        assert!(!rule_when_full(all, all, all / 16 + least - 1), "the estimate may be too high");
+        assert!(
+            !rule_when_full(all, all, all / 16 + least - 1),
+            "the estimate may be too high"
+        );
         assert!(rule_when_full(all / 4, all, all / 4 * 3 + least));
         assert!(!rule_when_full(all / 4, all, all / 4 * 3 + least - 1));
         assert!(!rule_when_full(all / 4 - 1, all, u64::MAX), "less than a quarter");

@@ -33,10 +33,22 @@ mod tests {
     #[test]
     fn a_segment_is_a_small_part_of_its_disk() {
         const MIB: u64 = 1 << 20;
-        for (disk, expected) in [(64, 2), (122, 2), (160, 4), (400, 8), (800, 16), (2048, 64), (1 << 20, 64)] {
+        for (disk, expected) in [
+            (64, 2),
+            (122, 2),
+            (160, 4),
+            (400, 8),
+            (800, 16),
+            (2048, 64),
+            (1 << 20, 64),
+        ] {
             assert_eq!(segment_bytes(64 * MIB, disk * MIB), expected * MIB, "{disk} MiB");
         }
-        assert_eq!(segment_bytes(64 << 10, 1 << 20), 64 << 10, "what was asked for is less");
+        assert_eq!(
+            segment_bytes(64 << 10, 1 << 20),
+            64 << 10,
+            "what was asked for is less"
+        );
         assert_eq!(segment_bytes(64 * MIB, u64::MAX), 64 * MIB);
     }
 }

@@ -171,7 +171,9 @@ fn start(
         Some(shared) => shared.parts().clone(),
         None => Parts::new(&of_its_own(&options))?,
     };
-    let sequencer = reserve.relieve(None, || open_sequencer(path, &options, &manifest, &parts.scheduler))?;
+    let sequencer = reserve.relieve(None, || {
+        open_sequencer(path, &options, &manifest, &parts.scheduler)
+    })?;
     // The opening of the log may have used it, for frames that were in the ring.
     reserve.fill(Some(&sequencer));
     let adopt = manifest.log == LogState::Off && !options.disable_wal;

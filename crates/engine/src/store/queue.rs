@@ -141,7 +141,9 @@ impl TaskQueue {
         let due = due(pause);
         let mut state = self.state.lock();
         let flushes = &mut state.flushes.0;
-        let queued = flushes.iter_mut().find(|(_, task)| matches!(task, FlushTask::Room));
+        let queued = flushes
+            .iter_mut()
+            .find(|(_, task)| matches!(task, FlushTask::Room));
         match queued {
             Some((earlier, _)) if *earlier <= due => return,
             Some((later, _)) => *later = due,

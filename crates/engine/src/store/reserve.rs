@@ -92,6 +92,12 @@ impl Reserve {
         self.room.lock().file.bytes()
     }
 
+    /// How much of it is there, in bytes.
+    pub(crate) fn held(&self) -> u64 {
+        let file = self.device.stat(self.room.lock().file.path());
+        file.map_or(0, |file| file.len)
+    }
+
     /// Whether it has room for the log.
     pub(crate) fn serves_log(&self) -> bool {
         self.serves_log

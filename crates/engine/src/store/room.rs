@@ -79,14 +79,21 @@ impl Store {
         (self.reserve.bytes(), !self.reserve.is_missing())
     }
 
+    /// How much of the reserve is there, in bytes.
+    pub(crate) fn reserve_held(&self) -> u64 {
+        self.reserve.held()
+    }
+
     /// Why writes that bring data may be refused for want of room, while more is looked for.
     pub(crate) fn no_room(&self) -> Option<Error> {
         match self.reserve.is_missing() {
             true => Some(self.reserve.lack()),
-            false if self.is_short_of_room() => Some(self.sequencer.setback().unwrap_or(Error::StorageFull {
-                needed: "for the log".to_owned(),
-                path: self.path.clone(),
-            })),
+            false if self.is_short_of_room() => {
+                Some(self.sequencer.setback().unwrap_or(Error::StorageFull {
+                    needed: "for the log".to_owned(),
+                    path: self.path.clone(),
+                }))
+            }
             false => None,
         }
     }

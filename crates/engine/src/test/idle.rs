@@ -63,9 +63,7 @@ fn no_family_counts_as_idle_while_the_log_is_replayed() {
     let (store, idle) = (db.store(), db.default_family());
     store.sequencer().flush(Level::Disk).unwrap();
     let before = mark(idle.state());
-    store
-        .replay(|| flush::flush_sealed(store, busy.state()))
-        .unwrap();
+    store.replay(|| flush::flush_sealed(store, busy.state())).unwrap();
     assert_eq!(mark(idle.state()), before);
     flush::flush_all_of(store, idle.state(), FlushCause::Manual).unwrap();
     assert!(mark(idle.state()) > before);
@@ -89,9 +87,7 @@ fn idle_families_are_recorded_only_where_that_lets_a_segment_go() {
     }
     assert_eq!((mark(other.state()), mark(idle.state())), (held, recorded));
     let families = [Arc::clone(other.state())];
-    store
-        .rotate(other.state(), FlushCause::Manual, |_| true)
-        .unwrap();
+    store.rotate(other.state(), FlushCause::Manual, |_| true).unwrap();
     flush::flush_together(store, &families, store.sequencer().oldest_end()).unwrap();
     assert!(mark(idle.state()) > recorded);
 }

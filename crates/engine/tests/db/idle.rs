@@ -105,7 +105,13 @@ fn a_close_writes_no_more_than_its_limit() {
 #[test]
 fn what_an_opening_replayed_is_flushed_by_the_next_close() {
     let dir = common::fast_dir();
-    let db = common::open(dir.path(), &Options { close_flush_bytes: 0, ..options() });
+    let db = common::open(
+        dir.path(),
+        &Options {
+            close_flush_bytes: 0,
+            ..options()
+        },
+    );
     write(&db, 4);
     db.close().unwrap();
     assert!(replayed(dir.path(), 4).0 > 4 << 20);

@@ -7,10 +7,9 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use crate::Result;
-use crate::background::flush;
+use crate::background::at_close::flush_at_close;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
-use crate::store::view::FlushCause;
 
 /// What all handles of a store share. The last one closes it.
 pub(crate) struct Handle {
@@ -25,25 +24,12 @@ impl Handle {
         let store = &self.store;
         store.begin_close()?;
         let alone = store.wait_for_calls();
-        let flushed = flush_unlogged(store);
+        let flushed = flush_at_close(store);
         let threads = std::mem::take(&mut *self.threads.lock());
         let closed = store.finish_close(threads);
         drop(alone);
         flushed.and(closed)
     }
-}
-
-/// Flushes what is in no log. Tries every family, and returns the first error.
-fn flush_unlogged(store: &Store) -> Result<()> {
-    let mut first = Ok(());
-    for family in store.families() {
-        let view = Arc::clone(&family.view());
-        if view.mems().any(|mem| mem.has_unlogged() && !mem.is_empty()) {
-            let flushed = flush::flush_all_of(store, &family, FlushCause::Close);
-            first = first.and(flushed);
-        }
-    }
-    first
 }
 
 impl Drop for Handle {

@@ -54,7 +54,8 @@ pub struct Options {
     /// [`Options::max_memtable_bytes`]. From 1 KiB to 4 GiB less a
     /// byte; 0: as much as one frame of the log takes, half of the ring. Default: 1 GiB.
     pub max_commit_bytes: u64,
-    /// The size of one log segment. Default: 64 MiB.
+    /// The size of one log segment. Default: 64 MiB. A segment takes a 32nd of its file system at most,
+    /// or 2 MiB: the log is released in whole ones.
     pub segment_bytes: u64,
     /// How many threads append at the same instant; more of them wait for a free appender. Default:
     /// 64.
@@ -88,13 +89,20 @@ pub struct Options {
     /// the rest. [`WalRecoveryMode::SkipDamaged`] is no choice for a database, and refused.
     pub wal_recovery_mode: WalRecoveryMode,
     /// Past this much live log, in bytes, the families are flushed for which its oldest segment is
-    /// retained, even if it is the only one. `None` or 0: four times the sum over all families of
-    /// `write_buffer_bytes` × `max_write_buffers`, and at least four segments; it changes as
-    /// families come and go. Never more than 256 segments, all of which an opening has open. The
+    /// retained, even if it is the only one. `None` or 0: twice what all memtables together may take
+    /// (the sum over all families of `write_buffer_bytes` × `max_write_buffers`, and no more than
+    /// [`Options::max_memtable_bytes`]), a quarter of the log's file system at most, and at least four
+    /// segments: 512 MiB for one family with its defaults, 2 GiB for 16. It changes as families come
+    /// and go. Never more than 256 segments, all of which an opening has open. The
     /// least is two segments; a limit below the families' write buffers is accepted with a warning
     /// ([`Stats::warnings`](crate::Stats::warnings)): memtables are then flushed before they are
     /// full. [`Stats::max_total_wal_size`](crate::Stats::max_total_wal_size) is the limit in force.
     pub max_total_wal_size: Option<u64>,
+    /// How much of the memtables a clean close brings to tables, in bytes, so that the next opening
+    /// reads little of the log: those that hold its oldest part first, where that is more than 1 MiB.
+    /// 0: only what no log holds, as RocksDB does. Default: 256 MiB, all memtables of a family with its
+    /// defaults.
+    pub close_flush_bytes: u64,
     /// Room that is kept back in the store's directory, in bytes, in a file `RESERVE` without
     /// content. When the device is full it is given up for work that makes room: flushes,
     /// compactions, dropping a family, an opening. Until it is complete again only writes that
@@ -166,6 +174,7 @@ impl Default for Options {
             wal_size_limit: 0,
             wal_recovery_mode: WalRecoveryMode::default(),
             max_total_wal_size: None,
+            close_flush_bytes: 256 << 20,
             reserve_bytes: None,
             cache_bytes: 32 << 20,
             max_memtable_bytes: None,

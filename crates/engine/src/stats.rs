@@ -56,6 +56,13 @@ pub struct Stats {
     pub log: Option<LogStats>,
     /// The error with which writes are refused, if they are.
     pub refusal: Option<String>,
+    /// Why writes that bring data may be refused for want of room, as long as more is looked for.
+    pub no_room: Option<String>,
+    /// Bytes that are kept back on the device for what makes room
+    /// ([`Options::reserve_bytes`](crate::Options::reserve_bytes)), when all of them are there.
+    pub reserve_bytes: u64,
+    /// Whether all of them are there.
+    pub reserve_complete: bool,
     /// By name.
     pub families: BTreeMap<String, FamilyStats>,
 }
@@ -155,6 +162,7 @@ pub(crate) fn collect(store: &Store) -> Stats {
     let sequencer = store.sequencer();
     let end = sequencer.reserved();
     let counts = store.counts();
+    let (reserve_bytes, reserve_complete) = store.reserve();
     let log_end = sequencer.oldest().map(|_| end);
     let families = store.families();
     let families = families
@@ -181,6 +189,9 @@ pub(crate) fn collect(store: &Store) -> Stats {
         warnings: crate::background::wal_limit::warnings(store),
         log: sequencer.stats(),
         refusal: store.failure().map(|e| e.to_string()),
+        no_room: store.no_room().map(|e| e.to_string()),
+        reserve_bytes,
+        reserve_complete,
         families,
     }
 }

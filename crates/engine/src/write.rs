@@ -162,11 +162,11 @@ impl Db {
         disable_wal: bool,
         has_locks: bool,
     ) -> Result<Option<At>> {
-        let Some(appender) = self.store().appender(has_locks)? else {
-            return Ok(None);
-        };
-        if let Some(large) = large.take() {
-            return large.finish(appender).map(Some);
+        if large.is_some() {
+            let Some(appender) = self.store().appender(has_locks)? else {
+                return Ok(None);
+            };
+            return large.take().map(|large| large.finish(appender)).transpose();
         }
         let unlogged = disable_wal || self.store().options().disable_wal;
         let (kind, record) = if disable_wal {
@@ -174,10 +174,19 @@ impl Db {
         } else {
             (KIND_COMMIT, commit.record())
         };
-        let mut full = false;
-        let at = appender.commit(kind, record, commit.room(), |at| {
-            full = commit.apply(at, unlogged);
-        })?;
+        let (mut full, room) = (false, commit.room());
+        let mut append = || {
+            let Some(appender) = self.store().appender(has_locks)? else {
+                return Ok(None);
+            };
+            let at = appender.commit(kind, record, room, |at| full = commit.apply(at, unlogged))?;
+            Ok(Some(at))
+        };
+        let placed = match room {
+            Room::Relief => self.store().relieve_commit(append),
+            Room::Commit | Room::Mark => append(),
+        };
+        let Some(at) = placed? else { return Ok(None) };
         if full {
             for family in commit.families() {
                 self.rotate_full_memtable(family);

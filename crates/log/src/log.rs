@@ -454,6 +454,16 @@ impl Log {
         self.core().check().is_ok() && self.core().segments.give_up_spares()
     }
 
+    /// While room is withheld, the log takes none of the device for appends that add data, not even
+    /// ahead of need: what there is, is for relief and marks, and for others. Appends have the room
+    /// that was prepared before.
+    pub fn withhold_room(&self, withheld: bool) {
+        self.core().segments.withhold(withheld);
+        if !withheld {
+            self.core().preparer.call();
+        }
+    }
+
     /// Why the log stopped, if it did.
     #[must_use]
     pub fn poisoned(&self) -> Option<LogError> {

@@ -1,11 +1,10 @@
 //! Whether writes are accepted, as `/healthz`, `/metrics` and `INFO` report it.
 //!
-//! The engine is not asked, since it refuses writes for several reasons of which some pass. The
-//! results of the writes decide: the first refused write sets the state to refusing, the next
+//! The results of the writes decide: the first refused write sets the state to refusing, the next
 //! accepted write that adds data resets it. An accepted removal changes nothing, because the engine
-//! keeps space for removals when it has none left for data. An error of the request itself (too
-//! large, wrong type) does not count as a refusal.
-//! the type) is no refusal in this sense.
+//! keeps space for removals when it has none left for data. Where nothing is written, the engine is
+//! asked whether it has room again. An error of the request itself (too large, wrong type) does not
+//! count as a refusal.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -94,10 +93,13 @@ impl WriteHealth {
     }
 
     /// Why writes are refused, or `None`. `engine`: the engine's statistics, since it may have
-    /// failed while there were no writes.
+    /// failed, or found room, while there were no writes.
     pub(crate) fn refusal(&self, engine: Option<&Stats>) -> Option<String> {
         match &*self.state.lock() {
             State::Taken => engine.and_then(|stats| stats.refusal.clone()),
+            State::Refused(_) if engine.is_some_and(|stats| stats.no_room.is_none()) => {
+                engine.and_then(|stats| stats.refusal.clone())
+            }
             State::Refused(reason) | State::Failed(reason) => Some(reason.clone()),
         }
     }

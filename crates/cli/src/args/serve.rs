@@ -44,6 +44,11 @@ pub(crate) struct ServeArgs {
     /// commits is written again; docs/durability.md describes the cost.
     #[arg(long)]
     pub(crate) pad_to_block: bool,
+    /// Flush the databases that hold the oldest part of the log when it has more than so many bytes:
+    /// what a start after a crash reads, at most. At least 8mb. Default: 0, twice what the memtables
+    /// of the databases may take (512 MiB each), up to 2 GiB and a quarter of the disk.
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub(crate) max_total_wal_size: Option<i64>,
     /// Keep released segments of the log in the archive for so many seconds; default: 0, none.
     /// Without this and --wal-size-limit there is no archive, and an existing one is removed.
     #[arg(long, value_name = "SECONDS")]

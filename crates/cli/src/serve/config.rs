@@ -246,6 +246,9 @@ impl Config {
             store.ring = ring;
         }
         store.pad_to_block |= args.pad_to_block;
+        if let Some(limit) = args.max_total_wal_size {
+            store.max_total_wal_size = Bytes(limit);
+        }
         if let Some(ttl) = args.wal_ttl {
             store.wal_ttl = Number(ttl.into());
         }

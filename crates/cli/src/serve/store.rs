@@ -22,6 +22,12 @@ const RING_SPARE: u64 = 1 << 20;
 /// The smallest ring of a log with padding.
 const RING_BYTES_PADDED: usize = 16 << 10;
 
+/// The least limit on the log's size: it is released in segments, which are prepared in steps of a
+/// quarter of this.
+const LOG_LEAST: u64 = 8 << 20;
+/// Segments in a log of the largest size, at least.
+const SEGMENTS_LEAST: u64 = 4;
+
 /// `[store]`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -32,6 +38,7 @@ pub(crate) struct Store {
     pub(super) ring_bytes: Option<RingBytes>,
     pub(super) cache_bytes: Bytes<0, { i64::MAX }>,
     pub(super) pad_to_block: bool,
+    pub(super) max_total_wal_size: Bytes<0, { i64::MAX }>,
     pub(super) wal_ttl: Number<0, { u32::MAX as i64 }>,
     pub(super) wal_size_limit: Bytes<0, { i64::MAX }>,
 }
@@ -46,6 +53,7 @@ impl Default for Store {
             ring_bytes: None,
             cache_bytes: Bytes(i64::try_from(options.cache_bytes).unwrap_or(i64::MAX)),
             pad_to_block: options.pad_to_block,
+            max_total_wal_size: Bytes(0),
             wal_ttl: Number(seconds(options.wal_ttl)),
             wal_size_limit: Bytes(i64::try_from(options.wal_size_limit).unwrap_or(i64::MAX)),
         }
@@ -105,6 +113,11 @@ impl Store {
             !self.pad_to_block || ring_bytes >= RING_BYTES_PADDED,
             "ring-bytes is {ring_bytes}, expected at least {RING_BYTES_PADDED} with pad-to-block"
         );
+        let limit = self.max_total_wal_size.0.unsigned_abs();
+        ensure!(
+            limit == 0 || limit >= LOG_LEAST,
+            "max-total-wal-size is {limit}, expected 0 or at least {LOG_LEAST}: the log is released in segments"
+        );
         Ok(())
     }
 
@@ -122,7 +135,13 @@ impl Store {
 
     /// Sets the engine's options.
     pub(super) fn apply_to(&self, options: Options) -> Options {
+        let limit = Some(self.max_total_wal_size.0.unsigned_abs()).filter(|limit| *limit > 0);
+        let largest = |limit: u64| 1 << (limit / SEGMENTS_LEAST).ilog2();
         Options {
+            segment_bytes: limit.map_or(options.segment_bytes, |limit| {
+                options.segment_bytes.min(largest(limit))
+            }),
+            max_total_wal_size: limit,
             ring: self.ring.mode_in(&self.ring_dir),
             cache_bytes: self.cache_bytes.0.unsigned_abs(),
             pad_to_block: self.pad_to_block,
@@ -157,6 +176,34 @@ mod tests {
         store.ring_bytes = Some(RingBytes(Bytes(8192)));
         assert_eq!(store.ring_size(&mut warnings), 8192);
         assert_eq!(warnings.len(), 1);
+    }
+
+    #[test]
+    fn a_short_log_has_short_segments() {
+        let of = |limit| {
+            let store = Store {
+                max_total_wal_size: Bytes(limit),
+                ..Store::default()
+            };
+            store
+                .check(RING_BYTES)
+                .map(|()| store.apply_to(Options::default()))
+        };
+        let default = Options::default().segment_bytes;
+        for (limit, asked, segment) in [
+            (0, None, default),
+            (8 << 20, Some(8 << 20), 2 << 20),
+            (100 << 20, Some(100 << 20), 16 << 20),
+            (1 << 30, Some(1 << 30), default),
+        ] {
+            let options = of(limit).unwrap();
+            assert_eq!(
+                (options.max_total_wal_size, options.segment_bytes),
+                (asked, segment)
+            );
+        }
+        let refused = of((8 << 20) - 1).unwrap_err().to_string();
+        assert!(refused.contains("expected 0 or at least 8388608"), "{refused}");
     }
 
     #[test]

@@ -19,6 +19,9 @@ const LEVEL0_COUNTABLE: usize = 200;
 
 /// A thread that finds a family being merged looks again after so long, and does others meanwhile.
 const BUSY: Duration = Duration::from_millis(10);
+/// While the reserve is missing no compaction begins that does not make room. One that would looks
+/// again after so long.
+const SHORT: Duration = Duration::from_secs(1);
 
 /// What a compaction thread runs.
 pub(crate) fn run(store: &Store) {
@@ -33,13 +36,17 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
     if family.is_dropped() {
         return;
     }
+    if !store.reserve().1 {
+        store.queue().compact_after(family, SHORT);
+        return;
+    }
     let Some(one) = family.try_lock_compactions() else {
         store.queue().compact_after(family, BUSY);
         return;
     };
-    let compacted = store.relieve(|| compact(store, family, &one, family.compactions(), Tables::compact));
+    // The reserve is not for this.
+    let compacted = compact(store, family, &one, family.compactions(), Tables::compact);
     drop(one);
-    store.fill_reserve();
     whole_merge::queue_if_due(store, family);
     match compacted.map(|compacted| compacted == Compacted::Changed) {
         // There may be more to do, after the other families in the queue.
@@ -48,6 +55,9 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
         // queues another attempt.
         Ok(false) => {}
         Err(_) if store.refusal().is_some() || family.is_dropped() => {}
+        Err(Error::Table { source, .. }) if source.is_interruption() => {
+            store.queue().compact_after(family, SHORT);
+        }
         Err(error) => {
             let failures = family.compactions().failed_again();
             tracing::warn!(family = %family.name(), %error, "a compaction failed, it is tried again");
@@ -104,7 +114,6 @@ pub(crate) fn merge_hidden(store: &Store, family: &FamilyState, is_due: impl FnO
     }
     let merge =
         |tables: &Tables, writing: &Writing<'_>| tables.compact_all(writing, || store.raise_level0(family));
-    // The reserve is not for this.
     let compacted = compact(store, family, &one, family.whole_merges(), merge)?;
     if compacted == Compacted::Changed {
         family.counters().whole_merges.add(1);
@@ -162,12 +171,13 @@ fn compact(
     let changed = family.tables().version() != before;
     if changed {
         let publication = family.publication();
-        publication.publish(store, false);
+        publication.publish(store, 0);
         family.counters().compactions.add(1);
         family.counters().compaction_ns.add(store.ns_since(started));
     }
-    // Closing the store and dropping the family make compactions fail.
-    if done.is_err() && !store.is_closed() && !family.is_dropped() {
+    // Closing the store, dropping the family and a full device make compactions end early.
+    let is_early = matches!(&done, Err(Error::Table { source, .. }) if source.is_interruption());
+    if done.is_err() && !is_early && !store.is_closed() && !family.is_dropped() {
         family.counters().compaction_failures.add(1);
     }
     drop(writing);

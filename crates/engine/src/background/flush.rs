@@ -8,8 +8,11 @@
 
 use std::sync::Arc;
 
+use collie_log::Lsn;
+
 use crate::Result;
-use crate::background::registered::{Flush, record};
+use crate::background::make_room;
+use crate::background::registered::{Flush, record, record_with_idle};
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::queue::{FlushTask, pause_after};
@@ -31,6 +34,7 @@ pub(crate) fn run_task(store: &Store, task: FlushTask) {
             flush_in_turn(store, &family);
         }
         FlushTask::WalSize => crate::background::wal_limit::flush_for_wal_size(store),
+        FlushTask::Room => crate::background::make_room::make_room(store),
     }
 }
 
@@ -91,9 +95,9 @@ fn flush_up_to(store: &Store, family: &Arc<FamilyState>, extent: Extent) -> Resu
     flushed
 }
 
-/// Flushes families that have little or nothing in memory, with one change of the manifest for all.
-/// They are in the order of their names.
-pub(crate) fn flush_together(store: &Store, families: &[Arc<FamilyState>]) {
+/// Flushes what families have sealed, with one change of the manifest for all; idle ones that alone
+/// hold the log below `end` are in it. They are in the order of their names. Returns the first error.
+pub(crate) fn flush_together(store: &Store, families: &[Arc<FamilyState>], end: Option<Lsn>) -> Result<()> {
     let mut flushes: Vec<_> = Vec::with_capacity(families.len());
     let mut registered = Vec::with_capacity(families.len());
     for family in families {
@@ -101,14 +105,16 @@ pub(crate) fn flush_together(store: &Store, families: &[Arc<FamilyState>]) {
         registered.push(register_sealed(store, &mut flush, Extent::All, |_| Ok(())));
         flushes.push(flush);
     }
-    reach!("families are registered");
     // Includes what a family had registered before its flush failed.
-    let recorded = record(store, &mut flushes);
+    let recorded = record_with_idle(store, &mut flushes, end);
+    let mut first = recorded.clone();
     for (flush, registered) in flushes.into_iter().zip(registered) {
         let flushed = registered.and_then(|()| recorded.clone());
         note_outcome(store, flush.family(), &flushed);
         retry_later(store, flush.family(), &flushed);
+        first = first.and(flushed);
     }
+    first
 }
 
 /// Writes a family's sealed memtables to tables and registers these; calls `after` after each.
@@ -125,7 +131,7 @@ fn register_sealed(
         let record_own = || record(store, std::slice::from_mut(flush));
         crate::background::compaction::keep_level0_countable(store, family, record_own)?;
         store.relieve(|| {
-            let written = flush.write(sealed.clone())?;
+            let written = flush.write(&make_room::taken_together(store, family, sealed.clone()))?;
             flush.register(written)
         })?;
         store.update_stall(family);

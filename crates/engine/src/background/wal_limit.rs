@@ -1,5 +1,5 @@
-//! The limit on live log: when the log grows too long, or its device is full, the families are
-//! flushed for which its oldest part is retained.
+//! The limit on live log: when the log grows too long, the families are flushed for which its oldest
+//! part is retained.
 //!
 //! All families share the log, and a segment is released only when every family's commits in it are
 //! in tables. One family that is seldom written would retain all of it.
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use collie_log::Lsn;
 
 use crate::background::flush;
+use crate::background::registered::record_with_idle;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::view::FlushCause;
@@ -19,22 +20,35 @@ use crate::{FamilyOptions, Options};
 const SEGMENTS_MOST: u64 = 256;
 /// The default limit in segments, at least.
 const SEGMENTS_LEAST: u64 = 4;
-/// RocksDB's factor.
-const TIMES_BUFFERS: u64 = 4;
+/// The default limit in what all memtables together may take: with less, memtables would be flushed
+/// before they are full; with more, an opening would read more, for families that are seldom written.
+const TIMES_MEMORY: u64 = 2;
+/// The default limit, as a part of the log's file system.
+const OF_DISK: u64 = 4;
 
-/// How much the families may have in memory.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Buffers {
+/// How much there may be in memory and on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Bounds {
     families: u64,
     /// One memtable of each.
     one_each: u64,
     /// All memtables of each.
     all: u64,
+    /// All memtables together.
+    memory: u64,
+    /// The log's file system.
+    disk: u64,
 }
 
-impl Buffers {
-    fn of<'a>(families: impl IntoIterator<Item = &'a FamilyOptions>) -> Self {
-        let mut sum = Self::default();
+impl Bounds {
+    fn of<'a>(families: impl IntoIterator<Item = &'a FamilyOptions>, memory: u64, disk: u64) -> Self {
+        let mut sum = Self {
+            families: 0,
+            one_each: 0,
+            all: 0,
+            memory,
+            disk,
+        };
         for options in families {
             let all = options
                 .write_buffer_bytes
@@ -47,7 +61,9 @@ impl Buffers {
     }
 
     fn of_store(store: &Store) -> Self {
-        Self::of(store.families().iter().map(|family| family.options()))
+        let families = store.families();
+        let options = families.iter().map(|family| family.options());
+        Self::of(options, store.max_memtable_bytes(), store.log_disk_bytes())
     }
 
     /// The limit that the options ask for.
@@ -56,7 +72,9 @@ impl Buffers {
             Some(limit) if limit > 0 => limit,
             _ => self
                 .all
-                .saturating_mul(TIMES_BUFFERS)
+                .min(self.memory)
+                .saturating_mul(TIMES_MEMORY)
+                .min(self.disk / OF_DISK)
                 .max(options.segment_bytes.saturating_mul(SEGMENTS_LEAST)),
         }
     }
@@ -68,7 +86,8 @@ impl Buffers {
     fn warnings(self, options: &Options) -> Vec<String> {
         let mut warnings = Vec::new();
         let limit = self.limit(options);
-        if limit < self.one_each {
+        // More than all memtables together may take they do not have.
+        if limit < self.one_each.min(self.memory) {
             warnings.push(format!(
                 "the log is kept to {limit} bytes, and the write buffers of {} families come to {}: memtables are \
                  flushed before they are full; raise max_total_wal_size (or segment_bytes, of which there are \
@@ -93,7 +112,7 @@ fn most(options: &Options) -> u64 {
 
 /// The limit on live log in force, in bytes.
 pub(crate) fn limit(store: &Store) -> u64 {
-    Buffers::of_store(store).limit(store.options())
+    Bounds::of_store(store).limit(store.options())
 }
 
 /// Warnings about it; none with the log off.
@@ -101,7 +120,7 @@ pub(crate) fn warnings(store: &Store) -> Vec<String> {
     if store.sequencer().oldest().is_none() {
         return Vec::new();
     }
-    Buffers::of_store(store).warnings(store.options())
+    Bounds::of_store(store).warnings(store.options())
 }
 
 /// Logs a warning, once, where the limit has become too short for the families.
@@ -124,15 +143,12 @@ pub(crate) fn schedule_check(store: &Store) {
     }
 }
 
-/// Where the log has grown past its limit, or its device is full, flushes the families that pin the
-/// oldest segment, and what else lies past the limit.
+/// Where the log has grown past its limit, flushes the families that pin the oldest segment, and what
+/// else lies past the limit.
 pub(crate) fn flush_for_wal_size(store: &Store) {
-    let full = store.take_log_full();
     if let (Some(oldest), Some(end)) = (store.sequencer().oldest(), store.sequencer().oldest_end()) {
         let (reserved, limit) = (store.sequencer().reserved(), limit(store));
-        // While the log ends in its oldest segment no flush releases that.
-        let too_long = reserved - oldest > limit;
-        if too_long || (full && reserved >= end) {
+        if reserved - oldest > limit {
             store.count_wal_size_flush();
             // All that lies past the limit, which may be more than the oldest segment.
             flush_pinning(store, end.max(reserved.saturating_sub(limit)));
@@ -141,23 +157,21 @@ pub(crate) fn flush_for_wal_size(store: &Store) {
     schedule_check(store);
 }
 
-/// Flushes every family for which the log below `end` is retained. Those with empty memtables need
-/// no table, only a record in the manifest: one for all of them, so that a thousand do not cost as
-/// many syncs.
-fn flush_pinning(store: &Store, end: Lsn) {
+/// Flushes every family for which the log below `end` is retained. Those with empty memtables are
+/// recorded with the last of the others, or here.
+pub(super) fn flush_pinning(store: &Store, end: Lsn) {
     let mut pinning = store.families();
     // Those of a large commit retain its parts, too.
     let of_parts = store.families_of_parts_below(end);
     pinning.retain(|family| family.flushed().get() < end || of_parts.contains(&family.id()));
-    let (mut idle, busy): (Vec<_>, Vec<_>) = pinning
-        .into_iter()
-        .partition(|family| family.view().mems().all(|mem| mem.is_empty()));
-    idle.retain(|family| seal(store, family));
-    flush::flush_together(store, &idle);
-    for family in busy {
-        if seal(store, &family) {
-            flush::flush_or_retry_later(store, &family);
+    pinning.retain(|family| family.view().mems().any(|mem| !mem.is_empty()));
+    for family in &pinning {
+        if seal(store, family) {
+            flush::flush_or_retry_later(store, family);
         }
+    }
+    if let Err(error) = record_with_idle(store, &mut [], Some(end)) {
+        tracing::warn!(%error, "families with nothing to flush still pin the oldest part of the log");
     }
 }
 
@@ -180,43 +194,65 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn families(count: usize, buffers: usize) -> Buffers {
+    fn families(count: usize, buffers: usize) -> Bounds {
         let family = FamilyOptions {
             write_buffer_bytes: 64 * MIB,
             max_write_buffers: buffers,
             ..FamilyOptions::default()
         };
-        Buffers::of(std::iter::repeat_n(&family, count))
+        Bounds::of(std::iter::repeat_n(&family, count), 1024 * MIB, u64::MAX)
     }
 
     #[test]
-    fn the_default_limit_is_four_times_all_write_buffers() {
+    fn the_default_limit_is_twice_what_memtables_may_take() {
         let options = Options::default();
-        assert_eq!(families(10, 2).limit(&options), 10 * 64 * MIB * 2 * 4);
-        assert_eq!(families(15, 2).limit(&options), 15 * 64 * MIB * 2 * 4);
+        assert_eq!(families(1, 4).limit(&options), 512 * MIB);
+        assert_eq!(families(2, 4).limit(&options), 1024 * MIB);
+        // However many families there are.
+        assert_eq!(families(16, 4).limit(&options), 2048 * MIB);
         let zero = Options {
             max_total_wal_size: Some(0),
             ..Options::default()
         };
-        assert_eq!(families(15, 2).limit(&zero), 15 * 64 * MIB * 2 * 4);
-        assert!(families(15, 2).warnings(&zero).is_empty());
+        assert_eq!(families(16, 4).limit(&zero), 2048 * MIB);
+        assert!(families(1000, 4).warnings(&zero).is_empty());
+    }
+
+    #[test]
+    fn by_default_the_log_takes_a_quarter_of_its_disk_at_most() {
+        let on = |disk| Bounds {
+            disk,
+            ..families(1, 4)
+        };
+        let options = Options {
+            segment_bytes: 4 * MIB,
+            ..Options::default()
+        };
+        assert_eq!(on(4096 * MIB).limit(&options), 512 * MIB);
+        assert_eq!(on(1024 * MIB).limit(&options), 256 * MIB);
+        assert_eq!(on(40 * MIB).limit(&options), 16 * MIB, "four segments at least");
+        let explicit = Options {
+            max_total_wal_size: Some(300 * MIB),
+            ..options
+        };
+        assert_eq!(on(1024 * MIB).limit(&explicit), 300 * MIB);
     }
 
     #[test]
     fn the_limit_never_exceeds_what_recovery_can_have_open() {
-        let options = Options::default();
-        let thousand = families(1000, 4);
-        assert_eq!(thousand.limit(&options), SEGMENTS_MOST * options.segment_bytes);
-        let [warning] = &thousand.warnings(&options)[..] else {
-            panic!("{:?}", thousand.warnings(&options));
-        };
-        assert!(warning.contains("1000 families"), "{warning}");
-        let explicit = Options {
+        let options = Options {
             max_total_wal_size: Some(1 << 40),
             ..Options::default()
         };
-        assert_eq!(thousand.limit(&explicit), SEGMENTS_MOST * options.segment_bytes);
-        assert_eq!(thousand.warnings(&explicit).len(), 2);
+        let one = families(1, 4);
+        assert_eq!(one.limit(&options), SEGMENTS_MOST * options.segment_bytes);
+        let [warning] = &one.warnings(&options)[..] else {
+            panic!("{:?}", one.warnings(&options));
+        };
+        assert!(
+            warning.contains("max_total_wal_size is 1099511627776"),
+            "{warning}"
+        );
     }
 
     #[test]

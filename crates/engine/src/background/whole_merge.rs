@@ -16,10 +16,13 @@ use crate::background::compaction;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::queue::pause_after;
+use crate::tables::Tables;
 use crate::{Error, FamilyOptions};
 
 /// Where there is no room, it is looked for again after so long.
 const ROOM_AGAIN: Duration = Duration::from_secs(60);
+/// On a full device it is worth so much, at least, in bytes.
+const FREED_LEAST: u64 = 1 << 20;
 
 /// What the thread runs.
 pub(crate) fn run(store: &Store) {
@@ -34,14 +37,21 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
     if family.is_dropped() {
         return;
     }
-    let merged = compaction::merge_hidden(store, family, || match due(store, family) {
-        Due::Yes => true,
-        Due::No => false,
-        Due::NoRoom => {
-            store.queue().merge_whole_after(family, ROOM_AGAIN);
-            false
-        }
-    });
+    let merged = if makes_room(store, family) {
+        let merged = store.relieve(|| compaction::merge_hidden(store, family, || makes_room(store, family)));
+        store.queue().make_room_after(Duration::ZERO);
+        merged
+    } else {
+        // The reserve is not for this.
+        compaction::merge_hidden(store, family, || match due(store, family) {
+            Due::Yes => true,
+            Due::No => false,
+            Due::NoRoom => {
+                store.queue().merge_whole_after(family, ROOM_AGAIN);
+                false
+            }
+        })
+    };
     let pause = match &merged {
         Ok(()) => return,
         Err(_) if store.refusal().is_some() || family.is_dropped() => return,
@@ -64,6 +74,40 @@ pub(crate) fn queue_if_due(store: &Store, family: &Arc<FamilyState>) {
     }
 }
 
+/// Queues it at once where the device is full and it makes room.
+pub(crate) fn queue_if_it_makes_room(store: &Store, family: &Arc<FamilyState>) {
+    if makes_room(store, family) {
+        store.queue().merge_whole_now(family);
+    }
+}
+
+/// Whether room is looked for, and a merge of all tables makes some.
+fn makes_room(store: &Store, family: &FamilyState) -> bool {
+    if !store.is_short_of_room() {
+        return false;
+    }
+    let tables = family.tables();
+    let (hidden, all) = match tables.hidden_of_all() {
+        (0, all) => (tables.may_be_hidden(), all),
+        found => found,
+    };
+    // The device may have no more than a part of the reserve, and that has it.
+    let room = room(store, tables).saturating_add(store.reserve_held());
+    rule_when_full(hidden, all, room)
+}
+
+/// Whether that much less is worth writing the rest, which has to fit. The estimate may be too high.
+fn rule_when_full(hidden: u64, all: u64, room: u64) -> bool {
+    let left = (all - hidden.min(all)).max(all / 16);
+    hidden >= FREED_LEAST && hidden >= all / 4 && left + FREED_LEAST <= room
+}
+
+/// What is available on the tables' device. One that does not say is taken to have room.
+fn room(store: &Store, tables: &Tables) -> u64 {
+    let room = store.device().statfs(tables.path());
+    room.map_or(u64::MAX, |room| room.available.saturating_mul(room.block_size))
+}
+
 #[derive(Debug, PartialEq, Eq)]
 enum Due {
     Yes,
@@ -74,12 +118,7 @@ enum Due {
 fn due(store: &Store, family: &FamilyState) -> Due {
     let tables = family.tables();
     let (hidden, all) = tables.hidden_of_all();
-    let room = || {
-        let room = store.device().statfs(tables.path());
-        // A device that does not say is taken to have room.
-        room.map_or(u64::MAX, |room| room.available.saturating_mul(room.block_size))
-    };
-    let due = rule(hidden, all, family.options(), room);
+    let due = rule(hidden, all, family.options(), || room(store, tables));
     if due == Due::NoRoom {
         tracing::debug!(family = %family.name(), hidden, "no room to merge all tables");
     }
@@ -116,5 +155,19 @@ mod tests {
         assert_eq!((due(50, 100, 60), due(50, 100, 59)), (Due::Yes, Due::NoRoom));
         // However little is left by the estimate.
         assert_eq!((due(100, 100, 35), due(100, 100, 34)), (Due::Yes, Due::NoRoom));
+    }
+
+    #[test]
+    fn on_a_full_device_a_quarter_is_enough_if_what_is_left_fits() {
+        let (all, least) = (64 * FREED_LEAST, FREED_LEAST);
+        assert!(rule_when_full(all, all, all / 16 + least));
+        assert!(
+            !rule_when_full(all, all, all / 16 + least - 1),
+            "the estimate may be too high"
+        );
+        assert!(rule_when_full(all / 4, all, all / 4 * 3 + least));
+        assert!(!rule_when_full(all / 4, all, all / 4 * 3 + least - 1));
+        assert!(!rule_when_full(all / 4 - 1, all, u64::MAX), "less than a quarter");
+        assert!(!rule_when_full(least - 1, least, u64::MAX), "next to nothing");
     }
 }

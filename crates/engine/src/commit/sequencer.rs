@@ -255,6 +255,21 @@ impl Sequencer {
         }
     }
 
+    /// Whether the log takes no room for commits: see [`Log::withhold_room`].
+    pub(crate) fn withhold_room(&self, withheld: bool) {
+        if let Self::Log(log) = self {
+            log.withhold_room(withheld);
+        }
+    }
+
+    /// Why the log could prepare no more room when it last tried.
+    pub(crate) fn setback(&self) -> Option<crate::Error> {
+        match self {
+            Self::Log(log) => log.setback().map(Into::into),
+            Self::Virtual(_) | Self::External(_) => None,
+        }
+    }
+
     /// What opening the log found; `None` with the log off.
     pub(crate) fn recovery(&self) -> Option<&RecoveryReport> {
         match self {

@@ -33,7 +33,7 @@ use crate::manifest::{LogState, Manifest};
 use crate::options::invalid;
 use crate::recovery::inspect::Found;
 use crate::recovery::store_lock::StoreLock;
-use crate::recovery::{inspect, replay, store_lock};
+use crate::recovery::{disk, inspect, replay, store_lock};
 use crate::shared::Parts;
 use crate::store::family_state::FamilyState;
 use crate::store::reserve::Reserve;
@@ -66,7 +66,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
             // sync failed, after which no later sync writes it. So it is written anew before log is
             // released that it does not need, and before commits to families that it names are
             // acknowledged.
-            reserve.relieve(|| manifest.write(&*device, path))?;
+            reserve.relieve(None, || manifest.write(&*device, path))?;
             manifest
         }
         None => {
@@ -164,13 +164,15 @@ fn start(
         // For who applies, and for rotations.
         options.max_workers = 2;
     }
+    let log_disk_bytes = disk::size_of(&*device, &log_directory(path, &options));
+    options.segment_bytes = disk::segment_bytes(options.segment_bytes, log_disk_bytes);
     remove_dropped(&*device, path, &manifest)?;
     manifest.amend(|manifest| apply_options(manifest, &options));
     let parts = match &options.shared {
         Some(shared) => shared.parts().clone(),
         None => Parts::new(&of_its_own(&options))?,
     };
-    let shared = shared_by_trees(&parts);
+    let shared = shared_by_trees(&parts, &reserve);
     let home = Home {
         lock,
         shared: &shared,
@@ -179,13 +181,16 @@ fn start(
     };
     let trees = open_trees(&home, &manifest)?;
     let end = manifest.floor.max(end_of(trees.values()));
-    let sequencer = reserve.relieve(|| open_sequencer(path, &options, &manifest, end, &parts.scheduler))?;
+    let sequencer = reserve.relieve(None, || {
+        open_sequencer(path, &options, &manifest, end, &parts.scheduler)
+    })?;
     // The opening of the log may have used it, for frames that were in the ring.
     reserve.fill(Some(&sequencer));
     let adopt = manifest.log == LogState::Off && !options.disable_wal;
     let log_dir = log_directory(path, &options);
     let start = Start {
         path: path.into(),
+        log_disk_bytes,
         options,
         sequencer,
         manifest,
@@ -396,12 +401,13 @@ fn of_its_own(options: &Options) -> SharedOptions {
 }
 
 /// What a store's trees use of its parts.
-fn shared_by_trees(parts: &Parts) -> tables::Shared {
+fn shared_by_trees(parts: &Parts, reserve: &Reserve) -> tables::Shared {
     tables::Shared {
         cache: Arc::clone(&parts.cache),
         descriptors: Arc::clone(&parts.descriptors),
         scheduler: Arc::clone(&parts.scheduler),
         stop: Arc::default(),
+        short: reserve.missing(),
     }
 }
 
@@ -493,6 +499,7 @@ fn load_and_replay(
     }
     wal_limit::schedule_check(store);
     wal_limit::warn_of_short_limit(store);
+    store.watch_room();
     Ok(default_family)
 }
 

@@ -294,9 +294,9 @@ impl FamilyState {
         self.flushing.lock()
     }
 
-    #[cfg(test)]
-    pub(crate) fn is_flushing(&self) -> bool {
-        self.flushing.try_lock().is_none()
+    /// As [`FamilyState::lock_flushes`], if no flush of the family runs.
+    pub(crate) fn try_lock_flushes(&self) -> Option<MutexGuard<'_, Kept>> {
+        self.flushing.try_lock()
     }
 
     pub(crate) fn whole_merges(&self) -> &Work {
@@ -383,9 +383,9 @@ pub(crate) struct Publication<'a> {
 }
 
 impl Publication<'_> {
-    /// Pins the newest version of the tables and replaces the one that reads see by it. With
-    /// `flushed` its tables hold the oldest sealed memtable, which leaves the view in the same step.
-    pub(crate) fn publish(self, store: &Store, flushed: bool) {
+    /// Pins the newest version of the tables and replaces the one that reads see by it. Its tables
+    /// hold the `flushed` oldest sealed memtables, which leave the view in the same step.
+    pub(crate) fn publish(self, store: &Store, flushed: usize) {
         let family = self.family;
         let tables = store.pin(&family.tables);
         // Counted under `publish`: a count from before a compaction must not replace the one from
@@ -395,12 +395,12 @@ impl Publication<'_> {
         family.level0.store(level0, Ordering::Relaxed);
         let _edit = family.edit.lock();
         let view = family.view.load();
-        if flushed && let Some(sealed) = view.sealed.first() {
+        for sealed in view.sealed.iter().take(flushed) {
             sealed.mem.flushed();
         }
         family.set_view(View {
             active: Arc::clone(&view.active),
-            sealed: view.sealed.iter().skip(usize::from(flushed)).cloned().collect(),
+            sealed: view.sealed.iter().skip(flushed).cloned().collect(),
             tables,
         });
     }

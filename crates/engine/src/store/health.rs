@@ -102,7 +102,10 @@ impl Store {
         }
         self.sequencer.check_own("a write")?;
         match room {
-            Room::Commit => self.reserve.admit(&self.sequencer),
+            Room::Commit => self
+                .reserve
+                .admit(&self.sequencer)
+                .inspect_err(|_| self.request_room()),
             Room::Relief | Room::Mark => Ok(()),
         }
     }

@@ -41,7 +41,7 @@ impl ManifestGuard<'_> {
         let store = self.store;
         store
             .reserve
-            .relieve(|| self.try_commit(edit))
+            .relieve(Some(&store.sequencer), || self.try_commit(edit))
             .map_err(|e| store.manifest_failed(e))
     }
 

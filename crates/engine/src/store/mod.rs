@@ -12,6 +12,7 @@ pub(crate) mod parts;
 pub(crate) mod queue;
 pub(crate) mod read_point;
 pub(crate) mod reserve;
+mod room;
 pub(crate) mod stall;
 pub(crate) mod view;
 mod views;
@@ -31,6 +32,7 @@ use self::families::Families;
 use self::health::Health;
 pub(crate) use self::manifest_guard::ManifestGuard;
 use self::parts::LargeCommits;
+use self::room::RoomWatch;
 use self::stall::StoppedWriters;
 use self::views::AllViews;
 pub(crate) use self::views::Views;
@@ -58,6 +60,8 @@ pub(crate) struct Store {
     path: PathBuf,
     device: Arc<dyn Device>,
     options: Options,
+    /// The size of the file system that the log is on.
+    log_disk_bytes: u64,
     /// The largest payload of a frame.
     max_payload: usize,
     sequencer: Sequencer,
@@ -81,6 +85,7 @@ pub(crate) struct Store {
     /// Flushes that wait for the log.
     log_waits: AtomicUsize,
     wal: WalWatch,
+    room: RoomWatch,
     large: LargeCommits,
     snapshots: AtomicUsize,
     /// See [`Store::replay`].
@@ -99,6 +104,7 @@ pub(crate) struct Store {
 /// What a store is opened with.
 pub(crate) struct Start {
     pub(crate) path: PathBuf,
+    pub(crate) log_disk_bytes: u64,
     pub(crate) options: Options,
     pub(crate) sequencer: Sequencer,
     pub(crate) manifest: ManifestFile,
@@ -112,6 +118,7 @@ impl Store {
     pub(crate) fn new(start: Start) -> Result<Self> {
         let Start {
             path,
+            log_disk_bytes,
             options,
             sequencer,
             manifest,
@@ -130,6 +137,7 @@ impl Store {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             path,
             device: Arc::clone(&options.device),
+            log_disk_bytes,
             max_payload: options.one_frame_bytes(),
             locks: Arc::new(LockTable::new(options.max_row_locks)),
             transactions: Registry::new(options.max_row_locks),
@@ -151,6 +159,7 @@ impl Store {
             budget: parts.budget,
             log_waits: AtomicUsize::new(0),
             wal: WalWatch::default(),
+            room: RoomWatch::default(),
             large: LargeCommits::default(),
             snapshots: AtomicUsize::new(0),
             replaying: AtomicBool::new(false),
@@ -171,6 +180,11 @@ impl Store {
 
     pub(crate) fn options(&self) -> &Options {
         &self.options
+    }
+
+    /// The size of the file system that the log is on, in bytes.
+    pub(crate) fn log_disk_bytes(&self) -> u64 {
+        self.log_disk_bytes
     }
 
     /// The order of commits, and how durable they are. A commit is made by [`Store::appender`]
@@ -224,12 +238,13 @@ impl Store {
     /// Does work that makes room, once more with the reserve's room where the device is full.
     /// [`Store::fill_reserve`] is to follow.
     pub(crate) fn relieve<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
-        self.reserve.relieve(work)
+        self.reserve.relieve(Some(&self.sequencer), work)
     }
 
     /// Takes the room back that the reserve gave up, as far as the device has it.
     pub(crate) fn fill_reserve(&self) {
         self.reserve.fill(Some(&self.sequencer));
+        self.watch_room();
     }
 
     /// Runs the replay of the log. Until it has succeeded, only replay itself seals memtables, at

@@ -29,6 +29,12 @@ impl Store {
         self.visible.boundary()
     }
 
+    /// Every commit that starts below this LSN is in its memtables, and durable.
+    pub(crate) fn settled(&self) -> Lsn {
+        let durable = self.sequencer.durable().unwrap_or(Lsn::MAX);
+        self.visible.boundary().min(durable)
+    }
+
     #[cfg(test)]
     pub(crate) fn has_visibility_waiters(&self) -> bool {
         self.visible.has_waiters()
@@ -187,8 +193,10 @@ impl HeldAppender<'_> {
         let committed = appender.commit(&store.sequencer, &store.visible, kind, record, room, apply);
         std::mem::forget(unfinished);
         drop(self.held);
-        if let Err((Error::StorageFull { .. }, _)) = &committed {
-            store.request_log_space();
+        match &committed {
+            Err((Error::StorageFull { .. }, _)) => store.request_room(),
+            Ok(_) if room == Room::Relief => store.note_removal(),
+            _ => {}
         }
         store.note_outcome(committed)
     }

@@ -16,6 +16,8 @@ pub(crate) enum FlushTask {
     Family(Arc<FamilyState>),
     /// The log has grown past its limit.
     WalSize,
+    /// The device is full.
+    Room,
 }
 
 /// See the module's page. Bounded: a family is in each queue once at most, and so is the check of
@@ -129,13 +131,26 @@ impl TaskQueue {
 
     pub(crate) fn check_wal_size(&self) {
         let mut state = self.state.lock();
+        state.flushes.0.push_back((0, FlushTask::WalSize));
+        drop(state);
+        self.announce(Kind::Flush, 0);
+    }
+
+    /// Queues an attempt to make room, or brings it forward.
+    pub(crate) fn make_room_after(&self, pause: Duration) {
+        let due = due(pause);
+        let mut state = self.state.lock();
         let flushes = &mut state.flushes.0;
-        // The limit and a full device ask for the check independently.
-        if !flushes.iter().any(|(_, task)| matches!(task, FlushTask::WalSize)) {
-            flushes.push_back((0, FlushTask::WalSize));
-            drop(state);
-            self.announce(Kind::Flush, 0);
+        let queued = flushes
+            .iter_mut()
+            .find(|(_, task)| matches!(task, FlushTask::Room));
+        match queued {
+            Some((earlier, _)) if *earlier <= due => return,
+            Some((later, _)) => *later = due,
+            None => flushes.push_back((due, FlushTask::Room)),
         }
+        drop(state);
+        self.announce(Kind::Flush, due);
     }
 
     pub(crate) fn compact(&self, family: &Arc<FamilyState>) {
@@ -154,6 +169,18 @@ impl TaskQueue {
     /// Queues a merge of all of a family's tables.
     pub(crate) fn merge_whole(&self, family: &Arc<FamilyState>) {
         self.merge_whole_after(family, Duration::ZERO);
+    }
+
+    /// As [`TaskQueue::merge_whole`], and brings one forward that is to be tried later.
+    pub(crate) fn merge_whole_now(&self, family: &Arc<FamilyState>) {
+        self.merge_whole(family);
+        let mut state = self.state.lock();
+        let mut queued = state.whole_merges.0.iter_mut();
+        if let Some((due, _)) = queued.find(|(due, queued)| *due > 0 && queued.id() == family.id()) {
+            *due = 0;
+            drop(state);
+            self.announce(Kind::WholeMerge, 0);
+        }
     }
 
     pub(crate) fn merge_whole_after(&self, family: &Arc<FamilyState>, pause: Duration) {

@@ -2,13 +2,14 @@
 //! space.
 //!
 //! The work that makes room needs some itself: a flush writes a table before the log is released,
-//! dropping a family changes the manifest, a compaction writes the merged tables before it removes
-//! the old ones. Where the device is full for such work, the reserve is given up and the work is
-//! done once more. From then on, until the reserve is complete again, only writes are admitted that
-//! remove data.
+//! dropping a family changes the manifest, a merge of what is mostly deleted writes the rest before
+//! it removes the old tables. Where the device is full for such work, the reserve is given up and the
+//! work is done once more. From then on, until the reserve is complete again, only writes are
+//! admitted that remove data.
 //!
-//! A commit alone never takes the reserve: the log keeps room of its own for commits that remove
-//! data.
+//! A commit that removes data takes it where what the log keeps for such commits is used up. No
+//! other commit does, nor does the log ahead of need (it is told to take nothing), nor a compaction
+//! (it ends early): they would take what the flush needs that lets the log go.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -54,9 +55,11 @@ pub(crate) struct Reserve {
     device: Arc<dyn Device>,
     room: Mutex<Room>,
     /// It was given up, and is not complete again.
-    missing: AtomicBool,
+    missing: Arc<AtomicBool>,
     /// When the last attempt was made to take the room back.
     tried: AtomicU64,
+    /// Whether the log is on the same device, and has to leave it what it is to have.
+    serves_log: bool,
 }
 
 impl Reserve {
@@ -68,16 +71,47 @@ impl Reserve {
                 file: collie_io::Reserve::new(path.join(FILE), bytes),
                 relieving: 0,
             }),
-            missing: AtomicBool::new(true),
+            missing: Arc::new(AtomicBool::new(true)),
             tried: AtomicU64::new(0),
+            serves_log: options.wal_dir.is_none(),
         }
     }
 
+    /// Whether it was given up, and is not complete again.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.missing.load(Ordering::Relaxed)
+    }
+
+    /// As [`Reserve::is_missing`], for those who write tables.
+    pub(crate) fn missing(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.missing)
+    }
+
+    /// Its size in bytes when it is complete.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.room.lock().file.bytes()
+    }
+
+    /// How much of it is there, in bytes.
+    pub(crate) fn held(&self) -> u64 {
+        let file = self.device.stat(self.room.lock().file.path());
+        file.map_or(0, |file| file.len)
+    }
+
+    /// Whether it has room for the log.
+    pub(crate) fn serves_log(&self) -> bool {
+        self.serves_log
+    }
+
     /// Does work that makes room, or that the store cannot go on without. Where the device is full,
-    /// gives up the reserve and does it once more.
-    pub(crate) fn relieve<T, E: AsRef<Error>>(&self, mut work: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    /// gives up the reserve and does it once more; `log` takes nothing of it for other commits.
+    pub(crate) fn relieve<T, E: AsRef<Error>>(
+        &self,
+        log: Option<&Sequencer>,
+        mut work: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
         match work() {
-            Err(error) if matches!(error.as_ref(), Error::StorageFull { .. }) => match self.give_up() {
+            Err(error) if matches!(error.as_ref(), Error::StorageFull { .. }) => match self.give_up(log) {
                 Some(_relieving) => work(),
                 None => Err(error),
             },
@@ -85,19 +119,22 @@ impl Reserve {
         }
     }
 
-    /// Gives it up until what is returned is dropped. `None` where there was nothing to give up.
-    fn give_up(&self) -> Option<Relieving<'_>> {
+    /// Gives it up until what is returned is dropped. `None` where there was nothing to give up, and
+    /// no other work has it.
+    fn give_up(&self, log: Option<&Sequencer>) -> Option<Relieving<'_>> {
         let mut room = self.room.lock();
         let Room { file, relieving } = &mut *room;
         // Relaxed: a write that is admitted although the flag changes now finds the device full, no
         // more.
         self.missing.store(true, Ordering::Relaxed);
+        // Before there is any room that it could take.
+        self.withhold(log, true);
         match file.give_up(&*self.device) {
             Ok(given) => {
                 if given {
                     tracing::warn!(path = %file.path().display(), bytes = file.bytes(), "the device is full: the reserve is given up");
                 }
-                given.then(|| {
+                (given || *relieving > 0).then(|| {
                     *relieving += 1;
                     Relieving(self)
                 })
@@ -109,9 +146,17 @@ impl Reserve {
         }
     }
 
+    fn withhold(&self, log: Option<&Sequencer>, withheld: bool) {
+        if self.serves_log
+            && let Some(log) = log
+        {
+            log.withhold_room(withheld);
+        }
+    }
+
     /// Takes the room back where it is missing, from the log's spare segments if need be.
-    pub(crate) fn fill(&self, sequencer: Option<&Sequencer>) {
-        if !self.missing.load(Ordering::Relaxed) {
+    pub(crate) fn fill(&self, log: Option<&Sequencer>) {
+        if !self.is_missing() {
             return;
         }
         let Room { file, relieving } = &*self.room.lock();
@@ -121,25 +166,26 @@ impl Reserve {
         self.tried.store(RealClock.monotonic(), Ordering::Relaxed);
         let mut filled = file.fill(&*self.device);
         if let Ok(false) = filled
-            && sequencer.is_some_and(Sequencer::give_up_spares)
+            && log.is_some_and(Sequencer::give_up_spares)
         {
             filled = file.fill(&*self.device);
         }
-        match filled {
-            Ok(true) => self.missing.store(false, Ordering::Relaxed),
-            Ok(false) => {}
-            // Another error than a lack of room: writes are not refused because of it.
-            Err(error) => {
-                self.missing.store(false, Ordering::Relaxed);
-                tracing::warn!(path = %file.path().display(), %error, "no room is kept back on this device");
-            }
+        if let Ok(false) = filled {
+            self.withhold(log, true);
+            return;
         }
+        // Another error than a lack of room: writes are not refused because of it.
+        if let Err(error) = filled {
+            tracing::warn!(path = %file.path().display(), %error, "no room is kept back on this device");
+        }
+        self.missing.store(false, Ordering::Relaxed);
+        self.withhold(log, false);
     }
 
     /// Admits a write that brings data. Fails while the reserve is missing and the device has no
     /// room for it.
-    pub(crate) fn admit(&self, sequencer: &Sequencer) -> Result<()> {
-        if !self.missing.load(Ordering::Relaxed) {
+    pub(crate) fn admit(&self, log: &Sequencer) -> Result<()> {
+        if !self.is_missing() {
             return Ok(());
         }
         // One write per interval tries. Relaxed: it does no harm if two do.
@@ -147,19 +193,24 @@ impl Reserve {
             .monotonic()
             .saturating_sub(self.tried.load(Ordering::Relaxed));
         if waited >= BETWEEN_ATTEMPTS {
-            self.fill(Some(sequencer));
+            self.fill(Some(log));
         }
-        if !self.missing.load(Ordering::Relaxed) {
-            return Ok(());
+        match self.is_missing() {
+            false => Ok(()),
+            true => Err(self.lack()),
         }
+    }
+
+    /// What a write that brings data gets while it is missing.
+    pub(crate) fn lack(&self) -> Error {
         let file = &self.room.lock().file;
-        Err(Error::StorageFull {
+        Error::StorageFull {
             needed: format!(
                 "of the {} bytes that are kept back for what makes room (reserve_bytes) not all are there",
                 file.bytes()
             ),
             path: file.path().into(),
-        })
+        }
     }
 }
 
@@ -205,7 +256,7 @@ mod tests {
             let written = file.and_then(|file| write_all_at(&*file, &[1; 64 << 10], 0));
             written.map_err(|e| Error::io("write", dir, e))
         };
-        reserve.relieve(write).unwrap();
+        reserve.relieve(None, write).unwrap();
         assert_eq!(attempts, 2);
         device.limit_space(None);
         reserve.fill(None);

@@ -74,6 +74,8 @@ pub enum FlushCause {
     LargeCommit,
     /// All families together had much in memory, and this one most.
     Memory,
+    /// The device was full, and data had been removed.
+    Room,
 }
 
 impl FlushCause {
@@ -88,6 +90,7 @@ impl FlushCause {
             Self::Recovery => "recovery",
             Self::LargeCommit => "large-commit",
             Self::Memory => "memory",
+            Self::Room => "room",
         }
     }
 }

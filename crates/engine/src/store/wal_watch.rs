@@ -10,9 +10,6 @@ use super::Store;
 pub(super) struct WalWatch {
     /// The log's end at which its size is checked again.
     look_at: AtomicU64,
-    /// The log was full for a commit, and the flush thread has not checked yet whether a part of it
-    /// can be released.
-    full: AtomicBool,
     /// The warning about the log's limit was logged.
     warned: AtomicBool,
 }
@@ -21,7 +18,6 @@ impl Default for WalWatch {
     fn default() -> Self {
         Self {
             look_at: AtomicU64::new(Lsn::MAX),
-            full: AtomicBool::new(false),
             warned: AtomicBool::new(false),
         }
     }
@@ -41,23 +37,6 @@ impl Store {
         {
             self.queue.check_wal_size();
         }
-    }
-
-    /// A commit was refused because the log's device is full: queues the release of its oldest
-    /// part, so that writes can go on.
-    pub(super) fn request_log_space(&self) {
-        // AcqRel pairs with `take_log_full`. Of several threads one sets the flag, so the task is
-        // queued once.
-        if !self.wal.full.swap(true, Ordering::AcqRel) {
-            self.queue.check_wal_size();
-        }
-    }
-
-    /// Whether the log was full for a commit. A commit that is refused after this queues another
-    /// check.
-    pub(crate) fn take_log_full(&self) -> bool {
-        // AcqRel pairs with `request_log_space`.
-        self.wal.full.swap(false, Ordering::AcqRel)
     }
 
     /// Whether the caller is the first to warn that the log's limit is short.

@@ -16,6 +16,10 @@ pub(super) struct DuringCompactions {
     pub(super) stop: Arc<AtomicBool>,
     /// Set when the family is dropped.
     pub(super) dropped: Arc<AtomicBool>,
+    /// Set while the device is full.
+    pub(super) short: Arc<AtomicBool>,
+    /// The merge is of all tables: it was asked for to make room, or by the user.
+    pub(super) whole: Arc<AtomicBool>,
     pub(super) version_lock: Arc<VersionLock>,
     pub(super) pace: Arc<Pace>,
 }
@@ -31,6 +35,8 @@ impl Factory for DuringCompactions {
         Box::new(DuringMerge {
             stop: Arc::clone(&self.stop),
             dropped: Arc::clone(&self.dropped),
+            // Relaxed: set by this thread.
+            short: (!self.whole.load(Ordering::Relaxed)).then(|| Arc::clone(&self.short)),
             version_lock: Arc::clone(&self.version_lock),
             // Before the library creates the merge's first file.
             pieces: self.pace.pieces(),
@@ -41,6 +47,8 @@ impl Factory for DuringCompactions {
 struct DuringMerge {
     stop: Arc<AtomicBool>,
     dropped: Arc<AtomicBool>,
+    /// `None` for a merge that goes on while the device is full.
+    short: Option<Arc<AtomicBool>>,
     version_lock: Arc<VersionLock>,
     pieces: Pieces,
 }
@@ -48,13 +56,15 @@ struct DuringMerge {
 impl CompactionFilter for DuringMerge {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> TableResult<Verdict> {
         // Relaxed: no other data depends on the flags.
-        let why = match (
-            self.stop.load(Ordering::Relaxed),
-            self.dropped.load(Ordering::Relaxed),
-        ) {
-            (true, _) => Some("the store is closing"),
-            (false, true) => Some("the family was dropped"),
-            (false, false) => None,
+        let is_set = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        let why = if is_set(&self.stop) {
+            Some("the store is closing")
+        } else if is_set(&self.dropped) {
+            Some("the family was dropped")
+        } else if self.short.as_deref().is_some_and(is_set) {
+            Some("the device is full, and the flush that lets the log go needs the room")
+        } else {
+            None
         };
         if let Some(why) = why {
             return Err(std::io::Error::new(std::io::ErrorKind::Interrupted, why).into());

@@ -82,6 +82,9 @@ pub(crate) struct Shared {
     pub(crate) scheduler: Arc<Scheduler>,
     /// Set when the store closes: running compactions end early.
     pub(crate) stop: Arc<AtomicBool>,
+    /// Set while the device is full and the reserve is given up: compactions that do not make room end
+    /// early.
+    pub(crate) short: Arc<AtomicBool>,
 }
 
 /// A family's directory. Where the family was dropped, the last user removes the directory.
@@ -119,6 +122,8 @@ pub(crate) struct Tables {
     damaged: OnceLock<Option<PathBuf>>,
     /// How many [`Unrecorded`] live.
     unrecorded: Arc<AtomicUsize>,
+    /// The merge that runs, if one does, is of all tables.
+    whole: Arc<AtomicBool>,
     hidden: Hidden,
     dir: Arc<TreeDir>,
 }
@@ -143,10 +148,12 @@ impl Tables {
         };
         let version_lock = Arc::new(VersionLock::default());
         let pace = Arc::new(Pace::new(Arc::clone(&shared.scheduler), path.join("tables")));
-        let dropped = Arc::new(AtomicBool::new(false));
+        let (dropped, whole) = (Arc::new(AtomicBool::new(false)), Arc::default());
         let during = DuringCompactions {
             dropped: Arc::clone(&dropped),
             stop: Arc::clone(&shared.stop),
+            short: Arc::clone(&shared.short),
+            whole: Arc::clone(&whole),
             version_lock: Arc::clone(&version_lock),
             pace: Arc::clone(&pace),
         };
@@ -201,6 +208,7 @@ impl Tables {
             verified,
             damaged: OnceLock::new(),
             unrecorded: Arc::default(),
+            whole,
             hidden: Hidden::new(may_be_hidden),
             dir: Arc::new(dir),
         })
@@ -308,6 +316,12 @@ impl Tables {
         Ok(unrecorded)
     }
 
+    /// For a family without anything to register: all that its memtables had is in registered
+    /// tables.
+    pub(crate) fn nothing_registered(&self) -> Unrecorded {
+        Unrecorded::new(&self.unrecorded)
+    }
+
     /// Whether the tree has tables, or is about to have, that the manifest does not record.
     pub(crate) fn has_unrecorded(&self) -> bool {
         // Acquire pairs with the Release in `Unrecorded::new`. Some may be registered right after
@@ -336,7 +350,11 @@ impl Tables {
         let hidden = self.hidden.sum();
         self.compact_by(writing, || {
             let _begun = begin();
-            self.tree.major_compact(self.table_bytes, KEEP_NONE)
+            // Relaxed: read by this thread, when the merge begins.
+            self.whole.store(true, Ordering::Relaxed);
+            let merged = self.tree.major_compact(self.table_bytes, KEEP_NONE);
+            self.whole.store(false, Ordering::Relaxed);
+            merged
         })
         .inspect(|merged| {
             if *merged {
@@ -489,6 +507,14 @@ impl Tables {
             all += table.metadata.file_size;
         }
         (self.hidden.estimate(tombstones).min(all), all)
+    }
+
+    /// Of the bytes of all tables what tombstones hide at most, if rows are alike: for tables whose
+    /// tombstones no flush of this opening has written.
+    pub(crate) fn may_be_hidden(&self) -> u64 {
+        let (rows, tombstones) = (self.tree.approximate_len() as u64, self.tree.tombstone_count());
+        let of_each = self.tree.disk_space() / rows.saturating_sub(tombstones).max(1);
+        of_each.saturating_mul(tombstones).min(self.tree.disk_space())
     }
 
     /// These tables have what a flush has sampled.

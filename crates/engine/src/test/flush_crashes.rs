@@ -13,7 +13,7 @@ use std::time::Duration;
 use collie_io::RealDevice;
 use collie_sim::{Fault, FaultKind, SimDevice, SplitDevice};
 
-use crate::background::{compaction, wal_limit};
+use crate::background::{compaction, flush, wal_limit};
 use crate::store::family_state::FamilyState;
 use crate::store::view::FlushCause;
 use crate::test::hold;
@@ -35,7 +35,7 @@ fn options() -> Options {
 
 /// A store with a second family and more log than it is to have, whose flushes are all on the
 /// test's own threads.
-fn quiet_store(path: &Path, options: Options) -> (Db, Family) {
+pub(super) fn quiet_store(path: &Path, options: Options) -> (Db, Family) {
     let db = Db::open(path, options).unwrap();
     db.store().queue().stop();
     while Arc::strong_count(db.store()) > 1 {
@@ -48,7 +48,7 @@ fn quiet_store(path: &Path, options: Options) -> (Db, Family) {
     (db, orders)
 }
 
-fn mark(state: &FamilyState) -> Lsn {
+pub(super) fn mark(state: &FamilyState) -> Lsn {
     state.flushed().get()
 }
 
@@ -59,7 +59,7 @@ fn put_all(family: &Family) {
 }
 
 /// The store's directory as a death of its process would leave it now.
-fn death(db: &Db) -> tempfile::TempDir {
+pub(super) fn death(db: &Db) -> tempfile::TempDir {
     let image = tempfile::tempdir().unwrap();
     copy(db.path(), image.path());
     image
@@ -102,7 +102,7 @@ fn a_flush_for_the_logs_size_says_nothing_of_a_memtable_whose_own_flush_is_under
     };
     // Where one flush of a family keeps others out, the second goes on when the first has ended.
     let state = Arc::clone(orders.state());
-    let alone = state.is_flushing();
+    let alone = state.try_lock_flushes().is_none();
     put_all(&orders);
     let own = {
         let orders = orders.clone();
@@ -185,10 +185,9 @@ fn a_memtable_whose_tables_could_not_be_registered_is_not_called_flushed() {
     assert!(matches!(failed, Error::StorageFull { .. }), "{failed}");
     block_next_version(&db, &state);
     // Together with others: what these have registered is recorded.
-    crate::background::flush::flush_together(
-        db.store(),
-        &[Arc::clone(db.default_family().state()), Arc::clone(&state)],
-    );
+    let families = [Arc::clone(db.default_family().state()), Arc::clone(&state)];
+    let failed = flush::flush_together(db.store(), &families, None).unwrap_err();
+    assert!(matches!(failed, Error::StorageFull { .. }), "{failed}");
     assert_eq!(mark(&state), before);
     assert_nothing_is_lost(death(&db).path(), options());
     orders.flush().unwrap();
@@ -292,8 +291,7 @@ fn a_compaction_of_a_family_that_is_dropped_behind_its_flush_ends() {
         let (store, state) = (Arc::clone(db.store()), Arc::clone(&state));
         hold("families are registered", move || {
             store.rotate(&state, FlushCause::Manual, |_| true).map(drop)?;
-            crate::background::flush::flush_together(&store, &[state]);
-            Ok::<_, Error>(())
+            flush::flush_together(&store, &[state], None)
         })
         .at_point()
     };

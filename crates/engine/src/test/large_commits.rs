@@ -221,7 +221,7 @@ fn the_log_keeps_the_parts_until_every_family_of_the_commit_is_flushed() {
     // the parts, and recovery reads from behind them.
     let mut flush = Flush::of(store, second);
     let sealed = second.view().sealed[0].clone();
-    let written = flush.write(sealed).unwrap();
+    let written = flush.write(&[sealed]).unwrap();
     flush.register(written).unwrap();
     record(store, std::slice::from_mut(&mut flush)).unwrap();
     drop(flush);

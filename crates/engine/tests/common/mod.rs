@@ -18,6 +18,8 @@ pub(crate) fn small() -> Options {
         segment_bytes: 256 << 10,
         cache_bytes: 1 << 20,
         max_workers: 32,
+        // What is closed and opened again is to be replayed.
+        close_flush_bytes: 0,
         default_family: small_family(),
         ..Options::default()
     }

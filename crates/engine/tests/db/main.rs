@@ -7,6 +7,8 @@ mod batches;
 mod common;
 mod concurrent;
 mod deleted;
+mod full_disk;
+mod idle;
 mod in_doubt;
 mod iterators;
 mod large;

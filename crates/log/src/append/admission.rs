@@ -86,17 +86,21 @@ impl Space {
         self.limit.raise(builder.total(), reserve);
     }
 
-    /// Prepares one step more, unless `enough` says so once it has the right to.
+    /// Prepares one step more for `room`, unless `enough` says so once it has the right to.
     pub(crate) fn extend_unless(
         &self,
         segments: &Segments,
+        room: Room,
         enough: impl FnOnce() -> bool,
     ) -> Result<(), HousekeepingError> {
         let mut builder = segments.builder();
         if enough() {
             return Ok(());
         }
-        segments.extend(&mut builder)?;
+        match room {
+            Room::Commit => segments.extend_for_commits(&mut builder)?,
+            Room::Relief | Room::Mark => segments.extend(&mut builder)?,
+        }
         self.publish(&builder);
         Ok(())
     }
@@ -134,7 +138,7 @@ impl Space {
             self.raise_reserve(segments, len.next_power_of_two())?;
         }
         while !self.limit.admits(next, room) {
-            self.extend_unless(segments, || self.limit.admits(next, room))?;
+            self.extend_unless(segments, room, || self.limit.admits(next, room))?;
         }
         Ok(turn)
     }
@@ -145,10 +149,10 @@ impl Space {
         let mut builder = segments.builder();
         if segments.owes() {
             // Commits have no limit yet that the turn could be measured by.
-            segments.extend(&mut builder)?;
+            segments.extend_for_commits(&mut builder)?;
         }
         while builder.total() < self.limit.get() + len {
-            segments.extend(&mut builder)?;
+            segments.extend_for_commits(&mut builder)?;
         }
         self.reserve.store(len, Ordering::Relaxed);
         self.publish(&builder);

@@ -1,5 +1,6 @@
 //! Segments are prepared ahead of need, and released when no holder retains them.
 
+use crate::append::limit::Room;
 use crate::error::LogError;
 use crate::shared::Core;
 use crate::stake::HousekeepingError;
@@ -17,7 +18,7 @@ impl Core {
         let awaited = self.waiting.longest_without_room().unwrap_or(0);
         let enough = || self.space.is_ahead(self.appended(), self.ahead().max(awaited));
         while !enough() && self.check().is_ok() {
-            self.weigh(self.space.extend_unless(&self.segments, enough))?;
+            self.weigh(self.space.extend_unless(&self.segments, Room::Commit, enough))?;
         }
         Ok(())
     }

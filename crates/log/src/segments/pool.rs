@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use collie_io::{Device, File, OpenMode, Reserve};
 
@@ -16,7 +17,7 @@ use crate::segments::beginning;
 use crate::segments::header::rewrite;
 use crate::segments::segment::{Live, Segment, SegmentMeta, in_use};
 use crate::stake::{Fatal, HousekeepingError};
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, Ordering, lock};
 
 use super::files::{
     allocate, create, file_name, open_direct, open_for_zeros, remove_for_good, rename_back, zero,
@@ -70,6 +71,8 @@ pub(crate) struct Segments {
     builder: Mutex<Builder>,
     /// The room that is to be kept back for an opening, as long as it is not all there.
     owed: Mutex<Option<Reserve>>,
+    /// Room on the device is for what makes room: none is taken for commits.
+    withheld: AtomicBool,
 }
 
 /// What is being prepared. One thread at a time; it may be a worker that ran out of room.
@@ -138,7 +141,24 @@ impl Segments {
             table,
             builder,
             owed: Mutex::new(None),
+            withheld: AtomicBool::new(false),
         })
+    }
+
+    /// Whether no room is taken for commits from here on.
+    pub(crate) fn withhold(&self, withheld: bool) {
+        // Relaxed: a commit that is being given room at this moment gets it.
+        self.withheld.store(withheld, Ordering::Relaxed);
+    }
+
+    /// As [`Segments::extend`], for commits: fails as on a full device while room is withheld from
+    /// them.
+    pub(crate) fn extend_for_commits(&self, builder: &mut Builder) -> Result<(), HousekeepingError> {
+        if self.withheld.load(Ordering::Relaxed) {
+            let full = std::io::Error::from(ErrorKind::StorageFull);
+            Err::<(), _>(full).at("take room for commits in", self.dir.path())?;
+        }
+        self.extend(builder)
     }
 
     /// From here on nothing takes room before this reserve has its own.

@@ -177,6 +177,8 @@ fn log(shared: &Shared, text: &mut String) {
         "commit_bytes": stats.commit_bytes,
         "memtable_bytes": stats.memtable_bytes,
         "wal_bytes": stats.wal_bytes,
+        "reserve_bytes": stats.reserve_bytes,
+        "reserve_complete": u8::from(stats.reserve_complete),
         "wal_size_flushes": stats.wal_size_flushes,
         "writes_refused_because": refusal.as_deref().unwrap_or("no"),
     );

@@ -78,6 +78,18 @@ impl Keyspace {
         Ok(Keyspace::new(name, family, Numbers::above(owner), Count::Running))
     }
 
+    /// A keyspace whose keys were counted when the server stopped.
+    pub(crate) fn counted_before(
+        name: FamilyName,
+        family: Family,
+        [keys, expiring]: [i64; 2],
+    ) -> Result<Keyspace, DbError> {
+        let keyspace = Keyspace::found(name, family)?;
+        keyspace.changed(keys, expiring);
+        keyspace.counted.send_replace(Count::Done);
+        Ok(keyspace)
+    }
+
     /// A keyspace without keys.
     pub(crate) fn empty(name: FamilyName, family: Family) -> Keyspace {
         Keyspace::new(name, family, Numbers::default(), Count::Done)

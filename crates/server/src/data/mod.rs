@@ -2,6 +2,7 @@
 //! and expiry.
 
 pub(crate) mod cursors;
+mod kept_counts;
 pub(crate) mod keyspace;
 pub(crate) mod locks;
 pub(crate) mod numbers;

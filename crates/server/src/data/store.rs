@@ -22,6 +22,7 @@ use collie_db::{Batch, Db, Durability, Error, Family, FamilyOptions, Lsn, RowOwn
 use parking_lot::Mutex;
 
 use crate::data::cursors::Cursors;
+use crate::data::kept_counts::{self, KeptCounts};
 use crate::data::keyspace::{DATABASES, FamilyName, Keyspace, OpenError};
 use crate::data::locks::{Held, KeyLocks, LOCKED_WRITE};
 use crate::data::value::DATA;
@@ -69,6 +70,7 @@ impl Store {
             *slot = Some(name);
             store.keep_above(name.generation);
         }
+        let kept = KeptCounts::read(&store.db)?;
         for name in store.db.families() {
             let (Some(name), Some(family)) = (FamilyName::parse(&name), store.db.family(&name)) else {
                 continue;
@@ -78,8 +80,14 @@ impl Store {
                 store.db.drop_family(&family)?;
                 continue;
             };
-            let keyspace = Arc::new(Keyspace::found(name, family)?);
-            keyspace.count(&store.stop_counting)?;
+            let keyspace = match kept.of(name) {
+                Some(counts) => Arc::new(Keyspace::counted_before(name, family, counts)?),
+                None => {
+                    let found = Arc::new(Keyspace::found(name, family)?);
+                    found.count(&store.stop_counting)?;
+                    found
+                }
+            };
             if let Some(slot) = store.current.lock().get_mut(index) {
                 *slot = Some(keyspace);
             }
@@ -121,6 +129,20 @@ impl Store {
     pub(crate) fn stop_counting(&self) {
         // Relaxed: pairs with the load in `Keyspace::count`, a hint.
         self.stop_counting.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the store: nothing is written any more. Keeps the numbers of keys, and closes the engine.
+    ///
+    /// # Errors
+    /// The engine did not close cleanly.
+    pub(crate) fn close(&self) -> Result<(), Error> {
+        self.stop_counting();
+        let keyspaces = self.keyspaces();
+        let kept = kept_counts::keep(&self.db, keyspaces.iter().map(|(_, keyspace)| &**keyspace));
+        if let Err(error) = kept {
+            tracing::info!(%error, "the next start counts the keys");
+        }
+        self.db.clone().close()
     }
 
     /// The database, if it was ever selected.

@@ -297,6 +297,16 @@ fn store(stats: &Stats, page: &mut Page) {
         "Where writes stop until some are flushed.",
         stats.max_memtable_bytes,
     );
+    page.gauge(
+        "collie_reserve_bytes",
+        "Bytes that are kept back on the disk for what makes room.",
+        stats.reserve_bytes,
+    );
+    page.gauge(
+        "collie_reserve_complete",
+        "Whether all of them are there: if not, writes that bring data are refused.",
+        u8::from(stats.reserve_complete),
+    );
     page.gauge("collie_log_live_bytes", "Bytes of live log.", stats.wal_bytes);
     page.gauge(
         "collie_log_live_limit_bytes",

@@ -330,8 +330,7 @@ impl Server {
                 source,
             }));
         }
-        shared.store.stop_counting();
-        shared.store.db.clone().close()?;
+        shared.store.close()?;
         ended
     }
 }

@@ -1,0 +1,83 @@
+//! What a store does on a full device so that writes go on.
+//!
+//! Space comes free in three ways. The log lets its oldest part go when the families that hold it are
+//! flushed; a flush writes about as much as that is, unless rows were deleted since, which it leaves
+//! out. A dropped family's tables are removed. And what tombstones hide in tables goes when these are
+//! merged as a whole: that of a family of which little is left fits where there is little room.
+//!
+//! A write that is refused, and a removal after that, ask for an attempt; further ones follow until the
+//! reserve is complete and the log can grow.
+
+use std::sync::Arc;
+
+use super::registered::newest_of;
+use super::wal_limit::flush_pinning;
+use super::{flush, whole_merge};
+use crate::memtable::Entry;
+use crate::store::Store;
+use crate::store::family_state::FamilyState;
+use crate::store::view::{FlushCause, Sealed};
+
+pub(crate) fn make_room(store: &Store) {
+    if store.failure().is_some() {
+        return;
+    }
+    if store.is_replaying() {
+        return store.note_attempt();
+    }
+    if store.take_removed() {
+        flush_removals(store);
+    }
+    if let (Some(oldest), Some(end)) = (store.sequencer().oldest(), store.sequencer().oldest_end()) {
+        let (reserved, limit) = (store.sequencer().reserved(), super::wal_limit::limit(store));
+        // While the log ends in its oldest segment no flush releases that.
+        if store.is_short_of_room() && reserved >= end && reserved > oldest {
+            store.count_wal_size_flush();
+            flush_pinning(store, end.max(reserved.saturating_sub(limit)));
+        }
+    }
+    for family in store.families() {
+        whole_merge::queue_if_it_makes_room(store, &family);
+    }
+    store.note_attempt();
+}
+
+/// Brings removals to tables, where they let a merge remove what they hide. Not where level 0 is
+/// crowded: a merge is to come first.
+fn flush_removals(store: &Store) {
+    for family in store.families() {
+        let is_crowded = family.level0_runs() >= family.options().level0_slowdown;
+        if is_crowded || family.view().mems().all(|mem| mem.is_empty()) {
+            continue;
+        }
+        let sealed = store.rotate(&family, FlushCause::Room, |view| !view.active.is_empty());
+        match sealed {
+            // A flush that failed a moment ago goes on with what was deleted since.
+            Ok(_) => flush::flush_or_retry_later(store, &family),
+            Err(error) => {
+                tracing::warn!(family = %family.name(), %error, "what was deleted is not flushed yet");
+            }
+        }
+    }
+}
+
+/// The sealed memtables that a flush writes together, `oldest` first. Usually that one alone; while
+/// the device is full all of them, where that writes no more: of rows that later ones delete or
+/// replace nothing is written.
+pub(super) fn taken_together(store: &Store, family: &Arc<FamilyState>, oldest: Sealed) -> Vec<Sealed> {
+    let alone = vec![oldest];
+    if !store.is_short_of_room() || store.is_replaying() {
+        return alone;
+    }
+    let together = family.view().sealed.clone();
+    match together.len() > 1 && bytes_of(&together) <= bytes_of(&alone) {
+        true => together,
+        false => alone,
+    }
+}
+
+/// What a flush of these would write, about.
+fn bytes_of(sealed: &[Sealed]) -> usize {
+    let bytes = |entry: &Entry| entry.key.len() + entry.found.value.as_ref().map_or(0, |value| value.len());
+    newest_of(sealed).map(|entry| bytes(&entry)).sum()
+}

@@ -1,0 +1,108 @@
+//! Whether the device has room for writes that bring data, and when more is looked for.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::Store;
+use crate::{Error, Result};
+
+/// How long after the first removal room is looked for: others come with it.
+const AFTER_REMOVAL: Duration = Duration::from_millis(100);
+/// How long after an attempt that did not make enough: this, twice that, and so on up to the last.
+const AGAIN_FIRST: Duration = Duration::from_millis(100);
+const AGAIN_DOUBLED: u32 = 5;
+
+/// See the file's page.
+#[derive(Default)]
+pub(super) struct RoomWatch {
+    /// A write was refused for want of room, or the reserve is missing, and the flush thread has not
+    /// found since that there is room.
+    short: AtomicBool,
+    /// Data was removed since the flush thread last looked.
+    removed: AtomicBool,
+    /// Attempts in a row that did not make enough room.
+    attempts: AtomicU32,
+}
+
+impl Store {
+    /// Whether room is being looked for.
+    pub(crate) fn is_short_of_room(&self) -> bool {
+        // Relaxed, as all accesses: what is decided by it is only done earlier or later.
+        self.room.short.load(Ordering::Relaxed) || self.reserve.is_missing()
+    }
+
+    /// A write was refused for want of room: the flush thread is to make some.
+    pub(crate) fn request_room(&self) {
+        // Of several threads one sets the flag, and the flush thread goes on until it is cleared.
+        if !self.room.short.swap(true, Ordering::Relaxed) {
+            self.room.attempts.store(0, Ordering::Relaxed);
+            self.queue.make_room_after(Duration::ZERO);
+        }
+    }
+
+    /// Looks for room where the reserve is missing.
+    pub(crate) fn watch_room(&self) {
+        if self.reserve.is_missing() {
+            self.request_room();
+        }
+    }
+
+    /// A commit removed data. Where room is being looked for, this may make some.
+    pub(crate) fn note_removal(&self) {
+        if self.is_short_of_room() && !self.room.removed.swap(true, Ordering::Relaxed) {
+            self.room.short.store(true, Ordering::Relaxed);
+            self.room.attempts.store(0, Ordering::Relaxed);
+            self.queue.make_room_after(AFTER_REMOVAL);
+        }
+    }
+
+    /// Whether data was removed since the last call.
+    pub(crate) fn take_removed(&self) -> bool {
+        self.room.removed.swap(false, Ordering::Relaxed)
+    }
+
+    /// The flush thread made an attempt to make room: looks whether there is some, or has it make
+    /// another attempt.
+    pub(crate) fn note_attempt(&self) {
+        self.fill_reserve();
+        if !self.reserve.is_missing() && self.sequencer.setback().is_none() {
+            self.room.short.store(false, Ordering::Relaxed);
+            return;
+        }
+        let attempts = self.room.attempts.fetch_add(1, Ordering::Relaxed);
+        let pause = AGAIN_FIRST * (1 << attempts.min(AGAIN_DOUBLED));
+        self.queue.make_room_after(pause);
+    }
+
+    /// The size of the reserve, and whether it is complete.
+    pub(crate) fn reserve(&self) -> (u64, bool) {
+        (self.reserve.bytes(), !self.reserve.is_missing())
+    }
+
+    /// How much of the reserve is there, in bytes.
+    pub(crate) fn reserve_held(&self) -> u64 {
+        self.reserve.held()
+    }
+
+    /// Why writes that bring data may be refused for want of room, while more is looked for.
+    pub(crate) fn no_room(&self) -> Option<Error> {
+        match self.reserve.is_missing() {
+            true => Some(self.reserve.lack()),
+            false if self.is_short_of_room() => {
+                Some(self.sequencer.setback().unwrap_or(Error::StorageFull {
+                    needed: "for the log".to_owned(),
+                    path: self.path.clone(),
+                }))
+            }
+            false => None,
+        }
+    }
+
+    /// Does a commit that removes data, in the reserve's room where the log has none for it.
+    pub(crate) fn relieve_commit<T>(&self, mut commit: impl FnMut() -> Result<T>) -> Result<T> {
+        match self.reserve.serves_log() {
+            true => self.relieve(commit),
+            false => commit(),
+        }
+    }
+}

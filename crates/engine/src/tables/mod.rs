@@ -23,6 +23,7 @@ mod levels;
 pub(crate) mod link;
 pub(crate) mod orphans;
 mod pace;
+mod range;
 mod version_lock;
 
 use std::ops::Bound;
@@ -52,7 +53,8 @@ use self::pace::Pace;
 use self::version_lock::{Poisoned, VersionGuard, VersionLock};
 use crate::memtable::reclaim::Reclaim;
 use crate::tables::orphans::Orphans;
-use crate::{Compression, Error, FamilyOptions, MAX_KEY_BYTES, Result};
+use crate::bounds::Bounds;
+use crate::{Compression, Error, FamilyOptions, Key, MAX_KEY_BYTES, Result};
 
 /// The watermark that keeps no old version: readers of old versions pin them.
 const KEEP_NONE: u64 = u64::MAX >> 1;
@@ -60,10 +62,18 @@ const KEEP_NONE: u64 = u64::MAX >> 1;
 type TableResult<T> = std::result::Result<T, lsm_tree::Error>;
 type PointRead = dyn Fn(&[u8], Lsn) -> TableResult<Option<InternalValue>> + Send + Sync;
 type RangeRead = dyn Fn(Bound<Slice>, Bound<Slice>, Lsn) -> TableIter + Send + Sync;
-type RangeSince = dyn Fn((Bound<Slice>, Bound<Slice>), Lsn) -> TableResult<bool> + Send + Sync;
+type RangeSince = dyn Fn(&(Bound<Slice>, Bound<Slice>), Lsn, Look) -> TableResult<bool> + Send + Sync;
 
-/// Live entries of the tables, in order, from either end.
+/// The newest entry of each key in the tables, tombstones included, in order, from either end.
 pub(crate) type TableIter = Box<dyn DoubleEndedIterator<Item = TableResult<InternalValue>> + Send + 'static>;
+
+/// How closely tables are looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// Where a table as a whole may have it, that will do.
+    AtTables,
+    AtEntries,
+}
 
 /// What all trees of a store share.
 #[derive(Clone)]
@@ -192,15 +202,17 @@ impl Tables {
     /// Pins the newest version until the result is dropped. Takes the tree's version lock: for
     /// background threads.
     pub(crate) fn pin(&self, lock: Option<Arc<dyn File>>) -> Pinned {
-        let whole = self.tree.get_version_history_lock().latest_version();
         let version = self.tree.current_version();
-        let tables = version.clone();
-        let since = move |bounds: (Bound<Slice>, Bound<Slice>), since: Lsn| {
+        let (whole, tables) = (version.clone(), version.clone());
+        let since = move |bounds: &(Bound<Slice>, Bound<Slice>), since: Lsn, look: Look| {
             for run in tables.iter_levels().flat_map(|level| level.iter()) {
-                let overlapping = run.range_overlap_indexes::<Slice, _>(&bounds);
+                let overlapping = run.range_overlap_indexes::<Slice, _>(bounds);
                 let overlapping = overlapping.and_then(|(low, high)| run.get(low..=high));
                 let newer = overlapping.into_iter().flatten();
                 for table in newer.filter(|table| table.get_highest_seqno() >= since) {
+                    if look == Look::AtTables {
+                        return Ok(true);
+                    }
                     for item in table.range(bounds.clone()) {
                         if item?.key.seqno >= since {
                             return Ok(true);
@@ -223,9 +235,13 @@ impl Tables {
             }
             Ok(None)
         };
-        let range = move |low, high, below| -> TableIter {
+        let range = move |low, high, below| {
             let bounds: (Bound<Slice>, Bound<Slice>) = (low, high);
-            Box::new(Tree::create_internal_range(whole.clone(), &bounds, below, None))
+            let runs = whole.iter_levels().flat_map(|level| level.iter());
+            range::merged(runs.filter_map(|run| {
+                let (first, last) = run.range_overlap_indexes::<Slice, _>(&bounds)?;
+                Some(range::of_run(Arc::clone(run), first..=last, &bounds, below))
+            }))
         };
         Pinned {
             point: Box::new(point),
@@ -598,7 +614,7 @@ impl Pinned {
         Self {
             point: Box::new(|_, _| Ok(None)),
             range: Box::new(|_, _, _| Box::new(std::iter::empty())),
-            since: Box::new(|_, _| Ok(false)),
+            since: Box::new(|_, _, _| Ok(false)),
             dir: None,
             opener: Opener::here(),
             _lock: None,
@@ -610,7 +626,7 @@ impl Pinned {
         (self.point)(key, below).map_err(|e| Error::table("read", self.path(), e))
     }
 
-    /// Live entries between the bounds, which may be longer than any key.
+    /// The newest entry of each key between the bounds, which may be longer than any key.
     pub(crate) fn range(&self, low: Bound<Slice>, high: Bound<Slice>, below: Lsn) -> TableIter {
         (self.range)(cut(low, Bound::Excluded), cut(high, Bound::Included), below)
     }
@@ -619,7 +635,15 @@ impl Pinned {
     /// included, as far as they were not dropped. Tables without such new entries are skipped.
     pub(crate) fn has_newer(&self, low: Bound<Slice>, high: Bound<Slice>, since: Lsn) -> Result<bool> {
         let bounds = (cut(low, Bound::Excluded), cut(high, Bound::Included));
-        (self.since)(bounds, since).map_err(|e| Error::table("read", self.path(), e))
+        (self.since)(&bounds, since, Look::AtEntries).map_err(|e| Error::table("read", self.path(), e))
+    }
+
+    /// As [`has_newer`](Self::has_newer), without a look into tables: whether there may be one.
+    pub(crate) fn may_have_newer(&self, (low, high): &Bounds, since: Lsn) -> bool {
+        let slice = |bound: &Bound<Key>| bound.as_ref().map(|key| key.0.clone());
+        let bounds = (cut(slice(low), Bound::Excluded), cut(slice(high), Bound::Included));
+        // Nothing is read that could fail.
+        (self.since)(&bounds, since, Look::AtTables).unwrap_or(true)
     }
 
     /// For errors.

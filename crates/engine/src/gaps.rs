@@ -26,9 +26,10 @@
 //!
 //! At most [`MOST`] of a family. The one that is discarded is the one that saved least lately:
 //! a gap's priority is a clock, which follows the priorities of those that were discarded, plus the
-//! number of rows that it passes over. Gaps that touch become one, with the larger L, where the
-//! smaller one is not much smaller than the other: a small new gap would make a large one useless to
-//! reads at older snapshots. A scan passes those that touch at once.
+//! number of rows that it passes over. Gaps that touch become one, with the larger L, when the newer
+//! one is noted and neither is much smaller than the other: else a small one would make a large one
+//! useless to reads at older snapshots, and these would walk again and again. A scan passes those that
+//! touch at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -229,7 +230,8 @@ impl Gaps {
         };
         if let Some(at) = list.find(key) {
             let parts = list.gaps[at].without(&Edge::before(key), &Edge::after(key));
-            new.gaps.splice(at..=at, parts.filter(|part| part.passed >= WORTH / 2));
+            new.gaps
+                .splice(at..=at, parts.filter(|part| part.passed >= WORTH / 2));
         }
         for announced in list.announced(key) {
             let number = announced.number;
@@ -294,7 +296,11 @@ impl Gaps {
         let mut announced = list.announced.clone();
         announced.retain(|announced| announced.number != number);
         let is_given_up = announced.len() == list.announced.len();
-        puts.extend(edit.puts.extract_if(.., |(of, _)| *of == number).map(|(_, key)| key));
+        puts.extend(
+            edit.puts
+                .extract_if(.., |(of, _)| *of == number)
+                .map(|(_, key)| key),
+        );
         puts.sort_unstable();
         let mut gaps = list.gaps.clone();
         if !is_given_up {
@@ -305,7 +311,7 @@ impl Gaps {
                 low = next;
             }
         }
-        let gaps = self.discard(join(gaps));
+        let gaps = self.discard(join(gaps, walked.since));
         self.replace(&edit, List { gaps, announced });
     }
 
@@ -370,14 +376,15 @@ fn search(walked: &Walked, mut put_since: impl FnMut(&Edge, &Edge) -> PutSince) 
     (puts, low)
 }
 
-/// One of those that touch, where that makes none useless to very many more reads than it serves.
-fn join(gaps: Vec<Arc<Gap>>) -> Vec<Arc<Gap>> {
+/// One of those that touch and are alike, where one was noted now, with this `since`.
+fn join(gaps: Vec<Arc<Gap>>, since: Lsn) -> Vec<Arc<Gap>> {
     let is_crowded = gaps.len() > MOST / 2;
     let mut joined: Vec<Arc<Gap>> = Vec::with_capacity(gaps.len());
     for mut gap in gaps {
         while let Some(last) = joined.pop_if(|last| {
             let (smaller, larger) = (last.passed.min(gap.passed), last.passed.max(gap.passed));
-            let alike = is_crowded || last.since == gap.since || smaller >= larger / ALIKE;
+            let newest = last.since.max(gap.since);
+            let alike = is_crowded || last.since == gap.since || newest == since && smaller >= larger / ALIKE;
             last.high == gap.low && alike
         }) {
             gap = Arc::new(Gap {

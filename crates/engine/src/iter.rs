@@ -188,7 +188,11 @@ impl Iter {
         let before = self.skipped;
         loop {
             self.jump(direction);
-            let next = match self.step_or_fail(direction) {
+            let left = match self.most_skipped {
+                0 => usize::MAX,
+                most => most.saturating_sub(self.skipped - before) as usize,
+            };
+            let next = match self.step_or_fail(direction, left) {
                 Ok(next) => next,
                 Err(error) => {
                     self.failed = true;
@@ -259,11 +263,11 @@ impl Iter {
         }
     }
 
-    /// What is next, if anything is.
-    fn step_or_fail(&mut self, direction: Direction) -> Result<Option<Next>> {
+    /// What is next, if anything is. Looks at about `most` entries of each memtable at most.
+    fn step_or_fail(&mut self, direction: Direction, most: usize) -> Result<Option<Next>> {
         self.tables.fill(direction)?;
         for mem in &mut self.mems {
-            self.skipped += mem.fill(direction);
+            self.skipped += mem.fill(direction, most);
         }
         let before = |a: &Key, b: &Key| match direction {
             Direction::Forward => a < b,

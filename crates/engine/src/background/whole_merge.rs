@@ -3,8 +3,11 @@
 //! The table library compacts by sizes. Where keys rise and old ones are deleted, tables of new rows
 //! move down a level unmerged, and tombstones stay above the rows that they hide: of a queue, all that
 //! went through it would stay. So a family is merged as a whole when tombstones hide half of its
-//! tables, by [estimate](crate::tables::Tables::hidden_of_all). A byte that is deleted is then the
-//! cause of about one more byte written, and deletes of what is not there are the cause of none.
+//! tables, by [estimate](crate::tables::Content). A byte that is deleted is then the cause of about
+//! one more byte written.
+//!
+//! Scans walk over tombstones, whatever they hide. So a family is also merged when it has half as many
+//! of them as rows, and not more than [`REWRITTEN`] for each of them is written again.
 //!
 //! That may take long, so one thread does nothing else: families are merged as a whole one at a time,
 //! while other threads compact the other families.
@@ -16,10 +19,18 @@ use crate::background::compaction;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::queue::pause_after;
+use crate::tables::Content;
 use crate::{Error, FamilyOptions};
 
 /// Where there is no room, it is looked for again after so long.
 const ROOM_AGAIN: Duration = Duration::from_secs(60);
+
+/// A merge is worth so many hidden bytes, or so many tombstones: it changes the tree's manifest and
+/// syncs a table.
+const HIDDEN_LEAST: u64 = 1 << 20;
+const TOMBSTONES_LEAST: u64 = 1_000;
+/// Bytes that are written again for each tombstone, at most.
+const REWRITTEN: u64 = 1 << 10;
 
 /// What the thread runs.
 pub(crate) fn run(store: &Store) {
@@ -73,23 +84,33 @@ enum Due {
 
 fn due(store: &Store, family: &FamilyState) -> Due {
     let tables = family.tables();
-    let (hidden, all) = tables.hidden_of_all();
+    let content = tables.content();
     let room = || {
         let room = store.device().statfs(tables.path());
         // A device that does not say is taken to have room.
         room.map_or(u64::MAX, |room| room.available.saturating_mul(room.block_size))
     };
-    let due = rule(hidden, all, family.options(), room);
+    let due = rule(&content, family.options(), room);
     if due == Due::NoRoom {
-        tracing::debug!(family = %family.name(), hidden, "no room to merge all tables");
+        tracing::debug!(family = %family.name(), ?content, "no room to merge all tables");
     }
     due
 }
 
-/// Whether tombstones hide half of the tables, and more than one table, and there is room for what is
-/// left beside what is there. The estimate may be too high, and flushes go on meanwhile.
-fn rule(hidden: u64, all: u64, options: &FamilyOptions, room: impl FnOnce() -> u64) -> Due {
-    if hidden < options.table_bytes || hidden < all / 2 {
+/// Whether tombstones hide half of the tables, or are in the way of scans, and there is room for what
+/// is left beside what is there. The estimate may be too high, and flushes go on meanwhile.
+fn rule(content: &Content, options: &FamilyOptions, room: impl FnOnce() -> u64) -> Due {
+    let Content {
+        entries,
+        tombstones,
+        bytes: all,
+        hidden,
+    } = *content;
+    let hide_half = hidden >= options.table_bytes.min(HIDDEN_LEAST) && hidden >= all / 2;
+    let are_in_the_way = tombstones >= TOMBSTONES_LEAST
+        && tombstones >= entries.saturating_sub(tombstones) / 2
+        && all <= tombstones.saturating_mul(REWRITTEN);
+    if !hide_half && !are_in_the_way {
         return Due::No;
     }
     let left = (all - hidden).max(all / 4);
@@ -110,11 +131,38 @@ mod tests {
             write_buffer_bytes: 5,
             ..FamilyOptions::default()
         };
-        let due = |hidden, all, room| rule(hidden, all, &options, || room);
-        assert_eq!(due(9, 9, u64::MAX), Due::No, "less than a table");
+        let due = |hidden, bytes, room| {
+            let content = Content {
+                bytes,
+                hidden,
+                ..Content::default()
+            };
+            rule(&content, &options, || room)
+        };
+        assert_eq!(due(9, 9, u64::MAX), Due::No, "less than is worth it");
         assert_eq!(due(49, 100, u64::MAX), Due::No);
         assert_eq!((due(50, 100, 60), due(50, 100, 59)), (Due::Yes, Due::NoRoom));
         // However little is left by the estimate.
         assert_eq!((due(100, 100, 35), due(100, 100, 34)), (Due::Yes, Due::NoRoom));
+    }
+
+    #[test]
+    fn a_merge_is_due_when_many_tombstones_hide_nothing() {
+        let due = |tombstones, rows, bytes| {
+            let content = Content {
+                entries: tombstones + rows,
+                tombstones,
+                bytes,
+                hidden: 0,
+            };
+            rule(&content, &FamilyOptions::default(), || u64::MAX)
+        };
+        assert_eq!((due(999, 0, 0), due(1_000, 0, 0)), (Due::No, Due::Yes));
+        assert_eq!((due(1_000, 2_002, 0), due(1_000, 2_000, 0)), (Due::No, Due::Yes));
+        // Large rows are not written again for few tombstones.
+        assert_eq!(
+            (due(1_000, 9, 1_024_001), due(1_000, 9, 1_024_000)),
+            (Due::No, Due::Yes)
+        );
     }
 }

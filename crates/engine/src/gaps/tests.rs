@@ -40,14 +40,24 @@ fn gaps_that_touch_are_passed_at_once_by_reads_that_may() {
     let gaps = Gaps::default();
     gaps.note(&walked("a", "m", 10, 1_000), |_, _| PutSince::No);
     gaps.note(&walked("m", "p", 20, 16), |_, _| PutSince::No);
-    assert_eq!(noted(&gaps), [gap("a", "m", 10), gap("m", "p", 20)], "unlike sizes stay apart");
+    assert_eq!(
+        noted(&gaps),
+        [gap("a", "m", 10), gap("m", "p", 20)],
+        "unlike sizes stay apart"
+    );
     let past = |at, direction, below| gaps.past(&edge(at), direction, below).map(|jump| jump.to);
     assert_eq!(past("a", Direction::Forward, 20), Some(edge("p")));
     assert_eq!(past("b", Direction::Forward, 19), Some(edge("m")));
     assert_eq!(past("b", Direction::Forward, 9), None);
     assert_eq!(past("p", Direction::Backward, 20), Some(edge("a")));
     assert_eq!(past("p", Direction::Backward, 19), None);
-    assert_eq!((past("p", Direction::Forward, 99), past("a", Direction::Backward, 99)), (None, None));
+    assert_eq!(
+        (
+            past("p", Direction::Forward, 99),
+            past("a", Direction::Backward, 99)
+        ),
+        (None, None)
+    );
     assert_eq!(gaps.past(&edge("a"), Direction::Forward, 20).unwrap().seen, 19);
     // Alike, they become one.
     gaps.note(&walked("p", "q", 30, 16), |_, _| PutSince::No);
@@ -80,9 +90,17 @@ fn of_two_that_overlap_the_one_for_more_reads_stays() {
     let gaps = Gaps::default();
     gaps.note(&walked("d", "g", 20, 1_000), |_, _| PutSince::No);
     gaps.note(&walked("a", "m", 30, 16), |_, _| PutSince::No);
-    assert_eq!(noted(&gaps), [gap("a", "d", 30), gap("d", "g", 20), gap("g", "m", 30)]);
+    assert_eq!(
+        noted(&gaps),
+        [gap("a", "d", 30), gap("d", "g", 20), gap("g", "m", 30)]
+    );
     gaps.note(&walked("b", "e", 10, 100_000), |_, _| PutSince::No);
-    let expected = [gap("a", "b", 30), gap("b", "e", 10), gap("e", "g", 20), gap("g", "m", 30)];
+    let expected = [
+        gap("a", "b", 30),
+        gap("b", "e", 10),
+        gap("e", "g", 20),
+        gap("g", "m", 30),
+    ];
     assert_eq!(noted(&gaps), expected);
 }
 
@@ -93,11 +111,18 @@ fn the_gap_that_saves_least_is_discarded() {
         let (low, high) = (format!("{n:04}"), format!("{n:04}x"));
         let passed = if n == 0 { 110 } else { 100 };
         gaps.note(&walked(&low, &high, 10, passed), |_, _| PutSince::No);
-        assert!(gaps.past(&edge("0000"), Direction::Forward, 10).is_some(), "used again and again");
+        assert!(
+            gaps.past(&edge("0000"), Direction::Forward, 10).is_some(),
+            "used again and again"
+        );
     }
     assert_eq!(gaps.list.load().gaps.len(), MOST);
     gaps.note(&walked("x", "y", 10, WORTH), |_, _| PutSince::No);
-    assert_eq!(gaps.past(&edge("x"), Direction::Forward, 10), None, "small ones displace nothing");
+    assert_eq!(
+        gaps.past(&edge("x"), Direction::Forward, 10),
+        None,
+        "small ones displace nothing"
+    );
 }
 
 fn remove(family: &Family, key: &str) {
@@ -117,7 +142,8 @@ fn removed() -> (tempfile::TempDir, Db, Family) {
 
 fn keys(family: &Family) -> Vec<String> {
     let keys = family.iter().unwrap();
-    keys.map(|entry| String::from_utf8_lossy(&entry.unwrap().0).into_owned()).collect()
+    keys.map(|entry| String::from_utf8_lossy(&entry.unwrap().0).into_owned())
+        .collect()
 }
 
 /// Each way in which a key may be put between what an iterator saw and its note.
@@ -221,10 +247,16 @@ fn scans_that_jump_show_what_is_there() {
                     remove(&family, &key);
                     model.remove(&key);
                 }
-                70 => drop(db.store().rotate(family.state(), FlushCause::Manual, |_| true).unwrap()),
+                70 => drop(
+                    db.store()
+                        .rotate(family.state(), FlushCause::Manual, |_| true)
+                        .unwrap(),
+                ),
                 71 if rng.below(4) == 0 => family.flush().unwrap(),
                 72 => snapshots.push((db.snapshot(), model.clone())),
-                73 if !snapshots.is_empty() => drop(snapshots.remove(rng.below(snapshots.len() as u64) as usize)),
+                73 if !snapshots.is_empty() => {
+                    drop(snapshots.remove(rng.below(snapshots.len() as u64) as usize))
+                }
                 74 => {
                     // A stretch of all of them.
                     let from = rng.below(400);
@@ -239,8 +271,16 @@ fn scans_that_jump_show_what_is_there() {
                     let [low, high] = range;
                     let at = rng.below(2 * snapshots.len() as u64 + 2) as usize;
                     let (mut iter, shown) = match snapshots.get(at) {
-                        Some((snapshot, shown)) => (snapshot.range::<String>(&family, low.clone()..=high.clone()).unwrap(), shown),
-                        None => (family.range::<String>(low.clone()..=high.clone()).unwrap(), &model),
+                        Some((snapshot, shown)) => (
+                            snapshot
+                                .range::<String>(&family, low.clone()..=high.clone())
+                                .unwrap(),
+                            shown,
+                        ),
+                        None => (
+                            family.range::<String>(low.clone()..=high.clone()).unwrap(),
+                            &model,
+                        ),
                     };
                     iter.set_max_skippable_internal_keys([0, 0, 5, 50][rng.below(4) as usize]);
                     let backward = rng.below(3) == 0;
@@ -268,6 +308,9 @@ fn scans_that_jump_show_what_is_there() {
                 }
             }
         }
-        println!("seed {seed}: {skipped} skipped, {:?}", family.state().gaps().list.load().gaps.len());
+        println!(
+            "seed {seed}: {skipped} skipped, {:?}",
+            family.state().gaps().list.load().gaps.len()
+        );
     }
 }

@@ -83,8 +83,8 @@ impl MemSource {
     }
 
     /// Fetches the next entry, if there is one, or learns up to which key there is none. Returns how
-    /// many entries it has passed over.
-    pub(super) fn fill(&mut self, direction: Direction) -> u64 {
+    /// many entries it has passed over: about `most` at most.
+    pub(super) fn fill(&mut self, direction: Direction, most: usize) -> u64 {
         let Self {
             mem,
             low,
@@ -106,7 +106,7 @@ impl MemSource {
             };
             let portion = Portion {
                 keys: ahead.fetch,
-                examined: EXAMINED_FOR_EACH * ahead.fetch,
+                examined: most.min(EXAMINED_FOR_EACH * ahead.fetch),
             };
             let scanned = mem.scan(scan, direction, portion, &mut ahead.entries);
             passed = (scanned.examined - ahead.entries.len()) as u64;

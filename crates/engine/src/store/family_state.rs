@@ -201,7 +201,10 @@ impl FamilyState {
             if view.tables.may_have_newer(&bounds, walked.since) {
                 return PutSince::Unknown;
             }
-            let (low, high) = (bounds.0.as_ref().map(|key| &**key), bounds.1.as_ref().map(|key| &**key));
+            let (low, high) = (
+                bounds.0.as_ref().map(|key| &**key),
+                bounds.1.as_ref().map(|key| &**key),
+            );
             let mut first = PutSince::No;
             for mem in view.mems() {
                 match (mem.put_since(low, high, walked.since, &mut left), &first) {

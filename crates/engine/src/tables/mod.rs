@@ -51,9 +51,9 @@ use self::hidden::Hidden;
 pub(crate) use self::hidden::Sampled;
 use self::pace::Pace;
 use self::version_lock::{Poisoned, VersionGuard, VersionLock};
+use crate::bounds::Bounds;
 use crate::memtable::reclaim::Reclaim;
 use crate::tables::orphans::Orphans;
-use crate::bounds::Bounds;
 use crate::{Compression, Error, FamilyOptions, Key, MAX_KEY_BYTES, Result};
 
 /// The watermark that keeps no old version: readers of old versions pin them.
@@ -103,6 +103,17 @@ impl Drop for TreeDir {
             );
         }
     }
+}
+
+/// What is in all tables of a family.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Content {
+    /// Rows and tombstones.
+    pub(crate) entries: u64,
+    pub(crate) tombstones: u64,
+    pub(crate) bytes: u64,
+    /// Of the bytes, those that tombstones hide, as estimated.
+    pub(crate) hidden: u64,
 }
 
 /// The tables of one family.
@@ -457,16 +468,16 @@ impl Tables {
         self.tree.table_count()
     }
 
-    /// Of the bytes of all tables, which are the second number, what tombstones hide, as estimated.
-    pub(crate) fn hidden_of_all(&self) -> (u64, u64) {
+    pub(crate) fn content(&self) -> Content {
+        let mut content = Content::default();
         // Of one version.
-        let version = self.tree.current_version();
-        let (mut tombstones, mut all) = (0, 0);
-        for table in version.iter_tables() {
-            tombstones += table.tombstone_count();
-            all += table.metadata.file_size;
+        for table in self.tree.current_version().iter_tables() {
+            content.entries += table.metadata.item_count;
+            content.tombstones += table.tombstone_count();
+            content.bytes += table.metadata.file_size;
         }
-        (self.hidden.estimate(tombstones).min(all), all)
+        content.hidden = self.hidden.estimate(content.tombstones).min(content.bytes);
+        content
     }
 
     /// These tables have what a flush has sampled.
@@ -641,7 +652,10 @@ impl Pinned {
     /// As [`has_newer`](Self::has_newer), without a look into tables: whether there may be one.
     pub(crate) fn may_have_newer(&self, (low, high): &Bounds, since: Lsn) -> bool {
         let slice = |bound: &Bound<Key>| bound.as_ref().map(|key| key.0.clone());
-        let bounds = (cut(slice(low), Bound::Excluded), cut(slice(high), Bound::Included));
+        let bounds = (
+            cut(slice(low), Bound::Excluded),
+            cut(slice(high), Bound::Included),
+        );
         // Nothing is read that could fail.
         (self.since)(&bounds, since, Look::AtTables).unwrap_or(true)
     }

@@ -17,3 +17,4 @@ mod readme;
 mod regressions;
 mod replay;
 mod snapshots;
+mod walks;

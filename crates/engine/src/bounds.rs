@@ -4,6 +4,13 @@ use std::ops::{Bound, RangeBounds};
 
 use crate::Key;
 
+/// Which way a scan goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
+}
+
 /// The bounds of a scan, owned.
 pub(crate) type Bounds = (Bound<Key>, Bound<Key>);
 

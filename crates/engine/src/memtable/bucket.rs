@@ -8,6 +8,7 @@
 //!
 //! The order is by key, and versions of one key from the newest to the oldest.
 
+mod since;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,6 @@ use lsm_tree::Slice;
 use super::chunks::{CHUNK, Chunks};
 use super::leaf::{LEAF, Leaf};
 use super::{At, Direction, End, Entry, Found, Portion, Scan, Scanned, Write};
-use crate::gaps::PutSince;
 use crate::{Key, Value};
 
 /// Entries of a leaf that was built from sorted ones, so that the next inserts do not split it at
@@ -319,42 +319,6 @@ impl Bucket {
             Bound::Excluded(key) => self.seek(key, Lsn::MAX),
         };
         (low, high)
-    }
-
-    /// As [`Mem::put_since`](super::Mem::put_since).
-    pub(super) fn put_since(
-        &self,
-        low: Bound<&[u8]>,
-        high: Bound<&[u8]>,
-        since: Lsn,
-        left: &mut usize,
-    ) -> PutSince {
-        let (mut at, end) = self.between(low, high);
-        let mut passed = 0;
-        while at < end {
-            let Some(stored) = self.stored(at) else {
-                at = Cursor {
-                    leaf: at.leaf + 1,
-                    index: 0,
-                };
-                continue;
-            };
-            let Some(one_less) = left.checked_sub(1) else {
-                return PutSince::Unknown;
-            };
-            *left = one_less;
-            if stored.start >= since && stored.is_put() {
-                return PutSince::Key(Key::from(stored.key));
-            }
-            // What follows an older version of the key is older still.
-            passed = if stored.start < since { passed + 1 } else { 0 };
-            if passed < PASSED {
-                at.index += 1;
-            } else {
-                (passed, at) = (0, self.seek_past(stored.key));
-            }
-        }
-        PutSince::No
     }
 
     /// The position after the last entry.

@@ -24,6 +24,7 @@ use crate::gaps::{Gaps, PutSince};
 use crate::memtable::reclaim::Reclaim;
 use crate::{Key, Value};
 
+pub(crate) use crate::bounds::Direction;
 pub(crate) use buckets::Buckets;
 pub(crate) use chunks::Chunks;
 
@@ -103,13 +104,6 @@ pub(crate) enum End {
     Full,
     /// It has examined as many entries as it may. Up to this key, in its direction, nothing is left.
     Passed(Key),
-}
-
-/// Which way a scan goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Direction {
-    Forward,
-    Backward,
 }
 
 /// A memtable of a family, with the LSN from which on commits belong to it.

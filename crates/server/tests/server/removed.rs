@@ -64,7 +64,7 @@ fn scan(client: &mut Client, options: &str) -> (usize, Vec<String>) {
     }
 }
 
-/// A page took as long as all that was removed, and held up every other client.
+/// A page took as long as all that was removed, and every other client waited.
 #[test]
 fn scan_returns_a_cursor_where_much_was_removed() {
     let (_dir, _server, mut client) = removed();

@@ -4,6 +4,13 @@ use std::ops::{Bound, RangeBounds};
 
 use crate::Key;
 
+/// Which way a scan goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
+}
+
 /// The bounds of a scan, owned.
 pub(crate) type Bounds = (Bound<Key>, Bound<Key>);
 
@@ -60,6 +67,64 @@ pub(crate) fn to_key((low, high): &Bounds, key: &[u8]) -> Bounds {
     }
 }
 
+/// A point between two keys, or at either end of all keys.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Edge {
+    /// Right before this key, which may be empty, or longer than keys are.
+    Before(Key),
+    /// Behind all keys.
+    End,
+}
+
+impl Edge {
+    pub(crate) fn before(key: &[u8]) -> Self {
+        Self::Before(Key::from(key))
+    }
+
+    /// Right behind a key: no other lies between the two.
+    pub(crate) fn after(key: &[u8]) -> Self {
+        let mut next = Vec::with_capacity(key.len() + 1);
+        next.extend_from_slice(key);
+        next.push(0);
+        Self::before(&next)
+    }
+
+    pub(crate) fn of_low(low: &Bound<Key>) -> Self {
+        match low {
+            Bound::Unbounded => Self::before(b""),
+            Bound::Included(key) => Self::Before(key.clone()),
+            Bound::Excluded(key) => Self::after(key),
+        }
+    }
+
+    pub(crate) fn of_high(high: &Bound<Key>) -> Self {
+        match high {
+            Bound::Unbounded => Self::End,
+            Bound::Included(key) => Self::after(key),
+            Bound::Excluded(key) => Self::Before(key.clone()),
+        }
+    }
+
+    /// Whether the key is behind it.
+    pub(crate) fn is_before(&self, key: &[u8]) -> bool {
+        matches!(self, Self::Before(next) if **next <= *key)
+    }
+
+    /// The keys between two edges.
+    pub(crate) fn between(low: &Self, high: &Self) -> Bounds {
+        let low = match low {
+            Self::Before(key) if key.is_empty() => Bound::Unbounded,
+            Self::Before(key) => Bound::Included(key.clone()),
+            // No key is empty.
+            Self::End => return (Bound::Unbounded, Bound::Excluded(Key::from(&b""[..]))),
+        };
+        match high {
+            Self::Before(key) => (low, Bound::Excluded(key.clone())),
+            Self::End => (low, Bound::Unbounded),
+        }
+    }
+}
+
 /// Whether a key lies between the bounds.
 pub(crate) fn contains((low, high): &Bounds, key: &[u8]) -> bool {
     let above = match low {
@@ -82,6 +147,8 @@ pub(crate) fn is_empty(bounds: &Bounds) -> bool {
         (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
             low >= high
         }
+        // No key is empty.
+        (Bound::Unbounded, Bound::Included(high) | Bound::Excluded(high)) => high.is_empty(),
         _ => false,
     }
 }

@@ -90,6 +90,17 @@ pub enum Error {
         /// The first failure.
         cause: String,
     },
+    /// A step of an iterator has passed over as many entries as
+    /// [`Iter::set_max_skippable_internal_keys`](crate::Iter::set_max_skippable_internal_keys) allows.
+    /// The iterator has not ended: its next step goes on. Another one goes on behind the key, or
+    /// before it where it goes backwards. (RocksDB: `Status::Incomplete`.)
+    #[error(
+        "passed over removed entries up to {at:?}, as many as one step may; take the next step, or go on there"
+    )]
+    Incomplete {
+        /// Up to this key, in the iterator's direction, nothing is left to return.
+        at: Key,
+    },
     /// The store was closed.
     #[error("the store is closed")]
     Closed,

@@ -208,7 +208,7 @@ impl Family {
 
     fn scan(&self, bounds: Bounds, options: &ReadOptions) -> Result<Iter> {
         let (view, point) = self.read_at(options.durable)?;
-        Iter::new(&view, bounds, &point, self.state.name())
+        Iter::new(&view, bounds, &point, &self.state)
     }
 
     /// Brings everything that was written before the call to tables, durably.

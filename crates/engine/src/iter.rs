@@ -1,23 +1,20 @@
 //! Scans: memtables and tables merged, from either end.
 
-use std::collections::VecDeque;
-use std::ops::Bound;
-use std::sync::Arc;
+mod sources;
+mod stretch;
+
+use std::sync::{Arc, Weak};
 
 use collie_log::Lsn;
 
-use crate::bounds::{Bounds, from_key, is_empty, to_key};
-use crate::memtable::{Direction, Entry, Mem, Scan};
+use self::sources::{MemSource, TableSource};
+use self::stretch::Stretch;
+use crate::bounds::{Bounds, Edge, from_key, to_key};
+use crate::memtable::Direction;
+use crate::store::family_state::FamilyState;
 use crate::store::read_point::ReadPoint;
 use crate::store::view::View;
-use crate::tables::{Pinned, TableIter, TableResult};
-use crate::{Key, Result, Value};
-
-/// Keys that are fetched from a memtable at first, and at most; each fetch takes so many times the
-/// one before.
-const FIRST_FETCH: usize = 12;
-const FETCH_GROWTH: usize = 4;
-const LARGEST_FETCH: usize = 1024;
+use crate::{Error, Key, Result, Value};
 
 /// Keys and values in a range at one moment, in order; from the back in reverse order.
 ///
@@ -27,6 +24,12 @@ const LARGEST_FETCH: usize = 1024;
 /// [`Error::Forked`] is that of a child that its process forked. One that was
 /// made after the log failed returns [`Error::InDoubt`] instead of the first key that is in doubt,
 /// and ends there.
+///
+/// Between the keys that it returns it passes over rows that were removed, and over versions that
+/// are newer than what it shows. Long stretches of removed rows are remembered, and not walked over
+/// again: taking the first key of a queue costs the same however much went through it. The first
+/// walk takes as long as it takes, unless
+/// [`set_max_skippable_internal_keys`](Self::set_max_skippable_internal_keys) limits it.
 pub struct Iter {
     /// From the newest memtable to the oldest.
     mems: Vec<MemSource>,
@@ -34,14 +37,32 @@ pub struct Iter {
     /// Those that it was made with.
     bounds: Bounds,
     point: ReadPoint,
-    /// The family's name.
+    /// The family, and its name.
+    state: Weak<FamilyState>,
     family: Arc<str>,
     seen: Lsn,
     failed: bool,
+    stretch: Stretch,
+    skipped: u64,
+    most_skipped: u64,
+}
+
+/// What is next in the order of keys.
+enum Next {
+    Live(Key, Value),
+    Removed(Key),
+    /// Up to this key there is nothing that is shown.
+    Passed(Key),
 }
 
 impl Iter {
-    pub(crate) fn new(view: &View, bounds: Bounds, point: &ReadPoint, family: &Arc<str>) -> Result<Self> {
+    pub(crate) fn new(
+        view: &View,
+        bounds: Bounds,
+        point: &ReadPoint,
+        state: &Arc<FamilyState>,
+    ) -> Result<Self> {
+        let family = state.name();
         point.check_any(family)?;
         let below = point.searched_below();
         Ok(Self {
@@ -50,11 +71,15 @@ impl Iter {
                 .map(|mem| MemSource::new(Arc::clone(mem), &bounds, below))
                 .collect(),
             tables: TableSource::new(&view.tables, &bounds, point.below()),
+            stretch: Stretch::new(&bounds),
             bounds,
             point: point.clone(),
+            state: Arc::downgrade(state),
             family: Arc::clone(family),
             seen: 0,
             failed: false,
+            skipped: 0,
+            most_skipped: 0,
         })
     }
 
@@ -64,6 +89,47 @@ impl Iter {
     #[must_use]
     pub fn seen(&self) -> Lsn {
         self.seen
+    }
+
+    /// From now on a step that has passed over so many entries without finding a key to return gives
+    /// [`Error::Incomplete`]; 0, as at first, is no limit. The iterator does not end with that: the
+    /// next step goes on where this one stopped. (RocksDB: `ReadOptions::max_skippable_internal_keys`
+    /// and `Status::Incomplete`.)
+    ///
+    /// For callers that must not take long at a time, whatever was removed.
+    ///
+    /// ```
+    /// # fn main() -> collie_db::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = collie_db::Db::open(dir.path().join("store"), collie_db::Options::default())?;
+    /// use collie_db::Error;
+    ///
+    /// for n in 0..1_000_u32 {
+    ///     db.put(n.to_be_bytes(), "")?;
+    ///     if n < 999 {
+    ///         db.delete(n.to_be_bytes())?;
+    ///     }
+    /// }
+    /// let mut entries = db.iter()?;
+    /// entries.set_max_skippable_internal_keys(100);
+    /// let mut steps = 1;
+    /// while let Some(Err(Error::Incomplete { .. })) = entries.next() {
+    ///     steps += 1; // Here others may have their turn.
+    /// }
+    /// assert!(steps > 5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn set_max_skippable_internal_keys(&mut self, most: u64) {
+        self.most_skipped = most;
+    }
+
+    /// How many entries it has passed over since it was made: rows that were removed, and versions
+    /// that are newer than what it shows. (RocksDB: `internal_key_skipped_count` and
+    /// `internal_delete_skipped_count`.)
+    #[must_use]
+    pub fn internal_keys_skipped(&self) -> u64 {
+        self.skipped
     }
 
     /// Goes to the first key of its range that is not before `key`: [`next`](Iterator::next) returns
@@ -105,17 +171,22 @@ impl Iter {
 
     /// Fails in a child of the process that made it.
     pub(crate) fn check_process(&self) -> Result<()> {
-        self.tables.tables.check_process()
+        self.tables.check_process()
     }
 
     fn restart(&mut self, bounds: &Bounds) {
         if self.check_process().is_err() {
             return;
         }
+        self.stretch = Stretch::new(bounds);
+        self.go_to(bounds);
+    }
+
+    fn go_to(&mut self, bounds: &Bounds) {
         for mem in &mut self.mems {
             mem.restart(bounds);
         }
-        self.tables.restart(bounds, self.point.below());
+        self.tables.restart(bounds);
     }
 
     fn step(&mut self, direction: Direction) -> Option<Result<(Key, Value)>> {
@@ -126,28 +197,90 @@ impl Iter {
             self.failed = true;
             return Some(Err(forked));
         }
+        self.stretch.goes(direction);
+        let before = self.skipped;
         loop {
-            match self.step_or_fail(direction) {
-                Ok(None) => return None,
-                Ok(Some((_, None))) => {}
-                Ok(Some((key, Some(value)))) => return Some(Ok((key, value))),
+            self.jump(direction);
+            let left = match self.most_skipped {
+                0 => usize::MAX,
+                most => most.saturating_sub(self.skipped - before) as usize,
+            };
+            let next = match self.step_or_fail(direction, left) {
+                Ok(next) => next,
                 Err(error) => {
                     self.failed = true;
                     return Some(Err(error));
                 }
+            };
+            let key = match next {
+                None => {
+                    if self.stretch.is_long() {
+                        self.note(self.stretch.far(direction), direction);
+                    }
+                    self.stretch.ends();
+                    return None;
+                }
+                Some(Next::Live(key, value)) => {
+                    if self.stretch.is_long() {
+                        self.note(stretch::near(&key, direction), direction);
+                    }
+                    self.stretch.ends();
+                    return Some(Ok((key, value)));
+                }
+                Some(Next::Removed(key)) => {
+                    self.skipped += 1;
+                    self.stretch.removed(&key, direction);
+                    key
+                }
+                Some(Next::Passed(key)) => key,
+            };
+            if self.most_skipped > 0 && self.skipped - before >= self.most_skipped {
+                if self.stretch.is_long() {
+                    self.note(stretch::far(&key, direction), direction);
+                    self.stretch.goes_on(&key, direction);
+                }
+                return Some(Err(Error::Incomplete { at: key }));
             }
         }
     }
 
-    /// The next key with its value, or without one where it is removed.
-    fn step_or_fail(&mut self, direction: Direction) -> Result<Option<(Key, Option<Value>)>> {
-        if let Err(error) = self.tables.fill(direction) {
-            let (low, high) = self.bounds.clone();
-            let tables = &self.tables.tables;
-            return Err(tables.range_failed(low.map(|key| key.0), high.map(|key| key.0), error));
+    /// Jumps over gaps that begin here.
+    fn jump(&mut self, direction: Direction) {
+        let Some(mem) = self.mems.first() else { return };
+        let gaps = mem.mem().gaps();
+        if !gaps.any() || !self.point.is_certain() {
+            return;
         }
+        let Some(at) = self.stretch.looks(direction) else {
+            return;
+        };
+        let jump = gaps.past(&at, direction, self.point.below());
+        if let Some(jump) = jump.filter(|jump| self.stretch.may_jump(jump)) {
+            if self.stretch.is_between_gaps() {
+                self.note(at, direction);
+            }
+            self.seen = self.seen.max(jump.seen);
+            let left = self.stretch.jumps(jump, direction);
+            self.go_to(&left);
+        }
+    }
+
+    /// Notes that nothing is live from where the stretch began to an edge. Where the log has failed,
+    /// what was removed may be in doubt.
+    fn note(&self, to: Edge, direction: Direction) {
+        if self.point.is_certain()
+            && let Some(state) = self.state.upgrade()
+            && let Some(walked) = self.stretch.walked(to, direction, self.point.below(), self.seen)
+        {
+            state.note_gap(&walked);
+        }
+    }
+
+    /// What is next, if anything is. Looks at about `most` entries of each memtable at most.
+    fn step_or_fail(&mut self, direction: Direction, most: usize) -> Result<Option<Next>> {
+        self.tables.fill(direction)?;
         for mem in &mut self.mems {
-            mem.fill(direction);
+            self.skipped += mem.fill(direction, most);
         }
         let before = |a: &Key, b: &Key| match direction {
             Direction::Forward => a < b,
@@ -167,22 +300,41 @@ impl Iter {
             return Ok(None);
         };
         let Some(number) = source else {
-            return Ok(self.tables.pop(direction));
+            let popped = self.tables.pop(direction);
+            return Ok(popped.map(|(key, value)| Next::of(key, value)));
         };
-        let Some(Entry { key, found }) = self.mems[number].pop(direction) else {
+        let Some((key, mut newest)) = self.mems[number].pop(direction) else {
             return Ok(None);
         };
         for mem in &mut self.mems[number + 1..] {
-            if mem.next_key(direction) == Some(&key) {
-                mem.pop(direction);
+            if mem.next_key(direction) == Some(&key)
+                && let Some((_, found)) = mem.pop(direction)
+            {
+                newest = newest.or(found);
             }
         }
-        if self.tables.next_key(direction) == Some(&key) {
-            self.tables.pop(direction);
+        let in_tables = match self.tables.next_key(direction) == Some(&key) {
+            true => self.tables.pop(direction),
+            false => None,
+        };
+        Ok(Some(match (newest, in_tables) {
+            (Some(found), _) => {
+                self.point.check(&self.family, &key, found.at)?;
+                self.seen = self.seen.max(found.at.end);
+                Next::of(key, found.value)
+            }
+            (None, Some((key, value))) => Next::of(key, value),
+            (None, None) => Next::Passed(key),
+        }))
+    }
+}
+
+impl Next {
+    fn of(key: Key, value: Option<Value>) -> Self {
+        match value {
+            Some(value) => Self::Live(key, value),
+            None => Self::Removed(key),
         }
-        self.point.check(&self.family, &key, found.at)?;
-        self.seen = self.seen.max(found.at.end);
-        Ok(Some((key, found.value)))
     }
 }
 
@@ -205,189 +357,5 @@ impl std::fmt::Debug for Iter {
         f.debug_struct("Iter")
             .field("seen", &self.seen)
             .finish_non_exhaustive()
-    }
-}
-
-/// A memtable's keys between two bounds, which close in from both ends.
-struct MemSource {
-    mem: Arc<Mem>,
-    low: Bound<Key>,
-    high: Bound<Key>,
-    below: Lsn,
-    front: Fetched,
-    back: Fetched,
-}
-
-/// Entries fetched ahead at one end. They follow each other from the bound on.
-struct Fetched {
-    entries: VecDeque<Entry>,
-    exhausted: bool,
-    fetch: usize,
-}
-
-impl Fetched {
-    fn new(exhausted: bool) -> Self {
-        Self {
-            entries: VecDeque::new(),
-            exhausted,
-            fetch: FIRST_FETCH,
-        }
-    }
-}
-
-fn as_slice(bound: &Bound<Key>) -> Bound<&[u8]> {
-    bound.as_ref().map(|key| &**key)
-}
-
-impl MemSource {
-    fn new(mem: Arc<Mem>, bounds: &Bounds, below: Lsn) -> Self {
-        let exhausted = is_empty(bounds);
-        let (low, high) = bounds.clone();
-        Self {
-            mem,
-            low,
-            high,
-            below,
-            front: Fetched::new(exhausted),
-            back: Fetched::new(exhausted),
-        }
-    }
-
-    fn restart(&mut self, bounds: &Bounds) {
-        *self = Self::new(Arc::clone(&self.mem), bounds, self.below);
-    }
-
-    /// Fetches the next entry, if there is one.
-    fn fill(&mut self, direction: Direction) {
-        let Self {
-            mem,
-            low,
-            high,
-            below,
-            front,
-            back,
-        } = self;
-        let ahead = match direction {
-            Direction::Forward => front,
-            Direction::Backward => back,
-        };
-        if ahead.entries.is_empty() && !ahead.exhausted {
-            let scan = Scan {
-                low: as_slice(low),
-                high: as_slice(high),
-                below: *below,
-            };
-            ahead.exhausted = mem.scan(scan, direction, ahead.fetch, &mut ahead.entries);
-            ahead.fetch = (ahead.fetch * FETCH_GROWTH).min(LARGEST_FETCH);
-        }
-        // The other end may have come closer since they were fetched.
-        let Some(Entry { key, .. }) = ahead.entries.front() else {
-            return;
-        };
-        let inside = match direction {
-            Direction::Forward => match high {
-                Bound::Included(high) => key <= high,
-                Bound::Excluded(high) => key < high,
-                Bound::Unbounded => true,
-            },
-            Direction::Backward => match low {
-                Bound::Included(low) => key >= low,
-                Bound::Excluded(low) => key > low,
-                Bound::Unbounded => true,
-            },
-        };
-        if !inside {
-            ahead.entries.clear();
-            ahead.exhausted = true;
-        }
-    }
-
-    /// The key that `fill` fetched.
-    fn next_key(&self, direction: Direction) -> Option<&Key> {
-        let ahead = match direction {
-            Direction::Forward => &self.front,
-            Direction::Backward => &self.back,
-        };
-        ahead.entries.front().map(|entry| &entry.key)
-    }
-
-    /// Takes what `fill` fetched.
-    fn pop(&mut self, direction: Direction) -> Option<Entry> {
-        let (ahead, bound) = match direction {
-            Direction::Forward => (&mut self.front, &mut self.low),
-            Direction::Backward => (&mut self.back, &mut self.high),
-        };
-        let entry = ahead.entries.pop_front()?;
-        *bound = Bound::Excluded(entry.key.clone());
-        Some(entry)
-    }
-}
-
-/// The tables' entries, with the next one of either end fetched.
-struct TableSource {
-    iter: Option<TableIter>,
-    tables: Arc<Pinned>,
-    front: Option<(Key, Value)>,
-    back: Option<(Key, Value)>,
-}
-
-impl TableSource {
-    fn new(tables: &Arc<Pinned>, bounds: &Bounds, below: Lsn) -> Self {
-        let iter = (!is_empty(bounds)).then(|| {
-            let (low, high) = bounds.clone();
-            tables.range(low.map(|key| key.0), high.map(|key| key.0), below)
-        });
-        Self {
-            iter,
-            tables: Arc::clone(tables),
-            front: None,
-            back: None,
-        }
-    }
-
-    fn restart(&mut self, bounds: &Bounds, below: Lsn) {
-        *self = Self::new(&Arc::clone(&self.tables), bounds, below);
-    }
-
-    /// Fetches the next entry, if there is one.
-    fn fill(&mut self, direction: Direction) -> TableResult<()> {
-        let Self {
-            iter, front, back, ..
-        } = self;
-        let (near, far) = match direction {
-            Direction::Forward => (front, back),
-            Direction::Backward => (back, front),
-        };
-        if near.is_none() {
-            let next = iter.as_mut().and_then(|iter| match direction {
-                Direction::Forward => iter.next(),
-                Direction::Backward => iter.next_back(),
-            });
-            *near = match next {
-                Some(Ok(item)) => Some((Key(item.key.user_key), Value(item.value))),
-                Some(Err(error)) => return Err(error),
-                // The entry that the other end has fetched is the last one.
-                None => far.take(),
-            };
-        }
-        Ok(())
-    }
-
-    /// The key that `fill` fetched.
-    fn next_key(&self, direction: Direction) -> Option<&Key> {
-        let near = match direction {
-            Direction::Forward => &self.front,
-            Direction::Backward => &self.back,
-        };
-        near.as_ref().map(|(key, _)| key)
-    }
-
-    /// Takes what `fill` fetched.
-    fn pop(&mut self, direction: Direction) -> Option<(Key, Option<Value>)> {
-        let near = match direction {
-            Direction::Forward => &mut self.front,
-            Direction::Backward => &mut self.back,
-        };
-        near.take().map(|(key, value)| (key, Some(value)))
     }
 }

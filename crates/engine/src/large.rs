@@ -103,7 +103,7 @@ impl<'a> Prepared<'a> {
                 retained.link(at.start, families.clone());
             }
             for (link, (family, mem)) in links.iter().zip(mems) {
-                link.publish(at, mem, store.new_mem(at.end, family.options()));
+                link.publish(at, mem, store.new_mem(at.end, &family));
             }
         });
         drop(links);
@@ -121,7 +121,7 @@ impl<'a> Prepared<'a> {
 /// A memtable for each family, sorted, with its writes.
 fn fill(store: &Store, batch: &Batch, unlogged: bool) -> Vec<(Arc<FamilyState>, Mem)> {
     let filled = batch.ops_by_family().map(|(family, ops)| {
-        let mem = store.new_commit_mem(family.options());
+        let mem = store.new_commit_mem(family);
         for op in ops {
             mem.load(op.key, UNPLACED, op.write);
         }

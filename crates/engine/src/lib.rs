@@ -90,6 +90,7 @@ mod commit;
 mod db;
 mod error;
 mod family;
+mod gaps;
 mod handle;
 mod iter;
 mod journal;

@@ -123,7 +123,7 @@ impl Snapshot {
     }
 
     pub(crate) fn scan(&self, family: &Family, bounds: Bounds) -> Result<Iter> {
-        Iter::new(self.view(family)?, bounds, &self.0.point, family.state().name())
+        Iter::new(self.view(family)?, bounds, &self.0.point, family.state())
     }
 
     pub(crate) fn view(&self, family: &Family) -> Result<&View> {

@@ -126,8 +126,8 @@ pub struct FamilyStats {
     pub compaction_ns: u64,
     /// Compactions that failed.
     pub compaction_failures: u64,
-    /// How often all tables were merged since tombstones hid half of what they had. These count as
-    /// compactions, too.
+    /// How often all tables were merged since tombstones hid half of what they had, or were half as
+    /// many as rows. These count as compactions, too.
     pub whole_merges: u64,
     /// Writes that were delayed.
     pub delays: u64,
@@ -150,6 +150,8 @@ pub struct FamilyStats {
     /// Of these, what tombstones hide, by an estimate from samples; 0 until a flush after the opening
     /// has written tombstones.
     pub hidden_bytes: u64,
+    /// Tombstones in the tables, which scans walk over.
+    pub tombstones: u64,
 }
 
 pub(crate) fn collect(store: &Store) -> Stats {
@@ -200,7 +202,7 @@ fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
     let view = family.view();
     let counters = family.counters();
     let flushed = family.flushed().get();
-    let (hidden_bytes, table_bytes) = family.tables().hidden_of_all();
+    let content = family.tables().content();
     FamilyStats {
         id: family.id(),
         active_bytes: view.active.bytes(),
@@ -224,8 +226,9 @@ fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
         stall: family.stall(),
         level0_runs: family.level0_runs(),
         tables: family.tables().table_count(),
-        table_bytes,
-        hidden_bytes,
+        table_bytes: content.bytes,
+        hidden_bytes: content.hidden,
+        tombstones: content.tombstones,
     }
 }
 

@@ -158,8 +158,25 @@ pub struct StoredRow {
     pub value: Value,
 }
 
-/// Rows in the order of their slots, and of their bytes within a slot.
-pub type Rows = Box<dyn Iterator<Item = Result<StoredRow, Refused>> + Send>;
+/// What a walk over rows comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Walked {
+    /// A row.
+    Row(StoredRow),
+    /// Rows that were removed: so many entries, which take time. Behind this row the walk goes on.
+    Removed {
+        /// Its slot.
+        slot: u16,
+        /// The row, in the engine's form; it need not exist.
+        row: Vec<u8>,
+        /// Entries since the last time that it said so.
+        entries: u64,
+    },
+}
+
+/// Rows in the order of their slots, and of their bytes within a slot. A step takes a fraction of a
+/// millisecond, whatever was removed.
+pub type Rows = Box<dyn Iterator<Item = Result<Walked, Refused>> + Send>;
 
 /// A replica of a partition on this node.
 pub trait Partition: fmt::Debug + Send + Sync + 'static {

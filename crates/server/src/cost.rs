@@ -21,6 +21,9 @@ pub(crate) const LARGE: usize = 64 * 1024;
 pub(crate) const HEAVY: usize = 512 * 1024;
 /// The cost of looking up a key, in bytes that could be copied in the same time.
 pub(crate) const LOOKUP: usize = 512;
+/// How many removed entries a command may pass over on the connection's thread: a fraction of a
+/// millisecond.
+pub(crate) const PASSED_MAX: u64 = 4096;
 /// The unit of the budget, in bytes.
 const UNIT: usize = 4096;
 

@@ -38,7 +38,7 @@ pub use error::{FieldError, MachineError};
 pub use keys::{SLOTS, data_key, sequence_number};
 pub use positions::{Membership, Position};
 pub use proposals::{Proposals, Runs, Verdict};
-pub use rows::DataRow;
+pub use rows::{DataPart, DataRow};
 pub use staging::{Missing, Staged, Staging};
 pub use store::{Machine, MachineOptions, OnFlush, PURGE_MARGIN};
 pub use transfer::{PIECE_BYTES, Transfer};

@@ -4,9 +4,9 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 use std::vec;
 
-use collie_server::cluster::{Refused, StoredRow};
+use collie_server::cluster::{Refused, StoredRow, Walked};
 
-use crate::machine::DataRow;
+use crate::machine::{DataPart, DataRow};
 use crate::raft::evaluation::text_of;
 use crate::raft::replica::Replica;
 
@@ -20,9 +20,11 @@ const LARGEST_PART: usize = 1024;
 pub(super) struct Scan {
     replica: Weak<Replica>,
     slots: RangeInclusive<u16>,
-    /// The last row that was read.
+    /// Where the next part begins.
     after: Option<(u16, Vec<u8>)>,
     part: vec::IntoIter<DataRow>,
+    /// Entries that were passed over, and that it has not said so of.
+    removed: u64,
     most: usize,
     /// Nothing is behind the part.
     is_last: bool,
@@ -39,6 +41,7 @@ impl Scan {
             slots,
             after: after.map(|(slot, key)| (slot, key.to_vec())),
             part: Vec::new().into_iter(),
+            removed: 0,
             most: FIRST_PART,
             is_last: false,
         }
@@ -49,35 +52,48 @@ impl Scan {
         let running = replica.running();
         let running = running.map_err(|error| text_of(error.into()))?;
         let after = self.after.as_ref().map(|(slot, key)| (*slot, &**key));
-        let rows = running.machine.rows_after(after, &self.slots, self.most);
-        let rows = rows.map_err(|error| Refused::Text(format!("ERR {error}")))?;
+        let part = running.machine.rows_after(after, &self.slots, self.most);
+        let DataPart { rows, removed, next } = part.map_err(|error| Refused::Text(format!("ERR {error}")))?;
         self.most = (self.most * PART_GROWTH).min(LARGEST_PART);
-        self.is_last = rows.is_empty();
-        if let Some(last) = rows.last() {
-            self.after = Some((last.slot, last.key.clone()));
-        }
+        self.is_last = next.is_none();
+        // Behind all rows of the slot.
+        self.after = next.or_else(|| Some((*self.slots.end(), vec![u8::MAX])));
+        self.removed += removed;
         self.part = rows.into_iter();
         Ok(())
+    }
+
+    /// What was passed over, once all rows of the part were taken.
+    fn removed(&mut self) -> Option<Walked> {
+        let entries = std::mem::take(&mut self.removed);
+        let (slot, row) = self.after.clone().filter(|_| entries > 0)?;
+        Some(Walked::Removed { slot, row, entries })
     }
 }
 
 impl Iterator for Scan {
-    type Item = Result<StoredRow, Refused>;
+    type Item = Result<Walked, Refused>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.part.len() == 0
-            && !self.is_last
-            && let Err(refused) = self.read()
-        {
-            self.is_last = true;
-            return Some(Err(refused));
+        loop {
+            if let Some(DataRow { slot, key, value }) = self.part.next() {
+                let row = StoredRow {
+                    slot,
+                    row: key,
+                    value,
+                };
+                return Some(Ok(Walked::Row(row)));
+            }
+            if let Some(removed) = self.removed() {
+                return Some(Ok(removed));
+            }
+            if self.is_last {
+                return None;
+            }
+            if let Err(refused) = self.read() {
+                self.is_last = true;
+                return Some(Err(refused));
+            }
         }
-        let DataRow { slot, key, value } = self.part.next()?;
-        let row = StoredRow {
-            slot,
-            row: key,
-            value,
-        };
-        Some(Ok(row))
     }
 }

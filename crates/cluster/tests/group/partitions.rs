@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use collie_cluster::GroupLimits;
 use collie_db::Value;
-use collie_server::cluster::{Partition, Refused, Settled};
+use collie_server::cluster::{Partition, Refused, Rows, Settled, StoredRow, Walked};
 
 use crate::cluster::{Cluster, Place, replica_on};
 use crate::seam::{LAST_SLOT, evaluate, get, incr, number, value};
@@ -59,12 +59,21 @@ async fn count(cluster: &Cluster, keys: &[Mutex<Answered>], task: usize, times: 
     }
 }
 
+/// The rows of a walk, without those that were removed.
+fn stored(rows: Rows) -> impl Iterator<Item = Result<StoredRow, Refused>> {
+    rows.filter_map(|found| match found {
+        Ok(Walked::Row(row)) => Some(Ok(row)),
+        Ok(Walked::Removed { .. }) => None,
+        Err(refused) => Some(Err(refused)),
+    })
+}
+
 /// All rows of a slot on the partition, where it is confirmed to lead.
 fn rows_of(cluster: &Cluster, slot: u16) -> Vec<Vec<u8>> {
     cluster.until("rows that hold", || {
         let (partition, _) = cluster.led()?;
         let since = partition.leadership()?;
-        let rows: Result<Vec<_>, Refused> = partition.rows_after(None).ok()?.collect();
+        let rows: Result<Vec<_>, Refused> = stored(partition.rows_after(None).ok()?).collect();
         let count = partition.key_count(slot..=slot).ok()?;
         let holds = cluster.runtime.block_on(partition.confirm(since));
         let rows = rows.ok().filter(|_| holds == Settled::Holds)?;
@@ -332,7 +341,7 @@ fn rows_come_in_their_order_from_any_on_and_of_the_own_slots_alone() {
     expected.sort();
     let leader = cluster.leader(Place::takes_commands);
     let scan = |partition: &dyn Partition, after: Option<(u16, &[u8])>| -> Vec<(u16, Vec<u8>)> {
-        let rows = partition.rows_after(after).unwrap();
+        let rows = stored(partition.rows_after(after).unwrap());
         rows.map(|row| row.unwrap())
             .map(|row| (row.slot, row.row))
             .collect()

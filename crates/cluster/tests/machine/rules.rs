@@ -191,6 +191,44 @@ fn the_effects_of_an_entry_take_place_in_their_order() {
     }
 }
 
+/// Other clients of the node's thread waited for as long as all of it took.
+#[test]
+fn a_part_of_the_rows_ends_where_many_were_removed() {
+    let replica = grown(&group_of(1, 5), 1);
+    let machine = replica.machine();
+    let mut id = machine.applied().unwrap();
+    let slot = 9;
+    let keys: Vec<[u8; 4]> = (0..5_000_u32).map(u32::to_be_bytes).collect();
+    let (first, last) = (&keys[..4_999], &keys[4_999]);
+    let put = |key| Effect::Put {
+        slot,
+        key,
+        value: b"v",
+    };
+    let puts: Vec<_> = keys.iter().map(|key| put(&key[..])).collect();
+    let deletes: Vec<_> = first.iter().map(|key| Effect::Delete { slot, key }).collect();
+    // Numbers that follow whatever the first entry has.
+    for (number, effects) in [(1 << 40, puts), ((1 << 40) + 1, deletes)] {
+        id.index += 1;
+        let applied = machine.apply(id, Change::Effects(&entry_of(number, &effects)));
+        assert_eq!(applied.unwrap(), Outcome::Taken);
+    }
+    let (mut after, mut parts, mut rows) = (None::<(u16, Vec<u8>)>, 0, Vec::new());
+    loop {
+        let behind = after.as_ref().map(|(slot, key)| (*slot, &key[..]));
+        let part = machine.rows_after(behind, &(slot..=slot), 16).unwrap();
+        parts += 1;
+        assert!(part.removed < 3_000, "{} entries in one part", part.removed);
+        rows.extend(part.rows.into_iter().map(|row| row.key));
+        match part.next {
+            Some(next) => after = Some(next),
+            None => break,
+        }
+    }
+    assert_eq!(rows, [last.to_vec()]);
+    assert!((2..50).contains(&parts), "{parts} parts");
+}
+
 /// A log that was purged behind the tables has lost what they lack.
 #[test]
 fn a_log_that_lacks_what_the_tables_need_is_refused() {

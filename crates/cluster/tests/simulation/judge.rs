@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use collie_check::objects::{Act, Answer, Judgement, Operation, Step, check};
+use collie_server::cluster::Walked;
 
 use crate::clients::{KEYS, OBJECTS, SLOTS, number, row};
 use crate::town::{Ended, Plan, Town};
@@ -21,8 +22,12 @@ type Rows = Vec<(u16, Vec<u8>, Vec<u8>)>;
 fn rows(town: &Town<'_>, at: usize, group: u64) -> Option<Rows> {
     let partition = town.places[at].replica(group)?.partition(SLOTS);
     let rows = partition.rows_after(None).ok()?;
-    rows.map(|row| row.ok().map(|row| (row.slot, row.row, row.value.to_vec())))
-        .collect()
+    let stored = rows.filter_map(|found| match found {
+        Ok(Walked::Row(row)) => Some(Some((row.slot, row.row, row.value.to_vec()))),
+        Ok(Walked::Removed { .. }) => None,
+        Err(_) => Some(None),
+    });
+    stored.collect()
 }
 
 /// Whether all replicas of a group have applied all entries, the same ones.

@@ -3,8 +3,11 @@
 //! The table library compacts by sizes. Where keys rise and old ones are deleted, tables of new rows
 //! move down a level unmerged, and tombstones stay above the rows that they hide: of a queue, all that
 //! went through it would stay. So a family is merged as a whole when tombstones hide half of its
-//! tables, by [estimate](crate::tables::Tables::hidden_of_all). A byte that is deleted is then the
-//! cause of about one more byte written, and deletes of what is not there are the cause of none.
+//! tables, by [estimate](crate::tables::Content). A byte that is deleted is then the cause of about
+//! one more byte written.
+//!
+//! Scans walk over tombstones, whatever they hide. So a family is also merged when it has half as many
+//! of them as rows, and not more than [`REWRITTEN`] for each of them is written again.
 //!
 //! That may take long, so one thread does nothing else: families are merged as a whole one at a time,
 //! while other threads compact the other families.
@@ -16,13 +19,20 @@ use crate::background::compaction;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::queue::pause_after;
-use crate::tables::Tables;
+use crate::tables::{Content, Tables};
 use crate::{Error, FamilyOptions};
 
 /// Where there is no room, it is looked for again after so long.
 const ROOM_AGAIN: Duration = Duration::from_secs(60);
 /// On a full device it is worth so much, at least, in bytes.
 const FREED_LEAST: u64 = 1 << 20;
+
+/// A merge is worth so many hidden bytes, or so many tombstones: it changes the tree's manifest and
+/// syncs a table.
+const HIDDEN_LEAST: u64 = 1 << 20;
+const TOMBSTONES_LEAST: u64 = 1_000;
+/// Bytes that are written again for each tombstone, at most.
+const REWRITTEN: u64 = 1 << 10;
 
 /// What the thread runs.
 pub(crate) fn run(store: &Store) {
@@ -87,9 +97,10 @@ fn makes_room(store: &Store, family: &FamilyState) -> bool {
         return false;
     }
     let tables = family.tables();
-    let (hidden, all) = match tables.hidden_of_all() {
-        (0, all) => (tables.may_be_hidden(), all),
-        found => found,
+    let Content { hidden, bytes: all, .. } = tables.content();
+    let hidden = match hidden {
+        0 => tables.may_be_hidden(),
+        hidden => hidden,
     };
     // The device may have no more than a part of the reserve, and that has it.
     let room = room(store, tables).saturating_add(store.reserve_held());
@@ -117,18 +128,28 @@ enum Due {
 
 fn due(store: &Store, family: &FamilyState) -> Due {
     let tables = family.tables();
-    let (hidden, all) = tables.hidden_of_all();
-    let due = rule(hidden, all, family.options(), || room(store, tables));
+    let content = tables.content();
+    let due = rule(&content, family.options(), || room(store, tables));
     if due == Due::NoRoom {
-        tracing::debug!(family = %family.name(), hidden, "no room to merge all tables");
+        tracing::debug!(family = %family.name(), ?content, "no room to merge all tables");
     }
     due
 }
 
-/// Whether tombstones hide half of the tables, and more than one table, and there is room for what is
-/// left beside what is there. The estimate may be too high, and flushes go on meanwhile.
-fn rule(hidden: u64, all: u64, options: &FamilyOptions, room: impl FnOnce() -> u64) -> Due {
-    if hidden < options.table_bytes || hidden < all / 2 {
+/// Whether tombstones hide half of the tables, or are in the way of scans, and there is room for what
+/// is left beside what is there. The estimate may be too high, and flushes go on meanwhile.
+fn rule(content: &Content, options: &FamilyOptions, room: impl FnOnce() -> u64) -> Due {
+    let Content {
+        entries,
+        tombstones,
+        bytes: all,
+        hidden,
+    } = *content;
+    let hide_half = hidden >= options.table_bytes.min(HIDDEN_LEAST) && hidden >= all / 2;
+    let are_in_the_way = tombstones >= TOMBSTONES_LEAST
+        && tombstones >= entries.saturating_sub(tombstones) / 2
+        && all <= tombstones.saturating_mul(REWRITTEN);
+    if !hide_half && !are_in_the_way {
         return Due::No;
     }
     let left = (all - hidden).max(all / 4);
@@ -149,8 +170,15 @@ mod tests {
             write_buffer_bytes: 5,
             ..FamilyOptions::default()
         };
-        let due = |hidden, all, room| rule(hidden, all, &options, || room);
-        assert_eq!(due(9, 9, u64::MAX), Due::No, "less than a table");
+        let due = |hidden, bytes, room| {
+            let content = Content {
+                bytes,
+                hidden,
+                ..Content::default()
+            };
+            rule(&content, &options, || room)
+        };
+        assert_eq!(due(9, 9, u64::MAX), Due::No, "less than is worth it");
         assert_eq!(due(49, 100, u64::MAX), Due::No);
         assert_eq!((due(50, 100, 60), due(50, 100, 59)), (Due::Yes, Due::NoRoom));
         // However little is left by the estimate.
@@ -169,5 +197,25 @@ mod tests {
         assert!(!rule_when_full(all / 4, all, all / 4 * 3 + least - 1));
         assert!(!rule_when_full(all / 4 - 1, all, u64::MAX), "less than a quarter");
         assert!(!rule_when_full(least - 1, least, u64::MAX), "next to nothing");
+    }
+
+    #[test]
+    fn a_merge_is_due_when_many_tombstones_hide_nothing() {
+        let due = |tombstones, rows, bytes| {
+            let content = Content {
+                entries: tombstones + rows,
+                tombstones,
+                bytes,
+                hidden: 0,
+            };
+            rule(&content, &FamilyOptions::default(), || u64::MAX)
+        };
+        assert_eq!((due(999, 0, 0), due(1_000, 0, 0)), (Due::No, Due::Yes));
+        assert_eq!((due(1_000, 2_002, 0), due(1_000, 2_000, 0)), (Due::No, Due::Yes));
+        // Large rows are not written again for few tombstones.
+        assert_eq!(
+            (due(1_000, 9, 1_024_001), due(1_000, 9, 1_024_000)),
+            (Due::No, Due::Yes)
+        );
     }
 }

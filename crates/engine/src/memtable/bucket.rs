@@ -8,6 +8,7 @@
 //!
 //! The order is by key, and versions of one key from the newest to the oldest.
 
+mod since;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,7 @@ use lsm_tree::Slice;
 
 use super::chunks::{CHUNK, Chunks};
 use super::leaf::{LEAF, Leaf};
-use super::{At, Direction, Entry, Found, Scan, Write};
+use super::{At, Direction, End, Entry, Found, Portion, Scan, Scanned, Write};
 use crate::{Key, Value};
 
 /// Entries of a leaf that was built from sorted ones, so that the next inserts do not split it at
@@ -77,6 +78,10 @@ struct Stored<'a> {
 }
 
 impl Stored<'_> {
+    fn is_put(&self) -> bool {
+        self.bytes[18] != KIND_DELETE
+    }
+
     /// Bytes in the arena.
     fn size(&self) -> usize {
         let inline = match self.bytes[18] {
@@ -113,6 +118,9 @@ pub(super) struct Bucket {
     outside: Vec<Slice>,
     /// Entries, sorted or not.
     entries: usize,
+    /// The smallest start of an entry, or of one that was here before a split; the largest number
+    /// where there was none.
+    oldest: Lsn,
     /// Bytes of the entries in the chunks.
     arena: usize,
     /// Entries and bytes when the entries were last indexed as a whole.
@@ -149,6 +157,7 @@ impl Bucket {
             next_chunk: FIRST_CHUNK,
             outside: Vec::new(),
             entries: 0,
+            oldest: Lsn::MAX,
             arena: 0,
             indexed: (0, 0),
             firsts: Vec::new(),
@@ -277,28 +286,39 @@ impl Bucket {
         self.leaves.is_empty() && self.unsorted.is_empty()
     }
 
-    /// Calls `take` with up to `limit` keys of the scan; returns whether there are no more.
+    /// No entry is older than this.
+    pub(super) fn oldest(&self) -> Lsn {
+        self.oldest
+    }
+
+    /// Calls `take` with the next keys of the scan.
     pub(super) fn scan(
         &self,
         scan: Scan<'_>,
         direction: Direction,
-        limit: usize,
+        portion: Portion,
         take: impl FnMut(Entry),
-    ) -> bool {
-        let low = match scan.low {
+    ) -> Scanned {
+        let (low, high) = self.between(scan.low, scan.high);
+        match direction {
+            Direction::Forward => self.forward(low, high, scan.below, portion, take),
+            Direction::Backward => self.backward(low, high, scan.below, portion, take),
+        }
+    }
+
+    /// The positions of bounds.
+    fn between(&self, low: Bound<&[u8]>, high: Bound<&[u8]>) -> (Cursor, Cursor) {
+        let low = match low {
             Bound::Unbounded => Cursor { leaf: 0, index: 0 },
             Bound::Included(key) => self.seek(key, Lsn::MAX),
             Bound::Excluded(key) => self.seek_past(key),
         };
-        let high = match scan.high {
+        let high = match high {
             Bound::Unbounded => self.end(),
             Bound::Included(key) => self.seek_past(key),
             Bound::Excluded(key) => self.seek(key, Lsn::MAX),
         };
-        match direction {
-            Direction::Forward => self.forward(low, high, scan.below, limit, take),
-            Direction::Backward => self.backward(low, high, scan.below, limit, take),
-        }
+        (low, high)
     }
 
     /// The position after the last entry.
@@ -314,13 +334,17 @@ impl Bucket {
         mut at: Cursor,
         end: Cursor,
         below: Lsn,
-        mut limit: usize,
+        portion: Portion,
         mut take: impl FnMut(Entry),
-    ) -> bool {
+    ) -> Scanned {
+        let (mut keys, mut examined) = (portion.keys, 0);
+        let ended = |end, examined| Scanned { end, examined };
         let Some(newest_start) = below.checked_sub(1) else {
-            return true;
+            return ended(End::Exhausted, 0);
         };
+        // The key that was taken last, and that of the entry before.
         let mut last: Option<&[u8]> = None;
+        let mut before: Option<&[u8]> = None;
         let mut passed = 0;
         while at < end {
             let leaf = self.leaves.get(at.leaf);
@@ -332,6 +356,13 @@ impl Bucket {
                 continue;
             };
             let stored = read(&self.chunks, address);
+            if examined >= portion.examined
+                && let Some(before) = before.filter(|before| *before != stored.key)
+            {
+                return ended(End::Passed(Key::from(before)), examined);
+            }
+            examined += 1;
+            before = Some(stored.key);
             let older = last == Some(stored.key);
             if older || stored.start >= below {
                 passed += 1;
@@ -346,16 +377,16 @@ impl Bucket {
                 }
                 continue;
             }
-            if limit == 0 {
-                return false;
+            if keys == 0 {
+                return ended(End::Full, examined - 1);
             }
-            limit -= 1;
+            keys -= 1;
             passed = 0;
             last = Some(stored.key);
             take(self.entry(&stored));
             at.index += 1;
         }
-        true
+        ended(End::Exhausted, examined)
     }
 
     fn backward(
@@ -363,19 +394,29 @@ impl Bucket {
         start: Cursor,
         mut at: Cursor,
         below: Lsn,
-        mut limit: usize,
+        portion: Portion,
         mut take: impl FnMut(Entry),
-    ) -> bool {
+    ) -> Scanned {
+        let (mut keys, mut examined) = (portion.keys, 0);
+        let ended = |end, examined| Scanned { end, examined };
         let Some(newest_start) = below.checked_sub(1) else {
-            return true;
+            return ended(End::Exhausted, 0);
         };
+        let mut before: Option<&[u8]> = None;
         while at > start
             && let Some((oldest, stored)) = self.previous(at)
         {
+            if examined >= portion.examined
+                && let Some(before) = before
+            {
+                return ended(End::Passed(Key::from(before)), examined);
+            }
+            before = Some(stored.key);
             // A key's versions come from the oldest to the newest.
             let single = self
                 .previous(oldest)
                 .is_none_or(|(_, before)| before.key != stored.key);
+            examined += if single { 1 } else { PASSED as usize };
             let newest = if single {
                 at = oldest;
                 (stored.start < below).then_some(stored)
@@ -386,13 +427,14 @@ impl Bucket {
             };
             if let Some(newest) = newest {
                 take(self.entry(&newest));
-                limit -= 1;
-                if limit == 0 {
-                    return at <= start;
+                keys -= 1;
+                if keys == 0 {
+                    let end = if at <= start { End::Exhausted } else { End::Full };
+                    return ended(end, examined);
                 }
             }
         }
-        true
+        ended(End::Exhausted, examined)
     }
 
     /// The entry before a position.
@@ -453,6 +495,7 @@ impl Bucket {
         };
         let size = HEADER + key.len() + inline.len();
         let address = self.make_room(size);
+        self.oldest = self.oldest.min(at.start);
         let chunk = &mut self.chunks[address.chunk()];
         let mut header = [0; HEADER];
         header[0..8].copy_from_slice(&at.start.to_le_bytes());

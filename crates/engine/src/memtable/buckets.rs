@@ -19,7 +19,8 @@ use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use super::bucket::Bucket;
 use super::chunks::{Chunks, MemBytes};
 use super::directory::{Counted, Directory, Slot};
-use super::{At, Direction, Entry, Found, Scan, Write};
+use super::{At, Direction, End, Entry, Found, Portion, Scan, Scanned, Write};
+use crate::gaps::PutSince;
 
 /// Parts that a bucket is split into after an insert, and after many loads.
 const PARTS: usize = 2;
@@ -155,16 +156,17 @@ impl Buckets {
     }
 
     /// Appends to `out` the next keys in the bounds, in the direction's order, each with its newest
-    /// version below the scan's LSN, tombstones included. At most `most` keys are fetched, one at
-    /// least. Returns whether the bounds are exhausted; if not, at least one key was appended.
+    /// version below the scan's LSN, tombstones included. Buckets whose versions are all newer are
+    /// passed over without a look at them.
     pub(super) fn scan(
         &self,
         scan: Scan<'_>,
         direction: Direction,
-        most: usize,
+        portion: Portion,
         out: &mut VecDeque<Entry>,
-    ) -> bool {
-        let most = out.len() + most.max(1);
+    ) -> Scanned {
+        let most = out.len() + portion.keys.max(1);
+        let mut examined = 0;
         let mut directory = self.directory.load_full();
         let mut at = match (direction, scan.low, scan.high) {
             (Direction::Forward, Bound::Included(key) | Bound::Excluded(key), _)
@@ -185,7 +187,18 @@ impl Buckets {
                 directory = now;
                 continue;
             };
-            let exhausted = bucket.scan(scan, direction, most - out.len(), |entry| out.push_back(entry));
+            let end = match bucket.oldest() >= scan.below {
+                true => End::Exhausted,
+                false => {
+                    let left = Portion {
+                        keys: most - out.len(),
+                        examined: portion.examined.saturating_sub(examined),
+                    };
+                    let scanned = bucket.scan(scan, direction, left, |entry| out.push_back(entry));
+                    examined += scanned.examined;
+                    scanned.end
+                }
+            };
             drop(bucket);
             let is_last = match (direction, scan.low, scan.high) {
                 (Direction::Forward, _, Bound::Included(high)) => next.is_none_or(|next| *high < *next.low),
@@ -194,8 +207,14 @@ impl Buckets {
                 (Direction::Backward, Bound::Included(low) | Bound::Excluded(low), _) => *low >= *slot.low,
                 (Direction::Backward, Bound::Unbounded, _) => at == 0,
             };
-            if !exhausted || is_last || out.len() >= most {
-                return exhausted && is_last;
+            let end = match end {
+                End::Exhausted if is_last => Some(End::Exhausted),
+                End::Exhausted if out.len() >= most => Some(End::Full),
+                End::Exhausted => None,
+                end => Some(end),
+            };
+            if let Some(end) = end {
+                return Scanned { end, examined };
             }
             match direction {
                 Direction::Forward => at += 1,
@@ -216,11 +235,54 @@ impl Buckets {
                     high: Bound::Unbounded,
                     below: Lsn::MAX,
                 };
-                exhausted = self.scan(scan, Direction::Forward, TAKEN, &mut taken);
+                let scanned = self.scan(scan, Direction::Forward, Portion::keys(TAKEN), &mut taken);
+                exhausted = scanned.end == End::Exhausted;
                 last = taken.back().map(|entry: &Entry| entry.key.clone());
             }
             taken.pop_front()
         })
+    }
+
+    /// As [`Mem::put_since`](super::Mem::put_since).
+    pub(super) fn put_since(
+        &self,
+        low: Bound<&[u8]>,
+        high: Bound<&[u8]>,
+        since: Lsn,
+        left: &mut usize,
+    ) -> PutSince {
+        let mut directory = self.directory.load_full();
+        let mut at = match low {
+            Bound::Included(key) | Bound::Excluded(key) => directory.find(key),
+            Bound::Unbounded => 0,
+        };
+        while let Some(slot) = directory.slots().get(at).cloned() {
+            if let Bound::Included(high) | Bound::Excluded(high) = high
+                && *high < *slot.low
+            {
+                break;
+            }
+            let Some(one_less) = left.checked_sub(1) else {
+                return PutSince::Unknown;
+            };
+            *left = one_less;
+            let mut counted = slot.counted.lock();
+            let newest = counted.last_start;
+            let Some(bucket) = &mut counted.bucket else {
+                directory = self.directory.load_full();
+                at = directory.find(&slot.low);
+                continue;
+            };
+            if newest >= since {
+                bucket.sort();
+                match bucket.put_since(low, high, since, left) {
+                    PutSince::No => {}
+                    found => return found,
+                }
+            }
+            at += 1;
+        }
+        PutSince::No
     }
 
     /// The largest start of all versions; 0 where there are none. Exact for inserts that have
@@ -491,16 +553,24 @@ mod tests {
                 (_, None) => (low, high),
             };
             let mut out = VecDeque::new();
-            let done = table.scan(Scan { low, high, below }, direction, hint, &mut out);
-            assert!(done || !out.is_empty());
+            let portion = Portion {
+                keys: hint,
+                examined: hint,
+            };
+            let scanned = table.scan(Scan { low, high, below }, direction, portion, &mut out);
+            let passed = match scanned.end {
+                End::Exhausted => None,
+                End::Full => out.back().map(|entry| entry.key.to_vec()),
+                End::Passed(key) => Some(key.to_vec()),
+            };
             for entry in out {
-                last = Some(entry.key.to_vec());
                 let value = entry.found.value.map(|v| v.to_vec());
                 seen.push((entry.key.to_vec(), entry.found.at.start, value));
             }
-            if done {
+            if passed.is_none() {
                 return seen;
             }
+            last = passed;
         }
     }
 }

@@ -20,9 +20,11 @@ use std::sync::mpsc::Sender;
 
 use collie_log::Lsn;
 
+use crate::gaps::{Gaps, PutSince};
 use crate::memtable::reclaim::Reclaim;
 use crate::{Key, Value};
 
+pub(crate) use crate::bounds::Direction;
 pub(crate) use buckets::Buckets;
 pub(crate) use chunks::Chunks;
 
@@ -66,11 +68,42 @@ pub(crate) struct Scan<'a> {
     pub(crate) below: Lsn,
 }
 
-/// Which way a scan goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Direction {
-    Forward,
-    Backward,
+/// How much a scan may do in one call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Portion {
+    /// Keys that it takes, at most; one at least.
+    pub(crate) keys: usize,
+    /// Entries that it examines, about; it ends behind a key, and has examined one at least.
+    pub(crate) examined: usize,
+}
+
+impl Portion {
+    /// So many keys, whatever is between them.
+    pub(crate) fn keys(keys: usize) -> Self {
+        Self {
+            keys,
+            examined: usize::MAX,
+        }
+    }
+}
+
+/// What a scan has done in one call.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Scanned {
+    pub(crate) end: End,
+    /// Entries that it examined, those that it took included.
+    pub(crate) examined: usize,
+}
+
+/// Why a scan has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Nothing is left between the bounds.
+    Exhausted,
+    /// It has all the keys that it may take.
+    Full,
+    /// It has examined as many entries as it may. Up to this key, in its direction, nothing is left.
+    Passed(Key),
 }
 
 /// A memtable of a family, with the LSN from which on commits belong to it.
@@ -81,6 +114,8 @@ pub(crate) struct Mem {
     /// The one position of all its entries, where it is a large commit's own.
     commit: Option<At>,
     unlogged: AtomicBool,
+    /// Those of the family.
+    gaps: Arc<Gaps>,
     reclaim: Sender<Reclaim>,
 }
 
@@ -93,9 +128,11 @@ impl Mem {
         from: Lsn,
         write_buffer_bytes: u64,
         chunks: &Arc<Chunks>,
+        gaps: &Arc<Gaps>,
         reclaim: Sender<Reclaim>,
     ) -> Self {
-        Self::with(from, Buckets::new(write_buffer_bytes, chunks, true), reclaim)
+        let table = Buckets::new(write_buffer_bytes, chunks, true);
+        Self::with(from, table, gaps, reclaim)
     }
 
     /// For a large commit's own entries. It does not count in the total of the store's memtables:
@@ -103,17 +140,20 @@ impl Mem {
     pub(crate) fn for_commit(
         write_buffer_bytes: u64,
         chunks: &Arc<Chunks>,
+        gaps: &Arc<Gaps>,
         reclaim: Sender<Reclaim>,
     ) -> Self {
-        Self::with(0, Buckets::new(write_buffer_bytes, chunks, false), reclaim)
+        let table = Buckets::new(write_buffer_bytes, chunks, false);
+        Self::with(0, table, gaps, reclaim)
     }
 
-    fn with(from: Lsn, table: Buckets, reclaim: Sender<Reclaim>) -> Self {
+    fn with(from: Lsn, table: Buckets, gaps: &Arc<Gaps>, reclaim: Sender<Reclaim>) -> Self {
         Self {
             table: Some(Box::new(table)),
             from,
             commit: None,
             unlogged: AtomicBool::new(false),
+            gaps: Arc::clone(gaps),
             reclaim,
         }
     }
@@ -164,13 +204,21 @@ impl Mem {
         self.unlogged.load(Ordering::Relaxed)
     }
 
+    /// The gaps of its family.
+    pub(crate) fn gaps(&self) -> &Arc<Gaps> {
+        &self.gaps
+    }
+
     pub(crate) fn insert(&self, key: &[u8], at: At, write: Write<'_>) {
         if let Some(table) = &self.table {
             table.insert(key, at, write);
         }
+        if let Write::Put(_) = write {
+            self.gaps.put(key);
+        }
     }
 
-    /// As [`Buckets::load`].
+    /// As [`Buckets::load`], of what no read sees yet: who links the memtable clears the gaps.
     pub(crate) fn load(&self, key: &[u8], at: At, write: Write<'_>) {
         if let Some(table) = &self.table {
             table.load(key, at, write);
@@ -194,19 +242,43 @@ impl Mem {
         &self,
         mut scan: Scan<'_>,
         direction: Direction,
-        most: usize,
+        portion: Portion,
         out: &mut VecDeque<Entry>,
-    ) -> bool {
+    ) -> Scanned {
         let (Some(table), Some(below)) = (&self.table, self.searched_below(scan.below)) else {
-            return true;
+            return Scanned {
+                end: End::Exhausted,
+                examined: 0,
+            };
         };
         scan.below = below;
         let before = out.len();
-        let exhausted = table.scan(scan, direction, most, out);
+        let scanned = table.scan(scan, direction, portion, out);
         if let Some(at) = self.commit {
             out.iter_mut().skip(before).for_each(|entry| entry.found.at = at);
         }
-        exhausted
+        scanned
+    }
+
+    /// The first key between the bounds that was put from `since` on, if it is found within so many
+    /// entries, which are counted down.
+    pub(crate) fn put_since(
+        &self,
+        low: Bound<&[u8]>,
+        high: Bound<&[u8]>,
+        since: Lsn,
+        left: &mut usize,
+    ) -> PutSince {
+        let since = match self.commit {
+            None => since,
+            Some(at) if at.start >= since => UNPLACED.start,
+            Some(_) => return PutSince::No,
+        };
+        let found = self
+            .table
+            .as_ref()
+            .map(|table| table.put_since(low, high, since, left));
+        found.unwrap_or(PutSince::No)
     }
 
     /// As [`Buckets::newest`].

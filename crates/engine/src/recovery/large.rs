@@ -26,7 +26,7 @@ pub(super) fn replay(store: &Store, log: &Log, replay: &Replay<'_>, frame: &Fram
     let mut mems: BTreeMap<u32, (Arc<FamilyState>, Mem)> = BTreeMap::new();
     for id in &last.families {
         if let Some(family) = replay.needed_by(frame, *id)? {
-            let mem = store.new_commit_mem(family.options());
+            let mem = store.new_commit_mem(family);
             mems.insert(*id, (Arc::clone(family), mem));
         }
     }
@@ -65,7 +65,7 @@ pub(super) fn replay(store: &Store, log: &Log, replay: &Replay<'_>, frame: &Fram
     retained.link(at.start, families);
     for (family, mem) in mems.into_values() {
         mem.sort(0, 1);
-        family.link(at, mem, store.new_mem(at.end, family.options()));
+        family.link(at, mem, store.new_mem(at.end, &family));
         store.queue().flush(&family);
     }
     Ok(last.bytes)

@@ -289,7 +289,7 @@ fn seal(store: &Store, family: &Arc<FamilyState>, at: At) -> Result<()> {
     if family.view().buffers(options) >= options.max_write_buffers {
         flush::flush_sealed(store, family)?;
     }
-    family.seal(at, FlushCause::Recovery, store.new_mem(at.start, options));
+    family.seal(at, FlushCause::Recovery, store.new_mem(at.start, family));
     store.queue().flush(family);
     Ok(())
 }

@@ -78,7 +78,7 @@ impl Store {
             flushed: self.sequencer.resume_at(record.flushed, tables.highest())?,
             ..record.clone()
         };
-        let mem = self.new_mem(record.flushed, &record.options);
+        let mem = self.first_mem(record.flushed, &record.options, &Arc::default());
         Ok(Arc::new(FamilyState::new(
             self.id,
             &record,
@@ -134,7 +134,7 @@ impl Store {
             family.tables().leave_to_next_opening();
         }
         for family in self.families().iter().chain(&dropped) {
-            family.empty(|from| self.new_mem(from, family.options()));
+            family.empty(|from| self.new_mem(from, family));
         }
     }
 

@@ -12,11 +12,16 @@ use super::counters::FamilyCounters;
 use super::stall::{Stall, StallState};
 use super::view::{FlushCause, View};
 use super::views::AllViews;
+use crate::bounds::Edge;
+use crate::gaps::{Gaps, PutSince, Walked};
 use crate::manifest::FamilyRecord;
 use crate::manifest::flushed::{Flushed, Kept};
 use crate::memtable::{At, Mem};
 use crate::tables::{Pinned, Tables};
 use crate::{Error, FamilyOptions, Result};
+
+/// Entries of memtables that are searched for puts, for each removed row of a gap that is noted.
+const SEARCHED_FOR_EACH: usize = 8;
 
 /// See the file's page. What never changes is read through plain accessors; what does changes by
 /// rotation, publication and withdrawal alone.
@@ -34,6 +39,7 @@ pub(crate) struct FamilyState {
     view: ArcSwap<View>,
     /// Those of all families, with this one.
     views: Arc<AllViews>,
+    gaps: Arc<Gaps>,
     /// Held while the view is replaced: for a rotation, or for the moment of a publication.
     edit: Mutex<()>,
     /// A rotation has begun: later commits must not choose a memtable before it has published its
@@ -109,6 +115,7 @@ impl FamilyState {
         mem: Mem,
         views: &Arc<AllViews>,
     ) -> Self {
+        let gaps = Arc::clone(mem.gaps());
         let view = View {
             active: Arc::new(mem),
             sealed: Vec::new(),
@@ -127,6 +134,7 @@ impl FamilyState {
             whole_merges: Work::default(),
             view: ArcSwap::from_pointee(view),
             views: Arc::clone(views),
+            gaps,
             edit: Mutex::new(()),
             rotating: AtomicBool::new(false),
             publish: Mutex::new(()),
@@ -176,6 +184,38 @@ impl FamilyState {
     /// readers share no reference count.
     pub(crate) fn view(&self) -> arc_swap::Guard<Arc<View>> {
         self.view.load()
+    }
+
+    /// Stretches of keys without a live one.
+    pub(crate) fn gaps(&self) -> &Arc<Gaps> {
+        &self.gaps
+    }
+
+    /// Notes a gap; see there.
+    pub(crate) fn note_gap(&self, walked: &Walked) {
+        // No more than what was walked over, about.
+        let mut left = SEARCHED_FOR_EACH * walked.passed as usize;
+        self.gaps.note(walked, |low, high| {
+            let bounds = Edge::between(low, high);
+            let view = self.view();
+            if view.tables.may_have_newer(&bounds, walked.since) {
+                return PutSince::Unknown;
+            }
+            let (low, high) = (
+                bounds.0.as_ref().map(|key| &**key),
+                bounds.1.as_ref().map(|key| &**key),
+            );
+            let mut first = PutSince::No;
+            for mem in view.mems() {
+                match (mem.put_since(low, high, walked.since, &mut left), &first) {
+                    (PutSince::No, _) => {}
+                    (PutSince::Unknown, _) => return PutSince::Unknown,
+                    (PutSince::Key(key), PutSince::Key(before)) if *before <= key => {}
+                    (found, _) => first = found,
+                }
+            }
+            first
+        });
     }
 
     /// Replaces the view, for reads of the family and for snapshots. The caller holds `edit`.
@@ -365,6 +405,8 @@ impl Link<'_> {
         commit.place(at);
         let view = self.family.view.load_full();
         self.family.set_view(view.with_commit(at, commit, mem));
+        // With its keys in the view, and before they are visible.
+        self.family.gaps.clear();
     }
 }
 

@@ -29,6 +29,7 @@ use parking_lot::{Mutex, RwLock};
 
 use self::counters::Counters;
 use self::families::Families;
+use self::family_state::FamilyState;
 use self::health::Health;
 pub(crate) use self::manifest_guard::ManifestGuard;
 use self::parts::LargeCommits;
@@ -40,6 +41,7 @@ use self::wal_watch::WalWatch;
 use crate::commit::appenders::{Appender, Appenders};
 use crate::commit::sequencer::Sequencer;
 use crate::commit::visible::Visible;
+use crate::gaps::Gaps;
 use crate::locks::table::LockTable;
 use crate::manifest::file::ManifestFile;
 use crate::memtable::reclaim::Reclaim;
@@ -263,15 +265,21 @@ impl Store {
         self.replaying.load(Ordering::SeqCst)
     }
 
-    /// An empty memtable for commits from `from` on.
-    pub(crate) fn new_mem(&self, from: Lsn, options: &FamilyOptions) -> Mem {
+    /// An empty memtable for a family's commits from `from` on.
+    pub(crate) fn new_mem(&self, from: Lsn, family: &FamilyState) -> Mem {
+        self.first_mem(from, family.options(), family.gaps())
+    }
+
+    /// As [`Store::new_mem`], for a family that is being made.
+    fn first_mem(&self, from: Lsn, options: &FamilyOptions, gaps: &Arc<Gaps>) -> Mem {
         let reclaim = self.reclaim_sender();
-        Mem::new(from, options.write_buffer_bytes, &self.chunks, reclaim)
+        Mem::new(from, options.write_buffer_bytes, &self.chunks, gaps, reclaim)
     }
 
     /// An empty memtable for a large commit's part in a family.
-    pub(crate) fn new_commit_mem(&self, options: &FamilyOptions) -> Mem {
-        Mem::for_commit(options.write_buffer_bytes, &self.chunks, self.reclaim_sender())
+    pub(crate) fn new_commit_mem(&self, family: &FamilyState) -> Mem {
+        let bytes = family.options().write_buffer_bytes;
+        Mem::for_commit(bytes, &self.chunks, family.gaps(), self.reclaim_sender())
     }
 
     /// Where memory and directories go whose destruction is deferred. Nowhere once the store is

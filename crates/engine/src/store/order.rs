@@ -147,7 +147,7 @@ impl Store {
         cause: FlushCause,
         only_if: impl FnOnce(&View) -> bool,
     ) -> Result<Option<At>> {
-        let mem = |from| self.new_mem(from, family.options());
+        let mem = |from| self.new_mem(from, family);
         family.rotate(cause, only_if, || self.mark_in(Room::Mark), mem)
     }
 

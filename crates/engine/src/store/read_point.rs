@@ -77,6 +77,11 @@ impl ReadPoint {
         self.below
     }
 
+    /// Whether nothing that it does not show is in doubt.
+    pub(crate) fn is_certain(&self) -> bool {
+        self.doubt.is_none()
+    }
+
     /// Up to where memtables are searched. A version in doubt must be found, so that it is refused.
     pub(crate) fn searched_below(&self) -> Lsn {
         match self.doubt {

@@ -24,6 +24,7 @@ mod levels;
 pub(crate) mod link;
 pub(crate) mod orphans;
 mod pace;
+mod range;
 mod verified;
 mod version_lock;
 
@@ -54,11 +55,12 @@ pub(crate) use self::home::{DIRECTORY, Home, directory_in, has_files};
 use self::pace::Pace;
 use self::verified::{Verified, find_damaged, table_path};
 use self::version_lock::{Poisoned, VersionGuard, VersionLock};
+use crate::bounds::Bounds;
 use crate::error::table::is_damage;
 use crate::memtable::reclaim::Reclaim;
 use crate::recovery::store_lock::StoreLock;
 use crate::tables::orphans::Orphans;
-use crate::{Compression, Error, FamilyOptions, MAX_KEY_BYTES, Result};
+use crate::{Compression, Error, FamilyOptions, Key, MAX_KEY_BYTES, Result};
 
 /// The watermark that keeps no old version: readers of old versions pin them.
 const KEEP_NONE: u64 = u64::MAX >> 1;
@@ -69,11 +71,19 @@ type Failed = (lsm_tree::Error, PathBuf);
 type PointRead = dyn Fn(&[u8], Lsn) -> std::result::Result<Option<InternalValue>, Failed> + Send + Sync;
 type RangeRead = dyn Fn(Bound<Slice>, Bound<Slice>, Lsn) -> TableIter + Send + Sync;
 type RangeSince =
-    dyn Fn((Bound<Slice>, Bound<Slice>), Lsn) -> std::result::Result<bool, Failed> + Send + Sync;
+    dyn Fn(&(Bound<Slice>, Bound<Slice>), Lsn, Look) -> std::result::Result<bool, Failed> + Send + Sync;
 type Damaged = dyn Fn((Bound<Slice>, Bound<Slice>)) -> Option<PathBuf> + Send + Sync;
 
-/// Live entries of the tables, in order, from either end.
+/// The newest entry of each key in the tables, tombstones included, in order, from either end.
 pub(crate) type TableIter = Box<dyn DoubleEndedIterator<Item = TableResult<InternalValue>> + Send + 'static>;
+
+/// How closely tables are looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// Where a table as a whole may have it, that will do.
+    AtTables,
+    AtEntries,
+}
 
 /// What all trees of a store share.
 pub(crate) struct Shared {
@@ -105,6 +115,17 @@ impl Drop for TreeDir {
             );
         }
     }
+}
+
+/// What is in all tables of a family.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Content {
+    /// Rows and tombstones.
+    pub(crate) entries: u64,
+    pub(crate) tombstones: u64,
+    pub(crate) bytes: u64,
+    /// Of the bytes, those that tombstones hide, as estimated.
+    pub(crate) hidden: u64,
 }
 
 /// The tables of one family.
@@ -217,15 +238,17 @@ impl Tables {
     /// Pins the newest version until the result is dropped. Takes the tree's version lock: for
     /// background threads.
     pub(crate) fn pin(&self, lock: Option<StoreLock>) -> Pinned {
-        let whole = self.tree.get_version_history_lock().latest_version();
         let version = self.tree.current_version();
-        let (tables, version_of_damaged) = (version.clone(), version.clone());
-        let since = move |bounds: (Bound<Slice>, Bound<Slice>), since: Lsn| {
+        let (whole, tables, version_of_damaged) = (version.clone(), version.clone(), version.clone());
+        let since = move |bounds: &(Bound<Slice>, Bound<Slice>), since: Lsn, look: Look| {
             for run in tables.iter_levels().flat_map(|level| level.iter()) {
-                let overlapping = run.range_overlap_indexes::<Slice, _>(&bounds);
+                let overlapping = run.range_overlap_indexes::<Slice, _>(bounds);
                 let overlapping = overlapping.and_then(|(low, high)| run.get(low..=high));
                 let newer = overlapping.into_iter().flatten();
                 for table in newer.filter(|table| table.get_highest_seqno() >= since) {
+                    if look == Look::AtTables {
+                        return Ok(true);
+                    }
                     for item in table.range(bounds.clone()) {
                         if item.map_err(|e| (e, table.path.to_path_buf()))?.key.seqno >= since {
                             return Ok(true);
@@ -250,9 +273,13 @@ impl Tables {
             }
             Ok(None)
         };
-        let range = move |low, high, below| -> TableIter {
+        let range = move |low, high, below| {
             let bounds: (Bound<Slice>, Bound<Slice>) = (low, high);
-            Box::new(Tree::create_internal_range(whole.clone(), &bounds, below, None))
+            let runs = whole.iter_levels().flat_map(|level| level.iter());
+            range::merged(runs.filter_map(|run| {
+                let (first, last) = run.range_overlap_indexes::<Slice, _>(&bounds)?;
+                Some(range::of_run(Arc::clone(run), first..=last, &bounds, below))
+            }))
         };
         let all = version_of_damaged;
         let damaged = move |bounds: (Bound<Slice>, Bound<Slice>)| {
@@ -497,16 +524,16 @@ impl Tables {
         self.tree.table_count()
     }
 
-    /// Of the bytes of all tables, which are the second number, what tombstones hide, as estimated.
-    pub(crate) fn hidden_of_all(&self) -> (u64, u64) {
+    pub(crate) fn content(&self) -> Content {
+        let mut content = Content::default();
         // Of one version.
-        let version = self.tree.current_version();
-        let (mut tombstones, mut all) = (0, 0);
-        for table in version.iter_tables() {
-            tombstones += table.tombstone_count();
-            all += table.metadata.file_size;
+        for table in self.tree.current_version().iter_tables() {
+            content.entries += table.metadata.item_count;
+            content.tombstones += table.tombstone_count();
+            content.bytes += table.metadata.file_size;
         }
-        (self.hidden.estimate(tombstones).min(all), all)
+        content.hidden = self.hidden.estimate(content.tombstones).min(content.bytes);
+        content
     }
 
     /// Of the bytes of all tables what tombstones hide at most, if rows are alike: for tables whose
@@ -653,7 +680,7 @@ impl Pinned {
         Self {
             point: Box::new(|_, _| Ok(None)),
             range: Box::new(|_, _, _| Box::new(std::iter::empty())),
-            since: Box::new(|_, _| Ok(false)),
+            since: Box::new(|_, _, _| Ok(false)),
             damaged: Box::new(|_| None),
             dir: None,
             opener: Opener::here(),
@@ -678,7 +705,7 @@ impl Pinned {
         (self.point)(key, below).map_err(|(error, path)| Error::table("read", path, error))
     }
 
-    /// Live entries between the bounds, which may be longer than any key.
+    /// The newest entry of each key between the bounds, which may be longer than any key.
     pub(crate) fn range(&self, low: Bound<Slice>, high: Bound<Slice>, below: Lsn) -> TableIter {
         (self.range)(cut(low, Bound::Excluded), cut(high, Bound::Included), below)
     }
@@ -687,7 +714,19 @@ impl Pinned {
     /// included, as far as they were not dropped. Tables without such new entries are skipped.
     pub(crate) fn has_newer(&self, low: Bound<Slice>, high: Bound<Slice>, since: Lsn) -> Result<bool> {
         let bounds = (cut(low, Bound::Excluded), cut(high, Bound::Included));
-        (self.since)(bounds, since).map_err(|(error, path)| Error::table("read", path, error))
+        let since = (self.since)(&bounds, since, Look::AtEntries);
+        since.map_err(|(error, path)| Error::table("read", path, error))
+    }
+
+    /// As [`has_newer`](Self::has_newer), without a look into tables: whether there may be one.
+    pub(crate) fn may_have_newer(&self, (low, high): &Bounds, since: Lsn) -> bool {
+        let slice = |bound: &Bound<Key>| bound.as_ref().map(|key| key.0.clone());
+        let bounds = (
+            cut(slice(low), Bound::Excluded),
+            cut(slice(high), Bound::Included),
+        );
+        // Nothing is read that could fail.
+        (self.since)(&bounds, since, Look::AtTables).unwrap_or(true)
     }
 
     /// What [`range`](Self::range) with these bounds failed with, and of which file: those that it

@@ -284,7 +284,7 @@ impl Transaction {
         let read = RangeRead::new(bounds.clone());
         if is_empty(&bounds) {
             let point = ReadPoint::at(0);
-            let nothing = Iter::new(&family.state().view(), bounds, &point, family.state().name())?;
+            let nothing = Iter::new(&family.state().view(), bounds, &point, family.state())?;
             return Ok(TransactionIter::new(nothing, Vec::new(), read));
         }
         // Before the lock is taken, so that a refused read leaves none.
@@ -296,7 +296,7 @@ impl Transaction {
                 .lock_range(family.id(), bounds.clone(), self.options.lock_timeout);
             self.locked(inner, family, None, locked)?;
             let (view, point) = family.read_at(false)?;
-            Iter::new(&view, bounds, &point, family.state().name())?
+            Iter::new(&view, bounds, &point, family.state())?
         } else {
             inner.snapshot(&self.db).scan(family, bounds)?
         };

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use super::removals::RemovedSince;
 use crate::bounds::{Bounds, contains, from_key, to_key};
 use crate::iter::Iter;
-use crate::memtable::{Direction, Scan};
+use crate::memtable::{Direction, End, Portion, Scan};
 use crate::{Family, Key, Result, Snapshot, Value};
 
 /// Entries of a memtable that are fetched at once.
@@ -57,7 +57,7 @@ pub(crate) fn is_range_changed(snapshot: &Snapshot, family: &Family, bounds: &Bo
                 high: bounds.1.as_ref().map(|key| &**key),
                 below: point.searched_below(),
             };
-            let exhausted = mem.scan(scan, Direction::Forward, FETCH, &mut entries);
+            let scanned = mem.scan(scan, Direction::Forward, Portion::keys(FETCH), &mut entries);
             for entry in &entries {
                 point.check(family.name(), &entry.key, entry.found.at)?;
             }
@@ -65,7 +65,7 @@ pub(crate) fn is_range_changed(snapshot: &Snapshot, family: &Family, bounds: &Bo
                 return Ok(true);
             }
             match entries.pop_back() {
-                Some(last) if !exhausted => low = Bound::Excluded(last.key),
+                Some(last) if scanned.end != End::Exhausted => low = Bound::Excluded(last.key),
                 _ => break,
             }
         }

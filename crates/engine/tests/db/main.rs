@@ -19,3 +19,4 @@ mod readme;
 mod regressions;
 mod replay;
 mod snapshots;
+mod walks;

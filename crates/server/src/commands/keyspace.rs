@@ -9,7 +9,8 @@ use super::led;
 use super::names::Names;
 use super::numbers::is;
 use super::row::{Command, Keys};
-use crate::cost::{Aside, LOOKUP};
+use super::scan::search_aside;
+use crate::cost::{Aside, LOOKUP, PASSED_MAX};
 use crate::data::keyspace::Keyspace;
 use crate::data::store::Store;
 use crate::data::value;
@@ -210,7 +211,14 @@ fn keys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let mut found = Matching::new(pattern, exec.now_ms, limit);
     let mut names = Names::of(exec, glob::literal_prefix(pattern), None)?;
     for item in names.by_ref() {
-        if !found.take_if_matching(&item?)? {
+        let item = match item {
+            Err(DbError::Incomplete { .. }) => {
+                search_aside(exec)?;
+                continue;
+            }
+            item => item?,
+        };
+        if !found.take_if_matching(&item)? {
             break; // The transaction checks the limit too, and ends.
         }
     }
@@ -307,11 +315,16 @@ impl Search {
         let mut left = SEARCH_STEP;
         let mut is_done = true;
         for item in names.by_ref() {
-            let item = item?;
-            let weight = LOOKUP + item.0.len() * found.pattern.len() + item.1.len();
-            if !found.take_if_matching(&item)? {
-                break; // The connection checks the limit too, and closes.
-            }
+            let weight = match item {
+                Err(DbError::Incomplete { .. }) => LOOKUP * PASSED_MAX as usize,
+                item => {
+                    let item = item?;
+                    if !found.take_if_matching(&item)? {
+                        break; // The connection checks the limit too, and closes.
+                    }
+                    LOOKUP + item.0.len() * found.pattern.len() + item.1.len()
+                }
+            };
             left = left.saturating_sub(weight);
             if left == 0 {
                 is_done = false;

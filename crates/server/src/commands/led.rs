@@ -12,9 +12,9 @@ use collie_protocol::ReplyBuffer;
 use tokio::runtime::Handle;
 
 use super::partitioned::after_earlier;
-use super::scan::{Page, ScanOptions};
-use crate::cluster::{Partition, Refused, SLOTS, Settled, Settling};
-use crate::cost::Aside;
+use super::scan::{Page, ScanOptions, search_aside};
+use crate::cluster::{Partition, Refused, SLOTS, Settled, Settling, Walked};
+use crate::cost::{Aside, PASSED_MAX};
 use crate::data::value;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
@@ -22,7 +22,7 @@ use crate::glob;
 use crate::partitions::Partitions;
 use crate::partitions::evaluate::ROW_WAIT;
 use crate::partitions::transaction::DATABASE;
-use crate::partitions::walk::{LedKey, LedKeys, Reading, key_count, led};
+use crate::partitions::walk::{Led, LedKey, LedKeys, Reading, key_count, led};
 
 /// The most keys that one commit of `FLUSHALL` removes, and the most bytes of their names.
 const FLUSHED_KEYS_MAX: usize = 1_000;
@@ -81,7 +81,10 @@ pub(super) fn keys(exec: &mut Exec<'_>, pattern: &[u8]) -> Outcome {
     let (mut found, mut count) = (ReplyBuffer::new(), 0);
     let mut all = LedKeys::of(&*partitions.cluster, None);
     for (i, key) in all.by_ref().enumerate() {
-        let key = key?;
+        if i % CHECK_STEP == 0 && exec.session.client.is_closing() {
+            return Ok(Flow::Close);
+        }
+        let Led::Key(key) = key? else { continue };
         let matches = pattern == b"*" || glob::matches(pattern, key.name(), false);
         if matches && !is_expired(&key.stored, exec.now_ms)? {
             found.bulk(key.name());
@@ -90,9 +93,6 @@ pub(super) fn keys(exec: &mut Exec<'_>, pattern: &[u8]) -> Outcome {
         // The connection checks the limit too, and closes.
         if found.len() > limit {
             break;
-        }
-        if i % CHECK_STEP == 0 && exec.session.client.is_closing() {
-            return Ok(Flow::Close);
         }
     }
     confirm(exec, all.read());
@@ -120,28 +120,35 @@ pub(super) fn scan(exec: &mut Exec<'_>, cursor: u64, options: &ScanOptions<'_>) 
     if !options.only_other_types {
         let mut all = LedKeys::of(&*partitions.cluster, after);
         let more = loop {
-            let Some(key) = all.next() else { break false };
+            let Some(found) = all.next() else { break false };
             if page.is_full() {
                 break true;
             }
-            let key = key?;
-            page.take(exec, key.name(), &key.stored)?;
-            last = Some(key);
+            last = Some(match found? {
+                Led::Key(key) => {
+                    page.take(exec, key.name(), &key.stored)?;
+                    (key.slot, key.row)
+                }
+                Led::Removed { slot, row, entries } => {
+                    page.pass(entries);
+                    (slot, row)
+                }
+            });
         };
         last = last.filter(|_| more);
         confirm(exec, all.read());
     }
-    let next = last.map_or(0, |last| {
-        let position = position(&last);
+    let next = last.map_or(0, |(slot, row)| {
+        let position = position(slot, &row);
         exec.shared.store.cursors.lock().remember(DATABASE, &position)
     });
     page.encode(exec.reply, next);
     Ok(Flow::Next)
 }
 
-/// A key as a cursor remembers it.
-fn position(key: &LedKey) -> Vec<u8> {
-    [&key.slot.to_be_bytes()[..], &key.row].concat()
+/// A row as a cursor remembers it.
+fn position(slot: u16, row: &[u8]) -> Vec<u8> {
+    [&slot.to_be_bytes()[..], row].concat()
 }
 
 fn read_position(position: &[u8]) -> Option<(u16, Vec<u8>)> {
@@ -161,11 +168,21 @@ pub(super) fn randomkey(exec: &mut Exec<'_>) -> Outcome {
     let skip = random.random() % 16;
     // From the slot to the end, and if nothing is there, from the start.
     let starts = [Some((from, Vec::new())), None];
+    let mut removed = 0;
     for start in starts {
         let mut all = LedKeys::of(&*partitions.cluster, start);
         let (mut found, mut passed, mut expired) = (None, 0, 0);
         for key in all.by_ref() {
-            let key = key?;
+            let key = match key? {
+                Led::Key(key) => key,
+                Led::Removed { entries, .. } => {
+                    removed += entries;
+                    if removed >= PASSED_MAX {
+                        search_aside(exec)?;
+                    }
+                    continue;
+                }
+            };
             exec.weigh(key.row.len() + key.stored.len())?;
             if is_expired(&key.stored, exec.now_ms)? {
                 expired += 1;
@@ -206,7 +223,7 @@ pub(super) fn flush(exec: &mut Exec<'_>) -> Outcome {
     let mut all = LedKeys::of(&*partitions.cluster, None);
     let mut ended = Settled::Holds;
     for key in all.by_ref() {
-        let key = key?;
+        let Led::Key(key) = key? else { continue };
         if flush.is_complete(&key) {
             ended = flush.submit(exec, partitions)?;
             if exec.session.client.is_closing() {
@@ -365,7 +382,7 @@ pub(super) fn keys_in_slot(exec: &mut Exec<'_>, slot: u16, count: usize) -> Outc
     let partition = in_slot(partitions, slot);
     if let Some((read, _)) = &partition {
         for row in read.partition.rows_after(Some((slot, &[])))? {
-            let row = row?;
+            let Walked::Row(row) = row? else { continue };
             let name = row.row.strip_prefix(&[value::DATA]);
             let Some(name) = name.filter(|_| row.slot == slot && found < count && names.len() <= limit)
             else {

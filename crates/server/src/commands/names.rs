@@ -1,10 +1,14 @@
 //! The users' keys of a database in order, as a command sees them: the stored keys, merged with the
 //! changes of the current transaction.
+//!
+//! A step that has passed over [`PASSED_MAX`] removed entries gives [`DbError::Incomplete`], and the
+//! next one goes on.
 
 use std::ops::Bound;
 
 use collie_db::{Error as DbError, Family, Iter, Key, Lsn, Value};
 
+use crate::cost::PASSED_MAX;
 use crate::data::value::{self, DATA};
 use crate::exec::Exec;
 use crate::failure::Failure;
@@ -14,6 +18,7 @@ type Item = Result<(Key, Value), DbError>;
 /// Iterates over the keys; see the module's documentation.
 pub(super) struct Names {
     stored: Iter,
+    /// The next stored key, where it was looked at.
     next_stored: Option<Item>,
     changed: std::iter::Peekable<std::vec::IntoIter<(Vec<u8>, Option<Value>)>>,
 }
@@ -41,8 +46,9 @@ impl Names {
     }
 
     fn new(mut stored: Iter, changed: Vec<(Vec<u8>, Option<Value>)>) -> Names {
+        stored.set_max_skippable_internal_keys(PASSED_MAX);
         Names {
-            next_stored: stored.next(),
+            next_stored: None,
             stored,
             changed: changed.into_iter().peekable(),
         }
@@ -53,8 +59,13 @@ impl Names {
         self.stored.seen()
     }
 
+    /// How many removed entries it has passed over.
+    pub(super) fn passed(&self) -> u64 {
+        self.stored.internal_keys_skipped()
+    }
+
     fn take_stored(&mut self) -> Option<Item> {
-        std::mem::replace(&mut self.next_stored, self.stored.next())
+        self.next_stored.take().or_else(|| self.stored.next())
     }
 }
 
@@ -66,8 +77,13 @@ impl Iterator for Names {
             let Some((changed, _)) = self.changed.peek() else {
                 return self.take_stored();
             };
+            if self.next_stored.is_none() {
+                self.next_stored = self.stored.next();
+            }
             match &self.next_stored {
                 Some(Ok((stored, _))) if **stored < **changed => return self.take_stored(),
+                // Keys that the transaction has changed come before those behind which it goes on.
+                Some(Err(DbError::Incomplete { at })) if **at >= **changed => {}
                 Some(Err(_)) => return self.take_stored(),
                 Some(Ok((stored, _))) if **stored == **changed => drop(self.take_stored()),
                 Some(Ok(_)) | None => {}

@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 
-use collie_db::{Error as DbError, Family, Key, Value};
+use collie_db::{Error as DbError, Family, Iter, Key, Value};
 use collie_protocol::number::parse_cursor;
 use collie_protocol::{ReplyBuffer, Request};
 
@@ -10,7 +10,7 @@ use super::led;
 use super::names::{Names, successor};
 use super::numbers::{integer, is};
 use super::row::Command;
-use crate::cost::Aside;
+use crate::cost::{Aside, PASSED_MAX};
 use crate::data::value::{self, DATA};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
@@ -131,6 +131,8 @@ pub(super) struct Page<'o> {
     /// Bytes of names, and of all that was read.
     bytes: usize,
     read: usize,
+    /// Removed entries that it has passed over.
+    passed: u64,
     names: ReplyBuffer,
     found: usize,
 }
@@ -149,6 +151,7 @@ impl<'o> Page<'o> {
             },
             bytes: 0,
             read: 0,
+            passed: 0,
             names: ReplyBuffer::new(),
             found: 0,
         }
@@ -160,6 +163,12 @@ impl<'o> Page<'o> {
             || self.bytes > SCAN_BYTES_MAX
             || self.read > SCAN_READ_MAX
             || self.steps == 0
+            || self.passed >= PASSED_MAX
+    }
+
+    /// More removed entries were passed over.
+    pub(super) fn pass(&mut self, entries: u64) {
+        self.passed = self.passed.saturating_add(entries);
     }
 
     /// Visits a key; `false` if it has expired.
@@ -204,18 +213,27 @@ impl<'o> Page<'o> {
     }
 }
 
-/// Visits the next keys. Returns the last one that was visited if more follow.
+/// Visits the next keys. Returns the last one that was visited, or passed over, if more may follow.
 fn fill(exec: &mut Exec<'_>, page: &mut Page<'_>, after: Option<&[u8]>) -> Result<Option<Key>, Failure> {
     let prefix = page.pattern.map_or(&b""[..], glob::literal_prefix);
     let mut iter = Names::of(exec, prefix, after)?;
     let mut last = None;
     let mut expired = Vec::new();
     let more = loop {
-        let Some(item) = iter.next() else { break false };
-        if page.is_full() {
-            break true;
+        if page.is_full() && last.is_some() {
+            // Whether more follow shows the next call, where finding that out could take long.
+            break page.passed >= PASSED_MAX || iter.next().is_some();
         }
-        let (key, stored) = item?;
+        let passed = iter.passed();
+        let Some(item) = iter.next() else { break false };
+        page.pass(iter.passed() - passed);
+        let (key, stored) = match item {
+            Err(DbError::Incomplete { at }) => {
+                last = Some(at);
+                continue;
+            }
+            item => item?,
+        };
         if !page.take(exec, user_key(&key), &stored)? {
             expired.push(key.clone());
         }
@@ -273,7 +291,13 @@ fn random_in_transaction(exec: &mut Exec<'_>) -> Outcome {
         let skip = exec.shared.counters.random() % 16;
         let (mut found, mut passed) = (None, 0);
         for item in Names::of(exec, b"", after)? {
-            let (key, stored) = item?;
+            let (key, stored) = match item {
+                Err(DbError::Incomplete { .. }) => {
+                    search_aside(exec)?;
+                    continue;
+                }
+                item => item?,
+            };
             if !value::read_header(&stored)?.is_expired(exec.now_ms) {
                 found = Some(key);
                 passed += 1;
@@ -296,11 +320,12 @@ fn random_in_transaction(exec: &mut Exec<'_>) -> Outcome {
 /// branches are drawn more often than others.
 fn draw(exec: &mut Exec<'_>, family: &Family) -> Result<Option<(Key, Value)>, Failure> {
     let mut prefix = vec![DATA];
+    let mut left = PASSED_MAX;
     loop {
-        let Some(first) = family.prefix(&prefix)?.next().transpose()? else {
+        let Some(first) = first_of(exec, family.prefix(&prefix)?, Iter::next, &mut left)? else {
             return Ok(None);
         };
-        let Some(last) = family.prefix(&prefix)?.next_back().transpose()? else {
+        let Some(last) = first_of(exec, family.prefix(&prefix)?, Iter::next_back, &mut left)? else {
             return Ok(None);
         };
         exec.weigh(first.1.len() + last.1.len())?;
@@ -327,7 +352,7 @@ fn draw(exec: &mut Exec<'_>, family: &Family) -> Result<Option<(Key, Value)>, Fa
         // The byte is at most `high`, so the conversion cannot fail.
         prefix.push(u8::try_from(byte).unwrap_or(high));
         let range = (Bound::Included(prefix.clone()), Bound::Excluded(end));
-        match family.range(range)?.next().transpose()? {
+        match first_of(exec, family.range(range)?, Iter::next, &mut left)? {
             Some((key, _)) => {
                 prefix.clear();
                 prefix.extend_from_slice(key.get(..=common).unwrap_or_default());
@@ -335,5 +360,33 @@ fn draw(exec: &mut Exec<'_>, family: &Family) -> Result<Option<(Key, Value)>, Fa
             // The keys there were removed meanwhile: start over.
             None => prefix = vec![DATA],
         }
+    }
+}
+
+/// The first key from one end. `left` is how many removed entries the command may pass over on the
+/// connection's thread.
+fn first_of(
+    exec: &Exec<'_>,
+    mut keys: Iter,
+    step: impl Fn(&mut Iter) -> Option<Result<(Key, Value), DbError>>,
+    left: &mut u64,
+) -> Result<Option<(Key, Value)>, Failure> {
+    keys.set_max_skippable_internal_keys((*left).max(1));
+    loop {
+        match step(&mut keys) {
+            Some(Err(DbError::Incomplete { .. })) => search_aside(exec)?,
+            first => {
+                *left = left.saturating_sub(keys.internal_keys_skipped());
+                return Ok(first.transpose()?);
+            }
+        }
+    }
+}
+
+/// Many removed entries are passed over: the command goes on where that holds up nobody else.
+pub(super) fn search_aside(exec: &Exec<'_>) -> Result<(), Failure> {
+    match exec.may_block {
+        true => Ok(()),
+        false => Err(Failure::Aside(Aside::Searches)),
     }
 }

@@ -165,15 +165,17 @@ impl Keyspace {
         let thread = std::thread::Builder::new().name(format!("collie-count-{}", self.name.origin));
         let counting = move || {
             let mut result = Count::Done;
-            for (scan, is_data) in scans {
+            for (mut scan, is_data) in scans {
                 let mut found: i64 = 0;
+                scan.set_max_skippable_internal_keys(COUNT_STEP as u64);
                 for (i, item) in scan.enumerate() {
                     // Relaxed: a hint to end early.
-                    if i % COUNT_STEP == 0 && stop.load(Ordering::Relaxed) {
+                    if (i % COUNT_STEP == 0 || item.is_err()) && stop.load(Ordering::Relaxed) {
                         return;
                     }
                     match item {
                         Ok(_) => found += 1,
+                        Err(DbError::Incomplete { .. }) => {}
                         Err(error) => {
                             tracing::error!(family = %keyspace.name, %error, "counting the keys failed");
                             result = Count::Failed(error.to_string().into());

@@ -574,6 +574,12 @@ fn families(stats: &Stats, page: &mut Page) {
             "Of the tables, what tombstones hide, as estimated.",
             |f| f.hidden_bytes as f64,
         ),
+        (
+            "collie_family_tombstones",
+            Kind::Gauge,
+            "Tombstones in tables, which scans walk over.",
+            |f| f.tombstones as f64,
+        ),
     ];
     for (name, kind, help, figure) in figures {
         let mut metric = page.metric(name, *kind, help);

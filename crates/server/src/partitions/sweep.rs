@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use collie_db::Value;
 
-use crate::cluster::{Partition, Refused, SLOTS};
+use crate::cluster::{Partition, Refused, SLOTS, StoredRow, Walked};
 use crate::data::records::{self, KEPT_MS, Record, RecordCount, RecordName};
 use crate::data::sweep::{INTERVAL, Stop};
 use crate::data::value::{self, EXPIRY};
@@ -89,7 +89,7 @@ fn sweep_slot(
     let mut batch: Vec<(u64, Vec<u8>)> = Vec::new();
     // Records come behind the index, so that the end of the index says whether there are any.
     let mut may_have_records = true;
-    for found in partition.rows_after(Some((slot, &[EXPIRY])))? {
+    for found in rows_behind(partition, slot, &[EXPIRY])? {
         let found = found?;
         let entry = Some(&found).filter(|found| found.slot == slot);
         let Some((expiry_ms, key)) = entry.and_then(|entry| value::read_expiry_key(&entry.row)) else {
@@ -114,6 +114,21 @@ fn sweep_slot(
     }
 }
 
+/// The rows behind one, of this slot and the next ones. The sweeper's thread serves nobody, so it passes
+/// over those that were removed.
+fn rows_behind(
+    partition: &Arc<dyn Partition>,
+    slot: u16,
+    row: &[u8],
+) -> Result<impl Iterator<Item = Result<StoredRow, Refused>>, Refused> {
+    let rows = partition.rows_after(Some((slot, row)))?;
+    Ok(rows.filter_map(|found| match found {
+        Ok(Walked::Row(row)) => Some(Ok(row)),
+        Ok(Walked::Removed { .. }) => None,
+        Err(refused) => Some(Err(refused)),
+    }))
+}
+
 /// Removes the records of commands whose time is over.
 fn sweep_records(
     partitions: &Partitions,
@@ -123,7 +138,7 @@ fn sweep_records(
     left: &mut usize,
 ) -> Result<(), Refused> {
     let mut batch = Vec::new();
-    for found in partition.rows_after(Some((slot, records::BEFORE_DUE)))? {
+    for found in rows_behind(partition, slot, records::BEFORE_DUE)? {
         let found = found?;
         let entry = Some(&found).filter(|found| found.slot == slot);
         let Some((time_ms, name)) = entry.and_then(|entry| records::read_due_row(&entry.row)) else {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use collie_db::Value;
 
-use crate::cluster::{Cluster, Leadership, Partition, Refused, Rows, Settled, Settling};
+use crate::cluster::{Cluster, Leadership, Partition, Refused, Rows, Settled, Settling, Walked};
 use crate::data::value::DATA;
 
 /// A user's key and what is stored there.
@@ -22,6 +22,18 @@ impl LedKey {
     pub(crate) fn name(&self) -> &[u8] {
         self.row.get(1..).unwrap_or_default()
     }
+}
+
+/// What a walk over the keys comes to.
+#[derive(Debug)]
+pub(crate) enum Led {
+    Key(LedKey),
+    /// Keys that were removed: as [`Walked::Removed`].
+    Removed {
+        slot: u16,
+        row: Vec<u8>,
+        entries: u64,
+    },
 }
 
 /// A partition that is read as it is applied, and who led it before anything was read.
@@ -80,8 +92,8 @@ impl LedKeys {
         &self.read
     }
 
-    /// The next key or the next error.
-    fn step(&mut self) -> Result<Option<LedKey>, Refused> {
+    /// What comes next, or the next error.
+    fn step(&mut self) -> Result<Option<Led>, Refused> {
         loop {
             let Some(rows) = &mut self.rows else {
                 let Some(partition) = self.left.pop() else {
@@ -101,14 +113,19 @@ impl LedKeys {
             match rows.next() {
                 None => self.rows = None,
                 Some(found) => {
-                    let found = found?;
+                    let found = match found? {
+                        Walked::Row(row) => row,
+                        Walked::Removed { slot, row, entries } => {
+                            return Ok(Some(Led::Removed { slot, row, entries }));
+                        }
+                    };
                     match found.row.first() {
                         Some(&DATA) => {
-                            return Ok(Some(LedKey {
+                            return Ok(Some(Led::Key(LedKey {
                                 slot: found.slot,
                                 row: found.row,
                                 stored: found.value,
-                            }));
+                            })));
                         }
                         // The index and records: go on behind them.
                         Some(&tag) if tag > DATA => {
@@ -125,7 +142,7 @@ impl LedKeys {
 }
 
 impl Iterator for LedKeys {
-    type Item = Result<LedKey, Refused>;
+    type Item = Result<Led, Refused>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.step().transpose()

@@ -18,6 +18,7 @@ mod in_doubt;
 mod memory;
 mod metrics;
 mod pieces;
+mod removed;
 mod sizes;
 mod support;
 mod tools;

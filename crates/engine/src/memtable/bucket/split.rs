@@ -90,6 +90,7 @@ impl Bucket {
         let mut entries = Vec::with_capacity(addresses.len());
         for address in addresses {
             let stored = read(&self.chunks, *address);
+            copy.oldest = copy.oldest.min(stored.start);
             let size = stored.size();
             let to = copy.make_room(size);
             let chunk = &mut copy.chunks[to.chunk()];

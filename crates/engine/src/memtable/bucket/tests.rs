@@ -41,7 +41,8 @@ fn a_key_outside_the_common_prefix_is_found_on_its_side() {
             high: Bound::Unbounded,
             below: u64::MAX,
         };
-        assert!(bucket.scan(scan, Direction::Forward, 10, |_| seen += 1));
+        let scanned = bucket.scan(scan, Direction::Forward, Portion::keys(10), |_| seen += 1);
+        assert_eq!(scanned.end, End::Exhausted);
         assert_eq!(seen, count, "from {key}");
     }
 }

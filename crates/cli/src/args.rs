@@ -1,5 +1,6 @@
 //! The command line.
 
+mod address;
 mod ca;
 mod cluster;
 mod front;
@@ -11,6 +12,7 @@ pub(crate) mod values;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use address::Address;
 pub(crate) use ca::CaCommand;
 pub(crate) use cluster::{ClusterCommand, DownArgs, StatusArgs, UpArgs};
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};

@@ -325,6 +325,7 @@ fn served(results: &mut Results, temporary: &Temporary) -> anyhow::Result<()> {
         options,
         config,
         serve::LogFormat::Text,
+        None,
         |addr| {
             let port = addr.port();
             let text = format!(

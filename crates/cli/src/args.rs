@@ -6,6 +6,7 @@ mod cluster;
 mod front;
 mod log;
 mod node;
+mod rings;
 mod serve;
 mod tls;
 pub(crate) mod values;
@@ -18,6 +19,7 @@ pub(crate) use cluster::{ClusterCommand, DownArgs, StatusArgs, UpArgs};
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;
 pub(crate) use node::NodeArgs;
+pub(crate) use rings::RingsArgs;
 pub(crate) use serve::ServeArgs;
 #[cfg(feature = "lab")]
 pub(crate) use serve::size;
@@ -57,6 +59,8 @@ pub(crate) enum Command {
     /// Inspects a closed log, follows one that is in use, or truncates it at its first damage.
     #[command(subcommand)]
     Log(LogCommand),
+    /// Lists the rings of logs in shared memory, and removes those whose stores are gone.
+    Rings(RingsArgs),
     /// Serves a store to Redis clients, until SIGTERM, SIGINT or SHUTDOWN.
     Serve(Box<ServeArgs>),
     /// Runs a node of a cluster, which Redis Cluster clients speak to, until SIGTERM, SIGINT or SHUTDOWN.

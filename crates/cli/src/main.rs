@@ -16,6 +16,7 @@ mod node;
 mod notify;
 mod output;
 mod resp;
+mod rings;
 mod serve;
 
 use std::process::ExitCode;
@@ -59,6 +60,7 @@ fn run(args: Args) -> anyhow::Result<Outcome> {
         Some(Command::Node(args)) => node::run(&args),
         Some(Command::Cluster(command)) => cluster::run(&command),
         Some(Command::Log(command)) => log::run(&command),
+        Some(Command::Rings(args)) => rings::run(&args),
         Some(Command::Mount(args)) => front::mount(&args),
         Some(Command::Umount(args)) => front::umount(&args),
         Some(Command::Drain(args)) => front::drain(&args),

@@ -233,6 +233,32 @@ pub(crate) struct RingHeader {
 pub(crate) const RING_WRITTEN: usize = 2048;
 const _: () = assert!(size_of::<RingHeader>() <= RING_WRITTEN);
 
+/// Where in the ring's first block the path of the log's directory lies, for people and for tools. A
+/// CRC-32C of the rest, its length in two bytes, the path. Rings of earlier versions have zeros there.
+pub(crate) const RING_HOME: usize = 256;
+const RING_HOME_HEAD: usize = size_of::<U32>() + size_of::<U16>();
+const _: () = assert!(size_of::<RingHeader>() <= RING_HOME);
+
+/// The path of a log's directory as it stands in the ring; `None` where it is too long for that.
+pub(crate) fn encode_ring_home(path: &[u8]) -> Option<Vec<u8>> {
+    let len = U16::new(u16::try_from(path.len()).ok()?);
+    let rest = [len.as_bytes(), path].concat();
+    let crc = U32::new(crc32c::crc32c(&rest));
+    let home = [crc.as_bytes(), &rest].concat();
+    (home.len() <= RING_WRITTEN - RING_HOME).then_some(home)
+}
+
+/// The path of the log's directory in a ring's first block, if it is there.
+pub(crate) fn decode_ring_home(block: &[u8]) -> Option<&[u8]> {
+    let home = block.get(RING_HOME..RING_WRITTEN)?;
+    let (crc, rest) = U32::read_from_prefix(home).ok()?;
+    let (len, _) = U16::read_from_prefix(rest).ok()?;
+    let end = RING_HOME_HEAD + usize::from(len.get());
+    let rest = home.get(size_of::<U32>()..end)?;
+    let path = rest.get(size_of::<U16>()..).filter(|path| !path.is_empty())?;
+    (crc.get() == crc32c::crc32c(rest)).then_some(path)
+}
+
 /// Why a header cannot be used, from the least telling reason to the most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum BadHeader {
@@ -682,5 +708,22 @@ mod tests {
             damaged[at] ^= 0x10;
             assert!(RingHeader::decode(&damaged).is_err(), "byte {at}");
         }
+    }
+
+    #[test]
+    fn the_path_of_the_directory_is_whole_or_not_there() {
+        let mut block = vec![0; BLOCK];
+        assert_eq!(decode_ring_home(&block), None, "a ring of an earlier version");
+        let home = encode_ring_home(b"/a/b").unwrap();
+        block[RING_HOME..RING_HOME + home.len()].copy_from_slice(&home);
+        assert_eq!(decode_ring_home(&block), Some(&b"/a/b"[..]));
+        for at in RING_HOME..RING_HOME + home.len() {
+            let mut damaged = block.clone();
+            damaged[at] ^= 0x10;
+            assert_eq!(decode_ring_home(&damaged), None, "byte {at}");
+        }
+        let longest = RING_WRITTEN - RING_HOME - RING_HOME_HEAD;
+        assert!(encode_ring_home(&vec![b'x'; longest]).is_some());
+        assert_eq!(encode_ring_home(&vec![b'x'; longest + 1]), None);
     }
 }

@@ -54,7 +54,9 @@ impl FromStr for Address {
             let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
             // A last label of digits would be that of an IPv4 address.
             let is_host = host.rsplit('.').next().is_some_and(|last| !is_digits(last))
-                && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+                && host
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
             (is_host && is_digits(port)).then_some(())?;
             Some(Self::Named {
                 host: host.to_owned(),
@@ -85,7 +87,13 @@ mod tests {
 
     #[test]
     fn an_address_has_a_host_and_a_port_and_reads_back() {
-        for text in ["127.0.0.1:6380", "[::1]:0", "localhost:6380", "db-1.example.org:1", "a_b:2"] {
+        for text in [
+            "127.0.0.1:6380",
+            "[::1]:0",
+            "localhost:6380",
+            "db-1.example.org:1",
+            "a_b:2",
+        ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
         for text in [

@@ -2,8 +2,10 @@
 
 pub(crate) mod args;
 mod bench;
+mod busy;
 mod figures;
 mod limits;
+mod page;
 mod temporary;
 mod torture;
 mod tour;
@@ -24,7 +26,9 @@ pub(crate) fn run(command: LabCommand) -> anyhow::Result<Outcome> {
         }
         LabCommand::Leashed { program, arguments } => torture::leashed(&program, &arguments),
         LabCommand::Remover { code, places } => temporary::remove_and_exit(code, &places),
-        LabCommand::Served { sizes, args } => serve::run_resized(&args, |options, config| sizes.apply(options, config)),
+        LabCommand::Served { sizes, args } => {
+            serve::run_resized(&args, |options, config| sizes.apply(options, config))
+        }
         LabCommand::Bench(args) => bench::run(&args),
     }
 }

@@ -233,13 +233,22 @@ impl Effective {
             ("ack", server.ack.ack().to_string()),
             ("maxclients", limits.maxclients.0.to_string()),
             ("timeout", limits.timeout.0.to_string()),
-            ("authentication-timeout", limits.authentication_timeout.0.to_string()),
+            (
+                "authentication-timeout",
+                limits.authentication_timeout.0.to_string(),
+            ),
             ("tcp-keepalive", limits.tcp_keepalive.0.to_string()),
             ("proto-max-bulk-len", bulk_len.to_string()),
-            ("client-query-buffer-limit", limits.client_query_buffer_limit.0.to_string()),
+            (
+                "client-query-buffer-limit",
+                limits.client_query_buffer_limit.0.to_string(),
+            ),
             ("client-output-buffer-limit", format!("normal {output_limit} 0 0")),
             ("maxmemory-clients", limits.maxmemory_clients.0.to_string()),
-            ("slowlog-log-slower-than", diagnostics.slowlog_log_slower_than.0.to_string()),
+            (
+                "slowlog-log-slower-than",
+                diagnostics.slowlog_log_slower_than.0.to_string(),
+            ),
             ("slowlog-max-len", diagnostics.slowlog_max_len.0.to_string()),
             ("requirepass", self.password.clone().unwrap_or_default()),
         ];
@@ -252,7 +261,8 @@ impl Effective {
     /// Settings that are fixed at the start: their names in the file, and values.
     pub(super) fn fixed(&self) -> anyhow::Result<Vec<(String, String)>> {
         let changeable: Vec<_> = self.parameters().into_iter().map(|(name, _)| name).collect();
-        let is_fixed = |name: &str| !changeable.contains(&name) && !["log-level", "password-file"].contains(&name);
+        let is_fixed =
+            |name: &str| !changeable.contains(&name) && !["log-level", "password-file"].contains(&name);
         let sections = toml::Table::try_from(&self.config).context("the configuration cannot be shown")?;
         let mut fixed = Vec::new();
         for (section, settings) in &sections {

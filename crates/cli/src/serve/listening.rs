@@ -140,7 +140,11 @@ impl Listening {
         Ok(Endpoints {
             listen: resolve("listen", &self.listen)?,
             tls: tls.map(|at| resolve("tls-listen", &at)).transpose()?,
-            metrics: self.metrics.as_ref().map(|at| resolve("metrics", at)).transpose()?,
+            metrics: self
+                .metrics
+                .as_ref()
+                .map(|at| resolve("metrics", at))
+                .transpose()?,
         })
     }
 
@@ -159,7 +163,10 @@ impl Listening {
 
     /// What of TLS `CONFIG SET` can change: names and values.
     pub(super) fn tls_parameters(&self) -> [(&'static str, String); 4] {
-        let path = |path: &Option<PathBuf>| path.as_ref().map_or_else(String::new, |path| path.display().to_string());
+        let path = |path: &Option<PathBuf>| {
+            path.as_ref()
+                .map_or_else(String::new, |path| path.display().to_string())
+        };
         let auth_clients = collie_server::AuthClients::from(self.tls_auth_clients);
         [
             ("tls-cert-file", path(&self.tls_cert_file)),

@@ -22,7 +22,7 @@ use collie_server::{
 use crate::args::ServeArgs;
 use crate::notify::Supervisor;
 use crate::output::{Results, grouped};
-use crate::{Outcome, log};
+use crate::{Outcome, log, rings};
 pub(crate) use config::Effective;
 pub(crate) use logging::{Filter, LogFormat, announce, start as start_diagnostics};
 pub(crate) use reload::Reload;
@@ -112,6 +112,9 @@ pub(crate) fn serve(
         for warning in &report.warnings {
             tracing::warn!("{warning}");
         }
+    }
+    if let Some(line) = rings::dead_line(&ring) {
+        tracing::warn!("{line}");
     }
     let server = match Server::listen(addresses, db.clone()) {
         Ok(server) => server,

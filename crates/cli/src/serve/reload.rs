@@ -82,7 +82,9 @@ impl Reload {
                 .context("log-level")?;
             names.push("log-level");
         }
-        new.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        new.warnings
+            .iter()
+            .for_each(|warning| tracing::warn!("{warning}"));
         tracing::info!(changed = ?names, "SIGHUP: password, certificates and configuration were read anew");
         if !needs_restart.is_empty() {
             tracing::warn!(settings = ?needs_restart, "SIGHUP: changed, and in force after a restart");

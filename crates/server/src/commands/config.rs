@@ -2,8 +2,8 @@
 
 use collie_protocol::Request;
 
-use super::containers;
 use super::changes::{Changes, Known, Refusal};
+use super::containers;
 use super::parameters::ACK;
 use super::row::Command;
 use crate::cost::Aside;

@@ -84,8 +84,7 @@ impl NewRing {
         header.dir_ino = dir.ino.into();
         header.capacity = (home.options.ring_bytes as u64).into();
         header.start = start.into();
-        // Behind the lock: whoever looks at rings takes one that has a header and no lock for a dead
-        // process's.
+        // Only once it is locked: to other processes a header without a lock means a dead owner.
         if let Some(path) = std::path::absolute(home.dir)
             .ok()
             .and_then(|dir| encode_ring_home(dir.as_os_str().as_bytes()))

@@ -1,6 +1,7 @@
 //! Rings whose logs are gone: which they are, and that no other one is removed.
 
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -59,6 +60,7 @@ impl Place {
         }
         std::fs::remove_dir_all(&aside).unwrap();
         std::fs::write(&ring, bytes).unwrap();
+        std::fs::set_permissions(&ring, std::fs::Permissions::from_mode(0o600)).unwrap();
     }
 
     fn files(&self) -> Vec<PathBuf> {
@@ -94,7 +96,6 @@ fn copy(from: &Path, to: &Path) {
 
 fn frames(place: &Place, name: &str) -> usize {
     let log = Log::open(&place.at(name), place.options()).unwrap();
-    eprintln!("{:?} {:?}", log.recovery(), std::fs::read_dir(place.at(name)).unwrap().map(|e| e.unwrap().path()).collect::<Vec<_>>());
     let oldest = log.oldest();
     let frames = log.read(oldest).unwrap().count();
     log.close().unwrap();

@@ -5,6 +5,7 @@
 //! parameter; unknown names are refused, so that a misspelt limit is not silently ignored.
 //! `packaging/collie.toml` describes all of it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -258,17 +259,17 @@ impl Effective {
         parameters
     }
 
-    /// Settings that are fixed at the start: their names in the file, and values.
-    pub(super) fn fixed(&self) -> anyhow::Result<Vec<(String, String)>> {
-        let changeable: Vec<_> = self.parameters().into_iter().map(|(name, _)| name).collect();
-        let is_fixed =
-            |name: &str| !changeable.contains(&name) && !["log-level", "password-file"].contains(&name);
+    /// Settings that are fixed at the start: their places in the file, and values.
+    pub(super) fn fixed(&self) -> anyhow::Result<BTreeMap<String, String>> {
+        let mut changeable = vec!["log-level", "password-file"];
+        changeable.extend(self.parameters().into_iter().map(|(name, _)| name));
         let sections = toml::Table::try_from(&self.config).context("the configuration cannot be shown")?;
-        let mut fixed = Vec::new();
+        let mut fixed = BTreeMap::new();
         for (section, settings) in &sections {
-            let settings = settings.as_table().into_iter().flatten();
-            for (name, value) in settings.filter(|(name, _)| is_fixed(name)) {
-                fixed.push((format!("{section}.{name}"), value.to_string()));
+            for (name, value) in settings.as_table().into_iter().flatten() {
+                if !changeable.contains(&name.as_str()) {
+                    fixed.insert(format!("{section}.{name}"), value.to_string());
+                }
             }
         }
         Ok(fixed)

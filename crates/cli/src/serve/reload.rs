@@ -4,6 +4,7 @@
 //! change it; what a client has set meanwhile stays where the files say what they said. The files of
 //! TLS are read anew in any case, by the names in force.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -65,12 +66,11 @@ impl Reload {
             .into_iter()
             .filter(|parameter| !before.contains(parameter))
             .collect();
-        let fixed = self.effective.fixed()?;
-        let needs_restart: Vec<_> = new
-            .fixed()?
-            .into_iter()
-            .filter(|setting| !fixed.contains(setting))
-            .map(|(name, _)| name)
+        let (fixed, now_fixed) = (self.effective.fixed()?, new.fixed()?);
+        let needs_restart: BTreeSet<&String> = fixed
+            .keys()
+            .chain(now_fixed.keys())
+            .filter(|name| fixed.get(*name) != now_fixed.get(*name))
             .collect();
         settings.reload(&changed, WHOM)?;
         let mut names: Vec<_> = changed.iter().map(|(name, _)| *name).collect();

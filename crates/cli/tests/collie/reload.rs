@@ -92,6 +92,40 @@ fn what_changed_in_the_files_is_put_in_force_and_the_rest_stays() {
 }
 
 #[test]
+fn every_setting_that_config_set_changes_is_reloaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("collie.toml");
+    write(&file, "");
+    let mut served = Served::start(&dir.path().join("store"), &["--config", file.to_str().unwrap()]);
+    let text = "[server]\nack = \"process\"\n[limits]\nmaxclients = 77\ntimeout = 600\n\
+                authentication-timeout = 7\nclient-output-buffer-limit = \"3mb\"\n\
+                maxmemory-clients = \"70mb\"\nproto-max-bulk-len = \"2mb\"\n\
+                client-query-buffer-limit = \"5mb\"\ntcp-keepalive = 11\n\
+                [diagnostics]\nslowlog-log-slower-than = -1\nslowlog-max-len = 5\n";
+    write(&file, text);
+    let said = reload(&mut served);
+    let mut client = served.connect();
+    for (name, value) in [
+        ("ack", "process"),
+        ("maxclients", "77"),
+        ("timeout", "600"),
+        ("authentication-timeout", "7"),
+        ("client-output-buffer-limit", "normal 3145728 0 0"),
+        ("maxmemory-clients", "73400320"),
+        ("proto-max-bulk-len", "2097152"),
+        ("client-query-buffer-limit", "5242880"),
+        ("tcp-keepalive", "11"),
+        ("slowlog-log-slower-than", "-1"),
+        ("slowlog-max-len", "5"),
+    ] {
+        assert!(said.contains(name), "{name} is not in {said}");
+        let shown = config_get(&mut client, name);
+        assert!(shown.contains(value), "{name}: {shown}");
+    }
+    served.end(Signal::TERM);
+}
+
+#[test]
 fn certificates_under_the_same_names_are_read_anew() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
@@ -105,7 +139,11 @@ fn certificates_under_the_same_names_are_read_anew() {
         assert!(made.status.success(), "{}", stderr(&made));
     }
     let (pem, key, ca) = (at("n1.pem"), at("n1.key"), at("ca.pem"));
+    let password = dir.path().join("password");
+    write(&password, "first\n");
     let flags = [
+        "--password-file",
+        password.to_str().unwrap(),
         "--tls-listen",
         "localhost:0",
         "--tls-cert-file",

@@ -115,6 +115,16 @@ pub(crate) struct Effective {
 impl Effective {
     /// Reads the file, if there is one, overrides it by the command line, and reads the password.
     pub(crate) fn read(args: &ServeArgs) -> anyhow::Result<Self> {
+        Self::read_for(args, None)
+    }
+
+    /// As [`read`](Self::read), for a server that runs with this configuration: it has its ring, and
+    /// listens.
+    pub(super) fn read_anew(&self, args: &ServeArgs) -> anyhow::Result<Self> {
+        Self::read_for(args, Some(self))
+    }
+
+    fn read_for(args: &ServeArgs, running: Option<&Self>) -> anyhow::Result<Self> {
         let mut warnings = Vec::new();
         let mut config = match &args.config {
             Some(path) => read_file(path, &mut warnings)?,
@@ -134,8 +144,13 @@ impl Effective {
             ),
             None => anyhow!("no store was named: give --dir"),
         })?;
-        let endpoints = server.endpoints(Address::resolve)?;
-        let ring_bytes = config.store.ring_size(&mut warnings);
+        let (endpoints, ring_bytes) = match running {
+            Some(running) => (running.endpoints, running.ring_bytes),
+            None => (
+                server.endpoints(Address::resolve)?,
+                config.store.ring_size(&mut warnings),
+            ),
+        };
         config.store.warn(&mut warnings);
         let effective = Self {
             config,

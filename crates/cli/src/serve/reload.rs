@@ -59,7 +59,7 @@ impl Reload {
     }
 
     fn reload(&mut self, settings: &LiveSettings) -> anyhow::Result<()> {
-        let new = Effective::read(&self.args)?;
+        let new = self.effective.read_anew(&self.args)?;
         let before = self.effective.parameters();
         let changed: Vec<_> = new
             .parameters()

@@ -21,7 +21,7 @@ fn write(path: &Path, text: &str) {
 }
 
 fn config_get(client: &mut Client, name: &str) -> String {
-    client.text(&["CONFIG", "GET", name])
+    client.line(&format!("CONFIG GET {name}"))
 }
 
 #[test]

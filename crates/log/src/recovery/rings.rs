@@ -195,20 +195,19 @@ impl Opened {
         let Some(dir) = &self.log_dir else {
             return Home::Unknown("an earlier version made it, which did not note its directory".to_owned());
         };
+        // A directory may have the number of one that was removed: the log in it is another then.
         let is_home = |path: &Path| {
-            device
-                .stat(path)
-                .is_ok_and(|found| self.header.dir_dev == found.dev && self.header.dir_ino == found.ino)
+            let found = device.stat(path);
+            found.is_ok_and(|found| self.header.dir_dev == found.dev && self.header.dir_ino == found.ino)
+                && !oldest_in(device, path)
+                    .is_ok_and(|oldest| oldest.is_some_and(|oldest| oldest.log_id != self.header.log_id))
         };
         match device.stat(dir) {
-            // A directory may have the number of one that was removed: the log in it is another then.
-            Ok(_) if is_home(dir) => match oldest_in(device, dir) {
-                Ok(Some(oldest)) if oldest.log_id != self.header.log_id => return Home::Gone,
-                _ => return Home::There,
-            },
-            Ok(_) => {}
-            Err(error) if is_absent(&error) => {}
-            Err(error) => return Home::Unknown(format!("cannot look at {}: {error}", dir.display())),
+            Ok(_) if is_home(dir) => return Home::There,
+            Err(error) if !is_absent(&error) => {
+                return Home::Unknown(format!("cannot look at {}: {error}", dir.display()));
+            }
+            _ => {}
         }
         // As `mv` leaves it: the directory, or the store's that it is in, has another name beside.
         let moved = dir.ancestors().take(2).find_map(|place| {

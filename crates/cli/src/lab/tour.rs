@@ -125,9 +125,13 @@ fn races(results: &mut Results, page: &Page, dir: &Path, pace: &Pace) -> anyhow:
         dir: dir.to_owned(),
         ..LogBench::default()
     };
-    THREADS
-        .into_iter()
-        .try_for_each(|threads| race(results, page, &bench, threads))
+    for (place, threads) in THREADS.into_iter().enumerate() {
+        if place > 0 {
+            results.line("")?;
+        }
+        race(results, page, &bench, threads)?;
+    }
+    Ok(())
 }
 
 /// All logs in turn, with one number of threads.
@@ -155,8 +159,6 @@ fn race(results: &mut Results, page: &Page, bench: &LogBench, threads: usize) ->
     }
     let all: Vec<(LogKind, Vec<f64>)> = bench.logs.iter().copied().zip(rates).collect();
     page.say(results, &verdict(&all, others.unwrap_or(0.0)))?;
-    results.line("")?;
-    results.flush()?;
     Ok(())
 }
 

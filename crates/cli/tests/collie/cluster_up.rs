@@ -2,15 +2,22 @@
 
 use std::net::TcpListener;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::common::{run, stderr};
 
-/// A port from which on three are free, and those of the nodes for each other.
+/// A port from which on three are free, and those of the nodes for each other; below the ports that the
+/// system gives out, and another one for each test.
 fn free_ports() -> u16 {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
     let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
-    let from = 20_000 + u16::try_from(std::process::id() % 5_000).unwrap() * 4;
     let fits = |port: &u16| (*port..port + 3).all(|port| is_free(port) && is_free(port + 10_000));
-    (from..45_000).step_by(4).find(fits).unwrap()
+    let mut next = || {
+        let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
+        10_100
+            + u16::try_from((std::process::id().wrapping_mul(31).wrapping_add(taken * 4)) % 12_000).unwrap()
+    };
+    std::iter::repeat_with(&mut next).find(fits).unwrap()
 }
 
 fn up(dir: &Path, port: u16) -> std::process::Output {

@@ -40,7 +40,13 @@ enum Outcome {
 fn main() -> ExitCode {
     let args = Args::parse();
     // The diagnostics of a server are set by its configuration.
-    if !matches!(args.command, Some(Command::Serve(_) | Command::Node(_))) {
+    let is_server = match &args.command {
+        Some(Command::Serve(_) | Command::Node(_)) => true,
+        #[cfg(feature = "lab")]
+        Some(Command::Lab(command)) => matches!(**command, lab::args::LabCommand::Served { .. }),
+        _ => false,
+    };
+    if !is_server {
         output::show_diagnostics();
     }
     match run(args) {

@@ -4,6 +4,8 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::common::{run, stderr};
 
 /// A port from which on three are free, and those of the nodes for each other; below the ports that the
@@ -32,19 +34,34 @@ fn up(dir: &Path, port: u16) -> std::process::Output {
 }
 
 /// The processes of this machine that name the directory.
-fn nodes_in(dir: &Path) -> usize {
+fn nodes_in(dir: &Path) -> Vec<Pid> {
     let name = dir.to_str().unwrap();
-    let processes = std::fs::read_dir("/proc").unwrap();
-    let commands = processes.filter_map(|entry| std::fs::read(entry.unwrap().path().join("cmdline")).ok());
-    commands
-        .filter(|command| String::from_utf8_lossy(command).contains(name))
-        .count()
+    let named = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let path = entry.unwrap().path();
+        let command = std::fs::read(path.join("cmdline")).ok()?;
+        let is_node = String::from_utf8_lossy(&command).contains(name);
+        let pid = path.file_name()?.to_str()?.parse().ok()?;
+        is_node.then(|| Pid::from_raw(pid))?
+    });
+    named.collect()
+}
+
+/// Kills what a failed test leaves running.
+struct Killed<'a>(&'a Path);
+
+impl Drop for Killed<'_> {
+    fn drop(&mut self) {
+        for node in nodes_in(self.0) {
+            let _ = kill_process(node, Signal::KILL);
+        }
+    }
 }
 
 #[test]
 fn a_port_that_is_taken_is_named_before_any_node_runs() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = dir.path().join("cluster");
+    let _killed = Killed(&cluster);
     let port = free_ports();
     // Of the first node, for clients; of the last one, for the others.
     for taken in [port, port + 2 + 10_000] {
@@ -56,7 +73,7 @@ fn a_port_that_is_taken_is_named_before_any_node_runs() {
             said.contains(&format!("127.0.0.1:{taken}")) && said.contains("another --port"),
             "{said}"
         );
-        assert_eq!(nodes_in(&cluster), 0, "{said}");
+        assert_eq!(nodes_in(&cluster), [], "{said}");
         assert!(!cluster.exists(), "a cluster was made, whose ports would stay");
         drop(holder);
     }
@@ -66,6 +83,7 @@ fn a_port_that_is_taken_is_named_before_any_node_runs() {
 fn where_a_node_ends_those_that_were_started_end_too() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = dir.path().join("cluster");
+    let _killed = Killed(&cluster);
     std::fs::create_dir(&cluster).unwrap();
     let port = free_ports();
     std::fs::write(
@@ -83,5 +101,5 @@ fn where_a_node_ends_those_that_were_started_end_too() {
         said.contains("the others that were started have been ended too"),
         "{said}"
     );
-    assert_eq!(nodes_in(&cluster), 0, "{said}");
+    assert_eq!(nodes_in(&cluster), [], "{said}");
 }

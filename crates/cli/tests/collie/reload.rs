@@ -155,11 +155,14 @@ fn certificates_under_the_same_names_are_read_anew() {
     ];
     let mut served = Served::start(&dir.path().join("store"), &flags);
     std::fs::copy(at("n2.pem"), &pem).unwrap();
+    write(&password, "second\n");
     let said = reload(&mut served);
     assert!(
         said.contains("stay as they were") && said.contains("n1.key"),
         "{said}"
     );
+    let auth = served.connect().text(&["AUTH", "first"]);
+    assert_eq!(auth, "+OK", "a password is in force without the certificate");
     std::fs::copy(at("n2.key"), &key).unwrap();
     kill_process(served.pid(), Signal::HUP).unwrap();
     served.line_with("new connections use the files of TLS as they were read now");

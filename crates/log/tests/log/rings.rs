@@ -287,7 +287,9 @@ impl File for WatchedFile {
         self.file.set_len(len)
     }
     fn allocate(&self, len: u64) -> io::Result<()> {
-        self.file.allocate(len)
+        let allocated = self.file.allocate(len);
+        self.rings.iter().for_each(|rings| look(rings));
+        allocated
     }
     fn stat(&self) -> io::Result<Stat> {
         self.file.stat()

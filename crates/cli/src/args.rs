@@ -1,21 +1,25 @@
 //! The command line.
 
+mod address;
 mod ca;
 mod cluster;
 mod front;
 mod log;
 mod node;
+mod rings;
 mod serve;
 mod tls;
 pub(crate) mod values;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use address::Address;
 pub(crate) use ca::CaCommand;
 pub(crate) use cluster::{ClusterCommand, DownArgs, StatusArgs, UpArgs};
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;
 pub(crate) use node::NodeArgs;
+pub(crate) use rings::RingsArgs;
 pub(crate) use serve::ServeArgs;
 #[cfg(feature = "lab")]
 pub(crate) use serve::size;
@@ -55,6 +59,8 @@ pub(crate) enum Command {
     /// Inspects a closed log, follows one that is in use, or truncates it at its first damage.
     #[command(subcommand)]
     Log(LogCommand),
+    /// Lists the rings of logs in shared memory, and removes those whose stores are gone.
+    Rings(RingsArgs),
     /// Serves a store to Redis clients, until SIGTERM, SIGINT or SHUTDOWN.
     Serve(Box<ServeArgs>),
     /// Runs a node of a cluster, which Redis Cluster clients speak to, until SIGTERM, SIGINT or SHUTDOWN.

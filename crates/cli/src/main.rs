@@ -16,6 +16,7 @@ mod node;
 mod notify;
 mod output;
 mod resp;
+mod rings;
 mod serve;
 
 use std::process::ExitCode;
@@ -39,7 +40,13 @@ enum Outcome {
 fn main() -> ExitCode {
     let args = Args::parse();
     // The diagnostics of a server are set by its configuration.
-    if !matches!(args.command, Some(Command::Serve(_) | Command::Node(_))) {
+    let is_server = match &args.command {
+        Some(Command::Serve(_) | Command::Node(_)) => true,
+        #[cfg(feature = "lab")]
+        Some(Command::Lab(command)) => matches!(**command, lab::args::LabCommand::Served { .. }),
+        _ => false,
+    };
+    if !is_server {
         output::show_diagnostics();
     }
     match run(args) {
@@ -59,6 +66,7 @@ fn run(args: Args) -> anyhow::Result<Outcome> {
         Some(Command::Node(args)) => node::run(&args),
         Some(Command::Cluster(command)) => cluster::run(&command),
         Some(Command::Log(command)) => log::run(&command),
+        Some(Command::Rings(args)) => rings::run(&args),
         Some(Command::Mount(args)) => front::mount(&args),
         Some(Command::Umount(args)) => front::umount(&args),
         Some(Command::Drain(args)) => front::drain(&args),

@@ -5,6 +5,10 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::Lsn;
 
+mod ring;
+
+pub(crate) use ring::{RING_HOME, RING_WRITTEN, RingHeader, decode_ring_home, encode_ring_home};
+
 /// What distinguishes logs: random bytes that stand in every segment of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LogId(pub [u8; 16]);
@@ -207,31 +211,6 @@ const _: () = assert!(
 /// Beyond what its header says, a segment's file grows by so much at a time, or to its full length,
 /// durably before a frame is written there.
 pub(crate) const SEGMENT_STEP: u64 = 4 << 20;
-
-/// The head of a ring file; its block also holds the written mark, see [`RING_WRITTEN`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub(crate) struct RingHeader {
-    magic: [u8; 8],
-    version: U32,
-    pub(crate) epoch: U32,
-    pub(crate) log_id: [u8; 16],
-    pub(crate) incarnation: [u8; 16],
-    pub(crate) boot_id: [u8; 16],
-    /// The log's directory, so that a copy of it never takes another's ring for its own.
-    pub(crate) dir_dev: U64,
-    pub(crate) dir_ino: U64,
-    /// Bytes of the ring behind this block, a power of two.
-    pub(crate) capacity: U64,
-    /// Where the epoch's appends began.
-    pub(crate) start: U64,
-    crc: U32,
-}
-
-/// Where in the ring's first block the written mark lies: a little-endian LSN, up to which the
-/// segment files hold what the ring held.
-pub(crate) const RING_WRITTEN: usize = 2048;
-const _: () = assert!(size_of::<RingHeader>() <= RING_WRITTEN);
 
 /// Why a header cannot be used, from the least telling reason to the most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -467,41 +446,6 @@ fn prepared_crc(crc: &[u8], prepared: U64) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(crc), prepared.as_bytes())
 }
 
-impl RingHeader {
-    pub(crate) fn blank() -> Self {
-        let mut header = Self::new_zeroed();
-        header.magic = RING_MAGIC;
-        header.version = VERSION.into();
-        header
-    }
-
-    /// CRC-32C of everything before the checksum, which is the last field.
-    fn checksum(&self) -> u32 {
-        let bytes = self.as_bytes();
-        crc32c::crc32c(bytes.split_at(bytes.len() - size_of::<U32>()).0)
-    }
-
-    pub(crate) fn encode(mut self) -> Vec<u8> {
-        self.crc = self.checksum().into();
-        self.as_bytes().to_vec()
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, BadHeader> {
-        let (header, _) = Self::read_from_prefix(bytes).map_err(|_| BadHeader::Damaged)?;
-        if header.as_bytes().iter().all(|b| *b == 0) {
-            Err(BadHeader::Blank)
-        } else if header.magic != RING_MAGIC {
-            Err(BadHeader::Damaged)
-        } else if !(OLDEST_VERSION..=VERSION).contains(&header.version.get()) {
-            Err(BadHeader::Version(header.version.get()))
-        } else if header.crc != header.checksum() {
-            Err(BadHeader::Damaged)
-        } else {
-            Ok(header)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -668,19 +612,6 @@ mod tests {
             let read = SegmentHeader::decode(&head).unwrap();
             assert_eq!((read.number.get(), read.data_at()), (4, BLOCK as u64));
             assert_eq!(&*read.encode(), &*old.encode());
-        }
-    }
-
-    #[test]
-    fn a_ring_header_is_read_back_or_refused() {
-        let mut header = RingHeader::blank();
-        header.capacity = 4096.into();
-        let bytes = header.encode();
-        assert_eq!(RingHeader::decode(&bytes).unwrap().capacity.get(), 4096);
-        for at in 0..bytes.len() {
-            let mut damaged = bytes.clone();
-            damaged[at] ^= 0x10;
-            assert!(RingHeader::decode(&damaged).is_err(), "byte {at}");
         }
     }
 }

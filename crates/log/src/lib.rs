@@ -97,8 +97,8 @@ pub use {
     read::follow,
     read::reader::Reader,
     read::tail::{NextFrame, Tail},
-    recovery::inspect,
     recovery::{Damaged, RecoveryReport, RingOutcome, TornTail, Truncation},
+    recovery::{inspect, rings},
     set::{LogSet, LogSetOptions},
     stats::{Compressed, LogStats, SAMPLE, Stages, Summary},
 };

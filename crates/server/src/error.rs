@@ -22,8 +22,8 @@ pub enum ServerError {
     /// The address can be reached from other machines, and nothing is encrypted there.
     #[error(
         "{addr} can be reached from other machines, and what clients send there is not encrypted, passwords too: \
-         expected TLS (tls-port and tls-only), a loopback address, or the statement that the server shall be open \
-         to the network"
+         expected TLS (tls-port and tls-only), a loopback address, or open-to-network (--open-to-network) if it is \
+         meant"
     )]
     OpenToNetwork {
         /// The address that was asked for.
@@ -32,7 +32,7 @@ pub enum ServerError {
     /// The address can be reached from other machines, and clients have to present nothing.
     #[error(
         "{addr} speaks TLS to other machines and lets every client in: expected a password, tls-auth-clients yes, a \
-         loopback address, or the statement that the server shall be open to the network"
+         loopback address, or open-to-network (--open-to-network) if it is meant"
     )]
     TlsOpenToNetwork {
         /// The address that was asked for.
@@ -48,8 +48,8 @@ pub enum ServerError {
     Tls(#[from] TlsProblem),
     /// The metrics can be read from other machines, since requests for them need no password.
     #[error(
-        "the metrics at {addr} could be read from other machines without a password: use a loopback address, or \
-         state that the server shall be open to the network"
+        "the metrics at {addr} could be read from other machines without a password: expected a loopback \
+         address, or open-to-network (--open-to-network) if it is meant"
     )]
     MetricsOpenToNetwork {
         /// The address that was asked for.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
+use super::address::address;
 use super::ca::CaCommand;
 
 /// A cluster on this machine, to try, and the state of any.
@@ -49,7 +50,7 @@ pub(crate) struct StatusArgs {
     #[arg(long, default_value = "collie-cluster", conflicts_with = "node")]
     pub(crate) dir: PathBuf,
     /// Ask this node instead, of any cluster: the address that clients use.
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) node: Option<SocketAddr>,
     /// Print one JSON object per node.
     #[arg(long)]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use collie_cluster::Layout;
 
-use super::serve::address;
+use super::address::{Address, address};
 use super::tls::TlsArgs;
 use crate::serve::{Filter, LogFormat};
 
@@ -22,7 +22,8 @@ pub(crate) struct NodeArgs {
     /// They stay what they were when the node was made.
     #[arg(long, value_name = "DISK")]
     pub(crate) data: Vec<PathBuf>,
-    /// Where to listen for clients; also the address by which other nodes send clients here.
+    /// Where to listen for clients; also the address by which other nodes send clients here. Here and
+    /// below, ADDR is an IP address or the name of a host, which is looked up once, at the start.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) listen: SocketAddr,
     /// Where to listen for the other nodes. Off loopback it needs certificates.
@@ -73,8 +74,8 @@ pub(crate) struct NodeArgs {
     #[arg(long)]
     pub(crate) open_to_network: bool,
     /// Answer requests for /metrics (Prometheus) and /healthz here; default: nowhere.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
-    pub(crate) metrics: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) metrics: Option<Address>,
     /// Log this level and the more severe ones: error, warn, info (the default), debug or trace;
     /// another level for some modules as in info,collie_log=debug.
     #[arg(long, value_name = "LEVEL")]

@@ -1,14 +1,14 @@
 //! `collie serve`.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use super::address::Address;
 use super::tls::TlsArgs;
 use super::values::{Durability, Ring};
 use crate::serve::{Filter, LogFormat};
 
 /// Settings given here override the configuration file, which overrides the defaults.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, Default, Clone, clap::Args)]
 pub(crate) struct ServeArgs {
     /// The store's directory; created if it does not exist.
     #[arg(long, required_unless_present = "config")]
@@ -19,15 +19,19 @@ pub(crate) struct ServeArgs {
     /// Print the settings that would be in force, without passwords, and exit.
     #[arg(long)]
     pub(crate) check_config: bool,
-    /// Where to listen; port 0 takes a free one. By default 127.0.0.1:6380.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
-    pub(crate) listen: Option<SocketAddr>,
+    /// Where to listen; port 0 takes a free one. By default 127.0.0.1:6380. Here and below, ADDR is an
+    /// IP address or the name of a host.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) listen: Option<Address>,
+    /// Listen at this port of 127.0.0.1, or of the address in the configuration file.
+    #[arg(long, value_name = "PORT", conflicts_with = "listen")]
+    pub(crate) port: Option<u16>,
     /// Listen for TLS at this port of the same address, too; default: 0, nowhere.
     #[arg(long, value_name = "PORT", conflicts_with = "tls_listen")]
     pub(crate) tls_port: Option<u16>,
     /// Listen for TLS at this address instead.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
-    pub(crate) tls_listen: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) tls_listen: Option<Address>,
     /// Listen for TLS only, as Redis does with `port 0`.
     #[arg(long)]
     pub(crate) tls_only: bool,
@@ -68,8 +72,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) open_to_network: bool,
     /// Answer requests for /metrics (Prometheus) and /healthz here; default: nowhere.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
-    pub(crate) metrics: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) metrics: Option<Address>,
     /// Log this level and the more severe ones: error, warn, info (the default), debug or trace;
     /// another level for some modules as in info,collie_log=debug.
     #[arg(long, value_name = "LEVEL")]
@@ -77,20 +81,6 @@ pub(crate) struct ServeArgs {
     /// Format of diagnostics: text lines (the default) or JSON objects.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) log_format: Option<LogFormat>,
-    /// Make memtables, tables and segments so small that they are replaced all the time: for
-    /// `torture power`.
-    #[cfg(feature = "lab")]
-    #[arg(long, hide = true)]
-    pub(crate) small: bool,
-    /// Make them so small that a minute sees many: for `torture soak` and `torture hostile`.
-    #[cfg(feature = "lab")]
-    #[arg(long, hide = true)]
-    pub(crate) moderate: bool,
-}
-
-pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
-    text.parse()
-        .map_err(|_| "expected an IP address and a port, as in 127.0.0.1:6380 or [::1]:6380")
 }
 
 pub(crate) fn size(text: &str) -> Result<i64, &'static str> {

@@ -1,12 +1,12 @@
 //! A cluster in a directory of this machine: where its nodes are, and which of them run.
 
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use collie_io::{Device, OpenMode, RealDevice, write_all_at};
 use serde::{Deserialize, Serialize};
 
@@ -87,10 +87,19 @@ impl Local {
         })
     }
 
-    /// Makes a directory for a cluster. One that holds anything is refused.
+    /// Makes a directory for a cluster. One that holds anything is refused, and so is a shape whose
+    /// ports are not free, which would stay the cluster's.
     pub(super) fn make(dir: &Path, shape: Shape) -> anyhow::Result<Self> {
+        let made = Self {
+            dir: std::path::absolute(dir)?,
+            shape,
+        };
+        made.places()
+            .iter()
+            .try_for_each(Place::check_ports)
+            .map_err(|error| anyhow!("{error:#}; choose another --port"))?;
         let device = RealDevice::new();
-        let made = || -> anyhow::Result<()> {
+        let write = || -> anyhow::Result<()> {
             device.create_dir_all(dir)?;
             if let Some(entry) = device.list(dir)?.first() {
                 bail!("expected an empty directory, found {:?}", entry.name);
@@ -105,9 +114,8 @@ impl Local {
             device.sync_dir(dir)?;
             Ok(())
         };
-        made().with_context(|| format!("cannot make a cluster in {}", dir.display()))?;
-        let dir = std::path::absolute(dir)?;
-        Ok(Self { dir, shape })
+        write().with_context(|| format!("cannot make a cluster in {}", dir.display()))?;
+        Ok(made)
     }
 
     pub(super) fn places(&self) -> Vec<Place> {
@@ -192,6 +200,20 @@ impl Place {
             .open(&lock, OpenMode::Read)
             .and_then(|file| file.try_lock());
         matches!(free, Ok(false))
+    }
+
+    /// Whether the node's ports are free: they are bound, and let go. A node that finds one taken later
+    /// ends.
+    pub(super) fn check_ports(&self) -> anyhow::Result<()> {
+        for (at, what) in [(self.address, "clients"), (self.peer, "the other nodes")] {
+            TcpListener::bind(at).map(drop).with_context(|| {
+                format!(
+                    "no node was started, since node {} cannot listen for {what} at {at}",
+                    self.index
+                )
+            })?;
+        }
+        Ok(())
     }
 
     /// Starts the node in the background, in a process group of its own: what ends this program does

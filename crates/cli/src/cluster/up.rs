@@ -5,10 +5,11 @@ use std::ffi::OsString;
 use std::process::Child;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{anyhow, ensure};
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::SLOTS;
 use indicatif::ProgressBar;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::local::{Local, Place, Shape, check};
 use super::{PAUSE, status};
@@ -28,18 +29,22 @@ pub(super) fn up(args: &UpArgs) -> anyhow::Result<Outcome> {
     let places = local.places();
     let began = RealClock.monotonic();
     let bar = output::spinner("starting");
-    let mut started = Vec::new();
-    for place in &places {
-        // Whatever listens at its address may be another program: a node of this directory has its lock.
-        if !place.is_in_use() {
-            started.push((place, place.start(&how(place, &local)?)?));
+    // Whatever listens at its address may be another program: a node of this directory has its lock.
+    let idle: Vec<_> = places.iter().filter(|place| !place.is_in_use()).collect();
+    idle.iter().try_for_each(|place| place.check_ports())?;
+    let mut started = Started::default();
+    for place in idle {
+        match how(place, &local).and_then(|how| place.start(&how)) {
+            Ok(process) => started.0.push((place, process)),
+            Err(error) => return Err(started.end(error)),
         }
     }
-    wait_until_served(&places, &mut started, &bar)?;
+    let count = started.0.len();
+    wait_until_served(&places, started, &bar)?;
     bar.finish_and_clear();
     let took = Duration::from_nanos(RealClock.monotonic().saturating_sub(began));
     let mut results = Results::new();
-    let running = places.len() - started.len();
+    let running = places.len() - count;
     results.line(format_args!(
         "{} nodes serve all {SLOTS} slots after {:.1} s{}",
         places.len(),
@@ -106,12 +111,54 @@ fn how(place: &Place, local: &Local) -> anyhow::Result<Vec<OsString>> {
     Ok(words.into_iter().map(OsString::from).collect())
 }
 
+/// The nodes that were started, and their processes.
+#[derive(Default)]
+struct Started<'a>(Vec<(&'a Place, Child)>);
+
+impl Started<'_> {
+    /// Why one of them does not run any more, if there is one.
+    fn ended(&mut self) -> Option<anyhow::Error> {
+        self.0
+            .iter_mut()
+            .find_map(|(place, child)| match child.try_wait() {
+                Ok(None) => None,
+                Ok(Some(status)) => Some(anyhow!(
+                    "node {} ended by itself ({status}); the end of {}:\n{}",
+                    place.index,
+                    place.diagnostics.display(),
+                    place.said().trim_end()
+                )),
+                Err(error) => Some(anyhow!(error).context("cannot wait for a node")),
+            })
+    }
+
+    /// Ends them all, since one of them does not run, and adds to `error` that it did.
+    fn end(mut self, error: anyhow::Error) -> anyhow::Error {
+        let began = RealClock.monotonic();
+        let runs = |child: &mut Child| matches!(child.try_wait(), Ok(None));
+        self.0.retain_mut(|(_, child)| runs(child));
+        if self.0.is_empty() {
+            return error;
+        }
+        for (_, child) in &self.0 {
+            // One that has ended meanwhile is not waited for.
+            let _ = kill_process(Pid::from_child(child), Signal::TERM);
+        }
+        while !self.0.is_empty() {
+            let waited = RealClock.monotonic().saturating_sub(began);
+            if u128::from(waited) >= DOWN_WITHIN.as_nanos() {
+                // What it acknowledged is on disk.
+                self.0.iter_mut().for_each(|(_, child)| drop(child.kill()));
+            }
+            std::thread::sleep(PAUSE);
+            self.0.retain_mut(|(_, child)| runs(child));
+        }
+        anyhow!("{error:#}\nthe others that were started have been ended too")
+    }
+}
+
 /// Waits until all nodes know all of them, and agree on a leader for every slot.
-fn wait_until_served(
-    places: &[Place],
-    started: &mut [(&Place, Child)],
-    bar: &ProgressBar,
-) -> anyhow::Result<()> {
+fn wait_until_served(places: &[Place], mut started: Started<'_>, bar: &ProgressBar) -> anyhow::Result<()> {
     let began = RealClock.monotonic();
     loop {
         // All at one time: what one node knew before the others may have changed.
@@ -122,15 +169,9 @@ fn wait_until_served(
         };
         bar.set_position(views.iter().filter(|view| view.is_ok()).count() as u64);
         bar.set_message(format!("of {} nodes serve", places.len()));
-        for (place, child) in started.iter_mut() {
-            if let Some(status) = child.try_wait().context("cannot wait for a node")? {
-                bail!(
-                    "node {} ended by itself ({status}); the end of {}:\n{}",
-                    place.index,
-                    place.diagnostics.display(),
-                    place.said().trim_end()
-                );
-            }
+        if let Some(error) = started.ended() {
+            bar.finish_and_clear();
+            return Err(started.end(error));
         }
         let waited = RealClock.monotonic().saturating_sub(began);
         ensure!(

@@ -18,7 +18,7 @@ pub(crate) fn progress(what: &'static str, total: u64) -> ProgressBar {
 /// A line on standard error that is renewed, where that is a terminal; otherwise nothing is shown.
 pub(crate) fn live() -> ProgressBar {
     let line = ProgressBar::with_draw_target(None, target());
-    if let Ok(style) = ProgressStyle::with_template("{msg}") {
+    if let Ok(style) = ProgressStyle::with_template("{wide_msg}") {
         line.set_style(style);
     }
     line

@@ -2,8 +2,10 @@
 
 pub(crate) mod args;
 mod bench;
+mod busy;
 mod figures;
 mod limits;
+mod page;
 mod temporary;
 mod torture;
 mod tour;
@@ -11,9 +13,8 @@ mod tour;
 use collie_db::Options;
 use collie_server::ServerConfig;
 
-use crate::Outcome;
-use crate::args::ServeArgs;
-use args::LabCommand;
+use crate::{Outcome, serve};
+use args::{LabCommand, Sizes};
 
 pub(crate) use tour::run as tour;
 
@@ -25,22 +26,22 @@ pub(crate) fn run(command: LabCommand) -> anyhow::Result<Outcome> {
         }
         LabCommand::Leashed { program, arguments } => torture::leashed(&program, &arguments),
         LabCommand::Remover { code, places } => temporary::remove_and_exit(code, &places),
+        LabCommand::Served { sizes, args } => {
+            serve::run_resized(&args, |options, config| sizes.apply(options, config))
+        }
         LabCommand::Bench(args) => bench::run(&args),
     }
 }
 
-/// As they are, or as small as a server under test is asked to keep them.
-pub(crate) fn resized(
-    args: &ServeArgs,
-    mut options: Options,
-    mut config: ServerConfig,
-) -> (Options, ServerConfig) {
-    if args.small {
-        options = torture::power::small(options);
+impl Sizes {
+    /// A server's options and configuration with these sizes.
+    fn apply(self, options: Options, mut config: ServerConfig) -> (Options, ServerConfig) {
+        match self {
+            Self::Small => (torture::power::small(options), config),
+            Self::Moderate => {
+                config.databases = torture::soak::sizes::databases();
+                (torture::soak::sizes::options(options), config)
+            }
+        }
     }
-    if args.moderate {
-        options = torture::soak::sizes::options(options);
-        config.databases = torture::soak::sizes::databases();
-    }
-    (options, config)
 }

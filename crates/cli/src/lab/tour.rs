@@ -15,7 +15,9 @@ use collie_server::ServerConfig;
 use indicatif::{MultiProgress, ProgressBar};
 
 use crate::lab::args::TourArgs;
+use crate::lab::busy::Processors;
 use crate::lab::figures::{self, count};
+use crate::lab::page::{Page, Style};
 use crate::lab::temporary::{self, Temporary};
 use crate::lab::torture::child::Writer;
 use crate::lab::torture::kill::Kills;
@@ -29,6 +31,10 @@ const THREADS: [usize; 2] = [16, 64];
 const REPEATS: usize = 3;
 /// The longest bar.
 const BAR: usize = 36;
+/// Behind the bar of what is measured.
+const MARK: usize = 2;
+/// From this share of the processors on that other programs used, rates compare nothing.
+const BUSY: f64 = 0.15;
 /// How often what is shown is renewed.
 const FRAME: Duration = Duration::from_millis(100);
 /// Where the tour serves, if that port is free.
@@ -61,17 +67,19 @@ pub(crate) fn run(args: &TourArgs) -> anyhow::Result<Outcome> {
     let temporary = Temporary::new("collie-tour-", &std::env::temp_dir())?;
     let dir = temporary.path();
     let mut results = Results::new();
-    say(
+    let page = Page::new();
+    let version = env!("CARGO_PKG_VERSION");
+    page.plain(
         &mut results,
-        &format!(
-            "Collie {}: a transactional store built around its log.\nAll files of this tour are in {} and go with it.",
-            env!("CARGO_PKG_VERSION"),
-            dir.display()
-        ),
+        &format!("Collie {version}: a transactional store built around its log."),
     )?;
-    races(&mut results, dir, &pace)?;
-    let survived = kill(&mut results, &temporary, &pace)?;
-    let recovered = cut_power(&mut results, &pace)?;
+    page.plain(
+        &mut results,
+        &format!("All files of this tour are in {} and go with it.", dir.display()),
+    )?;
+    races(&mut results, &page, dir, &pace)?;
+    let survived = kill(&mut results, &page, &temporary, &pace)?;
+    let recovered = cut_power(&mut results, &page, &pace)?;
     let outcome = if survived && recovered {
         Outcome::Good
     } else {
@@ -79,20 +87,16 @@ pub(crate) fn run(args: &TourArgs) -> anyhow::Result<Outcome> {
     };
     let serves = !args.no_serve && (args.serve || std::io::stdout().is_terminal());
     if outcome == Outcome::Good && serves {
-        served(&mut results, &temporary)?;
+        served(&mut results, &page, &temporary)?;
     } else {
-        say(
+        results.line("")?;
+        page.plain(
             &mut results,
-            "\nTo serve a store of your own: collie serve --dir DIR",
+            "To serve a store of your own: collie serve --dir DIR",
         )?;
     }
     temporary.close()?;
     Ok(outcome)
-}
-
-fn say(results: &mut Results, text: &str) -> std::io::Result<()> {
-    results.line(text)?;
-    results.flush()
 }
 
 /// Shows what `text` says on a line that is renewed until `done`.
@@ -106,12 +110,12 @@ fn watch(done: impl Fn() -> bool, mut text: impl FnMut() -> String) {
 }
 
 /// Collie's log beside three that take locks.
-fn races(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
-    say(
+fn races(results: &mut Results, page: &Page, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
+    page.part(
         results,
-        "\n1 · The log. Threads append 100 bytes at a time; each waits until its own are on the\n    \
-         device. All logs write the same frames by the same calls, in groups; they differ\n    \
-         in how a frame gets its place and in how those who wait are woken.",
+        "1 · The log.",
+        "Threads append 100 bytes at a time; each waits until its own are on the device. All logs write the same frames \
+         by the same calls, in groups; they differ in how a frame gets its place and in how those who wait are woken.",
     )?;
     let bench = LogBench {
         duration: pace.measurement,
@@ -121,49 +125,85 @@ fn races(results: &mut Results, dir: &Path, pace: &Pace) -> anyhow::Result<()> {
         dir: dir.to_owned(),
         ..LogBench::default()
     };
-    THREADS
-        .into_iter()
-        .try_for_each(|threads| race(results, &bench, threads))
+    for (place, threads) in THREADS.into_iter().enumerate() {
+        if place > 0 {
+            results.line("")?;
+        }
+        race(results, page, &bench, threads)?;
+    }
+    Ok(())
 }
 
 /// All logs in turn, with one number of threads.
-fn race(results: &mut Results, bench: &LogBench, threads: usize) -> anyhow::Result<()> {
-    say(results, &format!("\n    {threads} threads:"))?;
+fn race(results: &mut Results, page: &Page, bench: &LogBench, threads: usize) -> anyhow::Result<()> {
+    page.say(results, &format!("{threads} threads:"))?;
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); bench.logs.len()];
     let board = MultiProgress::with_draw_target(output::target());
     let lines: Vec<ProgressBar> = bench.logs.iter().map(|_| board.add(figures::live())).collect();
+    let before = Processors::now();
     for _ in 0..REPEATS {
         for (which, &log) in bench.logs.iter().enumerate() {
-            let rate = measure(bench, threads, log, lines.get(which), best(&rates))?;
+            let rate = measure(bench, page, threads, log, lines.get(which), best(&rates))?;
             if let Some(of_log) = rates.get_mut(which) {
                 of_log.push(rate);
             }
             for ((line, log), of_log) in lines.iter().zip(&bench.logs).zip(&rates) {
-                line.set_message(bar(log.name(), median(of_log), best(&rates)));
+                line.set_message(bar(page, *log, median(of_log), best(&rates)));
             }
         }
     }
+    let others = before.and_then(|before| Some(Processors::now()?.others_since(&before)));
     board.clear()?;
-    let rates: Vec<f64> = rates.iter().map(|of_log| median(of_log)).collect();
-    let longest = rates.iter().copied().fold(0.0, f64::max);
-    for (log, &rate) in bench.logs.iter().zip(&rates) {
-        results.line(bar(log.name(), rate, longest))?;
+    for (log, of_log) in bench.logs.iter().zip(&rates) {
+        results.line(bar(page, *log, median(of_log), best(&rates)))?;
     }
-    let others = rates.iter().zip(&bench.logs).skip(1);
-    if let (Some(collie), Some((other, log))) = (rates.first(), others.max_by(|a, b| a.0.total_cmp(b.0))) {
-        results.line(format_args!(
-            "    Collie's makes {:.2} × the appends of the best of the others ({}).",
-            collie / other,
-            log.name()
-        ))?;
-    }
-    results.flush()?;
+    let all: Vec<(LogKind, Vec<f64>)> = bench.logs.iter().copied().zip(rates).collect();
+    page.say(results, &verdict(&all, others.unwrap_or(0.0)))?;
     Ok(())
+}
+
+/// What the rates say, of which the first are Collie's, if other programs used so much of the
+/// processors meanwhile.
+fn verdict(rates: &[(LogKind, Vec<f64>)], others: f64) -> String {
+    if others >= BUSY {
+        return format!(
+            "Other programs had {:.0} % of the processors meanwhile: these figures compare nothing. On an idle machine \
+             they do.",
+            others * 100.0
+        );
+    }
+    let Some(((_, collie), peers)) = rates.split_first() else {
+        return String::new();
+    };
+    let peers = peers.iter().max_by(|a, b| median(&a.1).total_cmp(&median(&b.1)));
+    let Some((log, peer)) = peers else {
+        return String::new();
+    };
+    let ratio = median(collie) / median(peer);
+    let apart = least(collie) > most(peer) || most(collie) < least(peer);
+    format!(
+        "Collie's makes {ratio:.2} × the appends of the best of the others ({}){}.",
+        log.name(),
+        if apart {
+            ""
+        } else {
+            ", which is within what both vary by from run to run"
+        }
+    )
+}
+
+fn least(rates: &[f64]) -> f64 {
+    rates.iter().copied().fold(f64::INFINITY, f64::min)
+}
+
+fn most(rates: &[f64]) -> f64 {
+    rates.iter().copied().fold(0.0, f64::max)
 }
 
 /// One measurement, with its progress on the log's own line.
 fn measure(
     bench: &LogBench,
+    page: &Page,
     threads: usize,
     log: LogKind,
     line: Option<&ProgressBar>,
@@ -180,7 +220,7 @@ fn measure(
             let rate = (done - before) as f64 * 1e9 / (now - at).max(1) as f64;
             (before, at) = (done, now);
             if let Some(line) = line {
-                line.set_message(format!("{} ◂", bar(log.name(), rate, longest.max(rate))));
+                line.set_message(format!("{} ◂", bar(page, log, rate, longest.max(rate))));
             }
         }
         match running.join() {
@@ -203,25 +243,29 @@ fn best(rates: &[Vec<f64>]) -> f64 {
     rates.iter().map(|of_log| median(of_log)).fold(0.0, f64::max)
 }
 
-fn bar(name: &str, rate: f64, longest: f64) -> String {
+fn bar(page: &Page, log: LogKind, rate: f64, longest: f64) -> String {
+    let head = format!("    {:<13} {:>8}/s  ", log.name(), count(rate));
+    let room = BAR.min(page.room(head.chars().count() + MARK));
     let length = if longest > 0.0 {
-        (rate / longest * BAR as f64).round() as usize
+        (rate / longest * room as f64).round() as usize
     } else {
         0
     };
-    format!(
-        "    {name:<13} {:>8}/s  {}",
-        count(rate),
-        "█".repeat(length.min(BAR))
-    )
+    let style = if log == LogKind::Collie {
+        Style::Ours
+    } else {
+        Style::Theirs
+    };
+    format!("{head}{}", page.styled(style, &"█".repeat(length.min(room))))
 }
 
 /// A process is killed while it writes.
-fn kill(results: &mut Results, temporary: &Temporary, pace: &Pace) -> anyhow::Result<bool> {
-    say(
+fn kill(results: &mut Results, page: &Page, temporary: &Temporary, pace: &Pace) -> anyhow::Result<bool> {
+    page.part(
         results,
-        "\n2 · A crash. Another process commits to a store from five threads: two wait for the\n    \
-         device, two for shared memory only, one for nothing. It is killed in mid-write.\n",
+        "2 · A crash.",
+        "Another process commits to a store from five threads: two wait for the device, two for shared memory only, one \
+         for nothing. It is killed in mid-write.",
     )?;
     let store = temporary.path().join("killed");
     let writer = Writer::start(&store, temporary.rings())?;
@@ -238,21 +282,29 @@ fn kill(results: &mut Results, temporary: &Temporary, pace: &Pace) -> anyhow::Re
         },
     );
     let heard = writer.kill()?;
-    results.line(format_args!(
-        "    SIGKILL to process {pid}. The store opens again:"
-    ))?;
+    page.say(
+        results,
+        &format!("SIGKILL to process {pid}. The store opens again:"),
+    )?;
     let mut kills = Kills::new(&store, temporary.rings(), 0);
     kills.note(&heard);
     let opening = RealClock.monotonic();
     kills.check()?;
     let ms = (RealClock.monotonic() - opening) / 1_000_000;
     let report = &kills.report;
-    results.line(format_args!(
-        "    acknowledged {} · recovered {} · lost {}\n    (opened and checked in {ms} ms; what was not acknowledged yet may be there too)",
-        grouped(report.verdict.acknowledged),
-        grouped(report.verdict.recovered),
-        report.verdict.lost,
-    ))?;
+    page.say(
+        results,
+        &format!(
+            "acknowledged {} · recovered {} · lost {}",
+            grouped(report.verdict.acknowledged),
+            grouped(report.verdict.recovered),
+            grouped(report.verdict.lost),
+        ),
+    )?;
+    page.say(
+        results,
+        &format!("(opened and checked in {ms} ms; what was not acknowledged yet may be there too)"),
+    )?;
     report
         .verdict
         .findings
@@ -263,12 +315,12 @@ fn kill(results: &mut Results, temporary: &Temporary, pace: &Pace) -> anyhow::Re
 }
 
 /// A simulated device loses power under the log.
-fn cut_power(results: &mut Results, pace: &Pace) -> anyhow::Result<bool> {
-    say(
+fn cut_power(results: &mut Results, page: &Page, pace: &Pace) -> anyhow::Result<bool> {
+    page.part(
         results,
-        "\n3 · A power cut. A simulated device keeps what was synced and any part of the rest:\n    \
-         torn, reordered, turned to garbage. The log recovers each such image; some of the\n    \
-         recoveries are cut short and begin again.\n",
+        "3 · A power cut.",
+        "A simulated device keeps what was synced and any part of the rest: torn, reordered, turned to garbage. The log \
+         recovers each such image; some of the recoveries are cut short and begin again.",
     )?;
     let until = RealClock.monotonic() + u64::try_from(pace.cutting.as_nanos()).unwrap_or(0);
     let line = figures::live();
@@ -296,24 +348,28 @@ fn cut_power(results: &mut Results, pace: &Pace) -> anyhow::Result<bool> {
         }
     }
     line.finish_and_clear();
-    results.line(format_args!(
-        "    {} images recovered · acknowledged {} · lost {lost}   (seed {first_seed})",
-        grouped(rounds),
-        grouped(acknowledged),
-    ))?;
-    results.flush()?;
+    page.say(
+        results,
+        &format!(
+            "{} images recovered · acknowledged {} · lost {} (seed {first_seed})",
+            grouped(rounds),
+            grouped(acknowledged),
+            grouped(lost),
+        ),
+    )?;
     Ok(failed == 0)
 }
 
-fn served(results: &mut Results, temporary: &Temporary) -> anyhow::Result<()> {
+fn served(results: &mut Results, page: &Page, temporary: &Temporary) -> anyhow::Result<()> {
     let free = TcpListener::bind(("127.0.0.1", PORT)).is_ok();
     let config = ServerConfig {
         listen: SocketAddr::from(([127, 0, 0, 1], if free { PORT } else { 0 })),
         ..ServerConfig::default()
     };
-    say(
+    page.part(
         results,
-        "\n4 · The server, for Redis clients. A reply is sent once every commit that it reflects is durable.\n",
+        "4 · The server, for Redis clients.",
+        "A reply is sent once every commit that it reflects is durable.",
     )?;
     let options = Options {
         ring: temporary.ring(RingMode::default()),
@@ -325,6 +381,7 @@ fn served(results: &mut Results, temporary: &Temporary) -> anyhow::Result<()> {
         options,
         config,
         serve::LogFormat::Text,
+        None,
         |addr| {
             let port = addr.port();
             let text = format!(
@@ -336,4 +393,36 @@ fn served(results: &mut Results, temporary: &Temporary) -> anyhow::Result<()> {
         },
     )?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_machine_gets_no_verdict_and_close_rates_no_winner() {
+        let rates = |collie: [f64; 3]| {
+            vec![
+                (LogKind::Collie, collie.to_vec()),
+                (LogKind::Mutex, vec![10.0, 11.0, 12.0]),
+                (LogKind::LinkBuffer, vec![1.0, 1.0, 1.0]),
+            ]
+        };
+        let ahead = verdict(&rates([21.0, 22.0, 30.0]), 0.0);
+        assert!(
+            ahead.contains("2.00 × the appends") && ahead.ends_with("(mutex)."),
+            "{ahead}"
+        );
+        let close = verdict(&rates([9.0, 10.0, 12.5]), 0.0);
+        assert!(close.contains("0.91 ×") && close.contains("vary by"), "{close}");
+        let behind = verdict(&rates([5.0, 5.5, 6.0]), BUSY - 0.01);
+        assert!(
+            behind.contains("0.50 × the appends") && !behind.contains("vary by"),
+            "{behind}"
+        );
+        for collie in [[5.0, 5.5, 6.0], [21.0, 22.0, 30.0]] {
+            let busy = verdict(&rates(collie), 0.42);
+            assert!(busy.contains("42 %") && !busy.contains('×'), "{busy}");
+        }
+    }
 }

@@ -9,14 +9,16 @@ use collie_cluster::{Begin, ClusterNode, ClusterOptions, NodeLogOptions, NodeSto
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{RealClock, RealDevice};
 use collie_log::{LogOptions, RingMode};
-use collie_server::{Addresses, Server, ServerConfig, ignore_hangup, termination};
+use collie_server::{Addresses, Server, ServerConfig, Verbosity, ignore_hangup, termination};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::Outcome;
-use crate::args::{NodeArgs, ServeArgs};
+use crate::args::{Address, NodeArgs, ServeArgs};
 use crate::notify::Supervisor;
-use crate::serve::{Effective, LogFormat, after_first_poll, announce, start_diagnostics};
+use crate::serve::{
+    Effective, LogFormat, Reload, after_first_poll, announce, ended_or_reloading, start_diagnostics,
+};
 
 /// The ring of the node's own store, and a segment of its log: it holds little.
 const OWN_BYTES: usize = 1 << 20;
@@ -29,21 +31,27 @@ const SMALL_SEGMENT_BYTES: u64 = 4 << 20;
 const SMALL_CACHE_BYTES: u64 = 4 << 20;
 
 pub(crate) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {
-    let effective = Effective::read(&serving(args))?;
+    let serving = serving(args);
+    let effective = Effective::read(&serving)?;
     ignore_hangup().context("SIGHUP cannot be ignored")?;
-    let diagnostics = &effective.config.diagnostics;
-    let format = diagnostics.log_format;
-    let verbosity = start_diagnostics(&diagnostics.log_level, format)?;
+    let settings = &effective.config.diagnostics;
+    let format = settings.log_format;
+    let diagnostics = start_diagnostics(&settings.log_level, format)?;
     for warning in &effective.warnings {
         tracing::warn!("{warning}");
     }
     let mut config = ServerConfig {
-        verbosity: Some(verbosity),
+        verbosity: Some(Arc::clone(&diagnostics) as Arc<dyn Verbosity>),
         ring_bytes: COMMAND_BYTES,
         ..effective.server()
     };
     config.limits.bulk_len_max = config.value_len_max();
-    let served = serve(args, config, format);
+    let reload = Reload {
+        args: serving,
+        effective,
+        diagnostics,
+    };
+    let served = serve(args, config, format, reload);
     match (served, format) {
         // A program that reads JSON objects finds the error among them.
         (Err(error), LogFormat::Json) => {
@@ -62,15 +70,15 @@ fn serving(args: &NodeArgs) -> ServeArgs {
     let is_tls = args.tls.tls_cert_file.is_some() || args.tls.tls_key_file.is_some();
     ServeArgs {
         dir: Some(args.dir.clone()),
-        listen: Some(args.listen),
+        listen: Some(Address::At(args.listen)),
         // Other nodes send clients to one address, so that there is one kind of connection.
-        tls_listen: is_tls.then_some(args.listen),
+        tls_listen: is_tls.then_some(Address::At(args.listen)),
         tls_only: is_tls,
         tls: args.tls.clone(),
         threads: args.threads,
         password_file: args.password_file.clone(),
         open_to_network: args.open_to_network,
-        metrics: args.metrics,
+        metrics: args.metrics.clone(),
         log_level: args.log_level.clone().or_else(|| FILTER.parse().ok()),
         log_format: args.log_format,
         ..ServeArgs::default()
@@ -78,7 +86,12 @@ fn serving(args: &NodeArgs) -> ServeArgs {
 }
 
 /// Starts the node, waits until it is in the map, and serves until shutdown, or until a log fails.
-fn serve(args: &NodeArgs, config: ServerConfig, format: LogFormat) -> anyhow::Result<Outcome> {
+fn serve(
+    args: &NodeArgs,
+    config: ServerConfig,
+    format: LogFormat,
+    reload: Reload,
+) -> anyhow::Result<Outcome> {
     // Before the node is made: a refused start leaves nothing behind.
     let addresses = Addresses::take(config)?;
     let runtime = runtime()?;
@@ -118,7 +131,7 @@ fn serve(args: &NodeArgs, config: ServerConfig, format: LogFormat) -> anyhow::Re
             args.peer
         ),
     );
-    let ended = clients(&node, addresses, format, terminated);
+    let ended = clients(&node, addresses, format, reload, terminated);
     let closed = runtime
         .block_on(node.close())
         .context("the node was not closed in order; what it acknowledged is safe");
@@ -169,6 +182,7 @@ fn clients(
     node: &ClusterNode,
     addresses: Addresses,
     format: LogFormat,
+    reload: Reload,
     terminated: impl Future<Output = ()>,
 ) -> anyhow::Result<bool> {
     let addresses = addresses.in_cluster(node.cluster(), node.clock());
@@ -184,6 +198,7 @@ fn clients(
         supervisor.ready(&format!("listening on {addr}"));
     };
     let mut failed = None;
+    let settings = server.settings();
     server.run(async {
         // The server drops this future when it stops accepting, whatever the reason.
         let _ending = ending;
@@ -194,7 +209,7 @@ fn clients(
                 () = terminated => {}
             }
         };
-        after_first_poll(ended, on_first_poll).await;
+        after_first_poll(ended_or_reloading(ended, Some(reload), settings), on_first_poll).await;
     })?;
     match failed {
         None => Ok(true),

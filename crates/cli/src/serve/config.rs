@@ -5,6 +5,7 @@
 //! parameter; unknown names are refused, so that a misspelt limit is not silently ignored.
 //! `packaging/collie.toml` describes all of it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,11 +15,11 @@ use collie_io::{Device, OpenMode, RealDevice};
 use collie_server::ServerConfig;
 use serde::{Deserialize, Serialize};
 
-use super::listening::Listening;
+use super::listening::{Endpoints, Listening};
 use super::logging::{Filter, LogFormat};
 use super::store::{RingBytes, Store};
 use super::values::{Bytes, Number};
-use crate::args::ServeArgs;
+use crate::args::{Address, ServeArgs};
 
 /// The longest configuration file that is read, in bytes.
 const CONFIG_FILE_MAX: usize = 1 << 20;
@@ -103,8 +104,9 @@ pub(super) fn seconds(span: Duration) -> i64 {
 pub(crate) struct Effective {
     pub(crate) config: Config,
     pub(crate) dir: PathBuf,
+    endpoints: Endpoints,
     ring_bytes: usize,
-    password: Option<String>,
+    pub(super) password: Option<String>,
     /// The file that it was read from.
     file: Option<PathBuf>,
     pub(crate) warnings: Vec<String>,
@@ -113,6 +115,16 @@ pub(crate) struct Effective {
 impl Effective {
     /// Reads the file, if there is one, overrides it by the command line, and reads the password.
     pub(crate) fn read(args: &ServeArgs) -> anyhow::Result<Self> {
+        Self::read_for(args, None)
+    }
+
+    /// As [`read`](Self::read), for a server that runs with this configuration: it has its ring, and
+    /// listens.
+    pub(super) fn read_anew(&self, args: &ServeArgs) -> anyhow::Result<Self> {
+        Self::read_for(args, Some(self))
+    }
+
+    fn read_for(args: &ServeArgs, running: Option<&Self>) -> anyhow::Result<Self> {
         let mut warnings = Vec::new();
         let mut config = match &args.config {
             Some(path) => read_file(path, &mut warnings)?,
@@ -132,11 +144,18 @@ impl Effective {
             ),
             None => anyhow!("no store was named: give --dir"),
         })?;
-        let ring_bytes = config.store.ring_size(&mut warnings);
+        let (endpoints, ring_bytes) = match running {
+            Some(running) => (running.endpoints, running.ring_bytes),
+            None => (
+                server.endpoints(Address::resolve)?,
+                config.store.ring_size(&mut warnings),
+            ),
+        };
         config.store.warn(&mut warnings);
         let effective = Self {
             config,
             dir,
+            endpoints,
             ring_bytes,
             password,
             file: args.config.clone(),
@@ -187,14 +206,14 @@ impl Effective {
             ..
         } = &self.config;
         let mut config = ServerConfig {
-            listen: server.listen.0,
+            listen: self.endpoints.listen,
             plain: server.is_plain(),
-            tls: server.tls(),
+            tls: self.endpoints.tls.map(|at| server.tls(at)),
             threads: server.threads.count(),
             ack: server.ack.ack(),
             password: self.password.clone(),
             open_to_network: server.open_to_network,
-            metrics: server.metrics.map(|address| address.0),
+            metrics: self.endpoints.metrics,
             clients_max: limits.maxclients.count(),
             idle_timeout: Duration::from_secs(limits.timeout.0.unsigned_abs()),
             authentication_timeout: Duration::from_secs(limits.authentication_timeout.0.unsigned_abs()),
@@ -214,6 +233,61 @@ impl Effective {
             None => config.value_len_max(),
         };
         config
+    }
+
+    /// What `CONFIG SET` can change: names and values.
+    pub(super) fn parameters(&self) -> Vec<(&'static str, String)> {
+        let Config {
+            server,
+            limits,
+            diagnostics,
+            ..
+        } = &self.config;
+        let bulk_len = self.server().limits.bulk_len_max;
+        let output_limit = limits.client_output_buffer_limit.0;
+        let mut parameters = vec![
+            ("ack", server.ack.ack().to_string()),
+            ("maxclients", limits.maxclients.0.to_string()),
+            ("timeout", limits.timeout.0.to_string()),
+            (
+                "authentication-timeout",
+                limits.authentication_timeout.0.to_string(),
+            ),
+            ("tcp-keepalive", limits.tcp_keepalive.0.to_string()),
+            ("proto-max-bulk-len", bulk_len.to_string()),
+            (
+                "client-query-buffer-limit",
+                limits.client_query_buffer_limit.0.to_string(),
+            ),
+            ("client-output-buffer-limit", format!("normal {output_limit} 0 0")),
+            ("maxmemory-clients", limits.maxmemory_clients.0.to_string()),
+            (
+                "slowlog-log-slower-than",
+                diagnostics.slowlog_log_slower_than.0.to_string(),
+            ),
+            ("slowlog-max-len", diagnostics.slowlog_max_len.0.to_string()),
+            ("requirepass", self.password.clone().unwrap_or_default()),
+        ];
+        if self.endpoints.tls.is_some() {
+            parameters.extend(server.tls_parameters());
+        }
+        parameters
+    }
+
+    /// Settings that are fixed at the start: their places in the file, and values.
+    pub(super) fn fixed(&self) -> anyhow::Result<BTreeMap<String, String>> {
+        let mut changeable = vec!["log-level", "password-file"];
+        changeable.extend(self.parameters().into_iter().map(|(name, _)| name));
+        let sections = toml::Table::try_from(&self.config).context("the configuration cannot be shown")?;
+        let mut fixed = BTreeMap::new();
+        for (section, settings) in &sections {
+            for (name, value) in settings.as_table().into_iter().flatten() {
+                if !changeable.contains(&name.as_str()) {
+                    fixed.insert(format!("{section}.{name}"), value.to_string());
+                }
+            }
+        }
+        Ok(fixed)
     }
 
     /// The configuration in force, as a file that `--config` would accept. Passwords are left out.
@@ -345,6 +419,8 @@ fn read_text(path: &Path, len_max: usize) -> anyhow::Result<(String, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
     const EXAMPLE: &str = include_str!("../../../../packaging/collie.toml");
@@ -397,7 +473,7 @@ mod tests {
         for (text, parts) in [
             (
                 "[server]\nlisten = \"here\"",
-                &["line 2, server.listen", "\"here\"", "expected an IP address"][..],
+                &["line 2, server.listen", "\"here\"", "expected an address"][..],
             ),
             (
                 "\n[limits]\n\nmaxclients = 0",
@@ -480,12 +556,8 @@ mod tests {
         let config = parse("[server]\nrequirepass = \"sesame\"").unwrap();
         assert!(!format!("{config:?}").contains("sesame"));
         let effective = Effective {
-            config,
-            dir: PathBuf::new(),
-            ring_bytes: 1 << 20,
             password: Some("sesame".to_owned()),
-            file: None,
-            warnings: Vec::new(),
+            ..effective(config)
         };
         assert!(!effective.shown().unwrap().contains("sesame"));
     }
@@ -494,15 +566,9 @@ mod tests {
     fn what_is_printed_reads_back_as_itself() {
         let text = "[store]\ndir = \"/x\"\nring-bytes = \"1mb\"\ncache-bytes = 12345\npad-to-block = true\n\
                     wal-ttl = 90\nwal-size-limit = \"3gb\"\n[server]\nack = \"process\"\n\
+                    metrics = \"localhost:9380\"\n\
                     [limits]\nmaxclients = 7\n[diagnostics]\nlog-level = \"warn,collie_log=trace\"";
-        let effective = |text: &str| Effective {
-            config: parse(text).unwrap(),
-            dir: PathBuf::new(),
-            ring_bytes: 1 << 20,
-            password: None,
-            file: None,
-            warnings: Vec::new(),
-        };
+        let effective = |text: &str| effective(parse(text).unwrap());
         let shown = effective(text).shown().unwrap();
         for line in [
             "ring-bytes = \"1mb\"",
@@ -511,6 +577,7 @@ mod tests {
             "wal-ttl = 90",
             "wal-size-limit = \"3gb\"",
             "proto-max-bulk-len = \"256kb\"",
+            "metrics = \"localhost:9380\"",
             "maxclients = 7",
         ] {
             assert!(shown.contains(line), "{line} is not in {shown}");
@@ -518,8 +585,14 @@ mod tests {
         assert_eq!(effective(&shown).shown().unwrap(), shown);
     }
 
+    /// With hosts that are all of another machine.
     fn effective(config: Config) -> Effective {
+        let resolve = |address: &Address| match address {
+            Address::At(addr) => Ok(*addr),
+            Address::Named { port, .. } => Ok(SocketAddr::from(([192, 0, 2, 1], *port))),
+        };
         Effective {
+            endpoints: config.server.endpoints(resolve).unwrap(),
             ring_bytes: config.store.ring_bytes.map_or(1 << 20, |asked| asked.0.size()),
             config,
             dir: PathBuf::new(),
@@ -568,7 +641,7 @@ mod tests {
             let effective = effective(config);
             if let Err(refusal) = effective.check() {
                 let says = refusal.to_string();
-                let what = ["expected", "open to the network"];
+                let what = ["expected", "open-to-network"];
                 assert!(what.iter().any(|what| says.contains(what)), "{says}");
                 return;
             }

@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use anyhow::ensure;
+use anyhow::{anyhow, ensure};
 use collie_server::{ServerConfig, TlsConfig, TlsSettings};
 use serde::{Deserialize, Serialize};
 
 use super::config::seconds;
-use super::values::{Address, Number, Secret};
+use super::values::{Number, Secret};
 use crate::args::values::Durability;
-use crate::args::{AuthClients, ServeArgs, TlsArgs};
+use crate::args::{Address, AuthClients, ServeArgs, TlsArgs};
 
 /// `[server]`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ impl Default for Listening {
     fn default() -> Self {
         let config = ServerConfig::default();
         Self {
-            listen: Address(config.listen),
+            listen: Address::At(config.listen),
             tls_port: Number(0),
             tls_listen: None,
             tls_only: !config.plain,
@@ -78,14 +78,17 @@ impl Listening {
 
     /// Puts what the command line says before what the file says.
     pub(super) fn override_by(&mut self, args: &ServeArgs) {
-        if let Some(listen) = args.listen {
-            self.listen = Address(listen);
+        if let Some(listen) = &args.listen {
+            self.listen = listen.clone();
+        }
+        if let Some(port) = args.port {
+            self.listen = self.listen.with_port(port);
         }
         if let Some(port) = args.tls_port {
             (self.tls_port, self.tls_listen) = (Number(port.into()), None);
         }
-        if let Some(addr) = args.tls_listen {
-            (self.tls_port, self.tls_listen) = (Number(0), Some(Address(addr)));
+        if let Some(addr) = &args.tls_listen {
+            (self.tls_port, self.tls_listen) = (Number(0), Some(addr.clone()));
         }
         self.tls_only |= args.tls_only;
         let TlsArgs {
@@ -106,8 +109,8 @@ impl Listening {
         if let Some(asked) = tls_auth_clients {
             self.tls_auth_clients = *asked;
         }
-        if let Some(addr) = args.metrics {
-            self.metrics = Some(Address(addr));
+        if let Some(addr) = &args.metrics {
+            self.metrics = Some(addr.clone());
         }
         if let Some(ack) = args.ack {
             self.ack = ack;
@@ -127,23 +130,65 @@ impl Listening {
         !self.tls_only
     }
 
-    pub(super) fn tls(&self) -> Option<TlsConfig> {
-        Some(TlsConfig {
-            listen: self.tls_addr()?,
+    /// Looks up the hosts that are named, by `resolve`.
+    pub(super) fn endpoints(
+        &self,
+        resolve: impl Fn(&Address) -> Result<SocketAddr, String>,
+    ) -> anyhow::Result<Endpoints> {
+        let resolve = |name, address: &Address| resolve(address).map_err(|why| anyhow!("{name}: {why}"));
+        let tls = self.tls_addr();
+        Ok(Endpoints {
+            listen: resolve("listen", &self.listen)?,
+            tls: tls.map(|at| resolve("tls-listen", &at)).transpose()?,
+            metrics: self
+                .metrics
+                .as_ref()
+                .map(|at| resolve("metrics", at))
+                .transpose()?,
+        })
+    }
+
+    /// TLS at this address.
+    pub(super) fn tls(&self, listen: SocketAddr) -> TlsConfig {
+        TlsConfig {
+            listen,
             settings: TlsSettings {
                 certificate: self.tls_cert_file.clone().unwrap_or_default(),
                 key: self.tls_key_file.clone().unwrap_or_default(),
                 ca: self.tls_ca_cert_file.clone(),
                 auth_clients: self.tls_auth_clients.into(),
             },
-        })
+        }
+    }
+
+    /// What of TLS `CONFIG SET` can change: names and values.
+    pub(super) fn tls_parameters(&self) -> [(&'static str, String); 4] {
+        let path = |path: &Option<PathBuf>| {
+            path.as_ref()
+                .map_or_else(String::new, |path| path.display().to_string())
+        };
+        let auth_clients = collie_server::AuthClients::from(self.tls_auth_clients);
+        [
+            ("tls-cert-file", path(&self.tls_cert_file)),
+            ("tls-key-file", path(&self.tls_key_file)),
+            ("tls-ca-cert-file", path(&self.tls_ca_cert_file)),
+            ("tls-auth-clients", auth_clients.name().to_owned()),
+        ]
     }
 
     /// Where it listens for TLS: a port alone is one of the same address as `listen`.
-    fn tls_addr(&self) -> Option<SocketAddr> {
+    fn tls_addr(&self) -> Option<Address> {
         match u16::try_from(self.tls_port.0) {
-            Ok(0) | Err(_) => self.tls_listen.map(|addr| addr.0),
-            Ok(port) => Some(SocketAddr::new(self.listen.0.ip(), port)),
+            Ok(0) | Err(_) => self.tls_listen.clone(),
+            Ok(port) => Some(self.listen.with_port(port)),
         }
     }
+}
+
+/// Where it listens, by the addresses that the names stand for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Endpoints {
+    pub(super) listen: SocketAddr,
+    pub(super) tls: Option<SocketAddr>,
+    pub(super) metrics: Option<SocketAddr>,
 }

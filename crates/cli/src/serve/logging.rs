@@ -106,22 +106,15 @@ impl fmt::Display for Filter {
 
 /// The filter in force, which can be changed while the server runs.
 #[derive(Debug)]
-struct Reloadable {
+pub(crate) struct Diagnostics {
     filter: Mutex<Filter>,
     handle: reload::Handle<Targets, Registry>,
 }
 
-impl Verbosity for Reloadable {
-    fn level(&self) -> Level {
-        self.filter.lock().level
-    }
-
-    fn set_level(&self, level: Level) -> Result<(), String> {
+impl Diagnostics {
+    /// Logs what this filter passes from now on.
+    pub(super) fn set_filter(&self, wanted: Filter) -> Result<(), String> {
         let mut filter = self.filter.lock();
-        let wanted = Filter {
-            level,
-            ..filter.clone()
-        };
         self.handle
             .reload(wanted.targets())
             .map_err(|error| error.to_string())?;
@@ -130,8 +123,19 @@ impl Verbosity for Reloadable {
     }
 }
 
-/// Starts logging; the returned handle changes the level.
-pub(crate) fn start(filter: &Filter, format: LogFormat) -> anyhow::Result<Arc<dyn Verbosity>> {
+impl Verbosity for Diagnostics {
+    fn level(&self) -> Level {
+        self.filter.lock().level
+    }
+
+    fn set_level(&self, level: Level) -> Result<(), String> {
+        let modules = self.filter.lock().modules.clone();
+        self.set_filter(Filter { level, modules })
+    }
+}
+
+/// Starts logging; what is returned changes the filter.
+pub(crate) fn start(filter: &Filter, format: LogFormat) -> anyhow::Result<Arc<Diagnostics>> {
     let (layer, handle) = reload::Layer::new(filter.targets());
     let registry = tracing_subscriber::registry().with(layer);
     // Standard error may be a terminal that was closed. That cannot be reported anywhere, and the
@@ -145,7 +149,7 @@ pub(crate) fn start(filter: &Filter, format: LogFormat) -> anyhow::Result<Arc<dy
         LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
     }
     .context("diagnostics cannot be set up")?;
-    Ok(Arc::new(Reloadable {
+    Ok(Arc::new(Diagnostics {
         filter: Mutex::new(filter.clone()),
         handle,
     }))

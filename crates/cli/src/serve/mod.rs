@@ -3,6 +3,7 @@
 mod config;
 mod listening;
 mod logging;
+mod reload;
 mod store;
 mod values;
 
@@ -14,16 +15,27 @@ use anyhow::Context;
 use collie_db::{Db, Options, RecoveryReport};
 use collie_io::{Clock, RealClock};
 use collie_log::{RingMode, RingOutcome};
-use collie_server::{Ack, Addresses, Server, ServerConfig, ignore_hangup, termination};
+use collie_server::{
+    Ack, Addresses, LiveSettings, Server, ServerConfig, Verbosity, ignore_hangup, termination,
+};
 
 use crate::args::ServeArgs;
 use crate::notify::Supervisor;
 use crate::output::{Results, grouped};
-use crate::{Outcome, log};
+use crate::{Outcome, log, rings};
 pub(crate) use config::Effective;
 pub(crate) use logging::{Filter, LogFormat, announce, start as start_diagnostics};
+pub(crate) use reload::Reload;
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
+    run_resized(args, |options, config| (options, config))
+}
+
+/// Runs a server whose stores are as large as `resized` says.
+pub(crate) fn run_resized(
+    args: &ServeArgs,
+    resized: impl FnOnce(Options, ServerConfig) -> (Options, ServerConfig),
+) -> anyhow::Result<Outcome> {
     let effective = Effective::read(args)?;
     if args.check_config {
         if let Some(tls) = &effective.server().tls {
@@ -37,20 +49,24 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Good);
     }
     ignore_hangup().context("SIGHUP cannot be ignored")?;
-    let diagnostics = &effective.config.diagnostics;
-    let format = diagnostics.log_format;
-    let verbosity = start_diagnostics(&diagnostics.log_level, format)?;
+    let settings = &effective.config.diagnostics;
+    let format = settings.log_format;
+    let diagnostics = start_diagnostics(&settings.log_level, format)?;
     for warning in &effective.warnings {
         tracing::warn!("{warning}");
     }
     let config = ServerConfig {
-        verbosity: Some(verbosity),
+        verbosity: Some(Arc::clone(&diagnostics) as Arc<dyn Verbosity>),
         ..effective.server()
     };
-    let options = effective.options();
-    #[cfg(feature = "lab")]
-    let (options, config) = crate::lab::resized(args, options, config);
-    let served = serve(&effective.dir, options, config, format, |_| {});
+    let (options, config) = resized(effective.options(), config);
+    let dir = effective.dir.clone();
+    let reload = Reload {
+        args: args.clone(),
+        effective,
+        diagnostics,
+    };
+    let served = serve(&dir, options, config, format, Some(reload), |_| {});
     match (served, format) {
         // A program that reads JSON objects finds the error among them.
         (Err(error), LogFormat::Json) => {
@@ -61,13 +77,14 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Opens the store in `dir`, reports what was recovered, and serves until shutdown. `listening` is
-/// called as soon as clients can connect.
+/// Opens the store in `dir`, reports what was recovered, and serves until shutdown. SIGHUP reloads
+/// what `reload` says. `listening` is called as soon as clients can connect.
 pub(crate) fn serve(
     dir: &Path,
     options: Options,
     config: ServerConfig,
     format: LogFormat,
+    reload: Option<Reload>,
     listening: impl FnOnce(SocketAddr),
 ) -> anyhow::Result<Outcome> {
     let ack = config.ack;
@@ -95,6 +112,9 @@ pub(crate) fn serve(
         for warning in &report.warnings {
             tracing::warn!("{warning}");
         }
+    }
+    if let Some(line) = rings::dead_line(&ring) {
+        tracing::warn!("{line}");
     }
     let server = match Server::listen(addresses, db.clone()) {
         Ok(server) => server,
@@ -124,13 +144,32 @@ pub(crate) fn serve(
         listening(addr);
         supervisor.ready(&format!("listening on {addr}, ack {ack}"));
     };
+    let settings = server.settings();
     server.run(async move {
         // The server drops this future when it stops accepting, whatever the reason.
         let _ending = ending;
-        after_first_poll(termination(), on_first_poll).await;
+        after_first_poll(ended_or_reloading(termination(), reload, settings), on_first_poll).await;
     })?;
     announce(format, "ended in order: everything is on disk");
     Ok(Outcome::Good)
+}
+
+/// Waits for the end, and reloads settings until then.
+pub(crate) async fn ended_or_reloading(
+    ended: impl Future<Output = ()>,
+    reload: Option<Reload>,
+    settings: LiveSettings,
+) {
+    let reloading = async {
+        match reload {
+            Some(reload) => reload.at_hangups(settings).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = ended => {}
+        () = reloading => {}
+    }
 }
 
 /// Calls `on_first_poll` once `future` has been polled. By then the signals that end the server are

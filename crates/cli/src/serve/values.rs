@@ -2,11 +2,12 @@
 //! found; the parser of the file adds line and key.
 
 use std::fmt;
-use std::net::SocketAddr;
 
 use collie_server::parse_bytes;
 use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::args::Address;
 
 /// A whole number from `MIN` to `MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,18 +120,17 @@ impl Visitor<'_> for Between {
     }
 }
 
-/// An IP address and a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub(crate) struct Address(pub(crate) SocketAddr);
+impl Serialize for Address {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
 
 impl<'de> Deserialize<'de> for Address {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let expected = "an IP address and a port, as in \"127.0.0.1:6380\" or \"[::1]:6380\"";
         text.parse()
-            .map(Self)
-            .map_err(|_| D::Error::invalid_value(Unexpected::Str(&text), &expected))
+            .map_err(|expected| D::Error::custom(format_args!("invalid value: {text:?}, {expected}")))
     }
 }
 

@@ -11,11 +11,14 @@ mod bench;
 mod bench_front;
 #[path = "../../../server/tests/server/support/client.rs"]
 mod client;
+mod cluster_up;
 mod common;
 mod kills;
 mod log;
 mod mount;
 mod operations;
+mod reload;
+mod rings;
 mod serve;
 mod tls;
 mod torture;

@@ -25,9 +25,14 @@ impl Served {
     }
 
     /// Starts by a command that runs the binary with the arguments that follow.
-    pub(crate) fn start_by(mut command: Command, dir: &Path, flags: &[&str]) -> Self {
+    pub(crate) fn start_by(command: Command, dir: &Path, flags: &[&str]) -> Self {
+        Self::start_at(command, dir, &[&["--listen", "127.0.0.1:0"], flags].concat())
+    }
+
+    /// Likewise, where the flags say.
+    fn start_at(mut command: Command, dir: &Path, flags: &[&str]) -> Self {
         let mut child = command
-            .args(["serve", "--listen", "127.0.0.1:0", "--dir"])
+            .args(["serve", "--dir"])
             .arg(dir)
             .args(flags)
             .stderr(Stdio::piped())
@@ -50,6 +55,18 @@ impl Served {
             served.said.push(line);
         }
         served
+    }
+
+    /// The next line that it prints with `part` in it.
+    pub(crate) fn line_with(&mut self, part: &str) -> String {
+        loop {
+            let mut line = String::new();
+            let read = self.rest.read_line(&mut line).unwrap();
+            assert_ne!(read, 0, "it ended and did not say {part:?}");
+            if line.contains(part) {
+                return line;
+            }
+        }
     }
 
     pub(crate) fn connect(&self) -> Client {
@@ -162,7 +179,62 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
     let store = store.to_str().unwrap();
     let open = run(["serve", "--dir", store, "--listen", "0.0.0.0:0"]);
     assert_eq!(open.status.code(), Some(1));
-    assert!(stderr(&open).contains("password"), "{}", stderr(&open));
+    for part in ["password", "--open-to-network"] {
+        assert!(stderr(&open).contains(part), "{}", stderr(&open));
+    }
+    for address in ["nobody.invalid:1", "here", "127.0.0.1:99999"] {
+        let wrong = run(["serve", "--dir", store, "--listen", address]);
+        assert!(
+            !wrong.status.success() && stderr(&wrong).contains("expected"),
+            "{}",
+            stderr(&wrong)
+        );
+    }
+}
+
+#[test]
+fn hosts_have_names_and_a_port_alone_is_one_of_loopback() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let named = ["--metrics", "localhost:0"];
+    let check = [
+        "serve",
+        "--check-config",
+        "--dir",
+        "/x",
+        "--listen",
+        "localhost:6390",
+    ];
+    let shown = run(check);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("listen = \"localhost:6390\""), "{shown}");
+    let free = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let port = free.port().to_string();
+    for flags in [["--listen", &format!("localhost:{port}")[..]], ["--port", &port]] {
+        let served = Served::start_at(collie(), &store, &[flags, named].concat());
+        assert_eq!(served.addr, free);
+        let metrics = served
+            .said
+            .iter()
+            .any(|line| line.starts_with("metrics at http://127.0.0.1:"));
+        assert!(metrics, "{:?}", served.said);
+        served.end(Signal::TERM);
+    }
+}
+
+/// No flag of a test is offered to users, nor suggested.
+#[test]
+fn an_unknown_flag_is_answered_without_flags_of_tests() {
+    for flag in ["--small", "--moderate", "--prot"] {
+        let refused = run(["serve", "--dir", "/x", flag]);
+        assert_eq!(refused.status.code(), Some(2));
+        let said = stderr(&refused);
+        assert!(!said.contains("--small'") || flag == "--small", "{said}");
+        assert!(!said.contains("--moderate'") || flag == "--moderate", "{said}");
+    }
 }
 
 #[test]

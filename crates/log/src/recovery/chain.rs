@@ -229,6 +229,12 @@ fn oldest_live(device: &dyn Device, archive: &Path) -> Result<Option<SegmentHead
         return Ok(None);
     };
     let log = if log == Path::new("") { Path::new(".") } else { log };
+    oldest_in(device, log)
+}
+
+/// The header of the oldest segment in a log's directory; `None` where there is none, or it is
+/// damaged.
+pub(super) fn oldest_in(device: &dyn Device, log: &Path) -> Result<Option<SegmentHeader>, LogError> {
     // A copy need not lie in a directory that may be read.
     let entries = device.list(log).unwrap_or_default();
     let mut numbers: Vec<_> = entries.iter().filter_map(|e| parse_file_name(&e.name)).collect();

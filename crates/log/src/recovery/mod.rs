@@ -19,6 +19,7 @@ mod old_ring;
 mod opened;
 mod report;
 mod reserve;
+pub mod rings;
 mod scan;
 mod stray;
 mod truncate;

@@ -1,6 +1,7 @@
 //! The ring of a new epoch, and the removal of those that are not needed.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
@@ -11,7 +12,7 @@ use super::report::RingOutcome;
 use crate::Lsn;
 use crate::append::ring::{Ring, RingFile};
 use crate::error::{At, LogError};
-use crate::format::{BLOCK, RING_WRITTEN, RingHeader};
+use crate::format::{BLOCK, RING_HOME, RING_WRITTEN, RingHeader, encode_ring_home};
 use crate::options::{LogOptions, RingMode};
 
 /// What a ring belongs to.
@@ -83,6 +84,13 @@ impl NewRing {
         header.dir_ino = dir.ino.into();
         header.capacity = (home.options.ring_bytes as u64).into();
         header.start = start.into();
+        // Only once it is locked: to other processes a header without a lock means a dead owner.
+        if let Some(path) = std::path::absolute(home.dir)
+            .ok()
+            .and_then(|dir| encode_ring_home(dir.as_os_str().as_bytes()))
+        {
+            write_all_at(&*file, &path, RING_HOME as u64)?;
+        }
         write_all_at(&*file, &header.encode(), 0)?;
         // All of it now: a full tmpfs is an error here and a SIGBUS later.
         file.allocate(len as u64)?;
@@ -110,7 +118,10 @@ pub(crate) fn leave_spent(device: &dyn Device, ring: &RingFile, written: Lsn) ->
     // If the process dies before the renaming, the next open finds it abandoned.
     let path = ring.path.with_extension("spent.ring");
     let file = device.open(&path, OpenMode::CreateNew)?;
-    let replaced = write_all_at(&*file, &header.encode(), 0)
+    head.get_mut(..size_of::<RingHeader>())
+        .into_iter()
+        .for_each(|place| place.copy_from_slice(&header.encode()));
+    let replaced = write_all_at(&*file, head.get(..RING_WRITTEN).unwrap_or_default(), 0)
         .and_then(|()| write_all_at(&*file, &written.to_le_bytes(), RING_WRITTEN as u64))
         .and_then(|()| file.allocate(2 * BLOCK as u64))
         .and_then(|()| device.rename(&path, &ring.path));

@@ -30,6 +30,11 @@ fn hex(id: [u8; 16]) -> String {
     format!("{:032x}", u128::from_be_bytes(id))
 }
 
+/// Whether a file has the name of a ring.
+pub(crate) fn is_ring(name: &str) -> bool {
+    name.starts_with("collie-") && name.ends_with(".ring")
+}
+
 /// The directory of an epoch's ring.
 pub(crate) fn ring_dir(header: &SegmentHeader) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(header.ring_dir()))

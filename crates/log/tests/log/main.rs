@@ -9,6 +9,7 @@ mod failures;
 mod follow;
 mod formats;
 mod hostile;
+mod rings;
 mod room;
 mod set;
 mod streams;

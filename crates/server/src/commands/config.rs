@@ -2,16 +2,16 @@
 
 use collie_protocol::Request;
 
+use super::changes::{Changes, Known, Refusal};
 use super::containers;
-use super::parameters::{PARAMETERS, Parameter};
+use super::parameters::ACK;
 use super::row::Command;
-use super::tls_parameters::{TLS_PARAMETERS, TlsParameter};
 use crate::cost::Aside;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::Failure;
 use crate::glob;
 use crate::stats::CommandCounter;
-use crate::tls::{AuthClients, Tls, TlsSettings};
+use crate::tls::Tls;
 
 /// The rows of its commands.
 pub(super) const ROWS: &[Command] = &[Command::new("config", -2, containers::container)
@@ -48,36 +48,12 @@ const SUBCOMMANDS: &[Command] = &[
         .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"]),
 ];
 
-/// A parameter that is known.
-#[derive(Clone, Copy)]
-enum Known {
-    Other(&'static Parameter),
-    Tls(&'static TlsParameter),
-}
-
-impl Known {
-    fn name(self) -> &'static str {
-        match self {
-            Known::Other(parameter) => parameter.name,
-            Known::Tls(parameter) => parameter.name,
-        }
-    }
-
-    fn find(name: &[u8]) -> Option<Known> {
-        let others = PARAMETERS.iter().map(Known::Other);
-        others
-            .chain(TLS_PARAMETERS.iter().map(Known::Tls))
-            .find(|known| known.name().as_bytes().eq_ignore_ascii_case(name))
-    }
-}
-
 fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let mut wanted: Vec<(&[u8], Known)> = Vec::new();
     for pattern in request.iter().skip(2) {
         // A plain name is returned as it was spelt.
         let is_plain = glob::literal_prefix(pattern) == pattern;
-        let others = PARAMETERS.iter().map(Known::Other);
-        for parameter in others.chain(TLS_PARAMETERS.iter().map(Known::Tls)) {
+        for parameter in Known::all() {
             let name = parameter.name();
             let is_new = !wanted.iter().any(|(_, known)| known.name() == name);
             if is_new && glob::matches(pattern, name.as_bytes(), true) {
@@ -102,91 +78,40 @@ fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         return Err(crate::failure::text::SYNTAX.into());
     }
     let shared = exec.shared;
-    // What is judged here is what is set, whatever others set at the same time.
     let one = match exec.may_block {
         true => Some(shared.settings.changing.lock()),
         false => shared.settings.changing.try_lock(),
     };
-    let Some(_one) = one else {
+    let Some(one) = one else {
         return Ok(Flow::Aside(Aside::Waits));
     };
-    let mut changes = Vec::new();
-    let mut has_password = shared.settings.password().is_some();
-    let mut seen: Vec<&str> = Vec::new();
-    let mut secured: Option<(&Tls, TlsSettings)> = None;
     let mut args = request.iter().skip(2);
-    while let (Some(name), Some(value)) = (args.next(), args.next()) {
-        let Some(parameter) = Known::find(name) else {
-            let start = b"ERR Unknown option or number of arguments for CONFIG SET - '";
-            return Err(Failure::Bytes([start, name, b"'"].concat()));
-        };
-        let name = parameter.name();
-        let is_seen = seen.contains(&name);
-        seen.push(name);
-        match parameter {
-            Known::Other(Parameter { set: None, .. }) => {
-                return Err(failed(name, &"can't set immutable config"));
-            }
-            _ if is_seen => return Err(failed(name, &"duplicate parameter")),
-            Known::Other(Parameter { set: Some(set), .. }) => {
-                if name == REQUIREPASS {
-                    has_password = !value.is_empty();
-                }
-                changes.push(set(shared, value).map_err(|why| failed(name, &why))?);
-            }
-            Known::Tls(parameter) => {
-                let Some(tls) = &shared.tls else {
-                    let why = "this server does not listen for TLS: start it with tls-port";
-                    return Err(failed(name, &why));
-                };
-                let (_, settings) = secured.get_or_insert_with(|| (tls, tls.settings()));
-                (parameter.set)(settings, value).map_err(|why| failed(name, &why))?;
-            }
-        }
+    let pairs = std::iter::from_fn(|| Some((args.next()?, args.next()?)));
+    let changes = Changes::judge(shared, one, pairs)?;
+    if changes.reads_files() && !exec.may_block {
+        return Ok(Flow::Aside(Aside::Waits));
     }
-    let says_who = seen
-        .iter()
-        .find(|name| name.starts_with("tls-") || **name == REQUIREPASS)
-        .copied();
-    if let (Some(name), Some(tls)) = (says_who, &shared.tls) {
-        let auth_clients = match &secured {
-            Some((_, settings)) => settings.auth_clients,
-            None => tls.settings().auth_clients,
-        };
-        if !has_password && auth_clients != AuthClients::Yes && !tls.may_be_open {
-            return Err(failed(name, &OPEN_TO_NETWORK));
-        }
-    }
-    if let Some((tls, settings)) = secured {
-        if !exec.may_block {
-            // Files are read.
-            return Ok(Flow::Aside(Aside::Waits));
-        }
-        let name = says_who.unwrap_or_default();
-        let prepared = tls.prepare(settings).map_err(|problem| {
-            tracing::warn!(%problem, "new connections go on with the TLS settings that were in force");
-            failed(name, &problem)
-        })?;
-        tls.install(prepared);
-        tracing::info!("new connections use the files of TLS as they were read now");
-    }
-    for change in changes {
-        change(exec.shared, exec.session);
-    }
-    if says_who.is_some() {
-        let client = exec.session.client.addr;
-        tracing::warn!(%client, parameters = ?seen, "CONFIG SET: who is let in may have changed");
+    let session = &mut *exec.session;
+    let names = changes.make(&session.client.addr)?;
+    if names.contains(&ACK) && !session.ack_chosen {
+        session.ack = shared.settings.ack();
     }
     exec.reply.ok();
     Ok(Flow::Next)
 }
 
-const REQUIREPASS: &str = "requirepass";
-const OPEN_TO_NETWORK: &str = "this would let in every client of other machines: keep a password, or \
-                               tls-auth-clients yes, or start the server with open-to-network";
-
-fn failed(name: &str, why: &dyn std::fmt::Display) -> Failure {
-    format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}").into()
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        match refusal {
+            Refusal::Unknown(name) => {
+                let start = b"ERR Unknown option or number of arguments for CONFIG SET - '";
+                Failure::Bytes([start, &*name, b"'"].concat())
+            }
+            Refusal::Value { name, why } => {
+                format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {why}").into()
+            }
+        }
+    }
 }
 
 fn resetstat(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {

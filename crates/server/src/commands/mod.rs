@@ -3,6 +3,7 @@
 
 mod bitfields;
 mod bitmaps;
+mod changes;
 mod client;
 mod cluster;
 mod command;
@@ -41,6 +42,7 @@ use crate::exec::{Exec, Flow, Noted, Outcome};
 use crate::failure::{Failure, text};
 use crate::session::Session;
 
+pub(crate) use changes::Changes;
 pub(crate) use info::describe;
 pub(crate) use keyspace::Search;
 use row::Command;

@@ -9,7 +9,7 @@ use crate::auth::{PASSWORD_LEN_MAX, Password};
 use crate::config::{Ack, parse_bytes};
 use crate::data::keyspace::DATABASES;
 use crate::process;
-use crate::session::{Session, Shared};
+use crate::session::Shared;
 
 type Text = Cow<'static, str>;
 
@@ -24,8 +24,12 @@ pub(super) struct Parameter {
 /// The largest `slowlog-max-len`: about half a gigabyte if every entry has its maximal size.
 const SLOW_LOG_LEN_MAX: i64 = 100_000;
 
+/// The level of acknowledgement, which the connection that sets it takes for itself too.
+pub(super) const ACK: &str = "ack";
+pub(super) const REQUIREPASS: &str = "requirepass";
+
 type Setter = fn(&Shared, &[u8]) -> Result<Change, Text>;
-type Change = Box<dyn FnOnce(&Shared, &mut Session)>;
+pub(super) type Change = Box<dyn FnOnce(&Shared)>;
 
 fn number(shared_value: impl Into<u64>) -> Text {
     shared_value.into().to_string().into()
@@ -33,7 +37,7 @@ fn number(shared_value: impl Into<u64>) -> Text {
 
 pub(super) const PARAMETERS: &[Parameter] = &[
     Parameter {
-        name: "ack",
+        name: ACK,
         get: |s| s.settings.ack().name().into(),
         set: Some(set_ack),
     },
@@ -52,7 +56,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         get: |s| number(s.settings.authentication_timeout_s()),
         set: Some(|_, value| {
             let seconds = integer_between(value, 0, i32::MAX.into())?.unsigned_abs();
-            Ok(Box::new(move |shared, _| {
+            Ok(Box::new(move |shared| {
                 shared.settings.set_authentication_timeout_s(seconds)
             }))
         }),
@@ -78,7 +82,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         get: |s| number(s.settings.request_len_max() as u64),
         set: Some(|_, value| {
             let bytes = memory_between(value, 1024 * 1024, i64::MAX)?;
-            Ok(Box::new(move |shared, _| {
+            Ok(Box::new(move |shared| {
                 shared.settings.set_request_len_max(to_usize(bytes))
             }))
         }),
@@ -125,7 +129,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
                 )
                 .into());
             }
-            Ok(Box::new(move |shared, _| {
+            Ok(Box::new(move |shared| {
                 shared.settings.set_clients_max(to_usize(clients))
             }))
         }),
@@ -140,7 +144,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         get: |s| number(s.settings.in_flight_bytes_max() as u64),
         set: Some(|_, value| {
             let bytes = memory_between(value, 1024 * 1024, i64::MAX)?;
-            Ok(Box::new(move |shared, _| {
+            Ok(Box::new(move |shared| {
                 shared.settings.set_in_flight_bytes_max(to_usize(bytes))
             }))
         }),
@@ -161,7 +165,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         set: Some(set_bulk_len),
     },
     Parameter {
-        name: "requirepass",
+        name: REQUIREPASS,
         get: requirepass,
         set: Some(set_requirepass),
     },
@@ -175,7 +179,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         get: |s| s.settings.slow_us().to_string().into(),
         set: Some(|_, value| {
             let us = integer_between(value, -1, i64::MAX)?;
-            Ok(Box::new(move |shared, _| shared.settings.set_slow_us(us)))
+            Ok(Box::new(move |shared| shared.settings.set_slow_us(us)))
         }),
     },
     Parameter {
@@ -183,7 +187,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         get: |s| number(s.settings.slow_log_len_max() as u64),
         set: Some(|_, value| {
             let len = integer_between(value, 0, SLOW_LOG_LEN_MAX)?;
-            Ok(Box::new(move |shared, _| {
+            Ok(Box::new(move |shared| {
                 shared.settings.set_slow_log_len_max(to_usize(len))
             }))
         }),
@@ -193,7 +197,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         get: |s| number(s.settings.tcp_keepalive_s()),
         set: Some(|_, value| {
             let seconds = integer_between(value, 0, i32::MAX.into())?.unsigned_abs();
-            Ok(Box::new(move |shared, _| {
+            Ok(Box::new(move |shared| {
                 shared.settings.set_tcp_keepalive_s(seconds)
             }))
         }),
@@ -208,7 +212,7 @@ pub(super) const PARAMETERS: &[Parameter] = &[
         get: |s| number(s.settings.idle_timeout_s()),
         set: Some(|_, value| {
             let seconds = integer_between(value, 0, i32::MAX.into())?.unsigned_abs();
-            Ok(Box::new(move |shared, _| {
+            Ok(Box::new(move |shared| {
                 shared.settings.set_idle_timeout_s(seconds)
             }))
         }),
@@ -260,7 +264,7 @@ fn set_loglevel(shared: &Shared, value: &[u8]) -> Result<Change, Text> {
         .find(|(name, _)| value.eq_ignore_ascii_case(name.as_bytes()));
     let &(_, level) =
         known.ok_or("argument(s) must be one of the following: debug, verbose, notice, warning, error")?;
-    Ok(Box::new(move |shared, _| {
+    Ok(Box::new(move |shared| {
         if let Some(verbosity) = &shared.verbosity
             && let Err(error) = verbosity.set_level(level)
         {
@@ -302,7 +306,7 @@ fn set_bulk_len(shared: &Shared, value: &[u8]) -> Result<Change, Text> {
             format!("argument must be at most {most}, half of the log's ring less room for keys").into(),
         );
     }
-    Ok(Box::new(move |shared, _| shared.settings.set_bulk_len_max(bytes)))
+    Ok(Box::new(move |shared| shared.settings.set_bulk_len_max(bytes)))
 }
 
 fn set_ack(_: &Shared, value: &[u8]) -> Result<Change, Text> {
@@ -310,12 +314,7 @@ fn set_ack(_: &Shared, value: &[u8]) -> Result<Change, Text> {
         .ok()
         .and_then(|word| Ack::from_str(word).ok());
     let ack = ack.ok_or("argument(s) must be one of the following: disk, process, buffered")?;
-    Ok(Box::new(move |shared, session| {
-        shared.settings.set_ack(ack);
-        if !session.ack_chosen {
-            session.ack = ack;
-        }
-    }))
+    Ok(Box::new(move |shared| shared.settings.set_ack(ack)))
 }
 
 fn set_requirepass(_: &Shared, value: &[u8]) -> Result<Change, Text> {
@@ -323,12 +322,12 @@ fn set_requirepass(_: &Shared, value: &[u8]) -> Result<Change, Text> {
         return Err(format!("argument must be at most {PASSWORD_LEN_MAX} bytes long").into());
     }
     let password = (!value.is_empty()).then(|| Password::new(value));
-    Ok(Box::new(move |shared, _| shared.settings.set_password(password)))
+    Ok(Box::new(move |shared| shared.settings.set_password(password)))
 }
 
 fn set_output_limit(_: &Shared, value: &[u8]) -> Result<Change, Text> {
     let normal = output_limit(value)?;
-    Ok(Box::new(move |shared, _| {
+    Ok(Box::new(move |shared| {
         if let Some(hard) = normal {
             shared.settings.set_output_bytes_max(to_usize(hard));
         }

@@ -169,6 +169,18 @@ const _: () = {
     }
 };
 
+/// Commands for scripts in Redis. Clients send them unasked, as for locks.
+const SCRIPTS: [&[u8]; 7] = [
+    b"EVAL",
+    b"EVALSHA",
+    b"EVAL_RO",
+    b"EVALSHA_RO",
+    b"SCRIPT",
+    b"FCALL",
+    b"FCALL_RO",
+];
+const NO_SCRIPTS: &[u8] = b"(this server runs no scripts: docs/server.md says what works without)";
+
 fn unknown(request: Request<'_>) -> Failure {
     let mut args = Vec::new();
     for arg in request.iter().skip(1) {
@@ -191,6 +203,10 @@ fn unknown(request: Request<'_>) -> Failure {
     );
     line.extend_from_slice(b"', with args beginning with: ");
     line.extend_from_slice(&args);
+    let name = request.get(0).unwrap_or_default();
+    if SCRIPTS.iter().any(|script| name.eq_ignore_ascii_case(script)) {
+        line.extend_from_slice(NO_SCRIPTS);
+    }
     Failure::Bytes(line)
 }
 

@@ -54,6 +54,9 @@ pub(crate) fn run(shared: &Shared, mut session: Session, stop: &Stop) {
     let mut pause = INTERVAL;
     while !stop.wait(pause) {
         pause = INTERVAL;
+        if shared.client_pause.is_on() {
+            continue;
+        }
         // Read before the databases, so that a database which is exchanged from here on is fetched
         // again under the lock.
         let generation = shared.store.generation();

@@ -256,9 +256,13 @@ impl Exec<'_> {
         Ok(())
     }
 
-    /// Removes a key if it has expired; returns whether it had.
+    /// Removes a key if it has expired; returns whether it had. Refused during a client pause, also
+    /// one that began while this waited for the lock.
     pub(crate) fn expire(&mut self, key: &[u8]) -> Result<bool, Failure> {
         let _lock = self.lock(key)?;
+        if self.shared.client_pause.is_on() {
+            return Err(PAUSED.into());
+        }
         let prior = self.prior(key)?;
         if prior.stored.is_none() || prior.is_live {
             return Ok(false);
@@ -281,6 +285,9 @@ impl Exec<'_> {
         }
     }
 }
+
+/// Why an expired key is not removed now. No client sees it.
+pub(crate) const PAUSED: &str = "ERR clients are paused";
 
 const NOT_PREPARED: &str = "ERR internal error: the database was not prepared";
 

@@ -26,6 +26,7 @@ use crate::exec_batch::{Database, Pending, StoreTransaction};
 use crate::failure::Failure;
 use crate::session::{Session, Shared};
 
+pub(crate) use changes::PAUSED;
 pub(crate) use transaction::Transaction;
 
 /// One command under way.

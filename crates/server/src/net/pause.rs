@@ -80,6 +80,12 @@ impl ClientPause {
         !self.is_set.load(Ordering::Acquire)
     }
 
+    /// Whether a pause is in force, of writes or of everything. Nothing is removed then, expired keys
+    /// neither, as in Redis.
+    pub(crate) fn is_on(&self) -> bool {
+        !self.is_off() && self.delays(true)
+    }
+
     /// How many commands wait.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)

@@ -24,6 +24,7 @@ use crate::error::ServerError;
 use crate::metrics;
 use crate::net::clients::{Client, Clients};
 use crate::net::connection;
+use crate::net::live::LiveSettings;
 use crate::net::pause::ClientPause;
 use crate::net::pressure::Pressure;
 use crate::net::threads::{BLOCKING, Handle};
@@ -273,6 +274,14 @@ impl Server {
             .and_then(|listener| listener.local_addr().ok())
     }
 
+    /// What changes its settings while it runs.
+    #[must_use]
+    pub fn settings(&self) -> LiveSettings {
+        LiveSettings {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
     /// Serves until `shutdown` completes or a client sends `SHUTDOWN`. Then it stops accepting
     /// connections, finishes the requests that were read, sends their replies, and closes the
     /// engine. Blocks the calling thread, which must not be one of a runtime.
@@ -352,8 +361,8 @@ pub async fn termination() {
     }
 }
 
-/// Ignores SIGHUP from now on, until the process ends: closing a terminal does not end the server.
-/// What can be reloaded is by `CONFIG SET`, so the signal has no other use; Redis ignores it too.
+/// Ignores SIGHUP from now on, until the process ends: closing a terminal does not end the server. Who
+/// wants to [reload](LiveSettings::reload) settings by it listens for it besides.
 ///
 /// # Errors
 /// The system does not let the process catch the signal.

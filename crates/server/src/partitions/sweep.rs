@@ -13,6 +13,7 @@ use crate::cluster::{Partition, Refused, SLOTS, StoredRow, Walked};
 use crate::data::records::{self, KEPT_MS, Record, RecordCount, RecordName};
 use crate::data::sweep::{INTERVAL, Stop};
 use crate::data::value::{self, EXPIRY};
+use crate::exec::PAUSED;
 use crate::partitions::Partitions;
 use crate::partitions::transaction::DATABASE;
 use crate::partitions::walk::led;
@@ -35,7 +36,7 @@ pub(crate) fn run(shared: &Shared, partitions: &Partitions, stop: &Stop) {
     let mut sweeper = Sweeper::default();
     let mut pause = INTERVAL;
     while !stop.wait(pause) {
-        let more = sweeper.sweep(shared, partitions);
+        let more = !shared.client_pause.is_on() && sweeper.sweep(shared, partitions);
         pause = if more { MORE } else { INTERVAL };
     }
 }
@@ -223,6 +224,9 @@ fn remove(
     locked.sort_unstable();
     locked.dedup();
     let mut evaluation = partition.begin(slot, &locked, ROW_WAIT)?;
+    if shared.client_pause.is_on() {
+        return Err(Refused::Text(PAUSED.to_owned()));
+    }
     let (mut changes, mut keys, mut expired) = (Vec::new(), 0, 0);
     for (((expiry_ms, key), row), entry) in due.iter().zip(&rows).zip(&entries) {
         let stored = evaluation.get(row)?;

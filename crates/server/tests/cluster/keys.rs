@@ -226,6 +226,25 @@ fn expired_keys_are_absent_at_once_and_swept_with_their_index() {
 }
 
 #[test]
+fn a_pause_of_clients_sweeps_nothing() {
+    let node = node(4);
+    let mut client = node.client();
+    client.send(&pipeline(&["SET k 1 PX 1000", "CLIENT PAUSE 1000000 WRITE"]));
+    assert_eq!(
+        (&*reply(&mut client), &*reply(&mut client)),
+        ("+OK\r\n", "+OK\r\n")
+    );
+    until(&mut client, "GET k", "$-1\r\n");
+    // As long as several sweeps take.
+    for _ in 0..50 {
+        assert_eq!(node.fake.checked_counts(), (1, 1));
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    client.line("CLIENT UNPAUSE");
+    wait_for("it is removed", || node.fake.checked_counts() == (0, 0));
+}
+
+#[test]
 fn a_write_that_finds_an_expired_key_counts_it_once() {
     let node = node(1);
     let mut client = node.client();

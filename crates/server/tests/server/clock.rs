@@ -101,6 +101,34 @@ fn a_key_that_was_found_expired_stays_gone_when_the_clock_is_stepped_back() {
     assert_eq!(entries(&server), 0);
 }
 
+/// As Redis: the keys are gone for readers, and counted, until the pause is over.
+#[test]
+fn a_pause_of_clients_removes_no_expired_key() {
+    const KEYS: usize = 20;
+    let clock = Stepped::new();
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), with_clock(&clock));
+    let mut client = server.client();
+    for i in 0..KEYS {
+        client.line(&format!("SET k{i} v PX 1000"));
+    }
+    client.line("CLIENT PAUSE 1000000 WRITE");
+    clock.set(START_MS + 1_001);
+    for i in 0..KEYS {
+        assert_eq!(client.line(&format!("GET k{i}")), "$-1\r\n");
+    }
+    assert_eq!(client.line("SCAN 0 COUNT 1000"), "*2\r\n$1\r\n0\r\n*0\r\n");
+    // As long as several sweeps take.
+    for _ in 0..50 {
+        assert_eq!(client.line("DBSIZE"), format!(":{KEYS}\r\n"));
+        assert_eq!(entries(&server), 2 * KEYS, "keys and index entries");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    client.line("CLIENT UNPAUSE");
+    until(&mut client, "DBSIZE", ":0\r\n");
+    assert_eq!(entries(&server), 0);
+}
+
 #[test]
 fn steps_that_stay_before_an_expiry_expire_nothing_and_a_step_back_lengthens_lives() {
     const KEYS: usize = 300;

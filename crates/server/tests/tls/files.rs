@@ -166,10 +166,7 @@ fn off_loopback_plain_has_to_be_asked_for_and_tls_needs_a_password_or_certificat
     };
     says(
         &start(plain.clone()).unwrap_err().to_string(),
-        &[
-            "is not encrypted, passwords too: expected TLS",
-            "open to the network",
-        ],
+        &["is not encrypted, passwords too: expected TLS", "open-to-network"],
     );
     for good in [
         ServerConfig {

@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::ensure;
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
 
+use crate::args::ServeArgs;
 pub(crate) use bench::{
     BenchArgs, BenchCommand, BesideBenchArgs, CommitBenchArgs, CommitEnd, FamiliesBenchArgs, FrontBenchArgs,
     IsolationLevel, LocksBenchArgs, LogBenchArgs, OrdersBenchArgs, SetBenchArgs, TransactionKind,
@@ -49,6 +50,13 @@ pub(crate) enum LabCommand {
         #[arg(long)]
         rings: Option<PathBuf>,
     },
+    /// `serve` with a store of other sizes, for `torture`.
+    #[command(name = SERVED, hide = true)]
+    Served {
+        sizes: Sizes,
+        #[command(flatten)]
+        args: Box<ServeArgs>,
+    },
     /// Becomes another program, which ends when the process that started it does.
     #[command(name = LEASHED, hide = true)]
     Leashed {
@@ -68,6 +76,17 @@ pub(crate) enum LabCommand {
     },
 }
 
+/// How large the memtables, tables and segments of a server under test are.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Sizes {
+    /// So small that they are replaced all the time.
+    Small,
+    /// So small that a minute sees many.
+    Moderate,
+}
+
+/// The hidden command by which `torture` starts `serve` with [`Sizes`].
+pub(crate) const SERVED: &str = "torture-served";
 /// The hidden command that `torture kill` and the tour start as a process of its own.
 pub(crate) const WRITER: &str = "torture-writer";
 /// The hidden command that `torture power` starts servers by.

@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::lab::args::LEASHED;
+use crate::lab::args::{LEASHED, SERVED};
 
 /// How long a server may take to open its store.
 const OPENING: Duration = Duration::from_secs(120);
@@ -67,9 +67,17 @@ pub(crate) enum Start {
 
 /// The arguments of a server on a store: any port, and a configuration file for the rest.
 pub(crate) fn arguments(store: &Path, config: &Path, more: &[&str]) -> Vec<OsString> {
-    let mut arguments: Vec<OsString> = ["serve", "--log-level", "warn", "--listen", "127.0.0.1:0", "--dir"]
-        .map(OsString::from)
-        .into();
+    by(&["serve"], store, config, more)
+}
+
+/// Likewise, with memtables, tables and segments of which a minute sees many.
+pub(crate) fn moderate(store: &Path, config: &Path) -> Vec<OsString> {
+    by(&[SERVED, "moderate"], store, config, &[])
+}
+
+fn by(command: &[&str], store: &Path, config: &Path, more: &[&str]) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = command.iter().map(OsString::from).collect();
+    arguments.extend(["--log-level", "warn", "--listen", "127.0.0.1:0", "--dir"].map(OsString::from));
     arguments.push(store.into());
     arguments.push("--config".into());
     arguments.push(config.into());

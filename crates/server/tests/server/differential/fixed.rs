@@ -3,7 +3,7 @@
 use collie_server::ServerConfig;
 
 use super::{limit_like, redis};
-use crate::support::{Client, config, start};
+use crate::support::{Client, config, field, start, wait_for};
 
 #[test]
 fn fixed_commands_and_broken_ones_are_answered_as_redis_answers_them() {
@@ -327,5 +327,41 @@ fn compare(config: ServerConfig) {
     let half = "x".repeat(600_000);
     for args in [["APPEND", "big", &half], ["APPEND", "big", &half]] {
         assert_eq!(ours.call(&args), theirs.call(&args));
+    }
+}
+
+#[test]
+fn a_pause_keeps_expired_keys_as_redis_does() {
+    let Some(redis) = redis() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), config());
+    let (mut ours, mut theirs) = (server.client(), Client::connect(redis.addr));
+    for client in [&mut ours, &mut theirs] {
+        client.line("SET stays 1");
+        client.line("SET goes 1 PX 50");
+        assert_eq!(client.line("CLIENT PAUSE 100000 WRITE"), "+OK\r\n");
+        wait_for("it has expired", || client.line("GET goes") == "$-1\r\n");
+    }
+    for line in [
+        "EXISTS goes",
+        "TTL goes",
+        "TYPE goes",
+        "STRLEN goes",
+        "MGET goes stays",
+        "TOUCH goes",
+        "OBJECT ENCODING goes",
+        "DBSIZE",
+        "KEYS *",
+        "SCAN 0",
+        "RANDOMKEY",
+        "DBSIZE",
+    ] {
+        assert_eq!(ours.line(line), theirs.line(line), "{line}");
+    }
+    for client in [&mut ours, &mut theirs] {
+        assert_eq!(field(client, "stats", "expired_keys"), "0");
+        assert_eq!(client.line("CLIENT UNPAUSE"), "+OK\r\n");
+        assert_eq!(client.line("SET goes 2 NX"), "+OK\r\n");
+        assert_eq!(client.line("DBSIZE"), ":2\r\n");
     }
 }

@@ -17,7 +17,7 @@ use anyhow::Context;
 use collie_sim::Rng;
 use serde::Serialize;
 
-use super::served::{Served, arguments};
+use super::served::{Served, moderate};
 use super::soak::sizes;
 use crate::Outcome;
 use crate::lab::args::{HostileArgs, HostilePart};
@@ -52,7 +52,7 @@ struct Report {
 
 impl Stage {
     fn arguments(&self, store: &Path) -> Vec<OsString> {
-        arguments(store, &self.config, &["--moderate"])
+        moderate(store, &self.config)
     }
 
     /// Has a server end in order.

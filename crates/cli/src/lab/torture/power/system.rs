@@ -12,7 +12,7 @@ use collie_sim::faultfs::FaultFs;
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::lab::args::LEASHED;
+use crate::lab::args::{LEASHED, SERVED};
 use crate::lab::torture::ports;
 use crate::resp::{Client, Reply};
 
@@ -84,7 +84,7 @@ impl Setup {
             System::Collie => {
                 let config = self.config.display();
                 let text =
-                    format!("serve --small --log-level warn --listen 127.0.0.1:{port} --config {config}");
+                    format!("{SERVED} small --log-level warn --listen 127.0.0.1:{port} --config {config}");
                 ("/proc/self/exe", words(&text))
             }
             System::Redis => {

@@ -16,7 +16,7 @@ use anyhow::Context;
 use collie_io::{Clock, Nanos, RealClock};
 use collie_sim::Rng;
 
-use super::served::{Served, arguments};
+use super::served::{Served, moderate};
 use crate::Outcome;
 use crate::lab::args::SoakArgs;
 use crate::lab::figures;
@@ -71,7 +71,7 @@ struct Soak {
 
 impl Soak {
     fn start(&self) -> anyhow::Result<Served> {
-        Served::start(&[], &arguments(&self.store, &self.config, &["--moderate"]))
+        Served::start(&[], &moderate(&self.store, &self.config))
     }
 
     fn run(&mut self, board: &Board, life: Duration) -> anyhow::Result<()> {

@@ -32,7 +32,11 @@ pub(super) fn up(args: &UpArgs) -> anyhow::Result<Outcome> {
     for place in &places {
         // Whatever listens at its address may be another program: a node of this directory has its lock.
         if !place.is_in_use() {
-            started.push((place, place.start(&how(place, &local)?)?));
+            let mut how = how(place, &local)?;
+            if let Some(limit) = args.log_limit {
+                how.extend(["--log-limit".into(), limit.to_string().into()]);
+            }
+            started.push((place, place.start(&how)?));
         }
     }
     wait_until_served(&places, &mut started, &bar)?;

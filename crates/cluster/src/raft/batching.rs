@@ -183,7 +183,11 @@ mod tests {
         (0..20).for_each(|_| _ = submit(&commands, b"a", 150));
         let entries: Vec<_> = std::iter::from_fn(|| batches.next()).collect();
         let bytes = entries.iter().map(|batch| batch.payload().len() + 1);
-        assert!(bytes.clone().all(|bytes| bytes <= LARGEST), "{:?}", bytes.collect::<Vec<_>>());
+        assert!(
+            bytes.clone().all(|bytes| bytes <= LARGEST),
+            "{:?}",
+            bytes.collect::<Vec<_>>()
+        );
         assert!(entries.len() < 8, "{} entries", entries.len());
     }
 }

@@ -87,13 +87,7 @@ impl Partition for Slots {
         let running = running.map_err(|error| text_of(error.into()))?;
         let within = options.times.command;
         let clock_ms = options.clock.wall_ms();
-        match Command::begin(
-            Arc::clone(&running),
-            within,
-            clock_ms,
-            (slot, rows),
-            patience,
-        ) {
+        match Command::begin(Arc::clone(&running), within, clock_ms, (slot, rows), patience) {
             Ok(command) => Ok(Box::new(command)),
             Err(error) => Err(refused(&running, error)),
         }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::{self, FuturesUnordered};
+use openraft::ReadPolicy;
 use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
-use openraft::ReadPolicy;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 

@@ -251,7 +251,11 @@ mod tests {
         }
         for lsn in [0, 40, 80, 10_000] {
             let below = plain.iter().rev().find(|(_, (at, _))| *at < lsn);
-            assert_eq!(index.last_below(lsn), below.map(|(at, _)| *at), "{lsn}: {index:?}");
+            assert_eq!(
+                index.last_below(lsn),
+                below.map(|(at, _)| *at),
+                "{lsn}: {index:?}"
+            );
         }
         for (first, end) in [(0, 5), (3, 9), (7, 30), (20, 20)] {
             let covers = (first..end).all(|at| plain.contains_key(&at));

@@ -276,7 +276,8 @@ impl NodeStore {
         }
         for (disk, logs) in on_disk {
             let limit = self.options.private.limit_in(&self.logs_dir(disk));
-            logs.iter().for_each(|log| log.set_limit(share(limit, logs.len())));
+            logs.iter()
+                .for_each(|log| log.set_limit(share(limit, logs.len())));
         }
     }
 

@@ -10,8 +10,10 @@ use crate::store::node_log::NodeLog;
 use crate::store::replica_log::ReplicaLog;
 
 /// A replica whose entries take no more in the log is appended anew at its end; of one with more,
-/// only what is no entry.
+/// only what is no entry. And no more than its part of so large a part of the limit: what all replicas
+/// have together would otherwise be appended anew again and again, and fill the log with itself.
 const REWRITE_BYTES: u64 = 1 << 20;
+const REWRITTEN_OF_LIMIT: u64 = 8;
 /// A log with fewer segments than this has hardly any to let go of: little room on its disk is no
 /// reason then to make it shorter.
 const SEGMENTS_MIN: u64 = 4;
@@ -92,9 +94,11 @@ impl NodeLog {
         }
         self.shared.limit.set_crowded(self.is_crowded());
         let cuts = self.shared.cuts();
+        let each = self.shared.limit.bytes() / REWRITTEN_OF_LIMIT / replicas.len().max(1) as u64;
+        let most = each.min(REWRITE_BYTES);
         for replica in &replicas {
             replica.want_purge_below(cuts.soft);
-            match self.relieve(replica, cuts.hard, flush).await {
+            match self.relieve(replica, (cuts.hard, most), flush).await {
                 // Others may let go without an append.
                 Err(full) if full.is_no_room() => {}
                 done => gone_is_done(done)?,
@@ -117,18 +121,19 @@ impl NodeLog {
         room.is_some_and(|(size, free)| free < options.free_min.min(size / 4))
     }
 
-    /// Makes a replica hold nothing below `mark`, if that is possible here.
+    /// Makes a replica hold nothing below `mark`, if that is possible here; of one whose entries have at
+    /// most so many bytes, they are appended anew.
     async fn relieve(
         &self,
         replica: &ReplicaLog,
-        mark: u64,
+        (mark, most): (u64, u64),
         flush: &(dyn Fn(ReplicaId) + Sync),
     ) -> Result<(), StoreError> {
         let (bytes, pinned) = replica.weight();
         if pinned >= mark {
             return Ok(());
         }
-        let few = bytes <= REWRITE_BYTES;
+        let few = bytes <= most;
         // Until it is appended.
         let _room = few.then(|| self.shared.reserve(bytes)).transpose()?;
         if !few {

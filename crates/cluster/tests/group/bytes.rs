@@ -88,8 +88,12 @@ impl Case {
         };
         let cluster = Arc::new(Cluster::adjusted(simulated, move |options| self.adjust(options)));
         begin(&cluster, self.partitions);
-        // The leaders are among the others.
-        let other = &cluster.places[0];
+        // Before all know their group, the first node is needed.
+        for partition in 0..self.partitions {
+            cluster.runtime.block_on(write(&cluster, partition, 0, 1));
+        }
+        self.settled(&cluster);
+        let other = &cluster.places[2];
         let gate = match self.away {
             Away::None => None,
             Away::Dead => {
@@ -114,7 +118,11 @@ impl Case {
             Layout::Private => self.partitions.min(WRITTEN),
             _ => self.partitions,
         };
-        let logs = if self.layout == Layout::Private { partitions } else { 1 };
+        let logs = if self.layout == Layout::Private {
+            partitions
+        } else {
+            1
+        };
         let count = (times * logs * self.limit()).div_ceil(self.bytes as u64 + 50);
         let next = Arc::new(AtomicU64::new(0));
         let clients = (0..self.clients()).map(|_| {
@@ -143,13 +151,16 @@ impl Case {
     /// All replicas have the same, and no log is longer than it may be.
     fn settled(self, cluster: &Cluster) {
         for partition in 0..self.partitions {
-            cluster.until(&format!("{self:?}: a partition {partition} that is everywhere the same"), || {
-                let replicas = cluster.places.iter().map(|place| replica(place, partition));
-                let states = replicas.map(|replica| replica?.state().ok());
-                let applied: Option<Vec<_>> = states.map(|state| Some(state?.applied?.index)).collect();
-                let applied = applied?;
-                applied.iter().all(|index| *index == applied[0]).then_some(())
-            });
+            cluster.until(
+                &format!("{self:?}: a partition {partition} that is everywhere the same"),
+                || {
+                    let replicas = cluster.places.iter().map(|place| replica(place, partition));
+                    let states = replicas.map(|replica| replica?.state().ok());
+                    let applied: Option<Vec<_>> = states.map(|state| Some(state?.applied?.index)).collect();
+                    let applied = applied?;
+                    applied.iter().all(|index| *index == applied[0]).then_some(())
+                },
+            );
         }
         cluster.until(&format!("{self:?}: short logs"), || {
             let all = cluster.places.iter().flat_map(stats);
@@ -179,9 +190,8 @@ fn begin(cluster: &Cluster, partitions: u64) {
         };
         let members: BTreeMap<_, _> = cluster.places.iter().map(member).collect();
         for place in cluster.places.iter().rev() {
-            let begun = place.with(|node, runtime| {
-                runtime.block_on(node.bootstrap(1_000 + partition, members.clone()))
-            });
+            let begun = place
+                .with(|node, runtime| runtime.block_on(node.bootstrap(1_000 + partition, members.clone())));
             begun.unwrap().unwrap();
         }
     }
@@ -305,7 +315,10 @@ fn a_full_log_takes_what_removes_and_says_who_holds_it() {
         family.max_write_buffers = 4;
     }));
     let full = collie_sim::Fault::new(collie_sim::FaultKind::NoSpace).on("MANIFEST");
-    cluster.places.iter().for_each(|place| place.device.inject(full.clone()));
+    cluster
+        .places
+        .iter()
+        .for_each(|place| place.device.inject(full.clone()));
     let run = |command: &dyn Fn() -> Executed<()>| {
         let leader = cluster.leader(|_| true).replica().unwrap();
         let (changes, ()) = command().unwrap();
@@ -322,12 +335,20 @@ fn a_full_log_takes_what_removes_and_says_who_holds_it() {
         }
     });
     let text = refused.to_string();
-    assert!(text.starts_with("BUSY log full (") && text.contains("entries that its tables do not have"), "{text}");
+    assert!(
+        text.starts_with("BUSY log full (") && text.contains("entries that its tables do not have"),
+        "{text}"
+    );
     let leader = cluster.leader(|_| true);
     let problem = leader.replica().unwrap().problem().unwrap();
-    assert!(problem.contains("holds") && problem.contains("its tables do not have"), "{problem}");
+    assert!(
+        problem.contains("holds") && problem.contains("its tables do not have"),
+        "{problem}"
+    );
     for n in 0..ROWS {
-        let taken = cluster.runtime.block_on(leader.replica().unwrap().execute(remove(row(n))));
+        let taken = cluster
+            .runtime
+            .block_on(leader.replica().unwrap().execute(remove(row(n))));
         assert!(matches!(taken, Ok(Answer::Reply(()))), "{taken:?}");
     }
     cluster.places.iter().for_each(|place| place.device.heal());

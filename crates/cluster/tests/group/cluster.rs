@@ -329,12 +329,7 @@ impl Cluster {
         Self::start(Box::new(|_| {}), limits, ca, simulated)
     }
 
-    fn start(
-        adjust: Adjust,
-        limits: GroupLimits,
-        ca: Option<&Authority>,
-        simulated: Simulated,
-    ) -> Self {
+    fn start(adjust: Adjust, limits: GroupLimits, ca: Option<&Authority>, simulated: Simulated) -> Self {
         let place = |(index, address): (usize, SocketAddr)| Place {
             id: index as u64 + 1,
             address,

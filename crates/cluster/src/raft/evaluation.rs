@@ -140,8 +140,10 @@ fn settling(running: &Running, submitted: Submitted, deadline: Instant) -> Settl
 
 /// Why a command cannot go on. One that is to wait is woken when it may begin.
 pub(super) fn refused(running: &Running, error: CommandError) -> Refused {
+    // What waits for the log is woken by who watches its room.
+    let waits_for_log = matches!(error, CommandError::Log(_));
     let refused = text_of(error);
-    if refused == Refused::NotNow {
+    if refused == Refused::NotNow && !waits_for_log {
         running.commands.refused();
     }
     refused

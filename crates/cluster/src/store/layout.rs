@@ -443,3 +443,50 @@ fn io(op: &'static str, path: &Path, error: std::io::Error) -> StoreError {
         source: Arc::new(error),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use collie_log::{LogOptions, RingMode};
+
+    #[tokio::test]
+    async fn private_logs_of_a_disk_share_its_limit_and_threads() {
+        const LIMIT: u64 = 256 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let small = NodeLogOptions {
+            log: LogOptions {
+                ring: RingMode::Private,
+                ring_bytes: 64 << 10,
+                segment_bytes: 64 << 10,
+                reserve_bytes: Some(0),
+                ..LogOptions::default()
+            },
+            log_limit: Some(LIMIT),
+            ..NodeLogOptions::default()
+        };
+        let options = NodeStoreOptions {
+            disks: vec![dir.path().to_owned()],
+            layout: Layout::Private,
+            shared: small.clone(),
+            private: small,
+            ..NodeStoreOptions::default()
+        };
+        let handle = tokio::runtime::Handle::current();
+        let run = move |log: &NodeLog| drop(handle.spawn(log.run()));
+        let store = NodeStore::open(options, Box::new(run)).unwrap();
+        for replica in 1..=4 {
+            store.create(replica, replica, 0).await.unwrap();
+        }
+        let limits = || {
+            let logs = store.logs().into_iter().skip(1);
+            logs.map(|log| log.stats().limit).collect::<Vec<_>>()
+        };
+        assert_eq!(limits(), [LIMIT / 4; 4]);
+        let logs = store.logs();
+        let private = logs.iter().skip(1);
+        assert!(private.clone().all(|log| log.shared.options.log.set.is_some()));
+        store.remove(1, 1).await.unwrap();
+        store.remove(2, 2).await.unwrap();
+        assert_eq!(limits(), [LIMIT / 2; 2]);
+    }
+}

@@ -321,6 +321,8 @@ impl ReplicaLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::{EntryId, LeaderId};
+    use crate::store::Entry;
     use collie_sim::SimDevice;
 
     #[test]
@@ -350,5 +352,49 @@ mod tests {
         assert_eq!(share(2 << 30, 16), 128 << 20);
         assert_eq!(share(2 << 30, 1_000), SHARE_LEAST);
         assert_eq!(share(1 << 20, 4), 1 << 20, "a test's");
+    }
+    /// Refused writes cause no flush, so the purge must not wait for one.
+    #[test]
+    fn who_purges_is_woken_by_the_log_and_not_by_flushes_alone() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let mut options = NodeLogOptions {
+                log_limit: Some(1 << 20),
+                ..NodeLogOptions::default()
+            };
+            options.log.device = Arc::new(SimDevice::new(1));
+            options.log.ring = collie_log::RingMode::Private;
+            options.log.ring_bytes = 64 << 10;
+            let log = NodeLog::open("/log", options).unwrap();
+            tokio::spawn(log.run());
+            let replica = log.create(1, 10).await.unwrap();
+            let leader = LeaderId { term: 1, replica: 10 };
+            let mut index = 0;
+            let flushes = std::sync::Mutex::new(0);
+            let mut write = async |bytes: u64| {
+                for _ in 0..bytes / 10_000 {
+                    let id = EntryId { leader, index };
+                    let payload = vec![7; 10_000].into();
+                    replica.append(vec![Entry { id, payload }], |_| {}).await.unwrap();
+                    index += 1;
+                }
+                log.maintain(&|_| *flushes.lock().unwrap() += 1).await.unwrap();
+            };
+            write(50_000).await;
+            assert!(futures_util::poll!(std::pin::pin!(replica.purge_wanted())).is_pending());
+            assert_eq!(replica.dispensable(), (None, None));
+            // More than a sixteenth of the limit, and less than half.
+            write(100_000).await;
+            replica.purge_wanted().await;
+            let (unasked, beyond) = replica.dispensable();
+            assert!(unasked.is_some() && beyond.is_none() && *flushes.lock().unwrap() == 0);
+            write(600_000).await;
+            replica.purge_wanted().await;
+            let (unasked, beyond) = replica.dispensable();
+            assert!(unasked > beyond && beyond.is_some() && *flushes.lock().unwrap() == 1);
+        });
     }
 }

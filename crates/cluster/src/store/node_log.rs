@@ -516,6 +516,25 @@ impl Shared {
         node.directory_end < mark || !node.buried.is_empty()
     }
 
+    /// Lets go of what is kept below the last directory of replicas that damage took frames of. They stay
+    /// quarantined, as each directory says; all others need the room.
+    pub(super) fn let_go_of_damaged(&self) {
+        let mut node = self.node.lock();
+        let mark = node.directory_end;
+        for lost in &mut node.quarantined {
+            if lost.oldest < mark {
+                let (replica, group) = (lost.replica, lost.group);
+                tracing::error!(
+                    replica,
+                    group,
+                    "the log is full, and lets go of what was left of a replica that damage took frames of"
+                );
+                lost.oldest = mark;
+                self.log.retain(&lost.holder(), mark);
+            }
+        }
+    }
+
     /// Appends a directory when there is room.
     pub(super) async fn append_directory_async(&self) -> Result<(), StoreError> {
         loop {

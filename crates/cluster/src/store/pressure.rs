@@ -94,6 +94,9 @@ impl NodeLog {
         }
         self.shared.limit.set_crowded(self.is_crowded());
         let cuts = self.shared.cuts();
+        if self.full().is_some() {
+            self.shared.let_go_of_damaged();
+        }
         let each = self.shared.limit.bytes() / REWRITTEN_OF_LIMIT / replicas.len().max(1) as u64;
         let most = each.min(REWRITE_BYTES);
         for replica in &replicas {

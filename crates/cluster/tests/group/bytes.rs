@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use collie_cluster::proposals::Answer;
 use collie_cluster::{
-    CommandError, Executed, Layout, Member, NodeLogOptions, NodeLogStats, NodeOptions, Replica, Row, Rows,
-    StoreError,
+    CommandError, Executed, Layout, Member, NodeLogOptions, NodeLogStats, NodeOptions, Replica, Retention,
+    Row, Rows, StoreError,
 };
 use collie_log::{LogOptions, RingMode};
 
@@ -355,5 +355,67 @@ fn a_full_log_takes_what_removes_and_says_who_holds_it() {
     cluster.until("writes that are taken again", || {
         let put = || Ok((BTreeMap::from([(row(1), Some(vec![7; 64 << 10]))]), ()));
         matches!(run(&put), Ok(Answer::Reply(()))).then_some(())
+    });
+}
+
+/// Of other options than those that ship: raft takes the refusal of an append for the end of a replica.
+#[test]
+fn an_entry_that_no_frame_takes_ends_no_replica() {
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Nothing, |options| {
+        let shared = &mut options.store.shared;
+        shared.retention = Some(Retention {
+            margin: 0,
+            lagging: 0,
+        });
+        shared.log.ring_bytes = 1 << 20;
+        // Half of it is the largest frame.
+        if options.peers.identity.node == 3 {
+            shared.log.ring_bytes = 128 << 10;
+        }
+    }));
+    begin(&cluster, 1);
+    let run = |bytes: usize| cluster.runtime.block_on(write(&cluster, 0, 0, bytes));
+    let small = &cluster.places[2];
+    let lead = |place: &Place| {
+        cluster.until("another leader", || {
+            let leads = |place: &&Place| {
+                let state = replica(place, 0).and_then(|replica| replica.state().ok());
+                state.is_some_and(|state| state.leads)
+            };
+            let leader = cluster.places.iter().find(leads)?;
+            if leader.id == place.id {
+                return Some(());
+            }
+            drop(
+                cluster
+                    .runtime
+                    .block_on(replica(leader, 0)?.transfer_to(id(place.id, 0))),
+            );
+            None
+        });
+    };
+    run(1);
+    lead(small);
+    cluster.until("a refusal for its size", || {
+        let large = replica(small, 0)?.execute(put(row(0), 100 << 10));
+        matches!(
+            cluster.runtime.block_on(large),
+            Err(CommandError::Log(StoreError::TooLarge { .. }))
+        )
+        .then_some(())
+    });
+    lead(&cluster.places[0]);
+    run(100 << 10);
+    let last = |place: &Place| replica(place, 0)?.state().ok()?.applied.map(|id| id.index);
+    // It gets tables, as it cannot have the entry.
+    cluster.until("the same on all nodes", || {
+        for place in &cluster.places {
+            drop(cluster.runtime.block_on(replica(place, 0)?.flush()));
+        }
+        run(1);
+        let found = cluster.places.iter().map(last).collect::<Option<Vec<_>>>()?;
+        let problem = replica(small, 0)?.problem();
+        assert!(problem.is_none(), "{problem:?}");
+        found.iter().all(|index| *index == found[0]).then_some(())
     });
 }

@@ -383,16 +383,20 @@ mod tests {
                 }
                 log.maintain(&|_| *flushes.lock().unwrap() += 1).await.unwrap();
             };
+            let woken = async || {
+                let wanted = tokio::time::timeout(Duration::from_secs(30), replica.purge_wanted());
+                wanted.await.expect("who purges is not woken");
+            };
             write(50_000).await;
             assert!(futures_util::poll!(std::pin::pin!(replica.purge_wanted())).is_pending());
             assert_eq!(replica.dispensable(), (None, None));
             // More than a sixteenth of the limit, and less than half.
             write(100_000).await;
-            replica.purge_wanted().await;
+            woken().await;
             let (unasked, beyond) = replica.dispensable();
             assert!(unasked.is_some() && beyond.is_none() && *flushes.lock().unwrap() == 0);
             write(600_000).await;
-            replica.purge_wanted().await;
+            woken().await;
             let (unasked, beyond) = replica.dispensable();
             assert!(unasked > beyond && beyond.is_some() && *flushes.lock().unwrap() == 1);
         });

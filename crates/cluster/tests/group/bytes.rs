@@ -397,7 +397,8 @@ fn an_entry_that_no_frame_takes_ends_no_replica() {
     run(1);
     lead(small);
     cluster.until("a refusal for its size", || {
-        let large = replica(small, 0)?.execute(put(row(0), 100 << 10));
+        let replica = replica(small, 0)?;
+        let large = replica.execute(put(row(0), 100 << 10));
         matches!(
             cluster.runtime.block_on(large),
             Err(CommandError::Log(StoreError::TooLarge { .. }))

@@ -32,6 +32,6 @@ pub use raft::{
     SnapshotData, Value, open_machine, seed_draws,
 };
 pub use store::{
-    Bounds, Entry, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions, Opened,
-    Quarantined, ReplicaLog, StoreError,
+    Bounds, Entry, Holding, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions,
+    Opened, Quarantined, ReplicaLog, Retention, StoreError,
 };

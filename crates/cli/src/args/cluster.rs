@@ -7,6 +7,7 @@ use clap::Subcommand;
 
 use super::address::address;
 use super::ca::CaCommand;
+use super::node::log_limit;
 
 /// A cluster on this machine, to try, and the state of any.
 #[derive(Debug, Subcommand)]
@@ -35,6 +36,9 @@ pub(crate) struct UpArgs {
     /// the others at its port + 10000. Default: 7001.
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1024..=50000))]
     pub(crate) port: Option<u16>,
+    /// How long the log of each node that is started now may become: see `collie node --log-limit`.
+    #[arg(long, value_name = "BYTES", value_parser = log_limit)]
+    pub(crate) log_limit: Option<u64>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use collie_cluster::Layout;
 
 use super::address::{Address, address};
+use super::serve::size;
 use super::tls::TlsArgs;
 use crate::serve::{Filter, LogFormat};
 
@@ -60,6 +61,11 @@ pub(crate) struct NodeArgs {
     /// Which logs there are: one per disk, one for all disks, or one for each partition.
     #[arg(long, value_enum, default_value_t = LogLayout::PerDisk)]
     pub(crate) layout: LogLayout,
+    /// How long the log of each data disk may become, as in 512mb or 10gb; at least 64mb. With the layout
+    /// `private`, all logs of a disk together, and each has at least 32mb. Default: an eighth of the disk,
+    /// from 64mb to 2gb.
+    #[arg(long, value_name = "BYTES", value_parser = log_limit)]
+    pub(crate) log_limit: Option<u64>,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     /// Threads that serve clients; default: 0, one per core.
@@ -83,6 +89,17 @@ pub(crate) struct NodeArgs {
     /// Format of diagnostics: text lines (the default) or JSON objects.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) log_format: Option<LogFormat>,
+}
+
+/// The least limit of a node's log.
+const LOG_LIMIT_MIN: u64 = 64 << 20;
+
+pub(super) fn log_limit(text: &str) -> Result<u64, String> {
+    let bytes = u64::try_from(size(text)?).unwrap_or(0);
+    match bytes {
+        LOG_LIMIT_MIN.. => Ok(bytes),
+        _ => Err("expected at least 64mb: the largest entry has 8mb".to_owned()),
+    }
 }
 
 /// Which logs a node has.

@@ -34,7 +34,13 @@ pub(super) fn up(args: &UpArgs) -> anyhow::Result<Outcome> {
     idle.iter().try_for_each(|place| place.check_ports())?;
     let mut started = Started::default();
     for place in idle {
-        match how(place, &local).and_then(|how| place.start(&how)) {
+        let process = how(place, &local).and_then(|mut how| {
+            if let Some(limit) = args.log_limit {
+                how.extend(["--log-limit".into(), limit.to_string().into()]);
+            }
+            place.start(&how)
+        });
+        match process {
             Ok(process) => started.0.push((place, process)),
             Err(error) => return Err(started.end(error)),
         }

@@ -24,8 +24,8 @@ use crate::serve::{
 const OWN_BYTES: usize = 1 << 20;
 /// The server's limits follow from a ring of this size: the effects of a command are below 8 MiB.
 const COMMAND_BYTES: usize = 16 << 20;
-/// Small logs, of which there is one for each partition.
-const SMALL_RING_BYTES: usize = 256 << 10;
+/// Small logs, of which there is one for each partition. Half the ring takes the largest entry.
+const SMALL_RING_BYTES: usize = COMMAND_BYTES;
 const SMALL_SEGMENT_BYTES: u64 = 4 << 20;
 /// Entries that small logs keep in memory.
 const SMALL_CACHE_BYTES: u64 = 4 << 20;
@@ -276,6 +276,7 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
                 ring: RingMode::Private,
                 ..LogOptions::default()
             },
+            log_limit: args.log_limit,
             ..NodeLogOptions::default()
         },
         private: NodeLogOptions {
@@ -286,6 +287,7 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
                 reserve_bytes: Some(0),
                 ..LogOptions::default()
             },
+            log_limit: args.log_limit,
             cache_bytes: SMALL_CACHE_BYTES,
             ..NodeLogOptions::default()
         },

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::cluster_node::shared::Inner;
 use crate::ids::{GroupId, ReplicaId};
 use crate::raft::{ElectionCause, Replica, ReplicaState};
-use crate::store::{NodeLog, NodeLogStats, replica_holder};
+use crate::store::{Holding, NodeLog, NodeLogStats, ReplicaLog, replica_holder};
 
 /// Partitions that have figures of their own: those with the most entries since the last look.
 const BUSIEST: usize = 20;
@@ -44,12 +44,22 @@ struct LogNow {
     label: String,
     stats: NodeLogStats,
     log: LogStats,
+    /// Why each replica holds the log.
+    replicas: Vec<(String, Holding)>,
     is_full: bool,
 }
 
 impl LogNow {
     fn of(log: &NodeLog) -> Self {
+        let replicas = log.replicas().into_iter();
+        let why = |replica: ReplicaLog| {
+            (
+                replica_holder(replica.replica(), replica.group()),
+                replica.holding(),
+            )
+        };
         Self {
+            replicas: replicas.map(why).collect(),
             label: log.dir().display().to_string(),
             stats: log.stats(),
             log: log.log().stats(),
@@ -61,6 +71,12 @@ impl LogNow {
     fn held(&self) -> impl Iterator<Item = (&str, u64)> {
         let held = self.log.holders.iter();
         held.map(|(name, from)| (&**name, self.log.appended.saturating_sub(*from)))
+    }
+
+    /// Why a holder does.
+    fn why(&self, holder: &str) -> &'static str {
+        let why = self.replicas.iter().find(|(name, _)| name == holder);
+        why.map_or("other", |(_, why)| why.name())
     }
 }
 
@@ -170,7 +186,11 @@ fn of_logs(logs: &[LogNow]) -> Vec<Figure> {
     for log in logs {
         // The first hold the most.
         held.extend(log.held().take(HOLDERS).map(|(holder, bytes)| {
-            let labels = vec![("log", log.label.clone()), ("holder", holder.to_owned())];
+            let labels = vec![
+                ("log", log.label.clone()),
+                ("holder", holder.to_owned()),
+                ("why", log.why(holder).to_owned()),
+            ];
             (labels, bytes)
         }));
     }
@@ -187,7 +207,7 @@ fn of_logs(logs: &[LogNow]) -> Vec<Figure> {
         ),
         gauges(
             "collie_cluster_log_held_bytes",
-            "Bytes that the 16 largest holders keep in it.",
+            "Bytes that the 16 largest holders keep in it, and why: what is not in tables, or is for others.",
             held,
         ),
         gauges(

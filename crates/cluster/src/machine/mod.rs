@@ -40,5 +40,5 @@ pub use positions::{Membership, Position};
 pub use proposals::{Proposals, Runs, Verdict};
 pub use rows::{DataPart, DataRow};
 pub use staging::{Missing, Staged, Staging};
-pub use store::{Machine, MachineOptions, OnFlush, PURGE_MARGIN};
+pub use store::{Machine, MachineOptions, OnFlush};
 pub use transfer::{PIECE_BYTES, Transfer};

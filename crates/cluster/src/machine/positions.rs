@@ -134,9 +134,18 @@ impl Positions {
     }
 
     /// The entries behind this index are needed, by the memtables or by a transfer.
-    pub(super) fn needed(&self) -> Option<u64> {
-        let held = self.holds.values().copied();
-        held.chain([self.flushed?]).min()
+    fn needed(&self) -> Option<u64> {
+        self.held().into_iter().chain([self.flushed?]).min()
+    }
+
+    /// Everything up to this index is in tables.
+    pub(super) fn flushed(&self) -> Option<u64> {
+        self.flushed
+    }
+
+    /// Transfers go on behind this index.
+    pub(super) fn held(&self) -> Option<u64> {
+        self.holds.values().copied().min()
     }
 
     /// Keeps what is needed to go on from what is in tables, until it is released.

@@ -15,12 +15,8 @@ use crate::machine::keys::count_key;
 use crate::machine::meta::decode_count;
 use crate::machine::positions::{Membership, Position};
 use crate::machine::proposals::Proposals;
-use crate::store::ReplicaLog;
-
-/// So many entries stay in the log behind what may be purged. openraft 0.10.0-alpha.37 panics where a
-/// purge overtakes an apply that is queued (issue 2116 there), and a follower that lags a little
-/// needs no transfer.
-pub const PURGE_MARGIN: u64 = 10_000;
+use crate::store::{Holding, ReplicaLog};
+use crate::wire::NodeId;
 
 /// Called with the index that the tables reach, each time that this rises: on the thread that
 /// flushed. It must neither block nor flush.
@@ -36,8 +32,6 @@ pub struct MachineOptions {
     pub proposals: Arc<dyn Proposals>,
     /// Called after each flush. Default: none.
     pub on_flush: Option<OnFlush>,
-    /// Entries that stay in the log behind what may be purged. Default: [`PURGE_MARGIN`].
-    pub purge_margin: u64,
 }
 
 impl MachineOptions {
@@ -48,7 +42,6 @@ impl MachineOptions {
             db: Options::default(),
             proposals,
             on_flush: None,
-            purge_margin: PURGE_MARGIN,
         }
     }
 }
@@ -58,7 +51,6 @@ impl fmt::Debug for MachineOptions {
         f.debug_struct("MachineOptions")
             .field("db", &self.db)
             .field("proposals", &self.proposals)
-            .field("purge_margin", &self.purge_margin)
             .finish_non_exhaustive()
     }
 }
@@ -128,15 +120,36 @@ impl Machine {
     }
 
     /// The log may be purged up to this index, if there is anything to purge: everything that goes is
-    /// in tables, no transfer needs it, and no one of `needed`, each the last index that a follower or
-    /// another reader of the log has. Does not block.
+    /// in tables, and the log does not [keep](crate::Retention) it, for transfers and `needed` longer than
+    /// for others; each of `needed` is the last index that a follower or another reader of the log has.
+    /// Does not block.
     #[must_use]
     pub fn purge_limit(&self, needed: impl IntoIterator<Item = u64>) -> Option<u64> {
-        let here = self.0.journal.positions().needed()?;
-        let oldest = needed.into_iter().chain([here]).min()?;
-        let limit = oldest.checked_sub(self.0.options.purge_margin)?;
+        let (flushed, held) = {
+            let positions = self.0.journal.positions();
+            (positions.flushed()?, positions.held())
+        };
+        let (unasked, beyond) = self.0.log.dispensable();
+        let wanted = needed.into_iter().chain(held).chain([unasked?]).min();
+        let limit = wanted.max(beyond)?.min(flushed);
         let purged = self.0.log.bounds().purged.map(|purged| purged.index);
         (purged < Some(limit)).then_some(limit)
+    }
+
+    /// Why the log has entries that are applied here, of which these followers are so far.
+    pub(crate) fn holding(&self, followers: &[(ReplicaId, NodeId, u64)]) -> Holding {
+        let purged = self.0.log.bounds().purged.map(|purged| purged.index);
+        let positions = self.0.journal.positions();
+        let (flushed, held) = (positions.flushed(), positions.held());
+        let behind = followers.iter().min_by_key(|(_, _, last)| *last);
+        match behind {
+            _ if flushed <= purged => Holding::Tables,
+            _ if held.is_some_and(|held| Some(held) <= purged) => Holding::Transfer,
+            Some(&(replica, node, last)) if Some(last) < flushed && Some(last) <= purged => {
+                Holding::Follower { replica, node }
+            }
+            _ => Holding::Margin,
+        }
     }
 
     /// The store, for reads. After [`Machine::adopt`] its handles of families are of the old content.

@@ -1,6 +1,6 @@
 //! A node, from its start to its end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use collie_io::Device;
 use collie_log::LogError;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
@@ -27,6 +27,8 @@ use crate::wire::NodeId;
 
 /// So many replicas are opened at a time.
 const OPEN_AT_A_TIME: usize = 64;
+/// So many replicas of other nodes get tables at a time.
+const TRANSFERS: usize = 4;
 /// From one look at the length of the logs to the next.
 const MAINTENANCE: Duration = Duration::from_secs(1);
 /// The directory of the state machines, on each disk.
@@ -41,6 +43,7 @@ pub struct Node {
     failed: watch::Receiver<Option<StoreError>>,
     changes: watch::Sender<u64>,
     full: Arc<FullDisks>,
+    transfers: Arc<Semaphore>,
     maintenance: Mutex<JoinSet<()>>,
 }
 
@@ -69,7 +72,7 @@ impl Node {
             });
         };
         let store = blocking(move || NodeStore::open(store_options, Box::new(opened))).await?;
-        let (logs, replicas) = (store.logs(), store.replicas());
+        let replicas = store.replicas();
         for lost in store.quarantined() {
             let Quarantined {
                 group, replica, lost, ..
@@ -92,12 +95,14 @@ impl Node {
             failed,
             changes: watch::Sender::new(0),
             full: Arc::default(),
+            transfers: Arc::new(Semaphore::new(TRANSFERS)),
             maintenance: Mutex::default(),
         };
-        for log in logs {
+        {
+            // For all logs, those that are made later included.
             let mut tasks = node.maintenance.lock();
-            tasks.spawn(maintain(log.clone(), Arc::clone(&node.router)));
-            tasks.spawn(watch_room(log, Arc::clone(&node.router)));
+            tasks.spawn(maintain(Arc::clone(&node.router)));
+            tasks.spawn(watch_room(Arc::clone(&node.router), node.changes.clone()));
         }
         for part in replicas.chunks(OPEN_AT_A_TIME) {
             let part: Vec<_> = part.iter().map(|log| node.open(log.clone(), None)).collect();
@@ -241,6 +246,7 @@ impl Node {
             limits: self.options.limits.clone(),
             changes: self.changes.clone(),
             full: Arc::clone(&self.full),
+            transfers: Arc::clone(&self.transfers),
         };
         let replica = Arc::new(Replica::start(options));
         self.router.insert(Arc::clone(&replica));
@@ -290,22 +296,34 @@ impl Node {
     }
 }
 
-/// Keeps a log short.
-async fn maintain(log: NodeLog, router: Arc<Router>) {
+/// Keeps the logs short.
+async fn maintain(router: Arc<Router>) {
     let mut ticks = tokio::time::interval(MAINTENANCE);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // One at a time of each: on a full disk a flush may wait.
+    let flushing = Arc::new(Mutex::new(BTreeSet::new()));
     let flush = |id: ReplicaId| {
         let Some(replica) = router.replica(id) else { return };
+        if !flushing.lock().insert(id) {
+            return;
+        }
+        let flushing = Arc::clone(&flushing);
         tokio::spawn(async move {
             if let Err(error) = replica.flush().await {
                 tracing::warn!(%error, "a replica that holds the log is not flushed");
             }
+            flushing.lock().remove(&id);
         });
     };
     loop {
-        ticks.tick().await;
-        if let Err(error) = log.maintain(&flush).await {
-            tracing::warn!(%error, "the log is not kept short");
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = router.store.pressed() => {}
+        }
+        for log in router.store.logs() {
+            if let Err(error) = log.maintain(&flush).await {
+                tracing::warn!(%error, ?log, "the log is not kept short");
+            }
         }
     }
 }

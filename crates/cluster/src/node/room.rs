@@ -1,14 +1,18 @@
 //! What becomes of the replicas in a log whose disk is full: their leaders hand over to members whose
-//! log has room.
+//! log has room. And what was refused for want of room learns that there may be some.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, stream};
+use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::node::router::Router;
-use crate::raft::Replica;
+use crate::raft::{Replica, count};
 use crate::store::NodeLog;
 
 /// From one look at the room of a log to the next.
@@ -20,43 +24,68 @@ const SETTLED: Duration = Duration::from_secs(10);
 /// So many leaders hand over at a time.
 const AT_A_TIME: usize = 16;
 
-/// Follows whether a log finds room on its disk, for as long as it is polled.
-pub(super) async fn watch_room(log: NodeLog, router: Arc<Router>) {
+/// What was seen of a log.
+#[derive(Default)]
+struct Seen {
+    /// Since when its disk is full.
+    since: Option<Instant>,
+    /// When it was last seen to be.
+    last: Option<Instant>,
+}
+
+/// Follows whether the logs find room on their disks, and below their limits, for as long as it is
+/// polled.
+pub(super) async fn watch_room(router: Arc<Router>, changes: watch::Sender<u64>) {
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut since, mut last): (Option<Instant>, Option<Instant>) = (None, None);
+    let mut seen = BTreeMap::<PathBuf, Seen>::new();
     loop {
         ticks.tick().await;
-        let shortage = log.shortage();
-        match (&shortage, since) {
-            (Some(full), None) => {
-                tracing::error!(error = %full, "a log of this node has no room: its replicas take no writes");
-                since = Some(Instant::now());
-            }
-            (None, Some(_)) => {
-                tracing::info!(log = ?log, "a log of this node has room again");
-                since = None;
-                replicas(&log, &router).for_each(|replica| replica.set_elects(true));
-            }
-            _ => {}
-        }
-        if since.is_some() {
-            last = Some(Instant::now());
-        }
-        log.set_may_take_over(last.is_none_or(|last| last.elapsed() >= SETTLED));
-        if since.is_some() {
-            replicas(&log, &router).for_each(|replica| replica.set_elects(replica.has_room_for_vote()));
-        }
-        let is_late = since.is_some_and(|since| since.elapsed() >= PATIENCE);
-        // Who asked another replica to lead goes on until one does: raft takes no proposals meanwhile.
-        if last.is_some() {
-            let leave = replicas(&log, &router).filter(|replica| is_late || replica.is_handing_over());
-            let leave: Vec<_> = leave.collect();
-            stream::iter(leave)
-                .for_each_concurrent(AT_A_TIME, async |replica| _ = replica.hand_over().await)
-                .await;
+        let logs = router.store.logs().into_iter();
+        let looks = logs.map(|log| {
+            let before = seen.remove(log.dir()).unwrap_or_default();
+            look(log, before, &router)
+        });
+        let looks: FuturesUnordered<_> = looks.collect();
+        seen = looks.collect().await;
+        if router.store.logs().iter().any(NodeLog::has_refused) {
+            // What was refused may be taken by now.
+            count(&changes);
         }
     }
+}
+
+async fn look(log: NodeLog, Seen { mut since, mut last }: Seen, router: &Router) -> (PathBuf, Seen) {
+    let shortage = log.shortage();
+    match (&shortage, since) {
+        (Some(full), None) => {
+            tracing::error!(error = %full, "a log of this node has no room: its replicas take no writes");
+            since = Some(Instant::now());
+        }
+        (None, Some(_)) => {
+            tracing::info!(log = ?log, "a log of this node has room again");
+            since = None;
+            replicas(&log, router).for_each(|replica| replica.set_elects(true));
+        }
+        _ => {}
+    }
+    if since.is_some() {
+        last = Some(Instant::now());
+    }
+    log.set_may_take_over(last.is_none_or(|last| last.elapsed() >= SETTLED));
+    if since.is_some() {
+        replicas(&log, router).for_each(|replica| replica.set_elects(replica.has_room_for_vote()));
+    }
+    let is_late = since.is_some_and(|since| since.elapsed() >= PATIENCE);
+    // Who asked another replica to lead goes on until one does: raft takes no proposals meanwhile.
+    if last.is_some() {
+        let leave = replicas(&log, router).filter(|replica| is_late || replica.is_handing_over());
+        let leave: Vec<_> = leave.collect();
+        stream::iter(leave)
+            .for_each_concurrent(AT_A_TIME, async |replica| _ = replica.hand_over().await)
+            .await;
+    }
+    (log.dir().to_owned(), Seen { since, last })
 }
 
 /// The replicas of a log that are open.

@@ -4,11 +4,14 @@
 use std::sync::Arc;
 
 use crate::machine::effects::EffectsBuf;
-use crate::proposals::{Header, Proposal, Ticket};
+use crate::proposals::{HEADER, Header, Proposal, Ticket};
 use crate::raft::commands::{Commands, Submission, Waiter};
 
-/// An entry takes no further proposal where its effects would have more bytes than this.
+/// An entry takes no further proposal where its effects would have more bytes than this, or than the log
+/// takes.
 const BATCH_BYTES: usize = 256 << 10;
+/// What an entry has beside its effects, at most.
+pub(super) const BESIDE_EFFECTS: usize = HEADER + 1;
 
 /// An entry to hand to raft.
 pub(super) struct Batch {
@@ -21,13 +24,20 @@ pub(super) struct Batch {
 /// The entries of a replica, from what was submitted, in its order.
 pub(super) struct Batches {
     commands: Arc<Commands>,
+    /// Bytes of effects of an entry that has several proposals.
+    most: usize,
     /// Did not go into the last one.
     next: Option<Proposal<Submission>>,
 }
 
 impl Batches {
-    pub(super) fn new(commands: Arc<Commands>) -> Self {
-        Self { commands, next: None }
+    /// For a log that takes entries of so many bytes.
+    pub(super) fn new(commands: Arc<Commands>, largest: usize) -> Self {
+        Self {
+            commands,
+            most: BATCH_BYTES.min(largest.saturating_sub(BESIDE_EFFECTS)),
+            next: None,
+        }
     }
 
     /// The next entry: all that was submitted by now, as long as it is of one run and of no more
@@ -36,7 +46,7 @@ impl Batches {
         let first = self.take()?;
         let mut batch = Batch::new(first);
         while let Some(next) = self.take() {
-            if let Some(not_joined) = batch.join(next) {
+            if let Some(not_joined) = batch.join(next, self.most) {
                 self.next = Some(not_joined);
                 break;
             }
@@ -64,10 +74,10 @@ impl Batch {
     }
 
     /// Returns the proposal where it does not fit.
-    fn join(&mut self, next: Proposal<Submission>) -> Option<Proposal<Submission>> {
+    fn join(&mut self, next: Proposal<Submission>, most: usize) -> Option<Proposal<Submission>> {
         let more = &next.payload.effects;
         let mut header = self.header;
-        let fits = self.effects.bytes().len() + more.bytes().len() <= BATCH_BYTES
+        let fits = self.effects.bytes().len() + more.bytes().len() <= most
             && header.join(&next.header)
             && self.effects.extend(more).is_ok();
         if !fits {
@@ -113,7 +123,7 @@ mod tests {
         };
         let effects = changes.encode().unwrap();
         let evaluation = commands.leading.begin().unwrap();
-        let submitted = commands.finish(evaluation, changes, effects, 5).unwrap();
+        let submitted = commands.finish(evaluation, changes, (effects, None), 5).unwrap();
         let crate::proposals::Evaluated::Submitted(ticket) = submitted.evaluated else {
             panic!("it has effects");
         };
@@ -127,7 +137,7 @@ mod tests {
     #[test]
     fn what_was_submitted_by_now_goes_into_one_entry() {
         let commands = leader();
-        let mut batches = Batches::new(Arc::clone(&commands));
+        let mut batches = Batches::new(Arc::clone(&commands), 1 << 20);
         let submitted = [b"a", b"b", b"b"].map(|key| submit(&commands, key, 10));
         let batch = batches.next().unwrap();
         assert_eq!(tickets(&batch), submitted);
@@ -149,7 +159,7 @@ mod tests {
     #[test]
     fn an_entry_is_of_one_run_and_not_larger_than_it_is_to_be() {
         let commands = leader();
-        let mut batches = Batches::new(Arc::clone(&commands));
+        let mut batches = Batches::new(Arc::clone(&commands), 1 << 20);
         let sizes = [10, BATCH_BYTES - 60, 10, 2 * BATCH_BYTES, 10];
         let submitted = sizes.map(|bytes| submit(&commands, b"a", bytes));
         // The run ends, and its entries are refused: the next one begins.
@@ -163,5 +173,21 @@ mod tests {
             .collect();
         let [a, b, c, d, e] = submitted;
         assert_eq!(found, [vec![a, b], vec![c], vec![d], vec![e], vec![next]]);
+    }
+    /// Of a small ring, for example: raft would take the refusal of the append for the end of the replica.
+    #[test]
+    fn an_entry_of_several_proposals_is_one_that_the_log_takes() {
+        const LARGEST: usize = 1_000;
+        let commands = leader();
+        let mut batches = Batches::new(Arc::clone(&commands), LARGEST);
+        (0..20).for_each(|_| _ = submit(&commands, b"a", 150));
+        let entries: Vec<_> = std::iter::from_fn(|| batches.next()).collect();
+        let bytes = entries.iter().map(|batch| batch.payload().len() + 1);
+        assert!(
+            bytes.clone().all(|bytes| bytes <= LARGEST),
+            "{:?}",
+            bytes.collect::<Vec<_>>()
+        );
+        assert!(entries.len() < 8, "{} entries", entries.len());
     }
 }

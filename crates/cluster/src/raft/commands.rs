@@ -14,6 +14,7 @@ use crate::proposals::{
     Decision, Effects, Evaluated, Evaluation, Header, Leading, NotSubmitted, Outcome, Recorded, Skip,
     Standing, Ticket,
 };
+use crate::store::Reserved;
 
 /// Bytes of effects without an outcome, of one replica; the overlay has about as many again. One entry
 /// is always let in.
@@ -75,6 +76,8 @@ pub(super) struct Submission {
 pub(super) struct Waiter {
     /// The bytes of its effects.
     bytes: usize,
+    /// Room that is reserved in the log until there is an outcome.
+    _room: Option<Reserved>,
     /// Learns what became of it, unless it waits no longer.
     sender: oneshot::Sender<Outcome>,
 }
@@ -136,7 +139,7 @@ impl Commands {
         &self,
         evaluation: Evaluation,
         changes: Changes,
-        effects: EffectsBuf,
+        (effects, room): (EffectsBuf, Option<Reserved>),
         stamp_ms: u64,
     ) -> Result<Submitted, NotSubmitted> {
         // Several threads may pass at once: by an entry each, this is exceeded.
@@ -145,7 +148,11 @@ impl Commands {
         }
         let bytes = effects.bytes().len();
         let (sender, outcome) = oneshot::channel();
-        let waiter = Waiter { bytes, sender };
+        let waiter = Waiter {
+            bytes,
+            _room: room,
+            sender,
+        };
         let submission = Submission { effects, waiter };
         // Before the entry can have an outcome. Relaxed, here and below: the lock of `leading` orders
         // what must be.
@@ -310,7 +317,7 @@ impl Commands {
 }
 
 /// Wakes those who watch it.
-pub(super) fn count(watched: &watch::Sender<u64>) {
+pub(crate) fn count(watched: &watch::Sender<u64>) {
     watched.send_modify(|count| *count += 1);
 }
 

@@ -9,18 +9,17 @@ use tokio::time::Instant;
 
 use crate::ids::LeaderId;
 use crate::machine::data_key;
-use crate::machine::effects::{EffectsBuf, MAX_BYTES};
+use crate::machine::effects::MAX_BYTES;
 use crate::proposals::{Answer, Evaluation, NotOpen};
 use crate::raft::commands::{Changes, Row, Submitted};
 use crate::raft::replica::{CommandError, ReplicaError};
 use crate::raft::running::Running;
 use crate::raft::settling::answer;
-use crate::store::ReplicaLog;
+use crate::store::StoreError;
 
 /// A command under way. Dropped, it changes nothing.
 pub(super) struct Command {
     running: Arc<Running>,
-    log: ReplicaLog,
     /// How long is waited for what becomes of it.
     within: Duration,
     slot: u16,
@@ -33,7 +32,6 @@ impl Command {
     /// Locks the rows, each within `patience`, and notes who leads and in which run.
     pub(super) fn begin(
         running: Arc<Running>,
-        log: ReplicaLog,
         within: Duration,
         clock_ms: u64,
         (slot, rows): (u16, &[&[u8]]),
@@ -49,7 +47,6 @@ impl Command {
         let now_ms = evaluation.now_ms(clock_ms);
         Ok(Self {
             running,
-            log,
             within,
             slot,
             evaluation,
@@ -61,21 +58,13 @@ impl Command {
     fn submit(self, changes: Changes) -> Result<Submitted, CommandError> {
         let Self {
             running,
-            log,
             evaluation,
             now_ms,
             rows,
             ..
         } = self;
-        let mut effects = EffectsBuf::default();
-        if !changes.rows.is_empty() {
-            log.admit()?;
-            if running.most_are_full() {
-                return Err(CommandError::MostFull);
-            }
-            effects = changes.encode()?;
-        }
-        let submitted = running.commands.finish(evaluation, changes, effects, now_ms);
+        let admitted = running.admit(&changes)?;
+        let submitted = running.commands.finish(evaluation, changes, admitted, now_ms);
         // Only now may others lock them: what they read is in the overlay.
         drop(rows);
         Ok(submitted?)
@@ -151,8 +140,10 @@ fn settling(running: &Running, submitted: Submitted, deadline: Instant) -> Settl
 
 /// Why a command cannot go on. One that is to wait is woken when it may begin.
 pub(super) fn refused(running: &Running, error: CommandError) -> Refused {
+    // What waits for the log is woken by who watches its room.
+    let waits_for_log = matches!(error, CommandError::Log(_));
     let refused = text_of(error);
-    if refused == Refused::NotNow {
+    if refused == Refused::NotNow && !waits_for_log {
         running.commands.refused();
     }
     refused
@@ -166,7 +157,10 @@ pub(super) fn text_of(error: CommandError) -> Refused {
         | CommandError::Table(
             collie_db::Error::FamilyDropped { .. } | collie_db::Error::FamilyTooNew { .. },
         ) => Refused::Stale,
-        CommandError::NotOpen(NotOpen::Ending) | CommandError::NotSubmitted(_) => Refused::NotNow,
+        CommandError::NotOpen(NotOpen::Ending)
+        | CommandError::NotSubmitted(_)
+        // It is being made shorter.
+        | CommandError::Log(StoreError::Full { lasts: false, .. }) => Refused::NotNow,
         CommandError::NotOpen(NotOpen::Following)
         | CommandError::Replica(ReplicaError::NotRunning { .. })
         // The replica is being closed.

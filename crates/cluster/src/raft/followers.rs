@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
@@ -66,6 +67,8 @@ impl FullDisks {
 #[derive(Debug)]
 pub(super) struct Followers {
     known: Mutex<Known>,
+    /// The log does not keep entries up to this index for followers.
+    given_up: AtomicU64,
     full: Arc<FullDisks>,
     anew: mpsc::UnboundedSender<Anew>,
 }
@@ -84,6 +87,7 @@ impl Followers {
     pub(super) fn new(full: Arc<FullDisks>, anew: mpsc::UnboundedSender<Anew>) -> Self {
         Self {
             known: Mutex::default(),
+            given_up: AtomicU64::new(0),
             full,
             anew,
         }
@@ -107,6 +111,19 @@ impl Followers {
             let acknowledged = known.acknowledged.entry(follower).or_default();
             *acknowledged = last.max(*acknowledged);
         }
+    }
+
+    /// The log is to be purged up to this index. Raft waits with that until no append is under way to a
+    /// follower that lacks some of these entries, and a follower that is slow always has one: so the next
+    /// answer of such a one ends what was sent to it.
+    pub(super) fn give_up_below(&self, index: u64) {
+        // Relaxed, also below: each answer looks again.
+        self.given_up.fetch_max(index, Ordering::Relaxed);
+    }
+
+    /// Whether a follower whose last entry this is gets tables.
+    pub(super) fn is_given_up(&self, last: u64) -> bool {
+        last < self.given_up.load(Ordering::Relaxed)
     }
 
     /// The log on a disk of another node has taken entries, or has no room for them.

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::ids::{LeaderId, ReplicaId};
 use crate::raft::elections::ElectionCause;
 use crate::raft::replica::{Replica, ReplicaError};
+use crate::store::StoreError;
 
 /// From one attempt to hand leadership over to the next: so many times the longest time for an
 /// election.
@@ -127,6 +128,20 @@ impl Replica {
         }
         if log.shortage().is_some() {
             return Some("takes no writes, since the disk of its log is full: make room on it".to_owned());
+        }
+        if let Some(StoreError::Full {
+            used,
+            limit,
+            holder,
+            held,
+            why,
+            lasts: true,
+        }) = log.full()
+        {
+            let why = why.map_or_else(String::new, |why| format!(" of it, for {why}"));
+            return Some(format!(
+                "takes no writes, since its log has {used} of {limit} bytes: {holder} holds {held} bytes{why}"
+            ));
         }
         if self
             .running()

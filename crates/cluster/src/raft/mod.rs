@@ -18,6 +18,7 @@ mod messages;
 mod network;
 mod options;
 mod partition;
+mod purging;
 mod quorum;
 mod receiving;
 mod replica;
@@ -30,6 +31,7 @@ mod supervisor;
 mod tasks;
 mod types;
 
+pub(crate) use commands::count;
 pub use commands::{Row, Value};
 pub use elections::ElectionCause;
 pub use followers::FullDisks;

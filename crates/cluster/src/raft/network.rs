@@ -15,6 +15,7 @@ use openraft::raft::{
 };
 use openraft::type_config::alias::{LogIdOf, SnapshotOf, VoteOf};
 use openraft::{OptionalSend, RaftNetworkFactory, RaftNetworkV2};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::ids::{GroupId, LeaderId, ReplicaId};
 use crate::peers::{Answer, Call, PeerError, Peers};
@@ -43,6 +44,8 @@ pub(super) struct Links {
     pub(super) followers: Arc<Followers>,
     /// Numbers of the snapshots that were offered.
     pub(super) snapshots: Arc<AtomicU64>,
+    /// Of the node: what is sent of them at a time.
+    pub(super) transfers: Arc<Semaphore>,
 }
 
 /// The link to one other replica.
@@ -101,6 +104,12 @@ impl Link {
     pub(super) fn next_snapshot(&self) -> u64 {
         // Only that no number comes twice.
         self.links.snapshots.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Waits for its turn to send tables.
+    pub(super) async fn transfer_turn(&self) -> Result<SemaphorePermit<'_>, Failed> {
+        let turn = self.links.transfers.acquire().await;
+        turn.map_err(|error| NetworkError::new(&error).into())
     }
 
     pub(super) async fn call(&self, request: Request, within: Duration) -> Result<Response, Failed> {
@@ -174,6 +183,15 @@ impl Link {
             }
             Ok(last)
         };
+        if let (true, Appended::Success, Some(last)) = (sent.has_entries, &answered, &sent.last)
+            && followers.is_given_up(last.index)
+        {
+            let text = format!(
+                "replica {} has entry {}, and the log does not keep all those behind it: it gets tables",
+                self.target, last.index
+            );
+            return Err(NetworkError::from_string(text).into());
+        }
         Ok(match (answered, sent.previous) {
             (Appended::Success, _) => (has(sent.last), sent.whole),
             (Appended::Partial(upto), _) => (has(upto.map(to_log_id)), false),

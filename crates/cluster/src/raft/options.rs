@@ -32,9 +32,6 @@ pub struct GroupTimes {
 pub struct GroupLimits {
     /// Proposals without an outcome. Default 4,096.
     pub pending: usize,
-    /// A follower that is at most so many entries behind keeps the leader's log from being purged.
-    /// Default 1,000,000.
-    pub retention: u64,
     /// A replica that failed so often within [`GroupTimes::failures`] is opened no more. Default 3.
     pub failures: usize,
 }
@@ -58,7 +55,6 @@ impl Default for GroupLimits {
     fn default() -> Self {
         Self {
             pending: 4096,
-            retention: 1_000_000,
             failures: 3,
         }
     }
@@ -72,7 +68,7 @@ pub(super) fn config(times: &GroupTimes) -> Config {
         election_timeout_min: ms(times.election_min),
         election_timeout_max: ms(times.election_max),
         install_snapshot_timeout: ms(times.install),
-        // Snapshots are what is flushed, and purges are ours: see the purge task.
+        // Snapshots are what is flushed, and purges are ours: see `purging`.
         snapshot_policy: SnapshotPolicy::Never,
         max_in_snapshot_log_to_keep: u64::MAX,
         enable_pre_vote: Some(true),

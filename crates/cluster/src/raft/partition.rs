@@ -85,16 +85,9 @@ impl Partition for Slots {
         let options = &self.replica.options;
         let running = self.replica.running();
         let running = running.map_err(|error| text_of(error.into()))?;
-        let (log, within) = (options.log.clone(), options.times.command);
+        let within = options.times.command;
         let clock_ms = options.clock.wall_ms();
-        match Command::begin(
-            Arc::clone(&running),
-            log,
-            within,
-            clock_ms,
-            (slot, rows),
-            patience,
-        ) {
+        match Command::begin(Arc::clone(&running), within, clock_ms, (slot, rows), patience) {
             Ok(command) => Ok(Box::new(command)),
             Err(error) => Err(refused(&running, error)),
         }

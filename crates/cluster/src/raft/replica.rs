@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use collie_io::Clock;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
@@ -51,6 +51,8 @@ pub struct ReplicaOptions {
     pub changes: watch::Sender<u64>,
     /// Of the node: what its leaders learn of the disks of others.
     pub full: Arc<FullDisks>,
+    /// Of the node: so many tables are sent to others at a time.
+    pub transfers: Arc<Semaphore>,
 }
 
 /// What a replica is doing.
@@ -413,10 +415,6 @@ impl Replica {
         let deadline = Instant::now() + self.options.times.command;
         loop {
             let running = self.running()?;
-            self.options.log.admit()?;
-            if running.most_are_full() {
-                return Err(CommandError::MostFull);
-            }
             let mut progress = running.commands.progress();
             let (evaluating, command) = (Arc::clone(&running), Arc::clone(&command));
             let (clock_ms, patience) = (self.options.clock.wall_ms(), self.options.times.command);
@@ -501,9 +499,8 @@ fn evaluate<T>(
         rows: effects.into_iter().map(stored).collect(),
         keys: None,
     };
-    // Too large an entry is refused while that can still be said.
-    let encoded = changes.encode()?;
-    let submitted = running.commands.finish(evaluation, changes, encoded, stamp_ms)?;
+    let admitted = running.admit(&changes)?;
+    let submitted = running.commands.finish(evaluation, changes, admitted, stamp_ms)?;
     Ok((submitted, reply))
 }
 

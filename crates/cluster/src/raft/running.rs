@@ -18,10 +18,12 @@ use tokio::time::{Instant, sleep_until};
 use crate::blocking::blocking;
 use crate::ids::ReplicaId;
 use crate::machine::Machine;
+use crate::machine::effects::EffectsBuf;
 use crate::peers::{Call, Incoming, Reply};
 use crate::proposals::{Evaluation, Stale};
 use crate::raft::applying::Served;
-use crate::raft::commands::Commands;
+use crate::raft::batching::BESIDE_EFFECTS;
+use crate::raft::commands::{Changes, Commands};
 use crate::raft::elections::{ElectionCause, Elections};
 use crate::raft::followers::Followers;
 use crate::raft::ids::{from_leader, from_log_id};
@@ -29,12 +31,13 @@ use crate::raft::machine::open_machine;
 use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
 use crate::raft::network::Links;
 use crate::raft::options::config;
+use crate::raft::purging::purge;
 use crate::raft::quorum::Quorum;
 use crate::raft::receiving::{self, Receiving};
 use crate::raft::replica::{CommandError, ReplicaError, ReplicaOptions, ReplicaState};
 use crate::raft::tasks::{self, Raft};
 use crate::raft::types::{Groups, Member};
-use crate::store::Reserved;
+use crate::store::{Holding, Reserved};
 use crate::wire::{Append, HandOver, Refusal, Request, Response};
 
 /// A replica that is to lead waits so long for entries that it lacks.
@@ -83,6 +86,7 @@ impl Running {
             times: options.times.clone(),
             followers: Arc::clone(&followers),
             snapshots: Arc::new(AtomicU64::new(1)),
+            transfers: Arc::clone(&options.transfers),
         };
         let raft_failed = |error: &dyn std::fmt::Display| ReplicaError::Raft {
             replica,
@@ -95,7 +99,7 @@ impl Running {
             machine: machine.clone(),
             commands: Arc::clone(&commands),
         };
-        let raft = Raft::new(replica, Arc::new(config), links.clone(), log, served)
+        let raft = Raft::new(replica, Arc::new(config), links.clone(), log.clone(), served)
             .await
             .map_err(|error| raft_failed(&error))?;
         let (appends, waiting_appends) = mpsc::unbounded_channel();
@@ -104,6 +108,7 @@ impl Running {
         proposer.spawn(tasks::propose(
             raft.clone(),
             Arc::clone(&commands),
+            log.largest_entry(),
             stop.subscribe(),
         ));
         let mut all = JoinSet::new();
@@ -112,8 +117,12 @@ impl Running {
         all.spawn(tasks::send_anew(raft.clone(), waiting_anew));
         // What an opening finds in tables is a snapshot as well.
         flushed.notify_one();
-        let retention = options.limits.retention;
-        all.spawn(tasks::purge(raft.clone(), machine.clone(), flushed, retention));
+        all.spawn(purge(
+            raft.clone(),
+            machine.clone(),
+            flushed,
+            Arc::clone(&followers),
+        ));
         Ok(Arc::new(Self {
             raft,
             machine,
@@ -180,6 +189,7 @@ impl Running {
         while proposer.join_next().await.is_some() {}
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         tasks.shutdown().await;
+        self.machine.log().note_holding(Holding::NotRun);
         let receiving = self.receiving.lock().await.take();
         let machine = self.machine.clone();
         blocking(move || {
@@ -199,6 +209,29 @@ impl Running {
             return Err(Stale.into());
         }
         Ok(evaluation)
+    }
+
+    /// Encodes what a command changes, if it changes anything and that may be proposed now; and the room
+    /// that is reserved for it until it has an outcome.
+    pub(super) fn admit(&self, changes: &Changes) -> Result<(EffectsBuf, Option<Reserved>), CommandError> {
+        if changes.rows.is_empty() {
+            return Ok(<_>::default());
+        }
+        let log = self.machine.log();
+        let removes = changes.rows.values().all(Option::is_none);
+        match removes {
+            true => log.admit_removal()?,
+            false => log.admit()?,
+        }
+        if self.most_are_full() {
+            return Err(CommandError::MostFull);
+        }
+        // Too large an entry is refused while that can still be said.
+        let effects = changes.encode()?;
+        let bytes = effects.bytes().len() + BESIDE_EFFECTS;
+        log.check_size(bytes)?;
+        let room = removes.then(|| log.reserve(bytes as u64)).transpose()?;
+        Ok((effects, room))
     }
 
     /// Whether so many replicas have no room for entries that none can be committed.
@@ -292,6 +325,13 @@ impl Running {
     /// Takes a request of another replica of the group.
     pub(super) fn handle(self: Arc<Self>, incoming: Incoming, reply: Reply) {
         if let Request::Append(append) = incoming.request {
+            if let Err(error) = append.entries.iter().try_for_each(|entry| {
+                let bytes = entry.payload.0.len();
+                self.machine.log().check_size(bytes)
+            }) {
+                // Raft would take it for the end of the replica.
+                return reply.send(Response::Refusal(Refusal::failed(error.to_string())));
+            }
             let Ok(room) = self.machine.log().reserve(append.bytes()) else {
                 // Raft goes on meanwhile: it hears its leader, and answers others.
                 return reply.send(Response::Refusal(Refusal::NoRoom));

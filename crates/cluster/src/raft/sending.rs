@@ -1,6 +1,7 @@
 //! Sending a snapshot: its description, and the pieces that the other replica lacks.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use openraft::errors::{NetworkError, StreamingError};
 
@@ -13,9 +14,18 @@ use crate::wire::{FileName, FileOffer, Offer, Payload, Piece, Request, Response,
 
 type Failed = StreamingError<Groups>;
 
+/// A replica says within this time whether its log has room.
+const ASK_WITHIN: Duration = Duration::from_secs(1);
+
 /// Sends what the tables hold to another replica, and waits until it is installed there. The answer
-/// is what that replica has voted for.
+/// is what that replica has voted for. One that does not answer, or has no room, costs no more than that
+/// question.
 pub(super) async fn send(link: &Link, vote: Vote, machine: Machine) -> Result<Vote, Failed> {
+    match link.call(Request::Room, ASK_WITHIN).await? {
+        Response::HasRoom => {}
+        other => return Err(link.unexpected(&other).into()),
+    }
+    let _turn = link.transfer_turn().await?;
     let transfer = blocking(move || machine.transfer()).await.map_err(broken)?;
     let transfer = Arc::new(transfer);
     let sent = send_transfer(link, vote, &transfer).await;

@@ -1,5 +1,4 @@
-//! The tasks of a replica that runs: proposing, confirming reads, appending what a leader sends, and
-//! purging.
+//! The tasks of a replica that runs: proposing, confirming reads, and appending what a leader sends.
 
 use std::future::ready;
 use std::pin::pin;
@@ -8,15 +7,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::{self, FuturesUnordered};
-use openraft::async_runtime::watch::WatchReceiver;
+use openraft::ReadPolicy;
 use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
-use openraft::{LogIdOptionExt, RaftMetrics, ReadPolicy};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
-use crate::machine::{Machine, Outcome as Applied};
+use crate::machine::Outcome as Applied;
 use crate::peers::Reply;
 use crate::proposals::{Outcome, Ticket};
 use crate::raft::applying::Served;
@@ -34,16 +32,19 @@ const PIPELINE: usize = 16;
 /// An entry goes to raft when raft has answered for the one before it, and after this time in any case:
 /// far replicas answer late, and raft may never answer for an entry of a term that is over.
 const NEXT_ENTRY: Duration = Duration::from_millis(20);
-/// Raft says within this time that its snapshot is what was flushed, or the next flush tries again.
-const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
 
 pub(super) type Raft = openraft::Raft<Groups, Served>;
 
 /// Hands entries to raft in the order of their submission, each under the leader that computed it,
 /// until `stop`; and says what became of each, however long that takes. What is submitted while raft
-/// has an entry goes into the next one together.
-pub(super) async fn propose(raft: Raft, commands: Arc<Commands>, mut stop: watch::Receiver<bool>) {
-    let mut batches = Batches::new(Arc::clone(&commands));
+/// has an entry goes into the next one together, which has at most `largest` bytes.
+pub(super) async fn propose(
+    raft: Raft,
+    commands: Arc<Commands>,
+    largest: usize,
+    mut stop: watch::Receiver<bool>,
+) {
+    let mut batches = Batches::new(Arc::clone(&commands), largest);
     let mut under_way = FuturesUnordered::new();
     // The entry that the next one waits for, and until when.
     let mut before = None;
@@ -153,38 +154,4 @@ pub(super) async fn send_anew(raft: Raft, mut asked: mpsc::UnboundedReceiver<Ane
         // It waits no longer.
         let _gone = done.send(());
     }
-}
-
-/// After each flush: gives raft its new snapshot, and purges the entries that are not needed.
-pub(super) async fn purge(raft: Raft, machine: Machine, flushed: Arc<Notify>, retention: u64) {
-    loop {
-        flushed.notified().await;
-        if raft.trigger().snapshot().await.is_err() {
-            return;
-        }
-        let Some(limit) = machine.purge_limit(followers(&raft, retention)) else {
-            continue;
-        };
-        // Raft purges nothing that its snapshot lacks.
-        let has = |now: &RaftMetrics<Groups>| now.snapshot.index() >= Some(limit);
-        let known = raft
-            .wait(Some(SNAPSHOT_WITHIN))
-            .metrics(has, "a snapshot of what is flushed")
-            .await;
-        if known.is_ok() && raft.trigger().purge_log(limit).await.is_err() {
-            return;
-        }
-    }
-}
-
-/// How far the followers are that are at most `retention` entries behind.
-fn followers(raft: &Raft, retention: u64) -> Vec<u64> {
-    let metrics = raft.metrics();
-    let now = metrics.borrow_watched();
-    let last = now.last_log_index.unwrap_or(0);
-    let matched = now.replication.iter().flat_map(|all| all.values());
-    matched
-        .map(|matched| matched.index().unwrap_or(0))
-        .filter(|matched| matched.saturating_add(retention) >= last)
-        .collect()
 }

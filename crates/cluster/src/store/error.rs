@@ -6,6 +6,7 @@ use collie_log::{LogError, Lsn};
 
 use crate::frames::FrameError;
 use crate::ids::{GroupId, ReplicaId};
+use crate::store::limit::Holding;
 
 /// An error of the log store.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -77,7 +78,7 @@ pub enum StoreError {
         lost: String,
     },
     /// The log is as long as it may be.
-    #[error("BUSY log full ({used} of {limit} bytes), held by {holder}")]
+    #[error("BUSY log full ({used} of {limit} bytes), held by {holder} ({held} bytes{})", said(why.as_ref()))]
     Full {
         /// Bytes from its oldest segment on.
         used: u64,
@@ -85,6 +86,12 @@ pub enum StoreError {
         limit: u64,
         /// Who holds its oldest part.
         holder: String,
+        /// How much that is, to the log's end.
+        held: u64,
+        /// Why, if that is known.
+        why: Option<Holding>,
+        /// Whether it has been so for seconds: until then it is worth a wait.
+        lasts: bool,
     },
     /// The disk of the log is full. Nothing was appended, and nothing is at stake: it goes on by
     /// itself when there is room.
@@ -95,6 +102,14 @@ pub enum StoreError {
     NoRoom {
         /// The log's directory.
         path: PathBuf,
+    },
+    /// An entry that no frame of the log takes. Nothing was appended.
+    #[error("ERR an entry of {bytes} bytes is too large for the log of this node, which takes {limit}")]
+    TooLarge {
+        /// Its length.
+        bytes: usize,
+        /// What the log takes.
+        limit: usize,
     },
     /// All numbers of streams are in use.
     #[error("the log has all {limit} streams in use; remove replicas, or open another log")]
@@ -122,6 +137,10 @@ pub enum StoreError {
         /// What is wrong with it.
         problem: String,
     },
+}
+
+fn said(why: Option<&Holding>) -> String {
+    why.map_or_else(String::new, |why| format!(", for {why}"))
 }
 
 impl StoreError {

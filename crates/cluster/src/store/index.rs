@@ -191,6 +191,15 @@ impl Index {
         Some(run.end())
     }
 
+    /// The last entry in a frame that begins below `lsn`.
+    pub(super) fn last_below(&self, lsn: Lsn) -> Option<u64> {
+        let rewritten = |run: &Run| run.first < self.in_order_from;
+        let below = self.runs.partition_point(|run| rewritten(run) || run.lsn < lsn);
+        let mut from_last = self.runs.range(..below).rev();
+        let run = from_last.find(|run| run.lsn < lsn)?;
+        Some(run.end() - 1)
+    }
+
     /// Whether every entry from `first` on and below `end` is there.
     pub(super) fn covers(&self, first: u64, end: u64) -> bool {
         let mut next = first;
@@ -238,6 +247,14 @@ mod tests {
                 index.end_below(durable),
                 below.map(|(at, _)| at + 1),
                 "{durable}: {index:?}"
+            );
+        }
+        for lsn in [0, 40, 80, 10_000] {
+            let below = plain.iter().rev().find(|(_, (at, _))| *at < lsn);
+            assert_eq!(
+                index.last_below(lsn),
+                below.map(|(at, _)| *at),
+                "{lsn}: {index:?}"
             );
         }
         for (first, end) in [(0, 5), (3, 9), (7, 30), (20, 20)] {

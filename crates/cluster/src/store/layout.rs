@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use collie_io::Device;
-use collie_log::LogError;
+use collie_log::{LogError, LogSet, LogSetOptions};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::store::error::StoreError;
+use crate::store::limit::share;
 use crate::store::node_log::{NodeLog, NodeLogOptions};
 use crate::store::recovery::Quarantined;
 use crate::store::replica_log::ReplicaLog;
@@ -35,8 +37,8 @@ pub struct NodeStoreOptions {
     pub layout: Layout,
     /// How logs of many replicas are opened.
     pub shared: NodeLogOptions,
-    /// How logs of one replica are opened: small ones, in a [`LogSet`](collie_log::LogSet), that keep
-    /// little in memory.
+    /// How logs of one replica are opened: small ones that keep little in memory. Those of a disk share
+    /// its limit, and the threads of a [`LogSet`], unless the options name one.
     pub private: NodeLogOptions,
     /// How many logs are opened at a time. Default 8.
     pub open_at_a_time: usize,
@@ -64,6 +66,10 @@ pub struct NodeStore {
     options: NodeStoreOptions,
     opened: Opened,
     logs: Mutex<BTreeMap<Place, NodeLog>>,
+    /// The threads of the private logs of each disk, once there is one.
+    sets: Mutex<BTreeMap<usize, LogSet>>,
+    /// Woken when a log is to be made shorter at once.
+    pressed: Arc<Notify>,
 }
 
 /// A log's place: a disk's shared log, or a replica's own.
@@ -110,6 +116,8 @@ impl NodeStore {
         let this = Self {
             opened,
             logs: Mutex::new(BTreeMap::new()),
+            sets: Mutex::default(),
+            pressed: Arc::default(),
             options,
         };
         // It says who was removed: what is left of their logs is not opened.
@@ -128,6 +136,7 @@ impl NodeStore {
         }
         this.logs.lock().insert(Place::FIRST, first);
         this.check_homes()?;
+        this.share_limits();
         for log in this.logs.lock().values() {
             (this.opened)(log);
         }
@@ -236,11 +245,45 @@ impl NodeStore {
     }
 
     fn open_log(&self, place: Place) -> Result<NodeLog, StoreError> {
-        let options = match place.replica {
-            Some(_) => &self.options.private,
-            None => &self.options.shared,
+        let dir = self.dir(place);
+        let mut options = match place.replica {
+            Some(_) => self.options.private.clone(),
+            None => self.options.shared.clone(),
         };
-        NodeLog::open(self.dir(place), options.clone())
+        let limit = options.limit_in(&dir);
+        if place.replica.is_some() && options.log.threads && options.log.set.is_none() {
+            options.log.set = Some(self.set(place.disk)?);
+        }
+        NodeLog::open_with(dir, options, limit, Arc::clone(&self.pressed))
+    }
+
+    fn set(&self, disk: usize) -> Result<LogSet, StoreError> {
+        let mut sets = self.sets.lock();
+        if let Some(set) = sets.get(&disk) {
+            return Ok(set.clone());
+        }
+        let set = LogSet::new(LogSetOptions::default())?;
+        sets.insert(disk, set.clone());
+        Ok(set)
+    }
+
+    /// The private logs of a disk have its limit together.
+    fn share_limits(&self) {
+        let logs = self.logs.lock();
+        let mut on_disk = BTreeMap::<usize, Vec<&NodeLog>>::new();
+        for (place, log) in logs.iter().filter(|(place, _)| place.replica.is_some()) {
+            on_disk.entry(place.disk).or_default().push(log);
+        }
+        for (disk, logs) in on_disk {
+            let limit = self.options.private.limit_in(&self.logs_dir(disk));
+            logs.iter()
+                .for_each(|log| log.set_limit(share(limit, logs.len())));
+        }
+    }
+
+    /// Waits until a log is to be made shorter at once.
+    pub(crate) async fn pressed(&self) {
+        self.pressed.notified().await;
     }
 
     fn device(&self) -> &Arc<dyn Device> {
@@ -350,6 +393,8 @@ impl NodeStore {
         let log = self.open_log(place)?;
         (self.opened)(&log);
         logs.insert(place, log.clone());
+        drop(logs);
+        self.share_limits();
         Ok(log)
     }
 
@@ -370,6 +415,7 @@ impl NodeStore {
         for (place, log) in others {
             if place.replica == Some(replica) {
                 self.logs.lock().remove(&place);
+                self.share_limits();
                 log.close()?;
                 self.remove_dir(place)?;
             } else if place.replica.is_none() && log.knows(replica) {
@@ -396,4 +442,51 @@ fn io(op: &'static str, path: &Path, error: std::io::Error) -> StoreError {
         path: path.to_owned(),
         source: Arc::new(error),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use collie_log::{LogOptions, RingMode};
+
+    #[tokio::test]
+    async fn private_logs_of_a_disk_share_its_limit_and_threads() {
+        const LIMIT: u64 = 256 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let small = NodeLogOptions {
+            log: LogOptions {
+                ring: RingMode::Private,
+                ring_bytes: 64 << 10,
+                segment_bytes: 64 << 10,
+                reserve_bytes: Some(0),
+                ..LogOptions::default()
+            },
+            log_limit: Some(LIMIT),
+            ..NodeLogOptions::default()
+        };
+        let options = NodeStoreOptions {
+            disks: vec![dir.path().to_owned()],
+            layout: Layout::Private,
+            shared: small.clone(),
+            private: small,
+            ..NodeStoreOptions::default()
+        };
+        let handle = tokio::runtime::Handle::current();
+        let run = move |log: &NodeLog| drop(handle.spawn(log.run()));
+        let store = NodeStore::open(options, Box::new(run)).unwrap();
+        for replica in 1..=4 {
+            store.create(replica, replica, 0).await.unwrap();
+        }
+        let limits = || {
+            let logs = store.logs().into_iter().skip(1);
+            logs.map(|log| log.stats().limit).collect::<Vec<_>>()
+        };
+        assert_eq!(limits(), [LIMIT / 4; 4]);
+        let logs = store.logs();
+        let private = logs.iter().skip(1);
+        assert!(private.clone().all(|log| log.shared.options.log.set.is_some()));
+        store.remove(1, 1).await.unwrap();
+        store.remove(2, 2).await.unwrap();
+        assert_eq!(limits(), [LIMIT / 2; 2]);
+    }
 }

@@ -5,6 +5,7 @@ mod completion;
 mod error;
 mod index;
 mod layout;
+mod limit;
 mod node_log;
 mod pressure;
 mod recovery;
@@ -15,6 +16,7 @@ mod state;
 
 pub use error::StoreError;
 pub use layout::{Layout, NodeStore, NodeStoreOptions, Opened};
+pub use limit::{Holding, Retention};
 pub use node_log::{NodeLog, NodeLogOptions, NodeLogStats};
 pub use recovery::Quarantined;
 pub(crate) use replica::replica_holder;

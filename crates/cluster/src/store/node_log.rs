@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use collie_log::{Level, Log, LogError, LogOptions, Lsn, RecoveryMode, Span, Worker};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::frames::{Directory, Frame, Listed, NODE_STREAM, STREAMS, Tombstone};
 use crate::ids::{GroupId, ReplicaId};
 use crate::store::completion::{Completion, Done};
 use crate::store::error::StoreError;
+use crate::store::limit::{Limit, Retention};
 use crate::store::recovery::{QUARANTINED, Quarantined, Recovered, Recovery};
 use crate::store::replica::Replica;
 use crate::store::replica_log::ReplicaLog;
@@ -29,10 +31,15 @@ const FRAME_BYTES: usize = 1 << 20;
 pub struct NodeLogOptions {
     /// The log's own. Its recovery mode is always [`RecoveryMode::SkipDamaged`].
     pub log: LogOptions,
-    /// How long the log may become, in bytes; see [`NodeLog::maintain`]. Default 2 GiB.
-    pub log_limit: u64,
-    /// Where the file system of the log has less room than this, in bytes, the log is kept short as if
-    /// it had reached three quarters of its limit; see [`NodeLog::maintain`]. 0: never. Default 1 GiB.
+    /// How long the log may become, in bytes; see [`NodeLog::maintain`]. `None`, the default, fits its
+    /// disk: an eighth of it, from 64 MiB to 2 GiB.
+    pub log_limit: Option<u64>,
+    /// What it keeps of entries that are in tables. `None`, the default: a sixteenth of its limit, and
+    /// half of it for followers that lack them.
+    pub retention: Option<Retention>,
+    /// Where the file system of the log has less room than this, in bytes, and less than a quarter of
+    /// its own size, the log is kept short as if it were full; see [`NodeLog::maintain`]. 0: never.
+    /// Default 1 GiB.
     pub free_min: u64,
     /// Entries within so many bytes of the log's end are kept in memory, those that are not durable
     /// yet besides. It counts for each log: a node with many has less for each. Default 256 MiB.
@@ -43,7 +50,8 @@ impl Default for NodeLogOptions {
     fn default() -> Self {
         Self {
             log: LogOptions::default(),
-            log_limit: 2 << 30,
+            log_limit: None,
+            retention: None,
             free_min: 1 << 30,
             cache_bytes: 256 << 20,
         }
@@ -98,6 +106,7 @@ pub(super) struct Shared {
     pub(super) completion: Completion,
     node: Mutex<Node>,
     pub(super) options: NodeLogOptions,
+    pub(super) limit: Limit,
     pub(super) counters: Counters,
     /// Whether replicas in this log may take over leadership: its disk has not been full lately.
     pub(super) may_take_over: AtomicBool,
@@ -132,6 +141,18 @@ impl NodeLog {
     /// # Errors
     /// The log's; [`StoreError::Frame`] where a later version wrote it.
     pub fn open(dir: impl AsRef<Path>, options: NodeLogOptions) -> Result<Self, StoreError> {
+        let limit = options.limit_in(dir.as_ref());
+        Self::open_with(dir, options, limit, Arc::default())
+    }
+
+    /// The same with this limit. `pressed` is woken when the log is to be made shorter.
+    pub(super) fn open_with(
+        dir: impl AsRef<Path>,
+        options: NodeLogOptions,
+        limit: u64,
+        pressed: Arc<Notify>,
+    ) -> Result<Self, StoreError> {
+        let options = options.fitting(limit);
         let log_options = LogOptions {
             recovery_mode: RecoveryMode::SkipDamaged,
             ..options.log.clone()
@@ -149,6 +170,7 @@ impl NodeLog {
             completion: Completion::default(),
             node: Mutex::new(Node::recovered(recovered, &log)),
             options,
+            limit: Limit::new(limit, pressed),
             counters: Counters::default(),
             may_take_over: AtomicBool::new(true),
             reserved: AtomicU64::new(0),
@@ -326,7 +348,7 @@ impl NodeLog {
         let replicas = shared.replicas();
         NodeLogStats {
             used: shared.used(),
-            limit: shared.options.log_limit,
+            limit: shared.limit.bytes(),
             cached: replicas
                 .iter()
                 .map(|replica| replica.live.lock().cache.bytes())
@@ -492,6 +514,25 @@ impl Shared {
     pub(super) fn directory_holds(&self, mark: Lsn) -> bool {
         let node = self.node.lock();
         node.directory_end < mark || !node.buried.is_empty()
+    }
+
+    /// Lets go of what is kept below the last directory of replicas that damage took frames of. They stay
+    /// quarantined, as each directory says; all others need the room.
+    pub(super) fn let_go_of_damaged(&self) {
+        let mut node = self.node.lock();
+        let mark = node.directory_end;
+        for lost in &mut node.quarantined {
+            if lost.oldest < mark {
+                let (replica, group) = (lost.replica, lost.group);
+                tracing::error!(
+                    replica,
+                    group,
+                    "the log is full, and lets go of what was left of a replica that damage took frames of"
+                );
+                lost.oldest = mark;
+                self.log.retain(&lost.holder(), mark);
+            }
+        }
     }
 
     /// Appends a directory when there is room.

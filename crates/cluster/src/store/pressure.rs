@@ -2,14 +2,18 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::frames::{ENTRIES_HEAD, ENTRY_HEAD};
 use crate::ids::ReplicaId;
 use crate::store::error::StoreError;
+use crate::store::limit::disk;
 use crate::store::node_log::NodeLog;
 use crate::store::replica_log::ReplicaLog;
 
 /// A replica whose entries take no more in the log is appended anew at its end; of one with more,
-/// only what is no entry.
+/// only what is no entry. And no more than its part of so large a part of the limit: what all replicas
+/// have together would otherwise be appended anew again and again, and fill the log with itself.
 const REWRITE_BYTES: u64 = 1 << 20;
+const REWRITTEN_OF_LIMIT: u64 = 8;
 /// A log with fewer segments than this has hardly any to let go of: little room on its disk is no
 /// reason then to make it shorter.
 const SEGMENTS_MIN: u64 = 4;
@@ -20,7 +24,35 @@ impl ReplicaLog {
     /// # Errors
     /// [`StoreError::Full`], [`StoreError::NoRoom`].
     pub fn admit(&self) -> Result<(), StoreError> {
-        self.node_log().admit()
+        self.shared().admit()
+    }
+
+    /// The same of a proposal that takes data away: a part of the log's limit is kept for these. On a full
+    /// disk it has what is prepared, see [`ReplicaLog::reserve`].
+    ///
+    /// # Errors
+    /// [`StoreError::Full`].
+    pub(crate) fn admit_removal(&self) -> Result<(), StoreError> {
+        self.shared().admit_removal()
+    }
+
+    /// The largest entry that a frame of the log takes, in bytes.
+    pub(crate) fn largest_entry(&self) -> usize {
+        let most = self.shared().options.log.max_payload();
+        most.saturating_sub(ENTRIES_HEAD + ENTRY_HEAD)
+    }
+
+    /// Refuses an entry of so many bytes where no frame takes it: raft would take a refusal of the append
+    /// for the end of the replica.
+    ///
+    /// # Errors
+    /// [`StoreError::TooLarge`].
+    pub(crate) fn check_size(&self, bytes: usize) -> Result<(), StoreError> {
+        let limit = self.largest_entry();
+        match bytes <= limit {
+            true => Ok(()),
+            false => Err(StoreError::TooLarge { bytes, limit }),
+        }
     }
 }
 
@@ -29,28 +61,18 @@ impl NodeLog {
     /// [`ReplicaLog::append`] for the end of the replica.
     ///
     /// # Errors
-    /// [`StoreError::Full`] where the log has reached its limit, [`StoreError::NoRoom`] where its disk
-    /// is full.
+    /// [`StoreError::Full`] where the log has reached its limit but for what is kept for removals,
+    /// [`StoreError::NoRoom`] where its disk is full.
     pub fn admit(&self) -> Result<(), StoreError> {
-        if let Some(full) = self.shortage() {
-            self.shared.counters.refused.fetch_add(1, Ordering::Relaxed);
-            return Err(full);
-        }
-        let (used, limit) = (self.shared.used(), self.shared.options.log_limit);
-        if used < limit {
-            return Ok(());
-        }
-        self.shared.counters.refused.fetch_add(1, Ordering::Relaxed);
-        let holder = self.log().holders().into_iter().next();
-        let holder = holder.map_or_else(|| "its last segment".to_owned(), |(name, _)| name);
-        Err(StoreError::Full { used, limit, holder })
+        self.shared.admit()
     }
 
-    /// What is to be done once a second: says what is committed, shrinks what is in memory, appends
-    /// the directory where it is due and, from three quarters of the log's limit on, or where its disk
-    /// has [little room](crate::NodeLogOptions::free_min), makes the replicas let go that hold its
-    /// oldest quarter. `flush` is called for those that have many
-    /// entries: their store is to flush, and then to purge. The others are appended anew.
+    /// What is to be done once a second, and when the log is pressed: says what is committed, shrinks
+    /// what is in memory, appends the directory where it is due, and makes the replicas let go of what
+    /// the log [keeps no longer](crate::Retention): entries are purged. Where they are not in tables yet,
+    /// `flush` is called for those that have many: their store is to flush, and then to purge. Those
+    /// that have few are appended anew. Where the disk has [little
+    /// room](crate::NodeLogOptions::free_min), or the log is full, at least its oldest quarter goes.
     ///
     /// Blocks on reads of entries that are not in memory.
     ///
@@ -70,46 +92,51 @@ impl NodeLog {
         if self.shared.directory_is_due() && !is_short {
             self.shared.append_directory_async().await?;
         }
-        let (used, limit) = (self.shared.used(), self.shared.options.log_limit);
-        if used >= limit / 4 * 3 || self.is_crowded(used) {
-            let mark = self.log().oldest() + used / 4;
-            for replica in &replicas {
-                match self.relieve(replica, mark, flush).await {
-                    // Others may let go without an append.
-                    Err(full) if full.is_no_room() => {}
-                    done => gone_is_done(done)?,
-                }
+        self.shared.limit.set_crowded(self.is_crowded());
+        let cuts = self.shared.cuts();
+        if self.full().is_some() {
+            self.shared.let_go_of_damaged();
+        }
+        let each = self.shared.limit.bytes() / REWRITTEN_OF_LIMIT / replicas.len().max(1) as u64;
+        let most = each.min(REWRITE_BYTES);
+        for replica in &replicas {
+            replica.want_purge_below(cuts.soft);
+            match self.relieve(replica, (cuts.hard, most), flush).await {
+                // Others may let go without an append.
+                Err(full) if full.is_no_room() => {}
+                done => gone_is_done(done)?,
             }
-            if self.shared.directory_holds(mark) {
-                self.shared.append_directory_async().await?;
-            }
+        }
+        if self.log().oldest() < cuts.hard && self.shared.directory_holds(cuts.hard) {
+            self.shared.append_directory_async().await?;
         }
         Ok(())
     }
 
     /// Whether the log is to be made shorter since its disk has little room.
-    fn is_crowded(&self, used: u64) -> bool {
+    fn is_crowded(&self) -> bool {
         let options = &self.shared.options;
-        if options.free_min == 0 || used < SEGMENTS_MIN * options.log.segment_bytes {
+        if options.free_min == 0 || self.shared.used() < SEGMENTS_MIN * options.log.segment_bytes {
             return false;
         }
         // A device that does not say is not asked to.
-        let room = options.log.device.statfs(&self.shared.dir);
-        room.is_ok_and(|room| room.available.saturating_mul(room.block_size) < options.free_min)
+        let room = disk(&*options.log.device, &self.shared.dir);
+        room.is_some_and(|(size, free)| free < options.free_min.min(size / 4))
     }
 
-    /// Makes a replica hold nothing below `mark`, if that is possible here.
+    /// Makes a replica hold nothing below `mark`, if that is possible here; of one whose entries have at
+    /// most so many bytes, they are appended anew.
     async fn relieve(
         &self,
         replica: &ReplicaLog,
-        mark: u64,
+        (mark, most): (u64, u64),
         flush: &(dyn Fn(ReplicaId) + Sync),
     ) -> Result<(), StoreError> {
         let (bytes, pinned) = replica.weight();
         if pinned >= mark {
             return Ok(());
         }
-        let few = bytes <= REWRITE_BYTES;
+        let few = bytes <= most;
         // Until it is appended.
         let _room = few.then(|| self.shared.reserve(bytes)).transpose()?;
         if !few {

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use collie_log::{Log, Lsn};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::frames::Listed;
 use crate::ids::{GroupId, ReplicaId};
 use crate::store::cache::Cache;
+use crate::store::limit::Holding;
 use crate::store::state::{Identity, ReplicaState};
 
 /// A replica. Its `live` is locked for every frame that is appended: the lock orders the stream.
@@ -18,6 +20,10 @@ pub(super) struct Replica {
     holder: String,
     /// From where on it holds the log. Locked after `live`.
     pinned: Mutex<Lsn>,
+    /// Why, as who purges it last saw.
+    holding: Mutex<Holding>,
+    /// Wakes who purges it.
+    pub(super) wanted: Notify,
 }
 
 /// The name by which a replica holds the log.
@@ -48,6 +54,8 @@ impl Replica {
             }),
             holder: replica_holder(identity.replica, identity.group),
             pinned: Mutex::new(0),
+            holding: Mutex::default(),
+            wanted: Notify::new(),
         }
     }
 
@@ -70,6 +78,20 @@ impl Replica {
     /// From where on it holds the log.
     pub(super) fn pinned(&self) -> Lsn {
         *self.pinned.lock()
+    }
+
+    /// The name by which it holds the log.
+    pub(super) fn holder(&self) -> &str {
+        &self.holder
+    }
+
+    /// Why it holds the log.
+    pub(super) fn holding(&self) -> Holding {
+        *self.holding.lock()
+    }
+
+    pub(super) fn set_holding(&self, holding: Holding) {
+        *self.holding.lock() = holding;
     }
 
     /// Its line of a directory that is about to be appended.

@@ -9,6 +9,7 @@ use crate::frames::{ENTRIES_HEAD, ENTRY_HEAD, Entries, Frame, Payloads, Payloads
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::store::error::StoreError;
 use crate::store::index::Run;
+use crate::store::limit::{Cuts, Holding};
 use crate::store::node_log::{NodeLog, Shared};
 use crate::store::replica::{Live, Replica};
 use crate::store::room::Patience;
@@ -531,6 +532,36 @@ impl ReplicaLog {
     pub(super) fn weight(&self) -> (u64, Lsn) {
         let bytes = self.replica.live.lock().state.index.bytes();
         (bytes, self.replica.pinned())
+    }
+
+    /// The last entries in frames below these cuts.
+    pub(super) fn entries_below(&self, cuts: Cuts) -> (Option<u64>, Option<u64>) {
+        let live = self.replica.live.lock();
+        let index = &live.state.index;
+        (index.last_below(cuts.soft), index.last_below(cuts.hard))
+    }
+
+    /// Wakes who purges the replica if it has entries in frames below.
+    pub(super) fn want_purge_below(&self, lsn: Lsn) {
+        let oldest = self.replica.live.lock().state.index.oldest_frame();
+        if oldest.is_some_and(|oldest| oldest < lsn) {
+            self.replica.wanted.notify_one();
+        }
+    }
+
+    /// Waits until entries are to be purged if that is possible.
+    pub(crate) async fn purge_wanted(&self) {
+        self.replica.wanted.notified().await;
+    }
+
+    /// Notes why the log has entries of the replica.
+    pub(crate) fn note_holding(&self, holding: Holding) {
+        self.replica.set_holding(holding);
+    }
+
+    /// Why the log has entries of the replica.
+    pub(crate) fn holding(&self) -> Holding {
+        self.replica.holding()
     }
 
     /// The oldest frame that says something else than entries.

@@ -13,7 +13,7 @@ use collie_cluster::peers::{Identity, Network, PeersOptions, PlainTcp, Times, Tl
 use collie_cluster::proposals::Answer;
 use collie_cluster::{
     CommandError, Executed, GroupLimits, GroupTimes, Layout, Member, Node, NodeError, NodeLogOptions,
-    NodeOptions, NodeStoreOptions, Replica, ReplicaState, Row, Rows, StoreError, Value,
+    NodeOptions, NodeStoreOptions, Replica, ReplicaState, Retention, Row, Rows, StoreError, Value,
 };
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{Clock, Nanos, RealClock, RealDevice};
@@ -33,8 +33,11 @@ pub(crate) const GROUP: u64 = 7;
 pub(crate) const CAP: Duration = Duration::from_secs(60);
 /// From one look at what is waited for to the next.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Entries that stay in the log behind what may be purged.
-const MARGIN: u64 = 5;
+/// Bytes of entries that stay in the log, and for followers that lack them.
+const RETENTION: Retention = Retention {
+    margin: 1 << 10,
+    lagging: 1 << 30,
+};
 /// Each start of a node is another process to its peers.
 static BOOTS: AtomicU64 = AtomicU64::new(1);
 
@@ -110,7 +113,7 @@ impl Network for Cuts {
 /// A node of the cluster, dead or alive.
 pub(crate) struct Place {
     pub(crate) id: u64,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     pub(crate) dir: TempDir,
     /// Its certificate, if the cluster has a CA.
     tls: Option<TlsTcp>,
@@ -145,10 +148,14 @@ impl Clock for Behind {
     }
 }
 
+/// Changes how a node is started.
+type Adjust = Box<dyn Fn(&mut NodeOptions) + Send + Sync>;
+
 pub(crate) struct Cluster {
     pub(crate) places: Vec<Place>,
     cuts: Cuts,
     limits: GroupLimits,
+    adjust: Adjust,
     simulated: Simulated,
     /// For the clients.
     pub(crate) runtime: Runtime,
@@ -220,6 +227,7 @@ pub(crate) fn log_options() -> LogOptions {
 pub(crate) fn node_options(dir: &std::path::Path, log: LogOptions, peers: PeersOptions) -> NodeOptions {
     let log = NodeLogOptions {
         log,
+        retention: Some(RETENTION),
         ..NodeLogOptions::default()
     };
     NodeOptions {
@@ -237,7 +245,6 @@ pub(crate) fn node_options(dir: &std::path::Path, log: LogOptions, peers: PeersO
                 reserve_bytes: Some(0),
                 ..Options::default()
             },
-            purge_margin: MARGIN,
             ..MachineOptions::new(Arc::new(Runs))
         },
         times: times(),
@@ -252,6 +259,12 @@ impl Place {
         alive
             .as_ref()
             .and_then(|(node, _)| node.replica(replica_on(self.id)))
+    }
+
+    /// The node, and where it runs.
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&Node, &Runtime) -> T) -> Option<T> {
+        let alive = self.alive.lock().unwrap();
+        alive.as_ref().map(|(node, runtime)| look(node, runtime))
     }
 
     /// The changes of the node.
@@ -288,6 +301,24 @@ impl Cluster {
         Self::with(GroupLimits::default(), None, simulated)
     }
 
+    /// One whose logs keep no entries for followers that lack them.
+    pub(crate) fn forgetful() -> Self {
+        Self::adjusted(Simulated::Nothing, |options| {
+            options.store.shared.retention = Some(Retention {
+                margin: 0,
+                lagging: 0,
+            });
+        })
+    }
+
+    /// One whose nodes are started with other options.
+    pub(crate) fn adjusted(
+        simulated: Simulated,
+        adjust: impl Fn(&mut NodeOptions) + Send + Sync + 'static,
+    ) -> Self {
+        Self::start(Box::new(adjust), GroupLimits::default(), None, simulated)
+    }
+
     /// One whose nodes speak TLS.
     pub(crate) fn secured() -> Self {
         let ca = Authority::new("of the cluster");
@@ -295,6 +326,10 @@ impl Cluster {
     }
 
     fn with(limits: GroupLimits, ca: Option<&Authority>, simulated: Simulated) -> Self {
+        Self::start(Box::new(|_| {}), limits, ca, simulated)
+    }
+
+    fn start(adjust: Adjust, limits: GroupLimits, ca: Option<&Authority>, simulated: Simulated) -> Self {
         let place = |(index, address): (usize, SocketAddr)| Place {
             id: index as u64 + 1,
             address,
@@ -308,6 +343,7 @@ impl Cluster {
             places: addresses(3).into_iter().enumerate().map(place).collect(),
             cuts: Cuts::default(),
             limits,
+            adjust,
             simulated,
             runtime: runtime(),
         };
@@ -342,6 +378,7 @@ impl Cluster {
             let mut options = node_options(place.dir.path(), log_options(), peers);
             options.limits = self.limits.clone();
             self.simulate(place, &mut options);
+            (self.adjust)(&mut options);
             match runtime.block_on(Node::start(network, options)) {
                 Err(NodeError::Store(StoreError::Log(LogError::Locked { .. }))) => None,
                 node => Some(node.unwrap()),

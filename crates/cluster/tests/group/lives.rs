@@ -57,12 +57,7 @@ fn a_cluster_that_dies_as_a_whole_goes_on_where_it_was() {
 
 #[test]
 fn a_follower_behind_the_purge_learns_by_snapshot() {
-    let limits = GroupLimits {
-        // Nobody is waited for.
-        retention: 0,
-        ..GroupLimits::default()
-    };
-    let cluster = Arc::new(Cluster::new(limits));
+    let cluster = Arc::new(Cluster::forgetful());
     let tally = Tally::new(2);
     cluster.count(&tally, 2, 5, || {});
     cluster.check(&tally);

@@ -6,6 +6,7 @@
 
 #[path = "../addresses/mod.rs"]
 mod addresses;
+mod bytes;
 #[path = "../certificates/mod.rs"]
 mod certificates;
 mod cluster;

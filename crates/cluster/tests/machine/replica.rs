@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use collie_cluster::machine::{Machine, MachineError, MachineOptions, OnFlush, Unsettled};
-use collie_cluster::{NodeLog, NodeLogOptions, ReplicaLog};
+use collie_cluster::{NodeLog, NodeLogOptions, ReplicaLog, Retention};
 use collie_db::{FamilyOptions, Options, Shared, SharedOptions};
 use collie_log::{Level, LogOptions, RingMode};
 use collie_sim::{PowerCut, Rng, SimDevice};
@@ -17,7 +17,6 @@ use crate::dying::Dying;
 use crate::plain::{Group, Numbered, assert_holds, change};
 
 /// Entries that stay in the log behind what may be purged.
-pub(crate) const MARGIN: u64 = 5;
 const GROUP: u64 = 1;
 
 pub(crate) struct Replica {
@@ -43,6 +42,11 @@ fn node_log(device: &SimDevice) -> NodeLog {
     };
     let options = NodeLogOptions {
         log,
+        // For those that lack them only.
+        retention: Some(Retention {
+            margin: 0,
+            lagging: 1 << 30,
+        }),
         ..NodeLogOptions::default()
     };
     NodeLog::open("/log", options).unwrap()
@@ -94,7 +98,6 @@ impl Replica {
                 },
                 ..Options::default()
             },
-            purge_margin: MARGIN,
             on_flush: self.on_flush.clone(),
             ..MachineOptions::new(Arc::new(Numbered))
         }

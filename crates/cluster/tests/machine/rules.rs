@@ -8,7 +8,7 @@ use collie_cluster::machine::{Change, Machine, MachineError, Outcome, data_key};
 use collie_sim::Rng;
 
 use crate::plain::{Group, assert_holds};
-use crate::replica::{MARGIN, Replica};
+use crate::replica::Replica;
 
 /// A group with so many entries.
 pub(crate) fn group_of(entries: usize, seed: u64) -> Group {
@@ -61,13 +61,12 @@ fn purges_stay_behind_what_is_flushed_and_what_is_needed() {
     let machine = replica.machine();
     assert_eq!(machine.purge_limit([]), None);
     machine.flush().unwrap();
-    assert_eq!(machine.purge_limit([]), Some(99 - MARGIN));
-    assert_eq!(machine.purge_limit([200, 70]), Some(70 - MARGIN));
-    assert_eq!(machine.purge_limit([MARGIN - 1]), None);
+    assert_eq!(machine.purge_limit([]), Some(99));
+    assert_eq!(machine.purge_limit([200, 70]), Some(70));
     replica.purge();
     assert_eq!(machine.purge_limit([]), None, "there is nothing to purge");
     let bounds = replica.log().bounds();
-    assert_eq!(bounds.purged.unwrap().index, 99 - MARGIN);
+    assert_eq!(bounds.purged.unwrap().index, 99);
 }
 
 /// Entries that fill a memtable each: between any two commits there may be a table's end.

@@ -4,7 +4,7 @@ use collie_cluster::machine::{MachineError, Missing, Staging, Transfer};
 use collie_sim::Rng;
 
 use crate::plain::{assert_holds, change};
-use crate::replica::{MARGIN, Replica};
+use crate::replica::Replica;
 use crate::rules::{group_of, grown};
 
 fn fetch(transfer: &Transfer, staging: &mut Staging) -> u64 {
@@ -28,7 +28,7 @@ fn a_transfer_holds_what_was_applied_and_what_comes_behind_is_not_purged() {
     from.apply(&group, 50).unwrap();
     from.machine().flush().unwrap();
     assert_eq!(Some(&position), group.at(Some(49)).position.as_ref());
-    assert_eq!(from.machine().purge_limit([]), Some(49 - MARGIN));
+    assert_eq!(from.machine().purge_limit([]), Some(49));
     from.purge();
     let to = Replica::new(2, 2);
     let mut staging = to.machine().stage(transfer.description().clone()).unwrap();
@@ -50,7 +50,7 @@ fn a_transfer_holds_what_was_applied_and_what_comes_behind_is_not_purged() {
     assert_holds(to.machine(), &group, "caught up");
     to.reopen(&group, "caught up");
     drop(transfer);
-    assert_eq!(from.machine().purge_limit([]), Some(99 - MARGIN));
+    assert_eq!(from.machine().purge_limit([]), Some(99));
     from.reopen(&group, "the sender");
 }
 

@@ -10,7 +10,7 @@ use collie_cluster::machine::{MachineOptions, Runs};
 use collie_cluster::peers::{Identity, PeersOptions, Times};
 use collie_cluster::{
     GroupLimits, GroupTimes, Layout, LogOpened, Member, Node, NodeError, NodeLog, NodeLogOptions,
-    NodeOptions, NodeStoreOptions, Replica,
+    NodeOptions, NodeStoreOptions, Replica, Retention,
 };
 use collie_db::{FamilyOptions, Options, Shared, SharedOptions};
 use collie_log::{Level, LogOptions, RingMode};
@@ -23,8 +23,11 @@ use crate::sockets::Simulated;
 use crate::world::{NodeClock, World};
 
 const PORT: u16 = 4000;
-/// Entries that stay in the log behind what may be purged.
-const MARGIN: u64 = 5;
+/// Bytes of entries that stay in the log; who is further behind learns by a snapshot.
+const RETENTION: Retention = Retention {
+    margin: 1 << 10,
+    lagging: 8 << 10,
+};
 /// Clients at each node.
 const CLIENTS: u32 = 3;
 
@@ -139,6 +142,7 @@ impl Place {
                 threads: false,
                 ..LogOptions::default()
             },
+            retention: Some(RETENTION),
             ..NodeLogOptions::default()
         };
         let background = Shared::new(SharedOptions {
@@ -171,7 +175,6 @@ impl Place {
                     },
                     ..Options::default()
                 },
-                purge_margin: MARGIN,
                 ..MachineOptions::new(Arc::new(Runs))
             },
             times: GroupTimes {
@@ -184,8 +187,6 @@ impl Place {
                 ..GroupTimes::default()
             },
             limits: GroupLimits {
-                // Who is far behind learns by a snapshot.
-                retention: 40,
                 // Faults come more often here than anywhere else.
                 failures: 1000,
                 ..GroupLimits::default()

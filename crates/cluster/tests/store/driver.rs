@@ -65,8 +65,9 @@ impl Setup {
         };
         let shared = NodeLogOptions {
             log,
-            log_limit: self.log_limit,
+            log_limit: Some(self.log_limit),
             free_min: self.free_min,
+            retention: None,
             cache_bytes: self.cache_bytes,
         };
         let options = NodeStoreOptions {

@@ -139,7 +139,7 @@ fn ask_all(access: &Access, seeds: &[SocketAddr]) -> BTreeMap<String, Result<Vie
         let views: Vec<_> = thread::scope(|scope| {
             let asking: Vec<_> = next
                 .iter()
-                .map(|at| scope.spawn(|| ask(access, *at).map_err(|error| words(&error))))
+                .map(|at| scope.spawn(move || ask(access, *at).map_err(|error| words(&error))))
                 .collect();
             let answer = |asking: thread::ScopedJoinHandle<'_, Result<View, String>>| {
                 asking

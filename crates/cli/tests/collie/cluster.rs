@@ -31,7 +31,8 @@ struct Node {
 
 impl Nodes {
     fn start(dir: tempfile::TempDir, flags: &[String]) -> Self {
-        let nodes = addresses(9).chunks(3).map(|own| Node {
+        let all = addresses(9);
+        let nodes = all.chunks(3).map(|own| Node {
             client: own[0],
             peer: own[1],
             metrics: own[2],

@@ -41,31 +41,29 @@ fn led_by(site: &Site) -> usize {
 fn nodes_without_a_replica_know_the_leaders_after_each_change() {
     let sites = cluster(5, 3, 21);
     let map = settled(&sites, 5, 21);
-    let has_all = |number: u64| {
+    let has_any = |number: u64| {
         let mut partitions = map.partitions.values();
-        partitions.all(|partition| partition.member_on(number).is_some())
+        partitions.any(|partition| partition.member_on(number).is_some())
     };
-    assert!((1..=5).all(|number| !has_all(number)), "each lacks some");
+    assert_eq!([3, 4, 5].map(has_any), [true, false, false]);
     all_agree(&sites, "agreement when all has begun");
 
     // One takes over all that it can, and others take that again.
-    for at in [1, 3] {
+    for at in [1, 2] {
         until(&sites, "a node that takes over", || {
             let asked = sites[at].with(|node, _| node.cluster().take_over());
-            let own = map.partitions.values();
-            let own = own.filter(|partition| partition.member_on(at as u64 + 1).is_some());
-            (asked.is_err() && led_by(&sites[at]) == own.count()).then_some(())
+            (asked.is_err() && led_by(&sites[at]) == 21).then_some(())
         });
         all_agree(&sites, "agreement when one has taken over");
     }
-    sites[3].kill();
+    sites[2].kill();
     until(&sites, "other leaders of what the dead node led", || {
         let topology = sites[0].with(|node, _| node.cluster().topology());
         let mut served = topology.partitions.iter();
         served.all(|partition| partition.is_served).then_some(())
     });
     all_agree(&sites, "agreement when one is dead");
-    sites[3].start(Begin::Start);
+    sites[2].start(Begin::Start);
     settled(&sites, 5, 21);
     all_agree(&sites, "agreement when it is back");
     // Clients are sent to the leader at once, and not by way of another.

@@ -3,7 +3,7 @@
 //!
 //! Results go to standard output, one JSON object per line where `--json` asks for it; everything
 //! else goes to standard error. The exit code is 0 for success, 1 if something was found or failed,
-//! 2 for a wrong command line.
+//! 2 for a wrong command line; `collie cluster status` has more.
 
 mod allocator;
 mod args;
@@ -35,6 +35,8 @@ enum Outcome {
     Good,
     /// It found a problem and has reported it.
     Bad,
+    /// It has reported what this exit code says.
+    Code(u8),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
     match run(args) {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Bad) => ExitCode::FAILURE,
+        Ok(Outcome::Code(code)) => ExitCode::from(code),
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::complain(&error);

@@ -4,7 +4,11 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 #[cfg(feature = "lab")]
 use std::net::Ipv4Addr;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 /// How long a server may take for a reply while its disk works.
 #[cfg(feature = "lab")]
@@ -23,9 +27,57 @@ pub(crate) enum Reply {
     Array(Vec<Reply>),
 }
 
+/// What secures a connection.
+pub(crate) struct Tls {
+    pub(crate) config: Arc<ClientConfig>,
+    /// Whom the server's certificate is to be for.
+    pub(crate) name: ServerName<'static>,
+}
+
+/// A connection, plain or by TLS.
+enum Stream {
+    Plain(TcpStream),
+    Secured(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    #[cfg(feature = "lab")]
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(tcp) => tcp,
+            Self::Secured(secured) => secured.get_ref(),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(tcp) => tcp.read(buffer),
+            Self::Secured(secured) => secured.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(tcp) => tcp.write(bytes),
+            Self::Secured(secured) => secured.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(tcp) => tcp.flush(),
+            Self::Secured(secured) => secured.flush(),
+        }
+    }
+}
+
 /// A connection.
 pub(crate) struct Client {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Stream>,
     out: Vec<u8>,
 }
 
@@ -48,19 +100,27 @@ impl Client {
 
     /// To a server anywhere; so long for the connection, and for each reply.
     pub(crate) fn connect_to(address: SocketAddr, patience: Duration) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&address, patience)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(patience))?;
-        Ok(Self {
+        Ok(Self::over(Stream::Plain(tcp(address, patience)?)))
+    }
+
+    /// The same by TLS.
+    pub(crate) fn connect_secured(address: SocketAddr, patience: Duration, tls: Tls) -> io::Result<Self> {
+        let connection = ClientConnection::new(tls.config, tls.name).map_err(io::Error::other)?;
+        let stream = StreamOwned::new(connection, tcp(address, patience)?);
+        Ok(Self::over(Stream::Secured(Box::new(stream))))
+    }
+
+    fn over(stream: Stream) -> Self {
+        Self {
             stream: BufReader::with_capacity(1 << 16, stream),
             out: Vec::new(),
-        })
+        }
     }
 
     /// Whether the server has ended the connection, as far as is known here.
     #[cfg(feature = "lab")]
     pub(crate) fn has_ended(&mut self) -> bool {
-        let stream = self.stream.get_ref();
+        let stream = self.stream.get_ref().tcp();
         let ended = stream.set_nonblocking(true).is_err() || !is_silent(stream.peek(&mut [0]));
         ended || stream.set_nonblocking(false).is_err()
     }
@@ -78,7 +138,8 @@ impl Client {
     }
 
     pub(crate) fn send(&mut self) -> io::Result<()> {
-        let sent = self.stream.get_mut().write_all(&self.out);
+        let stream = self.stream.get_mut();
+        let sent = stream.write_all(&self.out).and_then(|()| stream.flush());
         self.out.clear();
         sent
     }
@@ -123,6 +184,14 @@ impl Client {
         bytes.truncate(len);
         Ok(Reply::Bulk(bytes))
     }
+}
+
+/// A connection to an address, on which all waits for so long at most.
+fn tcp(address: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, patience)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(patience))?;
+    Ok(stream)
 }
 
 /// Whether nothing has come on a connection, nor its end.

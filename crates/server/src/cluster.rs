@@ -70,6 +70,10 @@ pub trait Cluster: fmt::Debug + Send + Sync + 'static {
     /// This node cannot lead, or leads all of them: why.
     fn take_over(&self) -> Result<(), String>;
 
+    /// Hands over what this node leads, before it ends, and takes nothing over any more; says whether
+    /// anything went over. Ends within seconds, also where no other node can lead.
+    fn retire(&self) -> Pin<Box<dyn Future<Output = bool> + Send>>;
+
     /// The partition of a slot if this node has a replica of it, whether that leads or not: for
     /// reads that may be old (`READONLY`).
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>>;
@@ -143,6 +147,8 @@ pub struct PartitionInfo {
     pub slots: RangeInclusive<u16>,
     /// The number of the node that leads it, as far as this node knows.
     pub leader: Option<u64>,
+    /// Whether that node answers this one: keys are served.
+    pub is_served: bool,
     /// The numbers of the nodes that have replicas of it.
     pub replicas: Vec<u64>,
 }
@@ -217,9 +223,14 @@ pub trait Partition: fmt::Debug + Send + Sync + 'static {
     /// Who leads, if that is this replica and it has applied all that was decided before it led.
     fn leadership(&self) -> Option<Leadership>;
 
+    /// The time by which a command would run here now, in milliseconds since the Unix epoch: see
+    /// [`Evaluation::now_ms`].
+    fn now_ms(&self) -> u64;
+
     /// Says whether what was read of this replica while `leadership` was [its](Self::leadership) held:
-    /// it has led without a break since then.
-    fn confirm(&self, leadership: Leadership) -> Settling;
+    /// it has led without a break since then. `expired_ms` is the latest expiry of a key that was read
+    /// and counted as expired, as in [`Evaluation::expired`].
+    fn confirm(&self, leadership: Leadership, expired_ms: Option<u64>) -> Settling;
 }
 
 /// The rows of a partition at one moment, as they were applied on this node. To be dropped soon: what
@@ -247,6 +258,10 @@ pub trait Evaluation: Send {
     /// # Errors
     /// [`Refused::Stale`] or [`Refused::Text`]: the command ends and changes nothing.
     fn get(&mut self, row: &[u8]) -> Result<Option<Value>, Refused>;
+
+    /// Says that the command found a key expired, which has this expiry. Its reply then waits until all
+    /// that may lead later know a time behind that: no leader whose clock is behind shows the key again.
+    fn expired(&mut self, expiry_ms: u64);
 
     /// Submits changes, if there are any, and unlocks the rows. `None` removes a row. `keys` is by how
     /// much the number of users' keys in the slot changes. Does not block.

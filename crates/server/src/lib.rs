@@ -80,6 +80,7 @@ mod metrics;
 mod net;
 mod partitions;
 mod process;
+mod service;
 mod session;
 mod slow_log;
 mod stats;

@@ -56,8 +56,18 @@ pub(crate) struct Shared {
     pub(crate) refusals: Refusals,
     /// Identifies this run of the server, as forty hexadecimal digits.
     pub(crate) run_id: String,
-    /// True from the moment at which the server begins to shut down.
-    pub(crate) ending: watch::Sender<bool>,
+    /// How far its shutdown is.
+    pub(crate) ending: watch::Sender<Ending>,
+}
+
+/// How far the shutdown of a server is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Ending {
+    Never,
+    /// It still serves, and a node of a cluster hands over what it leads.
+    Soon,
+    /// It takes no connection and no request any more.
+    Now,
 }
 
 impl Shared {
@@ -66,9 +76,14 @@ impl Shared {
         self.clock.wall_ms()
     }
 
-    /// Begins the shutdown of the server, as `SHUTDOWN` does.
-    pub(crate) fn end(&self) {
-        self.ending.send_replace(true);
+    /// Begins the shutdown of the server, as `SHUTDOWN` does, or goes on with it.
+    pub(crate) fn end(&self, ending: Ending) {
+        self.ending.send_modify(|now| *now = ending.max(*now));
+    }
+
+    /// Whether its shutdown has begun.
+    pub(crate) fn is_ending(&self) -> bool {
+        *self.ending.borrow() != Ending::Never
     }
 }
 

@@ -20,7 +20,9 @@ pub(crate) enum ClusterCommand {
     /// Makes a CA for a cluster, and certificates by which its nodes know each other.
     #[command(subcommand)]
     Ca(CaCommand),
-    /// Shows the nodes of a cluster and what they lead. The exit code is 1 where keys are not served.
+    /// Shows the nodes of a cluster, and what a client would meet. The exit code is 0 where all slots are
+    /// served and nothing is wrong, 1 where all are served but a node is away or has a problem, 3 where
+    /// some are not served, and 4 where no node can be asked.
     Status(StatusArgs),
 }
 
@@ -53,10 +55,36 @@ pub(crate) struct StatusArgs {
     /// The directory of a cluster that `up` has started.
     #[arg(long, default_value = "collie-cluster", conflicts_with = "node")]
     pub(crate) dir: PathBuf,
-    /// Ask this node instead, of any cluster: the address that clients use.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
-    pub(crate) node: Option<SocketAddr>,
-    /// Print one JSON object per node.
+    /// Ask these nodes instead, of any cluster, and all that they name: the addresses that clients use.
+    /// One that answers is enough.
+    #[arg(long, value_name = "ADDR:PORT", value_delimiter = ',', value_parser = address)]
+    pub(crate) node: Vec<Address>,
+    /// Print one JSON object per node, and one for the cluster.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) access: AccessArgs,
+}
+
+// How the nodes are asked, as any client has to.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct AccessArgs {
+    /// The password is the first line of this file. Without it, that is in COLLIE_PASSWORD, if it is set.
+    #[arg(long, value_name = "FILE", conflicts_with = "password")]
+    pub(crate) password_file: Option<PathBuf>,
+    /// The password. Every user of this machine can see it here.
+    #[arg(long, value_name = "PASSWORD")]
+    pub(crate) password: Option<String>,
+    /// Speak TLS: the CAs that signed what the nodes show their clients, PEM.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_ca_cert_file: Option<PathBuf>,
+    /// The certificate of this client, PEM.
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key_file", "tls_ca_cert_file"])]
+    pub(crate) tls_cert_file: Option<PathBuf>,
+    /// Its private key, PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    pub(crate) tls_key_file: Option<PathBuf>,
+    /// The nodes' certificates are for this name, and not for their addresses.
+    #[arg(long, value_name = "NAME", requires = "tls_ca_cert_file")]
+    pub(crate) tls_name: Option<String>,
 }

@@ -1,9 +1,11 @@
 //! `collie cluster`: a cluster on this machine, and the state of any.
 
+mod access;
 mod ca;
 mod local;
 mod status;
 mod up;
+mod verdict;
 
 use std::time::Duration;
 

@@ -3,17 +3,25 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Context, bail};
-use collie_server::cluster::SLOTS;
-use serde::Serialize;
+use anyhow::bail;
+use collie_io::{Clock, RealClock};
 
-use super::PATIENCE;
+use super::access::Access;
 use super::local::Local;
+use super::verdict::{Health, NOT_ASKED, Verdict};
 use crate::Outcome;
 use crate::args::StatusArgs;
-use crate::output::{Results, grouped};
+use crate::output::{self, Results, grouped};
 use crate::resp::{Client, Reply};
+
+/// A node that serves answers within this time.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// While leaders change, clients wait as long before they are told that there is none.
+const LEADERS_WITHIN: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Lines of `name:value`, as `CLUSTER INFO` answers.
 #[derive(Debug, Default)]
@@ -21,7 +29,7 @@ pub(super) struct Info(BTreeMap<String, String>);
 
 impl Info {
     /// What is wrong with the node, by its own word.
-    fn problems(&self) -> Vec<String> {
+    pub(super) fn problems(&self) -> Vec<String> {
         let problem = |number: usize| self.0.get(&format!("collie_problem_{number}")).cloned();
         (1..).map_while(problem).collect()
     }
@@ -58,119 +66,197 @@ fn text(client: &mut Client, words: &[&[u8]]) -> io::Result<String> {
 }
 
 /// A node, as one of them sees it.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) address: String,
-    peer_port: u16,
+    pub(super) peer_port: u16,
     /// It answers the node that was asked.
-    alive: bool,
-    /// How many slots it leads.
-    slots: u64,
-    /// Which.
-    #[serde(skip)]
+    pub(super) alive: bool,
+    /// The slots of which it is shown as the master.
     pub(super) ranges: Vec<String>,
-    /// How many keys are in them; none where it does not answer this program.
-    keys: Option<u64>,
-    /// What is wrong with it, by its own word.
-    problems: Vec<String>,
+}
+
+/// What a node says.
+#[derive(Debug)]
+pub(super) struct View {
+    /// The nodes.
+    pub(super) lines: Vec<Line>,
+    pub(super) info: Info,
+    /// The slots that it leads itself, the first and the last of each range, as just confirmed.
+    pub(super) led: Vec<(u16, u16)>,
+    /// How many keys are in them.
+    pub(super) keys: Option<u64>,
 }
 
 pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
-    let addresses = match args.node {
-        Some(node) => vec![node],
-        None => Local::get(&args.dir)?
+    match look(args) {
+        Ok(verdict) => {
+            show(args, &verdict)?;
+            Ok(Outcome::Code(verdict.state.code()))
+        }
+        Err(error) => {
+            output::complain(&error);
+            Ok(Outcome::Code(NOT_ASKED))
+        }
+    }
+}
+
+/// Asks all nodes, again for a moment where slots seem to have no leader: one may just be elected.
+fn look(args: &StatusArgs) -> anyhow::Result<Verdict> {
+    let access = Access::of(&args.access)?;
+    let seeds = match &args.node[..] {
+        [] => Local::get(&args.dir)?
             .places()
             .iter()
             .map(|place| place.address)
             .collect(),
+        nodes => nodes.to_vec(),
     };
-    let Some(mut client) = addresses
-        .iter()
-        .find_map(|at| Client::connect_to(*at, PATIENCE).ok())
-    else {
-        let all: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-        bail!("no node answers at {}: is the cluster up?", all.join(", "));
-    };
-    let mut lines = lines(&mut client).context("the node does not show the cluster")?;
-    lines.sort_by(|one, other| one.address.cmp(&other.address));
-    for line in &mut lines {
-        line.ask();
+    let began = RealClock.monotonic();
+    loop {
+        let asked = ask_all(&access, &seeds);
+        if asked.values().all(Result::is_err) {
+            let why = asked.iter().filter_map(|(at, asked)| {
+                let problem = asked.as_ref().err()?;
+                Some(format!("{at}: {problem}"))
+            });
+            bail!("no node can be asked: {}", why.collect::<Vec<_>>().join("; "));
+        }
+        let verdict = Verdict::of(&asked);
+        let waited = RealClock.monotonic().saturating_sub(began);
+        if verdict.state != Health::Down || u128::from(waited) >= LEADERS_WITHIN.as_nanos() {
+            return Ok(verdict);
+        }
+        thread::sleep(PAUSE);
     }
-    let served: u64 = lines.iter().map(|line| line.slots).sum();
+}
+
+/// Asks these nodes, and all that they name, at the same time.
+fn ask_all(access: &Access, seeds: &[SocketAddr]) -> BTreeMap<String, Result<View, String>> {
+    let mut asked = BTreeMap::new();
+    let mut next: Vec<SocketAddr> = seeds.to_vec();
+    while !next.is_empty() {
+        let views: Vec<_> = thread::scope(|scope| {
+            let asking: Vec<_> = next
+                .iter()
+                .map(|at| scope.spawn(move || ask(access, *at).map_err(|error| words(&error))))
+                .collect();
+            let answer = |asking: thread::ScopedJoinHandle<'_, Result<View, String>>| {
+                asking
+                    .join()
+                    .unwrap_or_else(|_| Err("asking it has failed".to_owned()))
+            };
+            asking.into_iter().map(answer).collect()
+        });
+        asked.extend(next.iter().map(ToString::to_string).zip(views));
+        let named = asked.values().filter_map(|asked| asked.as_ref().ok());
+        let named = named.flat_map(|view| &view.lines);
+        let new = named.filter(|line| !asked.contains_key(&line.address));
+        let mut new: Vec<SocketAddr> = new.filter_map(|line| line.address.parse().ok()).collect();
+        new.sort();
+        new.dedup();
+        next = new;
+    }
+    asked
+}
+
+fn ask(access: &Access, at: SocketAddr) -> io::Result<View> {
+    let mut client = access.connect(at, PATIENCE)?;
+    let lines = lines(&mut client)?;
+    let info = info(&mut client)?;
+    // It is answered once a majority of each partition that the node leads has confirmed that.
+    let keys = match client.call(&[b"DBSIZE"])? {
+        Reply::Number(keys) => u64::try_from(keys).ok(),
+        _ => None,
+    };
+    let led = info.0.get("collie_slots_led").map_or("", String::as_str);
+    let led = match keys {
+        Some(_) => led.split(' ').filter_map(range).collect(),
+        None => Vec::new(),
+    };
+    Ok(View {
+        lines,
+        info,
+        led,
+        keys,
+    })
+}
+
+/// Why a node could not be asked, and what to do.
+fn words(error: &io::Error) -> String {
+    let text = error.to_string();
+    if text.contains("NOAUTH") {
+        return "it asks for a password: give --password-file, or COLLIE_PASSWORD in the environment"
+            .to_owned();
+    }
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            format!("no answer within {} s", PATIENCE.as_secs())
+        }
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+            format!("it ended the connection ({text}): if clients speak TLS to it, give --tls-ca-cert-file")
+        }
+        _ => text,
+    }
+}
+
+fn show(args: &StatusArgs, verdict: &Verdict) -> anyhow::Result<()> {
     let mut results = Results::new();
     if args.json {
-        for line in &lines {
-            results.json(line)?;
+        for node in &verdict.nodes {
+            results.json(node)?;
         }
-    } else {
+        results.json(verdict)?;
+        return Ok(results.flush()?);
+    }
+    results.line(format_args!(
+        "{:<22} {:<9} {:>6} {:>12}",
+        "node", "state", "slots", "keys"
+    ))?;
+    for node in &verdict.nodes {
+        let keys = node.keys.map_or_else(|| "-".to_owned(), grouped);
         results.line(format_args!(
-            "{:<22} {:<8} {:>6} {:>12}",
-            "node", "state", "slots", "keys"
+            "{:<22} {:<9} {:>6} {keys:>12}",
+            node.address,
+            node.state(),
+            node.slots
         ))?;
-        for line in &lines {
-            let state = if line.alive { "alive" } else { "silent" };
-            let keys = line.keys.map_or_else(|| "-".to_owned(), grouped);
-            results.line(format_args!(
-                "{:<22} {state:<8} {:>6} {keys:>12}",
-                line.address, line.slots
-            ))?;
-        }
-        for line in &lines {
-            for problem in &line.problems {
-                results.line(format_args!("{}: {problem}", line.address))?;
-            }
-        }
-        if served < u64::from(SLOTS) {
-            results.line(format_args!(
-                "{} slots are led by no node that is known",
-                u64::from(SLOTS) - served
-            ))?;
+    }
+    for node in &verdict.nodes {
+        for problem in node.unanswered.iter().chain(&node.problems) {
+            results.line(format_args!("{}: {problem}", node.address))?;
         }
     }
-    results.flush()?;
-    let is_well = lines.iter().all(|line| line.problems.is_empty());
-    Ok(if served == u64::from(SLOTS) && is_well {
-        Outcome::Good
-    } else {
-        Outcome::Bad
-    })
+    if !verdict.unserved.is_empty() {
+        results.line(format_args!(
+            "not served: slots {}: no node that answers leads them, confirmed by a majority of their replicas",
+            verdict.unserved.join(" ")
+        ))?;
+    }
+    Ok(results.flush()?)
 }
 
 /// A line of `CLUSTER NODES`: `name address@port flags master ping pong epoch link slots …`.
 fn line(text: &str) -> Option<Line> {
     let mut words = text.split(' ');
-    let (address, port) = words.nth(1)?.split_once('@')?;
+    let (address, peer_port) = words.nth(1)?.split_once('@')?;
     let flags = words.next()?;
-    let ranges: Vec<String> = words.skip(5).map(str::to_owned).collect();
-    let slots = ranges.iter().filter_map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(last.parse::<u64>().ok()? + 1 - first.parse::<u64>().ok()?)
-    });
+    // An address of IPv6 has no brackets there.
+    let (ip, port) = address.rsplit_once(':')?;
+    let address = SocketAddr::new(ip.parse().ok()?, port.parse().ok()?);
     Some(Line {
-        address: address.to_owned(),
-        peer_port: port.parse().ok()?,
+        address: address.to_string(),
+        peer_port: peer_port.parse().ok()?,
         alive: !flags.contains("fail"),
-        slots: slots.sum(),
-        ranges,
-        keys: None,
-        problems: Vec::new(),
+        ranges: words.skip(5).map(str::to_owned).collect(),
     })
 }
 
-impl Line {
-    /// Asks the node itself for what only it knows, if it answers.
-    fn ask(&mut self) {
-        let address = self.address.parse::<SocketAddr>().ok();
-        let Some(mut client) = address.and_then(|at| Client::connect_to(at, PATIENCE).ok()) else {
-            return;
-        };
-        if let Ok(info) = info(&mut client) {
-            self.problems = info.problems();
-        }
-        if let Ok(Reply::Number(keys)) = client.call(&[b"DBSIZE"]) {
-            self.keys = u64::try_from(keys).ok();
-        }
-    }
+/// The first and the last slot of a range.
+fn range(text: &str) -> Option<(u16, u16)> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let range = (first.parse().ok()?, last.parse().ok()?);
+    (range.0 <= range.1).then_some(range)
 }
 
 #[cfg(test)]
@@ -178,26 +264,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_cluster_nodes_says_how_many_slots_a_node_leads() {
+    fn a_line_of_cluster_nodes_says_who_is_where_and_whether_it_answers() {
         let found =
             line("07c3 127.0.0.1:7002@17002 master,fail - 0 0 7 connected 0-9 11 16000-16383").unwrap();
         let expected = Line {
             address: "127.0.0.1:7002".to_owned(),
             peer_port: 17_002,
             alive: false,
-            slots: 10 + 1 + 384,
             ranges: ["0-9", "11", "16000-16383"].map(str::to_owned).to_vec(),
-            keys: None,
-            problems: Vec::new(),
         };
         assert_eq!(found, expected);
-        assert_eq!(
-            line("07c3 127.0.0.1:7001@17001 myself,slave 07c4 0 0 7 connected")
-                .unwrap()
-                .slots,
-            0
-        );
+        let own = line("07c3 127.0.0.1:7001@17001 myself,slave 07c4 0 0 7 connected").unwrap();
+        assert!(own.alive && own.ranges.is_empty());
+        let six = line("07c3 ::1:7001@17001 myself,master - 0 0 7 connected").unwrap();
+        assert_eq!(six.address, "[::1]:7001");
         assert!(line("no such line").is_none());
+        assert_eq!(
+            ["0-9", "11", "9-1", ""].map(range),
+            [Some((0, 9)), Some((11, 11)), None, None]
+        );
     }
 
     #[test]

@@ -260,8 +260,9 @@ pub(super) fn down(args: &DownArgs) -> anyhow::Result<Outcome> {
             // One that starts, or waits to join, does not listen yet, and one that was asked does not
             // any more.
             match place.connect() {
-                // It answers nothing: the connection ends with the process.
-                Some(mut client) => drop(client.call(&[b"SHUTDOWN"])),
+                // All end: there is no node to hand over to. It answers nothing: the connection ends with
+                // the process.
+                Some(mut client) => drop(client.call(&[b"SHUTDOWN", b"NOW"])),
                 None => place.terminate()?,
             }
         }

@@ -382,7 +382,7 @@ fn parse(text: &str) -> Result<Config, String> {
 }
 
 /// The first line of a file that only its owner should be able to read.
-fn read_password(path: &Path, warnings: &mut Vec<String>) -> anyhow::Result<String> {
+pub(crate) fn read_password(path: &Path, warnings: &mut Vec<String>) -> anyhow::Result<String> {
     let (text, mode) = read_text(path, PASSWORD_FILE_MAX)
         .with_context(|| format!("cannot read the password from {}", path.display()))?;
     if mode & WORLD_READABLE != 0 {

@@ -23,7 +23,7 @@ use crate::args::ServeArgs;
 use crate::notify::Supervisor;
 use crate::output::{Results, grouped};
 use crate::{Outcome, log, rings};
-pub(crate) use config::Effective;
+pub(crate) use config::{Effective, read_password};
 pub(crate) use logging::{Filter, LogFormat, announce, start as start_diagnostics};
 pub(crate) use reload::Reload;
 

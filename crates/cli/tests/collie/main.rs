@@ -7,10 +7,13 @@
     reason = "tests look at the real files from outside, and damage them"
 )]
 
+#[path = "../../../cluster/tests/addresses/mod.rs"]
+mod addresses;
 mod bench;
 mod bench_front;
 #[path = "../../../server/tests/server/support/client.rs"]
 mod client;
+mod cluster;
 mod cluster_up;
 mod common;
 mod kills;

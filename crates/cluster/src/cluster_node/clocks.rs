@@ -5,7 +5,9 @@
 //! its pings. It is off where it differs from the times of more than half of all nodes, and from all
 //! of these in the same direction: so there is always a node whose time is not off, and where half of
 //! the nodes or more are silent or disagree, nothing is known and nothing changes. Of two nodes, that
-//! is always so.
+//! is always so. That a node is off is remembered, on disk, too, until most nodes have its time again:
+//! that others went away makes no clock right. Where it has to lead, since the others of a group elect
+//! no leader, it leads by the time of most ([`LeadingClock`](crate::cluster_node::steady::LeadingClock)).
 //!
 //! Where the clock of the machine jumps, a node goes on with the time before
 //! ([`SteadyClock`](crate::cluster_node::steady::SteadyClock)). It adopts the clock's time when most
@@ -18,9 +20,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use crate::blocking::blocking;
 use crate::cluster_node::groups::{Group, groups};
 use crate::cluster_node::shared::Inner;
-use crate::cluster_node::steady::Jump;
+use crate::cluster_node::steady::{Jump, Verdict};
 use crate::ids::ReplicaId;
 use crate::map::Map;
 use crate::peers::{NodeStates, SKEW_MAX, Skew};
@@ -30,6 +33,10 @@ use crate::wire::NodeId;
 const RIGHT_AGAIN: Duration = Duration::from_millis(400);
 /// A replica that was asked to lead has so long before another one is asked.
 const ASKED_FOR: Duration = Duration::from_secs(5);
+/// A node whose time is off leaves it to the others for so long to elect a leader of a group.
+const LEFT_TO_OTHERS: Duration = Duration::from_secs(10);
+/// When this node's time has jumped, each node has answered another ping after so long, or is suspected.
+const MEASURED_ANEW: Duration = Duration::from_secs(1);
 
 /// A jump of which nothing can be known is adopted after so long. A machine that was suspended, or whose
 /// clock an operator has set, is then right. That is long enough for the pings of nodes that were out
@@ -75,6 +82,35 @@ fn ahead_of_most(clocks: &Clocks, node: NodeId, nodes: usize, limit: Duration) -
         Some(least.saturating_mul(direction))
     };
     off(1).or_else(|| off(-1))
+}
+
+/// Whether most of the `nodes` nodes of the cluster have a node's time, it among them.
+fn is_times_of_most(clocks: &Clocks, node: NodeId, nodes: usize, limit: Duration) -> bool {
+    let Some(own) = clocks.get(&node) else {
+        return false;
+    };
+    let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+    let is_near = |other: &&Skew| {
+        let doubt_ms = other.doubt_ms.saturating_add(own.doubt_ms);
+        own.ahead_ms.abs_diff(other.ahead_ms) <= limit_ms.saturating_add(doubt_ms)
+    };
+    2 * clocks.values().filter(is_near).count() > nodes
+}
+
+/// What is known of a node's time by what was known and by the times of the nodes that answer.
+fn judged(was: Verdict, clocks: &Clocks, node: NodeId, nodes: usize) -> Verdict {
+    if was == Verdict::Right {
+        let ahead_ms = ahead_of_most(clocks, node, nodes, SKEW_MAX);
+        return ahead_ms.map_or(Verdict::Right, Verdict::Off);
+    }
+    if is_times_of_most(clocks, node, nodes, RIGHT_AGAIN) {
+        return Verdict::Right;
+    }
+    // How far it is off, the others tell that are left.
+    let left = clocks.len().saturating_sub(1);
+    let ahead_ms = ahead_of_most(clocks, node, nodes, RIGHT_AGAIN)
+        .or_else(|| ahead_of_most(clocks, node, left, RIGHT_AGAIN));
+    ahead_ms.map_or(was, Verdict::Off)
 }
 
 /// Whether the clock of `node`'s machine is right, as far as that can be known, and its time is not.
@@ -124,14 +160,27 @@ pub(super) fn clocks_off(inner: &Inner, map: &Map) -> BTreeSet<NodeId> {
 /// Follows the clocks, and hands over what this node leads while its time is off.
 pub(super) async fn watch_clocks(inner: Arc<Inner>) {
     let mut states = inner.peers().states();
-    let mut asked = BTreeMap::new();
+    let mut obeying = Obeying::default();
     let mut had_jumped = false;
+    let mut adopted: Option<Instant> = None;
+    let mut stored = inner.clock.verdict() != Verdict::Right;
     loop {
         drop(states.borrow_and_update());
-        had_jumped = look_at_clock(&inner, had_jumped);
-        let is_off = look(&inner);
+        match look_at_clock(&inner, had_jumped) {
+            Looked::Adopted => (had_jumped, adopted) = (false, Some(Instant::now())),
+            Looked::Jumped => had_jumped = true,
+            Looked::There => had_jumped = false,
+        }
+        if adopted.is_none_or(|at| at.elapsed() >= MEASURED_ANEW) {
+            look(&inner);
+        }
+        let verdict = inner.clock.verdict();
+        let is_off = verdict != Verdict::Right;
+        if is_off != stored {
+            stored = remember(&inner, is_off, stored).await;
+        }
         if let Some(map) = inner.map() {
-            obey(&inner, &map, is_off, &mut asked).await;
+            obeying.obey(&inner, &map, verdict).await;
         }
         // Clocks jump, and replicas come and go and leaders change while the time is off.
         tokio::select! {
@@ -144,15 +193,24 @@ pub(super) async fn watch_clocks(inner: Arc<Inner>) {
     }
 }
 
-/// Compares the clock of the machine with this node's time, and says whether it has jumped. If it is
-/// right, its time is adopted.
-fn look_at_clock(inner: &Inner, had_jumped: bool) -> bool {
+/// Where the clock of the machine is.
+enum Looked {
+    /// At this node's time.
+    There,
+    Jumped,
+    /// Its time was adopted.
+    Adopted,
+}
+
+/// Compares the clock of the machine with this node's time. If it has jumped and is right, its time is
+/// adopted.
+fn look_at_clock(inner: &Inner, had_jumped: bool) -> Looked {
     let node = inner.number();
     let Some(jump) = inner.clock.jump() else {
         if had_jumped {
             tracing::info!(node, "the clock of the machine is back at the time of this node");
         }
-        return false;
+        return Looked::There;
     };
     let ahead_ms = jump.ahead_ms;
     let is_right = inner.map().is_some_and(|map| {
@@ -171,7 +229,7 @@ fn look_at_clock(inner: &Inner, had_jumped: bool) -> bool {
             ahead_ms,
             "the clock of the machine has jumped, and this node adopts its time"
         );
-        return false;
+        return Looked::Adopted;
     }
     if !had_jumped {
         let problem = jump_problem(jump);
@@ -181,40 +239,66 @@ fn look_at_clock(inner: &Inner, had_jumped: bool) -> bool {
             "this node does not follow the clock of its machine"
         );
     }
-    true
+    Looked::Jumped
 }
 
-/// Compares this node's time with the others', and says whether it is off.
-fn look(inner: &Inner) -> bool {
-    let Some(map) = inner.map() else { return false };
-    let was = inner.clock_ahead_ms();
-    let limit = if was.is_some() { RIGHT_AGAIN } else { SKEW_MAX };
+/// Compares this node's time with the others'.
+fn look(inner: &Inner) {
+    let Some(map) = inner.map() else { return };
+    let was = inner.clock.verdict();
     let states = inner.peers().states();
     let clocks = clocks(inner, &map, &states.borrow());
-    let now = ahead_of_most(&clocks, inner.number(), map.nodes.len(), limit);
-    inner.set_clock_ahead_ms(now);
+    let now = judged(was, &clocks, inner.number(), map.nodes.len());
+    inner.clock.set_verdict(now);
     let node = inner.number();
     match (was, now) {
-        (None, Some(_)) => {
-            let problem = now.map(off_problem).unwrap_or_default();
+        (Verdict::Right, Verdict::Off(ahead_ms)) => {
+            let problem = off_problem(ahead_ms);
             tracing::error!(node, problem, "this node leads nothing until its clock is right");
         }
-        (Some(_), None) => tracing::info!(node, "the clock of this node is right again: it may lead"),
+        (Verdict::Off(_) | Verdict::WasOff, Verdict::Right) => {
+            tracing::info!(node, "the clock of this node is right again: it may lead");
+        }
         _ => {}
     }
-    now.is_some()
+}
+
+/// Notes on disk whether this node's time is off. Returns what is noted there now.
+async fn remember(inner: &Inner, is_off: bool, stored: bool) -> bool {
+    let store = inner.store.clone();
+    match blocking(move || store.set_clock_off(is_off)).await {
+        Ok(()) => is_off,
+        Err(error) => {
+            // It is tried again at the next look.
+            tracing::error!(node = inner.number(), %error, "that the clock is off, or right again, is not noted");
+            stored
+        }
+    }
 }
 
 impl Inner {
     /// What is wrong with this node's clock, and what to do.
     pub(super) fn clock_problems(&self) -> impl Iterator<Item = String> + use<> {
-        let off = self.clock_ahead_ms().map(off_problem);
+        let off = self.off_problem();
         off.into_iter().chain(self.clock.jump().map(jump_problem))
+    }
+
+    /// Why this node leads nothing, if its time is off.
+    pub(super) fn off_problem(&self) -> Option<String> {
+        match self.clock.verdict() {
+            Verdict::Right => None,
+            Verdict::Off(ahead_ms) => Some(off_problem(ahead_ms)),
+            Verdict::WasOff => Some(
+                "the clock of this machine was off when it was last compared with those of other nodes, and none has \
+                 answered since the node was started: it leads nothing until one does"
+                    .to_owned(),
+            ),
+        }
     }
 }
 
 /// What is wrong, and what to do, where this node's time is off by so much.
-pub(super) fn off_problem(ahead_ms: i64) -> String {
+fn off_problem(ahead_ms: i64) -> String {
     let direction = if ahead_ms > 0 { "ahead of" } else { "behind" };
     format!(
         "the clock of this machine is {} ms {direction} those of most other nodes, of at most {} ms: set it right",
@@ -232,37 +316,63 @@ fn jump_problem(jump: Jump) -> String {
     )
 }
 
-/// Lets the replicas of this node stand for election, or not. While the time is off, those that lead
-/// hand over, as soon as another one can lead.
-async fn obey(inner: &Inner, map: &Map, is_off: bool, asked: &mut BTreeMap<ReplicaId, Instant>) {
-    let off = if is_off {
-        clocks_off(inner, map)
-    } else {
-        BTreeSet::new()
-    };
-    for group in groups(inner, map) {
-        let stands = !is_off || !others_can_lead(inner, &group);
-        group.replica.set_stands(stands);
-        if !is_off || !group.replica.state().is_ok_and(|state| state.leads) {
-            continue;
-        }
-        let own = group.replica.id();
-        let now = Instant::now();
-        if asked.get(&own).is_some_and(|at| now < *at + ASKED_FOR) {
-            continue;
-        }
-        let right = group.others().filter(|(_, node)| !off.contains(node));
-        for (to, node) in right {
-            if inner.hears(node) && group.replica.has_nearly_all(to) {
-                asked.insert(own, now);
-                match group.replica.transfer_to(to).await {
-                    Ok(()) => break,
-                    Err(error) => {
-                        tracing::warn!(%error, replica = own, "leadership is not handed over");
+/// What is remembered from one look to the next.
+#[derive(Default)]
+struct Obeying {
+    /// When replicas that lead were last asked to hand over.
+    asked: BTreeMap<ReplicaId, Instant>,
+    /// Since when groups are seen without a leader that answers.
+    leaderless: BTreeMap<ReplicaId, Instant>,
+}
+
+impl Obeying {
+    /// Lets the replicas of this node stand for election, or not. While the time is off, those that lead
+    /// hand over, as soon as another one can lead.
+    async fn obey(&mut self, inner: &Inner, map: &Map, verdict: Verdict) {
+        let off = match verdict {
+            Verdict::Right => BTreeSet::new(),
+            _ => clocks_off(inner, map),
+        };
+        for group in groups(inner, map) {
+            let stands = self.stands(inner, &group, verdict);
+            inner.set_stands(&group.replica, stands);
+            if verdict == Verdict::Right || !group.replica.state().is_ok_and(|state| state.leads) {
+                continue;
+            }
+            let own = group.replica.id();
+            let now = Instant::now();
+            if self.asked.get(&own).is_some_and(|at| now < *at + ASKED_FOR) {
+                continue;
+            }
+            let right = group.others().filter(|(_, node)| !off.contains(node));
+            for (to, node) in right {
+                if inner.hears(node) && group.replica.has_nearly_all(to) {
+                    self.asked.insert(own, now);
+                    match group.replica.transfer_to(to).await {
+                        Ok(()) => break,
+                        Err(error) => {
+                            tracing::warn!(%error, replica = own, "leadership is not handed over");
+                        }
                     }
                 }
             }
         }
+    }
+
+    /// Whether a replica is to stand for election. One of a node whose time is off does only where the
+    /// others cannot elect a leader, or do not: they may lack what was acknowledged.
+    fn stands(&mut self, inner: &Inner, group: &Group, verdict: Verdict) -> bool {
+        let own = group.replica.id();
+        let leader = group.replica.leader();
+        let node = leader.and_then(|leader| group.members.get(&leader));
+        if verdict == Verdict::Right || node.is_some_and(|node| inner.hears(*node)) {
+            self.leaderless.remove(&own);
+            return verdict == Verdict::Right;
+        }
+        let since = *self.leaderless.entry(own).or_insert_with(Instant::now);
+        let is_alone = group.members.len() == 1;
+        let is_left = is_alone || since.elapsed() >= LEFT_TO_OTHERS;
+        verdict != Verdict::WasOff && is_left && !others_can_lead(inner, group)
     }
 }
 
@@ -305,6 +415,38 @@ mod tests {
         assert_eq!(off(&[0, 0, 900, 900], 0, 4), [0; 0]);
         assert_eq!(off(&[0], 0, 1), [0; 0]);
         assert_eq!(off(&[i64::MIN, 0, i64::MAX], u64::MAX, 3), [0; 0]);
+    }
+
+    #[test]
+    fn that_a_node_was_off_ends_when_most_have_its_time_and_not_when_others_go() {
+        let judge = |was, ahead_ms: &[(NodeId, i64)], nodes| {
+            let skew = |ahead_ms| Skew {
+                ahead_ms,
+                doubt_ms: 0,
+            };
+            let clocks = ahead_ms.iter().map(|(node, ahead_ms)| (*node, skew(*ahead_ms)));
+            judged(was, &clocks.collect(), 2, nodes)
+        };
+        let off = Verdict::Off(3000);
+        assert_eq!(judge(Verdict::Right, &[(1, -3000), (2, 0), (3, -3100)], 3), off);
+        assert_eq!(
+            judge(off, &[(2, 0), (3, -3100)], 3),
+            Verdict::Off(3100),
+            "the third is gone"
+        );
+        assert_eq!(judge(off, &[(2, 0)], 3), off, "all others are");
+        assert_eq!(judge(Verdict::WasOff, &[(2, 0)], 3), Verdict::WasOff);
+        assert_eq!(
+            judge(Verdict::WasOff, &[(2, 0), (3, -3000)], 3),
+            off,
+            "after a restart"
+        );
+        assert_eq!(judge(Verdict::WasOff, &[(2, 0), (3, 400)], 3), Verdict::Right);
+        assert_eq!(judge(off, &[(2, 0), (3, 401)], 3), Verdict::Off(-401));
+        // Another one that is off in the same way proves nothing.
+        assert_eq!(judge(off, &[(2, 0), (4, 20)], 5), off);
+        assert_eq!(judge(off, &[(1, -3000), (2, 0), (4, 20)], 5), off);
+        assert_eq!(judge(off, &[(1, 10), (2, 0), (4, 20)], 5), Verdict::Right);
     }
 
     /// Whether a node's clock that has jumped by an hour is right, where those that answer have these

@@ -21,6 +21,7 @@ mod spreading;
 mod status;
 mod steady;
 mod suspicion;
+mod telling;
 
 pub use error::ClusterError;
 pub use options::{Begin, ClusterOptions};

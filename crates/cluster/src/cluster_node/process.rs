@@ -21,8 +21,9 @@ use crate::cluster_node::options::{Begin, ClusterOptions};
 use crate::cluster_node::routing::{Routes, Routing};
 use crate::cluster_node::shared::Inner;
 use crate::cluster_node::status::ClusterStatus;
-use crate::cluster_node::steady::SteadyClock;
+use crate::cluster_node::steady::{LeadingClock, SteadyClock, Verdict};
 use crate::cluster_node::suspicion::watch_nodes;
+use crate::cluster_node::telling::tell_leaders;
 use crate::identity::{IdentityError, IdentityStore, NodeIdentity};
 use crate::map::Map;
 use crate::node::{Node, NodeError, NodeOptions};
@@ -67,8 +68,13 @@ impl ClusterNode {
         let gate = Arc::new(Gate::default());
         // A join may wait for long, while the clock of the machine is set right.
         let clock = Arc::new(SteadyClock::new(Arc::clone(&options.clock)));
+        let own_store = store.clone();
+        if blocking(move || own_store.clock_was_off()).await? {
+            clock.set_verdict(Verdict::WasOff);
+        }
         let mut node_options = node_options(&options, &identity, Arc::clone(&gate))?;
         node_options.peers.clock = Arc::clone(&clock) as _;
+        node_options.clock = Arc::new(LeadingClock(Arc::clone(&clock)));
         let node = Arc::new(Node::start(network, node_options).await?);
         let inner = Arc::new(Inner::new(node, options, clock, identity, store));
         gate.open(&inner);
@@ -78,6 +84,7 @@ impl ClusterNode {
         tasks.spawn(watch_nodes(Arc::clone(&inner)));
         tasks.spawn(watch_clocks(Arc::clone(&inner)));
         tasks.spawn(take_over(Arc::clone(&inner)));
+        tasks.spawn(tell_leaders(Arc::clone(&inner)));
         let tasks = Mutex::new(tasks);
         Ok(Self { inner, tasks })
     }
@@ -108,10 +115,10 @@ impl ClusterNode {
 
     /// The time that the node goes by, for the server: that of its machine's clock, which may be
     /// stepped by up to [`SKEW_MAX`](crate::peers::SKEW_MAX). A jump beyond that is followed once it is
-    /// known to be right.
+    /// known to be right. Where the node's own is off, it is that of most nodes.
     #[must_use]
     pub fn clock(&self) -> Arc<dyn Clock> {
-        Arc::clone(&self.inner.clock) as _
+        Arc::new(LeadingClock(Arc::clone(&self.inner.clock)))
     }
 
     /// The map as this node has applied it; none before it has anything of it.
@@ -199,6 +206,7 @@ fn node_options(
     peers.admission = Some(gate);
     Ok(NodeOptions {
         store: options.store.clone(),
+        clock: Arc::clone(&peers.clock),
         peers,
         machine: options.machine.clone(),
         times: options.times.clone(),

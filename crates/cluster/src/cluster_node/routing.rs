@@ -2,16 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use collie_server::cluster::{Cluster, Figure, NodeInfo, Partition, PartitionInfo, Route, Topology};
 use tokio::sync::watch;
 
-use crate::cluster_node::clocks::off_problem;
+use crate::cluster_node::handing_over::retire;
 use crate::cluster_node::shared::Inner;
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::{Map, NOWHERE, PartitionRecord};
-use crate::peers::NodeStates;
+use crate::peers::{LedByNode, NodeStates};
 use crate::raft::Replica;
 use crate::wire::{ClusterId, NodeId};
 
@@ -72,23 +75,58 @@ impl Routing {
         Some((map, map.partitions.get(group)?))
     }
 
-    /// The node that leads a partition, as far as this one knows: by its replica's word, or, without
-    /// one, the first that has a replica and answers. It knows the way.
+    /// Who leads a partition, as far as this node knows: by the word of its replica, or else of the
+    /// nodes that lead, of which the one with the latest term counts.
     ///
     /// A node that does not hear a majority of the replicas does not know of a leader that is silent:
     /// clients are not sent after it for ever.
-    fn leader(&self, partition: &PartitionRecord, inner: &Inner, states: &NodeStates) -> Option<NodeId> {
-        let mut nodes = partition.members.iter().map(|member| member.node);
-        let is_alive = |node: &NodeId| inner.is_alive(states, *node);
-        let alive = nodes.clone().filter(is_alive).count();
+    fn leader(&self, partition: &PartitionRecord, known: &Known<'_>) -> Option<NodeId> {
+        let nodes = partition.members.iter().map(|member| member.node);
+        let alive = nodes.clone().filter(|node| known.is_alive(*node)).count();
         let hears_majority = 2 * alive > partition.members.len();
-        match self.here.get(&partition.group) {
-            Some(here) => {
-                let leader = node_of(partition, here.replica.leader()?)?;
-                (hears_majority || is_alive(&leader)).then_some(leader)
+        let here = self.here.get(&partition.group);
+        let followed = here.and_then(|here| node_of(partition, here.replica.leader()?));
+        let says_so = || {
+            let terms = nodes.filter_map(|node| Some((known.term(node, partition.group)?, node)));
+            terms.max().map(|(_, node)| node)
+        };
+        followed
+            .filter(|node| known.is_alive(*node))
+            .or_else(says_so)
+            .or(followed.filter(|_| hears_majority))
+    }
+
+    /// Whether the leader answers, and a majority of the group has answered it lately, by its word.
+    fn is_served(&self, partition: &PartitionRecord, leader: Option<NodeId>, known: &Known<'_>) -> bool {
+        match leader {
+            Some(node) if node == known.inner.number() => {
+                let here = self.here.get(&partition.group);
+                here.is_some_and(Here::leads)
             }
-            None => nodes.find(|node| *node != inner.number() && is_alive(node)),
+            Some(node) => known.term(node, partition.group).is_some(),
+            None => false,
         }
+    }
+}
+
+/// What a node knows of the others at one moment.
+struct Known<'a> {
+    inner: &'a Inner,
+    states: &'a NodeStates,
+    led: &'a LedByNode,
+}
+
+impl Known<'_> {
+    fn is_alive(&self, node: NodeId) -> bool {
+        self.inner.is_alive(self.states, node)
+    }
+
+    /// The term in which another node that answers leads a group, by its own word.
+    fn term(&self, node: NodeId, group: GroupId) -> Option<u64> {
+        let state = self.states.get(&node).filter(|state| state.is_alive())?;
+        let led = self.led.get(&node)?;
+        // What a process before has said is over.
+        (state.boot == Some(led.boot())).then(|| led.term_of(group))?
     }
 }
 
@@ -137,8 +175,12 @@ impl Cluster for Routes {
     fn topology(&self) -> Arc<Topology> {
         let inner = &self.0;
         let routing = inner.routing.load();
-        let states = inner.peers().states();
-        let states = states.borrow();
+        let (states, led) = (inner.peers().states(), inner.peers().leaders());
+        let known = Known {
+            inner,
+            states: &states.borrow(),
+            led: &led.borrow(),
+        };
         let own = inner.number();
         let Some(map) = &routing.map else {
             return Arc::new(Topology {
@@ -153,16 +195,20 @@ impl Cluster for Routes {
             name: name(&map.cluster.id, node.number),
             address: node.client,
             peer: node.peer,
-            is_alive: inner.is_alive(&states, node.number),
+            is_alive: known.is_alive(node.number),
         });
         let mut partitions: Vec<_> = map
             .partitions
             .values()
-            .map(|partition| PartitionInfo {
-                group: partition.group,
-                slots: partition.slots(),
-                leader: routing.leader(partition, inner, &states),
-                replicas: partition.members.iter().map(|member| member.node).collect(),
+            .map(|partition| {
+                let leader = routing.leader(partition, &known);
+                PartitionInfo {
+                    group: partition.group,
+                    slots: partition.slots(),
+                    leader,
+                    is_served: routing.is_served(partition, leader, &known),
+                    replicas: partition.members.iter().map(|member| member.node).collect(),
+                }
             })
             .collect();
         partitions.sort_by_key(|partition| *partition.slots.start());
@@ -183,8 +229,18 @@ impl Cluster for Routes {
         if let Some(here) = here.filter(|here| here.leads()) {
             return Route::Here(Arc::clone(&here.partition));
         }
-        let states = self.0.peers().states();
-        let leader = routing.leader(partition, &self.0, &states.borrow());
+        let (states, led) = (self.0.peers().states(), self.0.peers().leaders());
+        let known = Known {
+            inner: &self.0,
+            states: &states.borrow(),
+            led: &led.borrow(),
+        };
+        // One that has a replica knows the way.
+        let knows = || {
+            let mut nodes = partition.members.iter().map(|member| member.node);
+            nodes.find(|node| here.is_none() && known.is_alive(*node))
+        };
+        let leader = routing.leader(partition, &known).or_else(knows);
         match leader.and_then(|node| map.nodes.get(&node)) {
             Some(node) => Route::At(node.client),
             None => Route::Nowhere,
@@ -203,8 +259,12 @@ impl Cluster for Routes {
 
     fn take_over(&self) -> Result<(), String> {
         let inner = &self.0;
-        if let Some(problem) = inner.clock_ahead_ms().map(off_problem) {
+        if let Some(problem) = inner.off_problem() {
             return Err(problem);
+        }
+        // Relaxed: what it takes over after all it hands over again.
+        if inner.retires.load(Ordering::Relaxed) {
+            return Err("this node is about to end".to_owned());
         }
         let routing = inner.routing.load();
         if routing.here.values().all(Here::leads) {
@@ -212,6 +272,11 @@ impl Cluster for Routes {
         }
         inner.taking_over.notify_one();
         Ok(())
+    }
+
+    fn retire(&self) -> Pin<Box<dyn Future<Output = bool> + Send>> {
+        let inner = Arc::clone(&self.0);
+        Box::pin(async move { retire(&inner).await })
     }
 
     fn problems(&self) -> Vec<String> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use collie_db::Db;
@@ -32,8 +33,8 @@ pub(super) struct Inner {
     pub(super) routing: ArcSwap<Routing>,
     /// For the figures.
     pub(super) looked: Looked,
-    /// By how much this node's time is ahead of most others', in milliseconds, if it is off.
-    clock_ahead_ms: Mutex<Option<i64>>,
+    /// This node is about to end, and takes over nothing.
+    pub(super) retires: AtomicBool,
     /// Woken when this node is to take over what others lead.
     pub(super) taking_over: Notify,
     /// What is wrong, by what it is about.
@@ -57,7 +58,7 @@ impl Inner {
             map: watch::Sender::new(None),
             routing: ArcSwap::default(),
             looked: Looked::default(),
-            clock_ahead_ms: Mutex::default(),
+            retires: AtomicBool::new(false),
             taking_over: Notify::new(),
             problems: Mutex::default(),
         }
@@ -92,13 +93,10 @@ impl Inner {
         self.is_alive(&self.peers().states().borrow(), node)
     }
 
-    /// By how much this node's time is ahead of most others', in milliseconds, if it is off.
-    pub(super) fn clock_ahead_ms(&self) -> Option<i64> {
-        *self.clock_ahead_ms.lock()
-    }
-
-    pub(super) fn set_clock_ahead_ms(&self, ahead_ms: Option<i64>) {
-        *self.clock_ahead_ms.lock() = ahead_ms;
+    /// Lets a replica of this node stand for election, or not: none does once the node is about to end.
+    pub(super) fn set_stands(&self, replica: &Replica, stands: bool) {
+        // Relaxed: it is said again and again.
+        replica.set_stands(stands && !self.retires.load(Ordering::Relaxed));
     }
 
     /// Where a slot is led may have changed.

@@ -1,7 +1,8 @@
 //! A node's time: that of its machine's clock, as long as that one does not jump.
 //!
 //! Keys expire by the time of who leads, for good, and time does not go back. So a clock that jumps is
-//! not followed until something else says that it is right: see [`clocks`](super::clocks).
+//! not followed until something else says that it is right, and a node whose time is off leads by that
+//! of most nodes where it has to lead: see [`clocks`](super::clocks).
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,6 +26,18 @@ struct Time {
     /// The time at the beginning of the monotonic clock, in microseconds.
     origin_us: i64,
     jumped: Option<Jumped>,
+    verdict: Verdict,
+}
+
+/// What is known of a node's time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing says that it is wrong.
+    Right,
+    /// It is ahead of the times of most nodes by so many milliseconds.
+    Off(i64),
+    /// It was off when it was last compared, in a process before this one.
+    WasOff,
 }
 
 /// The machine's clock has left the node's time.
@@ -50,11 +63,21 @@ impl SteadyClock {
         let time = Time {
             origin_us,
             jumped: None,
+            verdict: Verdict::Right,
         };
         Self {
             machine,
             time: Mutex::new(time),
         }
+    }
+
+    /// What is known of its time.
+    pub(super) fn verdict(&self) -> Verdict {
+        self.time.lock().verdict
+    }
+
+    pub(super) fn set_verdict(&self, verdict: Verdict) {
+        self.time.lock().verdict = verdict;
     }
 
     /// Where the machine's clock is, if it has jumped.
@@ -78,7 +101,36 @@ impl SteadyClock {
             return false;
         };
         time.origin_us += jumped.by_us;
+        if let Verdict::Off(ahead_ms) = &mut time.verdict {
+            // Until it is compared again, the time of most nodes stays what it was.
+            *ahead_ms += jumped.by_us / 1000;
+        }
         true
+    }
+}
+
+/// The time by which a node leads: its own, or, where that is off, that of most nodes. An entry carries
+/// it on, so that one by a wrong time would do harm long after the clock is right.
+#[derive(Debug)]
+pub(super) struct LeadingClock(pub(super) Arc<SteadyClock>);
+
+impl Clock for LeadingClock {
+    fn monotonic(&self) -> Nanos {
+        self.0.monotonic()
+    }
+
+    fn wall_ms(&self) -> u64 {
+        self.wall_us() / 1000
+    }
+
+    fn wall_us(&self) -> u64 {
+        let mut time = self.0.time.lock();
+        let now_us = time.now_us(&*self.0.machine);
+        let ahead_us = match time.verdict {
+            Verdict::Off(ahead_ms) => ahead_ms.saturating_mul(1000),
+            Verdict::Right | Verdict::WasOff => 0,
+        };
+        now_us.saturating_sub(ahead_us).max(0).unsigned_abs()
     }
 }
 
@@ -201,6 +253,23 @@ mod tests {
     fn jump(ahead_ms: i64, lasted_ms: u64) -> Option<Jump> {
         let lasted = Duration::from_millis(lasted_ms);
         Some(Jump { ahead_ms, lasted })
+    }
+
+    #[test]
+    fn a_node_that_is_off_leads_by_the_time_of_most_over_a_jump_that_is_right() {
+        let (machine, steady) = clock();
+        let steady = Arc::new(steady);
+        let leading = LeadingClock(Arc::clone(&steady));
+        steady.set_verdict(Verdict::Off(HOUR_MS as i64));
+        assert_eq!(steady.wall_ms(), START_MS);
+        assert_eq!(leading.wall_ms(), START_MS - HOUR_MS);
+        machine.set(START_MS - HOUR_MS);
+        let jump = steady.jump().unwrap();
+        assert_eq!(leading.wall_ms(), START_MS - HOUR_MS, "it is not followed yet");
+        assert!(steady.adopt(jump));
+        assert_eq!(steady.wall_ms(), START_MS - HOUR_MS);
+        assert_eq!(leading.wall_ms(), START_MS - HOUR_MS, "nor is it counted twice");
+        assert_eq!(steady.verdict(), Verdict::Off(0));
     }
 
     #[test]

@@ -17,6 +17,8 @@ const FAMILY: &str = "cluster";
 const VERSION: u8 = 1;
 const ASKED: &[u8] = b"asked";
 const IDENTITY: &[u8] = b"identity";
+/// Whether the clock of the machine was off when it was last compared.
+const CLOCK_OFF: &[u8] = b"clock-off";
 const REPLICA: &[u8] = b"replica/";
 
 /// The store in `node/` of the node's directory, open. Its lock keeps other processes off. All of its
@@ -104,6 +106,22 @@ impl IdentityStore {
         let options = collie_db::WriteOptions::disk();
         let put = self.family.put_with(replica_key(replica), [VERSION], &options);
         put.map(drop).map_err(|error| self.wrong(error))
+    }
+
+    /// Whether the clock of the machine was off when it was last compared with those of other nodes.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn clock_was_off(&self) -> Result<bool, IdentityError> {
+        Ok(self.get("whether its clock was off", CLOCK_OFF)?.unwrap_or(false))
+    }
+
+    /// Stores whether it is.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn set_clock_off(&self, is_off: bool) -> Result<(), IdentityError> {
+        self.put("whether its clock is off", CLOCK_OFF, &is_off)
     }
 
     /// Closes the store, unless the server has closed it.

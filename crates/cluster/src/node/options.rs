@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use collie_io::Clock;
+
 use crate::machine::MachineOptions;
 use crate::peers::PeersOptions;
 use crate::raft::{GroupLimits, GroupTimes};
@@ -15,8 +17,10 @@ pub type LogOpened = Arc<dyn Fn(&NodeLog) + Send + Sync>;
 pub struct NodeOptions {
     /// Its logs, and the disks that they and its state machines are on.
     pub store: NodeStoreOptions,
-    /// How it speaks to others; and the clock that entries are stamped by.
+    /// How it speaks to others.
     pub peers: PeersOptions,
+    /// The clock that entries are stamped by.
+    pub clock: Arc<dyn Clock>,
     /// How each state machine is opened.
     pub machine: MachineOptions,
     /// How long anything of a group may take.

@@ -169,6 +169,12 @@ impl Node {
         matches!(self.router.store.replica(id), Err(StoreError::Removed { .. }))
     }
 
+    /// Whether a log has failed.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.failed.borrow().is_some()
+    }
+
     /// Waits until a log has failed: the node can write no more, and its process is to exit.
     pub async fn failed(&self) -> StoreError {
         let mut failed = self.failed.clone();
@@ -241,7 +247,7 @@ impl Node {
             log,
             machine: self.options.machine.clone(),
             peers: Arc::clone(&self.peers),
-            clock: Arc::clone(&self.options.peers.clock),
+            clock: Arc::clone(&self.options.clock),
             times: self.options.times.clone(),
             limits: self.options.limits.clone(),
             changes: self.changes.clone(),

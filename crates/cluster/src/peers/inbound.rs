@@ -206,6 +206,9 @@ async fn receive<S: AsyncRead>(
                     Err(error) => return error.into(),
                 }
             }
+            Message::Leads(leads) if taken.lane == Lane::Raft => {
+                shared.leaders.heard(taken.node, taken.boot, leads);
+            }
             Message::Request(request) if request.lane() == taken.lane => {
                 let Some(reply) = Reply::of(&frame, bytes, &load, outbox) else {
                     continue;
@@ -234,7 +237,7 @@ async fn receive<S: AsyncRead>(
             }
             other => {
                 let expected = match taken.lane {
-                    Lane::Raft => "a ping, or a request of the raft connection",
+                    Lane::Raft => "a ping, what the node leads, or a request of the raft connection",
                     Lane::Bulk => "a ping, or a request of the bulk connection",
                 };
                 return End::Unexpected {

@@ -1,7 +1,7 @@
 //! A connection that this node makes to a peer, again and again.
 
 use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, pending};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,8 +22,11 @@ use super::outbox::{Outbox, write_frames};
 use super::pending::Pending;
 use super::reader::FrameReader;
 use super::shared::Shared;
-use crate::wire::{Frame, Hello, Lane, Message, NodeId, Ping, encode};
+use crate::wire::{Frame, Hello, Lane, Leads, Message, NodeId, Ping, encode};
 
+/// From one word of what this node leads to the next, and to another attempt where the connection took
+/// none.
+const TOLD_AGAIN: Duration = Duration::from_millis(20);
 /// Pings whose answers are waited for. Older ones say nothing of the clock any more.
 const PINGS_KEPT: usize = 32;
 
@@ -188,6 +191,7 @@ impl Link {
             biased;
             end = self.receive(session, &mut from, shared) => return end,
             end = self.ping(session, shared) => return end,
+            end = self.tell(session, shared) => return end,
             end = session.outbox.kicked() => return end,
             written = &mut writes => written,
             () = shared.closed() => {
@@ -240,6 +244,28 @@ impl Link {
             session.pinged(request);
             // Without room the peer takes nothing, which shows as silence.
             let _full = session.outbox.push_urgent(bytes);
+        }
+    }
+}
+
+impl Link {
+    /// Tells the peer what this node leads, as soon as that is known, and whenever it changes.
+    async fn tell(&self, session: &Session, shared: &Shared) -> End {
+        let mut leads = shared.leaders.own.subscribe();
+        let is_known = |leads: &Leads| leads.count > 0;
+        if self.lane == Lane::Bulk || leads.wait_for(is_known).await.is_err() {
+            return pending().await;
+        }
+        loop {
+            let told = Message::Leads(leads.borrow_and_update().clone());
+            let is_queued = match encode(&Frame::of_connection(0, told)) {
+                Ok(bytes) => session.outbox.push(bytes, None).is_ok(),
+                Err(error) => return error.into(),
+            };
+            if is_queued && leads.changed().await.is_err() {
+                return pending().await;
+            }
+            sleep(TOLD_AGAIN).await;
         }
     }
 }

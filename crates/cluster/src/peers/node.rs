@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use super::dispatch::Dispatch;
 use super::error::{End, PeerError};
 use super::inbound::accept;
+use super::leaders::LedByNode;
 use super::link::{Link, watch_pulse};
 use super::liveness::{NodeStates, Pulse};
 use super::network::Network;
@@ -204,6 +205,16 @@ impl Peers {
     /// may be among them.
     pub fn machine_clocks(&self) -> BTreeMap<NodeId, i64> {
         self.shared.machine_clocks.lock().clone()
+    }
+
+    /// Tells all peers that this node leads these groups, each in its term, and no others.
+    pub fn set_led(&self, groups: Vec<(GroupId, u64)>) {
+        self.shared.leaders.set(groups);
+    }
+
+    /// What the peers lead, by their own word.
+    pub fn leaders(&self) -> watch::Receiver<LedByNode> {
+        self.shared.leaders.heard.subscribe()
     }
 
     /// What was sent.

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::budget::LaneLimits;
 use super::dispatch::Dispatch;
+use super::leaders::Leaders;
 use super::liveness::NodeStates;
 use super::options::PeersOptions;
 use super::outbox::Written;
@@ -27,6 +28,7 @@ pub(super) struct Shared {
     pub(super) states: watch::Sender<NodeStates>,
     /// See [`Peers::machine_clocks`](super::Peers::machine_clocks).
     pub(super) machine_clocks: Mutex<BTreeMap<NodeId, i64>>,
+    pub(super) leaders: Leaders,
     pub(super) written: Written,
     pub(super) slots: Arc<Slots>,
     pub(super) strangers: Arc<Semaphore>,
@@ -49,6 +51,7 @@ impl Shared {
             dispatch,
             states: watch::Sender::default(),
             machine_clocks: Mutex::default(),
+            leaders: Leaders::default(),
             written: Written::default(),
             closing: watch::Sender::new(false),
             tasks: Mutex::default(),

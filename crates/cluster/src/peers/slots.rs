@@ -30,6 +30,8 @@ pub(super) struct Taken {
     slots: Arc<Slots>,
     pub(super) node: NodeId,
     pub(super) lane: Lane,
+    /// The peer's process.
+    pub(super) boot: [u8; 16],
     outbox: Arc<Outbox>,
 }
 
@@ -76,6 +78,7 @@ impl Slots {
             slots: Arc::clone(self),
             node,
             lane: hello.lane,
+            boot: hello.boot,
             outbox: Arc::clone(outbox),
         })
     }

@@ -5,6 +5,7 @@ use std::hash::Hash;
 
 use parking_lot::Mutex;
 
+use super::evaluation::{Evaluated, Evaluation, NotOpen, NotSubmitted, Stale, Standing};
 use super::overlay::{Effects, Overlay};
 use super::{Decision, Header, Recorded, RunId, Ticket};
 use crate::ids::{EntryId, LeaderId};
@@ -31,6 +32,8 @@ struct State<R, V, P> {
     slots: u64,
     /// The newest stamp that was submitted here, or taken before the replica led.
     newest_ms: u64,
+    /// The newest stamp that was taken: no later leader's time is before it.
+    taken_ms: u64,
 }
 
 #[derive(Debug)]
@@ -85,93 +88,6 @@ pub struct Proposal<P> {
     pub payload: P,
 }
 
-/// Whether a replica takes commands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
-    /// It does not lead.
-    Following,
-    /// It takes commands, in this run.
-    Open(RunId),
-    /// It leads, and this run is over. It takes commands again when all of its entries are decided.
-    Ending(RunId),
-}
-
-impl Standing {
-    /// Whether the replica leads.
-    #[must_use]
-    pub fn leads(&self) -> bool {
-        !matches!(self, Self::Following)
-    }
-}
-
-/// A command that is being evaluated.
-#[derive(Debug)]
-#[must_use = "a command that is evaluated and not finished has no effect"]
-pub struct Evaluation {
-    run: RunId,
-    slots: u64,
-    /// The last pending entry that it saw.
-    seen: u32,
-    newest_ms: u64,
-}
-
-impl Evaluation {
-    /// Who leads.
-    #[must_use]
-    pub fn leader(&self) -> LeaderId {
-        self.run.leader
-    }
-
-    /// The time by which the command runs, where the clock says `clock_ms`: time does not go back
-    /// between commands, whichever replica they ran on.
-    #[must_use]
-    pub fn now_ms(&self, clock_ms: u64) -> u64 {
-        self.newest_ms.max(clock_ms)
-    }
-}
-
-/// What became of an evaluation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Evaluated {
-    /// It has effects: they are submitted.
-    Submitted(Ticket),
-    /// It has none: it is a read, which is not yet known to be of the newest state.
-    Read {
-        /// It holds if this leader is confirmed to lead after this moment.
-        leader: LeaderId,
-        /// It holds if this entry, the last pending one that it saw, is taken.
-        seen: Option<Ticket>,
-    },
-}
-
-/// No command can begin now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotOpen {
-    /// The replica does not lead, or not yet.
-    #[error("this replica does not lead")]
-    Following,
-    /// It waits for what becomes of the last run's entries.
-    #[error("a proposal was not taken, and those before it are not all decided yet")]
-    Ending,
-}
-
-/// The evaluation was begun in a run that is over, or for slots that have moved since: the command
-/// must be evaluated anew.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("what this command was evaluated on does not hold any more")]
-pub struct Stale;
-
-/// Effects that were not submitted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotSubmitted {
-    /// See [`Stale`].
-    #[error(transparent)]
-    Stale(#[from] Stale),
-    /// As many entries as may be are without an outcome.
-    #[error("too many proposals of this partition are waiting")]
-    Full,
-}
-
 /// What is learned of an entry that was proposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -212,6 +128,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
                 queue: VecDeque::new(),
                 slots: 0,
                 newest_ms: 0,
+                taken_ms: 0,
             }),
             pending_max,
         }
@@ -223,14 +140,33 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
     /// in it, and confirms no read.
     pub fn lead(&self, leader: LeaderId, recorded: Option<&Recorded>) {
         let progress = Progress::first(leader, Recorded::base(recorded));
-        self.taken_until(recorded.map_or(0, |recorded| recorded.stamp_ms));
-        self.state.lock().phase = Phase::Open(progress, Overlay::new());
+        let mut state = self.state.lock();
+        state.taken_ms = recorded.map_or(0, |recorded| recorded.stamp_ms);
+        // Nothing is submitted with an older stamp.
+        state.newest_ms = state.newest_ms.max(state.taken_ms);
+        state.phase = Phase::Open(progress, Overlay::new());
     }
 
-    /// Nothing is submitted with an older stamp.
-    fn taken_until(&self, stamp_ms: u64) {
-        let newest_ms = &mut self.state.lock().newest_ms;
-        *newest_ms = stamp_ms.max(*newest_ms);
+    /// The time by which a command would run now, where the clock says `clock_ms`.
+    #[must_use]
+    pub fn now_ms(&self, clock_ms: u64) -> u64 {
+        self.state.lock().newest_ms.max(clock_ms)
+    }
+
+    /// Whether [`finish`](Self::finish) would submit an entry for the time alone.
+    #[must_use]
+    pub fn has_to_raise(&self, evaluation: &Evaluation) -> bool {
+        // Most replies do not depend on the time.
+        if evaluation.needed_ms == 0 {
+            return false;
+        }
+        let state = self.state.lock();
+        match &state.phase {
+            Phase::Open(progress, _) if progress.id == evaluation.run => {
+                state.carrier(progress, evaluation).is_none()
+            }
+            _ => false,
+        }
     }
 
     /// Whether commands can begin.
@@ -286,6 +222,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
                 slots: state.slots,
                 seen: 0,
                 newest_ms: state.newest_ms,
+                needed_ms: 0,
             }),
         }
     }
@@ -316,7 +253,9 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
     }
 
     /// Ends the evaluation: submits the effects, if there are any, and with them `payload`. Then the
-    /// rows can be unlocked. The stamp is `stamp_ms`, or the newest so far if that is later.
+    /// rows can be unlocked. The stamp is `stamp_ms`, or the newest so far if that is later. Where
+    /// there are none, and the time that the reply [needs](Evaluation::needs) is in no entry yet, an
+    /// entry without effects is submitted: one for all that need this time or an earlier one.
     ///
     /// # Errors
     /// If the run is over or the slots have changed, or if too many entries wait.
@@ -327,12 +266,18 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
         payload: P,
         stamp_ms: u64,
     ) -> Result<Evaluated, NotSubmitted> {
+        let mut state = self.state.lock();
+        let carrier = match &state.phase {
+            Phase::Open(progress, _) if effects.is_empty() => state.carrier(progress, &evaluation),
+            _ => None,
+        };
         let State {
             phase,
             queue,
             slots,
             newest_ms,
-        } = &mut *self.state.lock();
+            ..
+        } = &mut *state;
         let (progress, overlay) = match phase {
             Phase::Open(progress, overlay) if progress.id == evaluation.run => (progress, overlay),
             _ => return Err(Stale.into()),
@@ -341,14 +286,11 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
             return Err(Stale.into());
         }
         let run = progress.id;
-        if effects.is_empty() {
-            let seen = (evaluation.seen > 0).then_some(Ticket {
-                run,
-                n: evaluation.seen,
-            });
+        if let Some(carrier) = carrier {
+            let n = evaluation.seen.max(carrier);
             return Ok(Evaluated::Read {
                 leader: run.leader,
-                seen,
+                seen: (n > 0).then_some(Ticket { run, n }),
             });
         }
         if progress.unresolved.len() >= self.pending_max {
@@ -363,7 +305,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
         progress.submitted = n;
         progress.unresolved.insert(n);
         overlay.put(n, effects);
-        *newest_ms = stamp_ms.max(*newest_ms);
+        *newest_ms = stamp_ms.max(evaluation.needed_ms).max(*newest_ms);
         let ticket = Ticket { run, n };
         let header = Header::of(ticket, progress.base, *newest_ms);
         queue.push_back(Proposal { header, payload });
@@ -389,7 +331,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
     ) where
         R: 'a,
     {
-        let phase = &mut self.state.lock().phase;
+        let State { phase, taken_ms, .. } = &mut *self.state.lock();
         let Ticket { run, n: first } = header.ticket;
         let last = header.last().n;
         match phase {
@@ -402,6 +344,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
                 }
                 if let Decision::Taken(recorded) = decision {
                     progress.taken_index = recorded.index;
+                    *taken_ms = recorded.stamp_ms.max(*taken_ms);
                 }
                 if progress.id != run {
                     return;
@@ -463,6 +406,19 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
             }
             _ => Settled::Lost,
         }
+    }
+}
+
+impl<R, V, P> State<R, V, P> {
+    /// The entry of this run with which the time comes that a reply needs, 0 where it has come; none
+    /// where no entry has it.
+    fn carrier(&self, progress: &Progress, evaluation: &Evaluation) -> Option<u32> {
+        if evaluation.needed_ms <= self.taken_ms {
+            return Some(0);
+        }
+        // The last entry of a run has the newest stamp. One of a run before it may never be taken.
+        let is_pending = progress.submitted > progress.taken;
+        (is_pending && evaluation.needed_ms <= self.newest_ms).then_some(progress.submitted)
     }
 }
 
@@ -656,6 +612,56 @@ mod tests {
             140,
             "an older term's is known as well"
         );
+        Ok(())
+    }
+
+    #[test]
+    fn one_entry_raises_the_time_for_all_that_found_keys_expired() -> Result<(), NotOpen> {
+        let leading = leads();
+        let read = |needed_ms: u64| {
+            leading.begin().map(|mut evaluation| {
+                evaluation.needs(needed_ms);
+                leading.finish(evaluation, Effects::new(), (), 100)
+            })
+        };
+        let seen = |seen| {
+            let leader = LEADER;
+            Ok(Evaluated::Read { leader, seen })
+        };
+        assert_eq!(read(0)?, seen(None), "a reply that does not depend on the time");
+        let run = RunId {
+            leader: LEADER,
+            run: 1,
+        };
+        let first = Ticket { run, n: 1 };
+        assert_eq!(read(50)?, Ok(Evaluated::Submitted(first)));
+        for needed_ms in [50, 60, 100] {
+            assert_eq!(read(needed_ms)?, seen(Some(first)), "it is on its way");
+        }
+        let header = leading.next_proposal().map(|next| next.header);
+        let header = header.expect("it was submitted");
+        assert_eq!(header.stamp_ms, 100, "the clock's, so that it lasts");
+        assert_eq!(leading.next_proposal(), None);
+        let recorded = Recorded {
+            ticket: first,
+            index: 9,
+            stamp_ms: 100,
+        };
+        let entry = EntryId {
+            leader: LEADER,
+            index: 9,
+        };
+        leading.applied(&entry, &header, &Decision::Taken(recorded), [].iter());
+        assert_eq!(read(100)?, seen(None), "all later leaders know it");
+        assert_eq!(read(101)?, Ok(Evaluated::Submitted(Ticket { run, n: 2 })));
+        // It is refused, and so it raises nothing.
+        let refused = Ticket { run, n: 2 };
+        leading.outcome(&refused, Outcome::Refused);
+        assert!(matches!(read(101)?, Ok(Evaluated::Submitted(next)) if next.run.run == 2));
+        // A later leader has what was taken.
+        leading.lead(LEADER, Some(&recorded));
+        assert_eq!(read(100)?, seen(None));
+        assert!(matches!(read(101)?, Ok(Evaluated::Submitted(_))));
         Ok(())
     }
 

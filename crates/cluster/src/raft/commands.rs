@@ -64,6 +64,8 @@ pub(super) struct Commands {
     closing: AtomicBool,
     /// Apply waits for room on the disk of the tables.
     waits_for_tables: AtomicBool,
+    /// Nothing could be committed when time was to be raised: it stands still.
+    time_stands: AtomicBool,
 }
 
 /// What goes with an entry from its submission on.
@@ -125,6 +127,7 @@ impl Commands {
             alone: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             waits_for_tables: AtomicBool::new(false),
+            time_stands: AtomicBool::new(false),
         }
     }
 
@@ -133,8 +136,8 @@ impl Commands {
         self.progress.subscribe()
     }
 
-    /// Submits what a command changes, if it changes anything. Its rows are locked until this
-    /// returns.
+    /// Submits what a command changes, if it changes anything, or the time that its reply needs. Its
+    /// rows are locked until this returns.
     pub(super) fn finish(
         &self,
         evaluation: Evaluation,
@@ -254,6 +257,19 @@ impl Commands {
     /// Whether apply waits for room on the disk of the tables.
     pub(super) fn waits_for_tables(&self) -> bool {
         self.waits_for_tables.load(Ordering::Relaxed)
+    }
+
+    /// Whether time stands still, or stood when it was last asked to go on: see
+    /// [`set_time_stands`](Self::set_time_stands).
+    pub(super) fn time_stands(&self) -> bool {
+        // Relaxed, here and below: a command that sees it late is refused, and begins anew.
+        self.time_stands.load(Ordering::Relaxed)
+    }
+
+    /// While nothing can be committed, keys do not expire: a reply that says so would need an entry
+    /// that carries the time. Reads go on, by the time that all replicas have.
+    pub(super) fn set_time_stands(&self, stands: bool) {
+        self.time_stands.store(stands, Ordering::Relaxed);
     }
 
     /// An entry was applied.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::ids::LeaderId;
 use crate::machine::data_key;
 use crate::machine::effects::MAX_BYTES;
-use crate::proposals::{Answer, Evaluation, NotOpen};
+use crate::proposals::{Answer, Evaluation, NotOpen, Stale};
 use crate::raft::commands::{Changes, Row, Submitted};
 use crate::raft::replica::{CommandError, ReplicaError};
 use crate::raft::running::Running;
@@ -44,7 +44,7 @@ impl Command {
         let named = keys.iter().map(|key| (&family, &**key));
         let rows = db.lock_rows_owned(&mut owner, named, patience)?;
         let evaluation = running.begin(&family)?;
-        let now_ms = evaluation.now_ms(clock_ms);
+        let now_ms = evaluation.now_ms(moving(&running, clock_ms));
         Ok(Self {
             running,
             within,
@@ -56,19 +56,61 @@ impl Command {
     }
 
     fn submit(self, changes: Changes) -> Result<Submitted, CommandError> {
-        let Self {
-            running,
-            evaluation,
-            now_ms,
-            rows,
-            ..
-        } = self;
-        let admitted = running.admit(&changes)?;
-        let submitted = running.commands.finish(evaluation, changes, admitted, now_ms);
+        let submitted = submit(&self.running, self.evaluation, changes, self.now_ms);
         // Only now may others lock them: what they read is in the overlay.
-        drop(rows);
-        Ok(submitted?)
+        drop(self.rows);
+        submitted
     }
+}
+
+/// Submits what a command changes, or the time that its reply needs, if that is in no entry yet.
+fn submit(
+    running: &Running,
+    evaluation: Evaluation,
+    changes: Changes,
+    now_ms: u64,
+) -> Result<Submitted, CommandError> {
+    let admitted = running.admit(&changes)?;
+    if changes.rows.is_empty() && running.commands.leading.has_to_raise(&evaluation) && !commits(running) {
+        // Evaluated anew by the time that stands still, it needs no entry.
+        running.commands.set_time_stands(true);
+        return Err(Stale.into());
+    }
+    Ok(running.commands.finish(evaluation, changes, admitted, now_ms)?)
+}
+
+/// Whether entries of this replica can be committed, as far as room goes.
+fn commits(running: &Running) -> bool {
+    running.machine.log().admit().is_ok() && !running.most_are_full()
+}
+
+/// The clock's time, or none where time stands still.
+fn moving(running: &Running, clock_ms: u64) -> u64 {
+    if !running.commands.time_stands() {
+        return clock_ms;
+    }
+    let moves = commits(running);
+    running.commands.set_time_stands(!moves);
+    if moves { clock_ms } else { 0 }
+}
+
+/// The time by which commands of a replica run now.
+pub(super) fn now_ms(running: &Running, clock_ms: u64) -> u64 {
+    let clock_ms = moving(running, clock_ms);
+    running.commands.leading.now_ms(clock_ms)
+}
+
+/// Has time come to `needed_ms`, for what was read without a command by that time. None where an
+/// attempt failed.
+pub(super) fn raise(
+    running: &Arc<Running>,
+    (needed_ms, now_ms): (u64, u64),
+    deadline: Instant,
+) -> Option<Settling> {
+    let mut evaluation = running.commands.leading.begin().ok()?;
+    evaluation.needs(needed_ms);
+    let submitted = submit(running, evaluation, Changes::default(), now_ms).ok()?;
+    Some(settling(running, submitted, deadline, Submits::Time))
 }
 
 impl cluster::Evaluation for Command {
@@ -78,6 +120,10 @@ impl cluster::Evaluation for Command {
 
     fn now_ms(&self) -> u64 {
         self.now_ms
+    }
+
+    fn expired(&mut self, expiry_ms: u64) {
+        self.evaluation.needs(expiry_ms.saturating_add(1));
     }
 
     fn get(&mut self, row: &[u8]) -> Result<Option<Value>, Refused> {
@@ -105,6 +151,10 @@ impl cluster::Evaluation for Command {
             return Err(Refused::Text(text));
         }
         let slot = self.slot;
+        let submits = match changes.is_empty() {
+            true => Submits::Time,
+            false => Submits::Changes,
+        };
         let row = |(key, value)| (Row { slot, key }, value);
         let changes = Changes {
             rows: changes.into_iter().map(row).collect(),
@@ -113,7 +163,7 @@ impl cluster::Evaluation for Command {
         let running = Arc::clone(&self.running);
         let deadline = Instant::now() + self.within;
         match self.submit(changes) {
-            Ok(submitted) => Ok(settling(&running, submitted, deadline)),
+            Ok(submitted) => Ok(settling(&running, submitted, deadline, submits)),
             Err(error) => Err(refused(&running, error)),
         }
     }
@@ -127,13 +177,21 @@ pub(super) fn leadership(leader: LeaderId) -> Leadership {
     }
 }
 
-fn settling(running: &Running, submitted: Submitted, deadline: Instant) -> Settling {
+/// What the entry of a command has, if there is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Submits {
+    Changes,
+    /// Nothing but the time: to send the command again does no harm, whatever became of the entry.
+    Time,
+}
+
+fn settling(running: &Running, submitted: Submitted, deadline: Instant, submits: Submits) -> Settling {
     let commands = Arc::clone(&running.commands);
     Box::pin(async move {
-        match answer(&commands, submitted, (), deadline).await {
-            Answer::Reply(()) => Settled::Holds,
-            Answer::TryAgain => Settled::TryAgain,
-            Answer::Unknown => Settled::Unknown,
+        match (answer(&commands, submitted, (), deadline).await, submits) {
+            (Answer::Reply(()), _) => Settled::Holds,
+            (Answer::TryAgain, _) | (Answer::Unknown, Submits::Time) => Settled::TryAgain,
+            (Answer::Unknown, Submits::Changes) => Settled::Unknown,
         }
     })
 }

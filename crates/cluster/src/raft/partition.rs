@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::machine::data_key;
 use crate::proposals::Standing;
-use crate::raft::evaluation::{Command, leadership, refused, text_of};
+use crate::raft::evaluation::{Command, leadership, now_ms, raise, refused, text_of};
 use crate::raft::members::AppliedRows;
 use crate::raft::replica::Replica;
 use crate::raft::scanning::Scan;
@@ -121,15 +121,34 @@ impl Partition for Slots {
         }
     }
 
-    fn confirm(&self, since: Leadership) -> Settling {
+    fn now_ms(&self) -> u64 {
+        let options = &self.replica.options;
+        let clock_ms = options.clock.wall_ms();
+        match self.replica.running() {
+            Ok(running) => now_ms(&running, &options.log, clock_ms),
+            Err(_) => clock_ms,
+        }
+    }
+
+    fn confirm(&self, since: Leadership, expired_ms: Option<u64>) -> Settling {
         let Ok(running) = self.replica.running() else {
             return Box::pin(ready(Settled::TryAgain));
         };
+        let options = &self.replica.options;
+        let deadline = Instant::now() + options.times.command;
+        let raised = expired_ms.map(|expiry_ms| {
+            let times = (expiry_ms.saturating_add(1), self.now_ms());
+            raise(&running, &options.log, times, deadline)
+        });
         let commands = Arc::clone(&running.commands);
-        let deadline = Instant::now() + self.replica.options.times.command;
         Box::pin(async move {
+            let has_come = match raised {
+                None => true,
+                Some(None) => false,
+                Some(Some(raised)) => raised.await == Settled::Holds,
+            };
             match timeout_at(deadline, commands.confirm()).await {
-                Ok(Some(leader)) if leadership(leader) == since => Settled::Holds,
+                Ok(Some(leader)) if has_come && leadership(leader) == since => Settled::Holds,
                 _ => Settled::TryAgain,
             }
         })

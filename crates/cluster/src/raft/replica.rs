@@ -283,6 +283,14 @@ impl Replica {
         self.running().ok()?.commands.leader()
     }
 
+    /// The term in which it leads, where commands can begin here, or will soon.
+    #[must_use]
+    pub fn leads_in(&self) -> Option<u64> {
+        let running = self.running().ok()?;
+        let leads = running.commands.leader() == Some(self.id);
+        leads.then(|| running.commands.leading.standing().term())?
+    }
+
     /// Waits until what runs is not `ended` any more, or the replica does not run.
     ///
     /// # Errors
@@ -318,7 +326,7 @@ impl Replica {
     /// Asks another replica to lead in place of this one. Whether it does shows later.
     ///
     /// # Errors
-    /// Raft's, or that replica does not say within a second that its log has room.
+    /// Raft's, or that replica does not say within a second that it stands and that its log has room.
     pub async fn transfer_to(&self, to: ReplicaId) -> Result<(), ReplicaError> {
         let asked = self.running()?.transfer_to(to).await;
         asked.map_err(|problem| ReplicaError::Raft {
@@ -387,9 +395,12 @@ impl Replica {
             let text = format!("replica {} speaks for {}", incoming.from, vote.leader);
             return reply.send(Response::Refusal(Refusal::failed(text)));
         }
-        if matches!(&incoming.request, Request::Transfer(transfer) if transfer.to == self.id)
-            && !self.stands()
-        {
+        let is_to_lead = match &incoming.request {
+            Request::Transfer(transfer) => transfer.to == self.id,
+            Request::Room => true,
+            _ => false,
+        };
+        if is_to_lead && !self.stands() {
             let text = "it does not stand for election at the moment".to_owned();
             return reply.send(Response::Refusal(Refusal::failed(text)));
         }

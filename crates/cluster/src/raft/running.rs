@@ -280,7 +280,7 @@ impl Running {
     pub(super) async fn transfer_to(&self, replica: ReplicaId) -> Result<(), String> {
         if !self.has_room(replica).await {
             return Err(format!(
-                "replica {replica} does not say that the disk of its log has room"
+                "replica {replica} does not say that it may lead: that the disk of its log has room"
             ));
         }
         let asked = self.raft.trigger().transfer_leader(replica).await;

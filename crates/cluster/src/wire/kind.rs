@@ -46,6 +46,8 @@ kinds! {
     Join = 5, "join";
     /// What becomes of that.
     Joined = 6, "joined";
+    /// The groups that the speaker leads.
+    Leads = 7, "leads";
     /// Entries for a follower.
     Append = 16, "append";
     /// A request for a vote.

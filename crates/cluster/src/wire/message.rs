@@ -9,7 +9,7 @@ use super::error::WireError;
 use super::join::{DISKS_MAX, Join, Joined};
 use super::kind::Kind;
 use super::snapshot::{FILES_MAX, Installed, Offer, Piece, SnapshotEnd, Stored, Wanted};
-use crate::ids::{EntryId, ReplicaId, Vote};
+use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
 
 /// The version of frames and bodies. Nodes of different versions do not speak to each other; what
 /// two versions of the program can both do is the feature level's matter.
@@ -18,6 +18,8 @@ pub const VERSION: u16 = 1;
 pub const ENTRIES_MAX: usize = 65_536;
 /// What an entry has beside its payload in a log, and the frame that it may have for itself, at most.
 const ENTRY_HEAD: u64 = 128;
+/// Groups that a node may say it leads: more than a cluster has.
+pub const LED_MAX: usize = 8192;
 /// Bytes of a text that explains a refusal.
 pub const TEXT_MAX: usize = 1024;
 
@@ -37,6 +39,8 @@ pub enum Message {
     Ping(Ping),
     /// [`Kind::Pong`].
     Pong(Pong),
+    /// [`Kind::Leads`].
+    Leads(Leads),
     /// [`Kind::Join`].
     Join(Join),
     /// [`Kind::Joined`].
@@ -143,6 +147,17 @@ pub struct Ping {
 pub struct Pong {
     /// The time that the speaker goes by, in milliseconds since 1970.
     pub wall_ms: u64,
+}
+
+/// The groups that a node leads, and no others: what it has said before is over. It says so once a
+/// majority of the group has answered it lately.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leads {
+    /// How often its process has said it.
+    pub count: u64,
+    /// Each with the term.
+    #[serde(deserialize_with = "list::<_, _, LED_MAX>")]
+    pub groups: Vec<(GroupId, u64)>,
 }
 
 /// Bytes that this layer does not look into.
@@ -341,6 +356,7 @@ impl Message {
             Self::Refused(_) => Kind::Refused,
             Self::Ping(_) => Kind::Ping,
             Self::Pong(_) => Kind::Pong,
+            Self::Leads(_) => Kind::Leads,
             Self::Join(_) => Kind::Join,
             Self::Joined(_) => Kind::Joined,
             Self::Request(request) => request.kind(),
@@ -364,6 +380,10 @@ impl Message {
             Self::Refused(body) => put(self.kind(), body, to),
             Self::Ping(body) => put(self.kind(), body, to),
             Self::Pong(body) => put(self.kind(), body, to),
+            Self::Leads(body) => {
+                most(body.groups.len(), "groups", LED_MAX)?;
+                put(self.kind(), body, to)
+            }
             Self::Join(body) => {
                 most(body.disks.len(), "disks", DISKS_MAX)?;
                 put(self.kind(), body, to)
@@ -415,6 +435,7 @@ impl Message {
             Kind::Refused => take(kind, body, Self::Refused)?,
             Kind::Ping => take(kind, body, Self::Ping)?,
             Kind::Pong => take(kind, body, Self::Pong)?,
+            Kind::Leads => take(kind, body, Self::Leads)?,
             Kind::Join => take(kind, body, Self::Join)?,
             Kind::Joined => take(kind, body, Self::Joined)?,
             Kind::Append => request(take(kind, body, Request::Append)?),

@@ -17,8 +17,9 @@ pub use frame::{FRAME_MAX, Frame, GREETING_MAX, HEAD, decode, encode, frame_len}
 pub use join::{DISKS_MAX, Join, JoinAnswer, Joined, PEERS_MAX, Place};
 pub use kind::Kind;
 pub use message::{
-    Append, Appended, ClusterId, ENTRIES_MAX, HandOver, Hello, Lane, LogEntry, Message, NodeId, Payload,
-    Ping, Pong, Refusal, Refused, Request, Response, TEXT_MAX, Transfer, VERSION, VoteAnswer, VoteRequest,
+    Append, Appended, ClusterId, ENTRIES_MAX, HandOver, Hello, LED_MAX, Lane, Leads, LogEntry, Message,
+    NodeId, Payload, Ping, Pong, Refusal, Refused, Request, Response, TEXT_MAX, Transfer, VERSION,
+    VoteAnswer, VoteRequest,
 };
 pub use snapshot::{
     FILES_MAX, FileName, FileOffer, Installed, NAME_MAX, Offer, Piece, SnapshotEnd, Stored, Wanted,

@@ -238,6 +238,7 @@ pub(crate) fn node_options(dir: &std::path::Path, log: LogOptions, peers: PeersO
             private: log,
             ..NodeStoreOptions::default()
         },
+        clock: Arc::clone(&peers.clock),
         peers,
         machine: MachineOptions {
             db: Options {

@@ -233,3 +233,77 @@ fn where_the_clocks_of_most_machines_were_set_the_nodes_follow() {
     });
     executes_ahead(&sites, 2, 20, HOUR_MS);
 }
+
+#[test]
+fn a_wrong_clock_is_remembered_when_other_nodes_are_gone() {
+    let (sites, clocks) = clocked(3);
+    let odd = &sites[1];
+    odd.kill();
+    clocks[1].0.store(3_000, Ordering::SeqCst);
+    start(odd, &clocks[1], Begin::Start);
+    until(&sites, "the odd one follows, and leads nothing", || {
+        let follows = odd.map().is_some() && has_problem(odd, IS_OFF);
+        (follows && leads(odd) == 0 && all_led_by(&sites[0], &[1, 3])).then_some(())
+    });
+    // Of the two that are left none can say which clock is right. The odd one stands next behind the
+    // node that dies, and would be the first to be elected.
+    assert!(leads_keys(&sites[0]) > 0);
+    sites[0].kill();
+    let others_lead = || {
+        until(&sites, "all is led by the other one", || {
+            assert_eq!(leads_keys(odd), 0, "its clock is wrong all the same");
+            assert!(has_problem(odd, IS_OFF) || has_problem(odd, "when it was last compared"));
+            let map = sites[2].status().map.is_some_and(|map| map.leads);
+            (map && all_led_by(&sites[2], &[3])).then_some(())
+        });
+    };
+    others_lead();
+    // Nor does it forget that when it is started anew.
+    odd.kill();
+    start(odd, &clocks[1], Begin::Start);
+    others_lead();
+    until(&sites, "it is compared with the one that is left", || {
+        has_problem(odd, IS_OFF).then_some(())
+    });
+    clocks[1].0.store(0, Ordering::SeqCst);
+    until(&sites, "the clock is right", || {
+        problems(odd).is_empty().then_some(())
+    });
+    executes_ahead(&sites, 1, 1, 0);
+    odd.kill();
+    start(odd, &clocks[1], Begin::Start);
+    until(&sites, "it remembers that, too", || {
+        (odd.map().is_some() && problems(odd).is_empty()).then_some(())
+    });
+}
+
+#[test]
+fn a_node_that_is_off_and_has_to_lead_leads_by_the_time_of_most() {
+    let sites = sites(3);
+    let clocks: Vec<Arc<Settable>> = (0..3).map(|_| Arc::default()).collect();
+    // One replica of each partition, all on the first node: nobody else can lead it.
+    start(&sites[0], &clocks[0], bootstrap(1, 3));
+    for at in 1..3 {
+        start(&sites[at], &clocks[at], Begin::Join(vec![sites[0].peer]));
+    }
+    settled(&sites, 3, 3);
+    until(&sites, "a leader", || (leads_keys(&sites[0]) == 3).then_some(()));
+    sites[0].kill();
+    clocks[0].0.store(HOUR_MS, Ordering::SeqCst);
+    start(&sites[0], &clocks[0], Begin::Start);
+    until(&sites, "its clock is off", || {
+        has_problem(&sites[0], IS_OFF).then_some(())
+    });
+    let ahead_ms = until(&sites, "it leads, and executes a command", || {
+        command_ahead_ms(&sites[0])
+    });
+    assert!(ahead_ms.abs() < HOUR_MS / 10, "{ahead_ms} ms ahead");
+    assert!(has_problem(&sites[0], IS_OFF));
+    // That the others are gone changes nothing.
+    sites[1].kill();
+    sites[2].kill();
+    let ahead_ms = until(&sites, "it executes another command", || {
+        command_ahead_ms(&sites[0])
+    });
+    assert!(ahead_ms.abs() < HOUR_MS / 10, "{ahead_ms} ms ahead");
+}

@@ -11,6 +11,7 @@
 #[path = "../addresses/mod.rs"]
 mod addresses;
 mod clocks;
+mod leaders;
 mod lives;
 mod refusals;
 mod removals;

@@ -106,6 +106,11 @@ fn request() -> impl Strategy<Value = Request> {
     ]
 }
 
+fn leads() -> impl Strategy<Value = Leads> {
+    let groups = vec((any::<u64>(), any::<u64>()), 0..5);
+    (any::<u64>(), groups).prop_map(|(count, groups)| Leads { count, groups })
+}
+
 fn response() -> impl Strategy<Value = Response> {
     let appended = prop_oneof![
         Just(Appended::Success),
@@ -192,6 +197,7 @@ fn frame() -> impl Strategy<Value = Frame> {
         ".{0,40}".prop_map(|reason| Message::Refused(Refused::new(reason))),
         any::<u64>().prop_map(|wall_ms| Message::Ping(Ping { wall_ms })),
         any::<u64>().prop_map(|wall_ms| Message::Pong(Pong { wall_ms })),
+        leads().prop_map(Message::Leads),
         join().prop_map(Message::Join),
         joined().prop_map(Message::Joined),
     ];

@@ -161,6 +161,7 @@ impl Place {
                 private: log,
                 ..NodeStoreOptions::default()
             },
+            clock: Arc::clone(&peers.clock),
             peers,
             machine: MachineOptions {
                 db: Options {

@@ -22,6 +22,7 @@ mod clients;
 mod disk;
 #[path = "../../../engine/tests/external_journal/dying.rs"]
 mod dying;
+mod expiry;
 mod faults;
 mod host;
 mod judge;
@@ -70,6 +71,13 @@ fn what_clients_see_fits_one_order_through_any_faults_and_all_nodes_agree_after_
         total.add(&alone(&Plan::faulty(seed)));
     }
     println!("figures: {runs} simulations, {total}");
+}
+
+#[test]
+fn a_key_that_was_said_to_be_over_is_not_shown_by_later_leaders() {
+    for seed in 1..=from_env("COLLIE_RUNS", 3) {
+        alone(&Plan::expiring(seed));
+    }
 }
 
 /// Only with the runtime's own draws from the seed, too.

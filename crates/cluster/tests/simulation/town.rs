@@ -11,6 +11,7 @@ use collie_cluster::seed_draws;
 use collie_sim::Rng;
 use turmoil::{Builder, Sim};
 
+use crate::expiry;
 use crate::faults;
 use crate::host::{Place, name};
 use crate::judge;
@@ -33,6 +34,8 @@ pub(crate) struct Plan {
     pub(crate) nodes: u64,
     pub(crate) groups: Vec<u64>,
     pub(crate) faults: u64,
+    /// Whether keys expire, by clocks that differ.
+    pub(crate) expires: bool,
 }
 
 impl Plan {
@@ -42,6 +45,15 @@ impl Plan {
             nodes: 3,
             groups: vec![7],
             faults: 0,
+            expires: false,
+        }
+    }
+
+    /// Keys that expire under leaders whose clocks differ.
+    pub(crate) fn expiring(seed: u64) -> Self {
+        Self {
+            expires: true,
+            ..Self::calm(seed)
         }
     }
 
@@ -53,6 +65,7 @@ impl Plan {
             nodes: if rng.one_in(5) { 5 } else { 3 },
             groups: (7..8 + rng.below(2)).collect(),
             faults: 8 + rng.below(10),
+            expires: false,
         }
     }
 }
@@ -265,7 +278,9 @@ pub(crate) fn run(plan: &Plan) -> Ended {
         };
         town.until("all groups begin", begun);
         faults::run(&mut town, plan.faults);
-        if plan.faults == 0 {
+        if plan.expires {
+            expiry::run(&mut town, plan.groups[0]);
+        } else if plan.faults == 0 {
             town.go_on(Duration::from_secs(20));
         }
         judge::judge(&mut town, plan)

@@ -7,7 +7,6 @@ use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_db::Value;
 use collie_protocol::ReplyBuffer;
 use tokio::runtime::Handle;
 
@@ -80,13 +79,15 @@ pub(super) fn keys(exec: &mut Exec<'_>, pattern: &[u8]) -> Outcome {
     let limit = exec.shared.settings.reply_bytes_max();
     let (mut found, mut count) = (ReplyBuffer::new(), 0);
     let mut all = LedKeys::of(&*partitions.cluster, None);
-    for (i, key) in all.by_ref().enumerate() {
-        if i % CHECK_STEP == 0 && exec.session.client.is_closing() {
+    let mut looked_at: usize = 0;
+    while let Some(found) = all.next() {
+        if looked_at.is_multiple_of(CHECK_STEP) && exec.session.client.is_closing() {
             return Ok(Flow::Close);
         }
-        let Led::Key(key) = key? else { continue };
+        looked_at += 1;
+        let Led::Key(key) = found? else { continue };
         let matches = pattern == b"*" || glob::matches(pattern, key.name(), false);
-        if matches && !is_expired(&key.stored, exec.now_ms)? {
+        if matches && !all.has_expired(&key)? {
             found.bulk(key.name());
             count += 1;
         }
@@ -99,10 +100,6 @@ pub(super) fn keys(exec: &mut Exec<'_>, pattern: &[u8]) -> Outcome {
     exec.reply.array(count);
     exec.reply.append(&found);
     Ok(Flow::Next)
-}
-
-fn is_expired(stored: &Value, now_ms: u64) -> Result<bool, Failure> {
-    Ok(value::read_header(stored)?.is_expired(now_ms))
 }
 
 /// `SCAN`. The cursor remembers a slot and a row in it.
@@ -126,7 +123,10 @@ pub(super) fn scan(exec: &mut Exec<'_>, cursor: u64, options: &ScanOptions<'_>) 
             }
             last = Some(match found? {
                 Led::Key(key) => {
-                    page.take(exec, key.name(), &key.stored)?;
+                    exec.now_ms = all.now_ms();
+                    if !page.take(exec, key.name(), &key.stored)? {
+                        all.has_expired(&key)?;
+                    }
                     (key.slot, key.row)
                 }
                 Led::Removed { slot, row, entries } => {
@@ -172,8 +172,8 @@ pub(super) fn randomkey(exec: &mut Exec<'_>) -> Outcome {
     for start in starts {
         let mut all = LedKeys::of(&*partitions.cluster, start);
         let (mut found, mut passed, mut expired) = (None, 0, 0);
-        for key in all.by_ref() {
-            let key = match key? {
+        while let Some(found) = all.next() {
+            let key = match found? {
                 Led::Key(key) => key,
                 Led::Removed { entries, .. } => {
                     removed += entries;
@@ -184,7 +184,7 @@ pub(super) fn randomkey(exec: &mut Exec<'_>) -> Outcome {
                 }
             };
             exec.weigh(key.row.len() + key.stored.len())?;
-            if is_expired(&key.stored, exec.now_ms)? {
+            if all.has_expired(&key)? {
                 expired += 1;
             } else {
                 found = Some(key);

@@ -7,7 +7,7 @@ use super::numbers::{integer, is, positive, timeout_ms};
 use super::row::Command;
 use crate::exec::{Deferred, Exec, Flow, Outcome};
 use crate::failure::text;
-use crate::session::Shared;
+use crate::session::{Ending, Shared};
 
 /// The rows of its commands.
 pub(super) const ROWS: &[Command] = &[
@@ -113,12 +113,14 @@ fn waitaof(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 fn shutdown(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let mut abort = false;
     let mut other = false;
+    let mut ending = Ending::Soon;
     let (mut save, mut nosave) = (false, false);
     for word in request.iter().skip(1) {
         match word {
             _ if is(word, "NOSAVE") => (nosave, other) = (true, true),
             _ if is(word, "SAVE") => (save, other) = (true, true),
-            _ if is(word, "NOW") || is(word, "FORCE") => other = true,
+            _ if is(word, "NOW") => (ending, other) = (Ending::Now, true),
+            _ if is(word, "FORCE") => other = true,
             _ if is(word, "ABORT") => abort = true,
             _ => return Err(text::SYNTAX.into()),
         }
@@ -129,7 +131,7 @@ fn shutdown(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if abort {
         return Err("ERR No shutdown in progress.".into());
     }
-    exec.shared.end();
+    exec.shared.end(ending);
     Ok(Flow::Close)
 }
 

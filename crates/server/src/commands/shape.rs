@@ -14,6 +14,7 @@ use std::sync::Arc;
 use collie_protocol::ReplyBuffer;
 
 use crate::cluster::{NodeInfo, PartitionInfo, SLOTS, Topology};
+use crate::service::Service;
 
 /// Slots from the first to the last.
 type Range = (u16, u16);
@@ -103,15 +104,19 @@ impl Shape {
 
     /// `CLUSTER INFO`; `problems` are this node's.
     pub(super) fn info(&self, problems: &[String]) -> String {
-        let count = |has_leader: Option<bool>| -> usize {
-            let partitions = self.topology.partitions.iter();
-            partitions
-                .filter(|partition| has_leader.is_none_or(|wanted| partition.leader.is_some() == wanted))
-                .map(|partition| partition.slots.len())
-                .sum()
+        let service = Service::of(&self.topology);
+        let Service {
+            served,
+            silent,
+            leaderless,
+            ..
+        } = service;
+        let assigned = served + silent + leaderless;
+        let state = if served == usize::from(SLOTS) {
+            "ok"
+        } else {
+            "fail"
         };
-        let (assigned, ok, fail) = (count(None), count(Some(true)), count(Some(false)));
-        let state = if ok == usize::from(SLOTS) { "ok" } else { "fail" };
         let nodes = self.topology.nodes.len();
         let is_master = |node: &&NodeInfo| self.led_by(node.number).next().is_some();
         let size = self.topology.nodes.iter().filter(is_master).count();
@@ -119,9 +124,9 @@ impl Shape {
         let fields = [
             ("cluster_state", state.to_owned()),
             ("cluster_slots_assigned", assigned.to_string()),
-            ("cluster_slots_ok", ok.to_string()),
-            ("cluster_slots_pfail", "0".to_owned()),
-            ("cluster_slots_fail", fail.to_string()),
+            ("cluster_slots_ok", served.to_string()),
+            ("cluster_slots_pfail", silent.to_string()),
+            ("cluster_slots_fail", leaderless.to_string()),
             ("cluster_known_nodes", nodes.to_string()),
             ("cluster_size", size.to_string()),
             ("cluster_current_epoch", epoch.to_string()),
@@ -129,6 +134,7 @@ impl Shape {
             ("cluster_stats_messages_sent", "0".to_owned()),
             ("cluster_stats_messages_received", "0".to_owned()),
             ("total_cluster_links_buffer_limit_exceeded", "0".to_owned()),
+            ("collie_slots_led", service.led_text()),
         ];
         let fields = fields.iter().map(|(name, value)| format!("{name}:{value}\r\n"));
         let problems = (1..).zip(problems).map(|(number, problem)| {

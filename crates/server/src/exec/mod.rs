@@ -486,7 +486,7 @@ impl<'a> Exec<'a> {
             return Ok(None);
         };
         let header = value::read_header(&stored)?;
-        if header.is_expired(self.now_ms) {
+        if self.has_expired(&header) {
             self.expire_in_passing(key);
             return Ok(None);
         }
@@ -496,6 +496,16 @@ impl<'a> Exec<'a> {
             header,
             at: None,
         }))
+    }
+
+    /// Whether a key has expired by the time of the command. A partition learns that it has.
+    fn has_expired(&mut self, header: &Header) -> bool {
+        let expired = header.expiry_ms.filter(|_| header.is_expired(self.now_ms));
+        if let (Some(expiry_ms), Some(Transaction::Partition(transaction))) = (expired, &mut self.transaction)
+        {
+            transaction.expired(expiry_ms);
+        }
+        expired.is_some()
     }
 
     /// Counts a read for `keyspace_hits` and `keyspace_misses`.
@@ -538,7 +548,7 @@ impl<'a> Exec<'a> {
             });
         };
         let header = value::read_header(&stored)?;
-        let is_live = !header.is_expired(self.now_ms);
+        let is_live = !self.has_expired(&header);
         Ok(Prior {
             stored: Some(Found {
                 row: stored,

@@ -1,4 +1,5 @@
-//! `/metrics` in Prometheus' text format, and `/healthz`, over HTTP/1.1 on a thread of their own.
+//! `/metrics` in Prometheus' text format, `/healthz` and `/livez`, over HTTP/1.1 on a thread of their
+//! own.
 //!
 //! A connection is for one request. One that has not sent its request makes room for others: beyond
 //! [`CONNECTIONS_MAX`] the oldest of those is closed, so that whatever waits keeps no probe from its
@@ -28,7 +29,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::session::Shared;
+use crate::service::Service;
+use crate::session::{Ending, Shared};
 use room::{Place, Room};
 
 /// Connections at a time.
@@ -87,7 +89,7 @@ async fn serve(listener: StdListener, shared: &Arc<Shared>) -> io::Result<()> {
     loop {
         tokio::select! {
             // The sender lives in `shared`.
-            _ = ending.wait_for(|ending| *ending) => return Ok(()),
+            _ = ending.wait_for(|ending| *ending == Ending::Now) => return Ok(()),
             accepted = listener.accept() => match accepted {
                 Ok((stream, addr)) => {
                     let place = room.enter().await;
@@ -160,22 +162,33 @@ async fn answer<B>(request: &Request<B>, shared: &Arc<Shared>, latest: &Arc<Late
         "/healthz" => {
             let figures = figures_of(shared, latest).await;
             let stats = figures.as_ref().map(|(stats, _)| stats);
-            health(shared.store.health.refusal(stats))
+            match unserved(shared, stats) {
+                Some(reason) => reply(StatusCode::SERVICE_UNAVAILABLE, TEXT, reason + "\n"),
+                None => reply(StatusCode::OK, TEXT, "ok\n"),
+            }
         }
-        _ => reply(StatusCode::NOT_FOUND, TEXT, "there are /metrics and /healthz\n"),
+        // The process answers. What else is wrong with it, a restart does not mend.
+        "/livez" => reply(StatusCode::OK, TEXT, "ok\n"),
+        _ => reply(
+            StatusCode::NOT_FOUND,
+            TEXT,
+            "there are /metrics, /healthz and /livez\n",
+        ),
     }
 }
 
-/// Whether writes are accepted. An engine that stalls writes is healthy; one that refuses them is
-/// not.
-fn health(refusal: Option<String>) -> Answer {
-    match refusal {
-        Some(reason) => {
-            let text = format!("writes are refused: {reason}\n");
-            reply(StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
-        }
-        None => reply(StatusCode::OK, TEXT, "ok\n"),
+/// Why clients are to be sent elsewhere: writes are refused, or, in a cluster, this node serves
+/// nothing or is about to end. An engine that stalls writes is healthy; one that refuses them is not.
+fn unserved(shared: &Shared, engine: Option<&Stats>) -> Option<String> {
+    if shared.is_ending() {
+        return Some("the server is about to end".to_owned());
     }
+    if let Some(reason) = shared.store.health.refusal(engine) {
+        return Some(format!("writes are refused: {reason}"));
+    }
+    let partitions = shared.partitions.as_ref()?;
+    let reason = Service::of(&partitions.cluster.topology()).refusal?;
+    Some(format!("no keys are served: {reason}"))
 }
 
 /// The engine's statistics and their age in nanoseconds; `None` before the first ones.

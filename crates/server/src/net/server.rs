@@ -30,7 +30,7 @@ use crate::net::pressure::Pressure;
 use crate::net::threads::{BLOCKING, Handle};
 use crate::partitions::{self, Partitions};
 use crate::process;
-use crate::session::{Session, Shared};
+use crate::session::{Ending, Session, Shared};
 use crate::slow_log::SlowLog;
 use crate::stats::{CommandCounter, Counters};
 use crate::tls::Tls;
@@ -47,6 +47,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const WAITERS: usize = BLOCKING / 2;
 /// Searches through all keys that run at a time; others wait.
 const SEARCHES: usize = 2;
+/// A node of a cluster that has handed over what it led tells its clients where to go for so long, or
+/// until it has none.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_CHECK: Duration = Duration::from_millis(20);
 
 /// The addresses of a server that has no store yet.
 ///
@@ -243,7 +247,7 @@ impl Server {
             tls,
             refusals: Refusals::default(),
             run_id: seed.iter().skip(20).map(|byte| format!("{byte:02x}")).collect(),
-            ending: watch::Sender::new(false),
+            ending: watch::Sender::new(Ending::Never),
         });
         Ok(Server {
             listener,
@@ -282,7 +286,8 @@ impl Server {
         }
     }
 
-    /// Serves until `shutdown` completes or a client sends `SHUTDOWN`. Then it stops accepting
+    /// Serves until `shutdown` completes or a client sends `SHUTDOWN`. Then a node of a cluster hands
+    /// over what it leads, and serves meanwhile, unless that was `SHUTDOWN NOW`. It stops accepting
     /// connections, finishes the requests that were read, sends their replies, and closes the
     /// engine. Blocks the calling thread, which must not be one of a runtime.
     ///
@@ -448,21 +453,47 @@ async fn accept(
 ) -> io::Result<()> {
     let plain = plain.map(TcpListener::from_std).transpose()?;
     let tls = tls.map(TcpListener::from_std).transpose()?;
-    let mut ending = shared.ending.subscribe();
     let mut late_check = tokio::time::interval(LATE_CHECK);
-    let mut shutdown = std::pin::pin!(shutdown);
+    let mut ended = std::pin::pin!(ended(shared, shutdown));
     loop {
         tokio::select! {
-            () = &mut shutdown => break,
-            // The sender lives in `shared`.
-            _ = ending.wait_for(|ending| *ending) => break,
+            () = &mut ended => break,
             _ = late_check.tick() => close_late(shared),
             accepted = accept_on(plain.as_ref()) => admit(accepted, false, shared, workers).await,
             accepted = accept_on(tls.as_ref()) => admit(accepted, true, shared, workers).await,
         }
     }
-    shared.end();
+    shared.end(Ending::Now);
     Ok(())
+}
+
+/// Waits for the shutdown, and until what this node leads is led elsewhere.
+async fn ended(shared: &Shared, shutdown: impl Future<Output = ()>) {
+    let mut ending = shared.ending.subscribe();
+    tokio::select! {
+        () = shutdown => {}
+        // The sender lives in `shared`.
+        _ = ending.wait_for(|ending| *ending != Ending::Never) => {}
+    }
+    shared.end(Ending::Soon);
+    let handed_over = async {
+        let Some(partitions) = &shared.partitions else {
+            return;
+        };
+        if partitions.cluster.retire().await {
+            let lingered = async {
+                while shared.clients.len() > 0 {
+                    tokio::time::sleep(LINGER_CHECK).await;
+                }
+            };
+            // Clients that keep their connections learn the rest when these end.
+            let _over = tokio::time::timeout(LINGER, lingered).await;
+        }
+    };
+    tokio::select! {
+        () = handed_over => {}
+        _ = ending.wait_for(|ending| *ending == Ending::Now) => {}
+    }
 }
 
 async fn accept_on(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {

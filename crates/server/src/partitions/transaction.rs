@@ -119,6 +119,13 @@ impl PartitionTransaction {
         }
     }
 
+    /// Says that a key was found expired.
+    pub(crate) fn expired(&mut self, expiry_ms: u64) {
+        if let Source::Leader { evaluation, .. } = &mut self.source {
+            evaluation.expired(expiry_ms);
+        }
+    }
+
     /// Says that the reply does not depend on what was read so far.
     pub(crate) fn forget_reads(&mut self) {
         self.must_settle = false;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use collie_db::Value;
 
 use crate::cluster::{Cluster, Leadership, Partition, Refused, Rows, Settled, Settling, Walked};
-use crate::data::value::DATA;
+use crate::data::value::{self, BadValue, DATA};
 
 /// A user's key and what is stored there.
 #[derive(Debug, Clone)]
@@ -40,6 +40,10 @@ pub(crate) enum Led {
 pub(crate) struct Reading {
     pub(crate) partition: Arc<dyn Partition>,
     leadership: Option<Leadership>,
+    /// The time by which its keys expire.
+    now_ms: u64,
+    /// The latest expiry of a key that was found expired.
+    expired_ms: Option<u64>,
 }
 
 impl Reading {
@@ -48,14 +52,24 @@ impl Reading {
     pub(crate) fn begin(partition: Arc<dyn Partition>) -> Reading {
         Reading {
             leadership: partition.leadership(),
+            now_ms: partition.now_ms(),
+            expired_ms: None,
             partition,
         }
+    }
+
+    /// Whether a key of the partition has expired. If so, its confirmation depends on that.
+    fn has_expired(&mut self, stored: &Value) -> Result<bool, BadValue> {
+        let header = value::read_header(stored)?;
+        let expired = header.expiry_ms.filter(|_| header.is_expired(self.now_ms));
+        self.expired_ms = self.expired_ms.max(expired);
+        Ok(expired.is_some())
     }
 
     /// Says whether what was read held.
     pub(crate) fn confirm(&self) -> Settling {
         match self.leadership {
-            Some(leadership) => self.partition.confirm(leadership),
+            Some(leadership) => self.partition.confirm(leadership, self.expired_ms),
             None => Box::pin(ready(Settled::TryAgain)),
         }
     }
@@ -90,6 +104,19 @@ impl LedKeys {
     /// The partitions that were read.
     pub(crate) fn read(&self) -> &[Reading] {
         &self.read
+    }
+
+    /// Whether the key that was returned last has expired, by the time of its partition.
+    pub(crate) fn has_expired(&mut self, key: &LedKey) -> Result<bool, BadValue> {
+        match self.read.last_mut() {
+            Some(reading) => reading.has_expired(&key.stored),
+            None => Ok(false),
+        }
+    }
+
+    /// The time by which the key that was returned last expires, and 0 before the first.
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.read.last().map_or(0, |reading| reading.now_ms)
     }
 
     /// What comes next, or the next error.

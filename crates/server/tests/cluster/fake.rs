@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub(crate) struct Fake {
     changes: watch::Sender<u64>,
     /// What it says is wrong.
     pub(crate) problems: Mutex<Vec<String>>,
+    /// Whether it does not hand over what it leads.
+    pub(crate) keeps: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -41,6 +44,8 @@ pub(crate) struct FakePartition {
     pub(crate) polled_at: Mutex<Vec<usize>>,
     /// How far the clock of evaluations is ahead, in milliseconds.
     pub(crate) ahead_ms: AtomicU64,
+    /// The expiries of keys that were found expired, each with its reply's confirmation.
+    pub(crate) expired: Mutex<Vec<u64>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +101,7 @@ impl Fake {
             partitions: partitions.collect(),
             changes: watch::Sender::new(0),
             problems: Mutex::default(),
+            keeps: watch::Sender::new(false),
         })
     }
 
@@ -237,6 +243,7 @@ impl FakePartition {
             finished: AtomicUsize::new(0),
             polled_at: Mutex::default(),
             ahead_ms: AtomicU64::new(0),
+            expired: Mutex::default(),
         })
     }
 
@@ -364,15 +371,19 @@ impl Cluster for Fake {
             peer: SocketAddr::from(([127, 0, 0, 1], 17_000 + number as u16)),
             is_alive: true,
         };
-        let partition = |partition: &Arc<FakePartition>| PartitionInfo {
-            group: partition.group,
-            slots: partition.slots.clone(),
-            leader: match partition.state().role {
-                Role::Leads => Some(1),
-                Role::Led(_) => Some(2),
-                Role::Leaderless => None,
-            },
-            replicas: vec![1, 2, 3],
+        let partition = |partition: &Arc<FakePartition>| {
+            let role = partition.state().role;
+            PartitionInfo {
+                group: partition.group,
+                slots: partition.slots.clone(),
+                leader: match role {
+                    Role::Leads => Some(1),
+                    Role::Led(_) => Some(2),
+                    Role::Leaderless => None,
+                },
+                is_served: role != Role::Leaderless,
+                replicas: vec![1, 2, 3],
+            }
         };
         Arc::new(Topology {
             epoch: *self.changes.borrow() + 1,
@@ -424,6 +435,15 @@ impl Cluster for Fake {
             .for_each(|partition| partition.set_role(Role::Leads));
         self.wake();
         Ok(())
+    }
+
+    fn retire(&self) -> Pin<Box<dyn Future<Output = bool> + Send>> {
+        let mut keeps = self.keeps.subscribe();
+        Box::pin(async move {
+            // A sender that is gone keeps nothing.
+            let _ = keeps.wait_for(|keeps| !keeps).await;
+            false
+        })
     }
 
     fn problems(&self) -> Vec<String> {
@@ -491,6 +511,7 @@ impl Partition for FakePartition {
             slot,
             rows,
             leadership,
+            expired: Vec::new(),
         }))
     }
 
@@ -536,7 +557,12 @@ impl Partition for FakePartition {
         (state.role == Role::Leads).then_some(state.leadership)
     }
 
-    fn confirm(&self, since: Leadership) -> Settling {
+    fn now_ms(&self) -> u64 {
+        RealClock.wall_ms() + self.ahead_ms.load(Ordering::SeqCst)
+    }
+
+    fn confirm(&self, since: Leadership, expired_ms: Option<u64>) -> Settling {
+        self.expired.lock().unwrap().extend(expired_ms);
         let state = self.state();
         let fate = match state.leadership == since {
             true => state.confirm,
@@ -560,6 +586,7 @@ struct FakeEvaluation {
     slot: u16,
     rows: Vec<Row>,
     leadership: Leadership,
+    expired: Vec<u64>,
 }
 
 impl Drop for FakeEvaluation {
@@ -579,7 +606,11 @@ impl Evaluation for FakeEvaluation {
     }
 
     fn now_ms(&self) -> u64 {
-        RealClock.wall_ms() + self.partition.ahead_ms.load(Ordering::SeqCst)
+        self.partition.now_ms()
+    }
+
+    fn expired(&mut self, expiry_ms: u64) {
+        self.expired.push(expiry_ms);
     }
 
     fn get(&mut self, row: &[u8]) -> Result<Option<Value>, Refused> {
@@ -611,6 +642,7 @@ impl Evaluation for FakeEvaluation {
             .collect();
         let fate = fates.first().copied().unwrap_or(Settled::Holds);
         self.partition.finished.fetch_add(1, Ordering::SeqCst);
+        self.partition.expired.lock().unwrap().extend(&self.expired);
         let is_read = changes.is_empty();
         for (row, _) in changes.iter().filter(|(row, _)| row[0] == b'k') {
             assert!(

@@ -8,6 +8,8 @@
 )]
 
 mod commands;
+mod ending;
+mod expiry;
 mod fake;
 mod keys;
 mod once;
@@ -37,6 +39,7 @@ fn node(partitions: u16) -> Node {
     let fake = Fake::new(partitions);
     let config = collie_server::ServerConfig {
         cluster: Some(fake.clone()),
+        metrics: Some(([127, 0, 0, 1], 0).into()),
         ..config()
     };
     Node {

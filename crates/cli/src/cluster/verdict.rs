@@ -1,0 +1,213 @@
+//! What a client of the cluster would meet, by what all nodes say.
+
+use std::collections::BTreeMap;
+
+use collie_server::cluster::SLOTS;
+use serde::Serialize;
+
+use super::status::{Line, View};
+
+/// How well a cluster serves, and the exit code for scripts. 2 is that of a wrong command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Health {
+    /// All slots are served, and nothing is wrong.
+    Well,
+    /// All slots are served. A node is away, or something is wrong on one.
+    Degraded,
+    /// Some slots are served by no node, or all.
+    Down,
+}
+
+/// No node could be asked.
+pub(super) const NOT_ASKED: u8 = 4;
+
+impl Health {
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Self::Well => 0,
+            Self::Degraded => 1,
+            Self::Down => 3,
+        }
+    }
+}
+
+/// A node, by what it says itself and by what the others say of it.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Node {
+    pub(super) address: String,
+    peer_port: u16,
+    /// Most of the nodes that could be asked hear it.
+    pub(super) alive: bool,
+    /// It answers this program.
+    pub(super) answers: bool,
+    /// Why not.
+    pub(super) unanswered: Option<String>,
+    /// How many slots it leads: it says so, and a majority of their replicas has confirmed it.
+    pub(super) slots: u64,
+    /// How many keys are in them.
+    pub(super) keys: Option<u64>,
+    /// What is wrong with it, by its own word.
+    pub(super) problems: Vec<String>,
+}
+
+/// The cluster.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Verdict {
+    pub(super) state: Health,
+    /// Slots that are served.
+    pub(super) served: u64,
+    /// The others.
+    pub(super) unserved: Vec<String>,
+    #[serde(skip)]
+    pub(super) nodes: Vec<Node>,
+}
+
+impl Node {
+    /// In a word, for the table.
+    pub(super) fn state(&self) -> &'static str {
+        match (self.answers, self.alive) {
+            (true, true) => "alive",
+            (true, false) => "cut off",
+            (false, true) => "no answer",
+            (false, false) => "silent",
+        }
+    }
+}
+
+impl Verdict {
+    /// By the views of all nodes that answered, and why others did not.
+    pub(super) fn of(asked: &BTreeMap<String, Result<View, String>>) -> Self {
+        let views: Vec<&View> = asked.values().filter_map(|asked| asked.as_ref().ok()).collect();
+        let mut lines: BTreeMap<&str, Vec<&Line>> = BTreeMap::new();
+        for line in views.iter().flat_map(|view| &view.lines) {
+            lines.entry(&line.address).or_default().push(line);
+        }
+        let mut by_slot = vec![false; usize::from(SLOTS)];
+        let mut nodes = Vec::new();
+        for (address, seen) in lines {
+            let hear = seen.iter().filter(|line| line.alive).count();
+            let own = asked.get(address);
+            let view = own.and_then(|own| own.as_ref().ok());
+            for (first, last) in view.iter().flat_map(|view| &view.led) {
+                let slots = by_slot.get_mut(usize::from(*first)..=usize::from(*last));
+                slots.unwrap_or_default().fill(true);
+            }
+            let led = view.iter().flat_map(|view| &view.led);
+            nodes.push(Node {
+                address: address.to_owned(),
+                peer_port: seen.first().map_or(0, |line| line.peer_port),
+                alive: 2 * hear > views.len(),
+                answers: view.is_some(),
+                unanswered: own.and_then(|own| own.as_ref().err().cloned()),
+                slots: led.map(|(first, last)| u64::from(last - first) + 1).sum(),
+                keys: view.and_then(|view| view.keys),
+                problems: view.map(|view| view.info.problems()).unwrap_or_default(),
+            });
+        }
+        let served = by_slot.iter().filter(|is_served| **is_served).count() as u64;
+        let is_well = |node: &Node| node.alive && node.answers && node.problems.is_empty();
+        let state = match (served == u64::from(SLOTS), nodes.iter().all(is_well)) {
+            (true, true) => Health::Well,
+            (true, false) => Health::Degraded,
+            (false, _) => Health::Down,
+        };
+        Self {
+            state,
+            served,
+            unserved: ranges_without(&by_slot),
+            nodes,
+        }
+    }
+}
+
+/// The ranges of the slots that are not served.
+fn ranges_without(by_slot: &[bool]) -> Vec<String> {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for (slot, _) in by_slot.iter().enumerate().filter(|(_, is_served)| !**is_served) {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == slot => *last = slot,
+            _ => ranges.push((slot, slot)),
+        }
+    }
+    let range = |(first, last): (usize, usize)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    ranges.into_iter().map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a node at port 1, 2 or 3 says: whom it hears, and which slots it leads.
+    fn view(hears: [bool; 3], led: &[(u16, u16)]) -> Result<View, String> {
+        let line = |(at, alive): (u16, bool)| Line {
+            address: at.to_string(),
+            peer_port: at,
+            alive,
+            ranges: Vec::new(),
+        };
+        Ok(View {
+            lines: (1..).zip(hears).map(line).collect(),
+            info: Default::default(),
+            led: led.to_vec(),
+            keys: Some(0),
+        })
+    }
+
+    fn verdict(asked: [Result<View, String>; 3]) -> Verdict {
+        Verdict::of(&(1..).map(|at: u16| at.to_string()).zip(asked).collect())
+    }
+
+    fn silent() -> Result<View, String> {
+        Err("it does not answer".to_owned())
+    }
+
+    const ALL: [bool; 3] = [true; 3];
+
+    #[test]
+    fn all_is_well_where_all_answer_and_all_slots_are_led() {
+        let all = verdict([
+            view(ALL, &[(0, 99)]),
+            view(ALL, &[(100, 16_000)]),
+            view(ALL, &[(16_001, 16_383)]),
+        ]);
+        assert_eq!((all.state, all.served), (Health::Well, 16_384));
+        assert!(all.nodes.iter().all(|node| node.state() == "alive"));
+    }
+
+    #[test]
+    fn a_node_that_is_away_degrades_what_serves_all() {
+        let two = [true, true, false];
+        let away = verdict([view(two, &[(0, 99)]), view(two, &[(100, 16_383)]), silent()]);
+        assert_eq!((away.state, away.nodes[2].state()), (Health::Degraded, "silent"));
+        // It may answer other nodes, and clients elsewhere.
+        let here = verdict([view(ALL, &[(0, 99)]), view(ALL, &[(100, 16_383)]), silent()]);
+        assert_eq!(
+            (here.state, here.nodes[2].state()),
+            (Health::Degraded, "no answer")
+        );
+        let cut_off = verdict([
+            view(two, &[(0, 99)]),
+            view(two, &[(100, 16_383)]),
+            view([false, false, true], &[]),
+        ]);
+        assert_eq!(
+            (cut_off.state, cut_off.nodes[2].state()),
+            (Health::Degraded, "cut off")
+        );
+    }
+
+    #[test]
+    fn slots_that_no_node_leads_by_its_own_word_are_not_served() {
+        // One is dead, one is stopped: the last one hears nobody.
+        let outage = verdict([view([true, false, false], &[]), silent(), silent()]);
+        assert_eq!((outage.state, outage.served), (Health::Down, 0));
+        assert_eq!(outage.unserved, ["0-16383"]);
+        let part = verdict([view(ALL, &[(0, 99)]), view(ALL, &[(200, 16_382)]), silent()]);
+        assert_eq!(part.state, Health::Down);
+        assert_eq!(part.unserved, ["100-199", "16383"]);
+    }
+}

@@ -1,0 +1,109 @@
+//! A command between its locks and its submission, and what becomes of it there.
+
+use super::{RunId, Ticket};
+use crate::ids::LeaderId;
+
+/// Whether a replica takes commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It does not lead.
+    Following,
+    /// It takes commands, in this run.
+    Open(RunId),
+    /// It leads, and this run is over. It takes commands again when all of its entries are decided.
+    Ending(RunId),
+}
+
+impl Standing {
+    /// Whether the replica leads.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        !matches!(self, Self::Following)
+    }
+
+    /// The term that it leads in.
+    #[must_use]
+    pub fn term(&self) -> Option<u64> {
+        match self {
+            Self::Following => None,
+            Self::Open(run) | Self::Ending(run) => Some(run.leader.term),
+        }
+    }
+}
+
+/// A command that is being evaluated.
+#[derive(Debug)]
+#[must_use = "a command that is evaluated and not finished has no effect"]
+pub struct Evaluation {
+    pub(super) run: RunId,
+    pub(super) slots: u64,
+    /// The last pending entry that it saw.
+    pub(super) seen: u32,
+    pub(super) newest_ms: u64,
+    /// See [`needs`](Evaluation::needs); 0 where the reply does not depend on the time.
+    pub(super) needed_ms: u64,
+}
+
+impl Evaluation {
+    /// Who leads.
+    #[must_use]
+    pub fn leader(&self) -> LeaderId {
+        self.run.leader
+    }
+
+    /// The time by which the command runs, where the clock says `clock_ms`: time does not go back
+    /// between commands, whichever replica they ran on.
+    #[must_use]
+    pub fn now_ms(&self, clock_ms: u64) -> u64 {
+        self.newest_ms.max(clock_ms)
+    }
+
+    /// Says that the reply holds only where time has come to `time_ms`, as that of a read which found
+    /// a key expired: without an entry that carries the time, a later leader whose clock is behind
+    /// would show the key again.
+    pub fn needs(&mut self, time_ms: u64) {
+        self.needed_ms = self.needed_ms.max(time_ms);
+    }
+}
+
+/// What became of an evaluation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evaluated {
+    /// It has effects, or time had to be raised for its reply: that is submitted.
+    Submitted(Ticket),
+    /// It has none: it is a read, which is not yet known to be of the newest state.
+    Read {
+        /// It holds if this leader is confirmed to lead after this moment.
+        leader: LeaderId,
+        /// It holds if this entry, the last pending one that it saw, is taken.
+        seen: Option<Ticket>,
+    },
+}
+
+/// No command can begin now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotOpen {
+    /// The replica does not lead, or not yet.
+    #[error("this replica does not lead")]
+    Following,
+    /// It waits for what becomes of the last run's entries.
+    #[error("a proposal was not taken, and those before it are not all decided yet")]
+    Ending,
+}
+
+/// The evaluation was begun in a run that is over, or for slots that have moved since: the command
+/// must be evaluated anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("what this command was evaluated on does not hold any more")]
+pub struct Stale;
+
+/// Effects that were not submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotSubmitted {
+    /// See [`Stale`].
+    #[error(transparent)]
+    Stale(#[from] Stale),
+    /// As many entries as may be are without an outcome.
+    #[error("too many proposals of this partition are waiting")]
+    Full,
+}

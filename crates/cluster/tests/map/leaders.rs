@@ -1,0 +1,117 @@
+//! What nodes say of leaders: those that have a replica of a partition, and those that have none.
+
+use std::collections::BTreeMap;
+
+use collie_cluster::Begin;
+use collie_server::cluster::{Route, Topology};
+
+use super::sites::{Site, cluster, settled, until};
+
+/// What a node that is alive says of the partitions: group, leader, whether it is served.
+fn said(topology: &Topology) -> BTreeMap<u64, (Option<u64>, bool)> {
+    let partitions = topology.partitions.iter();
+    partitions
+        .map(|partition| (partition.group, (partition.leader, partition.is_served)))
+        .collect()
+}
+
+/// Waits until each node that is alive says of each partition what its leader says of itself.
+fn all_agree(sites: &[Site], what: &str) {
+    until(sites, what, || {
+        let alive = || sites.iter().filter(|site| site.is_alive());
+        let mut leaders = BTreeMap::new();
+        for site in alive() {
+            let (own, led) = site.with(|node, _| (node.identity().node, node.cluster().led()));
+            for partition in led {
+                leaders.insert(partition.group(), (Some(own), true));
+            }
+        }
+        let mut views = alive().map(|site| site.with(|node, _| said(&node.cluster().topology())));
+        views
+            .all(|view| view.len() == leaders.len() && view == leaders)
+            .then_some(())
+    });
+}
+
+fn led_by(site: &Site) -> usize {
+    site.with(|node, _| node.cluster().led().len())
+}
+
+#[test]
+fn nodes_without_a_replica_know_the_leaders_after_each_change() {
+    let sites = cluster(5, 3, 21);
+    let map = settled(&sites, 5, 21);
+    let has_any = |number: u64| {
+        let mut partitions = map.partitions.values();
+        partitions.any(|partition| partition.member_on(number).is_some())
+    };
+    assert_eq!([3, 4, 5].map(has_any), [true, false, false]);
+    all_agree(&sites, "agreement when all has begun");
+
+    // One takes over all that it can, and others take that again.
+    for at in [1, 2] {
+        until(&sites, "a node that takes over", || {
+            let asked = sites[at].with(|node, _| node.cluster().take_over());
+            (asked.is_err() && led_by(&sites[at]) == 21).then_some(())
+        });
+        all_agree(&sites, "agreement when one has taken over");
+    }
+    sites[2].kill();
+    until(&sites, "other leaders of what the dead node led", || {
+        let topology = sites[0].with(|node, _| node.cluster().topology());
+        let mut served = topology.partitions.iter();
+        served.all(|partition| partition.is_served).then_some(())
+    });
+    all_agree(&sites, "agreement when one is dead");
+    sites[2].start(Begin::Start);
+    settled(&sites, 5, 21);
+    all_agree(&sites, "agreement when it is back");
+    // Clients are sent to the leader at once, and not by way of another.
+    for partition in &sites[0].with(|node, _| node.cluster().topology()).partitions {
+        let leader = &sites[partition.leader.unwrap() as usize - 1];
+        for site in &sites {
+            let route = site.with(|node, _| node.cluster().route(*partition.slots.start()));
+            match route {
+                Route::Here(_) => assert_eq!(site.client, leader.client),
+                Route::At(client) => assert_eq!(client, leader.client),
+                Route::Nowhere => panic!("{partition:?} is led nowhere"),
+            }
+        }
+    }
+}
+
+#[test]
+fn where_no_majority_is_left_nothing_is_served() {
+    let sites = cluster(3, 3, 4);
+    all_agree(&sites, "agreement when all has begun");
+    sites[1].kill();
+    sites[2].kill();
+    until(&sites, "nothing that is served", || {
+        let topology = sites[0].with(|node, _| node.cluster().topology());
+        let mut partitions = topology.partitions.iter();
+        partitions
+            .all(|partition| !partition.is_served && partition.leader.is_none())
+            .then_some(())
+    });
+}
+
+#[test]
+fn a_node_that_is_to_end_hands_over_all_it_leads_and_takes_nothing() {
+    let sites = cluster(3, 3, 9);
+    until(&sites, "a leader on each node", || {
+        sites.iter().all(|site| led_by(site) > 0).then_some(())
+    });
+    let retire = |site: &Site| site.with(|node, runtime| runtime.block_on(node.cluster().retire()));
+    assert!(retire(&sites[0]), "something went over");
+    let leads_map = |site: &Site| site.status().map.is_some_and(|map| map.leads);
+    assert_eq!((led_by(&sites[0]), leads_map(&sites[0])), (0, false));
+    // Another one ends at the same time, whose next one is the first: it may not give to that.
+    assert!(retire(&sites[2]));
+    assert_eq!((led_by(&sites[0]), led_by(&sites[2])), (0, 0));
+    until(&sites, "the last one leads all", || {
+        (led_by(&sites[1]) == 9 && leads_map(&sites[1])).then_some(())
+    });
+    // It has nobody to hand over to, and serves until it ends.
+    assert!(!retire(&sites[1]));
+    assert_eq!(led_by(&sites[1]), 9);
+}

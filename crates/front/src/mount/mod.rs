@@ -432,8 +432,23 @@ pub fn close_unmounted(dir: &Path, volume: Volume, afterwards: Afterwards) -> Re
 /// Whether this process may mount, before anything in the directory is touched.
 fn check_fuse(device: &dyn Device) -> Result<(), MountError> {
     let fuse = Path::new("/dev/fuse");
-    let opened = device.open(fuse, OpenMode::ReadWrite);
-    opened.map_err(MountError::io("open", fuse))?;
+    if let Err(error) = device.open(fuse, OpenMode::ReadWrite) {
+        let todo = match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                "only its owner may use it, as where no udev sets its mode: as root, \
+                 `chmod 666 /dev/fuse` after each start of the machine (with systemd, the line \
+                 `z /dev/fuse 0666` in a file of /etc/tmpfiles.d), or mount as root"
+            }
+            io::ErrorKind::NotFound => {
+                "the kernel has no FUSE here: as root, `modprobe fuse`; give a container the device"
+            }
+            _ => return Err(MountError::io("open", fuse)(error)),
+        };
+        return Err(MountError::Refused {
+            path: fuse.to_owned(),
+            problem: format!("it cannot be opened ({error}): {todo}"),
+        });
+    }
     let helper = || {
         Command::new(HELPER)
             .arg("-V")

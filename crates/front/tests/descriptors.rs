@@ -44,7 +44,9 @@ const STEPS: [Step; 14] = [
         files.push(volume.create(Path::new("d/a"))?);
         Ok(())
     }),
-    ("grow", |volume, files| volume.write_at(&files[0], &[1; 4 * PAGE], 0)),
+    ("grow", |volume, files| {
+        volume.write_at(&files[0], &[1; 4 * PAGE], 0)
+    }),
     ("sync", |volume, files| volume.sync(&files[0])),
     ("displace", |volume, files| {
         (0..2).for_each(|page| write(volume, &files[0], page, 2));

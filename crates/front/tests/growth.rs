@@ -46,7 +46,10 @@ fn assert_whole(device: &SimDevice, name: &str, way: &str) -> usize {
     assert_eq!(volume.read_at(&file, &mut found, 0).unwrap(), found.len());
     for (number, page) in found.chunks(PAGE).enumerate() {
         let is_one = page.iter().all(|byte| *byte == page[0]);
-        assert!(is_one, "{way}: page {number} of {name} is of more than one version");
+        assert!(
+            is_one,
+            "{way}: page {number} of {name} is of more than one version"
+        );
     }
     found.len().div_ceil(PAGE)
 }
@@ -110,6 +113,25 @@ fn a_new_file_of_any_name_is_whole() {
     }
     for name in ["new", "made", "moved", "linked"] {
         assert_all_whole(&device, name);
+    }
+}
+
+#[test]
+fn a_file_with_two_names_is_whole_by_either() {
+    for is_linked_first in [true, false] {
+        let device = device();
+        let volume = open(&device);
+        let file = volume.create(Path::new("a")).unwrap();
+        let link = || volume.link(Path::new("a"), Path::new("b")).unwrap();
+        if is_linked_first {
+            link();
+        }
+        grow(&volume, &file, 0..4);
+        if !is_linked_first {
+            link();
+        }
+        assert_all_whole(&device, "a");
+        assert_all_whole(&device, "b");
     }
 }
 
@@ -212,7 +234,11 @@ fn a_new_file_that_a_crash_takes_is_no_loss_and_nor_is_its_directory() {
         missing += usize::from(device.lstat(Path::new("/volume/dir/a")).is_err());
         let volume = open(&device);
         assert_eq!(volume.recovered().gone, [] as [&Path; 0], "{way}");
-        assert_eq!((volume.status().missing, volume.recovered().mapped), (0, 0), "{way}");
+        assert_eq!(
+            (volume.status().missing, volume.recovered().mapped),
+            (0, 0),
+            "{way}"
+        );
     }
     assert!(missing > 0, "no cut takes the name");
 }

@@ -147,7 +147,11 @@ fn lives(data: Data, has_checksums: bool) {
     let seeds = first..first + asked("COLLIE_PG_REGROWN", 1);
     let mut harm = Vec::new();
     for seed in seeds.clone() {
-        let names = if seed / 2 % 2 == 0 { Names::Posix } else { Names::Journal };
+        let names = if seed / 2 % 2 == 0 {
+            Names::Posix
+        } else {
+            Names::Journal
+        };
         if let Err(what) = live(seed, names, data, has_checksums) {
             println!("seed {seed}, {data:?}, {names:?}: {what}");
             harm.push(what);

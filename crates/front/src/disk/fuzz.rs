@@ -67,7 +67,10 @@ fn empty() -> Map {
 fn replayed() -> Map {
     let mut map = empty();
     let mut replay = Replay::of(&mut map);
-    records().into_iter().take(5).for_each(|record| replay.apply(record));
+    records()
+        .into_iter()
+        .take(5)
+        .for_each(|record| replay.apply(record));
     map
 }
 

@@ -573,3 +573,20 @@ fn take_away(dir: &Path, flags: UnmountFlags, helper: &[&str]) -> Result<(), Mou
     };
     done.map_err(MountError::io("unmount", dir))
 }
+
+#[cfg(test)]
+mod tests {
+    use collie_sim::{Fault, FaultKind, SimDevice};
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_opened_comes_with_what_to_do() {
+        let device = SimDevice::new(1);
+        let said = |device: &SimDevice| check_fuse(device).unwrap_err().to_string();
+        assert!(said(&device).contains("modprobe fuse"), "{}", said(&device));
+        let refused = Fault::new(FaultKind::OpenFails).code(rustix::io::Errno::ACCESS.raw_os_error());
+        device.inject(refused.on("/dev/fuse"));
+        assert!(said(&device).contains("chmod 666 /dev/fuse"), "{}", said(&device));
+    }
+}

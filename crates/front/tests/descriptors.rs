@@ -20,7 +20,7 @@ use collie_io::{Device, is_out_of_descriptors};
 use collie_log::LogError;
 use collie_sim::{Fault, FaultKind, SimDevice};
 
-use small::{cuts, device, mapped, open, version, write};
+use small::{PAGE, cuts, device, mapped, open, version, write};
 
 const DIRS: [&str; 2] = ["d", "e"];
 
@@ -39,11 +39,13 @@ type Step = (
 );
 
 /// Each opens something, and leaves everything as it was where it fails.
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 14] = [
     ("create", |volume, files| {
         files.push(volume.create(Path::new("d/a"))?);
-        (0..4).for_each(|page| write(volume, &files[0], page, 1));
         Ok(())
+    }),
+    ("grow", |volume, files| {
+        volume.write_at(&files[0], &[1; 4 * PAGE], 0)
     }),
     ("sync", |volume, files| volume.sync(&files[0])),
     ("displace", |volume, files| {
@@ -62,8 +64,10 @@ const STEPS: [Step; 12] = [
     }),
     ("create another", |volume, files| {
         files.push(volume.create(Path::new("d/gone"))?);
-        (0..4).for_each(|page| write(volume, &files[1], page, 1));
         Ok(())
+    }),
+    ("let another grow", |volume, files| {
+        volume.write_at(&files[1], &[1; 4 * PAGE], 0)
     }),
     ("displace its pages", |volume, files| {
         volume.sync(&files[1])?;

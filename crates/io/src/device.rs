@@ -200,6 +200,11 @@ pub trait File: fmt::Debug + Send + Sync {
     fn will_need(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }
+    /// Lets go of what is in the cache of `len` bytes from `offset` on and need not be written out:
+    /// nobody is to read it here soon. A hint, which may do nothing.
+    fn wont_need(&self, offset: u64, len: u64) {
+        let _ = (offset, len);
+    }
     /// Starts to write out what is in the cache of `len` bytes from `offset` on, so that a later
     /// sync has less to do. Nothing is durable by it. A failure of the device may show here, and is
     /// reported by the next sync as well.

@@ -359,6 +359,15 @@ struct RealFile {
     fd: OwnedFd,
 }
 
+impl RealFile {
+    fn advise(&self, offset: u64, len: u64, advice: fs::Advice) {
+        // None would be all of it.
+        if let Some(len) = std::num::NonZeroU64::new(len) {
+            let _ = fs::fadvise(&self.fd, offset, Some(len), advice);
+        }
+    }
+}
+
 impl File for RealFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(rustix::io::pread(&self.fd, buf, offset)?)
@@ -406,17 +415,13 @@ impl File for RealFile {
     }
 
     fn will_need(&self, offset: u64, len: u64) {
-        // None would be all of it.
-        if len == 0 {
-            return;
-        }
         // A file system that does not take the hint reads when it is asked to.
-        let _ = fs::fadvise(
-            &self.fd,
-            offset,
-            std::num::NonZeroU64::new(len),
-            fs::Advice::WillNeed,
-        );
+        self.advise(offset, len, fs::Advice::WillNeed);
+    }
+
+    fn wont_need(&self, offset: u64, len: u64) {
+        // One that does not take it keeps what it has until memory is short.
+        self.advise(offset, len, fs::Advice::DontNeed);
     }
 
     fn write_out(&self, offset: u64, len: u64) -> io::Result<()> {

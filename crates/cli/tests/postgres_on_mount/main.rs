@@ -19,6 +19,7 @@ mod daemon;
 mod lives;
 mod load;
 mod machine;
+mod regrown;
 mod settled;
 mod statements;
 

@@ -7,7 +7,7 @@ use collie_log::LogId;
 use collie_sim::Rng;
 use collie_sim::fuzz::mutations;
 
-use super::map::{Map, MappedFile};
+use super::map::{Map, MappedFile, Replay};
 use super::record::{Entry, FileId, Place, Record, Slot};
 
 fn entries() -> Vec<Entry> {
@@ -66,7 +66,11 @@ fn empty() -> Map {
 
 fn replayed() -> Map {
     let mut map = empty();
-    records().into_iter().take(5).for_each(|record| map.apply(record));
+    let mut replay = Replay::of(&mut map);
+    records()
+        .into_iter()
+        .take(5)
+        .for_each(|record| replay.apply(record));
     map
 }
 
@@ -102,11 +106,11 @@ fn a_mutated_record_says_what_its_bytes_say_or_is_refused() {
             };
             assert_eq!((record.kind(), record.encode()), (kind, payload.to_vec()));
             let mut map = if rng.coin() { empty() } else { replayed() };
-            map.apply(record.clone());
+            Replay::of(&mut map).apply(record.clone());
             check_files(map.next_id, map.files.iter());
             // It says a state: once more, it changes nothing.
             let before = map.clone();
-            map.apply(record);
+            Replay::of(&mut map).apply(record);
             assert_eq!(map, before);
             map.forget_behind_ends();
         },
@@ -129,6 +133,7 @@ fn a_mutated_map_is_refused_and_a_sealed_one_says_what_its_bytes_say() {
         check_files(map.next_id, map.files.iter());
         assert_eq!(Map::decode(path, &map.encode()).unwrap(), map);
         map.forget_behind_ends();
-        records().into_iter().for_each(|record| map.apply(record));
+        let mut replay = Replay::of(&mut map);
+        records().into_iter().for_each(|record| replay.apply(record));
     });
 }

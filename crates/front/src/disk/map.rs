@@ -1,7 +1,7 @@
 //! The map: which files are mapped, and where their displaced pages are, as of a place in the log.
 //! Written whole, under another name, synced and renamed. Drawn in `docs/format/front.md`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub(crate) fn is_number_of_slots(slots: u32) -> bool {
     (1..=1 << 30).contains(&slots)
 }
 
-/// A mapped file as it was committed.
+/// A mapped file as it was committed; whether or not pages of it are displaced.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MappedFile {
     pub(crate) path: PathBuf,
@@ -58,9 +58,26 @@ pub(crate) struct Map {
     pub(crate) files: BTreeMap<FileId, MappedFile>,
 }
 
-impl Map {
+/// A map to which what the log says is applied.
+#[derive(Debug)]
+pub(crate) struct Replay<'m> {
+    map: &'m mut Map,
+    /// The mapped files by their paths.
+    ids: HashMap<PathBuf, FileId>,
+}
+
+impl Replay<'_> {
+    pub(crate) fn of(map: &mut Map) -> Replay<'_> {
+        let ids = map.files.iter().map(|(&id, file)| (file.path.clone(), id));
+        Replay {
+            ids: ids.collect(),
+            map,
+        }
+    }
+
     /// Applies what the log says next.
     pub(crate) fn apply(&mut self, record: Record) {
+        let Map { files, next_id, .. } = &mut *self.map;
         match record {
             Record::File {
                 id,
@@ -69,36 +86,42 @@ impl Map {
                 entries,
             } => {
                 // No record has the last id.
-                self.next_id = self.next_id.max(id.saturating_add(1));
-                self.files.retain(|_, file| file.path != path);
+                *next_id = (*next_id).max(id.saturating_add(1));
+                if let Some(older) = self.ids.insert(path.clone(), id) {
+                    files.remove(&older);
+                }
                 let mut file = MappedFile {
                     path,
                     end,
                     ..MappedFile::default()
                 };
                 file.set(&entries);
-                self.files.insert(id, file);
+                files.insert(id, file);
             }
             Record::Commit { id, end, entries } => {
-                if let Some(file) = self.files.get_mut(&id) {
+                if let Some(file) = files.get_mut(&id) {
                     file.end = end;
                     file.set(&entries);
                 }
             }
             Record::Cut { id, end } => {
-                let pages = end.div_ceil(u64::from(self.page_bytes));
-                if let Some(file) = self.files.get_mut(&id) {
+                let pages = end.div_ceil(u64::from(self.map.page_bytes));
+                if let Some(file) = self.map.files.get_mut(&id) {
                     file.end = end;
                     file.pages.retain(|page, _| u64::from(*page) < pages);
                 }
             }
             Record::Drop { id } => {
-                self.files.remove(&id);
+                if let Some(file) = files.remove(&id) {
+                    self.ids.remove(&file.path);
+                }
             }
             Record::Mark => {}
         }
     }
+}
 
+impl Map {
     /// Forgets pages behind the committed ends: of a commit in parts, of which the last one, that
     /// moves the end, is missing.
     pub(crate) fn forget_behind_ends(&mut self) {
@@ -255,6 +278,11 @@ impl Map {
 }
 
 impl MappedFile {
+    /// Whether pages of it are displaced. Of one without any, the map says where it is cut.
+    pub(crate) fn has_pages(&self) -> bool {
+        !self.pages.is_empty()
+    }
+
     fn set(&mut self, entries: &[Entry]) {
         for entry in entries {
             match entry.place {
@@ -290,8 +318,8 @@ mod tests {
             end: 81_920,
             entries,
         };
-        map.apply(file(1, "base/1/2", vec![slot(3, 1), slot(9, 2)]));
-        map.apply(file(2, "base/1/3", vec![slot(0, 5)]));
+        Replay::of(&mut map).apply(file(1, "base/1/2", vec![slot(3, 1), slot(9, 2)]));
+        Replay::of(&mut map).apply(file(2, "base/1/3", vec![slot(0, 5)]));
         map
     }
 
@@ -332,14 +360,14 @@ mod tests {
             place: Place::Home,
             crc: 0,
         };
-        map.apply(Record::Commit {
+        Replay::of(&mut map).apply(Record::Commit {
             id: 1,
             end: 90_112,
             entries: vec![home],
         });
         assert_eq!(map.files[&1].end, 90_112);
         assert_eq!(map.files[&1].pages.keys().collect::<Vec<_>>(), [&3]);
-        map.apply(Record::Cut {
+        Replay::of(&mut map).apply(Record::Cut {
             id: 1,
             end: 3 * 8192 + 1,
         });
@@ -348,23 +376,23 @@ mod tests {
             1,
             "a page that is cut in the middle stays"
         );
-        map.apply(Record::Cut { id: 1, end: 3 * 8192 });
+        Replay::of(&mut map).apply(Record::Cut { id: 1, end: 3 * 8192 });
         assert!(map.files[&1].pages.is_empty());
         // A new file of the same name ends the old one, also for its late records.
-        map.apply(Record::File {
+        Replay::of(&mut map).apply(Record::File {
             id: 7,
             path: "base/1/3".into(),
             end: 0,
             entries: vec![],
         });
-        map.apply(Record::Commit {
+        Replay::of(&mut map).apply(Record::Commit {
             id: 2,
             end: 1,
             entries: vec![],
         });
         assert_eq!(map.files.keys().collect::<Vec<_>>(), [&1, &7]);
         assert_eq!(map.next_id, 8);
-        map.apply(Record::Drop { id: 7 });
+        Replay::of(&mut map).apply(Record::Drop { id: 7 });
         assert_eq!(map.files.len(), 1);
     }
 }

@@ -205,7 +205,8 @@ impl Shadow {
             return Ok(0);
         }
         let done = self.written.write_out(&*self.file, limit);
-        done.map_err(FrontError::io("write out", &self.path))
+        let ranges = done.map_err(FrontError::io("write out", &self.path))?;
+        Ok(ranges.iter().map(|(_, len)| len).sum())
     }
 
     /// Makes durable what was written before the call. A failure is final.

@@ -37,6 +37,13 @@ impl Written {
         self.ranges.lock().is_empty()
     }
 
+    /// Whether any of `len` bytes from `offset` on is to be written out.
+    pub(crate) fn has_any(&self, offset: u64, len: u64) -> bool {
+        let ranges = self.ranges.lock();
+        let last = ranges.range(..offset.saturating_add(len)).next_back();
+        last.is_some_and(|(_, &end)| end > offset)
+    }
+
     /// Takes ranges from the start, of about `limit` bytes.
     fn take(&self, limit: u64) -> Vec<(u64, u64)> {
         let (mut taken, mut rest) = (Vec::new(), limit);
@@ -54,8 +61,8 @@ impl Written {
         taken
     }
 
-    /// Writes out about `limit` bytes and waits for them. Returns how many there were.
-    pub(crate) fn write_out(&self, file: &dyn File, limit: u64) -> io::Result<u64> {
+    /// Writes out about `limit` bytes and waits for them. Returns where they are: starts and lengths.
+    pub(crate) fn write_out(&self, file: &dyn File, limit: u64) -> io::Result<Vec<(u64, u64)>> {
         let ranges = self.take(limit);
         for &(offset, len) in &ranges {
             file.sync_range(offset, len)?;
@@ -67,7 +74,7 @@ impl Written {
                 done => done?,
             }
         }
-        Ok(ranges.iter().map(|(_, len)| len).sum())
+        Ok(ranges)
     }
 }
 
@@ -83,6 +90,8 @@ mod tests {
         written.add(4096, 4096);
         written.add(2048, 100);
         written.add(100_000, 10);
+        assert!(written.has_any(12_287, 1) && written.has_any(99_999, 2));
+        assert!(!written.has_any(12_288, 87_712) && !written.has_any(100_010, 9));
         assert_eq!(written.take(10_000), [(0, 10_000)]);
         written.add(9_999, 2);
         assert_eq!(written.take(u64::MAX), [(9_999, 2_289), (100_000, 10)]);

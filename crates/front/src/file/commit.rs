@@ -11,7 +11,6 @@
 //! record that frees it is durable.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use parking_lot::MutexGuard;
 
@@ -24,9 +23,9 @@ use crate::disk::record::{Entry, FileId, Place, Record, Slot};
 /// What the log knows of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mapping {
-    /// Nothing: no page is displaced, and the file at home is all of it.
+    /// Nothing: the file at home is all of it, and behind its committed end are zeros at most.
     Plain,
-    /// Its committed end, and which pages are displaced.
+    /// Its committed end, and which pages are displaced, if any are.
     Mapped(FileId),
 }
 
@@ -218,12 +217,9 @@ impl PageFile {
         if is_asked || comes_home || is_first {
             self.sync_home()?;
         }
-        match self.name() {
-            Name::Known {
-                path,
-                is_durable: false,
-            } if is_first || scope == Scope::All => self.sync_name(committer, &path),
-            _ => Ok(()),
+        match is_first || scope == Scope::All {
+            true => self.sync_name_if_new(committer),
+            false => Ok(()),
         }
     }
 
@@ -260,21 +256,30 @@ impl PageFile {
     ) -> Result<(), FrontError> {
         match committer.mapping {
             Mapping::Plain if entries.is_empty() => Ok(()),
-            Mapping::Plain => {
-                let id = self.shared.new_id();
-                let path = self.name().path().to_owned();
-                self.shared.record(&Record::File {
-                    id,
-                    path,
-                    end,
-                    entries,
-                })?;
-                committer.mapping = Mapping::Mapped(id);
-                Ok(())
-            }
+            Mapping::Plain => self.write_first_record(committer, end, entries),
             Mapping::Mapped(_) if entries.is_empty() && !is_end_new => Ok(()),
             Mapping::Mapped(id) => self.shared.record(&Record::Commit { id, end, entries }).map(drop),
         }
+    }
+
+    /// The record by which the log knows a file.
+    pub(super) fn write_first_record(
+        &self,
+        committer: &mut Committer,
+        end: u64,
+        entries: Vec<Entry>,
+    ) -> Result<(), FrontError> {
+        let id = self.shared.new_id();
+        let path = self.name().path().to_owned();
+        self.shared.record(&Record::File {
+            id,
+            path,
+            end,
+            entries,
+        })?;
+        committer.mapping = Mapping::Mapped(id);
+        self.pages.lock().is_end_known = true;
+        Ok(())
     }
 
     /// Syncs the file at home. It is never tried again.
@@ -283,11 +288,20 @@ impl PageFile {
         self.pages.lock().is_home_dirty = false;
         self.home
             .sync_data()
-            .map_err(|e| self.poison(FrontError::io("sync", &self.path())(e)))
+            .map_err(|e| self.poison(FrontError::io("sync", &self.path())(e)))?;
+        self.pages.lock().is_end_durable = true;
+        Ok(())
     }
 
-    /// Makes the file's name durable.
-    fn sync_name(&self, committer: &Committer, path: &Path) -> Result<(), FrontError> {
+    /// Makes the file's name durable, where it may not be.
+    pub(super) fn sync_name_if_new(&self, committer: &Committer) -> Result<(), FrontError> {
+        let Name::Known {
+            path,
+            is_durable: false,
+        } = self.name()
+        else {
+            return Ok(());
+        };
         let path = self.shared.root.join(path);
         self.shared
             .sync_names(path.parent().unwrap_or(&self.shared.root))?;
@@ -419,6 +433,7 @@ impl PageFile {
             .set_len(len)
             .map_err(FrontError::io("set the length of", &self.path()))?;
         let mut pages = self.pages.lock();
+        pages.is_end_durable &= len >= pages.home_len;
         pages.home_len = len;
         pages.home_changed();
         Ok(())

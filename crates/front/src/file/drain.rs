@@ -4,7 +4,7 @@ use super::PageFile;
 use super::commit::{Committed, Committer, Mapping, Writers};
 use super::pages::{Active, Coverage, Version};
 use crate::FrontError;
-use crate::disk::record::{Place, Record, Slot};
+use crate::disk::record::{Place, Slot};
 use crate::file::Scope;
 
 impl PageFile {
@@ -45,7 +45,7 @@ impl PageFile {
         if let Some(time) = time {
             self.keep_home_time(time, writers);
         }
-        self.end_mapping(committer)?;
+        self.end_mapping(committer, writers)?;
         Ok(next)
     }
 
@@ -101,36 +101,6 @@ impl PageFile {
         let done = self.commit_as(committer, Scope::All, writers)?;
         debug_assert_eq!(done, Committed::Done, "it is mapped");
         self.drain_as(committer, 0, usize::MAX, writers)?;
-        Ok(())
-    }
-
-    /// Ends the mapping of a file without displaced pages.
-    fn end_mapping(&self, committer: &mut Committer) -> Result<(), FrontError> {
-        let (is_displaced, is_home_dirty) = {
-            let pages = self.pages.lock();
-            let is_displaced = pages.known.values().any(|page| page.committed.is_some());
-            (is_displaced, pages.is_home_dirty)
-        };
-        if let (Mapping::Mapped(id), false) = (committer.mapping, is_displaced) {
-            // Recovery cuts it at its end no more: a truncation has to be on the device.
-            if is_home_dirty {
-                self.sync_home()?;
-            }
-            self.shared.record(&Record::Drop { id })?;
-            committer.mapping = Mapping::Plain;
-        }
-        Ok(())
-    }
-
-    /// Ends the mapping of a file whose last name was removed: once that is durable, so that the
-    /// name does not come back without its displaced pages.
-    pub(crate) fn forget(&self, committer: &mut Committer) -> Result<(), FrontError> {
-        let Mapping::Mapped(id) = committer.mapping else {
-            return Ok(());
-        };
-        self.shared.sync_removal(self.name().path())?;
-        self.shared.record(&Record::Drop { id })?;
-        committer.mapping = Mapping::Plain;
         Ok(())
     }
 

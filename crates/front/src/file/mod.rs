@@ -3,6 +3,7 @@
 mod attributes;
 mod commit;
 mod drain;
+mod end;
 mod name;
 mod pages;
 
@@ -21,12 +22,24 @@ pub(crate) use commit::{Committed, Committer, Mapping};
 pub(crate) use name::Name;
 use pages::{Active, Coverage, Page, Pages, Version};
 
+/// How a write that did not fail ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Wrote {
+    Done,
+    /// Nothing was written: the log has to know the committed end before.
+    EndUnknown,
+}
+
 /// How often a read is tried beside changes before it holds them up.
 const READS_BESIDE: usize = 8;
 /// A read of so many bytes is one of a scan: the kernel reads ahead.
 const SCAN: usize = 64 << 10;
 /// So far ahead of a scan the device begins to read.
 const AHEAD: u64 = 512 << 10;
+
+/// So far behind a scan the system may not have let go of what was read.
+const BEHIND: u64 = 2 << 20;
 
 /// A file whose pages are written atomically. Opened by a [`Volume`](crate::Volume), which also
 /// reads and writes it. All threads may use it.
@@ -61,7 +74,8 @@ struct Piece {
 }
 
 impl PageFile {
-    /// A file as it was found on the device, with displaced pages that recovery knows of.
+    /// A file as it was found on the device, with displaced pages that recovery knows of, or a new
+    /// one.
     pub(crate) fn open(
         shared: Arc<Shared>,
         home: Arc<dyn File>,
@@ -69,6 +83,7 @@ impl PageFile {
         name: Name,
         len: u64,
         displaced: impl IntoIterator<Item = (u32, (Slot, u32))>,
+        is_new: bool,
     ) -> PageFile {
         let known = displaced.into_iter().map(|(number, committed)| {
             let page = Page {
@@ -81,11 +96,14 @@ impl PageFile {
             len,
             stable: len,
             freezing: None,
+            is_end_known: mapping != Mapping::Plain,
+            is_end_durable: is_new,
             home_len: len,
             // Who wrote it before may not have synced it.
             is_home_dirty: true,
             is_touched: false,
             home_changes: 0,
+            changes_seen: 0,
             displaced_at: None,
             is_in_place: false,
             version: 0,
@@ -226,6 +244,7 @@ impl PageFile {
             let read = self.read_pieces(&plan, buf);
             // A slot that was read may be another page's by now, and its checksum then another.
             if self.pages.lock().version == version {
+                self.let_go(&plan, buf.len());
                 return read.map(|()| len);
             }
         }
@@ -284,6 +303,27 @@ impl PageFile {
         }
         for run in slots.chunk_by(|one, next| one + 1 == *next) {
             self.shared.shadow.will_need(Slot(run[0]), run.len());
+        }
+    }
+
+    /// What was read at home is in its reader's cache now, and is not kept here as well. Of a scan with
+    /// what was read before: the system's cache lets go of nothing but whole pieces, larger than one
+    /// read. A page of which there is something to be written out holds up who asks for that.
+    fn let_go(&self, plan: &[(Piece, Version)], wanted: usize) {
+        let mut homes = plan
+            .iter()
+            .filter(|(_, version)| version.place == Place::Home)
+            .map(|(piece, _)| self.shared.offset(piece.page));
+        let Some(first) = homes.next() else {
+            return;
+        };
+        let end = homes.next_back().unwrap_or(first) + u64::from(self.shared.page_bytes);
+        let start = match wanted >= SCAN {
+            true => first.saturating_sub(BEHIND),
+            false => first,
+        };
+        if !self.written.has_any(start, end - start) {
+            self.home.wont_need(start, end - start);
         }
     }
 
@@ -377,20 +417,23 @@ impl PageFile {
 
     /// Writes bytes; the file grows where they end behind its end. Where it fails,
     /// the first bytes are written, as many as the error says.
-    pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), (usize, FrontError)> {
+    pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<Wrote, (usize, FrontError)> {
         let pieces = self.pieces(offset, bytes.len()).map_err(|e| (0, e))?;
         if pieces.is_empty() {
-            return Ok(());
+            return Ok(Wrote::Done);
         }
         let _writing = self.writing.lock();
         self.check().map_err(|e| (0, e))?;
+        if self.needs_known_end(bytes, offset) {
+            return Ok(Wrote::EndUnknown);
+        }
         self.fill_gap(offset).map_err(|e| (0, e))?;
         for piece in pieces {
             let part = bytes.get(piece.at..piece.at + piece.len).unwrap_or_default();
             self.write_piece(piece.page, piece.from, part)
                 .map_err(|e| (piece.at, self.cut_rest(e)))?;
         }
-        Ok(())
+        Ok(Wrote::Done)
     }
 
     /// After a write that failed: what it left at home behind the end is cut off, so that no crash
@@ -556,7 +599,11 @@ impl PageFile {
     pub(crate) fn write_out(&self, limit: u64) -> Result<u64, FrontError> {
         self.check()?;
         let done = self.written.write_out(&*self.home, limit);
-        done.map_err(|e| self.poison(FrontError::io("write out", &self.path())(e)))
+        let ranges = done.map_err(|e| self.poison(FrontError::io("write out", &self.path())(e)))?;
+        for &(offset, len) in &ranges {
+            self.home.wont_need(offset, len);
+        }
+        Ok(ranges.iter().map(|(_, len)| len).sum())
     }
 }
 

@@ -6,7 +6,8 @@
 //! touches what a crash, before or after the end of a commit under way, has to find.
 //!
 //! Only what is displaced or about to be is kept here. Any other page is at home: below the stable
-//! end as its committed version, beyond it as what was written and never promised.
+//! end as its committed version, beyond it as what was written and never promised. Recovery cuts
+//! that off, where the log knows the end; where it does not, only zeros are behind it.
 
 use std::collections::BTreeMap;
 
@@ -98,6 +99,12 @@ pub(crate) struct Pages {
     pub(crate) stable: u64,
     /// The end that a commit under way makes the committed one.
     pub(crate) freezing: Option<u64>,
+    /// Whether the log knows the committed end.
+    pub(crate) is_end_known: bool,
+    /// Whether the device has all that is below the committed end, and nothing but zeros behind it,
+    /// as long as the log does not know it. Not so of a file as it was found, nor of one that was
+    /// cut, before a sync.
+    pub(crate) is_end_durable: bool,
     /// How far the file at home reaches, at most.
     pub(crate) home_len: u64,
     /// Whether the file at home has changes that no commit has synced.
@@ -106,6 +113,8 @@ pub(crate) struct Pages {
     pub(crate) is_touched: bool,
     /// How often users changed the file at home.
     pub(crate) home_changes: u64,
+    /// How often, when the daemon looked last.
+    pub(crate) changes_seen: u64,
     /// When a page was last written to a slot, in nanoseconds since the Unix epoch, if the file at
     /// home does not show it.
     pub(crate) displaced_at: Option<i64>,
@@ -153,6 +162,23 @@ impl Pages {
         }
         let end = self.stable.max(self.freezing.unwrap_or(0));
         u64::from(page) < end.div_ceil(u64::from(page_bytes))
+    }
+
+    /// Whether bytes may be written at home behind the committed end only once the log knows that.
+    pub(crate) fn needs_known_end(&self, bytes: &[u8], offset: u64, page_bytes: u32) -> bool {
+        if self.is_end_known || self.is_in_place {
+            return false;
+        }
+        let end = self.stable.max(self.freezing.unwrap_or(0));
+        let behind = end.next_multiple_of(u64::from(page_bytes)).saturating_sub(offset);
+        let behind = usize::try_from(behind).ok().and_then(|from| bytes.get(from..));
+        behind.is_some_and(|bytes| !bytes.is_empty() && !(self.is_end_durable && is_zero(bytes)))
+    }
+
+    /// Whether all of the file is at home, and no page is behind the committed end.
+    pub(crate) fn is_all_at_home(&self) -> bool {
+        let is_displaced = self.known.values().any(|page| page.committed.is_some());
+        !is_displaced && self.len.max(self.home_len) <= self.stable
     }
 
     /// Forgets the pages from `first` on. Returns their slots.
@@ -213,6 +239,11 @@ impl Pages {
             self.known.remove(&page);
         }
     }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    let (words, rest) = bytes.as_chunks::<16>();
+    words.iter().all(|word| u128::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)
 }
 
 #[cfg(test)]

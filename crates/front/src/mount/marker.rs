@@ -103,11 +103,6 @@ impl Cluster<'_> {
             (true, Afterwards::OfMount) => Left::AtHome,
             (true, Afterwards::Plain) => Left::Plain,
         };
-        if left == Left::Plain {
-            // Some may be mapped still, with committed ends at which a later recovery would cut what
-            // was written without a mount.
-            volume.drain()?;
-        }
         volume.identify(identity(self.device, self.root));
         // A waiter for the lock finds the marker shown.
         let lock = volume.lock();

@@ -432,8 +432,23 @@ pub fn close_unmounted(dir: &Path, volume: Volume, afterwards: Afterwards) -> Re
 /// Whether this process may mount, before anything in the directory is touched.
 fn check_fuse(device: &dyn Device) -> Result<(), MountError> {
     let fuse = Path::new("/dev/fuse");
-    let opened = device.open(fuse, OpenMode::ReadWrite);
-    opened.map_err(MountError::io("open", fuse))?;
+    if let Err(error) = device.open(fuse, OpenMode::ReadWrite) {
+        let todo = match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                "only its owner may use it, as where no udev sets its mode: as root, \
+                 `chmod 666 /dev/fuse` after each start of the machine (with systemd, the line \
+                 `z /dev/fuse 0666` in a file of /etc/tmpfiles.d), or mount as root"
+            }
+            io::ErrorKind::NotFound => {
+                "the kernel has no FUSE here: as root, `modprobe fuse`; give a container the device"
+            }
+            _ => return Err(MountError::io("open", fuse)(error)),
+        };
+        return Err(MountError::Refused {
+            path: fuse.to_owned(),
+            problem: format!("it cannot be opened ({error}): {todo}"),
+        });
+    }
     let helper = || {
         Command::new(HELPER)
             .arg("-V")
@@ -557,4 +572,21 @@ fn take_away(dir: &Path, flags: UnmountFlags, helper: &[&str]) -> Result<(), Mou
         done => done.map_err(io::Error::from),
     };
     done.map_err(MountError::io("unmount", dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use collie_sim::{Fault, FaultKind, SimDevice};
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_opened_comes_with_what_to_do() {
+        let device = SimDevice::new(1);
+        let said = |device: &SimDevice| check_fuse(device).unwrap_err().to_string();
+        assert!(said(&device).contains("modprobe fuse"), "{}", said(&device));
+        let refused = Fault::new(FaultKind::OpenFails).code(rustix::io::Errno::ACCESS.raw_os_error());
+        device.inject(refused.on("/dev/fuse"));
+        assert!(said(&device).contains("chmod 666 /dev/fuse"), "{}", said(&device));
+    }
 }

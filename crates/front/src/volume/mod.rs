@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use crate::FrontError;
 use crate::disk::map::MappedFile;
 use crate::disk::record::FileId;
-use crate::file::{Committed, PageFile, Scope};
+use crate::file::{Committed, PageFile, Scope, Wrote};
 use crate::shared::Shared;
 use claims::Claims;
 
@@ -141,7 +141,8 @@ pub struct Volume {
     /// Names that are opened, created, removed or changed.
     names: Claims,
     recovered: Recovered,
-    /// Mapped files that are missing, which the next map has as well.
+    /// Mapped files that are missing, which the next map has as well. Of those with displaced pages it
+    /// is told.
     kept: BTreeMap<FileId, MappedFile>,
     /// Whose pages these are, as the next map says.
     identity: Mutex<Option<NonZeroU64>>,
@@ -190,19 +191,24 @@ impl Volume {
 
     /// Writes bytes at `offset`. After a crash each page that lies below the committed end is the
     /// one before or the one after, if it was written with one call; where a call writes a part of
-    /// a page, the page with that part.
+    /// a page, the page with that part. A page behind that end is not there, or it is zeros.
     ///
-    /// Does not wait for the device, but where the shadow file is full: then this call drains.
+    /// Does not wait for the device, but where the shadow file is full: then this call drains; and
+    /// where a file begins to grow by more than zeros: for a record of the log.
     ///
     /// # Errors
-    /// [`FrontError::Io`], [`FrontError::Poisoned`], [`FrontError::ShadowFull`]. What stands before
-    /// the page that failed is written.
+    /// [`FrontError::Io`], [`FrontError::Log`], [`FrontError::Poisoned`],
+    /// [`FrontError::ShadowFull`]. What stands before the page that failed is written.
     pub fn write_at(&self, file: &PageFile, bytes: &[u8], offset: u64) -> Result<(), FrontError> {
         self.check_own(file)?;
         let (mut rest, mut offset) = (bytes, offset);
         loop {
             let (done, error) = match file.write_at(rest, offset) {
-                Ok(()) => return Ok(()),
+                Ok(Wrote::Done) => return Ok(()),
+                Ok(Wrote::EndUnknown) => {
+                    self.until_named(file, PageFile::map)?;
+                    continue;
+                }
                 Err(failed) => failed,
             };
             if !matches!(error, FrontError::ShadowFull { .. }) {
@@ -337,9 +343,18 @@ impl Volume {
         self.commit(file, Scope::All)
     }
 
-    /// Commits a file. If it has lost the name by which the log would know it, by another one.
     fn commit(&self, file: &PageFile, scope: Scope) -> Result<(), FrontError> {
-        while self.with_log(|| file.commit(scope))? == Committed::Nameless {
+        self.until_named(file, |file| file.commit(scope))
+    }
+
+    /// Does what a name of a file is needed for. If it has lost the one by which the log would know
+    /// it, by another one.
+    fn until_named(
+        &self,
+        file: &PageFile,
+        work: impl Fn(&PageFile) -> Result<Committed, FrontError>,
+    ) -> Result<(), FrontError> {
+        while self.with_log(|| work(file))? == Committed::Nameless {
             self.find_name(file)?;
         }
         Ok(())
@@ -380,6 +395,14 @@ impl Volume {
         Ok(())
     }
 
+    /// Ends the mapping of a file that has no displaced pages.
+    fn end_mapping(&self, file: &PageFile) -> Result<(), FrontError> {
+        match file.counts() {
+            (0, _) => self.drain_file(file),
+            _ => Ok(()),
+        }
+    }
+
     /// Weak, so that what works with all files keeps few of them open. For [`Volume::if_open`].
     fn open_files(&self) -> Vec<Weak<PageFile>> {
         self.files.lock().open.values().map(Arc::downgrade).collect()
@@ -403,14 +426,16 @@ impl Volume {
         }
     }
 
-    /// Commits everything, writes the map and closes the log. What has open files keeps them, and
-    /// may no longer use them.
+    /// Commits everything, writes the map, in which are files with displaced pages alone, and closes
+    /// the log. What has open files keeps them, and may no longer use them.
     ///
     /// # Errors
     /// As [`Volume::sync`]; the volume is closed in any case, and a later opening recovers.
     pub fn close(self) -> Result<(), FrontError> {
         let committed = self.forget_removed().and(self.commit_all(Scope::All));
-        let written = committed.and_then(|()| self.checkpoint());
+        // The next one to open it cuts none of them where it ends now: it may grow without a volume.
+        let ended = committed.and_then(|()| self.each(&self.open_files(), |file| self.end_mapping(file)));
+        let written = ended.and_then(|()| self.checkpoint());
         written.and(self.shared.close())
     }
 

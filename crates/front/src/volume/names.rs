@@ -94,16 +94,16 @@ impl Volume {
         let home = home.map_err(FrontError::io("open", &full))?;
         // Once more: who had it open until now may have written to it since.
         let stat = home.stat().map_err(FrontError::io("stat", &full))?;
-        let file = self.opened(path, home, &stat);
+        let file = self.opened(path, home, &stat, false);
         files.open.insert((stat.dev, stat.ino), Arc::clone(&file));
         Ok(file)
     }
 
-    fn opened(&self, path: &Path, home: Arc<dyn File>, stat: &Stat) -> Arc<PageFile> {
+    fn opened(&self, path: &Path, home: Arc<dyn File>, stat: &Stat, is_new: bool) -> Arc<PageFile> {
         let shared = Arc::clone(&self.shared);
         // Who made it before may not have synced its directory.
         let name = Name::new(path);
-        let file = PageFile::open(shared, home, Mapping::Plain, name, stat.len, []);
+        let file = PageFile::open(shared, home, Mapping::Plain, name, stat.len, [], is_new);
         Arc::new(file)
     }
 
@@ -126,7 +126,7 @@ impl Volume {
         let home = self.shared.device.open_for_user(&full, OpenMode::CreateNew);
         let home = home.map_err(FrontError::io("create", &full))?;
         let stat = home.stat().map_err(FrontError::io("stat", &full))?;
-        let file = self.opened(path, home, &stat);
+        let file = self.opened(path, home, &stat, true);
         let mut files = self.files.lock();
         files.open.insert((stat.dev, stat.ino), Arc::clone(&file));
         Ok(file)
@@ -282,7 +282,10 @@ impl Volume {
         self.forget(to)?;
         let file = self.open_file(&self.look(from)?);
         // Who removes another of its names counts them.
-        let _committer = file.as_ref().map(|file| file.committer());
+        let committer = file.as_ref().map(|file| file.committer());
+        if let (Some(file), Some(committer)) = (&file, &committer) {
+            file.keep_name(committer)?;
+        }
         let (old, new) = (self.path(from), self.path(to));
         let linked = self.shared.device.hard_link(&old, &new);
         linked.map_err(FrontError::io("link", &new))

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::claims::Claims;
 use super::{Files, Missing, OWN, Volume, VolumeOptions};
 use crate::FrontError;
-use crate::disk::map::{Map, MappedFile, REMEDY, is_number_of_slots, is_page};
+use crate::disk::map::{Map, MappedFile, REMEDY, Replay, is_number_of_slots, is_page};
 use crate::disk::record::{FileId, Record};
 use crate::disk::shadow::Shadow;
 use crate::file::{Mapping, Name, PageFile};
@@ -48,7 +48,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`FrontError::Locked`]; [`FrontError::Mismatch`] where the page size or the log is another
-    /// one, a directory with mapped files is missing, or the displaced pages are not those of these
+    /// one, a directory of files with displaced pages is missing, or the displaced pages are not those of these
     /// files, by [`VolumeOptions::identity`] or [`VolumeOptions::plain_by`];
     /// [`FrontError::Corrupt`]; what the log's opening fails with ([`FrontError::Log`]);
     /// [`FrontError::Io`].
@@ -297,10 +297,12 @@ fn log_is_not_its(own: &Path, error: LogError) -> FrontError {
 
 /// Applies what the log says since the map was written.
 fn replay(log: &Log, own: &Path, map: &mut Map) -> Result<(), FrontError> {
-    for frame in log.read(map.replay_from)? {
+    let frames = log.read(map.replay_from)?;
+    let mut replay = Replay::of(map);
+    for frame in frames {
         let frame = frame?;
         match Record::decode(frame.kind, &frame.payload) {
-            Some(record) => map.apply(record),
+            Some(record) => replay.apply(record),
             None => return Err(bad_record(own, frame.start, frame.kind, frame.payload.len())),
         }
     }
@@ -352,7 +354,9 @@ fn open_homes(
         let home = match shared.device.open(&path, OpenMode::ReadWrite) {
             Ok(home) => home,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                recovered.gone.push(mapped.path.clone());
+                if mapped.has_pages() {
+                    recovered.gone.push(mapped.path.clone());
+                }
                 recovered.displaced -= mapped.pages.len();
                 if missing == Missing::Keep {
                     kept.insert(id, mapped.clone());
@@ -388,18 +392,19 @@ fn open_homes(
             name,
             mapped.end,
             displaced,
+            false,
         );
         files.open.insert((stat.dev, stat.ino), Arc::new(file));
-        recovered.mapped += 1;
+        recovered.mapped += usize::from(mapped.has_pages());
     }
     Ok((files, kept))
 }
 
-/// Refuses a map with files in a directory that is missing: before a directory is removed, the
+/// Refuses a map with displaced pages of files in a directory that is missing: before a directory is removed, the
 /// removal of its files is recorded. So it is on a file system that is not mounted, or was not copied.
 fn refuse_without_dirs(shared: &Shared, map: &Map) -> Result<(), FrontError> {
     let mut there = BTreeSet::new();
-    for mapped in map.files.values() {
+    for mapped in map.files.values().filter(|mapped| mapped.has_pages()) {
         let dir = mapped.path.parent().unwrap_or(Path::new(""));
         if !there.insert(dir) {
             continue;

@@ -42,7 +42,7 @@ impl Volume {
             slots: self.shared.shadow.slots(),
             free_slots: self.free_slots(),
             removed,
-            missing: self.kept.len(),
+            missing: self.kept.values().filter(|kept| kept.has_pages()).count(),
             // Relaxed: a number that is stored when it holds.
             log_bytes: self
                 .shared

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{DRAINED_AT_ONCE, Volume};
+use super::{AT_ONCE, DRAINED_AT_ONCE, Volume};
 use crate::FrontError;
+use crate::file::{PageFile, Scope};
 
 /// What is written out at once: as much as a sync of something else may have to wait for.
 const PIECE: u64 = 512 << 10;
@@ -54,6 +55,31 @@ impl Volume {
             }
         }
         Ok(())
+    }
+
+    /// Commits files of which the log knows no more than where they ended before they grew, and that
+    /// nobody has written to since this was called last: those that nobody has open, or all. They are
+    /// plain files then. Takes turns with what users wait for.
+    ///
+    /// # Errors
+    /// As [`Volume::sync`], of the first file that fails.
+    pub fn settle_grown(&self, of_all: bool) -> Result<(), FrontError> {
+        let mut files = self.open_files();
+        files.retain(|file| {
+            // One of them is this one, the other one the volume's.
+            let is_wanted = |file: &Arc<PageFile>| of_all || Arc::strong_count(file) == 2;
+            self.if_open(file)
+                .is_some_and(|file| file.is_quiet() && is_wanted(&file))
+        });
+        let mut done = Ok(());
+        for some in files.chunks(AT_ONCE) {
+            let _turn = self.scheduler.background();
+            done = done.and(self.each(some, |file| {
+                self.commit(file, Scope::All)?;
+                self.drain_file(file)
+            }));
+        }
+        done
     }
 
     /// Writes out what is in the cache of the device's files, a piece at a time, so that a sync finds

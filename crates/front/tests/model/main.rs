@@ -77,6 +77,39 @@ impl Life {
         self.volume.write_at(&self.open(name), &bytes, offset)
     }
 
+    fn set_len(&mut self, name: &str, len: u64) -> Result<(), FrontError> {
+        if let Some(file) = self.spec.file(name) {
+            file.set_len(len);
+        }
+        self.moment();
+        self.volume.set_len(&self.open(name), len)
+    }
+
+    /// Adds a page as a server does: zeros at times, then versions of it, with work of the daemon in
+    /// between.
+    fn grow(&mut self, name: &str, at: u64, rng: &mut Rng) -> Result<(), FrontError> {
+        if at >= PAGES * PAGE as u64 {
+            return Ok(());
+        }
+        if rng.coin() {
+            if let Some(file) = self.spec.file(name) {
+                file.write(at, &[0; PAGE / SECTOR], false);
+            }
+            self.moment();
+            self.volume.write_at(&self.open(name), &[0; PAGE], at)?;
+        }
+        for _ in 0..1 + rng.below(3) {
+            self.write(name, at, PAGE / SECTOR, false)?;
+            match rng.below(8) {
+                0 => self.volume.commit_all(Scope::Steady)?,
+                1 => self.volume.drain()?,
+                2 => self.volume.settle_grown(true)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     fn sync(&mut self, name: &str) -> Result<(), FrontError> {
         if let Some(file) = self.spec.file(name) {
             file.sync_begins();
@@ -103,6 +136,13 @@ impl Life {
         if self.volume.free_slots() < 6 {
             return self.sync(name);
         }
+        // Behind the end of a plain file they would wait for it as well.
+        let len = self.spec.file(name).map_or(0, |file| file.len);
+        let mut pages = len.div_ceil(PAGE as u64);
+        if pages < PAGES && (pages == 0 || rng.coin()) {
+            self.write(name, pages * PAGE as u64, PAGE / SECTOR, false)?;
+            pages = PAGES;
+        }
         if let Some(file) = self.spec.file(name) {
             file.sync_begins();
         }
@@ -119,7 +159,7 @@ impl Life {
                 std::thread::sleep(std::time::Duration::from_micros(50));
             }
             for _ in 0..1 + rng.below(4) {
-                let page = rng.below(PAGES) * PAGE as u64;
+                let page = rng.below(pages) * PAGE as u64;
                 written = written.and_then(|()| self.write(name, page, PAGE / SECTOR, false));
             }
             self.look(name);
@@ -145,7 +185,7 @@ impl Life {
             return Ok(());
         }
         let len = self.spec.file(name).map_or(0, |file| file.len);
-        match rng.below(24) {
+        match rng.below(28) {
             0..=8 => {
                 let page = rng.below(PAGES);
                 let pages = 1 + rng.below(2) as usize;
@@ -188,12 +228,7 @@ impl Life {
                         room => self.volume.allocate(&file, from, room),
                     };
                 }
-                let len = to;
-                if let Some(file) = self.spec.file(name) {
-                    file.set_len(len);
-                }
-                self.moment();
-                self.volume.set_len(&self.open(name), len)
+                self.set_len(name, to)
             }
             18 => {
                 // A handle that outlives the name.
@@ -237,6 +272,18 @@ impl Life {
             20 => self.volume.drain(),
             21 => self.volume.checkpoint(),
             22 => self.volume.forget_removed(),
+            23 | 24 => {
+                // Cut, and grown again by pages that are written twice.
+                let to = rng.below(len / PAGE as u64 + 1) * PAGE as u64;
+                self.set_len(name, to)?;
+                for _ in 0..1 + rng.below(4) {
+                    let end = self.spec.file(name).map_or(0, |file| file.len);
+                    self.grow(name, end.next_multiple_of(PAGE as u64), rng)?;
+                }
+                Ok(())
+            }
+            25 => self.volume.settle_grown(rng.coin()),
+            26 => self.grow(name, len.next_multiple_of(PAGE as u64), rng),
             _ => {
                 self.look(name);
                 Ok(())

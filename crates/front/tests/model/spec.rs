@@ -2,7 +2,7 @@
 //!
 //! A page is the list of the stamps of its sectors. Each write call makes a new version of a page.
 //! Below the end that the last sync acknowledged, a crash leaves one of the versions since that
-//! sync; behind it, anything.
+//! sync. Behind it, and where the file was cut since, also zeros or nothing, but never a mix.
 
 use std::collections::BTreeMap;
 
@@ -17,6 +17,17 @@ const ANYTHING: u64 = u64::MAX;
 /// The stamps of a page; 0 is a sector of zeros.
 pub(crate) type Version = [u64; SECTORS];
 
+/// What a crash leaves of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// One of its versions.
+    Version,
+    /// One of them, zeros or nothing.
+    VersionOrNone,
+    /// Anything.
+    Anything,
+}
+
 /// A page, as a crash may leave it.
 #[derive(Debug, Clone)]
 struct PageSpec {
@@ -24,8 +35,7 @@ struct PageSpec {
     current: Version,
     /// Its versions since the last sync.
     versions: Vec<Version>,
-    /// Whether a crash leaves one of them, and not anything.
-    is_stable: bool,
+    left: Left,
     /// Which of the versions a sync under way is about to make the oldest one.
     syncing: Option<usize>,
 }
@@ -48,7 +58,7 @@ impl FileSpec {
             self.pages.push(PageSpec {
                 current: [0; SECTORS],
                 versions: Vec::new(),
-                is_stable: false,
+                left: Left::VersionOrNone,
                 syncing: None,
             });
         }
@@ -90,10 +100,13 @@ impl FileSpec {
         self.len_min = self.syncing;
         let pages = self.syncing.div_ceil(PAGE as u64) as usize;
         for (number, page) in self.pages.iter_mut().enumerate() {
-            page.is_stable = number < pages;
+            page.left = match number < pages {
+                true => Left::Version,
+                false => Left::VersionOrNone,
+            };
             if let Some(oldest) = page.syncing.take() {
                 page.versions.drain(..oldest);
-            } else if page.is_stable {
+            } else if page.left == Left::Version {
                 // It began behind the end, and was not there yet: zeros.
                 page.versions.insert(0, [0; SECTORS]);
             }
@@ -105,12 +118,18 @@ impl FileSpec {
         if len < self.len {
             self.len_min = self.len_min.min(len);
             let (pages, rest) = (len.div_ceil(PAGE as u64) as usize, len as usize % PAGE / SECTOR);
-            self.pages.truncate(pages);
+            for page in self.pages.iter_mut().skip(pages) {
+                page.current = [0; SECTORS];
+                // A crash may leave it uncut.
+                if page.left == Left::Version {
+                    page.left = Left::VersionOrNone;
+                }
+            }
             if rest > 0 {
                 let page = self.page(pages - 1);
                 page.current[rest..].fill(0);
                 // Cut in the middle at home, and grown again, it may be a part of each.
-                page.is_stable = false;
+                page.left = Left::Anything;
             }
         }
         self.len = len;
@@ -120,7 +139,7 @@ impl FileSpec {
     /// may hold anything.
     pub(crate) fn abandon(&mut self) {
         self.len_min = 0;
-        self.pages.iter_mut().for_each(|page| page.is_stable = false);
+        self.pages.iter_mut().for_each(|page| page.left = Left::Anything);
     }
 
     /// The first sector that is not what a reader should see.
@@ -144,12 +163,10 @@ impl FileSpec {
             ));
         }
         for (number, (page, spec)) in found.chunks(PAGE).zip(&self.pages).enumerate() {
-            if !spec.is_stable {
-                continue;
-            }
             let stamps: Vec<Option<u64>> = page.chunks(SECTOR).map(stamp_of).collect();
             let is = |version: &Version| stamps.iter().zip(version).all(|(is, stamp)| is_same(*is, *stamp));
-            if !spec.versions.iter().any(is) {
+            let is_none = spec.left == Left::VersionOrNone && is(&[0; SECTORS]);
+            if spec.left != Left::Anything && !is_none && !spec.versions.iter().any(is) {
                 return Some(format!(
                     "page {number} is {stamps:?}, not one of {:?}",
                     spec.versions
@@ -170,7 +187,10 @@ impl FileSpec {
         } else {
             self.len_min.min(self.len)
         };
-        self.pages.truncate(found.len().div_ceil(PAGE));
+        if is_durable {
+            self.pages.truncate(found.len().div_ceil(PAGE));
+        }
+        self.pages.iter_mut().for_each(|page| page.current = [0; SECTORS]);
         for (number, page) in found.chunks(PAGE).enumerate() {
             let stamps = page
                 .chunks(SECTOR)
@@ -182,7 +202,7 @@ impl FileSpec {
             spec.versions.push(spec.current);
             if is_durable {
                 spec.versions = vec![spec.current];
-                spec.is_stable = true;
+                spec.left = Left::Version;
             }
         }
     }

@@ -4,14 +4,15 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
-use collie_front::Left;
+use collie_front::{Left, Mount};
 use collie_io::Policy;
 
-use crate::{PAGE, mount, pages, write_page};
+use crate::{PAGE, mount, options, pages, write_page};
 
 #[test]
 fn a_page_that_is_overwritten_is_displaced_and_comes_home() {
@@ -310,4 +311,39 @@ fn a_relation_beyond_the_last_page_is_too_large() {
     write_page(&file, 0, 2);
     file.sync_all().unwrap();
     assert_eq!(pages(&mounted.path("base/1/5")), [2]);
+}
+
+/// How many of a file's pages the system's cache has.
+fn cached(path: &Path, pages: usize) -> usize {
+    let file = File::open(path).unwrap();
+    let mut page = [0; PAGE];
+    let is_there = |number: &usize| {
+        let bufs = &mut [std::io::IoSliceMut::new(&mut page)];
+        let flags = rustix::io::ReadWriteFlags::NOWAIT;
+        rustix::io::preadv2(&file, bufs, (number * PAGE) as u64, flags) == Ok(PAGE)
+    };
+    (0..pages).filter(is_there).count()
+}
+
+#[test]
+fn what_is_read_through_the_mount_is_not_cached_below_it() {
+    let Some(mut mounted) = mount() else { return };
+    const PAGES: usize = 1024;
+    drop(mounted.relation("base/1/20001", &[7; PAGES]));
+    mounted.unmount();
+    let home = mounted.path("base/1/20001");
+    let mut all = Vec::new();
+    File::open(&home).unwrap().read_to_end(&mut all).unwrap();
+    if cached(&home, PAGES) < PAGES {
+        println!("skipped: the file system does not say what is cached");
+        return;
+    }
+    // Of the new mount's own cache nothing is there.
+    mounted.mount = Some(Mount::new(mounted.dir.path(), &options()).unwrap());
+    let mut read = Vec::new();
+    File::open(&home).unwrap().read_to_end(&mut read).unwrap();
+    assert!(read == all);
+    mounted.unmount();
+    let left = cached(&home, PAGES);
+    assert!(left < PAGES / 8, "{left} of {PAGES} pages are cached at home");
 }

@@ -1,0 +1,109 @@
+//! The committed end of a file, and whether the log knows it.
+//!
+//! Pages behind the committed end are written at home, over and over, so a crash may leave any mix of
+//! their versions. Who reads them afterwards may rely on older ones: PostgreSQL's recovery replays
+//! what was done to a page before its file was cut or removed, and the file has grown again since.
+//! So recovery cuts a file at its committed end, and before anything but zeros is behind that the
+//! log knows it: the file is *mapped*, displaced pages or not. A page is whole or not there.
+//!
+//! Zeros tear into nothing else, as long as the device has no older bytes there. So a file that grows
+//! by zeros, as PostgreSQL's tables do, waits for nothing before the first content is written.
+
+use super::PageFile;
+use super::commit::{Committed, Committer, Mapping, Writers};
+use super::name::Name;
+use crate::FrontError;
+use crate::disk::record::Record;
+
+impl PageFile {
+    /// Whether these bytes may be written only once the log knows the end. `writing` is held.
+    pub(super) fn needs_known_end(&self, bytes: &[u8], offset: u64) -> bool {
+        let page_bytes = self.shared.page_bytes;
+        self.pages.lock().needs_known_end(bytes, offset, page_bytes) && !self.is_unlinked()
+    }
+
+    /// Has the log know the committed end.
+    pub(crate) fn map(&self) -> Result<Committed, FrontError> {
+        let mut committer = self.committer.lock();
+        self.check()?;
+        if committer.mapping != Mapping::Plain || self.is_unlinked() {
+            return Ok(Committed::Done);
+        }
+        let (end, is_durable) = {
+            let pages = self.pages.lock();
+            (pages.stable, pages.is_end_durable)
+        };
+        if matches!(self.name(), Name::Lost(_)) {
+            return Ok(Committed::Nameless);
+        }
+        if end > 0 && !is_durable {
+            self.sync_home()?;
+        }
+        // Without bytes it is cut to nothing, whatever a crash leaves by its only name.
+        if end > 0 || self.links()? > 1 {
+            self.sync_name_if_new(&committer)?;
+        }
+        self.write_first_record(&mut committer, end, Vec::new())?;
+        Ok(Committed::Done)
+    }
+
+    /// Before it has another name: that by which the log knows it is durable, or recovery might find it
+    /// by the other one alone.
+    pub(crate) fn keep_name(&self, committer: &Committer) -> Result<(), FrontError> {
+        match committer.mapping {
+            Mapping::Plain => Ok(()),
+            Mapping::Mapped(_) => self.sync_name_if_new(committer),
+        }
+    }
+
+    /// Whether the log knows no more of it than where it ended before it grew, and it was not changed
+    /// since this was asked last.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let mut pages = self.pages.lock();
+        let changes = pages.home_changes;
+        let is_unchanged = std::mem::replace(&mut pages.changes_seen, changes) == changes;
+        is_unchanged && pages.is_end_known && pages.known.is_empty()
+    }
+
+    /// Ends the mapping of a file without displaced pages, unless it has grown behind its committed
+    /// end.
+    pub(super) fn end_mapping(
+        &self,
+        committer: &mut Committer,
+        writers: Writers<'_>,
+    ) -> Result<(), FrontError> {
+        let Mapping::Mapped(id) = committer.mapping else {
+            return Ok(());
+        };
+        let is_home_dirty = {
+            let _writing = self.hold_up(writers);
+            let mut pages = self.pages.lock();
+            if !pages.is_all_at_home() {
+                return Ok(());
+            }
+            // Who writes behind the end from here on waits for the committer.
+            pages.is_end_known = false;
+            pages.is_home_dirty
+        };
+        // Recovery cuts it at its end no more: a truncation has to be on the device.
+        let synced = if is_home_dirty { self.sync_home() } else { Ok(()) };
+        let ended = synced.and_then(|()| self.shared.record(&Record::Drop { id }).map(drop));
+        match ended {
+            Ok(()) => committer.mapping = Mapping::Plain,
+            Err(_) => self.pages.lock().is_end_known = true,
+        }
+        ended
+    }
+
+    /// Ends the mapping of a file whose last name was removed: once that is durable, so that the
+    /// name does not come back without its displaced pages.
+    pub(crate) fn forget(&self, committer: &mut Committer) -> Result<(), FrontError> {
+        let Mapping::Mapped(id) = committer.mapping else {
+            return Ok(());
+        };
+        self.shared.sync_removal(self.name().path())?;
+        self.shared.record(&Record::Drop { id })?;
+        committer.mapping = Mapping::Plain;
+        Ok(())
+    }
+}

@@ -1,0 +1,278 @@
+//! Pages behind the committed end: after a crash each is whole, zeros, or not there, whatever became
+//! of the file since it was synced.
+
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+#[path = "support/small.rs"]
+mod small;
+mod support;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use collie_front::{Existing, PageFile, Scope, Volume};
+use collie_io::{Device, OpenMode};
+use collie_sim::SimDevice;
+
+use small::{PAGE, cuts, device, mapped, open, version, write};
+
+/// A plain file of four pages with version 1, synced.
+fn plain(volume: &Volume, name: &str) -> Arc<PageFile> {
+    let file = volume.create(Path::new(name)).unwrap();
+    for page in 0..4 {
+        write(volume, &file, page, 1);
+    }
+    volume.sync(&file).unwrap();
+    volume.drain().unwrap();
+    file
+}
+
+/// Writes pages twice, so that a crash may leave half of each version.
+fn grow(volume: &Volume, file: &PageFile, pages: std::ops::Range<usize>) {
+    for version in [7, 8] {
+        for page in pages.clone() {
+            write(volume, file, page, version);
+        }
+    }
+}
+
+/// Whatever a crash leaves of a file, none of its pages is a mix. Returns how many there are.
+fn assert_whole(device: &SimDevice, name: &str, way: &str) -> usize {
+    let volume = open(device);
+    let Ok(file) = volume.file(Path::new(name)) else {
+        return 0;
+    };
+    let mut found = vec![0; file.len() as usize];
+    assert_eq!(volume.read_at(&file, &mut found, 0).unwrap(), found.len());
+    for (number, page) in found.chunks(PAGE).enumerate() {
+        let is_one = page.iter().all(|byte| *byte == page[0]);
+        assert!(
+            is_one,
+            "{way}: page {number} of {name} is of more than one version"
+        );
+    }
+    found.len().div_ceil(PAGE)
+}
+
+fn assert_all_whole(device: &SimDevice, name: &str) {
+    cuts(device).for_each(|(way, device)| {
+        assert_whole(&device, name, way);
+    });
+}
+
+fn log_bytes(volume: &Volume) -> u64 {
+    volume.status().log_bytes
+}
+
+#[test]
+fn a_plain_file_that_was_cut_and_has_grown_again_is_whole() {
+    for to in [0, 1, 3] {
+        let device = device();
+        let volume = open(&device);
+        let file = plain(&volume, "a");
+        volume.set_len(&file, (to * PAGE) as u64).unwrap();
+        grow(&volume, &file, to..6);
+        assert_all_whole(&device, "a");
+    }
+}
+
+#[test]
+fn a_plain_file_that_grows_is_whole() {
+    let device = device();
+    let volume = open(&device);
+    let file = plain(&volume, "a");
+    grow(&volume, &file, 4..8);
+    for (way, device) in cuts(&device) {
+        assert_eq!(assert_whole(&device, "a", way), 4, "{way}");
+    }
+}
+
+#[test]
+fn a_new_file_of_any_name_is_whole() {
+    let device = device();
+    let volume = open(&device);
+    grow(&volume, &volume.create(Path::new("new")).unwrap(), 0..4);
+    // Names that others had, by whatever they come.
+    for name in ["made", "moved", "linked"] {
+        let old = plain(&volume, name);
+        drop(volume.create(Path::new("other")).unwrap());
+        let (other, name) = (Path::new("other"), Path::new(name));
+        drop(old);
+        if name != Path::new("moved") {
+            volume.unlink(name).unwrap();
+        }
+        match name.to_str().unwrap() {
+            "made" => drop(volume.create(name).unwrap()),
+            "moved" => volume.rename(other, name, Existing::Replace).unwrap(),
+            _ => volume.link(other, name).unwrap(),
+        }
+        grow(&volume, &volume.file(name).unwrap(), 0..4);
+        if name != Path::new("moved") {
+            volume.unlink(other).unwrap();
+        }
+    }
+    for name in ["new", "made", "moved", "linked"] {
+        assert_all_whole(&device, name);
+    }
+}
+
+#[test]
+fn a_file_with_two_names_is_whole_by_either() {
+    for is_linked_first in [true, false] {
+        let device = device();
+        let volume = open(&device);
+        let file = volume.create(Path::new("a")).unwrap();
+        let link = || volume.link(Path::new("a"), Path::new("b")).unwrap();
+        if is_linked_first {
+            link();
+        }
+        grow(&volume, &file, 0..4);
+        if !is_linked_first {
+            link();
+        }
+        assert_all_whole(&device, "a");
+        assert_all_whole(&device, "b");
+    }
+}
+
+#[test]
+fn growth_by_zeros_waits_for_no_record_and_content_does() {
+    let device = device();
+    let volume = open(&device);
+    let before = log_bytes(&volume);
+    let file = volume.create(Path::new("a")).unwrap();
+    write(&volume, &file, 0, 0);
+    volume.set_len(&file, 3 * PAGE as u64).unwrap();
+    volume.allocate(&file, 0, 4 * PAGE as u64).unwrap();
+    assert_eq!(log_bytes(&volume), before);
+    write(&volume, &file, 1, 5);
+    let known = log_bytes(&volume);
+    assert!(known > before);
+    grow(&volume, &file, 0..8);
+    assert_eq!(log_bytes(&volume), known, "once is enough");
+    assert_all_whole(&device, "a");
+}
+
+#[test]
+fn zeros_do_not_mix_with_what_a_crash_may_leave_uncut() {
+    let device = device();
+    let volume = open(&device);
+    let file = plain(&volume, "a");
+    volume.set_len(&file, PAGE as u64).unwrap();
+    for page in 1..4 {
+        write(&volume, &file, page, 0);
+    }
+    assert_all_whole(&device, "a");
+}
+
+#[test]
+fn zeros_behind_a_file_as_it_was_found_do_not_mix_with_what_it_was_before() {
+    let device = device();
+    let volume = open(&device);
+    let file = plain(&volume, "a");
+    volume.set_len(&file, PAGE as u64).unwrap();
+    // The next daemon does not know that the file was longer.
+    let device = device.snapshot().process_death().device();
+    let volume = open(&device);
+    let file = volume.file(Path::new("a")).unwrap();
+    assert_eq!(file.len(), PAGE as u64);
+    for page in 1..4 {
+        write(&volume, &file, page, 0);
+    }
+    assert_all_whole(&device, "a");
+}
+
+#[test]
+fn the_log_knows_the_end_as_long_as_pages_are_behind_it() {
+    let device = device();
+    let volume = open(&device);
+    let file = plain(&volume, "a");
+    volume.set_len(&file, PAGE as u64).unwrap();
+    grow(&volume, &file, 1..4);
+    volume.drain().unwrap();
+    volume.commit_all(Scope::Steady).unwrap();
+    volume.checkpoint().unwrap();
+    assert_all_whole(&device, "a");
+    // The same of a recovered one.
+    let device = device.snapshot().process_death().device();
+    let volume = open(&device);
+    let file = volume.file(Path::new("a")).unwrap();
+    assert_eq!(file.len(), PAGE as u64);
+    grow(&volume, &file, 1..4);
+    volume.drain().unwrap();
+    assert_all_whole(&device, "a");
+}
+
+#[test]
+fn a_writer_behind_the_end_waits_while_the_mapping_ends() {
+    let device = device();
+    let volume = open(&device);
+    let file = plain(&volume, "a");
+    volume.set_len(&file, PAGE as u64).unwrap();
+    grow(&volume, &file, 1..2);
+    volume.set_len(&file, PAGE as u64).unwrap();
+    let gate = device.hold_syncs();
+    std::thread::scope(|scope| {
+        let draining = scope.spawn(|| volume.drain());
+        gate.wait_for(1);
+        let writing = scope.spawn(|| grow(&volume, &file, 1..4));
+        gate.release();
+        draining.join().unwrap().unwrap();
+        writing.join().unwrap();
+    });
+    assert_all_whole(&device, "a");
+}
+
+#[test]
+fn a_new_file_that_a_crash_takes_is_no_loss_and_nor_is_its_directory() {
+    let device = device();
+    let volume = open(&device);
+    device.create_dir_all(Path::new("/volume/dir")).unwrap();
+    grow(&volume, &volume.create(Path::new("dir/a")).unwrap(), 0..2);
+    let mut missing = 0;
+    for (way, device) in cuts(&device) {
+        missing += usize::from(device.lstat(Path::new("/volume/dir/a")).is_err());
+        let volume = open(&device);
+        assert_eq!(volume.recovered().gone, [] as [&Path; 0], "{way}");
+        assert_eq!(
+            (volume.status().missing, volume.recovered().mapped),
+            (0, 0),
+            "{way}"
+        );
+    }
+    assert!(missing > 0, "no cut takes the name");
+}
+
+#[test]
+fn a_quiet_file_that_has_grown_is_committed_and_plain() {
+    let device = device();
+    let volume = open(&device);
+    let file = volume.create(Path::new("a")).unwrap();
+    grow(&volume, &file, 0..4);
+    // It was written to since the last look; and it is open.
+    volume.settle_grown(true).unwrap();
+    volume.settle_grown(false).unwrap();
+    let left = device.snapshot().process_death().device();
+    assert_eq!(assert_whole(&left, "a", "process death"), 0);
+    drop(file);
+    volume.settle_grown(false).unwrap();
+    volume.settle_grown(false).unwrap();
+    for (way, device) in cuts(&device) {
+        assert_eq!(assert_whole(&device, "a", way), 4, "{way}");
+    }
+}
+
+#[test]
+fn a_map_that_is_closed_has_only_files_with_displaced_pages() {
+    let device = device();
+    let volume = open(&device);
+    mapped(&volume, "a");
+    grow(&volume, &volume.create(Path::new("b")).unwrap(), 0..4);
+    volume.close().unwrap();
+    // What is written without a volume is not cut.
+    let home = device.open(Path::new("/volume/b"), OpenMode::ReadWrite).unwrap();
+    collie_io::write_all_at(&*home, &[3; PAGE], 6 * PAGE as u64).unwrap();
+    let volume = open(&device);
+    assert_eq!((volume.recovered().mapped, volume.recovered().cut), (1, 0));
+    assert_eq!((version(&volume, "b", 6), version(&volume, "a", 0)), (3, 2));
+}

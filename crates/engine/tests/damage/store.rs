@@ -7,7 +7,7 @@ use collie_db::{
     Batch, Db, Durability, Family, FamilyOptions, Options, RingMode, WalRecoveryMode, WriteOptions,
 };
 
-use crate::cases::{Case, OLDER};
+use crate::cases::{Case, EARLIER, OLDER, TREES};
 
 /// Commits.
 const ALL: u32 = 240;
@@ -113,7 +113,10 @@ pub(crate) fn fill(dir: &Path) {
             40 => db.compact().unwrap(),
             80 => db.flush().unwrap(),
             100 => crate::common::copy_dir(&store, &dir.join(OLDER)),
-            FLUSHED => families[0].flush().unwrap(),
+            FLUSHED => {
+                crate::common::copy_dir(&store.join(TREES), &dir.join(EARLIER));
+                families[0].flush().unwrap();
+            }
             _ => {}
         }
     }

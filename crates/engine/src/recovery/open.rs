@@ -350,9 +350,6 @@ fn open_sequencer(
         },
         other => other.into(),
     })?;
-    if resume_at.is_some() && log.recovery().epoch == 1 {
-        return missing_log(&dir, "a log that was never used".into());
-    }
     Ok(Sequencer::Log(log))
 }
 

@@ -56,11 +56,12 @@ fn left(delete: Delete) -> Left {
     );
     first.put("old", "v").unwrap();
     db.flush().unwrap();
-    first.put("row", "v").unwrap();
     let mut both = Batch::new();
     both.put(&first, "both", "v").unwrap();
     both.put(&second, "both", "v").unwrap();
     db.write(both, &WriteOptions::disk()).unwrap();
+    // Above all that a merge leaves of the tables.
+    first.put("row", "v").unwrap();
     let delete = match delete {
         Delete::Logged => WriteOptions::disk(),
         Delete::Unlogged => WriteOptions::without_wal(),

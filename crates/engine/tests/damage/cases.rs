@@ -9,7 +9,11 @@ use crate::common::{self, Rng};
 
 /// Where the store's files are kept as they were earlier.
 pub(crate) const OLDER: &str = "older";
-/// And as its process left them.
+/// And its trees before the last flush.
+pub(crate) const EARLIER: &str = "earlier";
+/// Where these are in the store.
+pub(crate) const TREES: &str = "families";
+/// All as the process left it.
 const IMAGE: &str = "image";
 const BLOCK: usize = 4096;
 /// Bytes at a file's ends that are damaged bit by bit, or in part.
@@ -79,6 +83,7 @@ fn files(root: &Path, below: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) {
 pub(crate) struct Image {
     files: BTreeMap<PathBuf, Vec<u8>>,
     older: BTreeMap<PathBuf, Vec<u8>>,
+    earlier: BTreeMap<PathBuf, Vec<u8>>,
 }
 
 impl Image {
@@ -90,15 +95,18 @@ impl Image {
     }
 
     pub(crate) fn load(dir: &Path) -> Self {
-        let (mut kept, mut older) = (BTreeMap::new(), BTreeMap::new());
-        files(&dir.join(IMAGE), Path::new(""), &mut kept);
-        files(&dir.join(OLDER), Path::new(""), &mut older);
-        let older = older
-            .into_iter()
-            .map(|(name, bytes)| (Path::new("store").join(name), bytes));
+        let read = |from: &str, below: &str| {
+            let mut found = BTreeMap::new();
+            files(&dir.join(from), Path::new(""), &mut found);
+            let found = found.into_iter();
+            found
+                .map(|(name, bytes)| (Path::new(below).join(name), bytes))
+                .collect()
+        };
         Self {
-            files: kept,
-            older: older.collect(),
+            files: read(IMAGE, ""),
+            older: read(OLDER, "store"),
+            earlier: read(EARLIER, "store/families"),
         }
     }
 
@@ -192,12 +200,12 @@ impl Image {
             }
             if file.ends_with("current") {
                 add(Damage::Beside(FOREIGN));
-                let older = self.older.get(file).filter(|older| *older != bytes);
-                let version = older.and_then(|older| {
-                    let number = u64::from_le_bytes(older[..8].try_into().ok()?);
+                let earlier = self.earlier.get(file).filter(|earlier| *earlier != bytes);
+                let version = earlier.and_then(|earlier| {
+                    let number = u64::from_le_bytes(earlier[..8].try_into().ok()?);
                     let version = file.with_file_name(format!("v{number}"));
-                    let described = self.older.get(&version)?;
-                    Some(Damage::Earlier(older.clone(), version, described.clone()))
+                    let described = self.earlier.get(&version)?;
+                    Some(Damage::Earlier(earlier.clone(), version, described.clone()))
                 });
                 version.into_iter().for_each(&mut add);
             }
@@ -246,6 +254,10 @@ impl Case {
             _ if self.is_of_ring() => "the ring's",
             _ => "a table's",
         }
+    }
+
+    pub(crate) fn is_of_an_earlier_tree(&self) -> bool {
+        matches!(self.damage, Damage::Earlier(..))
     }
 
     pub(crate) fn is_of_log(&self) -> bool {

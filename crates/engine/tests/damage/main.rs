@@ -172,4 +172,5 @@ fn damage_of_any_file_is_an_error_that_names_it_or_no_harm() {
     );
     assert!(outcomes.iter().any(|outcome| outcome == "refused"));
     assert!(outcomes.iter().any(|outcome| outcome == "right"));
+    assert!(cases.iter().any(Case::is_of_an_earlier_tree));
 }

@@ -7,14 +7,15 @@ use collie_db::{
     Batch, Db, Durability, Family, FamilyOptions, Options, RingMode, WalRecoveryMode, WriteOptions,
 };
 
-use crate::cases::{Case, OLDER};
+use crate::cases::{Case, EARLIER, OLDER, TREES};
 
 /// Commits.
 const ALL: u32 = 240;
 /// Up to here everything was waited for; behind it only the ring may have it.
 const ON_DISK: u32 = 220;
-/// The last flush of one family: no prefix below it is whole.
-const FLUSHED: u32 = 160;
+/// The last flush of one family: no prefix below it is whole. Fewer commits follow than there are keys,
+/// so that what it wrote is not all written again.
+const FLUSHED: u32 = 200;
 /// The third family is created here, after the older copies were made.
 const THIRD: u32 = 110;
 const FAMILIES: [&str; 3] = ["default", "second", "third"];
@@ -113,7 +114,10 @@ pub(crate) fn fill(dir: &Path) {
             40 => db.compact().unwrap(),
             80 => db.flush().unwrap(),
             100 => crate::common::copy_dir(&store, &dir.join(OLDER)),
-            FLUSHED => families[0].flush().unwrap(),
+            FLUSHED => {
+                crate::common::copy_dir(&store.join(TREES), &dir.join(EARLIER));
+                families[0].flush().unwrap();
+            }
             _ => {}
         }
     }

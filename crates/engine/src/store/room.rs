@@ -16,7 +16,6 @@ const AGAIN_DOUBLED: u32 = 5;
 const AVAILABLE_LEAST: u64 = 4 << 20;
 
 /// See the file's page.
-#[derive(Default)]
 pub(super) struct RoomWatch {
     /// A write was refused for want of room, or the reserve is missing, and the flush thread has not
     /// found since that there is room.
@@ -28,6 +27,19 @@ pub(super) struct RoomWatch {
     taken: AtomicBool,
     /// Attempts in a row that did not make enough room.
     attempts: AtomicU32,
+}
+
+impl Default for RoomWatch {
+    fn default() -> Self {
+        Self {
+            short: AtomicBool::new(false),
+            // What an opening replays may have been.
+            removed: AtomicBool::new(true),
+            refused: AtomicBool::new(false),
+            taken: AtomicBool::new(false),
+            attempts: AtomicU32::new(0),
+        }
+    }
 }
 
 impl Store {
@@ -54,9 +66,14 @@ impl Store {
         }
     }
 
-    /// A commit removed data. Where room is being looked for, this may make some.
+    /// A commit removed data. Where room is being looked for, this may make some; else it does when
+    /// it is.
     pub(crate) fn note_removal(&self) {
-        if self.is_short_of_room() && !self.room.removed.swap(true, Ordering::Relaxed) {
+        // Looked at first to keep the cache line shared.
+        if self.room.removed.load(Ordering::Relaxed) || self.room.removed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if self.is_short_of_room() {
             self.room.short.store(true, Ordering::Relaxed);
             self.room.attempts.store(0, Ordering::Relaxed);
             self.queue.make_room_after(AFTER_REMOVAL);

@@ -125,7 +125,7 @@ impl Partition for Slots {
         let options = &self.replica.options;
         let clock_ms = options.clock.wall_ms();
         match self.replica.running() {
-            Ok(running) => now_ms(&running, &options.log, clock_ms),
+            Ok(running) => now_ms(&running, clock_ms),
             Err(_) => clock_ms,
         }
     }
@@ -138,7 +138,7 @@ impl Partition for Slots {
         let deadline = Instant::now() + options.times.command;
         let raised = expired_ms.map(|expiry_ms| {
             let times = (expiry_ms.saturating_add(1), self.now_ms());
-            raise(&running, &options.log, times, deadline)
+            raise(&running, times, deadline)
         });
         let commands = Arc::clone(&running.commands);
         Box::pin(async move {

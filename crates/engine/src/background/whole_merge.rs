@@ -19,7 +19,7 @@ use crate::background::compaction;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::queue::pause_after;
-use crate::tables::{Content, Tables};
+use crate::tables::Content;
 use crate::{Error, FamilyOptions};
 
 /// Where there is no room, it is looked for again after so long.
@@ -103,7 +103,7 @@ fn makes_room(store: &Store, family: &FamilyState) -> bool {
         hidden => hidden,
     };
     // The device may have no more than a part of the reserve, and that has it.
-    let room = room(store, tables).saturating_add(store.reserve_held());
+    let room = store.available().saturating_add(store.reserve_held());
     rule_when_full(hidden, all, room)
 }
 
@@ -111,12 +111,6 @@ fn makes_room(store: &Store, family: &FamilyState) -> bool {
 fn rule_when_full(hidden: u64, all: u64, room: u64) -> bool {
     let left = (all - hidden.min(all)).max(all / 16);
     hidden >= FREED_LEAST && hidden >= all / 4 && left + FREED_LEAST <= room
-}
-
-/// What is available on the tables' device. One that does not say is taken to have room.
-fn room(store: &Store, tables: &Tables) -> u64 {
-    let room = store.device().statfs(tables.path());
-    room.map_or(u64::MAX, |room| room.available.saturating_mul(room.block_size))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -129,7 +123,7 @@ enum Due {
 fn due(store: &Store, family: &FamilyState) -> Due {
     let tables = family.tables();
     let content = tables.content();
-    let due = rule(&content, family.options(), || room(store, tables));
+    let due = rule(&content, family.options(), || store.available());
     if due == Due::NoRoom {
         tracing::debug!(family = %family.name(), ?content, "no room to merge all tables");
     }

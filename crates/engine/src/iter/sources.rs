@@ -9,7 +9,7 @@ use collie_log::Lsn;
 use crate::bounds::{Bounds, is_empty};
 use crate::memtable::{Direction, End, Entry, Found, Mem, Portion, Scan};
 use crate::tables::{Pinned, TableIter};
-use crate::{Error, Key, Result, Value};
+use crate::{Key, Result, Value};
 
 /// Keys that are fetched from a memtable at first, and at most; each fetch takes so many times the
 /// one before.

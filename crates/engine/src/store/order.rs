@@ -196,7 +196,8 @@ impl HeldAppender<'_> {
         match &committed {
             Err((Error::StorageFull { .. }, _)) => store.request_room(),
             Ok(_) if room == Room::Relief => store.note_removal(),
-            _ => {}
+            Ok(_) => store.note_taken(),
+            Err(_) => {}
         }
         store.note_outcome(committed)
     }

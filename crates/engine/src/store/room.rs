@@ -11,17 +11,35 @@ const AFTER_REMOVAL: Duration = Duration::from_millis(100);
 /// How long after an attempt that did not make enough: this, twice that, and so on up to the last.
 const AGAIN_FIRST: Duration = Duration::from_millis(100);
 const AGAIN_DOUBLED: u32 = 5;
+/// So much has to be available, in bytes, for the device to count as not full: the log takes room in
+/// steps of half of it.
+const AVAILABLE_LEAST: u64 = 4 << 20;
 
 /// See the file's page.
-#[derive(Default)]
 pub(super) struct RoomWatch {
     /// A write was refused for want of room, or the reserve is missing, and the flush thread has not
     /// found since that there is room.
     short: AtomicBool,
-    /// Data was removed since the flush thread last looked.
+    /// Since the flush thread last looked: data was removed, a write was refused, one that brings
+    /// data was taken.
     removed: AtomicBool,
+    refused: AtomicBool,
+    taken: AtomicBool,
     /// Attempts in a row that did not make enough room.
     attempts: AtomicU32,
+}
+
+impl Default for RoomWatch {
+    fn default() -> Self {
+        Self {
+            short: AtomicBool::new(false),
+            // What an opening replays may have been.
+            removed: AtomicBool::new(true),
+            refused: AtomicBool::new(false),
+            taken: AtomicBool::new(false),
+            attempts: AtomicU32::new(0),
+        }
+    }
 }
 
 impl Store {
@@ -33,6 +51,7 @@ impl Store {
 
     /// A write was refused for want of room: the flush thread is to make some.
     pub(crate) fn request_room(&self) {
+        self.room.refused.store(true, Ordering::Relaxed);
         // Of several threads one sets the flag, and the flush thread goes on until it is cleared.
         if !self.room.short.swap(true, Ordering::Relaxed) {
             self.room.attempts.store(0, Ordering::Relaxed);
@@ -47,12 +66,24 @@ impl Store {
         }
     }
 
-    /// A commit removed data. Where room is being looked for, this may make some.
+    /// A commit removed data. Where room is being looked for, this may make some; else it does when
+    /// it is.
     pub(crate) fn note_removal(&self) {
-        if self.is_short_of_room() && !self.room.removed.swap(true, Ordering::Relaxed) {
+        // Looked at first to keep the cache line shared.
+        if self.room.removed.load(Ordering::Relaxed) || self.room.removed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if self.is_short_of_room() {
             self.room.short.store(true, Ordering::Relaxed);
             self.room.attempts.store(0, Ordering::Relaxed);
             self.queue.make_room_after(AFTER_REMOVAL);
+        }
+    }
+
+    /// A commit brought data.
+    pub(crate) fn note_taken(&self) {
+        if self.room.short.load(Ordering::Relaxed) {
+            self.room.taken.store(true, Ordering::Relaxed);
         }
     }
 
@@ -64,14 +95,24 @@ impl Store {
     /// The flush thread made an attempt to make room: looks whether there is some, or has it make
     /// another attempt.
     pub(crate) fn note_attempt(&self) {
-        self.fill_reserve();
-        if !self.reserve.is_missing() && self.sequencer.setback().is_none() {
+        self.reserve.fill(Some(&self.sequencer));
+        let since = |flag: &AtomicBool| flag.swap(false, Ordering::Relaxed);
+        let (refused, taken) = (since(&self.room.refused), since(&self.room.taken));
+        // A write that is larger than what is available is refused again.
+        let has_room = || taken || self.available() >= AVAILABLE_LEAST;
+        if !refused && !self.reserve.is_missing() && self.sequencer.setback().is_none() && has_room() {
             self.room.short.store(false, Ordering::Relaxed);
             return;
         }
         let attempts = self.room.attempts.fetch_add(1, Ordering::Relaxed);
         let pause = AGAIN_FIRST * (1 << attempts.min(AGAIN_DOUBLED));
         self.queue.make_room_after(pause);
+    }
+
+    /// What is available on the store's device. One that does not say is taken to have room.
+    pub(crate) fn available(&self) -> u64 {
+        let room = self.device.statfs(&self.path);
+        room.map_or(u64::MAX, |room| room.available.saturating_mul(room.block_size))
     }
 
     /// The size of the reserve, and whether it is complete.

@@ -550,10 +550,6 @@ impl Tables {
         self.hidden.keep(sampled, bytes.sum());
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.dir.path
-    }
-
     /// The last user of the directory, which may be a snapshot, removes it.
     pub(crate) fn remove_when_unused(&self) {
         // Relaxed: read in `drop`, which the reference count orders after this.

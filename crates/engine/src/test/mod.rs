@@ -5,6 +5,7 @@ mod closing;
 mod external_journal;
 pub(crate) mod failures;
 mod flush_crashes;
+mod full;
 mod idle;
 pub(crate) mod interleavings;
 mod large_commits;

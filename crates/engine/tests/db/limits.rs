@@ -271,6 +271,37 @@ fn a_full_device_is_relieved_from_inside() {
     }
 }
 
+/// What the log keeps for them is a part of a segment; beyond that they get the reserve.
+#[test]
+fn deletes_go_on_where_the_logs_room_for_them_is_used_up() {
+    for at_once in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let device = SimDevice::new(11);
+        let db = common::open(dir.path(), &on_a_small_device(&device));
+        let (keys, _) = fill(&db, &device, 700_000);
+        device.limit_space(Some(0));
+        let mut batch = collie_db::Batch::new();
+        for n in 0..keys {
+            match at_once {
+                true => batch.delete(&db.default_family(), format!("{n:08}")).unwrap(),
+                false => drop(db.delete(format!("{n:08}")).unwrap()),
+            }
+        }
+        if at_once {
+            db.write(batch, &WriteOptions::disk()).unwrap();
+        }
+        assert_eq!(db.iter().unwrap().count(), 0);
+        assert!(!db.stats().reserve_complete && db.stats().no_room.is_some());
+        device.limit_space(None);
+        let again = (0..1_000_000).find(|_| {
+            std::thread::yield_now();
+            db.put("again", "v").is_ok()
+        });
+        assert!(again.is_some(), "{:?}", db.stats());
+        db.close().unwrap();
+    }
+}
+
 /// Work that makes room took it, and the device has nothing to take its place.
 #[test]
 fn the_reserve_is_taken_again_before_a_write_that_brings_data() {

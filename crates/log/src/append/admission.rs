@@ -97,10 +97,7 @@ impl Space {
         if enough() {
             return Ok(());
         }
-        match room {
-            Room::Commit => segments.extend_for_commits(&mut builder)?,
-            Room::Relief | Room::Mark => segments.extend(&mut builder)?,
-        }
+        extend(segments, &mut builder, room)?;
         self.publish(&builder);
         Ok(())
     }
@@ -129,33 +126,42 @@ impl Space {
         segments: &Segments,
         next: &Reservations,
         len: u64,
-        room: Room,
+        asked: Room,
     ) -> Result<Option<LargeTurn<'a>>, HousekeepingError> {
         let turn = (!self.limit.is_small(len)).then(|| lock(&self.large));
-        let room = self.limit.room_for(len, room);
+        // What is prepared is still for who asks.
+        let room = self.limit.room_for(len, asked);
         if turn.is_some() && room == Room::Commit && len > self.reserve.load(Ordering::Relaxed) {
             // In steps, so that slowly growing frames do not prepare space each time.
-            self.raise_reserve(segments, len.next_power_of_two())?;
+            self.raise_reserve(segments, asked, len.next_power_of_two())?;
         }
         while !self.limit.admits(next, room) {
-            self.extend_unless(segments, room, || self.limit.admits(next, room))?;
+            self.extend_unless(segments, asked, || self.limit.admits(next, room))?;
         }
         Ok(turn)
     }
 
     /// Keeps `len` bytes beyond the limit from now on. The limit cannot go back, so they are
     /// prepared first.
-    fn raise_reserve(&self, segments: &Segments, len: u64) -> Result<(), HousekeepingError> {
+    fn raise_reserve(&self, segments: &Segments, asked: Room, len: u64) -> Result<(), HousekeepingError> {
         let mut builder = segments.builder();
         if segments.owes() {
             // Commits have no limit yet that the turn could be measured by.
-            segments.extend_for_commits(&mut builder)?;
+            extend(segments, &mut builder, asked)?;
         }
         while builder.total() < self.limit.get() + len {
-            segments.extend_for_commits(&mut builder)?;
+            extend(segments, &mut builder, asked)?;
         }
         self.reserve.store(len, Ordering::Relaxed);
         self.publish(&builder);
         Ok(())
+    }
+}
+
+/// Prepares one step more for `room`.
+fn extend(segments: &Segments, builder: &mut Builder, room: Room) -> Result<(), HousekeepingError> {
+    match room {
+        Room::Commit => segments.extend_for_commits(builder),
+        Room::Relief | Room::Mark => segments.extend(builder),
     }
 }

@@ -80,12 +80,12 @@ pub(super) fn keys(exec: &mut Exec<'_>, pattern: &[u8]) -> Outcome {
     let (mut found, mut count) = (ReplyBuffer::new(), 0);
     let mut all = LedKeys::of(&*partitions.cluster, None);
     let mut looked_at: usize = 0;
-    while let Some(found) = all.next() {
+    while let Some(led) = all.next() {
         if looked_at.is_multiple_of(CHECK_STEP) && exec.session.client.is_closing() {
             return Ok(Flow::Close);
         }
         looked_at += 1;
-        let Led::Key(key) = found? else { continue };
+        let Led::Key(key) = led? else { continue };
         let matches = pattern == b"*" || glob::matches(pattern, key.name(), false);
         if matches && !all.has_expired(&key)? {
             found.bulk(key.name());
@@ -172,8 +172,8 @@ pub(super) fn randomkey(exec: &mut Exec<'_>) -> Outcome {
     for start in starts {
         let mut all = LedKeys::of(&*partitions.cluster, start);
         let (mut found, mut passed, mut expired) = (None, 0, 0);
-        while let Some(found) = all.next() {
-            let key = match found? {
+        while let Some(led) = all.next() {
+            let key = match led? {
                 Led::Key(key) => key,
                 Led::Removed { entries, .. } => {
                     removed += entries;

@@ -76,6 +76,9 @@ fn short_scans_at_an_old_snapshot_examine_little() {
             );
         }
     }
+    // Nothing is left out where a scan of the memtable has examined enough.
+    let all = snapshot.iter(&family).unwrap().map(|row| number(Some(row)));
+    assert!(all.eq((0..2_000).map(Some)));
     // An iterator that seeks beside a writer is such a snapshot.
     let mut scan = snapshot.iter(&family).unwrap();
     for n in 0..100 {

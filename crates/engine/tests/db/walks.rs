@@ -48,6 +48,8 @@ fn short_scans_at_an_old_snapshot_examine_little() {
         put(&family, n);
     }
     family.flush().unwrap();
+    // So that no part of the memtable is newer than the snapshot as a whole.
+    (0..20).for_each(|n| put(&family, 100 * n));
     let snapshot = db.snapshot();
     let mut rng = Rng::new(7);
     for _ in 0..20_000 {
@@ -62,7 +64,11 @@ fn short_scans_at_an_old_snapshot_examine_little() {
             };
             let step = if back { Iter::next_back } else { Iter::next };
             let seen: Vec<_> = (0..10).map_while(|_| number(step(&mut scan))).collect();
-            assert_eq!(seen.len(), 10);
+            let expected: Vec<_> = match back {
+                false => (from..from + 10).collect(),
+                true => (from + 41..=from + 50).rev().collect(),
+            };
+            assert_eq!(seen, expected);
             let skipped = scan.internal_keys_skipped();
             assert!(
                 skipped < 600,
@@ -70,6 +76,9 @@ fn short_scans_at_an_old_snapshot_examine_little() {
             );
         }
     }
+    // Nothing is left out where a scan of the memtable has examined enough.
+    let all = snapshot.iter(&family).unwrap().map(|row| number(Some(row)));
+    assert!(all.eq((0..2_000).map(Some)));
     // An iterator that seeks beside a writer is such a snapshot.
     let mut scan = snapshot.iter(&family).unwrap();
     for n in 0..100 {

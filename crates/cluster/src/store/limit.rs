@@ -76,7 +76,7 @@ pub enum Holding {
     },
     /// They are behind tables that another replica is getting.
     Transfer,
-    /// They are the last ones, which are kept for whoever may lack them.
+    /// They are the last ones, which are kept for replicas that may lack them.
     Margin,
 }
 

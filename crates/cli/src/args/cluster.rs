@@ -58,7 +58,7 @@ pub(crate) struct StatusArgs {
     /// Ask these nodes instead, of any cluster, and all that they name: the addresses that clients use.
     /// One that answers is enough.
     #[arg(long, value_name = "ADDR:PORT", value_delimiter = ',', value_parser = address)]
-    pub(crate) node: Vec<Address>,
+    pub(crate) node: Vec<SocketAddr>,
     /// Print one JSON object per node, and one for the cluster.
     #[arg(long)]
     pub(crate) json: bool,

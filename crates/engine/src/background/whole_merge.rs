@@ -97,7 +97,9 @@ fn makes_room(store: &Store, family: &FamilyState) -> bool {
         return false;
     }
     let tables = family.tables();
-    let Content { hidden, bytes: all, .. } = tables.content();
+    let Content {
+        hidden, bytes: all, ..
+    } = tables.content();
     let hidden = match hidden {
         0 => tables.may_be_hidden(),
         hidden => hidden,

@@ -172,7 +172,8 @@ impl Pages {
         let end = self.stable.max(self.freezing.unwrap_or(0));
         let behind = end.next_multiple_of(u64::from(page_bytes)).saturating_sub(offset);
         let behind = usize::try_from(behind).ok().and_then(|from| bytes.get(from..));
-        behind.is_some_and(|bytes| !bytes.is_empty() && !(self.is_end_durable && is_zero(bytes)))
+        // No bytes are zeros as well.
+        behind.is_some_and(|bytes| !is_zero(bytes) || (!self.is_end_durable && !bytes.is_empty()))
     }
 
     /// Whether all of the file is at home, and no page is behind the committed end.

@@ -30,7 +30,8 @@ struct Found {
     /// Tombstones that those looked at stand for, and the bytes of the rows below them.
     tombstones: u64,
     hidden_bytes: u64,
-    /// Bytes of rows and tombstones that were flushed, and of the tables that they are in.
+    /// Bytes of rows that were flushed, and of the tables that they and tombstones are in. Tombstones
+    /// say nothing of how well rows are compressed: next to each other their keys take little.
     row_bytes: u64,
     table_bytes: u64,
     /// Bytes of tables below tombstones that were flushed since the last merge of all.
@@ -110,9 +111,8 @@ impl Sampled {
     /// A flush writes this entry above what `below` has.
     pub(crate) fn note(&mut self, entry: &Entry, below: &Pinned, until: Lsn) {
         let found = &mut self.found;
-        let value = entry.found.value.as_ref();
-        found.row_bytes += row_bytes(&entry.key.0, value.map_or(&[][..], |value| &value.0));
-        if value.is_some() {
+        if let Some(value) = &entry.found.value {
+            found.row_bytes += row_bytes(&entry.key.0, &value.0);
             return;
         }
         self.seen += 1;

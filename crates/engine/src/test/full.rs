@@ -39,7 +39,7 @@ fn rows_that_a_later_memtable_deletes_are_not_written() {
     seal();
     store.request_room();
     flush::flush_sealed(store, state).unwrap();
-    let (_, bytes) = state.tables().hidden_of_all();
+    let bytes = state.tables().content().bytes;
     assert!(bytes < 100 << 10, "{bytes} bytes of tables");
     assert!(state.view().sealed.is_empty());
     let image = death(&db);

@@ -384,8 +384,10 @@ fn cluster_down_waits_for_no_hand_over() {
     let down = run(["cluster", "down", "--dir", place]);
     assert!(down.status.success(), "{}", stderr(&down));
     for node in 1..=3 {
-        let log = std::fs::read_to_string(format!("{place}/node-{node}.log")).unwrap();
-        assert!(log.contains("ended in order"), "{log}");
+        let said = || std::fs::read_to_string(format!("{place}/node-{node}.log")).unwrap();
+        // The last word comes behind the end of the directory's lock.
+        wait_for("its end in order", || said().contains("ended in order"));
+        let log = said();
         assert!(
             !log.contains("leads on in some groups"),
             "it waited in vain: {log}"

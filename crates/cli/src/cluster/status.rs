@@ -189,6 +189,10 @@ fn words(error: &io::Error) -> String {
         return "it asks for a password: give --password-file, or COLLIE_PASSWORD in the environment"
             .to_owned();
     }
+    if text.contains("TLS only") {
+        return "it speaks TLS: give --tls-ca-cert-file, and --tls-cert-file where it asks for one"
+            .to_owned();
+    }
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             format!("no answer within {} s", PATIENCE.as_secs())

@@ -376,16 +376,22 @@ fn cluster_down_waits_for_no_hand_over() {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("cluster");
     let place = place.to_str().unwrap();
-    // Nodes speak to each other 10,000 ports above.
-    let port = addresses(1)[0].port().to_string();
+    // One port behind the other; the nodes speak to each other 10,000 ports above, where no other test
+    // of this process has any.
+    let port = std::iter::repeat_with(|| addresses(3))
+        .find(|three| three[0].port() >= 22_000 && three[2].port() == three[0].port() + 2)
+        .map(|three| three[0].port().to_string())
+        .unwrap();
     let up = run(["cluster", "up", "--dir", place, "--port", &port]);
     assert!(up.status.success(), "{}", stderr(&up));
     assert_eq!(status_of(place), Some(0));
     let down = run(["cluster", "down", "--dir", place]);
     assert!(down.status.success(), "{}", stderr(&down));
     for node in 1..=3 {
-        let log = std::fs::read_to_string(format!("{place}/node-{node}.log")).unwrap();
-        assert!(log.contains("ended in order"), "{log}");
+        let said = || std::fs::read_to_string(format!("{place}/node-{node}.log")).unwrap();
+        // The last word comes behind the end of the directory's lock.
+        wait_for("its end in order", || said().contains("ended in order"));
+        let log = said();
         assert!(
             !log.contains("leads on in some groups"),
             "it waited in vain: {log}"

@@ -1,6 +1,8 @@
 //! How many entries iterators pass over: removed rows, and versions that are newer than what they
 //! show.
 
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 use std::collections::BTreeSet;
 
 use collie_db::{Db, Error, Family, FamilyOptions, Iter, Options, WriteOptions};

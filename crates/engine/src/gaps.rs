@@ -19,7 +19,9 @@
 //! from then on puts leave their keys there. Then it searches the memtables of the family's current
 //! view for puts from L on; where tables may have such puts it gives up. Last, the gap is noted
 //! without the keys of both. An entry that the search does not find was inserted after the search
-//! had the bucket's lock, and so its put sees what was announced. A memtable that is linked as a
+//! had the bucket's lock, and so its put sees what was announced. Views change under the lock under
+//! which is announced: a search has either the new view, or the puts that use it see the announcement.
+//! A memtable that is linked as a
 //! whole, of a large commit, drops gaps and announcements of its family when it is linked.
 //!
 //! # Which gaps are kept
@@ -241,6 +243,12 @@ impl Gaps {
             }
         }
         self.replace(&edit, new);
+    }
+
+    /// Replaces the family's view: see the file's page.
+    pub(crate) fn change_view(&self, change: impl FnOnce()) {
+        let _apart = self.edit.lock();
+        change();
     }
 
     /// Drops all of them: keys were put at which nobody has looked one by one. To be called when a

@@ -221,7 +221,7 @@ impl FamilyState {
     /// Replaces the view, for reads of the family and for snapshots. The caller holds `edit`.
     fn set_view(&self, view: View) {
         let view = Arc::new(view);
-        self.view.store(Arc::clone(&view));
+        self.gaps.change_view(|| self.view.store(Arc::clone(&view)));
         self.views.replace(self.id, view);
     }
 

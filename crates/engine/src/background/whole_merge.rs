@@ -48,7 +48,9 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
         return;
     }
     let merged = if makes_room(store, family) {
-        let merged = store.relieve(|| compaction::merge_hidden(store, family, || makes_room(store, family)));
+        // Writes that go on would leave ever more that has to fit.
+        let merged =
+            store.in_reserve(|| compaction::merge_hidden(store, family, || makes_room(store, family)));
         store.queue().make_room_after(Duration::ZERO);
         merged
     } else {

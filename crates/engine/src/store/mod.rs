@@ -243,6 +243,11 @@ impl Store {
         self.reserve.relieve(Some(&self.sequencer), work)
     }
 
+    /// Does work that makes room in the reserve's room from the beginning; as [`Store::relieve`].
+    pub(crate) fn in_reserve<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.reserve.in_its_room(Some(&self.sequencer), work)
+    }
+
     /// Takes the room back that the reserve gave up, as far as the device has it.
     pub(crate) fn fill_reserve(&self) {
         self.reserve.fill(Some(&self.sequencer));

@@ -119,6 +119,13 @@ impl Reserve {
         }
     }
 
+    /// Does work that makes room in the reserve's room from the beginning: until it has ended no write
+    /// is admitted that brings data, which would take what the work needs.
+    pub(crate) fn in_its_room<T>(&self, log: Option<&Sequencer>, work: impl FnOnce() -> T) -> T {
+        let _relieving = self.give_up(log);
+        work()
+    }
+
     /// Gives it up until what is returned is dropped. `None` where there was nothing to give up, and
     /// no other work has it.
     fn give_up(&self, log: Option<&Sequencer>) -> Option<Relieving<'_>> {

@@ -12,7 +12,7 @@ use collie_db::Value;
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::{
     Applied, Cluster, Evaluation, Figure, Leadership, NodeInfo, Partition, PartitionInfo, Refused, Route,
-    Rows, SLOTS, Settled, Settling, StoredRow, Topology, slot_of,
+    Rows, SLOTS, Settled, Settling, StoredRow, Topology, Walked, slot_of,
 };
 use tokio::sync::watch;
 
@@ -504,11 +504,11 @@ impl Partition for FakePartition {
             .filter(|(row, _)| after.as_ref().is_none_or(|after| *row > after));
         let rows: Vec<_> = rows
             .map(|((slot, row), value)| {
-                Ok(StoredRow {
+                Ok(Walked::Row(StoredRow {
                     slot: *slot,
                     row: row.clone(),
                     value: value.clone(),
-                })
+                }))
             })
             .collect();
         Ok(Box::new(rows.into_iter()))

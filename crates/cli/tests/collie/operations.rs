@@ -252,7 +252,12 @@ fn a_wrong_configuration_is_refused_with_file_line_and_key() {
 fn the_start_reports_store_ring_ack_and_address_in_a_line_each() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::start(&dir.path().join("store"), &["--ack", "process"]);
-    let [store, ring, ack, address] = &served.said[..] else {
+    // Tests beside this one may leave rings behind, which a start names.
+    let said = served.said.iter();
+    let said: Vec<_> = said
+        .filter(|line| !line.contains("rings of stores that are gone"))
+        .collect();
+    let [store, ring, ack, address] = said[..] else {
         panic!("{:?}", served.said)
     };
     assert!(store.contains("a new store"), "{store}");

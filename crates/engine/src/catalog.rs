@@ -68,8 +68,22 @@ pub(crate) fn open(store: &Store, name: &str, options: FamilyOptions) -> Result<
     }
 }
 
-/// Creates a family. The synced manifest names it before any write can find it.
+/// Creates a family. Where the device is full, room is looked for, as after a write.
 fn create_in(
+    store: &Store,
+    manifest: ManifestGuard<'_>,
+    name: &str,
+    options: FamilyOptions,
+) -> Result<Arc<FamilyState>> {
+    create_at(store, manifest, name, options).inspect_err(|error| {
+        if let Error::StorageFull { .. } = error {
+            store.request_room();
+        }
+    })
+}
+
+/// The synced manifest names the family before any write can find it.
+fn create_at(
     store: &Store,
     mut manifest: ManifestGuard<'_>,
     name: &str,

@@ -306,6 +306,9 @@ impl Db {
     /// memtables. Waits for nothing, other than [`Db::stats`].
     #[must_use]
     pub fn stall(&self) -> Stall {
+        if self.store().check_process().is_err() {
+            return Stall::None;
+        }
         self.store().stall()
     }
 

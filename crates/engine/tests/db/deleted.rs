@@ -115,7 +115,8 @@ fn tombstones_of_what_is_not_there_do_not_stay() {
     // Two runs: too few for any other merge.
     family.flush().unwrap();
     let began = RealClock.monotonic();
-    while stats().tombstones > 0 {
+    // It is counted once its tables are read.
+    while stats().tombstones > 0 || stats().whole_merges == 0 {
         assert!(RealClock.monotonic() - began < 120_000_000_000, "{:?}", stats());
         std::thread::sleep(Duration::from_millis(5));
     }

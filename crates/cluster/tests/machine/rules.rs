@@ -193,10 +193,9 @@ fn the_effects_of_an_entry_take_place_in_their_order() {
 /// Other clients of the node's thread waited for as long as all of it took.
 #[test]
 fn a_part_of_the_rows_ends_where_many_were_removed() {
-    let group = group_of(1, 5);
+    let mut group = group_of(1, 5);
     let replica = grown(&group, 1);
     let machine = replica.machine();
-    let mut id = group.entries[0].id;
     let taken = u64::from(group.entries[0].payload[0] == 2 && group.outcome(0) == Outcome::Taken);
     let slot = 9;
     let keys: Vec<[u8; 4]> = (0..5_000_u32).map(u32::to_be_bytes).collect();
@@ -209,8 +208,13 @@ fn a_part_of_the_rows_ends_where_many_were_removed() {
     let puts: Vec<_> = keys.iter().map(|key| put(&key[..])).collect();
     let deletes: Vec<_> = first.iter().map(|key| Effect::Delete { slot, key }).collect();
     for (n, effects) in [puts, deletes].into_iter().enumerate() {
-        id.index += 1;
-        let payload = entry_of(taken + 1 + n as u64, &effects);
+        let mut entry = group.entries[n].clone();
+        entry.id.index += 1;
+        entry.payload = entry_of(taken + 1 + n as u64, &effects).into();
+        let (id, payload) = (entry.id, entry.payload.clone());
+        // In the log, as tables are made of what is durable there.
+        group.entries.push(entry);
+        replica.append(&group, 1);
         let applied = machine.apply(id, Change::Effects(&payload));
         assert_eq!(applied.unwrap(), Outcome::Taken);
     }

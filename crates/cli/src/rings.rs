@@ -1,6 +1,8 @@
 //! `collie rings`: the rings in shared memory, and the removal of those whose stores are gone.
 
 use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use collie_io::RealDevice;
 use collie_log::RingMode;
@@ -80,22 +82,56 @@ fn show(results: &mut Results, json: bool, ring: &RingView, removed: Option<bool
     ))
 }
 
+/// How long a start waits for the file systems of other stores, of which one may hang.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// What a start says of the dead rings beside its own, if there are any.
 pub(crate) fn dead_line(ring: &RingMode) -> Option<String> {
     let RingMode::Shared { dir } = ring else {
         return None;
     };
+    let of = dir.clone();
     // A start needs none of this: what cannot be listed is not named.
-    let dead = rings::dead(&RealDevice::new(), dir).unwrap_or_default();
+    let look = move || rings::dead(&RealDevice::new(), &of).unwrap_or_default();
+    let dir = dir.display();
+    let Some(dead) = within(PATIENCE, look) else {
+        return Some(format!(
+            "it is not known whether rings in {dir} are of stores that are gone: the file system of one does not answer"
+        ));
+    };
     if dead.is_empty() {
         return None;
     }
     let bytes: u64 = dead.iter().map(|ring| ring.bytes).sum();
-    let dir = dir.display();
     Some(format!(
         "rings of stores that are gone take {} bytes of memory in {dir} ({} of them): `collie rings --ring-dir {dir}` \
          lists them, and removes them with --remove-dead",
         grouped(bytes),
         dead.len()
     ))
+}
+
+/// What `look` finds, if it does within that time. It goes on by itself otherwise: nothing ends a
+/// call to a file system that hangs.
+fn within<T: Send + 'static>(patience: Duration, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, found) = mpsc::channel();
+    let thread = std::thread::Builder::new().name("collie-rings".to_owned());
+    // What comes too late is not received.
+    thread.spawn(move || drop(sender.send(look()))).ok()?;
+    found.recv_timeout(patience).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every start waited for the file systems of all stores that had left a ring.
+    #[test]
+    fn a_look_that_does_not_end_is_not_waited_for() {
+        assert_eq!(within(Duration::MAX, || 1), Some(1));
+        let (end, hangs) = mpsc::channel::<()>();
+        let look = move || hangs.recv().is_ok();
+        assert_eq!(within(Duration::from_millis(1), look), None);
+        drop(end);
+    }
 }

@@ -228,14 +228,16 @@ impl NodeStore {
         self.remove_dir(place)
     }
 
-    /// A replica is in one log.
+    /// A replica is in one log, also where one of the two has lost frames of it to damage.
     fn check_homes(&self) -> Result<(), StoreError> {
         let mut homes = BTreeMap::new();
         for (place, log) in &*self.logs.lock() {
-            for replica in log.replicas() {
-                if let Some(other) = homes.insert(replica.replica(), *place) {
+            let whole = log.replicas().into_iter().map(|replica| replica.replica());
+            let lost = log.quarantined().into_iter().map(|lost| lost.replica);
+            for replica in whole.chain(lost) {
+                if let Some(other) = homes.insert(replica, *place) {
                     return Err(StoreError::TwoLogs {
-                        replica: replica.replica(),
+                        replica,
                         paths: [self.dir(other), self.dir(*place)],
                     });
                 }

@@ -10,6 +10,7 @@ mod layouts;
 mod plain;
 mod pressure;
 mod random;
+mod refusals;
 mod threads;
 
 use collie_sim::PowerCut;

@@ -78,6 +78,9 @@ fn report(found: Option<&RecoveryReport>) {
     words.extend(found.torn.as_ref().map(|torn| format!("torn at {}: {}", torn.lsn, torn.found)));
     words.extend(found.truncated.as_ref().map(|cut| format!("truncated at {}: {}", cut.lsn, cut.damage)));
     words.extend(lossy.then(|| format!("ring {:?}", found.ring)));
+    if let RingOutcome::Recovered { holes: 1.., .. } = found.ring {
+        words.push("holes in the ring".into());
+    }
     words.extend(found.warnings.iter().cloned());
     say(&format!("report {}", words.join("; ")));
 }

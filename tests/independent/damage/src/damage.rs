@@ -155,13 +155,20 @@ pub struct Source<'a> {
     pub foreign: &'a Image,
     /// The segment in which the log ends, and where in it: most damage to the log is there.
     pub last: (String, usize),
+    /// Damages no files but those of this class, by its name.
+    pub class: Option<&'a str>,
 }
 
 impl Source<'_> {
     /// Draws damage that changes something: classes are equally frequent, whatever the number of files.
-    pub fn draw(&self, rng: &mut Rng) -> Damage {
-        loop {
-            let files: Vec<&String> = self.now.0.keys().filter(|name| !name.ends_with('/')).collect();
+    pub fn draw(&self, rng: &mut Rng) -> Option<Damage> {
+        for _ in 0..1000 {
+            let wanted = |name: &String| self.class.is_none_or(|only| only == format!("{:?}", class(name)));
+            let files = self.now.0.keys().filter(|name| !name.ends_with('/') && wanted(name));
+            let files: Vec<&String> = files.collect();
+            if files.is_empty() {
+                return None;
+            }
             let mut classes: Vec<Class> = files.iter().map(|name| class(name)).collect();
             classes.sort_unstable();
             classes.dedup();
@@ -178,9 +185,10 @@ impl Source<'_> {
             let mut after = self.now.clone();
             self.apply(&mut after, &damage);
             if after != *self.now {
-                return damage;
+                return Some(damage);
             }
         }
+        None
     }
 
     fn kind(&self, rng: &mut Rng, name: &str) -> Option<Kind> {

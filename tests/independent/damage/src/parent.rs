@@ -37,6 +37,7 @@ struct Settings {
     until: Option<Duration>,
     damages: u64,
     only: Option<u64>,
+    class: Option<String>,
     lies: bool,
     verbose: bool,
     dir: PathBuf,
@@ -46,7 +47,7 @@ struct Settings {
 pub fn usage() -> i32 {
     eprintln!(
         "usage: collie-independent-damage run [--seed N] [--rounds N | --seconds N] [--damages N] [--only N]\n\
-         \u{20}                                    [--lies] [--verbose] [--dir DIR] [--keep DIR]"
+         \u{20}                                    [--class Segment|Ring|Table|..] [--lies] [--verbose] [--dir DIR] [--keep DIR]"
     );
     2
 }
@@ -59,6 +60,7 @@ impl Settings {
             until: None,
             damages: 40,
             only: None,
+            class: None,
             lies: false,
             verbose: false,
             dir: format!("/dev/shm/collie-damage-{}", std::process::id()).into(),
@@ -70,6 +72,7 @@ impl Settings {
                 "--lies" => settings.lies = true,
                 "--verbose" => settings.verbose = true,
                 "--dir" => settings.dir = options.next()?.into(),
+                "--class" => settings.class = Some((*options.next()?).to_owned()),
                 "--keep" => settings.keep = options.next()?.into(),
                 _ => {
                     let number: u64 = options.next()?.parse().ok()?;
@@ -222,16 +225,19 @@ fn round(settings: &Settings, seed: u64, totals: &mut Totals) -> Result<(), Stri
             totals.lies += 1;
         }
     }
-    let source = Source { now: &image, older: &older, foreign: &foreign, last: before.last.clone() };
+    let source = Source { now: &image, older: &older, foreign: &foreign, last: before.last.clone(), class: settings.class.as_deref() };
     for at in 0..settings.damages {
         if settings.only.is_some_and(|only| only != at) {
             continue;
         }
         let mut rng = Rng::new(seed, 100 + at);
         before.mode = *rng.pick(&["tolerate", "tolerate", "absolute", "point"]);
-        let mut damages = vec![source.draw(&mut rng)];
+        let mut damages = Vec::from_iter(source.draw(&mut rng));
         if rng.chance(12) {
-            damages.push(source.draw(&mut rng));
+            damages.extend(source.draw(&mut rng));
+        }
+        if damages.is_empty() {
+            break;
         }
         let mut damaged = image.clone();
         damages.iter().for_each(|damage| source.apply(&mut damaged, damage));

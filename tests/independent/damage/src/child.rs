@@ -14,8 +14,11 @@ use crate::plan::{Op, Plan, Step, key_bytes, options, options_of, value_bytes};
 use crate::rng::print;
 
 /// What a probe adds to every family that it finds.
-pub const EXTRA: [(&[u8], &[u8]); 3] =
-    [(b"~extra1", b"first"), (b"~extra2", b"second"), (b"~extra1", b"third")];
+pub const EXTRA: [(&[u8], &[u8]); 3] = [
+    (b"~extra1", b"first"),
+    (b"~extra2", b"second"),
+    (b"~extra1", b"third"),
+];
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
@@ -50,7 +53,11 @@ fn rows(family: &Family) -> Result<()> {
         forward += 1;
         match family.get(&key)? {
             Some(got) if got[..] == value[..] => {}
-            got => say(&format!("differs {} get {:?} of {key_len} B", family.name(), got.map(|v| v.len()))),
+            got => say(&format!(
+                "differs {} get {:?} of {key_len} B",
+                family.name(),
+                got.map(|v| v.len())
+            )),
         }
     }
     let mut backward = 0;
@@ -59,14 +66,25 @@ fn rows(family: &Family) -> Result<()> {
         backward += 1;
     }
     if backward != forward {
-        say(&format!("differs {} {forward} rows forward, {backward} backward", family.name()));
+        say(&format!(
+            "differs {} {forward} rows forward, {backward} backward",
+            family.name()
+        ));
     }
     // Those that may not be there, too: no value may come back that iterators hide.
-    let there = (0..210).filter_map(|key| family.get(key_bytes(key)).transpose()).collect::<Result<Vec<_>>>()?;
-    let extra = EXTRA[..2].iter().filter_map(|(key, _)| family.get(key).transpose());
+    let there = (0..210)
+        .filter_map(|key| family.get(key_bytes(key)).transpose())
+        .collect::<Result<Vec<_>>>()?;
+    let extra = EXTRA[..2]
+        .iter()
+        .filter_map(|(key, _)| family.get(key).transpose());
     let extra = extra.collect::<Result<Vec<_>>>()?.len();
     if there.len() + extra != forward {
-        say(&format!("differs {} {forward} rows, {} by get", family.name(), there.len() + extra));
+        say(&format!(
+            "differs {} {forward} rows, {} by get",
+            family.name(),
+            there.len() + extra
+        ));
     }
     Ok(())
 }
@@ -75,8 +93,18 @@ fn report(found: Option<&RecoveryReport>) {
     let Some(found) = found else { return };
     let mut words = Vec::new();
     let lossy = matches!(found.ring, RingOutcome::Gone { .. } | RingOutcome::Refused { .. });
-    words.extend(found.torn.as_ref().map(|torn| format!("torn at {}: {}", torn.lsn, torn.found)));
-    words.extend(found.truncated.as_ref().map(|cut| format!("truncated at {}: {}", cut.lsn, cut.damage)));
+    words.extend(
+        found
+            .torn
+            .as_ref()
+            .map(|torn| format!("torn at {}: {}", torn.lsn, torn.found)),
+    );
+    words.extend(
+        found
+            .truncated
+            .as_ref()
+            .map(|cut| format!("truncated at {}: {}", cut.lsn, cut.damage)),
+    );
     words.extend(lossy.then(|| format!("ring {:?}", found.ring)));
     if let RingOutcome::Recovered { holes: 1.., .. } = found.ring {
         words.push("holes in the ring".into());
@@ -88,7 +116,9 @@ fn report(found: Option<&RecoveryReport>) {
 fn batch(db: &Db, seed: u64, ops: &[Op]) -> Result<Batch> {
     let mut batch = Batch::new();
     for op in ops {
-        let Some(family) = db.family(&op.family.0) else { continue };
+        let Some(family) = db.family(&op.family.0) else {
+            continue;
+        };
         match op.value {
             Some(len) => batch.put(&family, key_bytes(op.key), value_bytes(seed, op.id, len))?,
             None => batch.delete(&family, key_bytes(op.key))?,
@@ -107,7 +137,9 @@ fn step(db: &Db, seed: u64, step: &Step) -> Result<()> {
             };
             db.write(batch(db, seed, ops)?, &write).map(drop)
         }
-        Step::Bare(ops) => db.write(batch(db, seed, ops)?, &WriteOptions::without_wal()).map(drop),
+        Step::Bare(ops) => db
+            .write(batch(db, seed, ops)?, &WriteOptions::without_wal())
+            .map(drop),
         Step::Create((name, _)) => db.create_family(name, options_of(seed, name)).map(drop),
         Step::Drop((name, _)) => db.family(name).map_or(Ok(()), |family| db.drop_family(&family)),
         Step::Flush(name) => db.family(name).map_or(Ok(()), |family| family.flush()),
@@ -163,7 +195,10 @@ pub fn mode_named(name: &str) -> WalRecoveryMode {
 }
 
 fn limit_memory(bytes: u64) {
-    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    let limit = libc::rlimit {
+        rlim_cur: bytes,
+        rlim_max: bytes,
+    };
     // SAFETY: `limit` lives as long as the call.
     unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) };
 }
@@ -184,7 +219,10 @@ pub fn probe(base: &Path, seed: u64, mode: &str, repair: bool) -> i32 {
     let log = base.join("store/log");
     match inspect::inspect(&device, &log, |_| {}) {
         Ok(found) => {
-            let last = found.segments.iter().rfind(|segment| segment.first_lsn < found.end);
+            let last = found
+                .segments
+                .iter()
+                .rfind(|segment| segment.first_lsn < found.end);
             let name = last.and_then(|last| last.path.file_name()).unwrap_or_default();
             let end = last.map_or(0, |last| 8192 + found.end - last.first_lsn);
             say(&format!("verified {} {end}", name.to_string_lossy()));
@@ -232,5 +270,9 @@ fn extras(db: &Db) -> Result<()> {
         }
         db.write(batch, &WriteOptions::disk())?;
     }
-    names.iter().filter_map(|name| db.family(name)).take(1).try_for_each(|family| family.flush())
+    names
+        .iter()
+        .filter_map(|name| db.family(name))
+        .take(1)
+        .try_for_each(|family| family.flush())
 }

@@ -62,10 +62,21 @@ impl Image {
                 fs::create_dir_all(parent)?;
             }
             let mut options = fs::OpenOptions::new();
-            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+            let mut file = options
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&path)?;
             io::Write::write_all(&mut file, bytes)?;
         }
         Ok(())
+    }
+
+    pub fn add_below(&mut self, directory: &str, from: &Self) {
+        let files = from.0.iter().filter(|(name, _)| name.starts_with(directory));
+        self.0
+            .extend(files.map(|(name, bytes)| (name.clone(), bytes.clone())));
     }
 
     /// The names of files that differ, but for those that an opening may always write.
@@ -130,17 +141,44 @@ pub fn class(name: &str) -> Class {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    Flip { at: usize, bit: u8 },
-    Zero { at: usize, len: usize },
-    Garbage { at: usize, len: usize },
-    Truncate { to: usize },
-    Extend { len: usize, zeros: bool },
-    Swap { with: String },
-    Older { copy: usize },
-    Foreign { from: String },
+    Flip {
+        at: usize,
+        bit: u8,
+    },
+    Zero {
+        at: usize,
+        len: usize,
+    },
+    Garbage {
+        at: usize,
+        len: usize,
+    },
+    Truncate {
+        to: usize,
+    },
+    Extend {
+        len: usize,
+        zeros: bool,
+    },
+    Swap {
+        with: String,
+    },
+    Older {
+        copy: usize,
+    },
+    Foreign {
+        from: String,
+    },
     Remove,
-    Duplicate { name: String },
+    Duplicate {
+        name: String,
+    },
     Directory,
+    /// A whole directory, whose name ends in `/`: its files of an older copy, or none.
+    OlderFiles {
+        copy: usize,
+    },
+    NoFiles,
 }
 
 #[derive(Clone, Debug)]
@@ -164,10 +202,17 @@ impl Source<'_> {
     pub fn draw(&self, rng: &mut Rng) -> Option<Damage> {
         for _ in 0..1000 {
             let wanted = |name: &String| self.class.is_none_or(|only| only == format!("{:?}", class(name)));
-            let files = self.now.0.keys().filter(|name| !name.ends_with('/') && wanted(name));
+            let files = self
+                .now
+                .0
+                .keys()
+                .filter(|name| !name.ends_with('/') && wanted(name));
             let files: Vec<&String> = files.collect();
             if files.is_empty() {
                 return None;
+            }
+            if self.class.is_none() && rng.chance(6) {
+                return Some(self.draw_directory(rng));
             }
             let mut classes: Vec<Class> = files.iter().map(|name| class(name)).collect();
             classes.sort_unstable();
@@ -180,7 +225,9 @@ impl Source<'_> {
             if of == Class::Segment && self.now.0.contains_key(&last) && rng.chance(60) {
                 name = last;
             }
-            let Some(kind) = self.kind(rng, &name) else { continue };
+            let Some(kind) = self.kind(rng, &name) else {
+                continue;
+            };
             let damage = Damage { name, kind };
             let mut after = self.now.clone();
             self.apply(&mut after, &damage);
@@ -189,6 +236,21 @@ impl Source<'_> {
             }
         }
         None
+    }
+
+    fn draw_directory(&self, rng: &mut Rng) -> Damage {
+        if rng.chance(60) && !self.older.is_empty() {
+            let copy = rng.below(self.older.len() as u64) as usize;
+            return Damage {
+                name: "store/log/".into(),
+                kind: Kind::OlderFiles { copy },
+            };
+        }
+        let directories: Vec<&String> = self.now.0.keys().filter(|name| name.ends_with('/')).collect();
+        Damage {
+            name: (*rng.pick(&directories)).clone(),
+            kind: Kind::NoFiles,
+        }
     }
 
     fn kind(&self, rng: &mut Rng, name: &str) -> Option<Kind> {
@@ -204,28 +266,43 @@ impl Source<'_> {
             _ => rng.below(used as u64) as usize,
         };
         let alike = |image: &Image, rng: &mut Rng| {
-            let alike = image.0.keys().filter(|other| class(other) == class(name) && *other != name);
+            let alike = image
+                .0
+                .keys()
+                .filter(|other| class(other) == class(name) && *other != name);
             let alike: Vec<&String> = alike.filter(|other| !other.ends_with('/')).collect();
             (!alike.is_empty()).then(|| (*rng.pick(&alike)).clone())
         };
         let len = *rng.pick(&[1, 8, 100, 512, 4096, 20_000, 1 << 20]);
         let kind = match rng.below(20) {
-            0..6 if !bytes.is_empty() => Kind::Flip { at: place(rng), bit: rng.below(8) as u8 },
+            0..6 if !bytes.is_empty() => Kind::Flip {
+                at: place(rng),
+                bit: rng.below(8) as u8,
+            },
             6..8 if !bytes.is_empty() => Kind::Zero { at: place(rng), len },
             8 if !bytes.is_empty() => Kind::Garbage { at: place(rng), len },
-            9..11 if !bytes.is_empty() => {
-                Kind::Truncate { to: if rng.chance(15) { 0 } else { place(rng) } }
-            }
-            11 => Kind::Extend { len, zeros: rng.chance(50) },
-            12..14 => Kind::Swap { with: alike(self.now, rng)? },
+            9..11 if !bytes.is_empty() => Kind::Truncate {
+                to: if rng.chance(15) { 0 } else { place(rng) },
+            },
+            11 => Kind::Extend {
+                len,
+                zeros: rng.chance(50),
+            },
+            12..14 => Kind::Swap {
+                with: alike(self.now, rng)?,
+            },
             14..16 if !self.older.is_empty() => {
                 let copy = rng.below(self.older.len() as u64) as usize;
                 self.older[copy].0.get(name)?;
                 Kind::Older { copy }
             }
-            16 => Kind::Foreign { from: alike(self.foreign, rng)? },
+            16 => Kind::Foreign {
+                from: alike(self.foreign, rng)?,
+            },
             17 => Kind::Remove,
-            18 => Kind::Duplicate { name: self.other_name(rng, name)? },
+            18 => Kind::Duplicate {
+                name: self.other_name(rng, name)?,
+            },
             19 => Kind::Directory,
             _ => return None,
         };
@@ -252,7 +329,16 @@ impl Source<'_> {
 
     pub fn apply(&self, image: &mut Image, damage: &Damage) {
         let name = &damage.name;
-        let Some(mut bytes) = image.0.remove(name) else { return };
+        if name.ends_with('/') {
+            image.0.retain(|file, _| !file.starts_with(name));
+            if let Kind::OlderFiles { copy } = damage.kind {
+                image.add_below(name, &self.older[copy]);
+            }
+            return;
+        }
+        let Some(mut bytes) = image.0.remove(name) else {
+            return;
+        };
         let end = |at: usize, len: usize, bytes: &[u8]| (at + len).min(bytes.len());
         match &damage.kind {
             Kind::Flip { at, bit } if *at < bytes.len() => bytes[*at] ^= 1 << bit,
@@ -275,7 +361,7 @@ impl Source<'_> {
             }
             Kind::Older { copy } => bytes = self.older[*copy].0.get(name).cloned().unwrap_or(bytes),
             Kind::Foreign { from } => bytes = self.foreign.0.get(from).cloned().unwrap_or(bytes),
-            Kind::Remove => return,
+            Kind::Remove | Kind::OlderFiles { .. } | Kind::NoFiles => return,
             Kind::Duplicate { name } => drop(image.0.insert(name.clone(), bytes.clone())),
             Kind::Directory => {
                 image.0.insert(format!("{name}/"), Vec::new());

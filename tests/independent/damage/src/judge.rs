@@ -22,8 +22,13 @@ pub struct Commit {
 
 impl Commit {
     pub fn new(ops: &[Op], seed: u64, level: u8) -> Self {
-        let writes = ops.iter().map(|op| (op.family.clone(), op.key_print(), op.value_print(seed)));
-        Self { writes: writes.collect(), level }
+        let writes = ops
+            .iter()
+            .map(|op| (op.family.clone(), op.key_print(), op.value_print(seed)));
+        Self {
+            writes: writes.collect(),
+            level,
+        }
     }
 }
 
@@ -66,7 +71,11 @@ impl History {
         let live: BTreeSet<&Family> = self.families.iter().filter(|(name, _)| judged(name)).collect();
         let mut state: BTreeMap<(&str, Print), Print> = BTreeMap::new();
         let wanted = |name: &str, key: &Print| found.families.get(name).and_then(|rows| rows.get(key));
-        let rows = found.families.iter().filter(|(name, _)| judged(name)).map(|(_, rows)| rows.len());
+        let rows = found
+            .families
+            .iter()
+            .filter(|(name, _)| judged(name))
+            .map(|(_, rows)| rows.len());
         let mut wrong = rows.sum::<usize>();
         let mut matching = Vec::new();
         let mut nearest = (wrong, 0);
@@ -118,14 +127,21 @@ impl History {
                 }
             }
         }
-        words.extend(state.iter().map(|((name, key), value)| format!("{name}/{key:?} lacks {value:?}")));
+        words.extend(
+            state
+                .iter()
+                .map(|((name, key), value)| format!("{name}/{key:?} lacks {value:?}")),
+        );
         words.truncate(4);
         words.join("; ")
     }
 
     /// How many of the logged commits were acknowledged at this level at least.
     pub fn acknowledged(&self, level: u8) -> usize {
-        self.logged.iter().rposition(|commit| commit.level >= level).map_or(0, |at| at + 1)
+        self.logged
+            .iter()
+            .rposition(|commit| commit.level >= level)
+            .map_or(0, |at| at + 1)
     }
 
     /// How many commits a later frame shows to have been durable: the log may not end below, whatever
@@ -135,7 +151,10 @@ impl History {
             return self.logged.len();
         }
         let behind = self.logged.len().saturating_sub(1);
-        self.logged[..behind].iter().rposition(|commit| commit.level >= 2).map_or(0, |at| at + 1)
+        self.logged[..behind]
+            .iter()
+            .rposition(|commit| commit.level >= 2)
+            .map_or(0, |at| at + 1)
     }
 
     /// An opening found that many of the commits; the others never were.
@@ -159,7 +178,9 @@ pub fn lie(found: &mut Found, at: u64) -> bool {
     }
     let len = rows.len() as u64;
     let rows = &mut rows[(at % len) as usize].1;
-    let Some(key) = rows.keys().nth((at / 7) as usize % rows.len()).copied() else { return false };
+    let Some(key) = rows.keys().nth((at / 7) as usize % rows.len()).copied() else {
+        return false;
+    };
     match at % 3 {
         0 => drop(rows.remove(&key)),
         1 => drop(rows.insert(key, (1, at))),
@@ -192,14 +213,20 @@ mod tests {
     fn found(a: Option<u64>, b: Option<u64>, bare: Option<u64>) -> Found {
         let row = |value: Option<u64>| value.map(|value| ((1, 1), (1, value))).into_iter().collect();
         let rows = [("a", row(a)), ("b", row(b)), (BARE, row(bare))];
-        Found { families: rows.map(|(name, rows)| (name.to_owned(), rows)).into(), ..Found::default() }
+        Found {
+            families: rows.map(|(name, rows)| (name.to_owned(), rows)).into(),
+            ..Found::default()
+        }
     }
 
     #[test]
     fn prefixes_pass() {
         let passes = |found| history().prefixes(&found).map(|p| (p.logged, p.bare));
         assert_eq!(passes(found(None, None, None)), Ok((vec![0], vec![0])));
-        assert_eq!(passes(found(Some(11), Some(10), Some(20))), Ok((vec![2], vec![1])));
+        assert_eq!(
+            passes(found(Some(11), Some(10), Some(20))),
+            Ok((vec![2], vec![1]))
+        );
         assert_eq!(passes(found(None, Some(12), None)), Ok((vec![3], vec![0])));
     }
 
@@ -210,7 +237,10 @@ mod tests {
         assert!(refused(found(None, Some(10), None)), "half of the last one");
         assert!(refused(found(Some(11), Some(12), None)), "a later one, and half");
         assert!(refused(found(Some(13), Some(10), None)), "never written");
-        assert!(refused(found(Some(11), Some(10), Some(21))), "never written, without a log");
+        assert!(
+            refused(found(Some(11), Some(10), Some(21))),
+            "never written, without a log"
+        );
         let mut missing = found(None, None, None);
         missing.families.remove("b");
         assert!(refused(missing), "a family less");

@@ -92,7 +92,9 @@ impl Settings {
 }
 
 pub fn run(options: &[&str]) -> i32 {
-    let Some(settings) = Settings::new(options) else { return usage() };
+    let Some(settings) = Settings::new(options) else {
+        return usage();
+    };
     let mut totals = Totals::default();
     let (begun, mut seed) = (Instant::now(), settings.seed);
     loop {
@@ -120,8 +122,20 @@ pub fn run(options: &[&str]) -> i32 {
         "figures: {} stores, {} commits, {} damages: {} refused ({} by the name of another file), {} when read, {} \
          opened, {} with a reported or documented loss, {} with an earlier list of families; {} undone, {} \
          repaired, {} lies found, {} violations, {:.0} s",
-        t.stores, t.commits, t.damages, t.refused, t.elsewhere, t.unread, t.opened, t.lost, t.older, t.undone,
-        t.repaired, t.lies, t.violations, begun.elapsed().as_secs_f64(),
+        t.stores,
+        t.commits,
+        t.damages,
+        t.refused,
+        t.elsewhere,
+        t.unread,
+        t.opened,
+        t.lost,
+        t.older,
+        t.undone,
+        t.repaired,
+        t.lies,
+        t.violations,
+        begun.elapsed().as_secs_f64(),
     );
     i32::from(totals.violations > 0)
 }
@@ -134,7 +148,9 @@ struct Made {
 }
 
 fn make(base: &Path, seed: u64) -> Result<Made, String> {
-    Image::default().restore(base).map_err(|error| format!("{}: {error}", base.display()))?;
+    Image::default()
+        .restore(base)
+        .map_err(|error| format!("{}: {error}", base.display()))?;
     let plan = Plan::new(seed);
     let mut history = History::default();
     history.families.push(("default".into(), 0));
@@ -164,7 +180,10 @@ fn make(base: &Path, seed: u64) -> Result<Made, String> {
                     history.settle();
                     history.bare.iter_mut().for_each(|commit| commit.level = 3);
                 }
-                Step::FlushWal => history.logged.iter_mut().for_each(|commit| commit.level = commit.level.max(2)),
+                Step::FlushWal => history
+                    .logged
+                    .iter_mut()
+                    .for_each(|commit| commit.level = commit.level.max(2)),
                 Step::Flush(name) if name == crate::plan::BARE => {
                     history.bare.iter_mut().for_each(|commit| commit.level = 3);
                 }
@@ -178,7 +197,11 @@ fn make(base: &Path, seed: u64) -> Result<Made, String> {
         older.extend(Image::read(base));
     }
     let image = older.pop().ok_or("no life")?;
-    Ok(Made { history, image, older })
+    Ok(Made {
+        history,
+        image,
+        older,
+    })
 }
 
 /// An undamaged store has all that was acknowledged, before and after each life.
@@ -186,10 +209,16 @@ fn check_survivors(history: &mut History, found: &crate::judge::Found) -> Result
     let prefixes = history.prefixes(found)?;
     let (logged, bare) = (prefixes.logged.last().copied(), prefixes.bare.last().copied());
     let (logged, bare) = (logged.unwrap_or(0), bare.unwrap_or(0));
-    let bare_least = history.bare.iter().rposition(|commit| commit.level >= 3).map_or(0, |at| at + 1);
+    let bare_least = history
+        .bare
+        .iter()
+        .rposition(|commit| commit.level >= 3)
+        .map_or(0, |at| at + 1);
     let least = history.acknowledged(1);
     if logged < least || bare < bare_least {
-        return Err(format!("{logged} commits and {bare} without the log, acknowledged {least} and {bare_least}"));
+        return Err(format!(
+            "{logged} commits and {bare} without the log, acknowledged {least} and {bare_least}"
+        ));
     }
     history.cut(&prefixes);
     Ok((logged, bare))
@@ -198,14 +227,24 @@ fn check_survivors(history: &mut History, found: &crate::judge::Found) -> Result
 fn round(settings: &Settings, seed: u64, totals: &mut Totals) -> Result<(), String> {
     let foreign = make(&settings.dir.join("other"), seed ^ 0xf0_0000)?.image;
     let base = settings.dir.join("store-of-this-round");
-    let Made { mut history, image, older } = make(&base, seed)?;
+    let Made {
+        mut history,
+        image,
+        older,
+    } = make(&base, seed)?;
     totals.stores += 1;
     totals.commits += (history.logged.len() + history.bare.len()) as u64;
     let whole = probe(&base, seed, &image, "tolerate", false)?;
-    let first = whole.dumps.first().ok_or_else(|| format!("nothing damaged: {:?}", whole.failures))?;
+    let first = whole
+        .dumps
+        .first()
+        .ok_or_else(|| format!("nothing damaged: {:?}", whole.failures))?;
     // Levels before they are settled by what is found: they say what a later frame shows.
     let (logged, bare) = check_survivors(&mut history, first)?;
-    let last = whole.verified.clone().ok_or("nothing damaged, and verifying refuses")?;
+    let last = whole
+        .verified
+        .clone()
+        .ok_or("nothing damaged, and verifying refuses")?;
     let base_text = settings.dir.display().to_string();
     let mut before = Before {
         history: &history,
@@ -216,16 +255,28 @@ fn round(settings: &Settings, seed: u64, totals: &mut Totals) -> Result<(), Stri
         base: &base_text,
         mode: "tolerate",
     };
-    let full = before.expected(&Damage { name: "LOCK".into(), kind: Kind::Remove });
+    let full = before.expected(&Damage {
+        name: "LOCK".into(),
+        kind: Kind::Remove,
+    });
     before.check_answers(&whole, full).map(drop)?;
     for at in 0..20 {
         let mut wrong = first.clone();
         if lie(&mut wrong, Rng::new(seed, 50 + at).next()) {
-            before.check(&wrong, full, "").err().ok_or_else(|| format!("lie {at} was not noticed"))?;
+            before
+                .check(&wrong, full, "")
+                .err()
+                .ok_or_else(|| format!("lie {at} was not noticed"))?;
             totals.lies += 1;
         }
     }
-    let source = Source { now: &image, older: &older, foreign: &foreign, last: before.last.clone(), class: settings.class.as_deref() };
+    let source = Source {
+        now: &image,
+        older: &older,
+        foreign: &foreign,
+        last: before.last.clone(),
+        class: settings.class.as_deref(),
+    };
     for at in 0..settings.damages {
         if settings.only.is_some_and(|only| only != at) {
             continue;
@@ -240,7 +291,9 @@ fn round(settings: &Settings, seed: u64, totals: &mut Totals) -> Result<(), Stri
             break;
         }
         let mut damaged = image.clone();
-        damages.iter().for_each(|damage| source.apply(&mut damaged, damage));
+        damages
+            .iter()
+            .for_each(|damage| source.apply(&mut damaged, damage));
         let repair = rng.chance(15);
         let tried = one(settings, seed, &base, &before, &damages, &damaged, repair, totals);
         if let Err(what) = tried {
@@ -258,13 +311,22 @@ fn round(settings: &Settings, seed: u64, totals: &mut Totals) -> Result<(), Stri
     Ok(())
 }
 
-fn probe(base: &Path, seed: u64, image: &Image, mode: &str, repair: bool) -> Result<process::Answers, String> {
+fn probe(
+    base: &Path,
+    seed: u64,
+    image: &Image,
+    mode: &str,
+    repair: bool,
+) -> Result<process::Answers, String> {
     image.restore(base).map_err(|error| error.to_string())?;
     let repair = if repair { "repair" } else { "open" };
     process::run(&["probe", &seed.to_string(), mode, repair], base, || {}).map_err(|error| error.to_string())
 }
 
-#[allow(clippy::too_many_arguments, reason = "one damage, and all that it is judged by")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "one damage, and all that it is judged by"
+)]
 fn one(
     settings: &Settings,
     seed: u64,
@@ -275,14 +337,21 @@ fn one(
     repair: bool,
     totals: &mut Totals,
 ) -> Result<(), String> {
-    let expected = damages.iter().map(|damage| before.expected(damage)).reduce(|a, b| a.and(b));
+    let expected = damages
+        .iter()
+        .map(|damage| before.expected(damage))
+        .reduce(|a, b| a.and(b));
     let mut expected = expected.ok_or("no damage")?;
     let mut answers = probe(base, seed, damaged, before.mode, repair)?;
     totals.damages += 1;
     if answers.repaired {
         // Told to truncate, it does so at any place, and said so.
         totals.repaired += 1;
-        expected = crate::rules::Expected { floor: 0, silent: true, ..expected };
+        expected = crate::rules::Expected {
+            floor: 0,
+            silent: true,
+            ..expected
+        };
     }
     if settings.lies {
         answers.dumps.iter_mut().take(1).for_each(|found| {
@@ -295,7 +364,11 @@ fn one(
         verdict = Ok(Verdict::Opened(before.logged));
     }
     let verdict = verdict?;
-    let kind = format!("{:?}", damages[0].kind).split([' ', '{']).next().unwrap_or_default().to_owned();
+    let kind = format!("{:?}", damages[0].kind)
+        .split([' ', '{'])
+        .next()
+        .unwrap_or_default()
+        .to_owned();
     let counts = totals.kinds.entry((class(&damages[0].name), kind)).or_default();
     match verdict {
         Verdict::Opened(left) => {
@@ -336,14 +409,30 @@ fn undo(
     refusal: &str,
 ) -> Result<(), String> {
     let mut now = Image::read(base).map_err(|error| error.to_string())?;
-    let untouched = ["Corrupt", "Version", "LogIdMismatch", "WrongDirectory", "NotFound"];
+    let untouched = [
+        "Corrupt",
+        "Version",
+        "LogIdMismatch",
+        "WrongDirectory",
+        "NotFound",
+    ];
     let mut changed = now.differences(damaged);
     // The manifest is written anew before tables are looked at, and one family's after another's.
-    changed.retain(|name| matches!(class(name), Class::Segment | Class::Archive | Class::Ring | Class::Table));
+    changed.retain(|name| {
+        matches!(
+            class(name),
+            Class::Segment | Class::Archive | Class::Ring | Class::Table
+        )
+    });
     if untouched.iter().any(|kind| refusal.starts_with(kind)) && !changed.is_empty() {
         return Err(format!("refused, and changed {changed:?}: {refusal}"));
     }
     for damage in damages {
+        if damage.name.ends_with('/') {
+            now.0.retain(|name, _| !name.starts_with(&damage.name));
+            now.add_below(&damage.name, before.image);
+            continue;
+        }
         let mut names = vec![damage.name.clone()];
         match &damage.kind {
             Kind::Swap { with } => names.push(with.clone()),
@@ -359,7 +448,10 @@ fn undo(
         }
     }
     let answers = probe(base, seed, &now, "tolerate", false)?;
-    let full = before.expected(&Damage { name: "LOCK".into(), kind: Kind::Remove });
+    let full = before.expected(&Damage {
+        name: "LOCK".into(),
+        kind: Kind::Remove,
+    });
     before
         .check_answers(&answers, full)
         .map(drop)

@@ -43,7 +43,11 @@ pub struct Plan {
 pub fn key_bytes(key: u64) -> Vec<u8> {
     match key % 29 {
         0 if key < 256 => vec![key as u8],
-        3 => [format!("k{key:05}").into_bytes(), vec![0xff; (key as usize * 7) % 3000]].concat(),
+        3 => [
+            format!("k{key:05}").into_bytes(),
+            vec![0xff; (key as usize * 7) % 3000],
+        ]
+        .concat(),
         5 if key % 4 == 1 => [format!("k{key:05}").into_bytes(), vec![0; 65_535 - 6]].concat(),
         _ => format!("k{key:05}").into_bytes(),
     }
@@ -91,7 +95,11 @@ pub fn options(seed: u64, base: &Path, mode: WalRecoveryMode) -> Options {
     let mut rng = Rng::new(seed, 1);
     let ring = base.join("ring");
     Options {
-        ring: if shared_ring(seed) { RingMode::Shared { dir: ring } } else { RingMode::Private },
+        ring: if shared_ring(seed) {
+            RingMode::Shared { dir: ring }
+        } else {
+            RingMode::Private
+        },
         ring_bytes: *rng.pick(&[16 << 10, 64 << 10, 1 << 20]),
         segment_bytes: *rng.pick(&[64 << 10, 256 << 10, 1 << 20, 4 << 20]),
         wal_compression: *rng.pick(&[Compression::None, Compression::None, Compression::Lz4]),
@@ -136,12 +144,21 @@ impl Maker {
             _ => 40,
         };
         let value = (!self.rng.chance(15)).then_some(len);
-        Op { family, key: self.rng.below(150), value, id: self.id }
+        Op {
+            family,
+            key: self.rng.below(150),
+            value,
+            id: self.id,
+        }
     }
 
     fn commit(&mut self) -> Step {
-        let mut families: Vec<Family> =
-            self.families.iter().filter(|(name, _)| name != "idle" && name != BARE).cloned().collect();
+        let mut families: Vec<Family> = self
+            .families
+            .iter()
+            .filter(|(name, _)| name != "idle" && name != BARE)
+            .cloned()
+            .collect();
         let most = *self.rng.pick(&[1, 2, 4, 9]);
         let mut ops = Vec::new();
         for _ in 0..=self.rng.below(most) {
@@ -152,7 +169,12 @@ impl Maker {
         families.rotate_left(1);
         // Each commit leaves a trace that no other has: states of different prefixes differ.
         self.id += 1;
-        let mark = Op { family: families[0].clone(), key: 200 + self.id % 3, value: Some(9), id: self.id };
+        let mark = Op {
+            family: families[0].clone(),
+            key: 200 + self.id % 3,
+            value: Some(9),
+            id: self.id,
+        };
         ops.push(mark);
         let level = match self.rng.below(10) {
             0..4 => Durability::Disk,
@@ -226,7 +248,11 @@ impl Plan {
             for _ in 0..maker.rng.below(3) {
                 steps.push(maker.commit());
             }
-            steps.push(if maker.rng.chance(50) { Step::Close } else { Step::Kill });
+            steps.push(if maker.rng.chance(50) {
+                Step::Close
+            } else {
+                Step::Kill
+            });
             plan.push(steps);
         }
         Self { lives: plan }

@@ -30,7 +30,10 @@ pub struct Answers {
 
 impl Answers {
     pub fn failure(&self, word: &str) -> Option<&str> {
-        self.failures.iter().find(|(found, _)| found == word).map(|(_, text)| &**text)
+        self.failures
+            .iter()
+            .find(|(found, _)| found == word)
+            .map(|(_, text)| &**text)
     }
 }
 
@@ -49,7 +52,10 @@ pub fn run(args: &[&str], base: &Path, mut copy: impl FnMut()) -> std::io::Resul
     let (send, lines) = mpsc::channel();
     let output = child.stdout.take();
     let reader = std::thread::spawn(move || {
-        for line in output.into_iter().flat_map(|output| BufReader::new(output).lines().map_while(Result::ok)) {
+        for line in output
+            .into_iter()
+            .flat_map(|output| BufReader::new(output).lines().map_while(Result::ok))
+        {
             let _ = send.send(line);
         }
     });
@@ -81,7 +87,9 @@ pub fn run(args: &[&str], base: &Path, mut copy: impl FnMut()) -> std::io::Resul
     let panicked = text.contains("panicked at");
     if panicked || (args[0] == "probe" && !(ended && status.success())) {
         let text: String = text.chars().take(3000).collect();
-        answers.wrong.get_or_insert(format!("the process ended with {status}: {text}"));
+        answers
+            .wrong
+            .get_or_insert(format!("the process ended with {status}: {text}"));
     }
     Ok(answers)
 }
@@ -94,7 +102,10 @@ fn take(line: &str, answers: &mut Answers, now: &mut Found) -> Option<()> {
         "done" => return None,
         "row" => {
             let row = ((numbers[0], numbers[1]), (numbers[2], numbers[3]));
-            let twice = now.families.last_entry().and_then(|mut rows| rows.get_mut().insert(row.0, row.1));
+            let twice = now
+                .families
+                .last_entry()
+                .and_then(|mut rows| rows.get_mut().insert(row.0, row.1));
             if twice.is_some() {
                 answers.wrong.get_or_insert(format!("a key twice: {line}"));
             }
@@ -110,7 +121,9 @@ fn take(line: &str, answers: &mut Answers, now: &mut Found) -> Option<()> {
             answers.verified = Some((name.into(), end.parse().unwrap_or(0)));
         }
         "peak" if numbers[0] as i64 > MEMORY_KIB => {
-            answers.wrong.get_or_insert(format!("took {} KiB of memory", numbers[0]));
+            answers
+                .wrong
+                .get_or_insert(format!("took {} KiB of memory", numbers[0]));
         }
         "differs" => drop(answers.wrong.get_or_insert(line.into())),
         "peak" | "closed" => {}

@@ -65,6 +65,20 @@ impl Before<'_> {
             Kind::Swap { .. } | Kind::Foreign { .. } => class(&damage.name) == Class::Verified,
             _ => false,
         };
+        match damage.kind {
+            Kind::OlderFiles { .. } => {
+                return Expected {
+                    floor: 0,
+                    silent: true,
+                    ..full
+                };
+            }
+            Kind::NoFiles if damage.name.starts_with("store/families/") => {
+                return Expected { tables: true, ..full };
+            }
+            Kind::NoFiles => return full,
+            _ => {}
+        }
         match class(&damage.name) {
             Class::Segment => self.expected_of_segment(damage, full),
             Class::Ring => {
@@ -75,16 +89,31 @@ impl Before<'_> {
                     Kind::Flip { .. } | Kind::Zero { .. } | Kind::Garbage { .. } | Kind::Older { .. }
                 );
                 let all = self.mode == "absolute" && !content;
-                let floor = if all { self.logged } else { self.history.acknowledged(2).min(self.logged) };
-                Expected { floor, silent: content, holes: content, ..full }
+                let floor = if all {
+                    self.logged
+                } else {
+                    self.history.acknowledged(2).min(self.logged)
+                };
+                Expected {
+                    floor,
+                    silent: content,
+                    holes: content,
+                    ..full
+                }
             }
             Class::Manifest => {
                 let of_a_stretch = !matches!(damage.kind, Kind::Flip { .. });
-                Expected { older_families: of_a_stretch, ..full }
+                Expected {
+                    older_families: of_a_stretch,
+                    ..full
+                }
             }
             Class::Current | Class::Version | Class::Table => Expected { tables: true, ..full },
             Class::Archive => full,
-            Class::Verified | Class::Side => Expected { may_refuse: structural, ..full },
+            Class::Verified | Class::Side => Expected {
+                may_refuse: structural,
+                ..full
+            },
         }
     }
 
@@ -103,7 +132,7 @@ impl Before<'_> {
                 let floor = if self.mode == "point" { 0 } else { self.logged };
                 return Expected { floor, ..full };
             }
-            Kind::Directory => return full,
+            Kind::Directory | Kind::OlderFiles { .. } | Kind::NoFiles => return full,
         };
         let floor = match self.mode {
             "absolute" if at_end && own => 0,
@@ -111,14 +140,20 @@ impl Before<'_> {
             "tolerate" if !at_end => self.history.shown_durable().min(self.logged),
             _ => 0,
         };
-        Expected { floor, silent: at_end && own, ..full }
+        Expected {
+            floor,
+            silent: at_end && own,
+            ..full
+        }
     }
 
     /// # Errors
     /// What is wrong.
     pub fn check(&self, found: &Found, expected: Expected, report: &str) -> Result<usize, String> {
         let lacks = |what: &str, least: usize, have: usize| {
-            Err(format!("{have} {what} are left, of {least} at least that must be; the report says {report:?}"))
+            Err(format!(
+                "{have} {what} are left, of {least} at least that must be; the report says {report:?}"
+            ))
         };
         let prefixes = self.history.prefixes(found)?;
         let most = prefixes.logged.last().copied().unwrap_or(0);
@@ -130,7 +165,10 @@ impl Before<'_> {
             return lacks("commits without the log", self.bare, bare);
         }
         if most < self.logged && !expected.silent && report.is_empty() {
-            return Err(format!("{most} commits of {} are left, and nothing is reported", self.logged));
+            return Err(format!(
+                "{most} commits of {} are left, and nothing is reported",
+                self.logged
+            ));
         }
         Ok(most)
     }
@@ -150,13 +188,23 @@ impl Before<'_> {
         }
         if let Some(text) = answers.failure("refused") {
             let verdict = Verdict::Refused(text.to_owned());
-            return if expected.may_refuse { Ok(verdict) } else { Err(format!("refused: {text}")) };
+            return if expected.may_refuse {
+                Ok(verdict)
+            } else {
+                Err(format!("refused: {text}"))
+            };
         }
         let first = answers.dumps.first().ok_or("opened, and not read")?;
         let later = ["unwritten", "unclosed", "refused-again", "unmerged"];
-        let later = later.iter().find_map(|word| answers.failure(word).map(|text| format!("{word} {text}")));
+        let later = later
+            .iter()
+            .find_map(|word| answers.failure(word).map(|text| format!("{word} {text}")));
         if !expected.tables && (later.is_some() || !first.unread.is_empty()) {
-            return Err(format!("unread {:?}; {}", answers.failure("unread"), later.unwrap_or_default()));
+            return Err(format!(
+                "unread {:?}; {}",
+                answers.failure("unread"),
+                later.unwrap_or_default()
+            ));
         }
         let left = match self.check(first, expected, &answers.report) {
             Err(_) if expected.holes && answers.report.contains("holes in the ring") => 0,
@@ -165,10 +213,17 @@ impl Before<'_> {
         for (at, dump) in answers.dumps.iter().enumerate().skip(1) {
             let right = with_extras(first, dump);
             if *dump != right {
-                return Err(format!("dump {} differs from the first with what was written since", at + 1));
+                return Err(format!(
+                    "dump {} differs from the first with what was written since",
+                    at + 1
+                ));
             }
         }
-        Ok(if first.unread.is_empty() { Verdict::Opened(left) } else { Verdict::Unread })
+        Ok(if first.unread.is_empty() {
+            Verdict::Opened(left)
+        } else {
+            Verdict::Unread
+        })
     }
 }
 

@@ -1,5 +1,7 @@
 //! Damage to every file of a Collie store, judged by a model of its commits. `README.md` says what is looked at.
 
+#![allow(clippy::disallowed_methods, reason = "it damages real files")]
+
 mod child;
 mod damage;
 mod judge;

@@ -34,7 +34,7 @@ struct Totals {
 struct Settings {
     seed: u64,
     rounds: u64,
-    until: Option<Duration>,
+    until: Option<Instant>,
     damages: u64,
     only: Option<u64>,
     class: Option<String>,
@@ -79,7 +79,7 @@ impl Settings {
                     match *option {
                         "--seed" => settings.seed = number,
                         "--rounds" => settings.rounds = number,
-                        "--seconds" => settings.until = Some(Duration::from_secs(number)),
+                        "--seconds" => settings.until = Some(Instant::now() + Duration::from_secs(number)),
                         "--damages" => settings.damages = number,
                         "--only" => settings.only = Some(number),
                         _ => return None,
@@ -99,7 +99,7 @@ pub fn run(options: &[&str]) -> i32 {
     let (begun, mut seed) = (Instant::now(), settings.seed);
     loop {
         let over = match settings.until {
-            Some(until) => begun.elapsed() >= until,
+            Some(until) => Instant::now() >= until,
             None => seed >= settings.seed + settings.rounds,
         };
         if over {
@@ -281,6 +281,9 @@ fn round(settings: &Settings, seed: u64, totals: &mut Totals) -> Result<(), Stri
         if settings.only.is_some_and(|only| only != at) {
             continue;
         }
+        if settings.until.is_some_and(|until| Instant::now() >= until) {
+            break;
+        }
         let mut rng = Rng::new(seed, 100 + at);
         before.mode = *rng.pick(&["tolerate", "tolerate", "absolute", "point"]);
         let mut damages = Vec::from_iter(source.draw(&mut rng));
@@ -299,8 +302,10 @@ fn round(settings: &Settings, seed: u64, totals: &mut Totals) -> Result<(), Stri
         if let Err(what) = tried {
             totals.violations += 1;
             let kept = settings.keep.join(format!("{seed}-{at}"));
-            let _ = damaged.restore(&kept.join("damaged"));
-            let _ = image.restore(&kept.join("before"));
+            if !settings.lies {
+                let _ = damaged.restore(&kept.join("damaged"));
+                let _ = image.restore(&kept.join("before"));
+            }
             println!(
                 "violation: --seed {seed} --rounds 1 --only {at}, mode {}, repair {repair}, {damages:?}: {what}\n  kept in {}",
                 before.mode,

@@ -41,8 +41,10 @@ impl Db {
     /// # Errors
     /// [`Error::Locked`], [`Error::WrongDirectory`], [`Error::NotFound`], [`Error::Version`],
     /// [`Error::Corrupt`], [`Error::LogIdMismatch`], [`Error::InvalidOption`] (also where the store
-    /// was not made with this kind of [`Options::journal`]): the directory is left as it was. [`Error::Io`], [`Error::Table`], [`Error::Log`], [`Error::StorageFull`]:
-    /// opening again starts over.
+    /// was not made with this kind of [`Options::journal`]): the directory is left as it was, but
+    /// that the manifest may have been written anew with the same content, and of families whose
+    /// tables were opened before what is not needed is gone. [`Error::Io`], [`Error::Table`],
+    /// [`Error::Log`], [`Error::StorageFull`]: opening again starts over.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
         open::open(path.as_ref(), options).map(|handle| Self(Arc::new(handle)))
     }

@@ -118,8 +118,8 @@ pub enum RecoveryMode {
     /// shorter than the log made it. Damage in what was durable refuses to open.
     #[default]
     TolerateCorruptedTailRecords,
-    /// As the first, and an incomplete end refuses to open, too; so does the loss of a ring within
-    /// one boot.
+    /// As the first, and an incomplete end refuses to open, too; so does a ring that
+    /// is lost, or cannot be used any more, within one boot.
     AbsoluteConsistency,
     /// The log is truncated at its first damage, even in what was durable, and opens with what stood
     /// before. What was cut off is kept in files beside it, which the

@@ -76,7 +76,7 @@ pub(crate) fn recover(
     };
     refuse_lost_end(&chain, &found, &options)?;
     if options.recovery_mode == RecoveryMode::AbsoluteConsistency {
-        refuse_unclean(dir, &found)?;
+        refuse_unclean(dir, &ring, &found)?;
     }
     new_epoch::go_on(dir, options, chain, ring, found, history, lock)
 }
@@ -194,7 +194,7 @@ fn refuse_lost_end(chain: &Chain, found: &Found, options: &LogOptions) -> Result
 }
 
 /// Refuses a log whose end is not as its last process left it.
-fn refuse_unclean(dir: &Path, found: &Found) -> Result<(), LogError> {
+fn refuse_unclean(dir: &Path, ring: &OldRing, found: &Found) -> Result<(), LogError> {
     if let Some(torn) = &found.torn {
         return Err(LogError::Corrupt {
             path: torn.path.clone(),
@@ -204,7 +204,14 @@ fn refuse_unclean(dir: &Path, found: &Found) -> Result<(), LogError> {
             found: torn.found.clone(),
         });
     }
-    if let RingOutcome::Gone { same_boot: true } = found.ring {
+    let lost = match &found.ring {
+        RingOutcome::Gone { same_boot: true } => Some("no file".to_owned()),
+        RingOutcome::Refused { reason } if ring.is_lost() => {
+            Some(format!("one that cannot be used: {reason}"))
+        }
+        _ => None,
+    };
+    if let Some(lost) = lost {
         return Err(LogError::Corrupt {
             path: dir.to_owned(),
             offset: 0,
@@ -212,7 +219,7 @@ fn refuse_unclean(dir: &Path, found: &Found) -> Result<(), LogError> {
             expected:
                 "the ring of the process before, which ran in this boot (absolute consistency was asked for)"
                     .to_owned(),
-            found: "no file".to_owned(),
+            found: lost,
         });
     }
     Ok(())

@@ -48,7 +48,11 @@ pub(crate) enum OldRing {
     /// Not there.
     Gone { same_boot: bool },
     /// There, and not to be used.
-    Refused { reason: String },
+    Refused {
+        reason: String,
+        /// It should be this log's own ring, of this boot: what only that held is lost.
+        lost: bool,
+    },
     /// There, ours, and its owner is dead.
     Usable(Left),
 }
@@ -71,10 +75,15 @@ impl OldRing {
             Self::Gone { same_boot } => RingOutcome::Gone {
                 same_boot: *same_boot,
             },
-            Self::Refused { reason } => RingOutcome::Refused {
+            Self::Refused { reason, .. } => RingOutcome::Refused {
                 reason: reason.clone(),
             },
         }
+    }
+
+    /// Whether it is not to be used although it should be this log's own, of this boot.
+    pub(crate) fn is_lost(&self) -> bool {
+        !matches!(self, Self::Refused { lost: false, .. })
     }
 
     pub(crate) fn path(&self) -> Option<&Path> {
@@ -121,11 +130,13 @@ fn try_open(
         }
         Err(e) => return Err(e),
     };
-    let refused = |reason: &str| {
+    let refuse = |reason: &str, lost: bool| {
         Ok(OldRing::Refused {
             reason: reason.to_owned(),
+            lost,
         })
     };
+    let refused = |reason: &str| refuse(reason, epoch.boot_id == boot_id);
     let stat = file.stat()?;
     if stat.uid != device.uid() || stat.mode != 0o600 {
         return refused("it belongs to another user, or others may write to it");
@@ -142,11 +153,12 @@ fn try_open(
         return refused("it belongs to another log or another epoch");
     }
     if header.boot_id != boot_id {
-        return refused("it was left before the machine was restarted");
+        return refuse("it was left before the machine was restarted", false);
     }
     let home = device.stat(dir)?;
     if header.dir_dev.get() != home.dev || header.dir_ino.get() != home.ino {
-        return refused("it belongs to another directory: this one is a copy or was restored from a backup");
+        let reason = "it belongs to another directory: this one is a copy or was restored from a backup";
+        return refuse(reason, false);
     }
     let capacity = header.capacity.get();
     if !capacity.is_power_of_two() || stat.len != BLOCK as u64 + capacity {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use collie_check::Ledger;
 use collie_check::images::{DIR, Setup, commit, find};
-use collie_io::{Device, OpenMode, read_exact_at};
+use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 use collie_log::{FIRST_LSN, Level, Log, LogError, LogOptions, Lsn, RecoveryMode};
-use collie_sim::{Fault, FaultKind, Image, PowerCut, SimDevice};
+use collie_sim::{Fault, FaultKind, Image, PowerCut, SimDevice, VOLATILE_DIR};
 
 const TOLERATE: RecoveryMode = RecoveryMode::TolerateCorruptedTailRecords;
 const ABSOLUTE: RecoveryMode = RecoveryMode::AbsoluteConsistency;
@@ -165,6 +165,52 @@ fn a_ring_that_is_gone_within_its_boot_is_not_absolutely_consistent() {
     // A power cut takes it, and no acknowledgement covers it.
     let cut = device.snapshot().power_cut(PowerCut::WAYS[0].1, 1).device();
     assert_eq!(ids(&Log::open(DIR, absolute(&cut)).unwrap()), [0]);
+}
+
+/// As one that is gone: it has what was acknowledged at the process level.
+#[test]
+fn a_ring_that_cannot_be_used_any_more_is_not_absolutely_consistent() {
+    let setup = Setup::small(true, false);
+    let (device, ledger) = (SimDevice::new(5), Ledger::new());
+    let log = Log::open(DIR, setup.options(&device, false)).unwrap();
+    let mut worker = log.worker().unwrap();
+    for level in [Level::Disk, Level::Process] {
+        commit(&log, &mut worker, &ledger, 300, Some(level)).unwrap();
+    }
+    let open = |device: &SimDevice, recovery_mode| {
+        let options = LogOptions {
+            recovery_mode,
+            ..setup.options(device, false)
+        };
+        Log::open(DIR, options)
+    };
+    let volatile = Path::new(VOLATILE_DIR);
+    let rings = device.list(volatile).unwrap();
+    assert_eq!(rings.len(), 1, "{rings:?}");
+    let ring = volatile.join(&rings[0].name);
+    for damage in ["damaged", "length"] {
+        let died = device.snapshot().process_death().device();
+        let file = died.open(&ring, OpenMode::ReadWrite).unwrap();
+        match damage {
+            "damaged" => write_all_at(&*file, &[0xff], 14).unwrap(),
+            _ => file.set_len(4096 + 1).unwrap(),
+        }
+        drop(file);
+        let image = died.snapshot().process_death();
+        let refused = open(&image.device(), ABSOLUTE).unwrap_err().to_string();
+        assert!(refused.contains("ring") && refused.contains(damage), "{refused}");
+        assert_eq!(ids(&open(&image.device(), TOLERATE).unwrap()), [0]);
+    }
+    // A copy's ring is not lost, and one from before a restart kept what no acknowledgement covers.
+    for elsewhere in [true, false] {
+        let mut image = device.snapshot().process_death();
+        if elsewhere {
+            image.copy_dir(Path::new(DIR));
+        } else {
+            image.change_boot_id();
+        }
+        assert_eq!(ids(&open(&image.device(), ABSOLUTE).unwrap()), [0]);
+    }
 }
 
 #[test]

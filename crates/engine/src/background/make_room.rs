@@ -12,18 +12,20 @@ use std::sync::Arc;
 
 use super::registered::newest_of;
 use super::wal_limit::flush_pinning;
+use super::whole_merge::FREED_LEAST;
 use super::{flush, whole_merge};
 use crate::memtable::Entry;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::view::{FlushCause, Sealed};
+use crate::tables::Content;
 
 pub(crate) fn make_room(store: &Store) {
     if store.failure().is_some() {
         return;
     }
     if store.is_replaying() {
-        return store.note_attempt();
+        return store.note_attempt(false);
     }
     if store.take_removed() {
         flush_removals(store);
@@ -36,18 +38,23 @@ pub(crate) fn make_room(store: &Store) {
             flush_pinning(store, end.max(reserved.saturating_sub(limit)));
         }
     }
+    let mut is_merging = false;
     for family in store.families() {
-        whole_merge::queue_if_it_makes_room(store, &family);
+        is_merging |= whole_merge::queue_if_it_makes_room(store, &family);
     }
-    store.note_attempt();
+    store.note_attempt(is_merging);
 }
 
 /// Brings removals to tables, where they let a merge remove what they hide. Not where level 0 is
-/// crowded: a merge is to come first.
+/// crowded: a merge is to come first. While no write was refused yet, only where they are many.
 fn flush_removals(store: &Store) {
+    let is_short = store.is_short_of_room();
     for family in store.families() {
         let is_crowded = family.level0_runs() >= family.options().level0_slowdown;
         if is_crowded || family.view().mems().all(|mem| mem.is_empty()) {
+            continue;
+        }
+        if !is_short && !hide_much(&family) {
             continue;
         }
         let sealed = store.rotate(&family, FlushCause::Room, |view| !view.active.is_empty());
@@ -59,6 +66,21 @@ fn flush_removals(store: &Store) {
             }
         }
     }
+}
+
+/// Whether the tombstones in memory may hide a sixteenth of the tables, if rows are alike.
+fn hide_much(family: &FamilyState) -> bool {
+    let view = family.view();
+    let newest = view.mems().flat_map(|mem| mem.newest());
+    let tombstones = newest.filter(|entry| entry.found.value.is_none()).count() as u64;
+    let Content {
+        entries,
+        tombstones: flushed,
+        bytes,
+        ..
+    } = family.tables().content();
+    let of_each = bytes / entries.saturating_sub(flushed).max(1);
+    tombstones.saturating_mul(of_each) >= FREED_LEAST.max(bytes / 16)
 }
 
 /// The sealed memtables that a flush writes together, `oldest` first. Usually that one alone; while

@@ -25,7 +25,9 @@ use crate::{Error, FamilyOptions};
 /// Where there is no room, it is looked for again after so long.
 const ROOM_AGAIN: Duration = Duration::from_secs(60);
 /// On a full device it is worth so much, at least, in bytes.
-const FREED_LEAST: u64 = 1 << 20;
+pub(super) const FREED_LEAST: u64 = 1 << 20;
+/// What is to be free beside what is left, in bytes: removals go on, in the log and in tables.
+const BESIDE: u64 = 2 << 20;
 
 /// A merge is worth so many hidden bytes, or so many tombstones: it changes the tree's manifest and
 /// syncs a table.
@@ -47,11 +49,15 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
     if family.is_dropped() {
         return;
     }
-    let merged = if makes_room(store, family) {
+    let for_room = makes_room(store, family);
+    let merged = if for_room {
         // Writes that go on would leave ever more that has to fit.
         let merged =
             store.in_reserve(|| compaction::merge_hidden(store, family, || makes_room(store, family)));
-        store.queue().make_room_after(Duration::ZERO);
+        if merged.is_err() {
+            family.tables().forget_replaced();
+        }
+        store.note_merge_for_room();
         merged
     } else {
         // The reserve is not for this.
@@ -68,7 +74,7 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
         Ok(()) => return,
         Err(_) if store.refusal().is_some() || family.is_dropped() => return,
         // Others need what there is left.
-        Err(Error::StorageFull { .. }) => ROOM_AGAIN,
+        Err(Error::StorageFull { .. }) if !for_room => ROOM_AGAIN,
         Err(_) => pause_after(family.whole_merges().failed_again()),
     };
     if let Err(error) = merged {
@@ -86,11 +92,16 @@ pub(crate) fn queue_if_due(store: &Store, family: &Arc<FamilyState>) {
     }
 }
 
-/// Queues it at once where the device is full and it makes room.
-pub(crate) fn queue_if_it_makes_room(store: &Store, family: &Arc<FamilyState>) {
-    if makes_room(store, family) {
+/// Queues it at once where the device is full and it makes room; one that failed, once its pause is
+/// over. Returns whether it makes room.
+pub(crate) fn queue_if_it_makes_room(store: &Store, family: &Arc<FamilyState>) -> bool {
+    let makes_room = makes_room(store, family);
+    if makes_room && family.whole_merges().error().is_some() {
+        store.queue().merge_whole(family);
+    } else if makes_room {
         store.queue().merge_whole_now(family);
     }
+    makes_room
 }
 
 /// Whether room is looked for, and a merge of all tables makes some.
@@ -100,13 +111,21 @@ fn makes_room(store: &Store, family: &FamilyState) -> bool {
     }
     let tables = family.tables();
     let Content {
-        hidden, bytes: all, ..
+        hidden,
+        replaced,
+        bytes: all,
+        ..
     } = tables.content();
     let hidden = match hidden {
         0 => tables.may_be_hidden(),
         hidden => hidden,
     };
-    // The device may have no more than a part of the reserve, and that has it.
+    fits_in_reserve(store, hidden.saturating_add(replaced), all)
+}
+
+/// As [`rule_when_full`], of the reserve too. The device may have no more than a part of it, and that
+/// has it.
+fn fits_in_reserve(store: &Store, hidden: u64, all: u64) -> bool {
     let room = store.available().saturating_add(store.reserve_held());
     rule_when_full(hidden, all, room)
 }
@@ -114,7 +133,7 @@ fn makes_room(store: &Store, family: &FamilyState) -> bool {
 /// Whether that much less is worth writing the rest, which has to fit. The estimate may be too high.
 fn rule_when_full(hidden: u64, all: u64, room: u64) -> bool {
     let left = (all - hidden.min(all)).max(all / 16);
-    hidden >= FREED_LEAST && hidden >= all / 4 && left + FREED_LEAST <= room
+    hidden >= FREED_LEAST && hidden >= all / 4 && left + left / 16 + BESIDE <= room
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -128,10 +147,18 @@ fn due(store: &Store, family: &FamilyState) -> Due {
     let tables = family.tables();
     let content = tables.content();
     let due = rule(&content, family.options(), || store.available());
-    if due == Due::NoRoom {
-        tracing::debug!(family = %family.name(), ?content, "no room to merge all tables");
+    if due != Due::NoRoom {
+        return due;
     }
-    due
+    // Writes would take what room there is, and replace tombstones, by which the estimate goes.
+    if rule_when_full(content.hidden, content.bytes, store.available()) {
+        return Due::Yes;
+    }
+    tracing::debug!(family = %family.name(), ?content, "no room to merge all tables");
+    if fits_in_reserve(store, content.hidden, content.bytes) {
+        store.request_room();
+    }
+    Due::NoRoom
 }
 
 /// Whether tombstones hide half of the tables, or are in the way of scans, and there is room for what
@@ -142,6 +169,7 @@ fn rule(content: &Content, options: &FamilyOptions, room: impl FnOnce() -> u64) 
         tombstones,
         bytes: all,
         hidden,
+        ..
     } = *content;
     let hide_half = hidden >= options.table_bytes.min(HIDDEN_LEAST) && hidden >= all / 2;
     let are_in_the_way = tombstones >= TOMBSTONES_LEAST
@@ -185,14 +213,15 @@ mod tests {
 
     #[test]
     fn on_a_full_device_a_quarter_is_enough_if_what_is_left_fits() {
-        let (all, least) = (64 * FREED_LEAST, FREED_LEAST);
-        assert!(rule_when_full(all, all, all / 16 + least));
+        let (all, least) = (256 * FREED_LEAST, FREED_LEAST);
+        let room = |left: u64| left + left / 16 + BESIDE;
+        assert!(rule_when_full(all, all, room(all / 16)));
         assert!(
-            !rule_when_full(all, all, all / 16 + least - 1),
+            !rule_when_full(all, all, room(all / 16) - 1),
             "the estimate may be too high"
         );
-        assert!(rule_when_full(all / 4, all, all / 4 * 3 + least));
-        assert!(!rule_when_full(all / 4, all, all / 4 * 3 + least - 1));
+        assert!(rule_when_full(all / 4, all, room(all / 4 * 3)));
+        assert!(!rule_when_full(all / 4, all, room(all / 4 * 3) - 1));
         assert!(!rule_when_full(all / 4 - 1, all, u64::MAX), "less than a quarter");
         assert!(!rule_when_full(least - 1, least, u64::MAX), "next to nothing");
     }

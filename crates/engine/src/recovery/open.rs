@@ -496,7 +496,7 @@ fn load_and_replay(
     }
     wal_limit::schedule_check(store);
     wal_limit::warn_of_short_limit(store);
-    store.watch_room();
+    store.watch_room_at_open();
     Ok(default_family)
 }
 

@@ -56,6 +56,8 @@ pub(crate) struct Reserve {
     room: Mutex<Room>,
     /// It was given up, and is not complete again.
     missing: Arc<AtomicBool>,
+    /// A merge that makes room is about to begin, and counts on the room that there is.
+    awaits_merge: AtomicBool,
     /// When the last attempt was made to take the room back.
     tried: AtomicU64,
     /// Whether the log is on the same device, and has to leave it what it is to have.
@@ -72,6 +74,7 @@ impl Reserve {
                 relieving: 0,
             }),
             missing: Arc::new(AtomicBool::new(true)),
+            awaits_merge: AtomicBool::new(false),
             tried: AtomicU64::new(0),
             serves_log: options.wal_dir.is_none(),
         }
@@ -80,6 +83,16 @@ impl Reserve {
     /// Whether it was given up, and is not complete again.
     pub(crate) fn is_missing(&self) -> bool {
         self.missing.load(Ordering::Relaxed)
+    }
+
+    /// From when a merge that makes room is queued until it has ended it counts as missing: what was
+    /// admitted meanwhile would take the room that the merge needs.
+    pub(crate) fn await_merge(&self, awaits: bool) {
+        // Relaxed, as `missing`.
+        self.awaits_merge.store(awaits, Ordering::Relaxed);
+        if awaits {
+            self.missing.store(true, Ordering::Relaxed);
+        }
     }
 
     /// As [`Reserve::is_missing`], for those who write tables.
@@ -167,7 +180,7 @@ impl Reserve {
             return;
         }
         let Room { file, relieving } = &*self.room.lock();
-        if *relieving > 0 {
+        if *relieving > 0 || self.awaits_merge.load(Ordering::Relaxed) {
             return;
         }
         self.tried.store(RealClock.monotonic(), Ordering::Relaxed);
@@ -211,6 +224,12 @@ impl Reserve {
     /// What a write that brings data gets while it is missing.
     pub(crate) fn lack(&self) -> Error {
         let file = &self.room.lock().file;
+        if self.awaits_merge.load(Ordering::Relaxed) {
+            return Error::StorageFull {
+                needed: "until a merge has removed what was deleted".to_owned(),
+                path: file.path().into(),
+            };
+        }
         Error::StorageFull {
             needed: format!(
                 "of the {} bytes that are kept back for what makes room (reserve_bytes) not all are there",

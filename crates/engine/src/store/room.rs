@@ -11,6 +11,9 @@ const AFTER_REMOVAL: Duration = Duration::from_millis(100);
 /// How long after an attempt that did not make enough: this, twice that, and so on up to the last.
 const AGAIN_FIRST: Duration = Duration::from_millis(100);
 const AGAIN_DOUBLED: u32 = 5;
+/// In so many attempts in a row a merge is waited for that is to make room: some seconds. After that
+/// writes go on beside it, as far as there is room.
+const MERGE_AWAITED: u32 = 6;
 /// So much has to be available, in bytes, for the device to count as not full: the log takes room in
 /// steps of half of it.
 const AVAILABLE_LEAST: u64 = 4 << 20;
@@ -66,6 +69,14 @@ impl Store {
         }
     }
 
+    /// Looks for room in a store that was just opened on a device with less than the reserve besides:
+    /// what was removed is to make room before writes replace the tombstones.
+    pub(crate) fn watch_room_at_open(&self) {
+        if self.reserve.is_missing() || self.available() < self.reserve.bytes() {
+            self.request_room();
+        }
+    }
+
     /// A commit removed data. Where room is being looked for, this may make some; else it does when
     /// it is.
     pub(crate) fn note_removal(&self) {
@@ -73,11 +84,15 @@ impl Store {
         if self.room.removed.load(Ordering::Relaxed) || self.room.removed.swap(true, Ordering::Relaxed) {
             return;
         }
+        // Of removals in a row one looks. A device that is nearly full is to have room before writes
+        // replace the tombstones, also where the log still has some and none was refused.
         if self.is_short_of_room() {
             self.room.short.store(true, Ordering::Relaxed);
-            self.room.attempts.store(0, Ordering::Relaxed);
-            self.queue.make_room_after(AFTER_REMOVAL);
+        } else if self.available() >= self.reserve.bytes() {
+            return;
         }
+        self.room.attempts.store(0, Ordering::Relaxed);
+        self.queue.make_room_after(AFTER_REMOVAL);
     }
 
     /// A commit brought data.
@@ -93,20 +108,32 @@ impl Store {
     }
 
     /// The flush thread made an attempt to make room: looks whether there is some, or has it make
-    /// another attempt.
-    pub(crate) fn note_attempt(&self) {
+    /// another attempt. A merge that is to make some finds the device as it is now: writes that bring
+    /// data wait for it.
+    pub(crate) fn note_attempt(&self, is_merging: bool) {
+        let attempts = self.room.attempts.fetch_add(1, Ordering::Relaxed);
+        self.reserve.await_merge(is_merging && attempts < MERGE_AWAITED);
         self.reserve.fill(Some(&self.sequencer));
+        if !self.is_short_of_room() {
+            return;
+        }
         let since = |flag: &AtomicBool| flag.swap(false, Ordering::Relaxed);
         let (refused, taken) = (since(&self.room.refused), since(&self.room.taken));
         // A write that is larger than what is available is refused again.
         let has_room = || taken || self.available() >= AVAILABLE_LEAST;
-        if !refused && !self.reserve.is_missing() && self.sequencer.setback().is_none() && has_room() {
+        let is_complete = !self.reserve.is_missing() && self.sequencer.setback().is_none();
+        if !is_merging && !refused && is_complete && has_room() {
             self.room.short.store(false, Ordering::Relaxed);
             return;
         }
-        let attempts = self.room.attempts.fetch_add(1, Ordering::Relaxed);
         let pause = AGAIN_FIRST * (1 << attempts.min(AGAIN_DOUBLED));
         self.queue.make_room_after(pause);
+    }
+
+    /// A merge that was to make room has ended, or was none: another attempt is made.
+    pub(crate) fn note_merge_for_room(&self) {
+        self.reserve.await_merge(false);
+        self.queue.make_room_after(Duration::ZERO);
     }
 
     /// What is available on the store's device. One that does not say is taken to have room.

@@ -5,6 +5,9 @@
 //! mean of what flushes found lately for each tombstone in the tables, but no more than the sum of
 //! all that they found since the tables were last merged as a whole: compactions drop tombstones
 //! that hide nothing first, so a mean may be that of others than are left.
+//!
+//! It also looks below some of the rows that it writes: what they replace goes in a merge of all, too.
+//! Other compactions remove that without being counted, so it is a bound, for when room is looked for.
 
 use collie_log::Lsn;
 use parking_lot::Mutex;
@@ -34,15 +37,23 @@ struct Found {
     /// say nothing of how well rows are compressed: next to each other their keys take little.
     row_bytes: u64,
     table_bytes: u64,
-    /// Bytes of tables below tombstones that were flushed since the last merge of all.
-    sum: u64,
+    /// Bytes of tables below tombstones, and below rows, that were flushed since the last merge of
+    /// all.
+    sums: Sums,
+}
+
+/// What was found since all tables were last merged, in bytes of tables.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sums {
+    hidden: u64,
+    replaced: u64,
 }
 
 impl Hidden {
     /// For tables of which so many bytes may be hidden when they are opened.
-    pub(super) fn new(sum: u64) -> Self {
+    pub(super) fn new(hidden: u64) -> Self {
         let found = Found {
-            sum,
+            sums: Sums { hidden, replaced: 0 },
             ..Found::default()
         };
         Self(Mutex::new(found))
@@ -55,14 +66,17 @@ impl Hidden {
         found.hidden_bytes += new.hidden_bytes;
         found.row_bytes += new.row_bytes;
         found.table_bytes += table_bytes;
-        found.sum = found.sum.saturating_add(found.in_tables(new.hidden_bytes));
+        let hidden = found.in_tables(sampled.tombstones.of_all(new.hidden_bytes));
+        let replaced = found.in_tables(sampled.rows.of_all(sampled.replaced_bytes));
+        found.sums.hidden = found.sums.hidden.saturating_add(hidden);
+        found.sums.replaced = found.sums.replaced.saturating_add(replaced);
         if found.tombstones > REMEMBERED {
             *found = Found {
                 tombstones: found.tombstones / 2,
                 hidden_bytes: found.hidden_bytes / 2,
                 row_bytes: found.row_bytes / 2,
                 table_bytes: found.table_bytes / 2,
-                sum: found.sum,
+                sums: found.sums,
             };
         }
     }
@@ -74,18 +88,29 @@ impl Hidden {
         let bytes = all / u128::from(found.tombstones.max(1));
         found
             .in_tables(u64::try_from(bytes).unwrap_or(u64::MAX))
-            .min(found.sum)
+            .min(found.sums.hidden)
+    }
+
+    /// Bytes of tables that later rows replace, at most.
+    pub(super) fn replaced(&self) -> u64 {
+        self.0.lock().sums.replaced
     }
 
     /// What [`merged`](Self::merged) takes when the merge that begins now has ended.
-    pub(super) fn sum(&self) -> u64 {
-        self.0.lock().sum
+    pub(super) fn sums(&self) -> Sums {
+        self.0.lock().sums
     }
 
-    /// All tables were merged; the sum was this when that began.
-    pub(super) fn merged(&self, sum: u64) {
-        let mut found = self.0.lock();
-        found.sum = found.sum.saturating_sub(sum);
+    /// All tables were merged; the sums were these when that began.
+    pub(super) fn merged(&self, before: Sums) {
+        let sums = &mut self.0.lock().sums;
+        sums.hidden = sums.hidden.saturating_sub(before.hidden);
+        sums.replaced = sums.replaced.saturating_sub(before.replaced);
+    }
+
+    /// A merge found less room than there would be if so much was replaced.
+    pub(super) fn forget_replaced(&self) {
+        self.0.lock().sums.replaced = 0;
     }
 }
 
@@ -103,33 +128,67 @@ impl Found {
 /// What one flush has found.
 #[derive(Debug, Default)]
 pub(crate) struct Sampled {
-    seen: u64,
+    tombstones: Samples,
+    rows: Samples,
     found: Found,
+    /// Bytes of rows below the rows that were looked at.
+    replaced_bytes: u64,
 }
 
 impl Sampled {
     /// A flush writes this entry above what `below` has.
     pub(crate) fn note(&mut self, entry: &Entry, below: &Pinned, until: Lsn) {
-        let found = &mut self.found;
-        if let Some(value) = &entry.found.value {
-            found.row_bytes += row_bytes(&entry.key.0, &value.0);
-            return;
+        let Self { found, .. } = self;
+        let samples = match &entry.found.value {
+            Some(value) => {
+                found.row_bytes += row_bytes(&entry.key.0, &value.0);
+                &mut self.rows
+            }
+            None => &mut self.tombstones,
+        };
+        let Some(of) = samples.take() else { return };
+        // A table that cannot be read is an error to those who read rows. An estimate has none.
+        let bytes = match below.get(&entry.key.0, until) {
+            Ok(Some(row)) if !row.is_tombstone() => of * row_bytes(&row.key.user_key, &row.value),
+            _ => 0,
+        };
+        match entry.found.value {
+            Some(_) => self.replaced_bytes += bytes,
+            None => {
+                found.tombstones += of;
+                found.hidden_bytes += bytes;
+            }
         }
+    }
+}
+
+/// Which of many are looked at.
+#[derive(Debug, Default)]
+struct Samples {
+    seen: u64,
+    /// Of these, so many are stood for by those that were looked at.
+    counted: u64,
+}
+
+impl Samples {
+    /// Whether the next one is looked at, and for how many it stands.
+    fn take(&mut self) -> Option<u64> {
         self.seen += 1;
         let mut of = 1;
         while self.seen > AT_FIRST * of {
             of *= 16;
         }
-        if !self.seen.is_multiple_of(of) {
-            return;
+        let is_taken = self.seen.is_multiple_of(of);
+        if is_taken {
+            self.counted += of;
         }
-        found.tombstones += of;
-        // A table that cannot be read is an error to those who read rows. An estimate has none.
-        if let Ok(Some(row)) = below.get(&entry.key.0, until)
-            && !row.is_tombstone()
-        {
-            found.hidden_bytes += of * row_bytes(&row.key.user_key, &row.value);
-        }
+        is_taken.then_some(of)
+    }
+
+    /// What is of all, where so much was found of those that were counted.
+    fn of_all(&self, found: u64) -> u64 {
+        let all = u128::from(found) * u128::from(self.seen) / u128::from(self.counted.max(1));
+        u64::try_from(all).unwrap_or(u64::MAX)
     }
 }
 
@@ -149,13 +208,16 @@ mod tests {
             row_bytes,
             ..Found::default()
         };
-        hidden.keep(
-            &Sampled {
-                seen: tombstones,
-                found,
-            },
-            table_bytes,
-        );
+        let tombstones = Samples {
+            seen: tombstones,
+            counted: tombstones,
+        };
+        let sampled = Sampled {
+            tombstones,
+            found,
+            ..Sampled::default()
+        };
+        hidden.keep(&sampled, table_bytes);
     }
 
     #[test]
@@ -187,10 +249,45 @@ mod tests {
         let hidden = Hidden::new(5_000);
         flush(&hidden, 100, 10_000, 50_000, 50_000);
         assert_eq!(hidden.estimate(200), 15_000, "with what was there at the opening");
-        let before = hidden.sum();
+        let before = hidden.sums();
         flush(&hidden, 10, 1_000, 50_000, 50_000);
         hidden.merged(before);
         assert_eq!(hidden.estimate(1_000), 1_000);
+    }
+
+    /// As many of a flush's rows as of its tombstones are looked at. Of 1,169 those behind the 1,024th
+    /// counted for nothing: the next one to be looked at would have been the 1,280th.
+    #[test]
+    fn samples_stand_for_all() {
+        for (seen, taken) in [(64, 64), (1_024, 124), (1_169, 124), (16_384, 184)] {
+            let mut samples = Samples::default();
+            let looked_at: Vec<_> = (0..seen).filter_map(|_| samples.take()).collect();
+            assert_eq!(looked_at.len(), taken);
+            let found = looked_at.iter().map(|of| of * 100).sum();
+            assert_eq!(samples.of_all(found), seen * 100);
+        }
+    }
+
+    #[test]
+    fn what_rows_replace_counts_until_a_merge_of_all_or_one_that_found_less() {
+        let hidden = Hidden::new(0);
+        let rows = Samples {
+            seen: 1_200,
+            counted: 1_000,
+        };
+        let replace = Sampled {
+            rows,
+            replaced_bytes: 50_000,
+            ..Sampled::default()
+        };
+        hidden.keep(&replace, 100_000);
+        let before = hidden.sums();
+        hidden.keep(&replace, 100_000);
+        assert_eq!(hidden.replaced(), 120_000);
+        hidden.merged(before);
+        assert_eq!(hidden.replaced(), 60_000);
+        hidden.forget_replaced();
+        assert_eq!((hidden.replaced(), hidden.estimate(1_000)), (0, 0));
     }
 
     #[test]

@@ -105,6 +105,8 @@ pub(crate) struct Content {
     pub(crate) bytes: u64,
     /// Of the bytes, those that tombstones hide, as estimated.
     pub(crate) hidden: u64,
+    /// Of the others, those that later rows replace, at most.
+    pub(crate) replaced: u64,
 }
 
 /// The tables of one family.
@@ -283,7 +285,7 @@ impl Tables {
         writing: &Writing<'_>,
         begin: impl FnOnce() -> T,
     ) -> Result<bool, Unwritten> {
-        let hidden = self.hidden.sum();
+        let found = self.hidden.sums();
         self.compact_by(writing, || {
             let _begun = begin();
             // Relaxed: read by this thread, when the merge begins.
@@ -294,7 +296,7 @@ impl Tables {
         })
         .inspect(|merged| {
             if *merged {
-                self.hidden.merged(hidden);
+                self.hidden.merged(found);
             }
         })
     }
@@ -442,6 +444,7 @@ impl Tables {
             content.bytes += table.metadata.file_size;
         }
         content.hidden = self.hidden.estimate(content.tombstones).min(content.bytes);
+        content.replaced = self.hidden.replaced().min(content.bytes - content.hidden);
         content
     }
 
@@ -451,6 +454,11 @@ impl Tables {
         let (rows, tombstones) = (self.tree.approximate_len() as u64, self.tree.tombstone_count());
         let of_each = self.tree.disk_space() / rows.saturating_sub(tombstones).max(1);
         of_each.saturating_mul(tombstones).min(self.tree.disk_space())
+    }
+
+    /// A merge that was to make room found less than there would be if so much was replaced.
+    pub(crate) fn forget_replaced(&self) {
+        self.hidden.forget_replaced();
     }
 
     /// These tables have what a flush has sampled.

@@ -25,7 +25,7 @@ const MOUNTED: &str = "mount -t tmpfs -o size=\"$2\" collie \"$1\" && shift 2 &&
 /// So often a write is refused before the disk counts as full: each time the store may make room.
 const REFUSALS: u32 = 100;
 /// A cap on what has to come to an end.
-const PATIENCE: u32 = 120_000;
+const PATIENCE: u32 = 60_000;
 const MIB: u64 = 1 << 20;
 
 /// Runs `test`, the calling one, once more with a disk of each of these sizes.
@@ -81,7 +81,7 @@ fn until_taken(db: &Db, mut work: impl FnMut() -> Result<Lsn>) {
             Err(error) => panic!("{error}"),
         }
     }
-    panic!("no room is made: {:?}", db.stats());
+    panic!("no room is made: {:#?}", db.stats());
 }
 
 /// Writes until the disk is full; returns how many keys there are.

@@ -209,6 +209,12 @@ impl Disk {
         }
     }
 
+    /// Renames across directories are one change, whatever the manner.
+    pub fn with_atomic_moves(mut self) -> Self {
+        self.manner.atomic_moves = true;
+        self
+    }
+
     pub fn file(&mut self, ino: u64) -> Option<&mut File> {
         match &mut self.inodes.get_mut(&ino)?.node {
             Node::File(file) => Some(file),

@@ -50,8 +50,9 @@ impl Display for Figures {
         } = self;
         write!(
             f,
-            "{rounds} rounds, {lives} lives, {cuts} cuts ({recoveries} in starts), {kills} kills, {unmounts} unmounts, \
-             {operations} operations, {syncs} syncs, {} MiB read, {full} times a full shadow file, {failures} failures of the disk ({refused} ended writes)",
+            "{rounds} rounds, {lives} lives, {cuts} cuts ({recoveries} in starts), {kills} kills, \
+             {unmounts} unmounts, {operations} operations, {syncs} syncs, {} MiB read, \
+             {full} times a full shadow file, {failures} failures of the disk ({refused} ended writes)",
             read >> 20
         )
     }
@@ -211,7 +212,7 @@ impl Round<'_> {
             .map(|end| before_or(before, end));
         }
         let watch = Watch::default();
-        let meddles = self.rng.chance(30);
+        let meddles = self.rng.chance(40);
         let stops = self.serve(before, steps, &watch, kill_after, meddles)?;
         self.figures.operations += watch.operations.load(Ordering::Relaxed);
         self.figures.syncs += watch.syncs.load(Ordering::Relaxed);
@@ -241,7 +242,14 @@ impl Round<'_> {
             self.figures.kills += 1;
             return self.kill().map(Some);
         }
-        self.unmount(way, is_cluster)
+        let ended = self.unmount(way, is_cluster);
+        match ended {
+            Err(_) if self.has_failed() => {
+                self.workers.iter_mut().for_each(Worker::suspect);
+                self.kill().map(Some)
+            }
+            ended => ended,
+        }
     }
 
     fn has_failed(&self) -> bool {
@@ -309,7 +317,7 @@ impl Round<'_> {
         meddles: bool,
     ) -> Result<Vec<(u64, Stop)>, String> {
         let (stops, left) = (Mutex::new(Vec::new()), AtomicU64::new(self.workers.len() as u64));
-        let (shared, machine) = (self.shared.clone(), &self.machine);
+        let (shared, command) = (self.shared.clone(), self.machine.data().join(".collie/command"));
         let daemon = self.daemon.as_mut();
         let mut wrong = None;
         std::thread::scope(|scope| {
@@ -334,6 +342,27 @@ impl Round<'_> {
                 });
             }
             let is_cut = || shared.world().left.is_some();
+            if meddles {
+                let (stops, left) = (&stops, &left);
+                let pause = self.rng.small(100);
+                scope.spawn(move || {
+                    for number in 0.. {
+                        if left.load(Ordering::Relaxed) == 0 {
+                            break;
+                        }
+                        let text = if number % 3 == 0 { "drain\n" } else { "commit\n" };
+                        let told = std::fs::OpenOptions::new().write(true).open(&command);
+                        let told =
+                            told.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
+                        if let Err(error) = told {
+                            let stop = Stop::Failed(format!("{text:?}: {error}"));
+                            stops.lock().expect("no thread panics with it").push((99, stop));
+                            break;
+                        }
+                        std::thread::sleep(Duration::from_millis(pause));
+                    }
+                });
+            }
             let (since, mut moved) = (Instant::now(), (Instant::now(), (0, 0)));
             let mut kill = false;
             while left.load(Ordering::Relaxed) > 0 && !is_cut() {
@@ -352,22 +381,6 @@ impl Round<'_> {
                 if kill || kill_after.is_some_and(|after| since.elapsed() > after) {
                     kill = true;
                     break;
-                }
-                if meddles && now.0 % 50 == 49 {
-                    let args: &[&str] = if now.0 % 100 == 99 {
-                        &["drain"]
-                    } else {
-                        &["front", "status"]
-                    };
-                    match machine.ask(args, || is_cut() || kill_after.is_some()) {
-                        Ok(Some((status, said)))
-                            if !status.success() && !is_cut() && shared.world().fired.is_none() =>
-                        {
-                            wrong = Some(format!("collie {args:?}: {status}: {said}"));
-                        }
-                        Ok(_) => {}
-                        Err(error) => wrong = Some(format!("collie {args:?}: {error}")),
-                    }
                 }
             }
             if (kill || is_cut())
@@ -441,7 +454,7 @@ impl Round<'_> {
     }
 
     fn unmount(&mut self, way: Way, is_cluster: bool) -> Result<Option<End>, String> {
-        self.workers.iter_mut().for_each(Worker::unmounted);
+        self.workers.iter_mut().for_each(Worker::close);
         let args: &[&str] = if way == Way::Drain {
             &["umount", "--drain"]
         } else {
@@ -464,6 +477,7 @@ impl Round<'_> {
             std::thread::sleep(Duration::from_millis(2));
         }
         self.kill()?;
+        self.workers.iter_mut().for_each(Worker::unmounted);
         if way == Way::Unmount {
             return match self.machine.ask(&["front", "check"], || false) {
                 Ok(Some((status, _))) if status.success() => Ok(None),

@@ -223,8 +223,8 @@ impl Worker {
         }
     }
 
-    /// A sync of the disk failed, and the daemon ends: what is written in place may be lost though a later sync
-    /// succeeds, as the kernel has it.
+    /// A sync of the disk failed, and the daemon ends: what is written in place may be lost though a later
+    /// sync succeeds, as the kernel has it.
     pub fn suspect(&mut self) {
         self.names
             .files
@@ -232,20 +232,23 @@ impl Worker {
             .for_each(|file| file.suspect |= file.plain);
     }
 
-    /// A clean unmount makes relations durable.
+    /// A clean unmount makes what relations hold durable; an empty file is none that it looks at.
     pub fn unmounted(&mut self) {
-        self.handles.clear();
+        self.note("--- unmounted".into());
         for (path, id) in self.names.live() {
-            if let Some(file) = self
-                .names
-                .files
-                .get_mut(&id)
-                .filter(|file| !file.plain && is_relation(&path))
+            if let Some(file) = self.names.files.get_mut(&id)
+                && !file.plain
             {
                 file.synced();
-                self.names.name_synced(&path);
+                if !file.live.is_empty() {
+                    self.names.name_synced(&path);
+                }
             }
         }
+    }
+
+    pub fn close(&mut self) {
+        self.handles.clear();
     }
 
     pub fn run(&mut self, steps: u64, watch: &Watch) -> Done {
@@ -284,7 +287,7 @@ impl Worker {
         match kind {
             0..91 => self.create(),
             91..93 if !live.is_empty() => self.unlink(live),
-            93..96 if !live.is_empty() => self.rename(live),
+            93..96 if !live.is_empty() => self.rename(live, watch),
             96 => self.move_dir(),
             97 => self.copy(live),
             98 => self.orphans(watch),
@@ -463,7 +466,7 @@ impl Worker {
         }
     }
 
-    /// Reads and writes through a shared mapping; nothing is promised of pages written so before it is synced.
+    /// Reads and writes through a shared mapping; nothing is promised of such pages before it is synced.
     fn map(&mut self, path: &str, id: u64) -> Done {
         let len = self.names.files[&id].live.len();
         if len == 0 {
@@ -517,22 +520,25 @@ impl Worker {
         } else {
             self.rng.pick(&PLAIN)
         };
-        let path = format!("{dir}/{name}");
-        if self.names.now(&path).is_some() {
-            return Ok(());
+        self.create_at(&format!("{dir}/{name}")).map(drop)
+    }
+
+    fn create_at(&mut self, path: &str) -> Result<Option<u64>, Stop> {
+        if self.names.now(path).is_some() {
+            return Ok(None);
         }
-        let id = self.names.create(&path, self.page);
+        let id = self.names.create(path, self.page);
         self.note(format!("create {path} ({id})"));
         let made = OpenOptions::new()
             .read(true)
             .write(true)
             .create_new(true)
-            .open(self.full(&path));
+            .open(self.full(path));
         let made = made.map_err(failed(format!("create {path}")))?;
         if self.rng.chance(50) {
             self.handles.insert(id, made);
         }
-        Ok(())
+        Ok(Some(id))
     }
 
     fn unlink(&mut self, live: &[(String, u64)]) -> Done {
@@ -546,7 +552,7 @@ impl Worker {
         Ok(())
     }
 
-    fn rename(&mut self, live: &[(String, u64)]) -> Done {
+    fn rename(&mut self, live: &[(String, u64)], watch: &Watch) -> Done {
         let (from, id) = self.rng.pick(live);
         let dirs: Vec<String> = self.names.dirs.iter().cloned().collect();
         let dir = if self.rng.chance(60) {
@@ -568,7 +574,14 @@ impl Worker {
         }
         self.note(format!("rename {from} ({id}) to {to}"));
         self.names.rename(&from, &to);
-        fs::rename(self.full(&from), self.full(&to)).map_err(failed(format!("rename {from} to {to}")))
+        fs::rename(self.full(&from), self.full(&to)).map_err(failed(format!("rename {from} to {to}")))?;
+        if self.rng.chance(30)
+            && let Some(id) = self.create_at(&from)?
+        {
+            // The name's next file grows before anything is known of the renaming.
+            self.write(&from, id, watch)?;
+        }
+        Ok(())
     }
 
     fn move_dir(&mut self) -> Done {

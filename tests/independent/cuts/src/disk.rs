@@ -109,7 +109,7 @@ impl File {
     }
 
     pub fn set_len(&mut self, len: usize) {
-        if len < self.live.len() && len % PIECE != 0 {
+        if len < self.live.len() && !len.is_multiple_of(PIECE) {
             self.mark(len, len + 1);
         }
         self.resize_live(len);

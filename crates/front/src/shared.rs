@@ -1,5 +1,6 @@
 //! What all files of a volume share: the device, the log, the shadow file.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,6 +50,10 @@ pub(crate) struct Shared {
     workers: Mutex<Workers>,
     /// Notified when a worker is idle again.
     is_idle: Condvar,
+    /// Directories of which no crash brings a name back that another file has by now.
+    settled: Mutex<HashSet<PathBuf>>,
+    /// Directories whose own names are durable, as far as files in them need it.
+    lasting: Mutex<HashSet<PathBuf>>,
     poison: OnceLock<FrontError>,
 }
 
@@ -72,6 +77,8 @@ impl Shared {
             next_id: AtomicU64::new(next_id),
             workers: Mutex::default(),
             is_idle: Condvar::new(),
+            settled: Mutex::default(),
+            lasting: Mutex::default(),
             poison: OnceLock::new(),
         }
     }
@@ -214,6 +221,39 @@ impl Shared {
     /// Opens a directory and makes its names durable.
     pub(crate) fn sync_names(&self, dir: &Path) -> Result<(), FrontError> {
         self.sync_opened(&self.open_names(dir)?)
+    }
+
+    /// Makes the names of a directory and of those above it durable, once: who made one may have died
+    /// before it did. Who makes or renames one from here on does it himself.
+    pub(crate) fn sync_above(&self, dir: &Path) -> Result<(), FrontError> {
+        let mut lasting = self.lasting.lock();
+        for dir in dir.ancestors().take_while(|dir| dir.starts_with(&self.root)) {
+            if dir == self.root || lasting.contains(dir) {
+                break;
+            }
+            self.sync_names(dir.parent().unwrap_or(&self.root))?;
+            lasting.insert(dir.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Before a record says of a file that it ends at nothing, though its name may not be durable: a
+    /// file that had the name, and still has bytes by another, has it no more for good. Syncs a
+    /// directory once; a process that died may have renamed in it.
+    pub(crate) fn settle_names(&self, dir: &Path) -> Result<(), FrontError> {
+        // Held: what is renamed meanwhile is not taken for synced.
+        let mut settled = self.settled.lock();
+        if !settled.contains(dir) {
+            self.sync_names(dir)?;
+            settled.insert(dir.to_owned());
+        }
+        Ok(())
+    }
+
+    /// A file in this directory, or the directory itself, has another name from here on, which a crash
+    /// may take back.
+    pub(crate) fn unsettle_names(&self, dir: &Path) {
+        self.settled.lock().retain(|settled| !settled.starts_with(dir));
     }
 
     /// The time, in nanoseconds since the Unix epoch.

@@ -231,7 +231,10 @@ fn a_new_file_that_a_crash_takes_is_no_loss_and_nor_is_its_directory() {
     let device = device();
     let volume = open(&device);
     device.create_dir_all(Path::new("/volume/dir")).unwrap();
-    grow(&volume, &volume.create(Path::new("dir/a")).unwrap(), 0..2);
+    // The first one syncs the directory, for the sake of names that other files had.
+    for name in ["dir/first", "dir/a"] {
+        grow(&volume, &volume.create(Path::new(name)).unwrap(), 0..2);
+    }
     let mut missing = 0;
     for (way, device) in cuts(&device) {
         missing += usize::from(device.lstat(Path::new("/volume/dir/a")).is_err());
@@ -278,4 +281,87 @@ fn a_map_that_is_closed_has_only_files_with_displaced_pages() {
     let volume = open(&device);
     assert_eq!((volume.recovered().mapped, volume.recovered().cut), (1, 0));
     assert_eq!((version(&volume, "b", 6), version(&volume, "a", 0)), (3, 2));
+}
+
+/// Its name is given to a new file, which the log knows to end at nothing before any sync of the directory. A
+/// recovery that finds the old one by that name would cut it.
+#[test]
+fn a_file_that_was_renamed_or_lost_a_name_is_not_cut_for_the_next_one_of_that_name() {
+    for way_of_naming in ["renamed", "replaced", "linked", "killed"] {
+        let device = device();
+        let mut volume = open(&device);
+        drop(plain(&volume, "a"));
+        drop(volume.create(Path::new("empty")).unwrap());
+        let (a, b, empty) = (Path::new("a"), Path::new("b"), Path::new("empty"));
+        match way_of_naming {
+            "linked" => {
+                volume.link(a, b).unwrap();
+                volume.unlink(a).unwrap();
+            }
+            _ => volume.rename(a, b, Existing::Replace).unwrap(),
+        }
+        if way_of_naming == "killed" {
+            drop(volume);
+            volume = open(&device);
+        }
+        match way_of_naming {
+            "replaced" => volume.rename(empty, a, Existing::Replace).unwrap(),
+            _ => drop(volume.create(a).unwrap()),
+        }
+        write(&volume, &volume.file(a).unwrap(), 0, 9);
+        for (way, device) in cuts(&device) {
+            let volume = open(&device);
+            let is_there = [a, b].iter().any(|name| {
+                let file = volume.file(name);
+                file.is_ok_and(|file| {
+                    file.len() == 4 * PAGE as u64 && {
+                        let mut page = [0; PAGE];
+                        volume.read_at(&file, &mut page, 0).unwrap();
+                        page == [1; PAGE]
+                    }
+                })
+            });
+            assert!(is_there, "{way_of_naming}, {way}: what was synced is nowhere");
+        }
+    }
+}
+
+/// A page with the committed end in it is not committed with an end in the middle of what was written.
+#[test]
+fn the_last_page_of_a_file_that_ends_in_it_is_old_or_new() {
+    let device = device();
+    let volume = open(&device);
+    let file = volume.create(Path::new("a")).unwrap();
+    let short = [1; PAGE + 100];
+    volume.write_at(&file, &short, 0).unwrap();
+    volume.sync(&file).unwrap();
+    write(&volume, &file, 1, 2);
+    write(&volume, &file, 0, 2);
+    volume.commit_all(Scope::Steady).unwrap();
+    for (way, device) in cuts(&device) {
+        let volume = open(&device);
+        assert_eq!(version(&volume, "a", 0), 2, "{way}");
+        let file = volume.file(Path::new("a")).unwrap();
+        let mut found = vec![0; file.len() as usize];
+        volume.read_at(&file, &mut found, 0).unwrap();
+        assert_eq!(found[PAGE..], short[PAGE..], "{way}");
+    }
+    volume.sync(&file).unwrap();
+    assert_eq!(version(&volume, "a", 1), 2);
+}
+
+/// Who made it may have died before it was durable.
+#[test]
+fn a_sync_makes_the_names_of_the_directories_above_durable() {
+    let device = device();
+    let volume = open(&device);
+    for dir in ["/volume/base", "/volume/base/5"] {
+        device.create_dir(Path::new(dir), 0o700).unwrap();
+    }
+    let file = volume.create(Path::new("base/5/a")).unwrap();
+    write(&volume, &file, 0, 1);
+    volume.sync(&file).unwrap();
+    for (way, device) in cuts(&device) {
+        assert_eq!(version(&open(&device), "base/5/a", 0), 1, "{way}");
+    }
 }

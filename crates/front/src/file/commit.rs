@@ -165,7 +165,11 @@ impl PageFile {
             Scope::All => pages.len,
             Scope::Steady => pages.stable,
         };
-        let below = self.shared.pages(end);
+        // A page with the end in it goes beyond it by now: it is committed with the next end.
+        let below = match end == pages.len {
+            true => self.shared.pages(end),
+            false => end / u64::from(self.shared.page_bytes),
+        };
         let mut frozen = Vec::new();
         for (&page, known) in &mut pages.known {
             let is_taken = |active: &mut Active| {
@@ -303,8 +307,9 @@ impl PageFile {
             return Ok(());
         };
         let path = self.shared.root.join(path);
-        self.shared
-            .sync_names(path.parent().unwrap_or(&self.shared.root))?;
+        let dir = path.parent().unwrap_or(&self.shared.root);
+        self.shared.sync_names(dir)?;
+        self.shared.sync_above(dir)?;
         self.named_for_good(committer);
         Ok(())
     }

@@ -39,9 +39,14 @@ impl PageFile {
         if end > 0 && !is_durable {
             self.sync_home()?;
         }
-        // Without bytes it is cut to nothing, whatever a crash leaves by its only name.
+        // Without bytes it is cut to nothing, whatever a crash leaves by its only name: not a file that
+        // had the name before and has another one now.
         if end > 0 || self.links()? > 1 {
             self.sync_name_if_new(&committer)?;
+        } else {
+            let path = self.path();
+            self.shared
+                .settle_names(path.parent().unwrap_or(&self.shared.root))?;
         }
         self.write_first_record(&mut committer, end, Vec::new())?;
         Ok(Committed::Done)

@@ -147,7 +147,12 @@ impl Volume {
             removed.map_err(FrontError::io("remove", &full))
         };
         let Some(file) = self.open_file(&stat) else {
-            return remove();
+            remove()?;
+            if stat.links > 1 {
+                self.shared
+                    .unsettle_names(full.parent().unwrap_or(&self.shared.root));
+            }
+            return Ok(());
         };
         self.with_log(|| {
             let mut committer = file.committer();
@@ -156,6 +161,8 @@ impl Volume {
                 // The record's path may be this one.
                 file.unmap(&mut committer)?;
                 remove()?;
+                self.shared
+                    .unsettle_names(full.parent().unwrap_or(&self.shared.root));
                 file.lost_name(&committer, path);
                 return Ok(());
             }
@@ -230,6 +237,11 @@ impl Volume {
             }
             let links = replaced.as_ref().map_or(Ok(0), |file| file.links())?;
             self.rename_now(from, to, existing)?;
+            // Of a directory what lies below it.
+            self.shared.unsettle_names(match stat.is_dir() {
+                true => &new,
+                false => old.parent().unwrap_or(&self.shared.root),
+            });
             if let (Some(file), Some(stat), Some(committer)) =
                 (&replaced, there, held.pop_if(|_| replaced.is_some()))
             {

@@ -109,7 +109,7 @@ impl File {
     }
 
     pub fn set_len(&mut self, len: usize) {
-        if len < self.live.len() && len % PIECE != 0 {
+        if len < self.live.len() && !len.is_multiple_of(PIECE) {
             self.mark(len, len + 1);
         }
         self.resize_live(len);
@@ -207,6 +207,12 @@ impl Disk {
             manner: Manner::random(&mut rng),
             rng,
         }
+    }
+
+    /// Renames across directories are one change, whatever the manner.
+    pub fn with_atomic_moves(mut self) -> Self {
+        self.manner.atomic_moves = true;
+        self
     }
 
     pub fn file(&mut self, ino: u64) -> Option<&mut File> {

@@ -166,6 +166,14 @@ impl Shared {
         self.0.1.notify_all();
     }
 
+    /// From here on this failure is to come, and none has come.
+    pub fn arm(&self, fault: Option<Fault>) {
+        let mut world = self.world();
+        world.fault = fault;
+        world.fired = None;
+        world.matched = 0;
+    }
+
     fn enter(&self, kind: Kind, ino: u64, name: &str) -> Result<MutexGuard<'_, World>, Errno> {
         let mut world = self.world();
         let result = world.enter(kind, ino, name);
@@ -390,8 +398,12 @@ impl Filesystem for Fs {
     ) {
         let (name, newname) = (or_error!(reply, text(name)), or_error!(reply, text(newname)));
         let mut world = or_error!(reply, self.0.enter(Kind::Rename, newparent.0, newname));
-        if !flags.is_empty() {
-            return reply.error(Errno::EINVAL);
+        match flags {
+            RenameFlags::RENAME_NOREPLACE if world.disk.child(newparent.0, newname).is_some() => {
+                return reply.error(Errno::EEXIST);
+            }
+            flags if flags.is_empty() || flags == RenameFlags::RENAME_NOREPLACE => {}
+            _ => return reply.error(Errno::EINVAL),
         }
         world.disk.rename((parent.0, name), (newparent.0, newname));
         reply.ok();

@@ -2,12 +2,11 @@
 //! `README.md` says what is looked at.
 
 mod child;
-mod disk;
-mod fuse;
 mod judge;
 mod machine;
 mod parent;
-mod rng;
+
+use collie_independent_cuts::{disk, fuse, rng};
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -1,0 +1,104 @@
+//! Files on Collie's mount, through power cuts, kills and unmounts, by plain file I/O. `README.md` says what
+//! is looked at.
+
+#![allow(clippy::disallowed_methods, reason = "it stands outside of the store's seam")]
+
+mod machine;
+mod model;
+mod names;
+mod round;
+mod worker;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use round::{Figures, Plan};
+
+fn option(args: &[String], name: &str) -> Option<String> {
+    let at = args.iter().position(|arg| arg == name)?;
+    args.get(at + 1).cloned()
+}
+
+fn run(args: &[String]) -> Result<bool, String> {
+    let number = |name: &str, default: u64| match option(args, name) {
+        Some(text) => text.parse().map_err(|_| format!("{name} takes a number")),
+        None => Ok(default),
+    };
+    let (seed, rounds, seconds) = (
+        number("--seed", 1)?,
+        number("--rounds", 10)?,
+        number("--seconds", 0)?,
+    );
+    let collie = option(args, "--collie")
+        .map(PathBuf::from)
+        .ok_or("--collie PROGRAM is needed")?;
+    let collie = collie
+        .canonicalize()
+        .map_err(|e| format!("{}: {e}", collie.display()))?;
+    if !Path::new("/dev/fuse").exists() {
+        return Err("no /dev/fuse here: this program cannot run".into());
+    }
+    machine::enter().map_err(|e| format!("no mount namespace: {e}"))?;
+    let lies = number("--lies", 0)? == 1;
+    let base = std::env::temp_dir().join(format!("collie-pages-{}", std::process::id()));
+    let (since, mut total, mut violations) = (Instant::now(), Figures::default(), 0);
+    for number in 0.. {
+        let is_over = since.elapsed() > Duration::from_secs(seconds);
+        if if seconds > 0 { is_over } else { number >= rounds } {
+            break;
+        }
+        let seed = if args.iter().any(|arg| arg == "--only") {
+            seed
+        } else {
+            seed.wrapping_mul(1_000_003) + number
+        };
+        let place = base.join(number.to_string());
+        let plan = Plan {
+            collie: &collie,
+            base: &place,
+            seed,
+            lies,
+        };
+        match plan.run(&mut total) {
+            Ok(()) => drop(std::fs::remove_dir_all(&place)),
+            Err(_) if lies => {
+                violations += 1;
+                let _ = std::fs::remove_dir_all(&place);
+            }
+            Err(report) => {
+                violations += 1;
+                let text = format!("VIOLATION seed {seed} (--only 1 --seed {seed})\n{report}\n");
+                let _ = std::fs::write(place.join("report"), &text);
+                println!("{text}see {}\n", place.display());
+            }
+        }
+        total.rounds += 1;
+    }
+    let _ = std::fs::remove_dir(&base);
+    println!(
+        "figures: {total}, {violations} violations, {} s",
+        since.elapsed().as_secs()
+    );
+    Ok(violations == 0)
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let code = match args.first().map(String::as_str) {
+        Some("run") => match run(&args) {
+            Ok(true) => 0,
+            Ok(false) => 1,
+            Err(error) => {
+                eprintln!("{error}");
+                2
+            }
+        },
+        _ => {
+            eprintln!(
+                "usage: run --collie PROGRAM [--seed N] [--rounds N | --seconds N] [--only 1] [--lies 1]"
+            );
+            2
+        }
+    };
+    std::process::exit(code);
+}

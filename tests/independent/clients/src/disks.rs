@@ -18,7 +18,14 @@ pub enum Way {
     Most,
 }
 
-pub const WAYS: [Way; 6] = [Way::Del, Way::Unlink, Way::Flushall, Way::Flushdb, Way::Expire, Way::Most];
+pub const WAYS: [Way; 6] = [
+    Way::Del,
+    Way::Unlink,
+    Way::Flushall,
+    Way::Flushdb,
+    Way::Expire,
+    Way::Most,
+];
 
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
@@ -55,7 +62,9 @@ struct Run<'a> {
 }
 
 fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64)
 }
 
 pub fn run(place: &Place, case: Case, rng: &mut Rng, patience: Duration, limit: Duration) -> Res<()> {
@@ -65,7 +74,13 @@ pub fn run(place: &Place, case: Case, rng: &mut Rng, patience: Duration, limit: 
         "" => Vec::new(),
         bytes => vec!["--max-total-wal-size".into(), bytes.into()],
     };
-    let mut run = Run { case, rng, model: Model::default(), made: 0, patience };
+    let mut run = Run {
+        case,
+        rng,
+        model: Model::default(),
+        made: 0,
+        patience,
+    };
     let mut server = Server::start(place, &dir, &args)?;
     let mut first = 0;
     for cycle in 0..case.cycles {
@@ -76,9 +91,13 @@ pub fn run(place: &Place, case: Case, rng: &mut Rng, patience: Duration, limit: 
         let begun = Instant::now();
         let filled = run.fill(&mut conn, ends)?;
         let fill = begun.elapsed();
-        server.judge_health(true).map_err(|e| format!("on the full disk, {e}"))?;
+        server
+            .judge_health(true)
+            .map_err(|e| format!("on the full disk, {e}"))?;
         run.read_some(&mut conn)?;
-        server.judge_health(true).map_err(|e| format!("on the full disk, {e}"))?;
+        server
+            .judge_health(true)
+            .map_err(|e| format!("on the full disk, {e}"))?;
         let full = probe.take(&format!("a full disk: {case:?}"))?;
         drop(probe);
         let mut started = Duration::ZERO;
@@ -91,7 +110,9 @@ pub fn run(place: &Place, case: Case, rng: &mut Rng, patience: Duration, limit: 
             conn = server.conn()?;
             if case.way != Way::Expire {
                 // Of those some may have expired.
-                run.model.check(&mut conn).map_err(|e| format!("after a kill when full, {e}"))?;
+                run.model
+                    .check(&mut conn)
+                    .map_err(|e| format!("after a kill when full, {e}"))?;
             }
         }
         let probe = Probe::start(server.port, true, limit)?;
@@ -99,32 +120,63 @@ pub fn run(place: &Place, case: Case, rng: &mut Rng, patience: Duration, limit: 
         let refused = run.empty(&mut conn, ends)?;
         let empty = begun.elapsed();
         let (again, left) = (run.until_taken(&mut conn)?, run.model.bytes());
-        server.judge_health(false).map_err(|e| format!("after a write was taken, {e}"))?;
+        server
+            .judge_health(false)
+            .map_err(|e| format!("after a write was taken, {e}"))?;
         let emptied = probe.take(&format!("emptying: {case:?}"))?;
         drop(probe);
-        run.model.check(&mut conn).map_err(|e| format!("cycle {cycle} of {case:?}: {e}"))?;
+        run.model
+            .check(&mut conn)
+            .map_err(|e| format!("cycle {cycle} of {case:?}: {e}"))?;
         let on_disk = bytes_under(&dir) >> 20;
-        report(case, cycle, filled, [fill, empty, again, started], refused, [full, emptied], on_disk);
+        report(
+            case,
+            cycle,
+            filled,
+            [fill, empty, again, started],
+            refused,
+            [full, emptied],
+            on_disk,
+        );
         // What was left behind before counts as room; so does a flush's fraction.
         first = first.max(if cycle == 0 { filled } else { 0 });
         if cycle > 0 && filled + (left as u64) < first / 2 {
-            return Err(format!("cycle {cycle} of {case:?}: {filled} bytes were taken, at first {first}"));
+            return Err(format!(
+                "cycle {cycle} of {case:?}: {filled} bytes were taken, at first {first}"
+            ));
         }
     }
     server.stop()?;
     let server = Server::start(place, &dir, &args)?;
-    run.model.check(&mut server.conn()?).map_err(|e| format!("after a stop, {e}"))?;
+    run.model
+        .check(&mut server.conn()?)
+        .map_err(|e| format!("after a stop, {e}"))?;
     server.stop()?;
     disk.remove();
     Ok(())
 }
 
-fn report(case: Case, cycle: usize, filled: u64, t: [Duration; 4], refused: u64, w: [Waits; 2], on_disk: u64) {
-    let Case { mib, len, wal, way, kill, .. } = case;
+fn report(
+    case: Case,
+    cycle: usize,
+    filled: u64,
+    t: [Duration; 4],
+    refused: u64,
+    w: [Waits; 2],
+    on_disk: u64,
+) {
+    let Case {
+        mib,
+        len,
+        wal,
+        way,
+        kill,
+        ..
+    } = case;
     let [fill, empty, again, started] = t.map(|d| d.as_secs_f64());
     println!(
-        "disk {mib:4} MiB, {len:8} B, wal {wal:5} {way:9?} {} cycle {cycle}: {:5} MB in {fill:5.2} s, emptied in \
-         {empty:5.2} s, {refused} refused, taken again after {again:6.3} s, started in {started:5.2} s, \
+        "disk {mib:4} MiB, {len:8} B, wal {wal:5} {way:9?} {} cycle {cycle}: {:5} MB in {fill:5.2} s, emptied \
+         in {empty:5.2} s, {refused} refused, taken again after {again:6.3} s, started in {started:5.2} s, \
          {on_disk} MiB used; full: {}; emptying: {}",
         if kill { "killed" } else { "      " },
         filled / 1_000_000,
@@ -148,7 +200,10 @@ impl Run<'_> {
 
     fn push(&mut self, conn: &mut Conn, len: usize, ends: u64) -> (Vec<u8>, Val) {
         let (key, ends) = (self.key(), ends.to_string());
-        let val = Val { version: self.made, len };
+        let val = Val {
+            version: self.made,
+            len,
+        };
         let bytes = val.bytes(&key);
         match self.case.way {
             Way::Expire => conn.push(&[b"SET", &key, &bytes, b"PXAT", ends.as_bytes()]),
@@ -168,7 +223,9 @@ impl Run<'_> {
                 if len == 10 && begun.elapsed() > Duration::from_secs(2) {
                     break; // The rest would take long.
                 }
-                let batch: Vec<_> = (0..depth.clamp(1, 64)).map(|_| self.push(conn, len, ends)).collect();
+                let batch: Vec<_> = (0..depth.clamp(1, 64))
+                    .map(|_| self.push(conn, len, ends))
+                    .collect();
                 conn.flush()?;
                 let before = taken;
                 for (key, val) in batch {
@@ -211,9 +268,13 @@ impl Run<'_> {
     fn read_some(&mut self, conn: &mut Conn) -> Res<()> {
         for (key, may) in self.model.keys.iter().step_by(1 + self.model.len() / 50) {
             let reply = conn.call(&[b"GET", key])?;
-            let right = matches!((&may[0], &reply), (Some(val), Reply::Bulk(found)) if val.bytes(key) == *found);
+            let right =
+                matches!((&may[0], &reply), (Some(val), Reply::Bulk(found)) if val.bytes(key) == *found);
             if !right && (self.case.way != Way::Expire || reply != Reply::Null) {
-                return Err(format!("on the full disk, {key:?}: {may:?}, found {}", reply.brief()));
+                return Err(format!(
+                    "on the full disk, {key:?}: {may:?}, found {}",
+                    reply.brief()
+                ));
             }
         }
         Ok(())
@@ -248,9 +309,18 @@ impl Run<'_> {
         let mut keys: Vec<Vec<u8>> = self.model.keys.keys().cloned().collect();
         match self.case.way {
             Way::Del | Way::Unlink | Way::Most => {
-                let name: &[u8] = if self.case.way == Way::Unlink { b"UNLINK" } else { b"DEL" };
+                let name: &[u8] = if self.case.way == Way::Unlink {
+                    b"UNLINK"
+                } else {
+                    b"DEL"
+                };
                 if self.case.way == Way::Most {
-                    keys = keys.into_iter().enumerate().filter(|(n, _)| n % 4 > 0).map(|(_, key)| key).collect();
+                    keys = keys
+                        .into_iter()
+                        .enumerate()
+                        .filter(|(n, _)| n % 4 > 0)
+                        .map(|(_, key)| key)
+                        .collect();
                 }
                 if self.rng.below(2) == 0 {
                     (1..keys.len()).for_each(|n| keys.swap(n, self.rng.below(n + 1)));
@@ -268,7 +338,11 @@ impl Run<'_> {
                 }
             }
             Way::Flushall | Way::Flushdb => {
-                let name: &[u8] = if self.case.way == Way::Flushall { b"FLUSHALL" } else { b"FLUSHDB" };
+                let name: &[u8] = if self.case.way == Way::Flushall {
+                    b"FLUSHALL"
+                } else {
+                    b"FLUSHDB"
+                };
                 let reply = must(conn, &[name])?;
                 if !reply.is_ok() {
                     return Err(format!("a flush: {}", reply.brief()));
@@ -288,7 +362,10 @@ impl Run<'_> {
         loop {
             let key = [AGAIN, self.made.to_string().as_bytes()].concat();
             self.made += 1;
-            let val = Val { version: self.made, len: self.case.len };
+            let val = Val {
+                version: self.made,
+                len: self.case.len,
+            };
             let reply = conn.call(&[b"SET", &key, &val.bytes(&key)])?;
             if reply.is_ok() {
                 self.model.set(&key, Some(val));
@@ -297,7 +374,11 @@ impl Run<'_> {
             if !reply.refused() || begun.elapsed() > self.patience {
                 let log = conn.info("log_last_refusal").unwrap_or_default();
                 let waited = begun.elapsed();
-                return Err(format!("{:?}: after {waited:?} writes get {} {log}", self.case, reply.brief()));
+                return Err(format!(
+                    "{:?}: after {waited:?} writes get {} {log}",
+                    self.case,
+                    reply.brief()
+                ));
             }
             std::thread::sleep(Duration::from_millis(10));
         }

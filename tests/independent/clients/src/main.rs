@@ -1,4 +1,4 @@
-//! A Collie server under deletes, overwrites and full disks, checked from outside. `README.md` says what is looked at.
+//! A Collie server under deletes, overwrites and full disks, from outside. see `README.md`.
 
 mod disks;
 mod model;
@@ -51,8 +51,14 @@ fn options(args: &[String]) -> Res<Options> {
         return Err("usage: run [--seed N] [--rounds N] [--seconds N] …; README.md has the options".into());
     }
     for pair in args[1..].chunks(2) {
-        let [name, value] = pair else { return Err(format!("{} needs a value", pair[0])) };
-        let number = || value.parse::<u64>().map_err(|_| format!("{name} {value}: not a number"));
+        let [name, value] = pair else {
+            return Err(format!("{} needs a value", pair[0]));
+        };
+        let number = || {
+            value
+                .parse::<u64>()
+                .map_err(|_| format!("{name} {value}: not a number"))
+        };
         match name.as_str() {
             "--seed" => options.seed = number()?,
             "--rounds" => options.rounds = number()?,
@@ -105,9 +111,25 @@ fn round(place: &Place, options: &Options, seed: u64, figures: &mut Vec<String>)
     if options.only == "table" {
         // A table of all sizes; a violation is no reason to end it.
         let mut first = Ok(());
-        for (mib, len) in options.sizes.iter().flat_map(|mib| [200_000, 2_000, 7_000_000].map(|len| (*mib, len))) {
-            for (way, kill) in [(Way::Del, false), (Way::Del, true), (Way::Flushall, false), (Way::Expire, true)] {
-                let case = Case { mib, len, wal: "", way, kill, cycles: 2 };
+        for (mib, len) in options
+            .sizes
+            .iter()
+            .flat_map(|mib| [200_000, 2_000, 7_000_000].map(|len| (*mib, len)))
+        {
+            for (way, kill) in [
+                (Way::Del, false),
+                (Way::Del, true),
+                (Way::Flushall, false),
+                (Way::Expire, true),
+            ] {
+                let case = Case {
+                    mib,
+                    len,
+                    wal: "",
+                    way,
+                    kill,
+                    cycles: 2,
+                };
                 if let Err(e) = disks::run(place, case, rng, options.patience, options.limit) {
                     println!("VIOLATION {e}");
                     first = first.and(Err(e));
@@ -119,7 +141,8 @@ fn round(place: &Place, options: &Options, seed: u64, figures: &mut Vec<String>)
     if is("disks") {
         let cases = [(); 2].map(|()| Case::random(rng, &options.sizes));
         for case in cases {
-            disks::run(place, case, rng, options.patience, options.limit).map_err(|e| format!("{case:?}: {e}"))?;
+            disks::run(place, case, rng, options.patience, options.limit)
+                .map_err(|e| format!("{case:?}: {e}"))?;
         }
         done(format!("{} small disks", cases.len()));
     }
@@ -130,13 +153,27 @@ fn round(place: &Place, options: &Options, seed: u64, figures: &mut Vec<String>)
 fn lies(place: &Place) -> Res<()> {
     let dir = place.base.join("lies");
     let server = Server::start(place, &dir, &[])?;
-    for lie in ["", "DEL k7", "APPEND k8 x", "SETRANGE k9 30 y", "SET foreign x", "RENAME k1 k2", "FLUSHDB"] {
+    for lie in [
+        "",
+        "DEL k7",
+        "APPEND k8 x",
+        "SETRANGE k9 30 y",
+        "SET foreign x",
+        "RENAME k1 k2",
+        "FLUSHDB",
+    ] {
         // Another connection each time: the check ends in the middle of replies.
         let mut conn = server.conn()?;
         conn.words("FLUSHDB")?;
         let mut model = Model::default();
         for n in 0..20 {
-            let (key, val) = (format!("k{n}").into_bytes(), Val { version: n, len: 70_000 });
+            let (key, val) = (
+                format!("k{n}").into_bytes(),
+                Val {
+                    version: n,
+                    len: 70_000,
+                },
+            );
             conn.call(&[b"SET", &key, &val.bytes(&key)])?;
             model.set(&key, Some(val));
         }
@@ -165,15 +202,24 @@ fn main() {
     let place = Place::new(options.collie.clone(), &options.under).unwrap_or_else(|e| fail(2, e));
     let begun = Instant::now();
     let done = if options.lies {
-        lies(&place).map(|()| vec!["all lies were found".into()]).map_err(|e| (0, e))
+        lies(&place)
+            .map(|()| vec!["all lies were found".into()])
+            .map_err(|e| (0, e))
     } else {
         rounds(&place, &options)
     };
     match done {
         Ok(figures) => {
             place.remove();
-            println!("figures: {}; in {:.0} s", figures.join("; "), begun.elapsed().as_secs_f64());
+            println!(
+                "figures: {}; in {:.0} s",
+                figures.join("; "),
+                begun.elapsed().as_secs_f64()
+            );
         }
-        Err((seed, e)) => fail(1, format!("VIOLATION, seed {seed}: {e}\nkept: {}", place.base.display())),
+        Err((seed, e)) => fail(
+            1,
+            format!("VIOLATION, seed {seed}: {e}\nkept: {}", place.base.display()),
+        ),
     }
 }

@@ -35,7 +35,9 @@ pub struct Val {
 impl Val {
     /// Bytes that nothing compresses, other ones for each key and version.
     pub fn bytes(self, key: &[u8]) -> Vec<u8> {
-        let mut rng = Rng(key.iter().fold(self.version, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b))));
+        let mut rng = Rng(key.iter().fold(self.version, |sum, b| {
+            sum.wrapping_mul(31).wrapping_add(u64::from(*b))
+        }));
         let mut bytes = Vec::with_capacity(self.len + 8);
         while bytes.len() < self.len {
             bytes.extend_from_slice(&rng.next().to_le_bytes());
@@ -61,7 +63,10 @@ impl Model {
 
     /// Sent, and no reply.
     pub fn doubt(&mut self, key: &[u8], value: Option<Val>) {
-        self.keys.entry(key.to_vec()).or_insert_with(|| vec![None]).push(value);
+        self.keys
+            .entry(key.to_vec())
+            .or_insert_with(|| vec![None])
+            .push(value);
     }
 
     pub fn len(&self) -> usize {
@@ -82,7 +87,10 @@ impl Model {
         };
         let Some(&value) = may.iter().find(is) else {
             let key = String::from_utf8_lossy(key);
-            return Err(format!("{key:?}: expected one of {may:?}, found {}", found.brief()));
+            return Err(format!(
+                "{key:?}: expected one of {may:?}, found {}",
+                found.brief()
+            ));
         };
         self.set(key, value);
         Ok(())
@@ -93,7 +101,12 @@ impl Model {
         let keys: Vec<(Vec<u8>, usize)> = self
             .keys
             .iter()
-            .map(|(key, may)| (key.clone(), may.iter().flatten().map(|val| val.len).max().unwrap_or(0)))
+            .map(|(key, may)| {
+                (
+                    key.clone(),
+                    may.iter().flatten().map(|val| val.len).max().unwrap_or(0),
+                )
+            })
             .collect();
         let mut rest = &keys[..];
         while !rest.is_empty() {
@@ -114,7 +127,11 @@ impl Model {
         let keys: BTreeSet<Vec<u8>> = self.keys.keys().cloned().collect();
         judge_scan(&scan_all(conn, "COUNT 997")?, &keys, &keys)?;
         let size = conn.int("DBSIZE")?;
-        if size == self.len() as i64 { Ok(()) } else { Err(format!("DBSIZE {size} of {} keys", self.len())) }
+        if size == self.len() as i64 {
+            Ok(())
+        } else {
+            Err(format!("DBSIZE {size} of {} keys", self.len()))
+        }
     }
 }
 
@@ -153,7 +170,11 @@ mod tests {
 
     #[test]
     fn wrong_scans_are_found() {
-        let keys = |list: &str| list.split(' ').map(|key| key.as_bytes().to_vec()).collect::<Vec<_>>();
+        let keys = |list: &str| {
+            list.split(' ')
+                .map(|key| key.as_bytes().to_vec())
+                .collect::<Vec<_>>()
+        };
         let set = |list: &str| keys(list).into_iter().collect::<BTreeSet<_>>();
         let judge = |found: &str| judge_scan(&keys(found), &set("b d"), &set("a b c d"));
         assert_eq!(judge("a b d"), Ok(()));

@@ -1,4 +1,4 @@
-//! A few keys, overwritten very often, while clients keep what is old: watched keys, open cursors, replies not read.
+//! A few keys, overwritten very often, while clients keep what is old: watched keys, cursors, unread replies.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,13 +19,19 @@ struct Pace {
 
 /// Reads must not get slower with what was overwritten.
 fn judge(paces: &[Pace]) -> Res<()> {
-    for (name, of) in [("GET", (|p| p.get) as fn(&Pace) -> Duration), ("SCAN", |p| p.scan), ("EXEC", |p| p.exec)] {
+    for (name, of) in [
+        ("GET", (|p| p.get) as fn(&Pace) -> Duration),
+        ("SCAN", |p| p.scan),
+        ("EXEC", |p| p.exec),
+    ] {
         let mut best = paces.iter().take(3).map(of).max().unwrap_or_default();
         best = best.max(Duration::from_micros(300));
         let mut last: Vec<Duration> = paces.iter().rev().take(3).map(of).collect();
         last.sort_unstable();
         if last.first().is_some_and(|last| *last > 6 * best) {
-            return Err(format!("{name} took {best:?} at first, {last:?} in the last stretches of overwrites"));
+            return Err(format!(
+                "{name} took {best:?} at first, {last:?} in the last stretches of overwrites"
+            ));
         }
     }
     Ok(())
@@ -40,7 +46,9 @@ pub fn run(place: &Place, dir: &Path, writes: usize, rng: &mut Rng, limit: Durat
     for _ in &still {
         conn.reply()?;
     }
-    let hot: Vec<Vec<u8>> = (0..rng.pick(&[2, 4, 8])).map(|n| format!("s{:05}h", n * 7).into_bytes()).collect();
+    let hot: Vec<Vec<u8>> = (0..rng.pick(&[2, 4, 8]))
+        .map(|n| format!("s{:05}h", n * 7).into_bytes())
+        .collect();
     let large = vec![b'x'; 1 << 20];
     conn.call(&[b"SET", b"zlarge", &large])?;
     // Holders: watched keys with a queue, one of them hot; a cursor; replies that nobody reads for now.
@@ -101,13 +109,19 @@ pub fn run(place: &Place, dir: &Path, writes: usize, rng: &mut Rng, limit: Durat
     ever.insert(b"zlarge".to_vec());
     judge_scan(&scanned, &still, &ever)?;
     let won = watcher.words("EXEC")?;
-    if !matches!(&won, Reply::Array(all) if all.len() == 1_000 && all.iter().all(|r| *r == Reply::Bulk(b"still".into())))
-    {
-        return Err(format!("EXEC of a watched key that nobody changed: {}", won.brief()));
+    let all_still = |all: &[Reply]| all.iter().all(|r| *r == Reply::Bulk(b"still".into()));
+    if !matches!(&won, Reply::Array(all) if all.len() == 1_000 && all_still(all)) {
+        return Err(format!(
+            "EXEC of a watched key that nobody changed: {}",
+            won.brief()
+        ));
     }
     let lost = loser.words("EXEC")?;
     if lost != Reply::Null {
-        return Err(format!("EXEC of a watched key that was overwritten: {}", lost.brief()));
+        return Err(format!(
+            "EXEC of a watched key that was overwritten: {}",
+            lost.brief()
+        ));
     }
     for _ in 0..64 {
         let reply = deaf.reply()?;
@@ -120,15 +134,26 @@ pub fn run(place: &Place, dir: &Path, writes: usize, rng: &mut Rng, limit: Durat
     judge(&paces)?;
     // Ring, four memtables, cache, and what clients do not read.
     if rss > 900e6 {
-        return Err(format!("{} MB of memory after {writes} overwrites of {} keys", rss / 1e6, hot.len()));
+        return Err(format!(
+            "{} MB of memory after {writes} overwrites of {} keys",
+            rss / 1e6,
+            hot.len()
+        ));
     }
     let [first, last] = [paces.first(), paces.last()].map(|pace| pace.copied().unwrap_or_default());
     let (rate, mib) = (writes as f64 / took.as_secs_f64() / 1e3, bytes_under(dir) >> 20);
     server.stop()?;
     Ok(format!(
-        "{writes} overwrites of {} keys at {rate:.0} k/s: GET {:?} to {:?}, SCAN {:?} to {:?}, EXEC {:?} to {:?}, \
-         {:.0} MB, {mib} MiB on disk; {waits}",
-        hot.len(), first.get, last.get, first.scan, last.scan, first.exec, last.exec, rss / 1e6
+        "{writes} overwrites of {} keys at {rate:.0} k/s: GET {:?} to {:?}, SCAN {:?} to {:?}, EXEC {:?} to \
+         {:?}, {:.0} MB, {mib} MiB on disk; {waits}",
+        hot.len(),
+        first.get,
+        last.get,
+        first.scan,
+        last.scan,
+        first.exec,
+        last.exec,
+        rss / 1e6
     ))
 }
 
@@ -154,7 +179,8 @@ fn read(conn: &mut Conn, hot: &[Vec<u8>]) -> Res<Pace> {
         (0..=hot.len()).try_for_each(|_| conn.reply().map(drop))?;
         let reply = conn.reply()?;
         times[2] += begun.elapsed();
-        if !matches!(&reply, Reply::Array(all) if all.len() == hot.len() && all.iter().all(|one| *one == all[0])) {
+        let whole = |all: &[Reply]| all.len() == hot.len() && all.iter().all(|one| *one == all[0]);
+        if !matches!(&reply, Reply::Array(all) if whole(all)) {
             return Err(format!("EXEC saw a part of an MSET: {}", reply.brief()));
         }
     }
@@ -168,7 +194,10 @@ mod tests {
 
     #[test]
     fn reads_that_get_slower_are_found() {
-        let pace = |ms: u64| Pace { scan: Duration::from_millis(ms), ..Pace::default() };
+        let pace = |ms: u64| Pace {
+            scan: Duration::from_millis(ms),
+            ..Pace::default()
+        };
         assert!(judge(&[pace(1), pace(2), pace(1), pace(20), pace(3), pace(2)]).is_ok());
         assert!(judge(&[pace(1), pace(2), pace(1), pace(20), pace(30), pace(40)]).is_err());
     }

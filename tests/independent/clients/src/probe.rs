@@ -1,5 +1,5 @@
-//! A client that asks little at a steady rate, and what it waited; the same of a socket without a server is the
-//! control, which tells a server that holds up its clients from a machine that does.
+//! A client that asks little at a steady rate, and what it waited; the same of a socket without a server is
+//! the control, which tells a server that holds up its clients from a machine that does.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -34,14 +34,21 @@ impl Asker {
         for conn in &mut conns {
             conn.words(DATABASE)?;
         }
-        let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Seen::default())));
+        let (stop, seen) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(Mutex::new(Seen::default())),
+        );
         let (ends, found) = (stop.clone(), seen.clone());
         let thread = std::thread::spawn(move || {
             for turn in 0.. {
                 if ends.load(Ordering::Relaxed) {
                     return;
                 }
-                let args: &[&[u8]] = if get && turn % 8 > 3 { &[b"GET", KEY] } else { &[b"PING"] };
+                let args: &[&[u8]] = if get && turn % 8 > 3 {
+                    &[b"GET", KEY]
+                } else {
+                    &[b"PING"]
+                };
                 let begun = Instant::now();
                 let reply = conns[turn % 4].call(args);
                 let Ok(mut seen) = found.lock() else { return };
@@ -59,7 +66,11 @@ impl Asker {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        Ok(Self { stop, seen, thread: Some(thread) })
+        Ok(Self {
+            stop,
+            seen,
+            thread: Some(thread),
+        })
     }
 
     fn take(&self) -> Res<Vec<Duration>> {
@@ -100,7 +111,10 @@ impl Waits {
         waits.sort_unstable();
         Self {
             asked: waits.len(),
-            p99: waits.get(waits.len().saturating_sub(1) * 99 / 100).copied().unwrap_or_default(),
+            p99: waits
+                .get(waits.len().saturating_sub(1) * 99 / 100)
+                .copied()
+                .unwrap_or_default(),
             max: waits.last().copied().unwrap_or_default(),
             control: control.iter().max().copied().unwrap_or_default(),
         }
@@ -119,7 +133,11 @@ impl std::fmt::Display for Waits {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
         let (p99, max, control) = (ms(self.p99), ms(self.max), ms(self.control));
-        write!(f, "p99 {p99:.1} max {max:.1} ms of {} (control {control:.1})", self.asked)
+        write!(
+            f,
+            "p99 {p99:.1} max {max:.1} ms of {} (control {control:.1})",
+            self.asked
+        )
     }
 }
 
@@ -132,7 +150,11 @@ impl Probe {
             return Err(format!("SET of the probe's key: {}", set.brief()));
         }
         let server = Asker::start(port, true, gone)?;
-        Ok(Self { server, control: Asker::start(echo()?, false, false)?, limit })
+        Ok(Self {
+            server,
+            control: Asker::start(echo()?, false, false)?,
+            limit,
+        })
     }
 
     /// The waits since this was called last; a limit that was passed is the fault of `what`.
@@ -171,8 +193,20 @@ mod tests {
     fn a_server_that_holds_up_is_told_from_a_machine_that_does() {
         let ms = Duration::from_millis;
         let limit = ms(50);
-        assert!(Waits::of(vec![ms(1), ms(400), ms(2)], &[ms(1)]).judge("KEYS", limit).is_err());
-        assert!(Waits::of(vec![ms(1), ms(400), ms(2)], &[ms(150)]).judge("KEYS", limit).is_ok());
-        assert!(Waits::of(vec![ms(1), ms(40)], &[ms(1)]).judge("KEYS", limit).is_ok());
+        assert!(
+            Waits::of(vec![ms(1), ms(400), ms(2)], &[ms(1)])
+                .judge("KEYS", limit)
+                .is_err()
+        );
+        assert!(
+            Waits::of(vec![ms(1), ms(400), ms(2)], &[ms(150)])
+                .judge("KEYS", limit)
+                .is_ok()
+        );
+        assert!(
+            Waits::of(vec![ms(1), ms(40)], &[ms(1)])
+                .judge("KEYS", limit)
+                .is_ok()
+        );
     }
 }

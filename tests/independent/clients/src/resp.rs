@@ -32,7 +32,11 @@ impl Reply {
     pub fn brief(&self) -> String {
         let mut text = match self {
             Reply::Bulk(bytes) => {
-                format!("{} bytes {:?}", bytes.len(), String::from_utf8_lossy(&bytes[..bytes.len().min(60)]))
+                format!(
+                    "{} bytes {:?}",
+                    bytes.len(),
+                    String::from_utf8_lossy(&bytes[..bytes.len().min(60)])
+                )
             }
             other => format!("{other:?}"),
         };
@@ -54,14 +58,21 @@ impl Conn {
         stream.set_nodelay(true).map_err(|e| e.to_string())?;
         stream.set_read_timeout(Some(HANGS)).map_err(|e| e.to_string())?;
         stream.set_write_timeout(Some(HANGS)).map_err(|e| e.to_string())?;
-        Ok(Self { stream, out: Vec::new(), read: Vec::new(), at: 0 })
+        Ok(Self {
+            stream,
+            out: Vec::new(),
+            read: Vec::new(),
+            at: 0,
+        })
     }
 
     /// Adds a command to those that the next [`Conn::flush`] sends.
     pub fn push(&mut self, args: &[&[u8]]) {
-        self.out.extend_from_slice(format!("*{}\r\n", args.len()).as_bytes());
+        self.out
+            .extend_from_slice(format!("*{}\r\n", args.len()).as_bytes());
         for arg in args {
-            self.out.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
+            self.out
+                .extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
             self.out.extend_from_slice(arg);
             self.out.extend_from_slice(b"\r\n");
         }
@@ -93,16 +104,27 @@ impl Conn {
     }
 
     pub fn info(&mut self, field: &str) -> Res<String> {
-        let Reply::Bulk(text) = self.words("INFO")? else { return Err("INFO is no text".into()) };
+        let Reply::Bulk(text) = self.words("INFO")? else {
+            return Err("INFO is no text".into());
+        };
         let text = String::from_utf8_lossy(&text).into_owned();
-        let found = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-        found.map(|value| value.trim().to_owned()).ok_or_else(|| format!("INFO has no {field}"))
+        let found = text
+            .lines()
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        found
+            .map(|value| value.trim().to_owned())
+            .ok_or_else(|| format!("INFO has no {field}"))
     }
 
     /// One page: the next cursor and the keys.
     pub fn scan(&mut self, cursor: &[u8], options: &str) -> Res<(Vec<u8>, Vec<Vec<u8>>)> {
         let mut args: Vec<&[u8]> = vec![b"SCAN", cursor];
-        args.extend(options.split(' ').filter(|word| !word.is_empty()).map(str::as_bytes));
+        args.extend(
+            options
+                .split(' ')
+                .filter(|word| !word.is_empty())
+                .map(str::as_bytes),
+        );
         let reply = self.call(&args)?;
         if let Reply::Array(parts) = &reply
             && let [Reply::Bulk(next), Reply::Array(keys)] = &parts[..]
@@ -113,7 +135,10 @@ impl Conn {
             });
             return Ok((next.clone(), keys.collect()));
         }
-        Err(format!("SCAN {options}: expected a page, found {}", reply.brief()))
+        Err(format!(
+            "SCAN {options}: expected a page, found {}",
+            reply.brief()
+        ))
     }
 
     fn fill(&mut self) -> Res<()> {

@@ -17,7 +17,10 @@ pub struct Place {
 impl Place {
     pub fn new(collie: PathBuf, under: &Path) -> Res<Self> {
         if !collie.exists() {
-            return Err(format!("{} is not there; cargo build --release -p collie-cli", collie.display()));
+            return Err(format!(
+                "{} is not there; cargo build --release -p collie-cli",
+                collie.display()
+            ));
         }
         let base = under.join(format!("collie-clients-{}", std::process::id()));
         std::fs::create_dir_all(base.join("ring")).map_err(|e| format!("{}: {e}", base.display()))?;
@@ -35,8 +38,15 @@ impl Place {
 fn mount(at: &Path, mib: u64) -> Res<()> {
     std::fs::create_dir_all(at).map_err(|e| e.to_string())?;
     let size = format!("size={mib}m");
-    let done = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at).status();
-    if done.is_ok_and(|status| status.success()) { Ok(()) } else { Err(format!("mount {}", at.display())) }
+    let done = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
+        .arg(at)
+        .status();
+    if done.is_ok_and(|status| status.success()) {
+        Ok(())
+    } else {
+        Err(format!("mount {}", at.display()))
+    }
 }
 
 fn unmount(at: &Path) {
@@ -80,7 +90,14 @@ impl Server {
         let before = std::fs::metadata(&log).map_or(0, |meta| meta.len()) as usize;
         let begun = Instant::now();
         let child = Command::new(&place.collie)
-            .args(["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--config"])
+            .args([
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--metrics",
+                "127.0.0.1:0",
+                "--config",
+            ])
             .arg(&config)
             .arg("--dir")
             .arg(dir)
@@ -90,15 +107,27 @@ impl Server {
             .stderr(out)
             .spawn()
             .map_err(|e| format!("{}: {e}", place.collie.display()))?;
-        let mut server = Self { child, port: 0, metrics: 0, started: Duration::ZERO };
+        let mut server = Self {
+            child,
+            port: 0,
+            metrics: 0,
+            started: Duration::ZERO,
+        };
         loop {
             let text = std::fs::read(&log).map_err(|e| e.to_string())?;
             let text = String::from_utf8_lossy(&text[before..]).into_owned();
             let port = |mark: &str| {
                 let line = text.lines().find_map(|line| line.strip_prefix(mark))?;
-                line.rsplit(':').next()?.trim_end_matches("/metrics").parse::<u16>().ok()
+                line.rsplit(':')
+                    .next()?
+                    .trim_end_matches("/metrics")
+                    .parse::<u16>()
+                    .ok()
             };
-            let ports = (port("listening on 127.0.0.1"), port("metrics at http://127.0.0.1"));
+            let ports = (
+                port("listening on 127.0.0.1"),
+                port("metrics at http://127.0.0.1"),
+            );
             if let (Some(at), Some(metrics)) = ports {
                 (server.port, server.metrics) = (at, metrics);
                 break;
@@ -146,14 +175,21 @@ impl Server {
         stream.write_all(request.as_bytes()).map_err(|e| e.to_string())?;
         let mut answer = String::new();
         stream.set_read_timeout(Some(HANGS)).map_err(|e| e.to_string())?;
-        stream.read_to_string(&mut answer).map_err(|e| format!("{path}: {e}"))?;
+        stream
+            .read_to_string(&mut answer)
+            .map_err(|e| format!("{path}: {e}"))?;
         Ok(answer)
     }
 
     pub fn metric(&self, name: &str) -> Res<f64> {
         let page = self.http("/metrics")?;
-        let mut found = page.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        found.next().and_then(|value| value.trim().parse().ok()).ok_or_else(|| format!("no metric {name}"))
+        let mut found = page
+            .lines()
+            .filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        found
+            .next()
+            .and_then(|value| value.trim().parse().ok())
+            .ok_or_else(|| format!("no metric {name}"))
     }
 
     /// What all ways of asking say about writes: they must say the same.
@@ -162,11 +198,17 @@ impl Server {
         let status = health.split(' ').nth(1).unwrap_or_default().to_owned();
         let metric = self.metric("collie_writes_refused")?;
         let info = self.conn()?.info("aof_last_write_status")?;
-        let expected = if refused { ("503", 1.0, "err") } else { ("200", 0.0, "ok") };
+        let expected = if refused {
+            ("503", 1.0, "err")
+        } else {
+            ("200", 0.0, "ok")
+        };
         if (status.as_str(), metric, info.as_str()) == expected {
             return Ok(());
         }
-        Err(format!("health: expected {expected:?}, found {status}, {metric}, {info}: {health:?}"))
+        Err(format!(
+            "health: expected {expected:?}, found {status}, {metric}, {info}: {health:?}"
+        ))
     }
 }
 
@@ -180,7 +222,9 @@ impl Drop for Server {
 /// Bytes that files take under a folder.
 pub fn bytes_under(dir: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
-    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return 0;
+    };
     let each = entries.flatten().map(|entry| match entry.metadata() {
         Ok(meta) if meta.is_dir() => bytes_under(&entry.path()),
         Ok(meta) => meta.blocks() * 512,

@@ -14,7 +14,15 @@ pub fn run(place: &Place, dir: &Path, keys: usize) -> Res<String> {
     for some in (0..keys as u64).collect::<Vec<_>>().chunks(500) {
         for n in some {
             let key = format!("key:{n}").into_bytes();
-            conn.push(&[b"SET", &key, &Val { version: *n, len: 1_000 }.bytes(&key)]);
+            conn.push(&[
+                b"SET",
+                &key,
+                &Val {
+                    version: *n,
+                    len: 1_000,
+                }
+                .bytes(&key),
+            ]);
         }
         conn.flush()?;
         for _ in some {
@@ -42,8 +50,8 @@ pub fn run(place: &Place, dir: &Path, keys: usize) -> Res<String> {
     let all = bytes_under(dir) >> 20;
     server.stop()?;
     Ok(format!(
-        "{keys} of 1 kB in {set:.1?}, log {log} MiB, store {all} MiB, stopped in {stopped:.1?}; start and DBSIZE \
-         after a stop {:.2?}, {:.2?}, after a kill {:.2?}, {:.2?}",
+        "{keys} of 1 kB in {set:.1?}, log {log} MiB, store {all} MiB, stopped in {stopped:.1?}; start and \
+         DBSIZE after a stop {:.2?}, {:.2?}, after a kill {:.2?}, {:.2?}",
         after_stop.0, after_stop.1, after_kill.0, after_kill.1
     ))
 }

@@ -46,7 +46,10 @@ impl Churn {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
     }
 }
 
@@ -59,9 +62,17 @@ impl Drop for Churn {
 
 pub fn run(place: &Place, dir: &Path, keys: usize, rng: &mut Rng, limit: Duration) -> Res<String> {
     let mut server = Server::start(place, dir, &[])?;
-    let churned = (0..2_000).map(|_| format!("{:016x}-churn", rng.next()).into_bytes()).collect();
+    let churned = (0..2_000)
+        .map(|_| format!("{:016x}-churn", rng.next()).into_bytes())
+        .collect();
     let (model, worst) = (Model::default(), Waits::default());
-    let mut run = Run { model, churned, worst, worst_of: String::new(), asked: 0 };
+    let mut run = Run {
+        model,
+        churned,
+        worst,
+        worst_of: String::new(),
+        asked: 0,
+    };
     let mut conn = server.conn()?;
     let idle = {
         let probe = Probe::start(server.port, false, limit)?;
@@ -85,16 +96,25 @@ pub fn run(place: &Place, dir: &Path, keys: usize, rng: &mut Rng, limit: Duratio
     conn.int("DBSIZE")?;
     let counted = begun.elapsed();
     run.look(probe.take("the first DBSIZE")?, "the first DBSIZE");
-    run.model.check(&mut conn).map_err(|e| format!("after a kill, {e}"))?;
+    run.model
+        .check(&mut conn)
+        .map_err(|e| format!("after a kill, {e}"))?;
     run.look(probe.take("all reads")?, "all reads");
     run.walk(&server, &mut conn, &probe)?;
-    for line in ["FLUSHDB", "SCAN 0 COUNT 1", "RANDOMKEY", "KEYS *", "DBSIZE", "FLUSHALL ASYNC"] {
+    for line in [
+        "FLUSHDB",
+        "SCAN 0 COUNT 1",
+        "RANDOMKEY",
+        "KEYS *",
+        "DBSIZE",
+        "FLUSHALL ASYNC",
+    ] {
         run.timed(&mut conn, &probe, line)?;
     }
     drop(probe);
     server.stop()?;
     Ok(format!(
-        "{keys} tombstones: {} asks, worst {} ({}), idle {idle}; started in {started:.1?} and counted in {counted:.1?}",
+        "{keys} tombstones: {} asks, worst {} ({}), idle {idle}; started in {started:.1?}, counted in {counted:.1?}",
         run.asked, run.worst, run.worst_of
     ))
 }
@@ -135,7 +155,9 @@ fn queue(conn: &mut Conn, len: usize) -> Res<()> {
     }
     // A page passes over 4,096 removed keys.
     if pages > len / 4_096 + 2 {
-        return Err(format!("{pages} pages to the head of a queue after {len} removals"));
+        return Err(format!(
+            "{pages} pages to the head of a queue after {len} removals"
+        ));
     }
     conn.words("SELECT 0").map(drop)
 }
@@ -160,12 +182,21 @@ impl Run {
             .collect();
         for (n, some) in names.chunks(500).enumerate() {
             for key in some {
-                let val = Val { version: n as u64, len: 20 };
+                let val = Val {
+                    version: n as u64,
+                    len: 20,
+                };
                 conn.push(&[b"SET", key, &val.bytes(key)]);
                 self.model.set(key, Some(val));
             }
             for m in 0..some.len() / 5 {
-                conn.push(&[b"SET", format!("{n:x}{m:03}-ends").as_bytes(), b"soon", b"PX", b"300"]);
+                conn.push(&[
+                    b"SET",
+                    format!("{n:x}{m:03}-ends").as_bytes(),
+                    b"soon",
+                    b"PX",
+                    b"300",
+                ]);
             }
             conn.flush()?;
             for _ in 0..some.len() + some.len() / 5 {
@@ -176,7 +207,12 @@ impl Run {
             }
         }
         // One in a thousand stays, the last ones too.
-        let gone: Vec<&Vec<u8>> = names[..keys - 20].iter().enumerate().filter(|n| n.0 % 1_000 > 0).map(|n| n.1).collect();
+        let gone: Vec<&Vec<u8>> = names[..keys - 20]
+            .iter()
+            .enumerate()
+            .filter(|n| n.0 % 1_000 > 0)
+            .map(|n| n.1)
+            .collect();
         for some in gone.chunks(500) {
             some.iter().for_each(|key| conn.push(&[b"DEL", key]));
             conn.flush()?;
@@ -207,21 +243,42 @@ impl Run {
         let always: BTreeSet<Vec<u8>> = self.model.keys.keys().cloned().collect();
         let ever: BTreeSet<Vec<u8>> = always.union(&self.churned).cloned().collect();
         let churn = Churn::start(server.port, self.churned.iter().cloned().collect())?;
-        for options in ["COUNT 1", "", "COUNT 100000", "COUNT 3 MATCH *", "TYPE string COUNT 50"] {
+        for options in [
+            "COUNT 1",
+            "",
+            "COUNT 100000",
+            "COUNT 3 MATCH *",
+            "TYPE string COUNT 50",
+        ] {
             judge_scan(&scan_all(conn, options)?, &always, &ever)?;
-            self.look(probe.take(&format!("SCAN {options}"))?, &format!("SCAN {options}"));
+            self.look(
+                probe.take(&format!("SCAN {options}"))?,
+                &format!("SCAN {options}"),
+            );
         }
         for options in ["COUNT 1 MATCH nothing*", "COUNT 10000 TYPE list"] {
             judge_scan(&scan_all(conn, options)?, &BTreeSet::new(), &BTreeSet::new())?;
-            self.look(probe.take(&format!("SCAN {options}"))?, &format!("SCAN {options}"));
+            self.look(
+                probe.take(&format!("SCAN {options}"))?,
+                &format!("SCAN {options}"),
+            );
         }
         for line in ["KEYS *", "KEYS nothing*", "KEYS [0-3]*"] {
-            let Reply::Array(found) = self.timed(conn, probe, line)? else { return Err(format!("{line}: no array")) };
-            let mut found: Vec<Vec<u8>> = found.into_iter().filter_map(|r| if let Reply::Bulk(key) = r { Some(key) } else { None }).collect();
+            let Reply::Array(found) = self.timed(conn, probe, line)? else {
+                return Err(format!("{line}: no array"));
+            };
+            let mut found: Vec<Vec<u8>> = found
+                .into_iter()
+                .filter_map(|r| if let Reply::Bulk(key) = r { Some(key) } else { None })
+                .collect();
             found.sort();
             let part = |keys: &BTreeSet<Vec<u8>>| match line {
                 "KEYS *" => keys.clone(),
-                "KEYS [0-3]*" => keys.iter().filter(|key| (b'0'..=b'3').contains(&key[0])).cloned().collect(),
+                "KEYS [0-3]*" => keys
+                    .iter()
+                    .filter(|key| (b'0'..=b'3').contains(&key[0]))
+                    .cloned()
+                    .collect(),
                 _ => BTreeSet::new(),
             };
             judge_scan(&found, &part(&always), &part(&ever)).map_err(|e| format!("{line}: {e}"))?;
@@ -232,7 +289,9 @@ impl Run {
                 other => return Err(format!("RANDOMKEY: {}", other.brief())),
             }
         }
-        let Reply::Int(size) = self.timed(conn, probe, "DBSIZE")? else { return Err("DBSIZE is no number".into()) };
+        let Reply::Int(size) = self.timed(conn, probe, "DBSIZE")? else {
+            return Err("DBSIZE is no number".into());
+        };
         if !(always.len() as i64..=ever.len() as i64).contains(&size) {
             return Err(format!("DBSIZE {size}, of at least {}", always.len()));
         }
@@ -240,13 +299,18 @@ impl Run {
         for line in ["KEYS *", "SCAN 0 COUNT 100000", "RANDOMKEY", "DBSIZE"] {
             conn.words("MULTI")?;
             conn.words(line)?;
-            self.timed(conn, probe, "EXEC").map_err(|e| format!("{line} in {e}"))?;
+            self.timed(conn, probe, "EXEC")
+                .map_err(|e| format!("{line} in {e}"))?;
         }
         drop(churn);
         for line in ["SWAPDB 0 5", "SWAPDB 5 0"] {
             self.timed(conn, probe, line)?;
         }
         let size = conn.int("DBSIZE")?;
-        if size == always.len() as i64 { Ok(()) } else { Err(format!("DBSIZE {size} of {} keys", always.len())) }
+        if size == always.len() as i64 {
+            Ok(())
+        } else {
+            Err(format!("DBSIZE {size} of {} keys", always.len()))
+        }
     }
 }

@@ -81,6 +81,7 @@ fn a_snapshot_does_not_know_families_that_came_later() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "looks at open files from outside")]
 fn a_dropped_family_lives_on_in_snapshots_and_its_files_go_with_the_last() {
     let dir = tempfile::tempdir().unwrap();
     let db = common::open(dir.path(), &common::unlogged());

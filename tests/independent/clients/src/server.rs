@@ -50,7 +50,7 @@ fn mount(at: &Path, mib: u64) -> Res<()> {
 }
 
 fn unmount(at: &Path) {
-    let _ = Command::new("umount").arg(at).status();
+    let _ = Command::new("umount").arg("-q").arg(at).status();
 }
 
 /// A file system of so many MiB.

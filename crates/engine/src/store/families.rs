@@ -105,6 +105,7 @@ impl Store {
     pub(crate) fn replace_family(&self, old: &Arc<FamilyState>, new: &Arc<FamilyState>) {
         self.publish_family(new);
         self.families.drop_family(old);
+        self.queue.forget(old);
         self.views.remove(old.id());
         // They wait for no flush. A read that has the old family already goes on with its view, and
         // so do snapshots and iterators.
@@ -117,6 +118,7 @@ impl Store {
     /// flush retains the log for it afterwards.
     pub(crate) fn withdraw_family(&self, family: &Arc<FamilyState>) {
         self.families.drop_family(family);
+        self.queue.forget(family);
         self.families.named.write().remove(&**family.name());
         self.views.remove(family.id());
         self.sequencer.release(family.name());

@@ -124,7 +124,12 @@ impl TaskQueue {
         if family.flushes().enqueue() {
             let task = FlushTask::Family(Arc::clone(family));
             let due = due(pause);
-            self.state.lock().flushes.0.push_back((due, task));
+            let mut state = self.state.lock();
+            if family.is_dropped() {
+                return;
+            }
+            state.flushes.0.push_back((due, task));
+            drop(state);
             self.announce(Kind::Flush, due);
         }
     }
@@ -134,6 +139,30 @@ impl TaskQueue {
         state.flushes.0.push_back((0, FlushTask::WalSize));
         drop(state);
         self.announce(Kind::Flush, 0);
+    }
+
+    /// Takes a family out of the queues that was dropped: what is to be tried later would keep its
+    /// files, and their space, until then. None is queued again.
+    pub(crate) fn forget(&self, family: &FamilyState) {
+        fn take<T>(queue: &mut Queue<T>, is: impl Fn(&T) -> bool) -> Vec<T> {
+            let (taken, kept) = std::mem::take(&mut queue.0)
+                .into_iter()
+                .partition(|(_, task)| is(task));
+            queue.0 = kept;
+            let taken: VecDeque<(Nanos, T)> = taken;
+            taken.into_iter().map(|(_, task)| task).collect()
+        }
+        let is = |queued: &Arc<FamilyState>| queued.id() == family.id();
+        let mut state = self.state.lock();
+        let flushes = take(
+            &mut state.flushes,
+            |task| matches!(task, FlushTask::Family(queued) if is(queued)),
+        );
+        let compactions = take(&mut state.compactions, is);
+        let whole_merges = take(&mut state.whole_merges, is);
+        // Without the lock: the last handle of a dropped family removes files.
+        drop(state);
+        drop((flushes, compactions, whole_merges));
     }
 
     /// Queues an attempt to make room, or brings it forward.
@@ -160,8 +189,12 @@ impl TaskQueue {
     pub(crate) fn compact_after(&self, family: &Arc<FamilyState>, pause: Duration) {
         if family.compactions().enqueue() {
             let due = due(pause);
-            let task = (due, Arc::clone(family));
-            self.state.lock().compactions.0.push_back(task);
+            let mut state = self.state.lock();
+            if family.is_dropped() {
+                return;
+            }
+            state.compactions.0.push_back((due, Arc::clone(family)));
+            drop(state);
             self.announce(Kind::Compaction, due);
         }
     }
@@ -186,8 +219,12 @@ impl TaskQueue {
     pub(crate) fn merge_whole_after(&self, family: &Arc<FamilyState>, pause: Duration) {
         if family.whole_merges().enqueue() {
             let due = due(pause);
-            let task = (due, Arc::clone(family));
-            self.state.lock().whole_merges.0.push_back(task);
+            let mut state = self.state.lock();
+            if family.is_dropped() {
+                return;
+            }
+            state.whole_merges.0.push_back((due, Arc::clone(family)));
+            drop(state);
             self.announce(Kind::WholeMerge, due);
         }
     }

@@ -42,7 +42,7 @@ use lsm_tree::config::{
     BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
 };
 use lsm_tree::{
-    AbstractTree, AnyTree, Cache, CompressionType, Config, DescriptorTable, InternalValue,
+    AbstractTree, AnyTree, Cache, CompressionType, Config, DescriptorTable, GlobalTableId, InternalValue,
     SequenceNumberCounter, Tree,
 };
 
@@ -81,10 +81,18 @@ pub(crate) struct TreeDir {
     path: PathBuf,
     dropped: Arc<AtomicBool>,
     reclaim: Sender<Reclaim>,
+    tree: Tree,
+    descriptors: Arc<DescriptorTable>,
 }
 
 impl Drop for TreeDir {
     fn drop(&mut self) {
+        // The table library closes only those of tables that a merge has replaced. What is open takes
+        // its space also when it is removed.
+        for table in self.tree.current_version().iter_tables() {
+            self.descriptors
+                .remove_for_table(&GlobalTableId::from((self.tree.id(), table.id())));
+        }
         if self.dropped.load(Ordering::Relaxed) {
             // Where the receiver is gone, the next open removes the directory: the manifest does
             // not name its id.
@@ -190,6 +198,8 @@ impl Tables {
             path: path.into(),
             dropped,
             reclaim: home.reclaim.clone(),
+            tree: tree.clone(),
+            descriptors: Arc::clone(&shared.descriptors),
         };
         let version = tree.current_version();
         verified.note(version.id(), version.iter_tables(), home.device);

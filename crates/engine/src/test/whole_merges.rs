@@ -1,6 +1,7 @@
 //! Families beside one whose tables are all merged.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use collie_io::{Clock, RealClock};
 
@@ -68,5 +69,35 @@ fn a_merge_ends_where_the_family_is_dropped() {
     assert_eq!(state.tables().version(), version, "it was merged to its end");
     assert_eq!(db.stats().families.len(), 1);
     db.put("k", "the store goes on").unwrap();
+    db.close().unwrap();
+}
+
+/// What is to be tried again in a minute, on a full disk, would keep the tables of an emptied database.
+#[test]
+fn what_is_queued_for_later_does_not_keep_a_dropped_familys_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = Db::open(dir.path(), Options::default()).unwrap();
+    let family = db.create_family("dropped", FamilyOptions::default()).unwrap();
+    put(&family, "k", "v");
+    family.flush().unwrap();
+    let (state, minute) = (Arc::clone(family.state()), Duration::from_secs(60));
+    let queue_all = || {
+        db.store().queue().flush_after(&state, minute);
+        db.store().queue().compact_after(&state, minute);
+        db.store().queue().merge_whole_after(&state, minute);
+    };
+    // What ran already is done.
+    let until = RealClock.monotonic() + 60_000_000_000;
+    while Arc::strong_count(&state) > 3 && RealClock.monotonic() < until {
+        std::thread::yield_now();
+    }
+    let before = Arc::strong_count(&state);
+    queue_all();
+    assert_eq!(Arc::strong_count(&state), before + 3);
+    db.drop_family(&family).unwrap();
+    // A task that ends after the drop.
+    queue_all();
+    drop(family);
+    assert_eq!(Arc::strong_count(&state), 1, "something keeps the family");
     db.close().unwrap();
 }

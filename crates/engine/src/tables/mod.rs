@@ -42,9 +42,10 @@ use lsm_tree::config::{
     BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
 };
 use lsm_tree::{
-    AbstractTree, AnyTree, Cache, CompressionType, Config, DescriptorTable, InternalValue,
+    AbstractTree, AnyTree, Cache, CompressionType, Config, DescriptorTable, GlobalTableId, InternalValue,
     SequenceNumberCounter, Tree,
 };
+use parking_lot::Mutex;
 
 use self::current::{read_file, refuse_leftovers, verify};
 use self::during::DuringCompactions;
@@ -81,10 +82,18 @@ pub(crate) struct TreeDir {
     path: PathBuf,
     dropped: Arc<AtomicBool>,
     reclaim: Sender<Reclaim>,
+    descriptors: Arc<DescriptorTable>,
+    /// The tables that were current at the end. Those that were replaced before close their files
+    /// themselves.
+    last: Mutex<Vec<GlobalTableId>>,
 }
 
 impl Drop for TreeDir {
     fn drop(&mut self) {
+        // A file that is open takes its room, also once it is removed. Nobody reads it any more.
+        for table in self.last.get_mut().drain(..) {
+            self.descriptors.remove_for_table(&table);
+        }
         if self.dropped.load(Ordering::Relaxed) {
             // Where the receiver is gone, the next open removes the directory: the manifest does
             // not name its id.
@@ -188,6 +197,8 @@ impl Tables {
             path: path.into(),
             dropped,
             reclaim: home.reclaim.clone(),
+            descriptors: Arc::clone(&shared.descriptors),
+            last: Mutex::default(),
         };
         let version = tree.current_version();
         verified.note(version.id(), version.iter_tables(), home.device);
@@ -475,6 +486,17 @@ impl Tables {
     pub(crate) fn leave_to_next_opening(&self) {
         // Relaxed, as above.
         self.dir.dropped.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Tables {
+    fn drop(&mut self) {
+        // No flush or compaction runs; whoever reads goes on, and has the directory.
+        let (tree, version) = (self.tree.id(), self.tree.current_version());
+        let last = version
+            .iter_tables()
+            .map(|table| GlobalTableId::from((tree, table.id())));
+        *self.dir.last.lock() = last.collect();
     }
 }
 

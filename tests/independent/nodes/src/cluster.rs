@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -173,6 +174,27 @@ impl Cluster {
             self.running[node] = None;
         }
         Ok(status.map(|s| format!("node {} ended: {s}", node + 1)))
+    }
+
+    /// Bytes of the node's disk that are in removed files which its process has open.
+    pub fn removed(&self, node: usize) -> u64 {
+        let Some(child) = &self.running[node] else {
+            return 0;
+        };
+        let open = std::fs::read_dir(format!("/proc/{}/fd", child.id()))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let of_disk = |path: &PathBuf| {
+            let link = std::fs::read_link(path).unwrap_or_default();
+            link.starts_with(self.disk(node)) && link.to_string_lossy().ends_with(" (deleted)")
+        };
+        let files = open
+            .map(|entry| entry.path())
+            .filter(of_disk)
+            .filter_map(|path| std::fs::metadata(path).ok());
+        let sizes: HashMap<u64, u64> = files.map(|file| (file.ino(), file.blocks() * 512)).collect();
+        sizes.values().sum()
     }
 
     /// A file that leaves `left` bytes of the node's disk.

@@ -613,6 +613,10 @@ impl Round<'_> {
                     node + 1
                 ));
             }
+            // Nobody reads any more. What merges replaced is closed a moment later.
+            self.until("removed files are closed", Duration::from_secs(20), |round| {
+                round.cluster.removed(node) < 4 * MIB
+            })?;
             self.say(&format!("node {} has everything", node + 1));
             self.look()?;
         }

@@ -1,4 +1,4 @@
-//! What values may be there: each key has one writer; a write that is unknown may come at any later time, once.
+//! What values may be there: each key has one writer; an unknown write may come at any later time, once.
 
 use std::collections::HashSet;
 

@@ -1,8 +1,8 @@
-//! Clients that write and read all the time, probes that say since when writes are refused, and who asks the nodes how
-//! they are.
+//! Clients that write and read all the time, probes that say since when writes are refused, and who asks the
+//! nodes how they are.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -266,7 +266,7 @@ pub fn probe(shared: &Shared, number: usize, of: usize) {
 }
 
 /// Asks for the status all the time: it must not be well while writes are refused, nor bad while none is.
-pub fn watch(shared: &Shared, collie: &PathBuf) {
+pub fn watch(shared: &Shared, collie: &Path) {
     let mut unserved: Option<Instant> = None;
     while !shared.ends() {
         let (began, failed) = (Instant::now(), shared.failing());

@@ -1,4 +1,4 @@
-//! A client of Redis Cluster, as small as can be: RESP2, redirections, and what is known of a command at its end.
+//! A client of Redis Cluster, as small as can be: RESP2, redirections, and what is known at the end.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -186,7 +186,7 @@ impl Client {
         std::thread::sleep(Duration::from_millis(20));
     }
 
-    /// Sends the command wherever it is directed, until it is executed, refused as BUSY or for `patience`, or unknown.
+    /// Sends it wherever it is directed, until it is executed, refused (BUSY, or for `patience`) or unknown.
     pub fn call(&mut self, slot: u16, patience: Duration, arguments: &[&[u8]]) -> Outcome {
         let began = Instant::now();
         let mut last = String::from("no node can be reached");

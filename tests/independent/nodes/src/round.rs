@@ -1,4 +1,4 @@
-//! A round: a cluster of a random shape, clients, one cause of trouble after another, and a look at everything.
+//! A round: a cluster of a random shape, clients, one cause after another, and a look at everything.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+use std::path::Path;
+
 use crate::common;
 
 use collie_db::{Db, Family, Snapshot};
@@ -117,7 +119,36 @@ fn a_dropped_family_lives_on_in_snapshots_and_its_files_go_with_the_last() {
     assert_eq!(reopened(db, dir.path()).families(), ["default", "short"]);
 }
 
-fn reopened(db: Db, path: &std::path::Path) -> Db {
+/// The tables cached their files, with the disk's room, until as many others were opened.
+#[test]
+fn the_files_of_a_dropped_family_are_closed_with_its_last_user() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = common::open(dir.path(), &common::unlogged());
+    let family = db.create_family("short", common::small_family()).unwrap();
+    for i in 0..2000 {
+        family.put(format!("k{i:05}"), [7; 50]).unwrap();
+    }
+    family.flush().unwrap();
+    assert_eq!(family.iter().unwrap().count(), 2000);
+    let files = dir.path().join("families").join(family.id().to_string());
+    let open = || {
+        let all = Path::new("/proc/self/fd").read_dir().unwrap();
+        let all = all.filter_map(|open| open.unwrap().path().read_link().ok());
+        all.filter(|open| open.starts_with(&files)).count()
+    };
+    let snapshot = db.snapshot();
+    db.drop_family(&family).unwrap();
+    drop(family);
+    assert_eq!(snapshot.get(&db.default_family(), "k").unwrap(), None);
+    assert!(open() > 0, "the snapshot has them");
+    drop(snapshot);
+    while files.exists() {
+        std::thread::yield_now();
+    }
+    assert_eq!(open(), 0);
+}
+
+fn reopened(db: Db, path: &Path) -> Db {
     db.close().unwrap();
     common::open(path, &common::unlogged())
 }

@@ -59,7 +59,10 @@ impl Reserve {
         if have > self.bytes {
             file.set_len(self.bytes)?;
         }
-        let mut step = self.bytes.saturating_sub(have);
+        // An attempt that fails takes as long as one that succeeds: it is given back what it took.
+        let room = device.statfs(&self.path);
+        let available = room.map_or(u64::MAX, |room| room.available.saturating_mul(room.block_size));
+        let mut step = self.bytes.saturating_sub(have).min(available.max(LEAST));
         while have < self.bytes {
             // What is there was allocated, so that it stays what it is.
             let end = self.bytes.min(have + step);

@@ -234,6 +234,7 @@ mod tests {
                 tombstones,
                 bytes,
                 hidden: 0,
+                replaced: 0,
             };
             rule(&content, &FamilyOptions::default(), || u64::MAX)
         };

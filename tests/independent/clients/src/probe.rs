@@ -125,7 +125,7 @@ impl Waits {
         if self.max <= limit + 3 * self.control {
             return Ok(());
         }
-        Err(format!("{what} held up other clients: {self}"))
+        Err(format!("{what} kept other clients waiting: {self}"))
     }
 }
 

@@ -39,7 +39,7 @@ fn mount(from: &str, at: &str, kind: &str, flags: u64) -> io::Result<()> {
     done(unsafe { libc::mount(from.as_ptr(), at.as_ptr(), kind.as_ptr(), flags, std::ptr::null()) })
 }
 
-/// Takes a mount away, whoever uses it.
+/// Takes a mount away, also while processes use it.
 pub fn detach(at: &Path) -> io::Result<()> {
     let at = c(at);
     done(unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) })

@@ -4,6 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{End, File};
 
+/// Names of relations, which the mount keeps in pages.
+pub const RELATIONS: [&str; 8] = [
+    "16384",
+    "16384.1",
+    "16384.2",
+    "16384_fsm",
+    "16384_vm.1",
+    "16385",
+    "16386",
+    "16387_init",
+];
+/// Names of other files.
+pub const PLAIN: [&str; 3] = ["pg_filenode.map", "t3_16384", "old"];
+
 /// Of one name: the files that had it, first the one that a sync covered, last the one that has it.
 type History = Vec<Option<u64>>;
 

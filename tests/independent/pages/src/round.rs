@@ -386,7 +386,7 @@ impl Round<'_> {
             if (kill || is_cut())
                 && let Some(daemon) = daemon
             {
-                // Whoever waits for the daemon gets an error, and what waits for the disk too.
+                // A process that waits for the daemon gets an error, and what waits for the disk too.
                 let _ = daemon.kill();
                 if is_cut() {
                     shared.release();

@@ -12,19 +12,8 @@ use std::time::Duration;
 use collie_independent_cuts::rng::Rng;
 
 use crate::model::{End, content};
-use crate::names::{Found, Names, is_relation, parent};
+use crate::names::{Found, Names, PLAIN, RELATIONS, is_relation, parent};
 
-const RELATIONS: [&str; 8] = [
-    "16384",
-    "16384.1",
-    "16384.2",
-    "16384_fsm",
-    "16384_vm.1",
-    "16385",
-    "16386",
-    "16387_init",
-];
-const PLAIN: [&str; 3] = ["pg_filenode.map", "t3_16384", "old"];
 /// A file has so many pages at most.
 const PAGES: u64 = 120;
 

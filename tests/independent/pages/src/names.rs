@@ -17,6 +17,8 @@ pub const RELATIONS: [&str; 8] = [
 ];
 /// Names of other files.
 pub const PLAIN: [&str; 3] = ["pg_filenode.map", "t3_16384", "old"];
+/// A file has so many pages at most.
+pub const PAGES: u64 = 120;
 
 /// Of one name: the files that had it, first the one that a sync covered, last the one that has it.
 type History = Vec<Option<u64>>;

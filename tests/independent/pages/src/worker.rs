@@ -12,10 +12,7 @@ use std::time::Duration;
 use collie_independent_cuts::rng::Rng;
 
 use crate::model::{End, content};
-use crate::names::{Found, Names, PLAIN, RELATIONS, is_relation, parent};
-
-/// A file has so many pages at most.
-const PAGES: u64 = 120;
+use crate::names::{Found, Names, PAGES, PLAIN, RELATIONS, is_relation, parent};
 
 /// Why a client stops.
 #[derive(Debug)]

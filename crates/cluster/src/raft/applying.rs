@@ -12,7 +12,7 @@ use openraft::{EntryPayload, OptionalSend};
 use crate::machine::Machine;
 use crate::raft::body::Body;
 use crate::raft::commands::Commands;
-use crate::raft::machine::{SnapshotBuilder, SnapshotData, apply_all};
+use crate::raft::machine::{SnapshotBuilder, SnapshotData, apply_all, install};
 use crate::raft::types::{Effects, Groups};
 
 /// A [`Machine`], and the commands that learn what it applies.
@@ -67,7 +67,10 @@ impl RaftStateMachine<Groups> for Served {
     ) -> Result<(), io::Error> {
         // Whatever this replica submitted is behind what it learns.
         self.commands.follow();
-        self.machine.install_snapshot(meta, snapshot).await
+        let waits = Arc::clone(&self.commands);
+        install(&self.machine, meta, snapshot, move || waits.no_room_for_tables()).await?;
+        self.commands.has_applied();
+        Ok(())
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<SnapshotOf<Groups, SnapshotData>>, io::Error> {

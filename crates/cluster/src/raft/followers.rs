@@ -47,13 +47,14 @@ impl FullDisks {
         }
     }
 
-    /// Whether so many of the voters are on them that nothing can be committed.
-    fn have_most(&self, members: &Members) -> bool {
+    /// Whether so many of the voters are on them, or without room for tables, that nothing can be committed.
+    fn have_most(&self, members: &Members, tables: &BTreeMap<ReplicaId, Instant>) -> bool {
         let mut full = self.0.lock();
         full.retain(|_, at| at.elapsed() < FULL_FOR);
         let is_full = |voter: &&ReplicaId| {
             let member = members.all.get(voter);
-            member.is_some_and(|member| full.contains_key(&(member.node, member.disk)))
+            tables.contains_key(voter)
+                || member.is_some_and(|member| full.contains_key(&(member.node, member.disk)))
         };
         2 * members.voters.iter().filter(is_full).count() >= members.voters.len()
     }
@@ -70,6 +71,9 @@ pub(super) struct Followers {
     /// The log does not keep entries up to this index for followers.
     given_up: AtomicU64,
     full: Arc<FullDisks>,
+    /// Those that lack entries which the log does not keep, and whose disks had no room for tables: when
+    /// each last said so. Of this group alone: the log on such a disk may have room for entries.
+    tables: Mutex<BTreeMap<ReplicaId, Instant>>,
     anew: mpsc::UnboundedSender<Anew>,
 }
 
@@ -89,6 +93,7 @@ impl Followers {
             known: Mutex::default(),
             given_up: AtomicU64::new(0),
             full,
+            tables: Mutex::default(),
             anew,
         }
     }
@@ -131,6 +136,16 @@ impl Followers {
         self.full.learned(disk, is_full);
     }
 
+    /// A follower takes tables, or has no room for them.
+    pub(super) fn tables(&self, follower: ReplicaId, is_full: bool) {
+        let mut tables = self.tables.lock();
+        if is_full {
+            tables.insert(follower, Instant::now());
+        } else {
+            tables.remove(&follower);
+        }
+    }
+
     /// A follower says that it has another entry at `index`, or none. If it had acknowledged that one, this
     /// returns when raft has been asked to send it everything anew; what raft hears before would be a
     /// fault of its own to it.
@@ -161,7 +176,9 @@ impl Followers {
 
     /// Whether so many of the voters have no room for entries that none can be committed.
     pub(super) fn most_are_full(&self, members: impl FnOnce() -> Members) -> bool {
-        !self.full.is_empty() && self.full.have_most(&members())
+        let mut tables = self.tables.lock();
+        tables.retain(|_, at| at.elapsed() < FULL_FOR);
+        (!tables.is_empty() || !self.full.is_empty()) && self.full.have_most(&members(), &tables)
     }
 
     /// Those that were seen lately to have lost an entry that they had acknowledged, and which.
@@ -218,6 +235,17 @@ mod tests {
         followers.disk((2, 0), true);
         assert!(most());
         // Raft may have nothing left to try: so a write is let through.
+        tokio::time::advance(FULL_FOR).await;
+        assert!(!most());
+        // One that is to get tables, and has no room for them, takes no entries.
+        followers.disk((2, 0), true);
+        followers.tables(14, true);
+        assert!(!most(), "14 has no vote");
+        followers.tables(13, true);
+        assert!(most());
+        followers.tables(13, false);
+        assert!(!most());
+        followers.tables(13, true);
         tokio::time::advance(FULL_FOR).await;
         assert!(!most());
     }

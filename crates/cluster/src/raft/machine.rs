@@ -90,24 +90,7 @@ impl RaftStateMachine<Groups> for Machine {
         meta: &SnapshotMetaOf<Groups>,
         snapshot: SnapshotData,
     ) -> Result<(), io::Error> {
-        let (machine, meta) = (self.clone(), meta.clone());
-        let adopted = blocking(move || {
-            let staged = match snapshot {
-                SnapshotData::Staged(staged) => staged,
-                SnapshotData::Tables(other) => machine
-                    .fetch(&other.transfer().map_err(failed)?)
-                    .map_err(failed)?,
-            };
-            let position = &staged.description().position;
-            if self::meta(position)? != meta {
-                let text = format!("expected a snapshot of {meta}, found one of {position}");
-                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
-            }
-            machine.adopt(&staged).map_err(failed)
-        })
-        .await?;
-        let machine = adopted.settle().await.map_err(failed)?;
-        blocking(move || machine.tidy()).await.map_err(failed)
+        install(self, meta, snapshot, || false).await
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<SnapshotOf<Groups, SnapshotData>>, io::Error> {
@@ -136,6 +119,35 @@ impl RaftSnapshotBuilder<Groups> for SnapshotBuilder {
         }
         of_tables(&self.machine, self.machine.snapshot().as_ref())
     }
+}
+
+/// Puts a snapshot in the place of what is there. Where the device of the tables is full, that is tried
+/// again and again as long as `waits` says so: a replica that failed for it would be opened no more in
+/// the end.
+pub(super) async fn install(
+    machine: &Machine,
+    meta: &SnapshotMetaOf<Groups>,
+    snapshot: SnapshotData,
+    waits: impl Fn() -> bool + Send + 'static,
+) -> Result<(), io::Error> {
+    let (machine, meta) = (machine.clone(), meta.clone());
+    let adopted = blocking(move || {
+        let staged = match snapshot {
+            SnapshotData::Staged(staged) => staged,
+            SnapshotData::Tables(other) => machine
+                .fetch(&other.transfer().map_err(failed)?)
+                .map_err(failed)?,
+        };
+        let position = &staged.description().position;
+        if self::meta(position)? != meta {
+            let text = format!("expected a snapshot of {meta}, found one of {position}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        when_there_is_room(&position.applied, &waits, || machine.adopt(&staged))
+    })
+    .await?;
+    let machine = adopted.settle().await.map_err(failed)?;
+    blocking(move || machine.tidy()).await.map_err(failed)
 }
 
 /// Applies entries: on this thread, unless something would be waited for. `applied` gets each before
@@ -213,16 +225,25 @@ fn apply(
     change: Change<'_>,
     waits: &impl Fn() -> bool,
 ) -> io::Result<Outcome> {
+    when_there_is_room(&id, waits, || machine.apply(id, change))
+}
+
+/// Does something up to an entry as soon as the device of the tables has room for it; blocks.
+fn when_there_is_room<T>(
+    id: &EntryId,
+    waits: &impl Fn() -> bool,
+    mut attempt: impl FnMut() -> Result<T, MachineError>,
+) -> io::Result<T> {
     let mut reported = false;
     loop {
-        match machine.apply(id, change) {
+        match attempt() {
             Err(MachineError::Db(error @ collie_db::Error::StorageFull { .. })) if waits() => {
                 if !std::mem::replace(&mut reported, true) {
                     tracing::error!(%id, %error, "a replica waits until there is room for its tables");
                 }
                 std::thread::sleep(ROOM_PAUSE);
             }
-            applied => return applied.map_err(failed),
+            done => return done.map_err(failed),
         }
     }
 }

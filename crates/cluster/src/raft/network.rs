@@ -113,7 +113,17 @@ impl Link {
     }
 
     pub(super) async fn call(&self, request: Request, within: Duration) -> Result<Response, Failed> {
+        let is_of_tables = matches!(
+            request,
+            Request::Room | Request::Offer(_) | Request::Piece(_) | Request::SnapshotEnd(_)
+        );
         let answer = self.links.peers.call(self.to_call(request, within)).await;
+        let followers = &self.links.followers;
+        match &answer {
+            Ok(Response::Refusal(Refusal::NoRoom)) if is_of_tables => followers.tables(self.target, true),
+            Ok(Response::Stored(_) | Response::Installed(_)) => followers.tables(self.target, false),
+            _ => {}
+        }
         self.answered(answer)
     }
 

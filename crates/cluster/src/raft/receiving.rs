@@ -162,5 +162,8 @@ fn unknown(snapshot: u64) -> Response {
 
 fn refused(error: MachineError) -> Response {
     tracing::warn!(%error, "a snapshot is not taken");
+    if error.is_no_room() {
+        return Response::Refusal(Refusal::NoRoom);
+    }
     Response::Refusal(Refusal::failed(error.to_string()))
 }

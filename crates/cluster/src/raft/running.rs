@@ -340,7 +340,21 @@ impl Running {
             let _ending = self.appends.send((append, reply, room));
             return;
         }
-        tokio::spawn(async move { reply.send(self.answer(incoming).await) });
+        let is_of_tables = matches!(
+            incoming.request,
+            Request::Offer(_) | Request::Piece(_) | Request::SnapshotEnd(_)
+        );
+        tokio::spawn(async move {
+            let answer = self.answer(incoming).await;
+            match &answer {
+                Response::Refusal(Refusal::NoRoom) if is_of_tables => {
+                    self.commands.no_room_for_tables();
+                }
+                Response::Stored(_) | Response::Installed(_) => self.commands.has_applied(),
+                _ => {}
+            }
+            reply.send(answer);
+        });
     }
 
     async fn answer(&self, incoming: Incoming) -> Response {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use collie_cluster::proposals::Answer;
-use collie_cluster::{CommandError, Executed, GroupLimits, Row, Rows, StoreError};
+use collie_cluster::{CommandError, Executed, GroupLimits, Retention, Row, Rows, StoreError};
 use collie_db::Value;
 use collie_server::cluster::{Refused, Settled};
 use collie_sim::{Fault, FaultKind};
@@ -243,6 +243,54 @@ fn a_replica_that_is_opened_on_a_full_disk_waits_and_is_open_when_there_is_room(
     other.device.heal();
     cluster.check(&tally);
     no_problem(&cluster);
+}
+
+/// It lacks entries that the logs do not keep, so it gets tables, and is shown to wait for their room.
+fn a_follower_gets_tables_without_room(part: &str) {
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Tables, |options| {
+        options.store.shared.retention = Some(Retention {
+            margin: 0,
+            lagging: 0,
+        });
+    }));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    cluster.check(&tally);
+    let leader = cluster.leader(|_| true);
+    let follower = cluster.places.iter().find(|place| place.id != leader.id).unwrap();
+    let had = follower.state().unwrap().last.unwrap();
+    follower.kill();
+    count(&cluster, &tally);
+    cluster.until("a purge", || {
+        for replica in cluster.replicas() {
+            cluster.runtime.block_on(replica.flush()).ok()?;
+        }
+        let mut others = cluster.places.iter().filter(|place| place.id != follower.id);
+        let purged = |place: &Place| place.state().is_some_and(|state| state.purged > Some(had));
+        others.all(purged).then_some(())
+    });
+    follower.device.inject(Fault::new(FaultKind::NoSpace).on(part));
+    cluster.open(follower);
+    cluster.until("a replica that waits for room", || {
+        let problem = follower.problem()?;
+        assert!(!problem.contains("has failed"), "{problem}");
+        problem.contains("room for its tables").then_some(())
+    });
+    count(&cluster, &tally);
+    follower.device.heal();
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
+#[test]
+fn a_follower_whose_disk_is_full_when_tables_arrive_waits_and_gets_them_when_there_is_room() {
+    a_follower_gets_tables_without_room("staged/");
+}
+
+/// It ended with that, and was opened no more after three times.
+#[test]
+fn a_follower_whose_disk_is_full_when_it_takes_tables_over_waits_and_does_so_when_there_is_room() {
+    a_follower_gets_tables_without_room("store/families/1/");
 }
 
 /// Nothing of what is submitted reaches a device, so none of it has an outcome.

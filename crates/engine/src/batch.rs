@@ -32,6 +32,8 @@ pub struct Batch {
     last: usize,
     /// It has a put.
     has_puts: bool,
+    /// It has a delete.
+    has_deletes: bool,
     /// The caller said that it makes room although it has puts.
     relief: bool,
 }
@@ -78,7 +80,10 @@ impl Batch {
     pub(crate) fn push(&mut self, state: &Arc<FamilyState>, key: &[u8], write: Write<'_>) -> Result<()> {
         let place = self.place(state)?;
         let begin = self.payload.len();
-        self.has_puts |= matches!(write, Write::Put(_));
+        match write {
+            Write::Put(_) => self.has_puts = true,
+            _ => self.has_deletes = true,
+        }
         codec::encode(
             &mut self.payload,
             Op {
@@ -157,7 +162,11 @@ impl Batch {
         self.parts.clear();
         self.places.clear();
         (self.count, self.last) = (0, 0);
-        (self.has_puts, self.relief) = (false, false);
+        (self.has_puts, self.has_deletes, self.relief) = (false, false, false);
+    }
+
+    pub(crate) fn has_deletes(&self) -> bool {
+        self.has_deletes
     }
 
     /// Whether the batch has only deletes, or was marked by [`Batch::set_relief`]. Such a batch is

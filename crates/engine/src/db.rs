@@ -314,6 +314,16 @@ impl Db {
         self.store().stall()
     }
 
+    /// The store is to make room on its device: its owner has something there, such as an external
+    /// journal, that finds none. Flushes of removals and merges follow that free some, in the background,
+    /// until some is available and [`Options::disk_reserve`](crate::Options::disk_reserve) is complete.
+    /// Call it as long as there is none. Waits for nothing.
+    pub fn look_for_room(&self) {
+        if self.store().check_open().is_ok() {
+            self.store().request_room();
+        }
+    }
+
     /// [`Family::get`] on the default family.
     ///
     /// # Errors

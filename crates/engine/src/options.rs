@@ -8,7 +8,7 @@ use collie_io::{Device, RealDevice};
 use collie_log::RingMode;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Journal, Result, Shared};
+use crate::{DiskReserve, Error, Journal, Result, Shared};
 
 /// How much a write survives when the call that made it returns; see [`collie_log::Level`].
 pub use collie_log::Level as Durability;
@@ -113,6 +113,9 @@ pub struct Options {
     /// with a directory of its own ([`Options::wal_dir`]) keeps the ring's size and 4 MiB there,
     /// too, unless this is 0.
     pub reserve_bytes: Option<u64>,
+    /// Of a store with an external journal: the reserve that it has in common with other stores on its
+    /// device, in the place of one of its own. Default: none.
+    pub disk_reserve: Option<DiskReserve>,
     /// Size of the block cache that all families share. Default: 32 MiB.
     pub cache_bytes: u64,
     /// The most that all memtables together take, in bytes (RocksDB: `db_write_buffer_size`). From
@@ -176,6 +179,7 @@ impl Default for Options {
             max_total_wal_size: None,
             close_flush_bytes: 256 << 20,
             reserve_bytes: None,
+            disk_reserve: None,
             cache_bytes: 32 << 20,
             max_memtable_bytes: None,
             max_open_files: 256,

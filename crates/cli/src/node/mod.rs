@@ -295,8 +295,6 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
     };
     options.machine.db = Options {
         shared: Some(shared),
-        // The logs keep room for all.
-        reserve_bytes: Some(0),
         max_row_locks: 1 << 26,
         ..Options::default()
     };

@@ -3,6 +3,7 @@
 mod error;
 mod options;
 mod process;
+mod reserve;
 mod room;
 mod router;
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use collie_db::DiskReserve;
 use collie_io::Device;
 use collie_log::LogError;
 use parking_lot::Mutex;
@@ -18,6 +19,7 @@ use crate::blocking::blocking;
 use crate::ids::{GroupId, ReplicaId};
 use crate::node::error::NodeError;
 use crate::node::options::NodeOptions;
+use crate::node::reserve::{MACHINES, reserves};
 use crate::node::room::watch_room;
 use crate::node::router::{Emptied, Router};
 use crate::peers::{Network, Peers};
@@ -31,8 +33,6 @@ const OPEN_AT_A_TIME: usize = 64;
 const TRANSFERS: usize = 4;
 /// From one look at the length of the logs to the next.
 const MAINTENANCE: Duration = Duration::from_secs(1);
-/// The directory of the state machines, on each disk.
-const MACHINES: &str = "replicas";
 
 /// A node that runs. Dropped, it ends without closing its stores properly; see [`Node::close`].
 pub struct Node {
@@ -43,6 +43,8 @@ pub struct Node {
     failed: watch::Receiver<Option<StoreError>>,
     changes: watch::Sender<u64>,
     full: Arc<FullDisks>,
+    /// Of each disk.
+    reserves: Vec<Option<DiskReserve>>,
     transfers: Arc<Semaphore>,
     maintenance: Mutex<JoinSet<()>>,
 }
@@ -86,6 +88,13 @@ impl Node {
             );
         }
         let router = Router::new(store);
+        // Before replicas are opened, which may need it.
+        let (of, disks, db) = (
+            Arc::clone(&router),
+            options.store.disks.clone(),
+            options.machine.db.clone(),
+        );
+        let reserves = blocking(move || reserves(&of, &disks, &db)).await;
         let peers = Peers::start(network, options.peers.clone(), Arc::clone(&router) as _).await?;
         let node = Self {
             options,
@@ -95,6 +104,7 @@ impl Node {
             failed,
             changes: watch::Sender::new(0),
             full: Arc::default(),
+            reserves,
             transfers: Arc::new(Semaphore::new(TRANSFERS)),
             maintenance: Mutex::default(),
         };
@@ -102,7 +112,9 @@ impl Node {
             // For all logs, those that are made later included.
             let mut tasks = node.maintenance.lock();
             tasks.spawn(maintain(Arc::clone(&node.router)));
-            tasks.spawn(watch_room(Arc::clone(&node.router), node.changes.clone()));
+            let disks = node.options.store.disks.iter().cloned();
+            let disks = disks.zip(node.reserves.iter().cloned()).collect();
+            tasks.spawn(watch_room(Arc::clone(&node.router), disks, node.changes.clone()));
         }
         for part in replicas.chunks(OPEN_AT_A_TIME) {
             let part: Vec<_> = part.iter().map(|log| node.open(log.clone(), None)).collect();
@@ -242,10 +254,15 @@ impl Node {
     }
 
     fn open(&self, log: ReplicaLog, disk: Option<usize>) -> Arc<Replica> {
+        let dir = self.machine_dir(log.replica(), disk);
+        let mut machine = self.options.machine.clone();
+        let mut disks = self.options.store.disks.iter().zip(&self.reserves);
+        let home = disks.find(|(disk, _)| dir.starts_with(disk.join(MACHINES)));
+        machine.db.disk_reserve = home.and_then(|(_, reserve)| reserve.clone());
         let options = ReplicaOptions {
-            dir: self.machine_dir(log.replica(), disk),
+            dir,
             log,
-            machine: self.options.machine.clone(),
+            machine,
             peers: Arc::clone(&self.peers),
             clock: Arc::clone(&self.options.clock),
             times: self.options.times.clone(),

@@ -1,16 +1,19 @@
 //! What becomes of the replicas in a log whose disk is full: their leaders hand over to members whose
-//! log has room. And what was refused for want of room learns that there may be some.
+//! log has room. All that have their tables on that disk look for room there. And what was refused for
+//! want of room learns that there may be some.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use collie_db::DiskReserve;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use crate::blocking::blocking;
 use crate::node::router::Router;
 use crate::raft::{Replica, count};
 use crate::store::NodeLog;
@@ -34,8 +37,12 @@ struct Seen {
 }
 
 /// Follows whether the logs find room on their disks, and below their limits, for as long as it is
-/// polled.
-pub(super) async fn watch_room(router: Arc<Router>, changes: watch::Sender<u64>) {
+/// polled. Each disk has its reserve.
+pub(super) async fn watch_room(
+    router: Arc<Router>,
+    disks: Vec<(PathBuf, Option<DiskReserve>)>,
+    changes: watch::Sender<u64>,
+) {
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seen = BTreeMap::<PathBuf, Seen>::new();
@@ -48,6 +55,18 @@ pub(super) async fn watch_room(router: Arc<Router>, changes: watch::Sender<u64>)
         });
         let looks: FuturesUnordered<_> = looks.collect();
         seen = looks.collect().await;
+        for (number, (dir, reserve)) in disks.iter().enumerate() {
+            if let Some(reserve) = reserve.clone().filter(DiskReserve::is_missing) {
+                // There may be nobody else who does it.
+                blocking(move || reserve.fill()).await;
+            }
+            if router.store.is_short_of_room(number) {
+                let replicas = router.replicas().into_iter();
+                replicas
+                    .filter(|replica| replica.is_in(dir))
+                    .for_each(|replica| replica.look_for_room());
+            }
+        }
         if router.store.logs().iter().any(NodeLog::has_refused) {
             // What was refused may be taken by now.
             count(&changes);

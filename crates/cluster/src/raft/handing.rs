@@ -2,6 +2,7 @@
 //! replica.
 
 use std::cmp::Reverse;
+use std::path::Path;
 
 use tokio::time::Instant;
 
@@ -72,6 +73,18 @@ impl Replica {
             return Some(to);
         }
         None
+    }
+
+    /// Whether its tables are below this directory.
+    pub(crate) fn is_in(&self, dir: &Path) -> bool {
+        self.options.dir.starts_with(dir)
+    }
+
+    /// Has the store of its tables make room on its disk, as far as that can be.
+    pub(crate) fn look_for_room(&self) {
+        if let Ok(running) = self.running() {
+            running.machine.db().look_for_room();
+        }
     }
 
     /// Whether a vote could be saved now.

@@ -1,6 +1,6 @@
 //! All logs of a node: which log a replica is in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -68,6 +68,8 @@ pub struct NodeStore {
     logs: Mutex<BTreeMap<Place, NodeLog>>,
     /// The threads of the private logs of each disk, once there is one.
     sets: Mutex<BTreeMap<usize, LogSet>>,
+    /// The disks whose logs take no room. Changed with `logs` locked, so that it holds for all of them.
+    withheld: Mutex<BTreeSet<usize>>,
     /// Woken when a log is to be made shorter at once.
     pressed: Arc<Notify>,
 }
@@ -117,6 +119,7 @@ impl NodeStore {
             opened,
             logs: Mutex::new(BTreeMap::new()),
             sets: Mutex::default(),
+            withheld: Mutex::default(),
             pressed: Arc::default(),
             options,
         };
@@ -283,6 +286,40 @@ impl NodeStore {
         }
     }
 
+    /// Whether the logs on a disk are to leave all its room to what makes room.
+    pub(crate) fn withhold_room(&self, disk: usize, withheld: bool) {
+        let logs = self.logs.lock();
+        let changed = {
+            let mut all = self.withheld.lock();
+            match withheld {
+                true => all.insert(disk),
+                false => all.remove(&disk),
+            }
+        };
+        if changed {
+            let here = logs.iter().filter(|(place, _)| place.disk == disk);
+            here.for_each(|(_, log)| log.withhold_room(withheld));
+        }
+    }
+
+    /// Removes the spare segments of the logs on a disk; `false` where there are none.
+    pub(crate) fn give_up_spares(&self, disk: usize) -> bool {
+        let logs = self.logs_on(disk).into_iter();
+        // Of each: it is all needed.
+        logs.fold(false, |any, log| log.log().give_up_spares() | any)
+    }
+
+    /// Whether a log on this disk finds no room there, or is to take none.
+    pub(crate) fn is_short_of_room(&self, disk: usize) -> bool {
+        self.logs_on(disk).iter().any(|log| log.shortage().is_some())
+    }
+
+    fn logs_on(&self, disk: usize) -> Vec<NodeLog> {
+        let logs = self.logs.lock();
+        let here = logs.iter().filter(|(place, _)| place.disk == disk);
+        here.map(|(_, log)| log.clone()).collect()
+    }
+
     /// Waits until a log is to be made shorter at once.
     pub(crate) async fn pressed(&self) {
         self.pressed.notified().await;
@@ -393,6 +430,9 @@ impl NodeStore {
             return Ok(log.clone());
         }
         let log = self.open_log(place)?;
+        if self.withheld.lock().contains(&place.disk) {
+            log.withhold_room(true);
+        }
         (self.opened)(&log);
         logs.insert(place, log.clone());
         drop(logs);

@@ -183,7 +183,7 @@ pub(super) fn share(limit: u64, logs: usize) -> u64 {
 }
 
 /// The bytes of the file system of a directory, which need not be there yet, and those that are free.
-pub(super) fn disk(device: &dyn Device, dir: &Path) -> Option<(u64, u64)> {
+pub(crate) fn disk(device: &dyn Device, dir: &Path) -> Option<(u64, u64)> {
     let stat = dir.ancestors().find_map(|dir| device.statfs(dir).ok())?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.block_size);
     Some((bytes(stat.blocks), bytes(stat.available)))

@@ -16,6 +16,7 @@ mod state;
 
 pub use error::StoreError;
 pub use layout::{Layout, NodeStore, NodeStoreOptions, Opened};
+pub(crate) use limit::disk;
 pub use limit::{Holding, Retention};
 pub use node_log::{NodeLog, NodeLogOptions, NodeLogStats};
 pub use recovery::Quarantined;

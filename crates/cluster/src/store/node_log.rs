@@ -110,6 +110,8 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     /// Whether replicas in this log may take over leadership: its disk has not been full lately.
     pub(super) may_take_over: AtomicBool,
+    /// Room on its disk is left to what makes room.
+    pub(super) withheld: AtomicBool,
     /// Bytes of entries that room is reserved for.
     pub(super) reserved: AtomicU64,
     pub(super) dir: PathBuf,
@@ -173,6 +175,7 @@ impl NodeLog {
             limit: Limit::new(limit, pressed),
             counters: Counters::default(),
             may_take_over: AtomicBool::new(true),
+            withheld: AtomicBool::new(false),
             reserved: AtomicU64::new(0),
             dir,
             log,

@@ -5,6 +5,9 @@
 //! A log prepares room on its disk ahead of need. From the moment that it cannot, proposals are
 //! refused, and what is prepared is left to what was submitted before, to votes, and to purges, by
 //! which the log lets go of its oldest part. Only where that is used up as well an append waits.
+//!
+//! The same goes while the reserve of the disk is missing: tables are to have what room there is, since
+//! what is removed is gone from the disk, and from the logs, only when it is in tables.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -79,10 +82,15 @@ impl Drop for Counted<'_> {
 }
 
 impl Shared {
-    /// Why no more room could be prepared on the disk when that was last tried, if it is full.
+    /// Why no more room could be prepared on the disk when that was last tried, if it is full, or why
+    /// none is.
     pub(super) fn shortage(&self) -> Option<StoreError> {
         match self.log.setback() {
             Some(LogError::StorageFull { path, .. }) => Some(StoreError::NoRoom { path }),
+            // Relaxed: what is decided by it is only done earlier or later.
+            _ if self.withheld.load(Ordering::Relaxed) => Some(StoreError::NoRoom {
+                path: self.dir.clone(),
+            }),
             _ => None,
         }
     }
@@ -133,6 +141,14 @@ impl NodeLog {
     #[must_use]
     pub fn shortage(&self) -> Option<StoreError> {
         self.shared.shortage()
+    }
+
+    /// Whether the log is to leave all room on its disk to what makes room: its disk counts as full, and
+    /// appends have what is prepared.
+    pub(super) fn withhold_room(&self, withheld: bool) {
+        // Relaxed: see `shortage`.
+        self.shared.withheld.store(withheld, Ordering::Relaxed);
+        self.log().withhold_room(withheld);
     }
 
     /// Says whether a replica in this log may take over leadership: not if its disk is full, or was

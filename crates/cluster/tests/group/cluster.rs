@@ -130,6 +130,8 @@ pub(crate) enum Simulated {
     Logs,
     /// Memtables are small then.
     Tables,
+    /// Logs, and all of the tables but their files.
+    Disk,
 }
 
 /// A clock that may be behind.
@@ -399,7 +401,7 @@ impl Cluster {
         match self.simulated {
             Simulated::Nothing => return,
             Simulated::Logs => options.store.shared.log.device = simulated,
-            Simulated::Tables => {
+            Simulated::Tables | Simulated::Disk => {
                 let store = place
                     .dir
                     .path()
@@ -407,9 +409,17 @@ impl Cluster {
                     .join(replica_on(place.id).to_string());
                 let families = store.join("store/families");
                 let db = &mut options.machine.db;
-                db.device = Arc::new(SplitDevice::new(families, Arc::new(RealDevice::new()), simulated));
-                db.default_family.write_buffer_bytes = 64 << 10;
-                db.default_family.max_write_buffers = 2;
+                db.device = Arc::new(SplitDevice::new(
+                    families,
+                    Arc::new(RealDevice::new()),
+                    Arc::clone(&simulated) as _,
+                ));
+                if self.simulated == Simulated::Disk {
+                    options.store.shared.log.device = simulated;
+                } else {
+                    db.default_family.write_buffer_bytes = 64 << 10;
+                    db.default_family.max_write_buffers = 2;
+                }
             }
         }
         options.times.heartbeat = Duration::from_millis(200);

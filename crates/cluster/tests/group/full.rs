@@ -1,18 +1,20 @@
 //! Disks that are full: nothing fails and nothing is lost, and all goes on by itself when there is room.
 //!
-//! The logs, or the manifests of the tables, are on simulated devices, which give no more room from one
-//! moment on. Every count that was answered is there in the end, once.
+//! The logs, or the manifests of the tables, or both, are on simulated devices, which give no more room
+//! from one moment on. Every count that was answered is there in the end, once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use collie_cluster::proposals::Answer;
-use collie_cluster::{CommandError, Executed, GroupLimits, Retention, Row, Rows, StoreError};
+use collie_cluster::{CommandError, Executed, GroupLimits, Replica, Retention, Row, Rows, StoreError};
 use collie_db::Value;
 use collie_server::cluster::{Refused, Settled};
 use collie_sim::{Fault, FaultKind};
 
-use crate::cluster::{Cluster, Place, Simulated, Tally, ask, read, row};
+use crate::cluster::{Cluster, Place, Simulated, Tally, ask, read, replica_on, row};
+use crate::filling::Filling;
 use crate::seam::{evaluate, incr};
 
 /// Bytes of a row that is written to fill a disk.
@@ -245,9 +247,69 @@ fn a_replica_that_is_opened_on_a_full_disk_waits_and_is_open_when_there_is_room(
     no_problem(&cluster);
 }
 
+fn remove(row: Row) -> impl Fn(&mut Rows<'_>) -> Executed<()> + Send + Sync + 'static {
+    move |_| Ok((BTreeMap::from([(row.clone(), None)]), ()))
+}
+
+/// What the logs hold can go when it is in tables, and the manifest has to say so first. A reserve of each
+/// disk has room for that: a cluster whose disks were full was not relieved by the removal of all its data.
+#[test]
+fn where_all_disks_are_full_what_makes_room_has_some_and_writes_go_on() {
+    const ROWS: usize = 250;
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Disk, |options| {
+        options.machine.db.reserve_bytes = Some(256 << 10);
+    }));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    let attempt = |work: &dyn Fn(&Replica) -> bool| {
+        let leader = cluster.leader(|_| true).replica()?;
+        if work(&leader) {
+            return Some(());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        None
+    };
+    let put = |n: usize| {
+        attempt(&|leader| {
+            let written = leader.execute(put(row(1_000 + n)));
+            cluster.runtime.block_on(written).is_ok()
+        })
+    };
+    for n in 0..ROWS {
+        cluster.until("a write", || put(n));
+    }
+    cluster.places.iter().for_each(Place::fill);
+    // As far as they are prepared, and as what they hold gets to tables, the logs take more.
+    let (mut more, mut refused) = (0, 0);
+    while refused < 50 && more < ROWS {
+        match put(ROWS + more) {
+            Some(()) => more += 1,
+            None => refused += 1,
+        }
+    }
+    for n in 0..ROWS + more {
+        cluster.until("a removal", || {
+            attempt(&|leader| {
+                let removed = leader.execute(remove(row(1_000 + n)));
+                cluster.runtime.block_on(removed).is_ok()
+            })
+        });
+    }
+    for n in 0..ROWS {
+        cluster.until("a write that goes on", || put(n));
+    }
+    count(&cluster, &tally);
+    cluster.places.iter().for_each(Place::free);
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
 /// It lacks entries that the logs do not keep, so it gets tables, and is shown to wait for their room.
 fn a_follower_gets_tables_without_room(part: &str) {
-    let cluster = Arc::new(Cluster::adjusted(Simulated::Tables, |options| {
+    let device = Filling::new();
+    let of_all = device.clone();
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Nothing, move |options| {
+        options.machine.db.device = Arc::new(of_all.clone());
         options.store.shared.retention = Some(Retention {
             margin: 0,
             lagging: 0,
@@ -269,7 +331,12 @@ fn a_follower_gets_tables_without_room(part: &str) {
         let purged = |place: &Place| place.state().is_some_and(|state| state.purged > Some(had));
         others.all(purged).then_some(())
     });
-    follower.device.inject(Fault::new(FaultKind::NoSpace).on(part));
+    let replica = follower
+        .dir
+        .path()
+        .join("replicas")
+        .join(replica_on(follower.id).to_string());
+    device.fill(Some(replica.join(part)));
     cluster.open(follower);
     cluster.until("a replica that waits for room", || {
         let problem = follower.problem()?;
@@ -277,20 +344,20 @@ fn a_follower_gets_tables_without_room(part: &str) {
         problem.contains("room for its tables").then_some(())
     });
     count(&cluster, &tally);
-    follower.device.heal();
+    device.fill(None);
     cluster.check(&tally);
     no_problem(&cluster);
 }
 
 #[test]
 fn a_follower_whose_disk_is_full_when_tables_arrive_waits_and_gets_them_when_there_is_room() {
-    a_follower_gets_tables_without_room("staged/");
+    a_follower_gets_tables_without_room("staged");
 }
 
 /// It ended with that, and was opened no more after three times.
 #[test]
 fn a_follower_whose_disk_is_full_when_it_takes_tables_over_waits_and_does_so_when_there_is_room() {
-    a_follower_gets_tables_without_room("store/families/1/");
+    a_follower_gets_tables_without_room("store/families/1");
 }
 
 /// Nothing of what is submitted reaches a device, so none of it has an outcome.

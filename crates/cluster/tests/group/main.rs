@@ -11,6 +11,7 @@ mod bytes;
 mod certificates;
 mod cluster;
 mod cuts;
+mod filling;
 mod full;
 mod lives;
 mod messages;

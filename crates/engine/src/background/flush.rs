@@ -130,10 +130,13 @@ fn register_sealed(
     {
         let record_own = || record(store, std::slice::from_mut(flush));
         crate::background::compaction::keep_level0_countable(store, family, record_own)?;
-        store.relieve(|| {
-            let written = flush.write(&make_room::taken_together(store, family, sealed.clone()))?;
-            flush.register(written)
-        })?;
+        store.relieve_flush(
+            || {
+                let written = flush.write(&make_room::taken_together(store, family, sealed.clone()))?;
+                flush.register(written)
+            },
+            || make_room::flush_makes_room(store, family, &sealed),
+        )?;
         store.update_stall(family);
         // One that was empty is recorded with the next one, which is its large commit's.
         if !sealed.mem.is_empty() {

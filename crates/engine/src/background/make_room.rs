@@ -17,6 +17,7 @@ use super::{flush, whole_merge};
 use crate::memtable::Entry;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
+use crate::store::stall::Stall;
 use crate::store::view::{FlushCause, Sealed};
 use crate::tables::Content;
 
@@ -96,6 +97,14 @@ pub(super) fn taken_together(store: &Store, family: &Arc<FamilyState>, oldest: S
         true => together,
         false => alone,
     }
+}
+
+/// Whether what a flush brings to tables makes room later, or is waited for. A flush of data alone lets
+/// an external log go that others may hold, and takes about as much.
+pub(super) fn flush_makes_room(store: &Store, family: &Arc<FamilyState>, oldest: &Sealed) -> bool {
+    let taken = taken_together(store, family, oldest.clone());
+    let removes = newest_of(&taken).any(|entry| entry.found.value.is_none());
+    removes || store.stall() == Stall::Stopped
 }
 
 /// What a flush of these would write, about.

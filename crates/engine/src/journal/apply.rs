@@ -85,6 +85,9 @@ impl Db {
         })?;
         store.wait_visible(at.end)?;
         drop(turn);
+        if batch.has_deletes() {
+            store.note_removal();
+        }
         if full {
             for family in batch.families() {
                 self.rotate_full_memtable(family);

@@ -243,6 +243,22 @@ impl Store {
         self.reserve.relieve(Some(&self.sequencer), work)
     }
 
+    /// Does a flush, which may have the reserve's room where the device is full. From a reserve of several
+    /// stores it gets some only if it `makes_room`: what others remove is to have it, too.
+    pub(crate) fn relieve_flush<T>(
+        &self,
+        mut work: impl FnMut() -> Result<T>,
+        makes_room: impl FnOnce() -> bool,
+    ) -> Result<T> {
+        if !self.reserve.is_of_disk() {
+            return self.relieve(work);
+        }
+        match work() {
+            Err(crate::Error::StorageFull { .. }) if makes_room() => self.in_reserve(work),
+            done => done,
+        }
+    }
+
     /// Does work that makes room in the reserve's room from the beginning; as [`Store::relieve`].
     pub(crate) fn in_reserve<T>(&self, work: impl FnOnce() -> T) -> T {
         self.reserve.in_its_room(Some(&self.sequencer), work)

@@ -10,7 +10,11 @@
 //! A commit that removes data takes it where what the log keeps for such commits is used up. No
 //! other commit does, nor does the log ahead of need (it is told to take nothing), nor a compaction
 //! (it ends early): they would take what the flush needs that lets the log go.
+//!
+//! Stores whose journals are external may have one reserve in common: [`DiskReserve`].
 
+use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -50,64 +54,128 @@ struct Room {
     relieving: usize,
 }
 
-/// See the module's page.
+/// What else takes room on the device of a [`DiskReserve`]: the logs of the stores that have it in
+/// common. Both calls may come from any thread, and may not call the reserve or a store.
+pub trait RoomUser: Send + Sync {
+    /// Whether to leave all room of the device to what makes room, from here on.
+    fn withhold_room(&self, withheld: bool);
+
+    /// Removes what is not needed, to make room; `false` where there is nothing of the kind.
+    fn give_up_spares(&self) -> bool;
+}
+
+/// Room on a device that is kept back for all stores on it whose journals are external
+/// ([`Options::disk_reserve`]): each by itself would have to keep as much. It is given up for flushes
+/// that remove data, for merges that make room, and for openings and changes of manifests, of any of
+/// the stores. While it is missing, the logs on the device are told to take no room.
+///
+/// Clones are handles to the same.
+#[derive(Clone)]
+pub struct DiskReserve(Arc<Kept>);
+
+impl fmt::Debug for DiskReserve {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DiskReserve")
+            .field(&self.0.room.lock().file)
+            .finish()
+    }
+}
+
+impl DiskReserve {
+    /// A reserve of so many bytes in the file `path`, whose directory is there. It counts as missing
+    /// until it is [filled](Self::fill).
+    #[must_use]
+    pub fn new(device: Arc<dyn Device>, path: PathBuf, bytes: u64, logs: Arc<dyn RoomUser>) -> Self {
+        let file = collie_io::Reserve::new(path, bytes);
+        Self(Arc::new(Kept::new(device, file, Some(logs))))
+    }
+
+    /// Takes the room that is missing, as far as the device has it. The stores do so by themselves
+    /// after work that makes room. Blocks on the device.
+    pub fn fill(&self) {
+        self.0.fill(None, None);
+    }
+
+    /// Whether it was given up, and is not complete again.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.0.is_missing()
+    }
+}
+
+/// The reserve of a store, which may be one of several that have it.
 pub(crate) struct Reserve {
+    kept: Arc<Kept>,
+    /// Whether the log is on the same device, and has to leave it what it is to have.
+    serves_log: bool,
+    /// A merge of this store that makes room is about to begin, and counts on the room that there is.
+    awaits_merge: AtomicBool,
+}
+
+struct Kept {
     device: Arc<dyn Device>,
     room: Mutex<Room>,
     /// It was given up, and is not complete again.
     missing: Arc<AtomicBool>,
-    /// A merge that makes room is about to begin, and counts on the room that there is.
-    awaits_merge: AtomicBool,
     /// When the last attempt was made to take the room back.
     tried: AtomicU64,
-    /// Whether the log is on the same device, and has to leave it what it is to have.
-    serves_log: bool,
+    /// Others than the store's log that have to leave it what it is to have.
+    others: Option<Arc<dyn RoomUser>>,
 }
 
 impl Reserve {
     pub(crate) fn new(path: &std::path::Path, options: &Options) -> Self {
+        if let (Some(shared), Journal::External(_)) = (&options.disk_reserve, &options.journal) {
+            return Self {
+                kept: Arc::clone(&shared.0),
+                serves_log: false,
+                awaits_merge: AtomicBool::new(false),
+            };
+        }
         let bytes = options.reserve_bytes.unwrap_or_else(|| default_bytes(options));
+        let file = collie_io::Reserve::new(path.join(FILE), bytes);
         Self {
-            device: Arc::clone(&options.device),
-            room: Mutex::new(Room {
-                file: collie_io::Reserve::new(path.join(FILE), bytes),
-                relieving: 0,
-            }),
-            missing: Arc::new(AtomicBool::new(true)),
-            awaits_merge: AtomicBool::new(false),
-            tried: AtomicU64::new(0),
+            kept: Arc::new(Kept::new(Arc::clone(&options.device), file, None)),
             serves_log: options.wal_dir.is_none(),
+            awaits_merge: AtomicBool::new(false),
         }
     }
 
-    /// Whether it was given up, and is not complete again.
-    pub(crate) fn is_missing(&self) -> bool {
-        self.missing.load(Ordering::Relaxed)
+    /// The store's log, where it is to leave room.
+    fn log<'a>(&self, log: Option<&'a Sequencer>) -> Option<&'a Sequencer> {
+        log.filter(|_| self.serves_log)
     }
 
-    /// From when a merge that makes room is queued until it has ended it counts as missing: what was
-    /// admitted meanwhile would take the room that the merge needs.
+    /// Whether it was given up, and is not complete again, or a merge is to have all the room there is.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.kept.is_missing() || self.awaits_merge.load(Ordering::Relaxed)
+    }
+
+    /// From when a merge that makes room is queued until it has ended the reserve counts as missing: what
+    /// was admitted meanwhile would take the room that the merge needs.
     pub(crate) fn await_merge(&self, awaits: bool) {
         // Relaxed, as `missing`.
         self.awaits_merge.store(awaits, Ordering::Relaxed);
-        if awaits {
-            self.missing.store(true, Ordering::Relaxed);
-        }
     }
 
-    /// As [`Reserve::is_missing`], for those who write tables.
+    /// Whether it was given up, and is not complete again, for those who write tables.
     pub(crate) fn missing(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.missing)
+        Arc::clone(&self.kept.missing)
+    }
+
+    /// Whether other stores have it, too.
+    pub(crate) fn is_of_disk(&self) -> bool {
+        self.kept.others.is_some()
     }
 
     /// Its size in bytes when it is complete.
     pub(crate) fn bytes(&self) -> u64 {
-        self.room.lock().file.bytes()
+        self.kept.room.lock().file.bytes()
     }
 
     /// How much of it is there, in bytes.
     pub(crate) fn held(&self) -> u64 {
-        let file = self.device.stat(self.room.lock().file.path());
+        let file = self.kept.device.stat(self.kept.room.lock().file.path());
         file.map_or(0, |file| file.len)
     }
 
@@ -124,10 +192,12 @@ impl Reserve {
         mut work: impl FnMut() -> Result<T, E>,
     ) -> Result<T, E> {
         match work() {
-            Err(error) if matches!(error.as_ref(), Error::StorageFull { .. }) => match self.give_up(log) {
-                Some(_relieving) => work(),
-                None => Err(error),
-            },
+            Err(error) if matches!(error.as_ref(), Error::StorageFull { .. }) => {
+                match self.kept.give_up(self.log(log)) {
+                    Some(_relieving) => work(),
+                    None => Err(error),
+                }
+            }
             done => done,
         }
     }
@@ -135,8 +205,66 @@ impl Reserve {
     /// Does work that makes room in the reserve's room from the beginning: until it has ended no write
     /// is admitted that brings data, which would take what the work needs.
     pub(crate) fn in_its_room<T>(&self, log: Option<&Sequencer>, work: impl FnOnce() -> T) -> T {
-        let _relieving = self.give_up(log);
+        let _relieving = self.kept.give_up(self.log(log));
         work()
+    }
+
+    /// Takes the room back where it is missing, from the log's spare segments if need be.
+    pub(crate) fn fill(&self, log: Option<&Sequencer>) {
+        self.kept.fill(log, self.log(log));
+    }
+
+    /// Admits a write that brings data. Fails while the reserve is missing and the device has no
+    /// room for it.
+    pub(crate) fn admit(&self, log: &Sequencer) -> Result<()> {
+        if !self.is_missing() {
+            return Ok(());
+        }
+        // One write per interval tries. Relaxed: it does no harm if two do.
+        let waited = RealClock
+            .monotonic()
+            .saturating_sub(self.kept.tried.load(Ordering::Relaxed));
+        if waited >= BETWEEN_ATTEMPTS {
+            self.fill(Some(log));
+        }
+        match self.is_missing() {
+            false => Ok(()),
+            true => Err(self.lack()),
+        }
+    }
+
+    /// What a write that brings data gets while it is missing.
+    pub(crate) fn lack(&self) -> Error {
+        let file = &self.kept.room.lock().file;
+        if self.awaits_merge.load(Ordering::Relaxed) {
+            return Error::StorageFull {
+                needed: "until a merge has removed what was deleted".to_owned(),
+                path: file.path().into(),
+            };
+        }
+        Error::StorageFull {
+            needed: format!(
+                "of the {} bytes that are kept back for what makes room (reserve_bytes) not all are there",
+                file.bytes()
+            ),
+            path: file.path().into(),
+        }
+    }
+}
+
+impl Kept {
+    fn new(device: Arc<dyn Device>, file: collie_io::Reserve, others: Option<Arc<dyn RoomUser>>) -> Self {
+        Self {
+            device,
+            room: Mutex::new(Room { file, relieving: 0 }),
+            missing: Arc::new(AtomicBool::new(true)),
+            tried: AtomicU64::new(0),
+            others,
+        }
+    }
+
+    fn is_missing(&self) -> bool {
+        self.missing.load(Ordering::Relaxed)
     }
 
     /// Gives it up until what is returned is dropped. `None` where there was nothing to give up, and
@@ -167,28 +295,31 @@ impl Reserve {
     }
 
     fn withhold(&self, log: Option<&Sequencer>, withheld: bool) {
-        if self.serves_log
-            && let Some(log) = log
-        {
+        if let Some(log) = log {
             log.withhold_room(withheld);
+        }
+        if let Some(others) = &self.others {
+            others.withhold_room(withheld);
         }
     }
 
-    /// Takes the room back where it is missing, from the log's spare segments if need be.
-    pub(crate) fn fill(&self, log: Option<&Sequencer>) {
+    /// Takes the room back where it is missing, from the log's spare segments and others' if need be;
+    /// `log` is told about it.
+    fn fill(&self, spares: Option<&Sequencer>, log: Option<&Sequencer>) {
         if !self.is_missing() {
             return;
         }
         let Room { file, relieving } = &*self.room.lock();
-        if *relieving > 0 || self.awaits_merge.load(Ordering::Relaxed) {
+        if *relieving > 0 {
             return;
         }
         self.tried.store(RealClock.monotonic(), Ordering::Relaxed);
         let mut filled = file.fill(&*self.device);
-        if let Ok(false) = filled
-            && log.is_some_and(Sequencer::give_up_spares)
-        {
-            filled = file.fill(&*self.device);
+        if let Ok(false) = filled {
+            let own = spares.is_some_and(Sequencer::give_up_spares);
+            if self.others.as_ref().is_some_and(|others| others.give_up_spares()) || own {
+                filled = file.fill(&*self.device);
+            }
         }
         if let Ok(false) = filled {
             self.withhold(log, true);
@@ -201,47 +332,10 @@ impl Reserve {
         self.missing.store(false, Ordering::Relaxed);
         self.withhold(log, false);
     }
-
-    /// Admits a write that brings data. Fails while the reserve is missing and the device has no
-    /// room for it.
-    pub(crate) fn admit(&self, log: &Sequencer) -> Result<()> {
-        if !self.is_missing() {
-            return Ok(());
-        }
-        // One write per interval tries. Relaxed: it does no harm if two do.
-        let waited = RealClock
-            .monotonic()
-            .saturating_sub(self.tried.load(Ordering::Relaxed));
-        if waited >= BETWEEN_ATTEMPTS {
-            self.fill(Some(log));
-        }
-        match self.is_missing() {
-            false => Ok(()),
-            true => Err(self.lack()),
-        }
-    }
-
-    /// What a write that brings data gets while it is missing.
-    pub(crate) fn lack(&self) -> Error {
-        let file = &self.room.lock().file;
-        if self.awaits_merge.load(Ordering::Relaxed) {
-            return Error::StorageFull {
-                needed: "until a merge has removed what was deleted".to_owned(),
-                path: file.path().into(),
-            };
-        }
-        Error::StorageFull {
-            needed: format!(
-                "of the {} bytes that are kept back for what makes room (reserve_bytes) not all are there",
-                file.bytes()
-            ),
-            path: file.path().into(),
-        }
-    }
 }
 
 /// Work goes on in the room that the reserve has left.
-struct Relieving<'a>(&'a Reserve);
+struct Relieving<'a>(&'a Kept);
 
 impl Drop for Relieving<'_> {
     fn drop(&mut self) {
@@ -287,5 +381,69 @@ mod tests {
         device.limit_space(None);
         reserve.fill(None);
         assert_eq!(device.stat(&dir.join(FILE)).unwrap().len, 256 << 10);
+    }
+
+    /// Whether it was told to leave room.
+    #[derive(Debug, Default)]
+    struct Told(AtomicBool);
+
+    impl RoomUser for Told {
+        fn withhold_room(&self, withheld: bool) {
+            self.0.store(withheld, Ordering::Relaxed);
+        }
+
+        fn give_up_spares(&self) -> bool {
+            false
+        }
+    }
+
+    impl crate::ExternalJournal for Told {
+        fn durable(&self) -> u64 {
+            0
+        }
+
+        fn wait_durable(&self, _: u64) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn stores_with_one_reserve_miss_it_together_and_the_logs_leave_it_room_until_it_is_complete() {
+        let device = SimDevice::new(2);
+        let dir = Path::new("/disk");
+        device.create_dir(dir, 0o755).unwrap();
+        let logs = Arc::new(Told::default());
+        let of_disk = DiskReserve::new(
+            Arc::new(device.clone()),
+            dir.join(FILE),
+            256 << 10,
+            Arc::clone(&logs) as _,
+        );
+        of_disk.fill();
+        let options = Options {
+            device: Arc::new(device.clone()),
+            journal: Journal::External(Arc::clone(&logs) as _),
+            disk_reserve: Some(of_disk.clone()),
+            ..Options::default()
+        };
+        let [one, other] = ["one", "other"].map(|store| Reserve::new(&dir.join(store), &options));
+        let withheld = || logs.0.load(Ordering::Relaxed);
+        assert!(!one.is_missing() && !other.is_missing() && !withheld());
+        device.limit_space(Some(0));
+        let write = || {
+            let file = device.open(&dir.join("file"), OpenMode::OpenOrCreate);
+            let written = file.and_then(|file| write_all_at(&*file, &[1; 64 << 10], 0));
+            written.map_err(|e| Error::io("write", dir, e))
+        };
+        one.relieve(None, write).unwrap();
+        other.fill(None);
+        assert!(one.is_missing() && other.is_missing() && withheld());
+        assert!(
+            (1..256 << 10).contains(&other.held()),
+            "what is left is taken back"
+        );
+        device.limit_space(Some(1 << 20));
+        of_disk.fill();
+        assert!(!one.is_missing() && !other.is_missing() && !withheld());
     }
 }

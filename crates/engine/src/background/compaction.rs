@@ -44,10 +44,11 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
         store.queue().compact_after(family, BUSY);
         return;
     };
+    // Before the compaction, which may take long, and on a full device the room.
+    whole_merge::queue_if_due(store, family);
     // The reserve is not for this.
     let compacted = compact(store, family, &one, family.compactions(), Tables::compact);
     drop(one);
-    whole_merge::queue_if_due(store, family);
     match compacted.map(|compacted| compacted == Compacted::Changed) {
         // There may be more to do, after the other families in the queue.
         Ok(true) => store.queue().compact(family),

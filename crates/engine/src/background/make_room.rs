@@ -41,7 +41,12 @@ pub(crate) fn make_room(store: &Store) {
     }
     let mut is_merging = false;
     for family in store.families() {
-        is_merging |= whole_merge::queue_if_it_makes_room(store, &family);
+        if store.is_short_of_room() {
+            is_merging |= whole_merge::queue_if_it_makes_room(store, &family);
+        } else {
+            // Where only the reserve has room for it, more is looked for from here on.
+            whole_merge::queue_if_due(store, &family);
+        }
     }
     store.note_attempt(is_merging);
 }

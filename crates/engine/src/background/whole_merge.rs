@@ -26,8 +26,6 @@ use crate::{Error, FamilyOptions};
 const ROOM_AGAIN: Duration = Duration::from_secs(60);
 /// On a full device it is worth so much, at least, in bytes.
 pub(super) const FREED_LEAST: u64 = 1 << 20;
-/// What is to be free beside what is left, in bytes: removals go on, in the log and in tables.
-const BESIDE: u64 = 2 << 20;
 
 /// A merge is worth so many hidden bytes, or so many tombstones: it changes the tree's manifest and
 /// syncs a table.
@@ -133,7 +131,7 @@ fn fits_in_reserve(store: &Store, hidden: u64, all: u64) -> bool {
 /// Whether that much less is worth writing the rest, which has to fit. The estimate may be too high.
 fn rule_when_full(hidden: u64, all: u64, room: u64) -> bool {
     let left = (all - hidden.min(all)).max(all / 16);
-    hidden >= FREED_LEAST && hidden >= all / 4 && left + left / 16 + BESIDE <= room
+    hidden >= FREED_LEAST && hidden >= all / 4 && left + FREED_LEAST <= room
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -214,14 +212,13 @@ mod tests {
     #[test]
     fn on_a_full_device_a_quarter_is_enough_if_what_is_left_fits() {
         let (all, least) = (256 * FREED_LEAST, FREED_LEAST);
-        let room = |left: u64| left + left / 16 + BESIDE;
-        assert!(rule_when_full(all, all, room(all / 16)));
+        assert!(rule_when_full(all, all, all / 16 + least));
         assert!(
-            !rule_when_full(all, all, room(all / 16) - 1),
+            !rule_when_full(all, all, all / 16 + least - 1),
             "the estimate may be too high"
         );
-        assert!(rule_when_full(all / 4, all, room(all / 4 * 3)));
-        assert!(!rule_when_full(all / 4, all, room(all / 4 * 3) - 1));
+        assert!(rule_when_full(all / 4, all, all / 4 * 3 + least));
+        assert!(!rule_when_full(all / 4, all, all / 4 * 3 + least - 1));
         assert!(!rule_when_full(all / 4 - 1, all, u64::MAX), "less than a quarter");
         assert!(!rule_when_full(least - 1, least, u64::MAX), "next to nothing");
     }

@@ -1,6 +1,6 @@
 //! How a store, its families, and single reads and writes behave.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use collie_io::{Device, RealDevice};
 use collie_log::RingMode;
 use serde::{Deserialize, Serialize};
 
+use crate::store::reserve::Reserve;
 use crate::{DiskReserve, Error, Journal, Result, Shared};
 
 /// How much a write survives when the call that made it returns; see [`collie_log::Level`].
@@ -319,7 +320,34 @@ pub struct ReadOptions {
     pub durable: bool,
 }
 
+/// In a reserve, for changes of the manifest and the first segment of an opening, beside a memtable's
+/// flush.
+const SMALL_WORK: u64 = 4 << 20;
+
 impl Options {
+    /// The reserve of the store in `dir`.
+    pub(crate) fn reserve(&self, dir: &Path) -> Reserve {
+        if let (Some(of_disk), Journal::External(_)) = (&self.disk_reserve, &self.journal) {
+            return Reserve::of_disk(of_disk);
+        }
+        let bytes = self.reserve_bytes.unwrap_or_else(|| self.default_reserve_bytes());
+        Reserve::in_dir(Arc::clone(&self.device), dir, bytes, self.wal_dir.is_none())
+    }
+
+    fn default_reserve_bytes(&self) -> u64 {
+        let families = self.family_options.iter().map(|(_, family)| family);
+        let buffers = families
+            .chain([&self.default_family])
+            .map(|family| family.write_buffer_bytes);
+        // A table is about as large as its memtable. An opening copies frames from the ring that no
+        // segment has.
+        let ring = match self.journal {
+            Journal::Own => self.ring_bytes as u64,
+            Journal::External(_) => 0,
+        };
+        buffers.max().unwrap_or(0).max(ring) + SMALL_WORK
+    }
+
     /// The largest commit that is one frame of the log with this ring, in bytes; a larger one goes
     /// there in parts.
     pub(crate) fn one_frame_bytes(&self) -> usize {

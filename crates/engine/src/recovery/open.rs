@@ -58,7 +58,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
             .map_err(|e| Error::io("create", path, e))?;
     }
     let held = store_lock::lock(&*device, path)?;
-    let reserve = Reserve::new(path, &options);
+    let reserve = options.reserve(path);
     let manifest = match ManifestFile::read(&*device, path)? {
         Some(manifest) => {
             let mut manifest = check_journal(manifest, &options)?;
@@ -126,7 +126,7 @@ fn switch_log_off(
         disable_wal: false,
         ..options.clone()
     };
-    let reserve = Reserve::new(path, options);
+    let reserve = options.reserve(path);
     let handle = start(path, with_log, manifest, reserve, lock)?;
     for family in handle.store.families() {
         flush::flush_all_of(&handle.store, &family, FlushCause::Close)?;

@@ -14,7 +14,7 @@
 //! Stores whose journals are external may have one reserve in common: [`DiskReserve`].
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,30 +22,13 @@ use collie_io::{Clock, Device, RealClock};
 use parking_lot::Mutex;
 
 use crate::commit::sequencer::Sequencer;
-use crate::{Error, Journal, Options, Result};
+use crate::{Error, Result};
 
 /// The file's name.
 pub(crate) const FILE: &str = "RESERVE";
-/// For changes of the manifest and the first segment of an opening, beside a memtable's flush.
-const SMALL_WORK: u64 = 4 << 20;
 /// How long after an attempt to take the room back a refused write makes another one, in
 /// nanoseconds.
 const BETWEEN_ATTEMPTS: u64 = 50_000_000;
-
-/// The default of [`Options::reserve_bytes`].
-pub(crate) fn default_bytes(options: &Options) -> u64 {
-    let families = options.family_options.iter().map(|(_, family)| family);
-    let buffers = families
-        .chain([&options.default_family])
-        .map(|f| f.write_buffer_bytes);
-    // A table is about as large as its memtable. An opening copies frames from the ring that no
-    // segment has.
-    let ring = match options.journal {
-        Journal::Own => options.ring_bytes as u64,
-        Journal::External(_) => 0,
-    };
-    buffers.max().unwrap_or(0).max(ring) + SMALL_WORK
-}
 
 struct Room {
     file: collie_io::Reserve,
@@ -65,7 +48,7 @@ pub trait RoomUser: Send + Sync {
 }
 
 /// Room on a device that is kept back for all stores on it whose journals are external
-/// ([`Options::disk_reserve`]): each by itself would have to keep as much. It is given up for flushes
+/// ([`Options::disk_reserve`](crate::Options::disk_reserve)): each by itself would have to keep as much. It is given up for flushes
 /// that remove data, for merges that make room, and for openings and changes of manifests, of any of
 /// the stores. While it is missing, the logs on the device are told to take no room.
 ///
@@ -124,19 +107,21 @@ struct Kept {
 }
 
 impl Reserve {
-    pub(crate) fn new(path: &std::path::Path, options: &Options) -> Self {
-        if let (Some(shared), Journal::External(_)) = (&options.disk_reserve, &options.journal) {
-            return Self {
-                kept: Arc::clone(&shared.0),
-                serves_log: false,
-                awaits_merge: AtomicBool::new(false),
-            };
-        }
-        let bytes = options.reserve_bytes.unwrap_or_else(|| default_bytes(options));
-        let file = collie_io::Reserve::new(path.join(FILE), bytes);
+    /// One of `bytes` bytes in the store's directory. Nothing is done yet.
+    pub(crate) fn in_dir(device: Arc<dyn Device>, dir: &Path, bytes: u64, serves_log: bool) -> Self {
+        let file = collie_io::Reserve::new(dir.join(FILE), bytes);
         Self {
-            kept: Arc::new(Kept::new(Arc::clone(&options.device), file, None)),
-            serves_log: options.wal_dir.is_none(),
+            kept: Arc::new(Kept::new(device, file, None)),
+            serves_log,
+            awaits_merge: AtomicBool::new(false),
+        }
+    }
+
+    /// The one that the store has in common with others.
+    pub(crate) fn of_disk(of: &DiskReserve) -> Self {
+        Self {
+            kept: Arc::clone(&of.0),
+            serves_log: false,
             awaits_merge: AtomicBool::new(false),
         }
     }
@@ -345,7 +330,6 @@ impl Drop for Relieving<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
 
     use collie_io::{OpenMode, write_all_at};
     use collie_sim::SimDevice;
@@ -358,12 +342,7 @@ mod tests {
         let device = SimDevice::new(1);
         let dir = Path::new("/store");
         device.create_dir(dir, 0o755).unwrap();
-        let options = Options {
-            device: Arc::new(device.clone()),
-            reserve_bytes: Some(256 << 10),
-            ..Options::default()
-        };
-        let reserve = Reserve::new(dir, &options);
+        let reserve = Reserve::in_dir(Arc::new(device.clone()), dir, 256 << 10, true);
         reserve.fill(None);
         device.limit_space(Some(0));
         let mut attempts = 0;
@@ -397,16 +376,6 @@ mod tests {
         }
     }
 
-    impl crate::ExternalJournal for Told {
-        fn durable(&self) -> u64 {
-            0
-        }
-
-        fn wait_durable(&self, _: u64) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
     #[test]
     fn stores_with_one_reserve_miss_it_together_and_the_logs_leave_it_room_until_it_is_complete() {
         let device = SimDevice::new(2);
@@ -420,13 +389,7 @@ mod tests {
             Arc::clone(&logs) as _,
         );
         of_disk.fill();
-        let options = Options {
-            device: Arc::new(device.clone()),
-            journal: Journal::External(Arc::clone(&logs) as _),
-            disk_reserve: Some(of_disk.clone()),
-            ..Options::default()
-        };
-        let [one, other] = ["one", "other"].map(|store| Reserve::new(&dir.join(store), &options));
+        let [one, other] = [(); 2].map(|()| Reserve::of_disk(&of_disk));
         let withheld = || logs.0.load(Ordering::Relaxed);
         assert!(!one.is_missing() && !other.is_missing() && !withheld());
         device.limit_space(Some(0));

@@ -79,7 +79,10 @@ fn run(args: &[String]) -> Result<bool, String> {
         "figures: {total}, {violations} violations, {} s",
         since.elapsed().as_secs()
     );
-    Ok(violations == 0)
+    if lies && violations == 0 {
+        return Err("the checks did not notice wrong answers".into());
+    }
+    Ok(lies || violations == 0)
 }
 
 fn main() {

@@ -57,7 +57,7 @@ pub(super) async fn watch_room(
         seen = looks.collect().await;
         for (number, (dir, reserve)) in disks.iter().enumerate() {
             if let Some(reserve) = reserve.clone().filter(DiskReserve::is_missing) {
-                // There may be nobody else who does it.
+                // The stores do it after their own work, and there may be none.
                 blocking(move || reserve.fill()).await;
             }
             if router.store.is_short_of_room(number) {

@@ -17,14 +17,7 @@ use crate::plain::{Plain, found};
 
 const DIR: &str = "/disk0/raft/shared";
 
-const SETUP: Setup = Setup {
-    layout: Layout::Shared,
-    shared_ring: false,
-    direct: false,
-    cache_bytes: 1 << 20,
-    log_limit: 1 << 30,
-    free_min: 0,
-};
+const SETUP: Setup = Setup::plain(Layout::Shared);
 
 /// A frame of the log, as a closed log shows it.
 struct Seen {

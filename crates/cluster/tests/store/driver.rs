@@ -32,6 +32,18 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// With a log that does not fill.
+    pub(crate) const fn plain(layout: Layout) -> Self {
+        Self {
+            layout,
+            shared_ring: false,
+            direct: false,
+            cache_bytes: 1 << 20,
+            log_limit: 1 << 30,
+            free_min: 0,
+        }
+    }
+
     pub(crate) fn random(layout: Layout, rng: &mut Rng) -> Self {
         Self {
             layout,

@@ -9,17 +9,6 @@ use collie_sim::SimDevice;
 use crate::driver::{Node, Setup};
 use crate::plain::found;
 
-fn setup(layout: Layout) -> Setup {
-    Setup {
-        layout,
-        shared_ring: false,
-        direct: false,
-        cache_bytes: 1 << 20,
-        log_limit: 1 << 30,
-        free_min: 0,
-    }
-}
-
 fn names(device: &SimDevice, dir: &str) -> Vec<String> {
     let names = device.list(Path::new(dir)).unwrap();
     names.into_iter().map(|name| name.name).collect()
@@ -28,7 +17,7 @@ fn names(device: &SimDevice, dir: &str) -> Vec<String> {
 /// Opened in another layout, a node finds its replicas where they are; new ones go elsewhere.
 #[test]
 fn a_replica_stays_in_its_log_when_the_layout_changes() {
-    let node = Node::start(setup(Layout::Shared), SimDevice::new(1));
+    let node = Node::start(Setup::plain(Layout::Shared), SimDevice::new(1));
     let vote = Vote {
         leader: LeaderId { term: 5, replica: 2 },
         committed: true,
@@ -36,14 +25,14 @@ fn a_replica_stays_in_its_log_when_the_layout_changes() {
     node.drive(node.replica(3).save_vote(vote)).unwrap();
     let (device, before) = (node.device.clone(), found(&node.store, 1..=8));
     node.store.close().unwrap();
-    let private = Node::start_at(setup(Layout::Private), device.clone(), 8);
+    let private = Node::start_at(Setup::plain(Layout::Private), device.clone(), 8);
     assert_eq!(found(&private.store, 1..=8), before);
     assert_eq!(private.replica(3).vote(), Some(vote));
     let here = names(&device, "/disk0/raft");
     let own = here.iter().filter(|name| name.starts_with("replica-")).count();
     assert_eq!((own, here.len()), (8, 9), "{here:?}");
     private.store.close().unwrap();
-    let store = setup(Layout::PerDisk).open(&device).unwrap();
+    let store = Setup::plain(Layout::PerDisk).open(&device).unwrap();
     assert_eq!(store.replicas().len(), 16);
     assert_eq!(names(&device, "/disk1/raft"), ["shared"]);
 }
@@ -51,7 +40,7 @@ fn a_replica_stays_in_its_log_when_the_layout_changes() {
 /// Its tombstone is in the shared log.
 #[test]
 fn the_private_log_of_a_removed_replica_is_gone_and_its_id_is_refused() {
-    let node = Node::start(setup(Layout::Private), SimDevice::new(2));
+    let node = Node::start(Setup::plain(Layout::Private), SimDevice::new(2));
     node.drive(node.store.remove(2, 3)).unwrap();
     let here = names(&node.device, "/disk0/raft");
     assert!(!here.iter().any(|name| name.contains("replica-3")), "{here:?}");
@@ -59,7 +48,7 @@ fn the_private_log_of_a_removed_replica_is_gone_and_its_id_is_refused() {
     assert!(again.to_string().contains("was removed"), "{again}");
     let device = node.device.clone();
     node.store.close().unwrap();
-    let store = setup(Layout::Private).open(&device).unwrap();
+    let store = Setup::plain(Layout::Private).open(&device).unwrap();
     assert!(store.replica(3).unwrap_err().to_string().contains("was removed"));
     assert_eq!(store.replicas().len(), 7);
 }

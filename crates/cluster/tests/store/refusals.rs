@@ -11,17 +11,6 @@ use collie_sim::SimDevice;
 
 use crate::driver::{Node, Setup};
 
-const fn setup(layout: Layout) -> Setup {
-    Setup {
-        layout,
-        shared_ring: false,
-        direct: false,
-        cache_bytes: 1 << 20,
-        log_limit: 1 << 30,
-        free_min: 0,
-    }
-}
-
 fn entry(index: u64) -> Entry {
     let leader = LeaderId { term: 1, replica: 3 };
     let id = EntryId { leader, index };
@@ -31,7 +20,7 @@ fn entry(index: u64) -> Entry {
 
 #[test]
 fn entries_follow_each_other_and_purged_ones_stay_so() {
-    let node = Node::start(setup(Layout::Shared), SimDevice::new(1));
+    let node = Node::start(Setup::plain(Layout::Shared), SimDevice::new(1));
     let replica = node.replica(3);
     let order = |refused: Result<(), StoreError>, problem: &str| match refused {
         Err(StoreError::Order {
@@ -64,7 +53,7 @@ fn entries_follow_each_other_and_purged_ones_stay_so() {
 #[test]
 fn a_replica_that_is_there_is_not_created_again() {
     for layout in [Layout::Shared, Layout::PerDisk, Layout::Private] {
-        let node = Node::start(setup(layout), SimDevice::new(2));
+        let node = Node::start(Setup::plain(layout), SimDevice::new(2));
         let again = node.drive(node.store.create(7, 3, 0)).unwrap_err();
         assert!(
             matches!(again, StoreError::Exists { group: 7, replica: 3 }),
@@ -93,7 +82,7 @@ fn a_log_that_was_copied_to_another_disk_is_refused() {
         Path::new("/disk1/raft/replica-3"),
     );
     for is_damaged in [false, true] {
-        let node = Node::start(setup(Layout::Private), SimDevice::new(3));
+        let node = Node::start(Setup::plain(Layout::Private), SimDevice::new(3));
         let replica = node.replica(3);
         node.drive(replica.append(vec![entry(1), entry(2)], |_| {}))
             .unwrap();
@@ -115,12 +104,12 @@ fn a_log_that_was_copied_to_another_disk_is_refused() {
             assert!(image.flip_bit(&path, 8 * (at + FRAME_HEADER as u64 + 3)));
         }
         let device = image.device();
-        match setup(Layout::PerDisk).open(&device).unwrap_err() {
+        match Setup::plain(Layout::PerDisk).open(&device).unwrap_err() {
             StoreError::TwoLogs { replica: 3, paths } => assert_eq!(paths, [log, copied]),
             other => panic!("{other}"),
         }
         device.remove_dir_all(copied).unwrap();
-        let store = setup(Layout::PerDisk).open(&device).unwrap();
+        let store = Setup::plain(Layout::PerDisk).open(&device).unwrap();
         let found = (store.replicas().len(), store.quarantined().len());
         assert_eq!(found, if is_damaged { (7, 1) } else { (8, 0) });
     }
@@ -129,7 +118,7 @@ fn a_log_that_was_copied_to_another_disk_is_refused() {
 /// A later version may have kinds of frames that this one does not know.
 #[test]
 fn a_frame_of_another_version_is_refused_with_its_place() {
-    let node = Node::start(setup(Layout::Shared), SimDevice::new(4));
+    let node = Node::start(Setup::plain(Layout::Shared), SimDevice::new(4));
     let device = node.device.clone();
     node.store.close().unwrap();
     let options = LogOptions {
@@ -144,7 +133,7 @@ fn a_frame_of_another_version_is_refused_with_its_place() {
     let at = log.worker().unwrap().append(3, 99, &[0; 20]).unwrap();
     log.flush(Level::Disk).unwrap();
     log.close().unwrap();
-    match setup(Layout::Shared).open(&device).unwrap_err() {
+    match Setup::plain(Layout::Shared).open(&device).unwrap_err() {
         error @ StoreError::Frame { lsn, stream: 3, .. } if lsn == at.start => {
             assert!(
                 error

@@ -54,14 +54,19 @@ pub(crate) fn make_room(store: &Store) {
 /// Brings removals to tables, where they let a merge remove what they hide. Not where level 0 is
 /// crowded: a merge is to come first. While no write was refused yet, only where they are many.
 fn flush_removals(store: &Store) {
-    let is_short = store.is_short_of_room();
+    let (is_short, mut looked) = (store.is_short_of_room(), 0);
     for family in store.families() {
         let is_crowded = family.level0_runs() >= family.options().level0_slowdown;
         if is_crowded || family.view().mems().all(|mem| mem.is_empty()) {
             continue;
         }
-        if !is_short && !hide_much(&family) {
-            continue;
+        if !is_short {
+            let began = store.now();
+            let hide_much = hide_much(&family);
+            looked += store.ns_since(began);
+            if !hide_much {
+                continue;
+            }
         }
         let sealed = store.rotate(&family, FlushCause::Room, |view| !view.active.is_empty());
         match sealed {
@@ -72,21 +77,25 @@ fn flush_removals(store: &Store) {
             }
         }
     }
+    store.note_looked(looked);
 }
 
 /// Whether the tombstones in memory may hide a sixteenth of the tables, if rows are alike.
 fn hide_much(family: &FamilyState) -> bool {
     let view = family.view();
-    let newest = view.mems().flat_map(|mem| mem.newest());
-    let tombstones = newest.filter(|entry| entry.found.value.is_none()).count() as u64;
     let Content {
         entries,
-        tombstones: flushed,
+        tombstones,
         bytes,
         ..
     } = family.tables().content();
-    let of_each = bytes / entries.saturating_sub(flushed).max(1);
-    tombstones.saturating_mul(of_each) >= FREED_LEAST.max(bytes / 16)
+    let of_each = bytes / entries.saturating_sub(tombstones).max(1);
+    let wanted = (FREED_LEAST.max(bytes / 16) / of_each.max(1)).max(1);
+    let newest = view.mems().flat_map(|mem| mem.newest());
+    let tombstones = newest.filter(|entry| entry.found.value.is_none());
+    // No further than to the last one that is wanted: there may be very many.
+    let found = tombstones.take(usize::try_from(wanted).unwrap_or(usize::MAX));
+    found.count() as u64 == wanted
 }
 
 /// The sealed memtables that a flush writes together, `oldest` first. Usually that one alone; while

@@ -50,7 +50,7 @@ pub trait RoomUser: Send + Sync {
 /// Room on a device that is kept back for all stores on it whose journals are external
 /// ([`Options::disk_reserve`](crate::Options::disk_reserve)): each by itself would have to keep as much. It is given up for flushes
 /// that remove data, for merges that make room, and for openings and changes of manifests, of any of
-/// the stores. While it is missing, the logs on the device are told to take no room.
+/// the stores. While it is missing, the logs on the device take no room.
 ///
 /// Clones are handles to the same.
 #[derive(Clone)]
@@ -288,8 +288,8 @@ impl Kept {
         }
     }
 
-    /// Takes the room back where it is missing, from the log's spare segments and others' if need be;
-    /// `log` is told about it.
+    /// Takes the room back where it is missing, from the log's spare segments and others' if need be. From
+    /// then on `log` takes room again, or none.
     fn fill(&self, spares: Option<&Sequencer>, log: Option<&Sequencer>) {
         if !self.is_missing() {
             return;

@@ -1,13 +1,18 @@
 //! Whether the device has room for writes that bring data, and when more is looked for.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+
+use collie_io::Nanos;
 
 use super::Store;
 use crate::{Error, Result};
 
 /// How long after the first removal room is looked for: others come with it.
 const AFTER_REMOVAL: Duration = Duration::from_millis(100);
+/// A look at what was removed, on a device that is nearly full, is made no sooner than after so many
+/// times what the last one took.
+const LOOKS_APART: u64 = 16;
 /// How long after an attempt that did not make enough: this, twice that, and so on up to the last.
 const AGAIN_FIRST: Duration = Duration::from_millis(100);
 const AGAIN_DOUBLED: u32 = 5;
@@ -30,6 +35,8 @@ pub(super) struct RoomWatch {
     taken: AtomicBool,
     /// Attempts in a row that did not make enough room.
     attempts: AtomicU32,
+    /// When the next look may be made at what was removed, unless room is short.
+    look_again: AtomicU64,
 }
 
 impl Default for RoomWatch {
@@ -41,6 +48,7 @@ impl Default for RoomWatch {
             refused: AtomicBool::new(false),
             taken: AtomicBool::new(false),
             attempts: AtomicU32::new(0),
+            look_again: AtomicU64::new(0),
         }
     }
 }
@@ -86,13 +94,17 @@ impl Store {
         }
         // Of removals in a row one looks. A device that is nearly full is to have room before writes
         // replace the tombstones, also where the log still has some and none was refused.
+        let mut pause = AFTER_REMOVAL;
         if self.is_short_of_room() {
             self.room.short.store(true, Ordering::Relaxed);
-        } else if self.available() >= self.reserve.bytes() {
+        } else if self.available() < self.reserve.bytes() {
+            let again = self.room.look_again.load(Ordering::Relaxed);
+            pause = pause.max(Duration::from_nanos(again.saturating_sub(self.now())));
+        } else {
             return;
         }
         self.room.attempts.store(0, Ordering::Relaxed);
-        self.queue.make_room_after(AFTER_REMOVAL);
+        self.queue.make_room_after(pause);
     }
 
     /// A commit brought data.
@@ -100,6 +112,12 @@ impl Store {
         if self.room.short.load(Ordering::Relaxed) {
             self.room.taken.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// A look at what was removed took so long.
+    pub(crate) fn note_looked(&self, took: Nanos) {
+        let again = self.now() + LOOKS_APART * took;
+        self.room.look_again.store(again, Ordering::Relaxed);
     }
 
     /// Whether data was removed since the last call.

@@ -35,7 +35,7 @@ impl Key {
     /// A value that no compression makes shorter and no other write has.
     pub fn value(&self, part: u64, version: u64) -> Vec<u8> {
         let mut value = format!("{} {version} ", self.part(part)).into_bytes();
-        let mut rng = crate::rng::Rng::new(version << 20 ^ part << 8 ^ self.size as u64);
+        let mut rng = collie_independent_cuts::rng::Rng::new(version << 20 ^ part << 8 ^ self.size as u64);
         // Sizes vary a little, so that no page of a log or table fits them all.
         let size = (self.size - (rng.below(self.size as u64 / 8 + 1) as usize)).max(value.len());
         while value.len() < size {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::cluster::Cluster;
 use crate::judge::{Counter, Key, values};
 use crate::resp::{Client, Outcome, Reply, Stopped, slot};
-use crate::rng::Rng;
+use collie_independent_cuts::rng::Rng;
 
 pub const COUNTERS: u64 = 8;
 

@@ -7,7 +7,6 @@ mod cluster;
 mod judge;
 mod load;
 mod resp;
-mod rng;
 mod round;
 
 use std::collections::BTreeMap;

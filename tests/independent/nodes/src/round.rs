@@ -10,7 +10,7 @@ use crate::cluster::{Cluster, Shape};
 use crate::judge::Key;
 use crate::load::{self, COUNTERS, Figures, Probe, Shared, lock};
 use crate::resp::{Client, Outcome, Reply, slot};
-use crate::rng::Rng;
+use collie_independent_cuts::rng::Rng;
 
 const MIB: u64 = 1 << 20;
 const CLIENTS: usize = 4;

@@ -127,15 +127,12 @@ impl File {
 
     /// A sync covers all of it.
     pub fn synced(&mut self) {
-        self.pages.truncate(self.live_pages());
-        for number in 0..self.pages.len() {
-            let now = hash(self.live_page(number), self.page);
-            self.pages[number] = Page {
-                versions: vec![now],
-                grown: false,
-                torn: false,
-            };
-        }
+        let page = |number| Page {
+            versions: vec![hash(self.live_page(number), self.page)],
+            grown: false,
+            torn: false,
+        };
+        self.pages = (0..self.live_pages()).map(page).collect();
         self.lens = vec![self.live.len()];
     }
 
@@ -185,6 +182,13 @@ impl File {
             self.lens.push(self.live.len());
         }
         let live = self.live_pages();
+        // Of a file of which nothing is promised there may be more than was known.
+        let unknown = || Page {
+            versions: Vec::new(),
+            grown: true,
+            torn: true,
+        };
+        self.pages.resize_with(live.max(self.pages.len()), unknown);
         for number in 0..self.pages.len() {
             let now = hash(self.live_page(number), self.page);
             let page = &mut self.pages[number];

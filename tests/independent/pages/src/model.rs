@@ -32,6 +32,8 @@ pub struct File {
     pub suspect: bool,
 }
 
+const KERNEL_PAGE: usize = 4096;
+
 /// How a life ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
@@ -98,7 +100,9 @@ impl File {
         let (from, to) = (old.min(len).div_ceil(self.page), old.max(len).div_ceil(self.page));
         self.pages[from..to].iter_mut().for_each(|page| page.grown = true);
         if len < old && !len.is_multiple_of(self.page) {
-            self.version(len / self.page, false);
+            // The length may last and a write before it not: then it is an older version that is cut.
+            let number = len / self.page;
+            self.version(number, self.pages[number].versions.len() > 1);
         }
         if len > old {
             (from..to).for_each(|number| self.version(number, false));
@@ -144,7 +148,9 @@ impl File {
         let (least, most) = (self.lens.iter().min(), self.lens.iter().max());
         let len = found.len();
         let is_torn = self.plain || self.pages.iter().any(|page| page.torn);
-        let was_long = self.lens.contains(&len) || len.is_multiple_of(self.page) || is_torn;
+        // The kernel may hand on a write in parts that end with its own pages, and a commit come between.
+        let is_part = !self.lens.contains(&len) && len.is_multiple_of(KERNEL_PAGE);
+        let was_long = self.lens.contains(&len) || is_part || is_torn;
         if Some(&len) < least || Some(&len) > most || !was_long {
             let lens: Vec<_> = self.lens.iter().rev().take(12).collect();
             return Err(format!(
@@ -156,7 +162,8 @@ impl File {
             let now = hash(bytes, self.page);
             let is_version = page.versions.contains(&now);
             let is_zeros = bytes.iter().all(|b| *b == 0);
-            if !(is_version || page.torn || page.grown && is_zeros) {
+            let is_cut_short = is_part && bytes.len() < self.page;
+            if !(is_version || is_cut_short || page.torn || page.grown && is_zeros) {
                 let halves: Vec<String> = bytes.chunks(512).map(says).collect();
                 return Err(format!(
                     "page {number} is none of its {} versions{}; its pieces: {}",

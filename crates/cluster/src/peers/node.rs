@@ -271,7 +271,7 @@ impl Peers {
         };
         let room = match kind {
             // Small, and what gives a group its leader must not wait behind what one left.
-            Kind::Vote | Kind::PreVote | Kind::Transfer | Kind::Room | Kind::HandOver => None,
+            Kind::Vote | Kind::PreVote | Kind::Transfer | Kind::Room | Kind::HandOver | Kind::MayLead => None,
             _ => {
                 let take = link.budget.take(group, bytes.len(), kind == Kind::Append);
                 Some(timeout_at(deadline, take).await.map_err(|_| late())?)

@@ -397,7 +397,7 @@ impl Replica {
         }
         let is_to_lead = match &incoming.request {
             Request::Transfer(transfer) => transfer.to == self.id,
-            Request::Room => true,
+            Request::MayLead => true,
             _ => false,
         };
         if is_to_lead && !self.stands() {
@@ -484,7 +484,7 @@ fn vote_of(request: &Request) -> Option<Vote> {
         Request::Transfer(transfer) => Some(transfer.vote),
         Request::Offer(offer) => Some(offer.vote),
         Request::SnapshotEnd(end) => Some(end.vote),
-        Request::Piece(_) | Request::Room | Request::HandOver(_) => None,
+        Request::Piece(_) | Request::Room | Request::MayLead | Request::HandOver(_) => None,
     }
 }
 

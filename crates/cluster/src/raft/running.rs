@@ -278,7 +278,7 @@ impl Running {
 
     /// Asks another replica to lead, if the disk of its log has room.
     pub(super) async fn transfer_to(&self, replica: ReplicaId) -> Result<(), String> {
-        if !self.has_room(replica).await {
+        if !self.may_lead(replica).await {
             return Err(format!(
                 "replica {replica} does not say that it may lead: that the disk of its log has room"
             ));
@@ -289,7 +289,7 @@ impl Running {
 
     /// Whether a member's log has room, or had at its last word: where it has none, nothing that it proposes
     /// could be appended.
-    async fn has_room(&self, replica: ReplicaId) -> bool {
+    async fn may_lead(&self, replica: ReplicaId) -> bool {
         let Some(member) = self.members().all.remove(&replica) else {
             return false;
         };
@@ -304,10 +304,10 @@ impl Running {
             group: *group,
             from: *from,
             to: replica,
-            request: Request::Room,
+            request: Request::MayLead,
             within: ASK_WITHIN,
         });
-        matches!(asked.await, Ok(Response::HasRoom))
+        matches!(asked.await, Ok(Response::Ready))
     }
 
     /// Hands over to a member that can lead: one that votes and has nearly all entries.
@@ -366,8 +366,9 @@ impl Running {
             Request::Vote(_) | Request::PreVote(_) if log.check_vote().is_err() => {
                 Response::Refusal(Refusal::NoRoom)
             }
-            Request::Room if log.may_take_over() => Response::HasRoom,
-            Request::Room => Response::Refusal(Refusal::NoRoom),
+            Request::Room if log.shortage().is_none() => Response::HasRoom,
+            Request::MayLead if log.may_take_over() => Response::Ready,
+            Request::Room | Request::MayLead => Response::Refusal(Refusal::NoRoom),
             Request::Vote(request) => match self.raft.vote(to_vote_request(&request)).await {
                 Ok(answer) => Response::Voted(from_vote_response(&answer)),
                 Err(error) => failed(&error),

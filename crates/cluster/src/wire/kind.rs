@@ -62,10 +62,12 @@ kinds! {
     Piece = 21, "piece";
     /// All pieces were sent.
     SnapshotEnd = 22, "snapshot end";
-    /// Could the replica lead: has its log room?
+    /// Has the log of the replica room, for what tables would be followed by?
     Room = 23, "room";
     /// The leader is asked to hand over.
     HandOver = 24, "hand over";
+    /// Could the replica lead, as far as its log and its clock go?
+    MayLead = 25, "may lead";
     /// Answers [`Kind::Append`].
     Appended = 32, "appended";
     /// Answers [`Kind::Vote`].
@@ -84,6 +86,8 @@ kinds! {
     HasRoom = 39, "has room";
     /// Answers [`Kind::HandOver`].
     HandingOver = 40, "handing over";
+    /// Answers [`Kind::MayLead`].
+    Ready = 41, "ready";
     /// Answers any request that was not carried out.
     Refusal = 48, "refusal";
 }

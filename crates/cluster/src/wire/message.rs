@@ -72,6 +72,8 @@ pub enum Request {
     Room,
     /// [`Kind::HandOver`].
     HandOver(HandOver),
+    /// [`Kind::MayLead`].
+    MayLead,
 }
 
 /// What is answered.
@@ -95,6 +97,8 @@ pub enum Response {
     HasRoom,
     /// [`Kind::HandingOver`]: the other replica was asked to lead; whether it does shows later.
     HandingOver,
+    /// [`Kind::Ready`]: it could. Otherwise the request is refused.
+    Ready,
     /// [`Kind::Refusal`].
     Refusal(Refusal),
 }
@@ -313,6 +317,7 @@ impl Request {
             Self::SnapshotEnd(_) => Kind::SnapshotEnd,
             Self::Room => Kind::Room,
             Self::HandOver(_) => Kind::HandOver,
+            Self::MayLead => Kind::MayLead,
         }
     }
 
@@ -324,6 +329,7 @@ impl Request {
             | Self::PreVote(_)
             | Self::Transfer(_)
             | Self::Room
+            | Self::MayLead
             | Self::HandOver(_) => Lane::Raft,
             Self::Offer(_) | Self::Piece(_) | Self::SnapshotEnd(_) => Lane::Bulk,
         }
@@ -343,6 +349,7 @@ impl Response {
             Self::Installed(_) => Kind::Installed,
             Self::HasRoom => Kind::HasRoom,
             Self::HandingOver => Kind::HandingOver,
+            Self::Ready => Kind::Ready,
             Self::Refusal(_) => Kind::Refusal,
         }
     }
@@ -402,13 +409,13 @@ impl Message {
                 }
                 Request::Piece(body) => put(self.kind(), body, to),
                 Request::SnapshotEnd(body) => put(self.kind(), body, to),
-                Request::Room => Ok(to),
+                Request::Room | Request::MayLead => Ok(to),
                 Request::HandOver(body) => put(self.kind(), body, to),
             },
             Self::Response(response) => match response {
                 Response::Appended(body) => put(self.kind(), body, to),
                 Response::Voted(body) | Response::PreVoted(body) => put(self.kind(), body, to),
-                Response::Transferred | Response::HasRoom | Response::HandingOver => Ok(to),
+                Response::Transferred | Response::HasRoom | Response::HandingOver | Response::Ready => Ok(to),
                 Response::Wanted(body) => {
                     most(body.from.len(), "files", FILES_MAX)?;
                     put(self.kind(), body, to)
@@ -447,6 +454,7 @@ impl Message {
             Kind::SnapshotEnd => request(take(kind, body, Request::SnapshotEnd)?),
             Kind::Room => request((Request::Room, body.len())),
             Kind::HandOver => request(take(kind, body, Request::HandOver)?),
+            Kind::MayLead => request((Request::MayLead, body.len())),
             Kind::Appended => response(take(kind, body, Response::Appended)?),
             Kind::Voted => response(take(kind, body, Response::Voted)?),
             Kind::PreVoted => response(take(kind, body, Response::PreVoted)?),
@@ -456,6 +464,7 @@ impl Message {
             Kind::Installed => response(take(kind, body, Response::Installed)?),
             Kind::HasRoom => response((Response::HasRoom, body.len())),
             Kind::HandingOver => response((Response::HandingOver, body.len())),
+            Kind::Ready => response((Response::Ready, body.len())),
             Kind::Refusal => response(take(kind, body, Response::Refusal)?),
         })
     }

@@ -251,6 +251,24 @@ fn a_vote_without_room_for_it_is_refused_and_given_once_there_is_some() {
     });
 }
 
+/// One whose clock is off leads nothing, and gets the tables that it lacks.
+#[test]
+fn a_replica_that_may_not_lead_takes_tables() {
+    runtime().block_on(async {
+        let alone = Alone::new(false).await;
+        let ask = async |request| alone.call(GROUP, replica_on(1), request).await;
+        assert_eq!(ask(Request::Room).await, Response::HasRoom);
+        assert_eq!(ask(Request::MayLead).await, Response::Ready);
+        alone.replica.set_stands(false);
+        assert_eq!(ask(Request::Room).await, Response::HasRoom);
+        let answer = ask(Request::MayLead).await;
+        assert!(
+            matches!(&answer, Response::Refusal(Refusal::Failed(text)) if text.contains("does not stand")),
+            "{answer:?}"
+        );
+    });
+}
+
 #[test]
 fn only_the_replica_that_is_meant_answers() {
     runtime().block_on(async {

@@ -102,6 +102,7 @@ fn request() -> impl Strategy<Value = Request> {
         (vote(), any::<u64>())
             .prop_map(|(vote, snapshot)| Request::SnapshotEnd(SnapshotEnd { vote, snapshot })),
         Just(Request::Room),
+        Just(Request::MayLead),
         any::<u64>().prop_map(|to| Request::HandOver(HandOver { to })),
     ]
 }
@@ -138,6 +139,7 @@ fn response() -> impl Strategy<Value = Response> {
         voted().prop_map(Response::PreVoted),
         Just(Response::Transferred),
         Just(Response::HasRoom),
+        Just(Response::Ready),
         Just(Response::HandingOver),
         (vote(), vec(any::<u64>(), 0..5)).prop_map(|(vote, from)| Response::Wanted(Wanted { vote, from })),
         any::<u64>().prop_map(|upto| Response::Stored(Stored { upto })),

@@ -173,19 +173,23 @@ impl Chain {
                         len,
                     });
                 }
-                other => chain.strays.push(Stray {
+                before => chain.strays.push(Stray {
                     number,
                     path,
                     file,
                     len,
                     header: None,
-                    before: other.filter(|header| header.number < number),
+                    before,
                 }),
             }
         }
         files.sort_by_key(SegmentFile::number);
         if let Some(first) = files.first() {
             chain.log_id = first.header.log_id;
+            let strays = chain.strays.iter();
+            strays
+                .map(|stray| stray.refuse_renamed(first))
+                .collect::<Result<(), _>>()?;
         }
         let linked = order::link(chain.log_id, files)?;
         chain.runs = linked.runs;

@@ -14,7 +14,7 @@ pub(crate) struct Evidence {
     /// A later epoch recorded an end beyond this position, or this epoch's header says that
     /// recovery had copied more than this forward.
     pub(crate) below_recorded_end: bool,
-    /// A valid later frame records that this position was durable.
+    /// A valid later frame, or a segment of a later epoch, records that this position was durable.
     pub(crate) below_mark: bool,
     /// The file of the newest epoch that holds this position is shorter than it was when the frames
     /// reached up to here, and no close says that nothing followed.
@@ -55,7 +55,9 @@ impl fmt::Display for Proof {
         f.write_str(match self {
             Self::CrossesEnd => "a frame that ends where the next epoch begins",
             Self::RecordedEnd => "a frame, since a segment header records that the log was durable beyond",
-            Self::LaterFrame => "a frame, since a later frame records that the log was durable beyond",
+            Self::LaterFrame => {
+                "a frame, since a later frame or segment records that the log was durable beyond"
+            }
         })
     }
 }

@@ -11,7 +11,7 @@ use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{ALIGN, BLOCK, FRAME_HEADER, FrameHeader, SEGMENT_HEAD, Salt, SegmentHeader};
 use crate::segments::files::read_or_zeros;
-use crate::segments::frames::{WINDOW, header_at};
+use crate::segments::frames::{WINDOW, corrupt_at, header_at};
 use crate::segments::run::{Run, SegmentFile};
 
 /// A file that is not part of the chain: prepared and never used, renamed and not yet given its
@@ -34,6 +34,23 @@ pub(crate) struct Stray {
 const DATA_AT: [u64; 2] = [BLOCK as u64, SEGMENT_HEAD as u64];
 
 impl Stray {
+    /// Fails where the file has the header of a segment that was never released. The oldest ones are, and get
+    /// a larger number: so it is smaller than the file's, and than that of `first`, the oldest that is there.
+    pub(crate) fn refuse_renamed(&self, first: &SegmentFile) -> Result<(), LogError> {
+        let Some(header) = &self.before else {
+            return Ok(());
+        };
+        if header.log_id == first.header.log_id && header.number < first.number().min(self.number) {
+            return Ok(());
+        }
+        let expected = format!("the header of segment {}", self.number);
+        let found = format!(
+            "that of segment {}: was the file copied, renamed or swapped with another?",
+            header.number
+        );
+        Err(corrupt_at(&self.path, 0, header.first_lsn.get(), expected, found))
+    }
+
     /// Fails where frames stand behind the header's block, others than those of its use under the
     /// header `before`. Anything else may: blocks of a file that was never synced hold what was on
     /// the device before.
@@ -131,6 +148,9 @@ pub(crate) fn stray_proves(run: &Run, stray: &Stray, begins_epoch: bool, at: Lsn
         // header were there.
         return Ok(false);
     }
+    if stray.header.as_ref().is_some_and(is_behind_copy) {
+        return Ok(true);
+    }
     if stray.header.is_none() && begins_epoch {
         for data_at in DATA_AT {
             if headerless_proves(run, stray, data_at, at)? {
@@ -163,6 +183,12 @@ pub(crate) fn stray_proves(run: &Run, stray: &Stray, begins_epoch: bool, at: Lsn
         offset += (n - FRAME_HEADER) as u64 / ALIGN * ALIGN + ALIGN;
     }
     Ok(false)
+}
+
+/// Whether a segment was begun when its epoch was in force: behind the segments of what was copied forward,
+/// of which the last may begin where the copy ends. An epoch in force proves all of the one before.
+fn is_behind_copy(header: &SegmentHeader) -> bool {
+    header.number != header.epoch_first && header.first_lsn > header.copied_end
 }
 
 /// A segment whose header is destroyed, of an epoch whose salt went with it. An epoch's first

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use collie_check::images::{DIR, Setup, commit, find};
 use collie_check::{Ledger, Survives};
-use collie_io::Device;
+use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 use collie_log::{Level, Log, LogOptions};
 use collie_sim::{Fault, FaultKind, PowerCut, SimDevice};
 
@@ -73,4 +73,102 @@ fn a_name_that_comes_back_when_what_followed_it_is_gone_is_not_taken_for_the_log
     }
     println!("figures: {poisoned} failed syncs, after {came_back} of which a lost name came back");
     assert!(poisoned > 100 && came_back > 10);
+}
+
+/// What a slip of the hand does to the segments of a closed log.
+#[derive(Debug, Clone, Copy)]
+enum Slip {
+    Swap,
+    CopyOver,
+    Rename,
+    Remove,
+}
+
+fn read(device: &SimDevice, name: &str) -> Vec<u8> {
+    let file = device.open(&Path::new(DIR).join(name), OpenMode::Read).unwrap();
+    let mut bytes = vec![0; file.stat().unwrap().len as usize];
+    read_exact_at(&*file, &mut bytes, 0).unwrap();
+    bytes
+}
+
+fn write(device: &SimDevice, name: &str, bytes: &[u8]) {
+    let file = device
+        .open(&Path::new(DIR).join(name), OpenMode::OpenOrCreate)
+        .unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+    write_all_at(&*file, bytes, 0).unwrap();
+}
+
+/// A file with the header of another segment looks like a released one that was to be used again.
+#[test]
+fn a_segment_that_is_gone_or_under_the_name_of_another_is_refused() {
+    let (setup, mut refused, mut lost) = (Setup::small(false, true), 0, Vec::new());
+    let (device, ledger) = (SimDevice::new(1), Ledger::new());
+    for life in 0..3 {
+        let log = Log::open(DIR, setup.options(&device, false)).unwrap();
+        let mut worker = log.worker().unwrap();
+        for _ in 0..12 + life {
+            commit(&log, &mut worker, &ledger, 3_000, Some(Level::Disk)).unwrap();
+        }
+        drop(worker);
+        log.close().unwrap();
+    }
+    let (image, names) = (device.snapshot().process_death(), segments(&device));
+    assert!(names.len() > 5, "{names:?}");
+    let next = "00000000000000ff.seg".to_owned();
+    let mut slips = Vec::new();
+    for (at, name) in names.iter().enumerate() {
+        slips.push((Slip::Rename, name, &next));
+        if at + 1 < names.len() {
+            slips.push((Slip::Remove, name, &next));
+        }
+        for other in names.iter().skip(at + 1) {
+            slips.push((Slip::Swap, name, other));
+            slips.push((Slip::CopyOver, name, other));
+            slips.push((Slip::CopyOver, other, name));
+        }
+    }
+    for (slip, from, to) in slips {
+        let device = image.device();
+        let (bytes, there) = (read(&device, from), segments(&device));
+        match slip {
+            Slip::Swap => {
+                write(&device, from, &read(&device, to));
+                write(&device, to, &bytes);
+            }
+            Slip::CopyOver => write(&device, to, &bytes),
+            Slip::Remove => device.remove_file(&Path::new(DIR).join(from)).unwrap(),
+            Slip::Rename => {
+                let (from, to) = (Path::new(DIR).join(from), Path::new(DIR).join(to));
+                device.rename(&from, &to).unwrap();
+            }
+        }
+        let before = segments(&device);
+        match Log::open(DIR, setup.options(&device, false)) {
+            Ok(log) => {
+                let verdict = ledger.check(ledger.now(), Survives::Power, &find(&log).unwrap());
+                if !verdict.holds() {
+                    lost.push((slip, from, to));
+                }
+            }
+            Err(error) => {
+                assert!(
+                    error.to_string().contains(".seg"),
+                    "{slip:?} {from} {to}: {error}"
+                );
+                assert_eq!(
+                    segments(&device),
+                    before,
+                    "{slip:?} {from} {to} of {there:?}: {error}"
+                );
+                refused += 1;
+            }
+        }
+    }
+    println!("figures: {refused} refused");
+    assert!(
+        lost.is_empty(),
+        "opened without all commits: {lost:?} of {names:?}"
+    );
+    assert!(refused > 50);
 }

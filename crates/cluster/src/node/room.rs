@@ -34,6 +34,8 @@ struct Seen {
     since: Option<Instant>,
     /// When it was last seen to be.
     last: Option<Instant>,
+    /// Whether that was said. On a nearly full disk there is room, and none, several times a second.
+    is_said: bool,
 }
 
 /// Follows whether the logs find room on their disks, and below their limits, for as long as it is
@@ -74,15 +76,21 @@ pub(super) async fn watch_room(
     }
 }
 
-async fn look(log: NodeLog, Seen { mut since, mut last }: Seen, router: &Router) -> (PathBuf, Seen) {
+async fn look(log: NodeLog, seen: Seen, router: &Router) -> (PathBuf, Seen) {
+    let Seen {
+        mut since,
+        mut last,
+        mut is_said,
+    } = seen;
     let shortage = log.shortage();
     match (&shortage, since) {
         (Some(full), None) => {
-            tracing::error!(error = %full, "a log of this node has no room: its replicas take no writes");
+            if !std::mem::replace(&mut is_said, true) {
+                tracing::error!(error = %full, "a log of this node has no room: its replicas take no writes");
+            }
             since = Some(Instant::now());
         }
         (None, Some(_)) => {
-            tracing::info!(log = ?log, "a log of this node has room again");
             since = None;
             replicas(&log, router).for_each(|replica| replica.set_elects(true));
         }
@@ -91,7 +99,11 @@ async fn look(log: NodeLog, Seen { mut since, mut last }: Seen, router: &Router)
     if since.is_some() {
         last = Some(Instant::now());
     }
-    log.set_may_take_over(last.is_none_or(|last| last.elapsed() >= SETTLED));
+    let is_settled = last.is_none_or(|last| last.elapsed() >= SETTLED);
+    log.set_may_take_over(is_settled);
+    if is_settled && std::mem::take(&mut is_said) {
+        tracing::info!(log = ?log, "a log of this node has room again, and had it for {} s", SETTLED.as_secs());
+    }
     if since.is_some() {
         replicas(&log, router).for_each(|replica| replica.set_elects(replica.has_room_for_vote()));
     }
@@ -104,7 +116,8 @@ async fn look(log: NodeLog, Seen { mut since, mut last }: Seen, router: &Router)
             .for_each_concurrent(AT_A_TIME, async |replica| _ = replica.hand_over().await)
             .await;
     }
-    (log.dir().to_owned(), Seen { since, last })
+    let seen = Seen { since, last, is_said };
+    (log.dir().to_owned(), seen)
 }
 
 /// The replicas of a log that are open.

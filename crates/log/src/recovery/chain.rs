@@ -186,10 +186,8 @@ impl Chain {
         files.sort_by_key(SegmentFile::number);
         if let Some(first) = files.first() {
             chain.log_id = first.header.log_id;
-            let strays = chain.strays.iter();
-            strays
-                .map(|stray| stray.refuse_renamed(first))
-                .collect::<Result<(), _>>()?;
+            let mut strays = chain.strays.iter();
+            strays.try_for_each(|stray| stray.refuse_renamed(first))?;
         }
         let linked = order::link(chain.log_id, files)?;
         chain.runs = linked.runs;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use openraft::LogIdOptionExt;
 use openraft::RaftMetrics;
 use openraft::async_runtime::watch::WatchReceiver;
+use openraft::errors::Fatal;
 use tokio::sync::Notify;
 
 use crate::ids::ReplicaId;
@@ -15,8 +16,9 @@ use crate::raft::tasks::Raft;
 use crate::raft::types::Groups;
 use crate::wire::NodeId;
 
-/// Raft says within this time that its snapshot is what was flushed, or the next attempt finds it so.
-const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
+/// Raft says within this time that its snapshot is what was flushed, or is told again: while it makes a
+/// snapshot, it passes over what it is told of the next one.
+const SNAPSHOT_WITHIN: Duration = Duration::from_millis(100);
 
 /// After each flush, and whenever the log wants room: gives raft its new snapshot, and purges the entries
 /// that the log does not keep. Followers that lack some of them get tables.
@@ -30,8 +32,7 @@ pub(super) async fn purge(raft: Raft, machine: Machine, flushed: Arc<Notify>, fo
             () = machine.log().purge_wanted() => {}
         }
         let in_tables = machine.snapshot().map(|position| position.applied.index);
-        let known = raft.metrics().borrow_watched().snapshot.index();
-        if known < in_tables && raft.trigger().snapshot().await.is_err() {
+        if has_snapshot(&raft, in_tables).await.is_err() {
             return;
         }
         let lag = lag(&raft);
@@ -39,14 +40,9 @@ pub(super) async fn purge(raft: Raft, machine: Machine, flushed: Arc<Notify>, fo
         let Some(limit) = machine.purge_limit(lag.iter().map(|(_, _, last)| *last)) else {
             continue;
         };
-        // Raft purges nothing that its snapshot lacks.
-        let has = |now: &RaftMetrics<Groups>| now.snapshot.index() >= Some(limit);
-        let known = raft
-            .wait(Some(SNAPSHOT_WITHIN))
-            .metrics(has, "a snapshot of what is flushed")
-            .await;
-        if known.is_err() {
-            continue;
+        // Raft purges nothing that its snapshot lacks, and more was flushed meanwhile.
+        if has_snapshot(&raft, Some(limit)).await.is_err() {
+            return;
         }
         if raft.trigger().purge_log(limit).await.is_err() {
             return;
@@ -54,6 +50,24 @@ pub(super) async fn purge(raft: Raft, machine: Machine, flushed: Arc<Notify>, fo
         followers.give_up_below(limit);
         machine.log().note_holding(machine.holding(&lag));
     }
+}
+
+/// Returns when raft's snapshot has everything up to this index, which is in tables.
+///
+/// # Errors
+/// Raft has ended.
+async fn has_snapshot(raft: &Raft, index: Option<u64>) -> Result<(), Fatal<Groups>> {
+    let has = |now: &RaftMetrics<Groups>| now.snapshot.index() >= index;
+    while !has(&raft.metrics().borrow_watched()) {
+        raft.trigger().snapshot().await?;
+        // An error: it is told again, or has ended, which it says then.
+        drop(
+            raft.wait(Some(SNAPSHOT_WITHIN))
+                .metrics(has, "a snapshot of what is flushed")
+                .await,
+        );
+    }
+    Ok(())
 }
 
 /// The members as their leader knows them: the last entry that each of the others has. None on a follower.

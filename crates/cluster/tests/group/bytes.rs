@@ -24,6 +24,8 @@ const ROWS: u64 = 20;
 const TIMES: u64 = 3;
 /// Partitions that are written in the layout with a log for each.
 const WRITTEN: u64 = 2;
+/// As many limits take hundreds of flushes and purges.
+const LONG: u64 = 40;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Away {
@@ -102,18 +104,18 @@ impl Case {
             }
             Away::Lagging => Some(other.device.hold_syncs()),
         };
-        self.write(&cluster, TIMES);
+        _ = self.write(&cluster, TIMES);
         gate.into_iter().for_each(collie_sim::Gate::release);
         if self.away == Away::Dead {
             cluster.open(other);
         }
         self.settled(&cluster);
-        self.write(&cluster, 1);
+        _ = self.write(&cluster, 1);
         self.settled(&cluster);
     }
 
-    /// Writes so many times the limit.
-    fn write(self, cluster: &Arc<Cluster>, times: u64) {
+    /// Writes so many times the limit. Returns how often a write was refused since a log was full.
+    fn write(self, cluster: &Arc<Cluster>, times: u64) -> u64 {
         let partitions = match self.layout {
             Layout::Private => self.partitions.min(WRITTEN),
             _ => self.partitions,
@@ -125,8 +127,9 @@ impl Case {
         };
         let count = (times * logs * self.limit()).div_ceil(self.bytes as u64 + 50);
         let next = Arc::new(AtomicU64::new(0));
+        let refused = Arc::new(AtomicU64::new(0));
         let clients = (0..self.clients()).map(|_| {
-            let (cluster, next) = (Arc::clone(cluster), Arc::clone(&next));
+            let (cluster, next, refused) = (Arc::clone(cluster), Arc::clone(&next), Arc::clone(&refused));
             cluster.runtime.handle().clone().spawn(async move {
                 loop {
                     let n = next.fetch_add(1, Ordering::SeqCst);
@@ -140,12 +143,14 @@ impl Case {
                         "{self:?}: write {n} of {count} is not taken: {}",
                         describe(&cluster)
                     );
+                    refused.fetch_add(written.unwrap_or(0), Ordering::SeqCst);
                 }
             })
         });
         for client in clients.collect::<Vec<_>>() {
             cluster.runtime.block_on(client).unwrap();
         }
+        refused.load(Ordering::SeqCst)
     }
 
     /// All replicas have the same, and no log is longer than it may be.
@@ -212,15 +217,17 @@ fn row(n: u64) -> Row {
     }
 }
 
-/// Writes a row, wherever and whenever that is taken.
-async fn write(cluster: &Cluster, partition: u64, n: u64, bytes: usize) {
+/// Writes a row, wherever and whenever that is taken. Returns how often it was refused since a log was full.
+async fn write(cluster: &Cluster, partition: u64, n: u64, bytes: usize) -> u64 {
+    let mut refused = 0;
     loop {
         for place in &cluster.places {
             let Some(replica) = replica(place, partition) else {
                 continue;
             };
             match replica.execute(put(row(n), bytes)).await {
-                Ok(Answer::Reply(()) | Answer::Unknown) => return,
+                Ok(Answer::Reply(()) | Answer::Unknown) => return refused,
+                Err(CommandError::Log(StoreError::Full { .. })) => refused += 1,
                 Ok(Answer::TryAgain) | Err(_) => {}
             }
         }
@@ -270,6 +277,23 @@ fn a_node_that_is_away_does_not_fill_the_logs_of_others() {
 #[test]
 fn a_node_that_lags_does_not_fill_the_logs_of_others() {
     case(Layout::Shared, 64 << 10, 4, Away::Lagging);
+}
+
+/// The log is purged as fast as tables are flushed, and not some seconds later.
+#[test]
+fn no_write_is_refused_while_tables_are_flushed_again_and_again() {
+    let case = Case {
+        layout: Layout::Shared,
+        bytes: 64 << 10,
+        partitions: 4,
+        away: Away::None,
+    };
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Nothing, move |options| {
+        case.adjust(options)
+    }));
+    begin(&cluster, case.partitions);
+    assert_eq!(case.write(&cluster, LONG), 0, "{}", describe(&cluster));
+    case.settled(&cluster);
 }
 
 /// These logs are made when the node runs.

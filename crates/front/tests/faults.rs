@@ -45,7 +45,7 @@ enum Step {
 
 use Step::{Checkpoint, Create, Cut, Drain, Forget, Rename, Steady, Sync, Unlink, Write};
 
-const PROGRAMS: [&[Step]; 4] = [
+const PROGRAMS: [&[Step]; 5] = [
     &[
         Create(0),
         Write(0, 0, 4),
@@ -106,6 +106,21 @@ const PROGRAMS: [&[Step]; 4] = [
         Rename(0, 1),
         Sync(1),
         Write(1, 0, 3),
+        Sync(1),
+    ],
+    // New names behind the first sync of their directory.
+    &[
+        Create(0),
+        Write(0, 0, 2),
+        Sync(0),
+        Unlink(0),
+        Create(0),
+        Create(1),
+        Write(0, 0, 2),
+        Write(1, 0, 2),
+        Sync(0),
+        Sync(1),
+        Write(1, 0, 2),
         Sync(1),
     ],
 ];

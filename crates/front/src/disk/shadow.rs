@@ -115,6 +115,8 @@ impl Shadow {
                 FrontError::io("take room for", path)(error)
             })?;
             file.sync_data().map_err(FrontError::io("sync", path))?;
+            // Zeros that nobody reads.
+            file.wont_need(has, len - has);
         }
         Ok(Shadow {
             path: path.to_owned(),

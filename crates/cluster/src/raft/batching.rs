@@ -88,6 +88,15 @@ impl Batch {
         None
     }
 
+    /// Bytes of proposals that have no room reserved in the log yet.
+    pub(super) fn without_room(&self) -> usize {
+        let waiters = self.waiters.iter().map(|(_, waiter)| waiter);
+        waiters
+            .filter_map(Waiter::without_room)
+            .map(|bytes| bytes + BESIDE_EFFECTS)
+            .sum()
+    }
+
     /// What the entry holds.
     pub(super) fn payload(&self) -> Vec<u8> {
         [&self.header.encode()[..], self.effects.bytes()].concat()

@@ -79,9 +79,16 @@ pub(super) struct Waiter {
     /// The bytes of its effects.
     bytes: usize,
     /// Room that is reserved in the log until there is an outcome.
-    _room: Option<Reserved>,
+    room: Option<Reserved>,
     /// Learns what became of it, unless it waits no longer.
     sender: oneshot::Sender<Outcome>,
+}
+
+impl Waiter {
+    /// How many bytes it has, where no room is reserved for them.
+    pub(super) fn without_room(&self) -> Option<usize> {
+        self.room.is_none().then_some(self.bytes)
+    }
 }
 
 /// A command that was evaluated, and what says what became of its effects.
@@ -151,11 +158,7 @@ impl Commands {
         }
         let bytes = effects.bytes().len();
         let (sender, outcome) = oneshot::channel();
-        let waiter = Waiter {
-            bytes,
-            _room: room,
-            sender,
-        };
+        let waiter = Waiter { bytes, room, sender };
         let submission = Submission { effects, waiter };
         // Before the entry can have an outcome. Relaxed, here and below: the lock of `leading` orders
         // what must be.

@@ -53,7 +53,7 @@ pub(super) struct Running {
     pub(super) followers: Arc<Followers>,
     links: Links,
     /// No more than the node takes of its peers.
-    appends: mpsc::UnboundedSender<(Append, Reply, Reserved)>,
+    appends: mpsc::UnboundedSender<(Append, Reply)>,
     receiving: tokio::sync::Mutex<Option<Receiving>>,
     elections: Arc<Elections>,
     stop: watch::Sender<bool>,
@@ -108,12 +108,12 @@ impl Running {
         proposer.spawn(tasks::propose(
             raft.clone(),
             Arc::clone(&commands),
-            log.largest_entry(),
+            log.clone(),
             stop.subscribe(),
         ));
         let mut all = JoinSet::new();
         all.spawn(tasks::confirm_reads(raft.clone(), waiting_readers));
-        all.spawn(tasks::append(raft.clone(), waiting_appends));
+        all.spawn(tasks::append(raft.clone(), log.clone(), waiting_appends));
         all.spawn(tasks::send_anew(raft.clone(), waiting_anew));
         // What an opening finds in tables is a snapshot as well.
         flushed.notify_one();
@@ -332,12 +332,8 @@ impl Running {
                 // Raft would take it for the end of the replica.
                 return reply.send(Response::Refusal(Refusal::failed(error.to_string())));
             }
-            let Ok(room) = self.machine.log().reserve(append.bytes()) else {
-                // Raft goes on meanwhile: it hears its leader, and answers others.
-                return reply.send(Response::Refusal(Refusal::NoRoom));
-            };
             // An error: the replica is ending, and the reply says that there is no answer.
-            let _ending = self.appends.send((append, reply, room));
+            let _ending = self.appends.send((append, reply));
             return;
         }
         let is_of_tables = matches!(

@@ -24,7 +24,7 @@ use crate::raft::followers::Anew;
 use crate::raft::ids::{from_leader, to_leader};
 use crate::raft::messages::{from_appended, to_append};
 use crate::raft::types::{Effects, Groups};
-use crate::store::Reserved;
+use crate::store::ReplicaLog;
 use crate::wire::{Append, Refusal, Response};
 
 /// Appends of a leader that raft has at one time.
@@ -37,14 +37,15 @@ pub(super) type Raft = openraft::Raft<Groups, Served>;
 
 /// Hands entries to raft in the order of their submission, each under the leader that computed it,
 /// until `stop`; and says what became of each, however long that takes. What is submitted while raft
-/// has an entry goes into the next one together, which has at most `largest` bytes.
+/// has an entry goes into the next one together, as far as `log` takes it. What that has no room for is
+/// refused.
 pub(super) async fn propose(
     raft: Raft,
     commands: Arc<Commands>,
-    largest: usize,
+    log: ReplicaLog,
     mut stop: watch::Receiver<bool>,
 ) {
-    let mut batches = Batches::new(Arc::clone(&commands), largest);
+    let mut batches = Batches::new(Arc::clone(&commands), log.largest_entry());
     let mut under_way = FuturesUnordered::new();
     // The entry that the next one waits for, and until when.
     let mut before = None;
@@ -59,6 +60,10 @@ pub(super) async fn propose(
         while before.is_none()
             && let Some(batch) = batches.next()
         {
+            let Ok(room) = log.reserve_prepared(batch.without_room() as u64).await else {
+                became(Outcome::Refused, batch.waiters);
+                continue;
+            };
             let number = numbers.next();
             let leader = to_leader(batch.header.ticket.run.leader);
             let (responder, answer) = ProgressResponder::complete_only();
@@ -69,6 +74,7 @@ pub(super) async fn propose(
                     patience.as_mut().reset(Instant::now() + NEXT_ENTRY);
                     under_way.push(async move {
                         let outcome = answer.await.map_or(Outcome::Dropped, outcome);
+                        drop(room);
                         (number, outcome, batch.waiters)
                     });
                 }
@@ -125,12 +131,29 @@ pub(super) async fn confirm_reads(raft: Raft, mut readers: mpsc::UnboundedReceiv
     }
 }
 
-/// Hands a leader's appends to raft, in their order, and answers each when it is durable.
-pub(super) async fn append(raft: Raft, mut appends: mpsc::UnboundedReceiver<(Append, Reply, Reserved)>) {
+/// Hands a leader's appends to raft, in their order, and answers each when it is durable. Those that the log
+/// has no room for are refused, and raft goes on meanwhile: it hears its leader, and answers others.
+pub(super) async fn append(
+    raft: Raft,
+    log: ReplicaLog,
+    mut appends: mpsc::UnboundedReceiver<(Append, Reply)>,
+) {
     let appends = stream::poll_fn(move |context| appends.poll_recv(context));
-    let answered = appends.map(|(append, reply, room)| {
+    let admitted = appends.then(move |(append, reply)| {
+        let log = log.clone();
+        async move {
+            let room = log.reserve_prepared(append.bytes()).await;
+            (append, reply, room)
+        }
+    });
+    let answered = admitted.map(|(append, reply, room)| {
         let raft = raft.clone();
         async move {
+            let room = match room {
+                Ok(room) => room,
+                Err(full) if full.is_no_room() => return reply.send(Response::Refusal(Refusal::NoRoom)),
+                Err(error) => return reply.send(Response::Refusal(Refusal::failed(error.to_string()))),
+            };
             let answer = match to_append(append) {
                 Ok(rpc) => raft.append_entries(rpc).await.map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
@@ -143,7 +166,7 @@ pub(super) async fn append(raft: Raft, mut appends: mpsc::UnboundedReceiver<(App
             });
         }
     });
-    answered.buffered(PIPELINE).for_each(ready).await;
+    pin!(answered.buffered(PIPELINE)).for_each(ready).await;
 }
 
 /// Has raft send everything anew to followers whose logs went back.

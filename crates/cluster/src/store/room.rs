@@ -182,6 +182,28 @@ impl ReplicaLog {
         self.shared().reserve(bytes)
     }
 
+    /// As [`ReplicaLog::reserve`], and waits until the log has prepared so much, or can not: ahead of need
+    /// it prepares for small entries only. An append that waits for room in the middle of raft holds up
+    /// all that the replica does, and with it what would make room.
+    ///
+    /// # Errors
+    /// The log's; [`StoreError::is_no_room`] where there is none.
+    pub(crate) async fn reserve_prepared(&self, bytes: u64) -> Result<Reserved, StoreError> {
+        let shared = self.shared();
+        let reserved = shared.reserve(bytes)?;
+        // Relaxed: see `reserve`.
+        let needed = shared
+            .reserved
+            .load(Ordering::Relaxed)
+            .saturating_add(shared.kept());
+        if bytes > 0 && !shared.log.has_prepared(needed) {
+            let most = shared.options.log.max_payload();
+            let frame = usize::try_from(needed).map_or(most, |needed| needed.min(most));
+            shared.log.room(frame).await?;
+        }
+        Ok(reserved)
+    }
+
     /// Refuses a vote where it would have to wait.
     pub(crate) fn check_vote(&self) -> Result<(), StoreError> {
         self.shared().check_prepared(VOTE)

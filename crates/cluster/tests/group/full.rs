@@ -401,3 +401,39 @@ fn effects_without_an_outcome_are_refused_beyond_64_mib_and_taken_again_once_the
     assert_eq!(cluster.run(SLOT, b"key", incr(b"key")), (Settled::Holds, 2));
     assert_eq!(GroupLimits::default().pending, 4096, "the other limit is not met");
 }
+
+/// A log prepares less ahead of need than these entries take. One that waited for its room in the middle of
+/// raft would hold up all else there, what removes included.
+#[test]
+fn large_entries_without_room_are_refused_before_raft_has_them() {
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Logs, |options| {
+        options.store.shared.log.segment_bytes = 64 << 10;
+    }));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    cluster.places.iter().for_each(Place::fill);
+    let leader = cluster.leader(|_| true).replica().unwrap();
+    let large = |n: usize| {
+        let (leader, row) = (Arc::clone(&leader), row(2_000 + n));
+        cluster.runtime.spawn(async move {
+            let put = move |_: &mut Rows<'_>| {
+                let value = Some(vec![7; 300_000]);
+                Ok((BTreeMap::from([(row.clone(), value)]), ()))
+            };
+            leader.execute(put).await
+        })
+    };
+    let writes: Vec<_> = (0..4).map(large).collect();
+    for write in writes {
+        let answer = cluster
+            .runtime
+            .block_on(async { tokio::time::timeout(crate::cluster::CAP, write).await });
+        let answer = answer.expect("a write waits for room").unwrap();
+        assert!(matches!(answer, Ok(Answer::TryAgain) | Err(_)), "{answer:?}");
+        cluster.runtime.block_on(read(&cluster, &row(0)));
+    }
+    cluster.places.iter().for_each(Place::free);
+    count(&cluster, &tally);
+    cluster.check(&tally);
+    no_problem(&cluster);
+}

@@ -1,6 +1,6 @@
 //! What values may be there: each key has one writer; an unknown write may come at any later time, once.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use crate::resp::Reply;
 
@@ -14,6 +14,8 @@ pub struct Key {
     /// None: there is none.
     pub acknowledged: Option<u64>,
     pub unknown: Vec<Option<u64>>,
+    /// What became of the last ones, for who reads a violation.
+    history: VecDeque<String>,
 }
 
 impl Key {
@@ -25,6 +27,14 @@ impl Key {
             versions: 0,
             acknowledged: None,
             unknown: Vec::new(),
+            history: VecDeque::new(),
+        }
+    }
+
+    pub fn note(&mut self, text: String) {
+        self.history.push_back(text);
+        if self.history.len() > 8 {
+            self.history.pop_front();
         }
     }
 
@@ -73,12 +83,13 @@ impl Key {
         }
         let Some(at) = self.unknown.iter().position(fits) else {
             return Err(format!(
-                "key {} ({} parts): expected version {:?}, or one of the unknown {:?}; found {:?}",
+                "key {} ({} parts): expected version {:?}, or one of the unknown {:?}; found {:?}; {:?}",
                 self.name,
                 self.parts,
                 self.acknowledged,
                 self.unknown,
-                found.iter().map(shown).collect::<HashSet<_>>()
+                found.iter().map(shown).collect::<HashSet<_>>(),
+                self.history,
             ));
         };
         self.acknowledged = self.unknown.swap_remove(at);

@@ -33,6 +33,7 @@ pub struct Figures {
 }
 
 pub struct Shared {
+    pub began: Instant,
     pub ports: Vec<u16>,
     pub stopped: Stopped,
     pub stop: AtomicBool,
@@ -111,12 +112,18 @@ pub fn write(
     }
     let bytes: usize = arguments.iter().map(Vec::len).sum();
     let arguments: Vec<&[u8]> = arguments.iter().map(Vec::as_slice).collect();
+    let began = Instant::now();
     let lie = shared.lies > 0 && !remove && key.versions.is_multiple_of(shared.lies);
     let outcome = match lie {
         true => Outcome::Done(Reply::Text("OK".into())),
         false => client.call(slot(&names[0]), patience, &arguments),
     };
     let figures = &shared.figures;
+    let (at, took) = (shared.began.elapsed(), began.elapsed());
+    key.note(format!(
+        "{at:.1?}, in {took:.1?}: version {version:?}: {}",
+        outcome.brief()
+    ));
     match &outcome {
         Outcome::Done(Reply::Text(_) | Reply::Number(_)) => {
             key.wrote(version, true);
@@ -141,6 +148,7 @@ pub fn read(shared: &Shared, client: &mut Client, key: &mut Key, patience: Durat
     match client.call(slot(&names[0]), patience, &arguments) {
         Outcome::Done(reply) => {
             shared.figures.reads.fetch_add(1, Ordering::Relaxed);
+            key.note(format!("{:.1?}: read", shared.began.elapsed()));
             if let Err(problem) = values(reply).and_then(|found| key.read(&found)) {
                 shared.problem(problem);
             }

@@ -30,6 +30,18 @@ pub enum Outcome {
     Unknown(String),
 }
 
+impl Outcome {
+    /// In few words, whatever the reply's size is.
+    pub fn brief(&self) -> String {
+        let mut text = match self {
+            Outcome::Done(Reply::Bulk(_) | Reply::Many(_)) => "done".to_owned(),
+            other => format!("{other:?}"),
+        };
+        text.truncate(text.floor_char_boundary(160));
+        text
+    }
+}
+
 pub fn slot(key: &str) -> u16 {
     let tagged = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     let hashed = tagged

@@ -152,6 +152,7 @@ pub fn run(settings: &Settings, seed: u64) -> Report {
         }
     };
     let shared = Arc::new(Shared {
+        began: Instant::now(),
         ports: cluster.ports(),
         stopped: cluster.stopped.clone(),
         stop: AtomicBool::new(false),
@@ -535,18 +536,31 @@ impl Round<'_> {
             }
             self.say("all of them removed");
         } else {
-            for _ in 0..3 {
-                for node in 0..self.cluster.shape.nodes {
-                    let port = self.cluster.port(node);
-                    self.until_ok("FLUSHALL on full disks", |_| {
-                        match client.ask(port, &[b"FLUSHALL"]) {
-                            Ok(Reply::Text(_)) => None,
-                            other => Some(format!("{other:?}")),
-                        }
-                    })?;
+            // Each node removes what it leads: while slots are led by none, nobody removes what is there.
+            self.until_ok("FLUSHALL on full disks", |round| {
+                let ports = round.cluster.ports();
+                for &port in &ports {
+                    match client.ask(port, &[b"FLUSHALL"]) {
+                        Ok(Reply::Text(_)) => {}
+                        other => return Some(format!("{other:?}")),
+                    }
                 }
-            }
-            let key = |key: &mut Key| key.acknowledged = None;
+                let (code, text) = Cluster::status(&round.settings.collie, &ports);
+                // The probes go on.
+                let most = round.shared.probes.len() as i64;
+                let left: i64 = ports
+                    .iter()
+                    .map(|&port| match client.ask(port, &[b"DBSIZE"]) {
+                        Ok(Reply::Number(left)) => left,
+                        _ => i64::from(i32::MAX),
+                    })
+                    .sum();
+                (code >= 3 || left > most).then(|| format!("{left} keys are left, status {code}\n{text}"))
+            })?;
+            let key = |key: &mut Key| {
+                key.acknowledged = None;
+                key.note("all removed".to_owned());
+            };
             shared.keys.iter().flatten().for_each(|k| key(&mut lock(k)));
             filled.iter_mut().for_each(key);
             lock(&shared.counters).clear();

@@ -403,7 +403,7 @@ fn effects_without_an_outcome_are_refused_beyond_64_mib_and_taken_again_once_the
 }
 
 /// A log prepares less ahead of need than these entries take. One that waited for its room in the middle of
-/// raft would hold up all else there, what removes included.
+/// raft would keep all else there waiting, what removes included.
 #[test]
 fn large_entries_without_room_are_refused_before_raft_has_them() {
     let cluster = Arc::new(Cluster::adjusted(Simulated::Logs, |options| {

@@ -60,9 +60,17 @@ pub(super) async fn propose(
         while before.is_none()
             && let Some(batch) = batches.next()
         {
-            let Ok(room) = log.reserve_prepared(batch.without_room() as u64).await else {
+            let room = tokio::select! {
+                biased;
+                room = log.reserve_prepared(batch.without_room() as u64) => room.ok(),
+                _ = stop.changed() => None,
+            };
+            let Some(room) = room else {
                 became(Outcome::Refused, batch.waiters);
-                continue;
+                match *stop.borrow() {
+                    true => break,
+                    false => continue,
+                }
             };
             let number = numbers.next();
             let leader = to_leader(batch.header.ticket.run.leader);

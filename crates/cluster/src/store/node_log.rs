@@ -101,7 +101,7 @@ pub(super) struct Counters {
 pub(super) struct Shared {
     pub(super) log: Log,
     /// Whether the log has threads that make room. Without, an append waits for it by itself.
-    threads: bool,
+    pub(super) threads: bool,
     workers: Vec<Mutex<Worker>>,
     pub(super) completion: Completion,
     node: Mutex<Node>,

@@ -191,6 +191,10 @@ impl ReplicaLog {
     pub(crate) async fn reserve_prepared(&self, bytes: u64) -> Result<Reserved, StoreError> {
         let shared = self.shared();
         let reserved = shared.reserve(bytes)?;
+        if !shared.threads {
+            // Nobody prepares ahead there.
+            return Ok(reserved);
+        }
         // Relaxed: see `reserve`.
         let needed = shared
             .reserved

@@ -72,8 +72,9 @@ fn copy(from: &Path, to: &Path) {
         if entry.file_type().unwrap().is_dir() {
             std::fs::create_dir(&to).unwrap();
             copy(&entry.path(), &to);
-        } else {
-            std::fs::copy(entry.path(), &to).unwrap();
+        } else if let Err(error) = std::fs::copy(entry.path(), &to) {
+            // The store has removed it meanwhile.
+            assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{to:?}: {error}");
         }
     }
 }

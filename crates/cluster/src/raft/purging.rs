@@ -16,8 +16,8 @@ use crate::raft::tasks::Raft;
 use crate::raft::types::Groups;
 use crate::wire::NodeId;
 
-/// Raft says within this time that its snapshot is what was flushed, or is told again: while it makes a
-/// snapshot, it passes over what it is told of the next one.
+/// Raft has a snapshot of what was flushed within this time, or is asked again: while it builds one, it
+/// ignores requests for the next.
 const SNAPSHOT_WITHIN: Duration = Duration::from_millis(100);
 
 /// After each flush, and whenever the log wants room: gives raft its new snapshot, and purges the entries
@@ -60,7 +60,7 @@ async fn has_snapshot(raft: &Raft, index: Option<u64>) -> Result<(), Fatal<Group
     let has = |now: &RaftMetrics<Groups>| now.snapshot.index() >= index;
     while !has(&raft.metrics().borrow_watched()) {
         raft.trigger().snapshot().await?;
-        // An error: it is told again, or has ended, which it says then.
+        // An error: it is asked again, or has ended, which that request returns.
         drop(
             raft.wait(Some(SNAPSHOT_WITHIN))
                 .metrics(has, "a snapshot of what is flushed")

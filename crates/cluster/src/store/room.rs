@@ -192,7 +192,7 @@ impl ReplicaLog {
         let shared = self.shared();
         let reserved = shared.reserve(bytes)?;
         if !shared.threads {
-            // Nobody prepares ahead there.
+            // Such a log prepares room when it appends.
             return Ok(reserved);
         }
         // Relaxed: see `reserve`.

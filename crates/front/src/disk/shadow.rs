@@ -115,7 +115,7 @@ impl Shadow {
                 FrontError::io("take room for", path)(error)
             })?;
             file.sync_data().map_err(FrontError::io("sync", path))?;
-            // Zeros that nobody reads.
+            // These zeros are not read.
             file.wont_need(has, len - has);
         }
         Ok(Shadow {

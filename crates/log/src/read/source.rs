@@ -78,11 +78,14 @@ impl Source {
                     }
                     entered => return entered.map(Some),
                 },
-                Some(Whereabouts::Before(first)) => {
-                    if let Some(segment) = self.find_archived(core, lsn, first)? {
-                        return Ok(Some(segment));
+                Some(Whereabouts::Before(first)) => match self.find_archived(core, lsn, &first) {
+                    Ok(None) => {}
+                    // As above. Now a later one is the oldest that is live.
+                    Err(error) if error.is_not_found() && moved != Some(first.number) => {
+                        moved = Some(first.number);
                     }
-                }
+                    found => return found,
+                },
             }
         }
     }
@@ -133,17 +136,12 @@ impl Source {
         &mut self,
         core: &Core,
         lsn: Lsn,
-        first: Live,
+        first: &Live,
     ) -> Result<Option<Arc<Segment>>, LogError> {
         let Some(archive) = core.segments.archive() else {
             return Err(missing(core, lsn, first.first_lsn));
         };
-        let next = match self.enter(core, &first) {
-            Ok(first) => header_of(&first)?,
-            // It was released since. Nothing of the log is where it was expected.
-            Err(error) if error.is_not_found() => return Err(missing(core, lsn, core.segments.oldest())),
-            Err(error) => return Err(error),
-        };
+        let next = header_of(&*self.enter(core, first)?)?;
         let mut last = None;
         let mut found = order::leading_to(&next, lsn, archive.newest_first(), |number, path| {
             let opened = archive::open(archive.device(), path)?;
@@ -156,7 +154,7 @@ impl Source {
         found.retain(|archived| archived.end > lsn);
         let Some(oldest) = found.front() else {
             return if order::is_reached_from(&next, lsn) {
-                self.enter(core, &first).map(Some)
+                self.enter(core, first).map(Some)
             } else {
                 Err(missing(core, lsn, first.first_lsn))
             };

@@ -144,6 +144,37 @@ fn a_follower_misses_no_segment_that_is_archived_while_it_looks() {
     }
 }
 
+/// The oldest live segment, from which the archive is looked through, may be archived before the
+/// reader has opened it.
+#[test]
+fn a_reader_misses_no_segment_that_is_archived_while_it_looks() {
+    for moment in ["before open", "after open"] {
+        for count in 1..8 {
+            let dir = tempfile::tempdir().unwrap();
+            let device = Watched::new();
+            let options = LogOptions {
+                device: Arc::new(device.clone()),
+                ..options()
+            };
+            let log = Log::open(dir.path(), options).unwrap();
+            append(&log, 0..80);
+            log.retain("test", log.oldest() + 2 * SEGMENT);
+            assert_eq!(archived(dir.path()).len(), 2);
+            let (mut calls, moving) = (0, log.clone());
+            device.call(move |now, _| {
+                calls += u64::from(now == moment);
+                if now == moment && calls == count {
+                    append(&moving, 80..120);
+                    release(&moving);
+                }
+            });
+            let frames = read(&log, FIRST_LSN).unwrap_or_else(|e| panic!("{moment} {count}: {e}"));
+            device.leave();
+            check(&frames, 0..80);
+        }
+    }
+}
+
 /// Without an archive. A follower that stands still between its looks at two of the listed segments
 /// finds the first one there, and all others gone: that is not where the log ends.
 #[test]

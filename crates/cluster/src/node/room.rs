@@ -69,6 +69,11 @@ pub(super) async fn watch_room(
                     .for_each(|replica| replica.look_for_room());
             }
         }
+        stream::iter(router.replicas())
+            .for_each_concurrent(AT_A_TIME, async |replica| {
+                _ = replica.withdraw_what_has_no_room().await;
+            })
+            .await;
         if router.store.logs().iter().any(NodeLog::has_refused) {
             // What was refused may be taken by now.
             count(&changes);

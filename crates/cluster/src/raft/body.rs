@@ -7,6 +7,8 @@ use openraft::{EntryPayload, Membership};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{EntryId, ReplicaId};
+use crate::machine::effects::{self, Effect};
+use crate::proposals::HEADER;
 use crate::raft::types::{Effects, Member};
 
 const BLANK: u8 = 0;
@@ -53,6 +55,18 @@ pub(super) fn encode(body: &Body) -> io::Result<Vec<u8>> {
             };
             postcard::to_extend(&members, vec![MEMBERSHIP]).map_err(io::Error::other)
         }
+    }
+}
+
+/// Whether an entry brings no values into tables.
+pub(super) fn removes_only(bytes: &[u8]) -> bool {
+    match bytes.split_first() {
+        Some((&EFFECTS, effects)) => {
+            let effects = effects.get(HEADER..).map(effects::decode);
+            let is_put = |effect: &Effect<'_>| matches!(effect, Effect::Put { .. });
+            matches!(effects, Some(Ok(effects)) if !effects.iter().any(is_put))
+        }
+        _ => true,
     }
 }
 

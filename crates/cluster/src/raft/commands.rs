@@ -233,10 +233,14 @@ impl Commands {
         // Relaxed: the lock of `leading` comes between this and a look at it. Either apply has it
         // after this was stored, and finds it there, or before, and then this finds room.
         self.refused.store(true, Ordering::Relaxed);
-        let takes_effects = self.leading.takes_effects();
-        if (takes_effects && self.has_room()) || !self.leading.standing().leads() {
+        if self.takes_effects() || !self.leading.standing().leads() {
             self.changed();
         }
+    }
+
+    /// Whether a command with effects can begin, where the replica leads.
+    pub(super) fn takes_effects(&self) -> bool {
+        self.leading.takes_effects() && self.has_room()
     }
 
     fn has_room(&self) -> bool {

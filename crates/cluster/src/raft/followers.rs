@@ -48,19 +48,44 @@ impl FullDisks {
     }
 
     /// Whether so many of the voters are on them, or without room for tables, that nothing can be committed.
-    fn have_most(&self, members: &Members, tables: &BTreeMap<ReplicaId, Instant>) -> bool {
+    fn have_most(&self, members: &Members, tables: &WithoutRoom) -> bool {
         let mut full = self.0.lock();
         full.retain(|_, at| at.elapsed() < FULL_FOR);
-        let is_full = |voter: &&ReplicaId| {
-            let member = members.all.get(voter);
-            tables.contains_key(voter)
+        are_most(members, |voter| {
+            let member = members.all.get(&voter);
+            tables.contains_key(&voter)
                 || member.is_some_and(|member| full.contains_key(&(member.node, member.disk)))
-        };
-        2 * members.voters.iter().filter(is_full).count() >= members.voters.len()
+        })
     }
 
     fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
+    }
+}
+
+/// Whether so many voters are full that nothing can be committed.
+fn are_most(members: &Members, is_full: impl Fn(ReplicaId) -> bool) -> bool {
+    2 * members.voters.iter().filter(|voter| is_full(**voter)).count() >= members.voters.len()
+}
+
+/// Replicas without room, and when each was last seen to have none.
+type WithoutRoom = BTreeMap<ReplicaId, Instant>;
+
+/// Refusals of what takes data away.
+#[derive(Debug, Clone, Copy)]
+struct Refusals {
+    since: Instant,
+    last: Instant,
+    /// How often something was done about it.
+    times: usize,
+}
+
+fn note(without: &Mutex<WithoutRoom>, follower: ReplicaId, is_full: bool) {
+    let mut without = without.lock();
+    if is_full {
+        without.insert(follower, Instant::now());
+    } else {
+        without.remove(&follower);
     }
 }
 
@@ -73,7 +98,11 @@ pub(super) struct Followers {
     full: Arc<FullDisks>,
     /// Those that lack entries which the log does not keep, and whose disks had no room for tables: when
     /// each last said so. Of this group alone: the log on such a disk may have room for entries.
-    tables: Mutex<BTreeMap<ReplicaId, Instant>>,
+    tables: Mutex<WithoutRoom>,
+    /// Those that have refused entries of this group for want of room, and none since.
+    entries: Mutex<WithoutRoom>,
+    /// Since when removals are refused, and when that was last.
+    removals: Mutex<Option<Refusals>>,
     anew: mpsc::UnboundedSender<Anew>,
 }
 
@@ -94,6 +123,8 @@ impl Followers {
             given_up: AtomicU64::new(0),
             full,
             tables: Mutex::default(),
+            entries: Mutex::default(),
+            removals: Mutex::default(),
             anew,
         }
     }
@@ -131,19 +162,15 @@ impl Followers {
         last < self.given_up.load(Ordering::Relaxed)
     }
 
-    /// The log on a disk of another node has taken entries, or has no room for them.
-    pub(super) fn disk(&self, disk: (NodeId, u32), is_full: bool) {
+    /// The log of a follower, on a disk of another node, has taken entries, or has no room for them.
+    pub(super) fn entries(&self, follower: ReplicaId, disk: (NodeId, u32), is_full: bool) {
         self.full.learned(disk, is_full);
+        note(&self.entries, follower, is_full);
     }
 
     /// A follower takes tables, or has no room for them.
     pub(super) fn tables(&self, follower: ReplicaId, is_full: bool) {
-        let mut tables = self.tables.lock();
-        if is_full {
-            tables.insert(follower, Instant::now());
-        } else {
-            tables.remove(&follower);
-        }
+        note(&self.tables, follower, is_full);
     }
 
     /// A follower says that it has another entry at `index`, or none. If it had acknowledged that one, this
@@ -179,6 +206,52 @@ impl Followers {
         let mut tables = self.tables.lock();
         tables.retain(|_, at| at.elapsed() < FULL_FOR);
         (!tables.is_empty() || !self.full.is_empty()) && self.full.have_most(&members(), &tables)
+    }
+
+    /// The same for what takes data away. It is small, and a log has room for it that has none for larger
+    /// entries: so here only those count that have refused entries of this group, before which nothing
+    /// else is taken.
+    pub(super) fn most_refuse_removals(&self, members: impl FnOnce() -> Members) -> bool {
+        let (mut tables, mut entries) = (self.tables.lock(), self.entries.lock());
+        let mut is_none = true;
+        for without in [&mut *tables, &mut *entries] {
+            without.retain(|_, at| at.elapsed() < FULL_FOR);
+            is_none &= without.is_empty();
+        }
+        let refuse = !is_none
+            && are_most(&members(), |voter| {
+                tables.contains_key(&voter) || entries.contains_key(&voter)
+            });
+        let mut removals = self.removals.lock();
+        if refuse {
+            let now = Instant::now();
+            let before = removals.filter(|before| before.last.elapsed() < FULL_FOR);
+            let begun = Refusals {
+                since: now,
+                last: now,
+                times: 0,
+            };
+            *removals = Some(Refusals {
+                last: now,
+                ..before.unwrap_or(begun)
+            });
+        } else {
+            *removals = None;
+        }
+        refuse
+    }
+
+    /// Whether removals are refused for so long by now: how often that was so before. It counts anew from
+    /// then on.
+    pub(super) fn removals_are_refused_for(&self, time: Duration) -> Option<usize> {
+        let mut removals = self.removals.lock();
+        let refused = removals.as_mut()?;
+        if refused.last.elapsed() >= FULL_FOR || refused.since.elapsed() < time {
+            return None;
+        }
+        refused.since = Instant::now();
+        refused.times += 1;
+        Some(refused.times - 1)
     }
 
     /// Those that were seen lately to have lost an entry that they had acknowledged, and which.
@@ -221,24 +294,24 @@ mod tests {
         };
         let most = || followers.most_are_full(members);
         assert!(!most());
-        followers.disk((2, 0), true);
-        followers.disk((4, 0), true);
-        followers.disk((3, 0), true);
+        followers.entries(12, (2, 0), true);
+        followers.entries(14, (4, 0), true);
+        followers.entries(13, (3, 0), true);
         assert!(
             !most(),
             "two of three have room: 4 has no vote, and 3 is on another disk"
         );
-        followers.disk((3, 1), true);
+        followers.entries(13, (3, 1), true);
         assert!(most());
-        followers.disk((2, 0), false);
+        followers.entries(12, (2, 0), false);
         assert!(!most());
-        followers.disk((2, 0), true);
+        followers.entries(12, (2, 0), true);
         assert!(most());
         // Raft may have nothing left to try: so a write is let through.
         tokio::time::advance(FULL_FOR).await;
         assert!(!most());
         // One that is to get tables, and has no room for them, takes no entries.
-        followers.disk((2, 0), true);
+        followers.entries(12, (2, 0), true);
         followers.tables(14, true);
         assert!(!most(), "14 has no vote");
         followers.tables(13, true);
@@ -248,6 +321,45 @@ mod tests {
         followers.tables(13, true);
         tokio::time::advance(FULL_FOR).await;
         assert!(!most());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn removals_are_refused_where_most_voters_refuse_entries_of_the_group() {
+        let followers = Followers::new(Arc::default(), mpsc::unbounded_channel().0);
+        let member = |node: u64| Member {
+            node,
+            disk: 0,
+            address: String::new(),
+        };
+        let members = || Members {
+            voters: BTreeSet::from([11, 12, 13]),
+            all: (1..=3).map(|node| (node + 10, member(node))).collect(),
+            is_joint: false,
+            last: 9,
+            matched: BTreeMap::new(),
+        };
+        let refused = || followers.most_refuse_removals(members);
+        // Replicas of another group are on the same disks.
+        followers.full.learned((2, 0), true);
+        followers.full.learned((3, 0), true);
+        assert!(followers.most_are_full(members) && !refused());
+        followers.entries(12, (2, 0), true);
+        let times = |seconds| followers.removals_are_refused_for(Duration::from_secs(seconds));
+        let since = |seconds| times(seconds).is_some();
+        assert!(!refused() && !since(0));
+        followers.entries(13, (3, 0), true);
+        for _ in 0..3 {
+            assert!(refused() && !since(3));
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!([times(3), times(3), times(0)], [Some(0), None, Some(1)]);
+        followers.entries(13, (3, 0), false);
+        assert!(!refused() && !since(0));
+        // One that gets tables takes no entries either. What was refused before counts no more.
+        followers.tables(13, true);
+        assert!(refused() && since(0) && !since(1));
+        tokio::time::advance(FULL_FOR).await;
+        assert!(!since(0) && !refused());
     }
 
     #[tokio::test]

@@ -3,17 +3,23 @@
 
 use std::cmp::Reverse;
 use std::path::Path;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::ids::{LeaderId, ReplicaId};
 use crate::raft::elections::ElectionCause;
+use crate::raft::members::Members;
 use crate::raft::replica::{Replica, ReplicaError};
 use crate::store::StoreError;
 
 /// From one attempt to hand leadership over to the next: so many times the longest time for an
 /// election.
 const PAUSE: u32 = 3;
+
+/// What serves waits for so long behind entries that most followers have no room for, before these are
+/// withdrawn: there may be room.
+const WITHDRAWN_AFTER: Duration = Duration::from_secs(2);
 
 /// An attempt to hand leadership over.
 pub(super) struct Handing {
@@ -52,11 +58,8 @@ impl Replica {
             before
         };
         let (members, own) = (self.members().ok()?, self.id());
-        let others = members.voters.iter().copied().filter(|id| *id != own);
-        let mut others: Vec<_> = others.collect();
-        // Those that have most of the log first, and the one that was asked before last.
-        others.sort_by_key(|id| (Some(*id) == before, Reverse(members.matched.get(id).copied())));
-        for to in others {
+        // The one that was asked before last.
+        for to in self.others(&members, before) {
             if let Err(problem) = self.transfer_to(to).await {
                 tracing::debug!(%problem, replica = own, to, "leadership cannot be handed over");
                 continue;
@@ -73,6 +76,48 @@ impl Replica {
             return Some(to);
         }
         None
+    }
+
+    /// Withdraws entries that most followers have no room for, where what serves has waited behind them for
+    /// a while: removals, the first entry of a leader, before which it answers nothing, or all commands, of
+    /// which no more may begin before those entries have an outcome. They are not
+    /// committed: a follower without them that becomes the leader removes them.
+    pub(crate) async fn withdraw_what_has_no_room(&self) -> Option<ReplicaId> {
+        let running = self.running().ok()?;
+        if !running.state().leads {
+            return None;
+        }
+        if !running.commands.takes_effects() {
+            running.followers.most_refuse_removals(|| running.members());
+        }
+        let times = running.followers.removals_are_refused_for(WITHDRAWN_AFTER)?;
+        let mut others = self.others(&self.members().ok()?, None);
+        // One that stands may lack what another one has, and is not elected: the next time it is its turn.
+        let turn = times % others.len().max(1);
+        others.rotate_left(turn);
+        for to in others {
+            if let Err(problem) = running.give_way_to(to).await {
+                tracing::debug!(%problem, replica = self.id(), to, "entries without room are not withdrawn");
+                continue;
+            }
+            tracing::warn!(
+                replica = self.id(),
+                group = self.group(),
+                to,
+                "the disks of so many followers are full that entries cannot be committed, and what removes waits behind \
+                 them: a replica without these entries is to lead"
+            );
+            return Some(to);
+        }
+        None
+    }
+
+    /// The other members that vote: those that have most of the log first, and `late` last.
+    fn others(&self, members: &Members, late: Option<ReplicaId>) -> Vec<ReplicaId> {
+        let own = self.id();
+        let mut others: Vec<_> = members.voters.iter().copied().filter(|id| *id != own).collect();
+        others.sort_by_key(|id| (Some(*id) == late, Reverse(members.matched.get(id).copied())));
+        others
     }
 
     /// Whether its tables are below this directory.

@@ -178,7 +178,7 @@ impl Link {
         let answered = sent.answer.wait().await;
         let (leader, followers) = (sent.leader, &self.links.followers);
         if let Ok(Response::Refusal(Refusal::NoRoom)) = answered {
-            followers.disk((self.node, self.disk), true);
+            followers.entries(self.target, (self.node, self.disk), true);
         }
         let answered = match self.answered(answered)? {
             Response::Appended(appended) => appended,
@@ -189,7 +189,7 @@ impl Link {
                 followers.has(leader, self.target, last.index);
             }
             if sent.has_entries {
-                followers.disk((self.node, self.disk), false);
+                followers.entries(self.target, (self.node, self.disk), false);
             }
             Ok(last)
         };

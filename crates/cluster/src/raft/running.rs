@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use crate::blocking::blocking;
-use crate::ids::ReplicaId;
+use crate::ids::{ReplicaId, Vote};
 use crate::machine::Machine;
 use crate::machine::effects::EffectsBuf;
 use crate::peers::{Call, Incoming, Reply};
@@ -37,8 +37,8 @@ use crate::raft::receiving::{self, Receiving};
 use crate::raft::replica::{CommandError, ReplicaError, ReplicaOptions, ReplicaState};
 use crate::raft::tasks::{self, Raft};
 use crate::raft::types::{Groups, Member};
-use crate::store::{Holding, Reserved};
-use crate::wire::{Append, HandOver, Refusal, Request, Response};
+use crate::store::{Holding, Purpose, Reserved};
+use crate::wire::{Append, HandOver, Refusal, Request, Response, Transfer};
 
 /// A replica that is to lead waits so long for entries that it lacks.
 const TRANSFER_WAITS: Duration = Duration::from_secs(1);
@@ -223,14 +223,20 @@ impl Running {
             true => log.admit_removal()?,
             false => log.admit()?,
         }
-        if self.most_are_full() {
+        let are_full = match removes {
+            true => self.followers.most_refuse_removals(|| self.members()),
+            false => self.most_are_full(),
+        };
+        if are_full {
             return Err(CommandError::MostFull);
         }
         // Too large an entry is refused while that can still be said.
         let effects = changes.encode()?;
         let bytes = effects.bytes().len() + BESIDE_EFFECTS;
         log.check_size(bytes)?;
-        let room = removes.then(|| log.reserve(bytes as u64)).transpose()?;
+        let room = removes
+            .then(|| log.reserve(bytes as u64, Purpose::Remove))
+            .transpose()?;
         Ok((effects, room))
     }
 
@@ -285,6 +291,35 @@ impl Running {
         }
         let asked = self.raft.trigger().transfer_leader(replica).await;
         asked.map_err(|error| error.to_string())
+    }
+
+    /// Has a member stand for election whatever it lacks: one with the votes of a majority lacks nothing that
+    /// is committed. Answers whether it does; whether it leads shows later.
+    pub(super) async fn give_way_to(&self, to: ReplicaId) -> Result<(), String> {
+        let leader = self.state().vote;
+        let member = self.members().all.remove(&to);
+        let member = member.ok_or_else(|| format!("replica {to} is no member"))?;
+        let asked = self.links.peers.call(Call {
+            node: member.node,
+            group: self.links.group,
+            from: self.links.replica,
+            to,
+            request: Request::Transfer(Transfer {
+                vote: Vote {
+                    leader,
+                    committed: true,
+                },
+                to,
+                last: None,
+            }),
+            within: ASK_WITHIN,
+        });
+        match asked.await {
+            Ok(Response::Transferred) => Ok(()),
+            Ok(Response::Refusal(refusal)) => Err(format!("replica {to}: {refusal}")),
+            Ok(other) => Err(format!("replica {to} answered by {}", other.kind())),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Whether a member's log has room, or had at its last word: where it has none, nothing that it proposes
@@ -359,7 +394,7 @@ impl Running {
         let log = self.machine.log();
         match incoming.request {
             // A vote counts once it is on the device.
-            Request::Vote(_) | Request::PreVote(_) if log.check_vote().is_err() => {
+            Request::Vote(_) | Request::PreVote(_) | Request::Transfer(_) if log.check_vote().is_err() => {
                 Response::Refusal(Refusal::NoRoom)
             }
             Request::Room if log.shortage().is_none() => Response::HasRoom,

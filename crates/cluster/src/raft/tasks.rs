@@ -19,13 +19,14 @@ use crate::peers::Reply;
 use crate::proposals::{Outcome, Ticket};
 use crate::raft::applying::Served;
 use crate::raft::batching::Batches;
+use crate::raft::body::removes_only;
 use crate::raft::commands::{Commands, Reader, Waiter};
 use crate::raft::followers::Anew;
 use crate::raft::ids::{from_leader, to_leader};
 use crate::raft::messages::{from_appended, to_append};
 use crate::raft::types::{Effects, Groups};
-use crate::store::ReplicaLog;
-use crate::wire::{Append, Refusal, Response};
+use crate::store::{Purpose, ReplicaLog, Reserved, StoreError};
+use crate::wire::{Append, LogEntry, Refusal, Response};
 
 /// Appends of a leader that raft has at one time.
 const PIPELINE: usize = 16;
@@ -62,7 +63,7 @@ pub(super) async fn propose(
         {
             let room = tokio::select! {
                 biased;
-                room = log.reserve_prepared(batch.without_room() as u64) => room.ok(),
+                room = log.reserve_prepared(batch.without_room() as u64, || Purpose::Write) => room.ok(),
                 _ = stop.changed() => None,
             };
             let Some(room) = room else {
@@ -150,7 +151,12 @@ pub(super) async fn append(
     let admitted = appends.then(move |(append, reply)| {
         let log = log.clone();
         async move {
-            let room = log.reserve_prepared(append.bytes()).await;
+            let mut room = reserve(&log, append.entries.iter()).await;
+            if room.as_ref().is_err_and(StoreError::is_no_room) {
+                // What is in the log already needs none: a leader may send it again, before what is new.
+                let is_new = |entry: &&LogEntry| log.id(entry.id.index) != Some(entry.id);
+                room = reserve(&log, append.entries.iter().filter(is_new)).await;
+            }
             (append, reply, room)
         }
     });
@@ -175,6 +181,19 @@ pub(super) async fn append(
         }
     });
     pin!(answered.buffered(PIPELINE)).for_each(ready).await;
+}
+
+/// Reserves room for entries of a leader. Those that begin a term or change members count as removals.
+async fn reserve(
+    log: &ReplicaLog,
+    entries: impl Iterator<Item = &LogEntry> + Clone,
+) -> Result<Reserved, StoreError> {
+    let bytes = entries.clone().map(LogEntry::bytes).sum();
+    let purpose = || match entries.clone().all(|entry| removes_only(&entry.payload.0)) {
+        true => Purpose::Remove,
+        false => Purpose::Write,
+    };
+    log.reserve_prepared(bytes, purpose).await
 }
 
 /// Has raft send everything anew to followers whose logs went back.

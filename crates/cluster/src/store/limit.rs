@@ -131,6 +131,8 @@ pub(super) struct Limit {
     full_since: Mutex<Option<Instant>>,
     /// Whether `full_since` is set.
     is_full: AtomicBool,
+    /// Bytes of removals that were taken since it is.
+    removed: AtomicU64,
     /// Something was refused since who waits for room was last woken.
     refused: AtomicBool,
 }
@@ -144,6 +146,7 @@ impl Limit {
             crowded: AtomicBool::new(false),
             full_since: Mutex::default(),
             is_full: AtomicBool::new(false),
+            removed: AtomicU64::new(0),
             refused: AtomicBool::new(false),
         }
     }
@@ -233,6 +236,7 @@ impl Shared {
         if self.used() < writes_below(self.limit.bytes()) {
             *since = None;
             self.limit.is_full.store(false, Ordering::Relaxed);
+            self.limit.removed.store(0, Ordering::Relaxed);
         }
     }
 
@@ -255,11 +259,22 @@ impl Shared {
         self.refuse(full.or_else(|| self.full_at(writes_below(limit))))
     }
 
-    /// Refuses what takes data away where the log is full for that, too.
+    /// Refuses what takes data away where the log is full for that, too: it has reached its limit, and has
+    /// taken removals since for the part that is kept for them. Entries of other leaders may have taken that
+    /// part, and more, before a removal came that lets them go.
     pub(super) fn admit_removal(&self) -> Result<(), StoreError> {
         let limit = self.limit.bytes();
         self.press(limit);
-        self.refuse(self.full_at(limit))
+        let full = self.full_at(limit);
+        let is_left = self.limit.removed.load(Ordering::Relaxed) < limit / FOR_REMOVALS;
+        self.refuse(full.filter(|_| !is_left))
+    }
+
+    /// Removals of so many bytes are taken.
+    pub(super) fn count_removals(&self, bytes: u64) {
+        if self.limit.is_full.load(Ordering::Relaxed) {
+            self.limit.removed.fetch_add(bytes, Ordering::Relaxed);
+        }
     }
 
     fn refuse(&self, full: Option<StoreError>) -> Result<(), StoreError> {
@@ -322,7 +337,7 @@ impl ReplicaLog {
 mod tests {
     use super::*;
     use crate::ids::{EntryId, LeaderId};
-    use crate::store::Entry;
+    use crate::store::{Entry, Purpose};
     use collie_sim::SimDevice;
 
     #[test]
@@ -399,6 +414,69 @@ mod tests {
             woken().await;
             let (unasked, beyond) = replica.dispensable();
             assert!(unasked > beyond && beyond.is_some() && *flushes.lock().unwrap() == 1);
+        });
+    }
+
+    /// A follower's log takes what its leader sends, beyond its limit too. What its own leaders remove
+    /// would be refused for good, and nothing would let go of the log.
+    #[test]
+    fn removals_have_their_part_in_a_log_that_is_beyond_its_limit() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            const LIMIT: u64 = 4 << 20;
+            let mut options = NodeLogOptions {
+                log_limit: Some(LIMIT),
+                ..NodeLogOptions::default()
+            };
+            options.log.device = Arc::new(SimDevice::new(1));
+            options.log.ring = collie_log::RingMode::Private;
+            options.log.ring_bytes = 64 << 10;
+            let log = NodeLog::open("/log", options).unwrap();
+            tokio::spawn(log.run());
+            let replica = log.create(1, 10).await.unwrap();
+            let leader = LeaderId { term: 1, replica: 10 };
+            let id = |index| EntryId { leader, index };
+            let mut index = 0;
+            let mut fill = async || {
+                while log.shared.used() < LIMIT * 5 / 4 {
+                    let entry = Entry {
+                        id: id(index),
+                        payload: vec![7; 10_000].into(),
+                    };
+                    replica.append(vec![entry], |_| {}).await.unwrap();
+                    index += 1;
+                }
+            };
+            let removals = || {
+                let mut taken = 0;
+                while replica.admit_removal().is_ok() {
+                    drop(replica.reserve(4 << 10, Purpose::Remove).unwrap());
+                    taken += 4 << 10;
+                }
+                taken
+            };
+            fill().await;
+            assert!(replica.admit().is_err());
+            assert_eq!((removals(), removals()), (LIMIT / FOR_REMOVALS, 0));
+            // They have let go of it, and it is full again.
+            replica
+                .purge_durably(replica.bounds().last.unwrap())
+                .await
+                .unwrap();
+            let let_go = async {
+                while replica.admit().is_err() {
+                    log.maintain(&|_| {}).await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let let_go = tokio::time::timeout(Duration::from_secs(30), let_go).await;
+            let_go.expect("the log is as long as before");
+            fill().await;
+            assert!(replica.admit().is_err());
+            assert_eq!(removals(), LIMIT / FOR_REMOVALS);
         });
     }
 }

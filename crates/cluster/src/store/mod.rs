@@ -22,4 +22,4 @@ pub use node_log::{NodeLog, NodeLogOptions, NodeLogStats};
 pub use recovery::Quarantined;
 pub(crate) use replica::replica_holder;
 pub use replica_log::{Bounds, Entry, ReplicaLog};
-pub(crate) use room::{Patience, Reserved};
+pub(crate) use room::{Patience, Purpose, Reserved};

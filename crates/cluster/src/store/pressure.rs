@@ -8,6 +8,7 @@ use crate::store::error::StoreError;
 use crate::store::limit::disk;
 use crate::store::node_log::NodeLog;
 use crate::store::replica_log::ReplicaLog;
+use crate::store::room::Purpose;
 
 /// A replica whose entries take no more in the log is appended anew at its end; of one with more,
 /// only what is no entry. And no more than its part of so large a part of the limit: what all replicas
@@ -138,7 +139,9 @@ impl NodeLog {
         }
         let few = bytes <= most;
         // Until it is appended.
-        let _room = few.then(|| self.shared.reserve(bytes)).transpose()?;
+        let _room = few
+            .then(|| self.shared.reserve(bytes, Purpose::Write))
+            .transpose()?;
         if !few {
             flush(replica.replica());
             self.shared.counters.flushes.fetch_add(1, Ordering::Relaxed);

@@ -26,6 +26,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// small ring, a part of that.
 const KEPT: u64 = 256 << 10;
 const KEPT_OF_RING: u64 = 8;
+/// And so many more to entries that only remove, by which room is made.
+const FOR_REMOVALS: u64 = 1 << 20;
+const FOR_REMOVALS_OF_RING: u64 = 4;
 /// A vote is granted where so many bytes are prepared.
 const VOTE: u64 = 4 << 10;
 
@@ -95,24 +98,37 @@ impl Shared {
         }
     }
 
-    /// What of the prepared room is not for entries of a leader.
-    fn kept(&self) -> u64 {
-        KEPT.min(self.options.log.ring_bytes as u64 / KEPT_OF_RING)
+    /// What of the prepared room is not for entries that do this.
+    fn kept_from(&self, purpose: Purpose) -> u64 {
+        let ring = self.options.log.ring_bytes as u64;
+        let kept = KEPT.min(ring / KEPT_OF_RING);
+        match purpose {
+            Purpose::Remove => kept,
+            Purpose::Write => kept + FOR_REMOVALS.min(ring / FOR_REMOVALS_OF_RING),
+        }
     }
 
     /// Refuses so many bytes of entries where the disk is full and they are not prepared for.
-    pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reserved, StoreError> {
+    pub(super) fn reserve(self: &Arc<Self>, bytes: u64, purpose: Purpose) -> Result<Reserved, StoreError> {
         // Relaxed, also below: it counts, and nothing else hangs on it.
-        let before = self.reserved.fetch_add(bytes, Ordering::Relaxed);
+        self.reserved.fetch_add(bytes, Ordering::Relaxed);
         let reserved = Reserved {
             shared: Arc::clone(self),
             bytes,
         };
         if bytes > 0 {
-            let needed = bytes.saturating_add(before).saturating_add(self.kept());
-            self.check_prepared(needed)?;
+            self.check_prepared(self.needed(purpose))?;
+        }
+        if purpose == Purpose::Remove {
+            self.count_removals(bytes);
         }
         Ok(reserved)
+    }
+
+    /// What is to be prepared for all that is reserved, and for what is kept from the last entries.
+    fn needed(&self, last: Purpose) -> u64 {
+        let reserved = self.reserved.load(Ordering::Relaxed);
+        reserved.saturating_add(self.kept_from(last))
     }
 
     fn check_prepared(&self, bytes: u64) -> Result<(), StoreError> {
@@ -121,6 +137,15 @@ impl Shared {
             _ => Ok(()),
         }
     }
+}
+
+/// What entries are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// They bring values into tables.
+    Write,
+    /// They only remove.
+    Remove,
 }
 
 /// Room that is prepared on the disk, for entries that are not appended yet.
@@ -178,32 +203,42 @@ impl ReplicaLog {
 
     /// Reserves room for so many bytes of a leader's entries, until they are appended; refuses them
     /// where they would have to wait, with those that others have reserved for.
-    pub(crate) fn reserve(&self, bytes: u64) -> Result<Reserved, StoreError> {
-        self.shared().reserve(bytes)
+    pub(crate) fn reserve(&self, bytes: u64, purpose: Purpose) -> Result<Reserved, StoreError> {
+        self.shared().reserve(bytes, purpose)
     }
 
     /// As [`ReplicaLog::reserve`], and waits until the log has prepared so much, or can not: ahead of need
     /// it prepares for small entries only. An append that waits for room in the middle of raft holds up
-    /// all that the replica does, and with it what would make room.
+    /// all that the replica does, and with it what would make room. `purpose` is asked where that makes a
+    /// difference.
     ///
     /// # Errors
     /// The log's; [`StoreError::is_no_room`] where there is none.
-    pub(crate) async fn reserve_prepared(&self, bytes: u64) -> Result<Reserved, StoreError> {
+    pub(crate) async fn reserve_prepared(
+        &self,
+        bytes: u64,
+        purpose: impl Fn() -> Purpose,
+    ) -> Result<Reserved, StoreError> {
         let shared = self.shared();
-        let reserved = shared.reserve(bytes)?;
-        if !shared.threads {
-            // Such a log prepares room when it appends.
+        let reserved = match shared.reserve(bytes, Purpose::Write) {
+            Err(full) if full.is_no_room() => match purpose() {
+                Purpose::Write => return Err(full),
+                Purpose::Remove => return shared.reserve(bytes, Purpose::Remove),
+            },
+            reserved => reserved?,
+        };
+        let needed = shared.needed(Purpose::Write);
+        // One without threads prepares room when it appends.
+        if bytes == 0 || !shared.threads || shared.log.has_prepared(needed) {
             return Ok(reserved);
         }
-        // Relaxed: see `reserve`.
-        let needed = shared
-            .reserved
-            .load(Ordering::Relaxed)
-            .saturating_add(shared.kept());
-        if bytes > 0 && !shared.log.has_prepared(needed) {
-            let most = shared.options.log.max_payload();
-            let frame = usize::try_from(needed).map_or(most, |needed| needed.min(most));
-            shared.log.room(frame).await?;
+        let most = shared.options.log.max_payload();
+        let frame = usize::try_from(needed).map_or(most, |needed| needed.min(most));
+        match shared.log.room(frame).await {
+            Err(LogError::StorageFull { .. })
+                if purpose() == Purpose::Remove
+                    && shared.log.has_prepared(shared.needed(Purpose::Remove)) => {}
+            room => room?,
         }
         Ok(reserved)
     }
@@ -334,7 +369,7 @@ mod tests {
                 full.to_string().starts_with("BUSY no space left for the log"),
                 "{full}"
             );
-            assert!(replica.reserve(3_000).is_err() && !replica.may_take_over());
+            assert!(replica.reserve(3_000, Purpose::Write).is_err() && !replica.may_take_over());
             tokio::spawn(other.run());
             let of_other = other.create(1, 10).await.unwrap();
             assert_eq!(append_all(of_other).await.unwrap() as u64, ENTRIES);
@@ -388,7 +423,7 @@ mod tests {
             // As far as that room must be prepared, which fails; not so far that none is left.
             let mut index = 0;
             while log.admit().is_ok() {
-                if log.log().has_prepared(16 << 10) {
+                if log.log().has_prepared(28 << 10) {
                     let id = EntryId {
                         leader: LEADER,
                         index,
@@ -399,18 +434,25 @@ mod tests {
                 }
                 tokio::task::yield_now().await;
             }
-            let all = || {
-                let rooms = std::iter::from_fn(|| replica.reserve(1_000).ok());
+            let all = |purpose| {
+                let rooms = std::iter::from_fn(|| replica.reserve(1_000, purpose).ok());
                 let rooms: Vec<_> = rooms.take(1_000).collect();
                 assert!((1..1_000).contains(&rooms.len()), "{}", rooms.len());
                 rooms
             };
-            let (first, kept) = (all(), replica.shared().kept());
-            assert!(replica.shared().log.has_prepared(kept), "votes have no room");
-            let many = first.len();
-            drop(first);
-            assert_eq!(all().len(), many);
-            assert!(replica.reserve(0).is_ok(), "a heartbeat needs no room");
+            let (written, shared) = (all(Purpose::Write), replica.shared());
+            let kept = shared.kept_from(Purpose::Write);
+            assert!(shared.log.has_prepared(kept), "what removes has no room");
+            let many = written.len();
+            let removed = all(Purpose::Remove);
+            let for_removals = kept - shared.kept_from(Purpose::Remove);
+            assert!(removed.len() as u64 * 1_000 > for_removals - 1_000);
+            drop((written, removed));
+            assert_eq!(all(Purpose::Write).len(), many);
+            assert!(
+                replica.reserve(0, Purpose::Write).is_ok(),
+                "a heartbeat needs no room"
+            );
         });
     }
 }

@@ -296,11 +296,10 @@ impl fmt::Display for Lane {
     }
 }
 
-impl Append {
-    /// About as many bytes as its entries have in a log.
+impl LogEntry {
+    /// About as many bytes as it has in a log.
     pub fn bytes(&self) -> u64 {
-        let bytes = |entry: &LogEntry| entry.payload.0.len() as u64 + ENTRY_HEAD;
-        self.entries.iter().map(bytes).sum()
+        self.payload.0.len() as u64 + ENTRY_HEAD
     }
 }
 

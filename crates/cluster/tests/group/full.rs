@@ -437,3 +437,84 @@ fn large_entries_without_room_are_refused_before_raft_has_them() {
     cluster.check(&tally);
     no_problem(&cluster);
 }
+
+/// A cluster whose leader has an entry that its followers have no room for.
+fn stuck() -> (Arc<Cluster>, Arc<Tally>, u64) {
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Logs, |options| {
+        options.store.shared.log.segment_bytes = 64 << 10;
+    }));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    let leader = cluster.leader(|_| true);
+    let others = || cluster.places.iter().filter(|place| place.id != leader.id);
+    others().for_each(Place::fill);
+    let replica = leader.replica().unwrap();
+    cluster.runtime.spawn(async move {
+        let put = |_: &mut Rows<'_>| {
+            let value = Some(vec![7; 300_000]);
+            Ok((BTreeMap::from([(row(2_000), value)]), ()))
+        };
+        drop(replica.execute(put).await);
+    });
+    cluster.until("an entry that no follower takes", || {
+        let lacks = |place: &Place| Some(place.state()?.last < leader.state()?.last);
+        let is_refused = leader.problem()?.contains("nothing can be committed");
+        others()
+            .all(|place| lacks(place) == Some(true) && is_refused)
+            .then_some(())
+    });
+    let id = leader.id;
+    (cluster, tally, id)
+}
+
+/// Nothing that removes can be committed behind it.
+#[test]
+fn an_entry_that_most_have_no_room_for_is_withdrawn_for_what_removes() {
+    let (cluster, tally, _) = stuck();
+    for n in 0..20 {
+        cluster.until("a removal", || {
+            let leader = cluster.leader(|_| true).replica()?;
+            let removed = leader.execute(remove(row(1_000 + n)));
+            let removed = cluster.runtime.block_on(removed);
+            std::thread::sleep(Duration::from_millis(10));
+            matches!(removed, Ok(Answer::Reply(()))).then_some(())
+        });
+    }
+    cluster.runtime.block_on(read(&cluster, &row(0)));
+    cluster.places.iter().for_each(Place::free);
+    count(&cluster, &tally);
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
+/// It answers nothing before the first entry of its term is committed, which is behind that one.
+#[test]
+fn a_new_leader_withdraws_what_most_have_no_room_for() {
+    let (cluster, tally, id) = stuck();
+    let others = || cluster.places.iter().filter(|place| place.id != id);
+    let stand = |stands: bool| {
+        for place in others() {
+            place.replica().unwrap().set_stands(stands);
+        }
+    };
+    stand(false);
+    let leader = cluster.places.iter().find(|place| place.id == id).unwrap();
+    let before = leader.state().unwrap();
+    leader.kill();
+    cluster.open(leader);
+    cluster.until("the same leader in a later term", || {
+        let now = leader.state()?;
+        (now.leads && now.vote > before.vote).then_some(())
+    });
+    stand(true);
+    cluster.until("a read", || {
+        let replica = cluster.leader(|_| true).replica()?;
+        let row = row(0);
+        let read = replica.read(&row);
+        matches!(cluster.runtime.block_on(read), Ok(Answer::Reply(_))).then_some(())
+    });
+    cluster.places.iter().for_each(Place::free);
+    count(&cluster, &tally);
+    cluster.check(&tally);
+    no_problem(&cluster);
+}

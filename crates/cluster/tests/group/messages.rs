@@ -251,6 +251,55 @@ fn a_vote_without_room_for_it_is_refused_and_given_once_there_is_some() {
     });
 }
 
+/// A leader that begins a term may send it together with an entry before it, which the follower has.
+#[test]
+fn a_full_log_takes_what_begins_a_term_behind_entries_that_it_has() {
+    runtime().block_on(async {
+        let alone = Alone::new(false).await;
+        let leader = LeaderId {
+            term: 1,
+            replica: replica_on(2),
+        };
+        let id = |index| EntryId { leader, index };
+        let large = |index| LogEntry {
+            id: id(index),
+            payload: Payload(vec![1; 30_000]),
+        };
+        let blank = |index| LogEntry {
+            id: id(index),
+            payload: Payload(vec![0]),
+        };
+        let append = async |entries: Vec<LogEntry>| {
+            let first = entries[0].id.index;
+            let append = Append {
+                vote: Vote {
+                    leader,
+                    committed: true,
+                },
+                previous: first.checked_sub(1).map(id),
+                committed: None,
+                entries,
+            };
+            alone.call(GROUP, replica_on(1), Request::Append(append)).await
+        };
+        let mut next = 0;
+        while let Response::Appended(_) = append(vec![large(next)]).await {
+            if next == 0 {
+                alone.log.limit_space(Some(0));
+            }
+            next += 1;
+        }
+        assert_eq!(
+            append(vec![large(next - 1), large(next)]).await,
+            Response::Refusal(Refusal::NoRoom)
+        );
+        let taken = append(vec![large(next - 1), blank(next)]).await;
+        assert!(matches!(taken, Response::Appended(_)), "{taken:?}");
+        let refused = append(vec![blank(next), large(next + 1)]).await;
+        assert_eq!(refused, Response::Refusal(Refusal::NoRoom));
+    });
+}
+
 /// One whose clock is off leads nothing, and gets the tables that it lacks.
 #[test]
 fn a_replica_that_may_not_lead_takes_tables() {

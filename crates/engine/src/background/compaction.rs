@@ -182,7 +182,10 @@ fn compact(
         family.counters().compaction_failures.add(1);
     }
     drop(writing);
-    work.note(&done.as_ref().map(drop).map_err(Clone::clone));
+    if !is_early {
+        // Who waits for compactions fails with what they fail for, and that is none.
+        work.note(&done.as_ref().map(drop).map_err(Clone::clone));
+    }
     store.update_stall(family);
     store.wake_stalled();
     Ok(match (done?, changed) {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::interleavings::{new_store, put, text};
 use super::{Held, hold};
+use crate::background::compaction::compact_once;
 use crate::{
     CommitMode, Db, Family, FamilyOptions, Isolation, Result, Stall, TransactionOptions, WriteOptions,
 };
@@ -123,4 +124,30 @@ fn commits_with_locks_wait_at_once_half_a_memtable_past_the_stop() {
     for writer in writers {
         writer.join().unwrap().unwrap();
     }
+}
+
+/// A merge ends early while the device is full and a flush needs the room. It has not failed: a writer that
+/// waits for it would be told so, and that the store is to be opened again.
+#[test]
+fn a_merge_that_gives_way_on_a_full_device_has_not_failed() {
+    let (_dir, db) = new_store();
+    let family = db.open_family("full", FamilyOptions::default()).unwrap();
+    let state = family.state();
+    let one = state.lock_compactions();
+    for n in 0..8 {
+        for key in 0..20 {
+            put(&family, &format!("{key}"), &n.to_string());
+        }
+        family.flush().unwrap();
+    }
+    let store = db.store();
+    let merged = store.in_reserve(|| {
+        drop(one);
+        compact_once(store, state)
+    });
+    let early = matches!(&merged, Err(crate::Error::Table { source, .. }) if source.is_interruption());
+    assert!(early, "{merged:?}");
+    assert!(state.compactions().error().is_none());
+    store.fill_reserve();
+    assert!(compact_once(store, state).is_ok());
 }

@@ -276,6 +276,8 @@ pub fn probe(shared: &Shared, number: usize, of: usize) {
 /// Asks for the status all the time: it must not be well while writes are refused, nor bad while none is.
 pub fn watch(shared: &Shared, collie: &Path) {
     let mut unserved: Option<Instant> = None;
+    // Since when a write was refused that the last status did not show.
+    let mut hidden: Option<Instant> = None;
     while !shared.ends() {
         let (began, failed) = (Instant::now(), shared.failing());
         let (code, text) = Cluster::status(collie, &shared.ports);
@@ -285,7 +287,10 @@ pub fn watch(shared: &Shared, collie: &Path) {
         let long = failed.zip(shared.failing()).filter(|((before, _), (since, _))| {
             before == since && began.saturating_duration_since(*before) > Duration::from_secs(10)
         });
-        if let Some((_, (since, told))) = long.filter(|_| code == 0) {
+        let before = hidden.take();
+        hidden = long.as_ref().filter(|_| code == 0).map(|(_, (since, _))| *since);
+        // Twice: the writes may go from the moment on at which it was asked, and the next is yet to come.
+        if let Some((_, (since, told))) = long.filter(|_| hidden.is_some() && hidden == before) {
             let stopped = shared.stopped.values().any(|s| s.load(Ordering::Relaxed));
             shared.problem(format!(
                 "`cluster status` is 0 (stopped: {stopped}), and for {:?} {told}\n{text}",
@@ -335,8 +340,12 @@ fn judge_answers(shared: &Shared) {
             ));
         }
     }
-    // Writes may have come back since.
-    if !praise.is_empty() && shared.probes.iter().all(|probe| lock(probe).failing.is_some()) {
+    if praise.is_empty() {
+        return;
+    }
+    // Writes may have come back since: each is tried twice a second.
+    std::thread::sleep(Duration::from_secs(2));
+    if shared.probes.iter().all(|probe| lock(probe).failing.is_some()) {
         shared.problem(format!(
             "all writes fail for {:?} ({:?}), and there is no problem: {praise:?}",
             shared.silent,

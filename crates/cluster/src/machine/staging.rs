@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use collie_db::DiskReserve;
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 
 use crate::machine::description::{Described, Description};
@@ -28,6 +29,8 @@ pub struct Staging {
     description: Description,
     /// Per file, how much is there.
     got: Vec<Got>,
+    /// It relieves a full disk, and may have the room that is kept back there for that.
+    reserve: Option<DiskReserve>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -36,6 +39,9 @@ struct Got {
     /// All of it, and it was checked.
     right: bool,
 }
+
+/// Beside its files, a transfer takes so many bytes at most: directories, and the description.
+const BESIDE_FILES: u64 = 1 << 20;
 
 /// What is to be fetched next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +68,30 @@ impl Staged {
 }
 
 impl Machine {
+    /// About as many bytes as a transfer has.
+    pub(crate) fn bytes(&self) -> u64 {
+        let stats = self.0.db.stats();
+        let families = stats.families.values();
+        families
+            .map(|family| family.table_bytes + (family.active_bytes + family.sealed_bytes))
+            .sum()
+    }
+
+    /// Whether tables of so many bytes relieve the disk when they take the place of its own, and have room
+    /// in what is kept back there.
+    pub(crate) fn is_relieved_by(&self, bytes: u64) -> bool {
+        self.reserve_for(bytes).is_some()
+    }
+
+    fn reserve_for(&self, bytes: u64) -> Option<DiskReserve> {
+        let needed = bytes.saturating_add(BESIDE_FILES);
+        let reserve = self.0.options.db.disk_reserve.as_ref();
+        let reserve = reserve.filter(|reserve| needed <= reserve.bytes())?;
+        let stats = self.0.db.stats();
+        let own: u64 = stats.families.values().map(|family| family.table_bytes).sum();
+        (needed < own).then(|| reserve.clone())
+    }
+
     /// Begins to receive a transfer, or goes on with it: files that are there are checked. A replica
     /// receives one at a time.
     ///
@@ -79,9 +109,11 @@ impl Machine {
             got: vec![Got::default(); description.files.len()],
             device,
             dir,
+            reserve: self.reserve_for(description.files.iter().map(|file| file.size).sum()),
             description,
         };
-        staging.look()?;
+        let reserve = staging.reserve.clone();
+        relieved(reserve.as_ref(), || staging.look())?;
         Ok(staging)
     }
 
@@ -105,6 +137,17 @@ impl Machine {
             }),
             _ => Ok(()),
         }
+    }
+}
+
+/// Does work that a full disk is relieved by, in the room that is kept back for that if need be.
+fn relieved<T>(
+    reserve: Option<&DiskReserve>,
+    mut work: impl FnMut() -> Result<T, MachineError>,
+) -> Result<T, MachineError> {
+    match reserve {
+        Some(reserve) => reserve.relieve(MachineError::is_no_room, work),
+        None => work(),
     }
 }
 
@@ -204,15 +247,17 @@ impl Staging {
                 found: format!("{} bytes from {} on", bytes.len(), at.offset),
             });
         }
-        if let Some(parent) = path.parent() {
-            self.device
-                .create_dir_all(parent)
-                .map_err(|error| MachineError::io("create", parent, error))?;
-        }
-        let opened = self.device.open(&path, OpenMode::OpenOrCreate);
-        opened
-            .and_then(|file| write_all_at(&*file, bytes, at.offset))
-            .map_err(|error| MachineError::io("write", &path, error))?;
+        relieved(self.reserve.as_ref(), || {
+            if let Some(parent) = path.parent() {
+                self.device
+                    .create_dir_all(parent)
+                    .map_err(|error| MachineError::io("create", parent, error))?;
+            }
+            let opened = self.device.open(&path, OpenMode::OpenOrCreate);
+            opened
+                .and_then(|file| write_all_at(&*file, bytes, at.offset))
+                .map_err(|error| MachineError::io("write", &path, error))
+        })?;
         got.bytes += bytes.len() as u64;
         // A file of nothing has come with its only piece.
         got.right = described.size == 0;
@@ -273,7 +318,9 @@ impl Staging {
             self.device.rename(&new, &complete)?;
             self.device.sync_dir(&self.dir)
         };
-        written().map_err(|error| MachineError::io("write", &complete, error))
+        relieved(self.reserve.as_ref(), || {
+            written().map_err(|error| MachineError::io("write", &complete, error))
+        })
     }
 
     fn make_dir(&self, dir: &Path) -> Result<(), MachineError> {

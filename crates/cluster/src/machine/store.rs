@@ -125,11 +125,27 @@ impl Machine {
     /// Does not block.
     #[must_use]
     pub fn purge_limit(&self, needed: impl IntoIterator<Item = u64>) -> Option<u64> {
+        let (unasked, beyond) = self.0.log.dispensable();
+        self.purge_within(needed, unasked, beyond)
+    }
+
+    /// The same where a follower is to get tables instead of entries: the log keeps none but those that
+    /// others lack.
+    pub(crate) fn purge_limit_for_tables(&self, needed: impl IntoIterator<Item = u64>) -> Option<u64> {
+        let (_, beyond) = self.0.log.dispensable();
+        self.purge_within(needed, Some(u64::MAX), beyond)
+    }
+
+    fn purge_within(
+        &self,
+        needed: impl IntoIterator<Item = u64>,
+        unasked: Option<u64>,
+        beyond: Option<u64>,
+    ) -> Option<u64> {
         let (flushed, held) = {
             let positions = self.0.journal.positions();
             (positions.flushed()?, positions.held())
         };
-        let (unasked, beyond) = self.0.log.dispensable();
         let wanted = needed.into_iter().chain(held).chain([unasked?]).min();
         let limit = wanted.max(beyond)?.min(flushed);
         let purged = self.0.log.bounds().purged.map(|purged| purged.index);

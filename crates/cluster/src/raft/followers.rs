@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::ids::{LeaderId, ReplicaId};
@@ -68,8 +68,8 @@ fn are_most(members: &Members, is_full: impl Fn(ReplicaId) -> bool) -> bool {
     2 * members.voters.iter().filter(|voter| is_full(**voter)).count() >= members.voters.len()
 }
 
-/// Replicas without room, and when each was last seen to have none.
-type WithoutRoom = BTreeMap<ReplicaId, Instant>;
+/// Replicas without room: since when that is so, and when it was last seen.
+type WithoutRoom = BTreeMap<ReplicaId, (Instant, Instant)>;
 
 /// Refusals of what takes data away.
 #[derive(Debug, Clone, Copy)]
@@ -83,7 +83,12 @@ struct Refusals {
 fn note(without: &Mutex<WithoutRoom>, follower: ReplicaId, is_full: bool) {
     let mut without = without.lock();
     if is_full {
-        without.insert(follower, Instant::now());
+        let now = Instant::now();
+        let (since, last) = without.entry(follower).or_insert((now, now));
+        if last.elapsed() >= FULL_FOR {
+            *since = now;
+        }
+        *last = now;
     } else {
         without.remove(&follower);
     }
@@ -103,6 +108,8 @@ pub(super) struct Followers {
     entries: Mutex<WithoutRoom>,
     /// Since when removals are refused, and when that was last.
     removals: Mutex<Option<Refusals>>,
+    /// Woken by each refusal of entries for want of room.
+    refused: Notify,
     anew: mpsc::UnboundedSender<Anew>,
 }
 
@@ -125,6 +132,7 @@ impl Followers {
             tables: Mutex::default(),
             entries: Mutex::default(),
             removals: Mutex::default(),
+            refused: Notify::new(),
             anew,
         }
     }
@@ -166,6 +174,27 @@ impl Followers {
     pub(super) fn entries(&self, follower: ReplicaId, disk: (NodeId, u32), is_full: bool) {
         self.full.learned(disk, is_full);
         note(&self.entries, follower, is_full);
+        if is_full {
+            self.refused.notify_one();
+        }
+    }
+
+    /// Waits until a follower has refused entries for want of room.
+    pub(super) async fn refused(&self) {
+        self.refused.notified().await;
+    }
+
+    /// Those that have refused all entries for so long, for want of room. It counts anew from then on.
+    pub(super) fn without_room_for(&self, time: Duration) -> Vec<ReplicaId> {
+        let mut entries = self.entries.lock();
+        let late = entries
+            .iter_mut()
+            .filter(|(_, (since, _))| since.elapsed() >= time);
+        late.map(|(follower, (since, _))| {
+            *since = Instant::now();
+            *follower
+        })
+        .collect()
     }
 
     /// A follower takes tables, or has no room for them.
@@ -204,7 +233,7 @@ impl Followers {
     /// Whether so many of the voters have no room for entries that none can be committed.
     pub(super) fn most_are_full(&self, members: impl FnOnce() -> Members) -> bool {
         let mut tables = self.tables.lock();
-        tables.retain(|_, at| at.elapsed() < FULL_FOR);
+        tables.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
         (!tables.is_empty() || !self.full.is_empty()) && self.full.have_most(&members(), &tables)
     }
 
@@ -215,7 +244,7 @@ impl Followers {
         let (mut tables, mut entries) = (self.tables.lock(), self.entries.lock());
         let mut is_none = true;
         for without in [&mut *tables, &mut *entries] {
-            without.retain(|_, at| at.elapsed() < FULL_FOR);
+            without.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
             is_none &= without.is_empty();
         }
         let refuse = !is_none
@@ -360,6 +389,28 @@ mod tests {
         assert!(refused() && since(0) && !since(1));
         tokio::time::advance(FULL_FOR).await;
         assert!(!since(0) && !refused());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_follower_that_refuses_all_entries_for_long_is_named_once_in_that_time() {
+        let followers = Followers::new(Arc::default(), mpsc::unbounded_channel().0);
+        let named = || followers.without_room_for(Duration::from_secs(10));
+        for second in 0..25 {
+            followers.entries(12, (2, 0), true);
+            followers.refused().await;
+            followers.entries(13, (3, 0), second % 8 != 7);
+            let expected = if second % 10 == 0 && second > 0 {
+                vec![12]
+            } else {
+                vec![]
+            };
+            assert_eq!(named(), expected, "after {second} s");
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        // What was refused long before the last time counts no more.
+        tokio::time::advance(FULL_FOR).await;
+        followers.entries(12, (2, 0), true);
+        assert!(named().is_empty());
     }
 
     #[tokio::test]

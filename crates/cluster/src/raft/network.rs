@@ -29,6 +29,8 @@ use crate::raft::sending::send;
 use crate::raft::types::{Groups, Member};
 use crate::wire::{Appended, NodeId, Refusal, Request, Response};
 
+/// Another replica says within this time whether it has room, and whether it may lead.
+pub(super) const ASK_WITHIN: Duration = Duration::from_secs(1);
 /// Appends to one follower that have no answer yet.
 const PIPELINE: usize = 16;
 
@@ -69,6 +71,25 @@ struct Sent {
     last: Option<LogIdOf<Groups>>,
     /// Whether it was sent as a whole.
     whole: bool,
+}
+
+impl Links {
+    /// Asks another replica something that it answers at once.
+    pub(super) async fn ask(
+        &self,
+        (node, to): (NodeId, ReplicaId),
+        request: Request,
+    ) -> Result<Response, PeerError> {
+        let call = Call {
+            node,
+            group: self.group,
+            from: self.replica,
+            to,
+            request,
+            within: ASK_WITHIN,
+        };
+        self.peers.call(call).await
+    }
 }
 
 impl RaftNetworkFactory<Groups> for Links {
@@ -115,7 +136,7 @@ impl Link {
     pub(super) async fn call(&self, request: Request, within: Duration) -> Result<Response, Failed> {
         let is_of_tables = matches!(
             request,
-            Request::Room | Request::Offer(_) | Request::Piece(_) | Request::SnapshotEnd(_)
+            Request::Room(_) | Request::Offer(_) | Request::Piece(_) | Request::SnapshotEnd(_)
         );
         let answer = self.links.peers.call(self.to_call(request, within)).await;
         let followers = &self.links.followers;

@@ -19,7 +19,7 @@ use crate::blocking::blocking;
 use crate::ids::{ReplicaId, Vote};
 use crate::machine::Machine;
 use crate::machine::effects::EffectsBuf;
-use crate::peers::{Call, Incoming, Reply};
+use crate::peers::{Incoming, Reply};
 use crate::proposals::{Evaluation, Stale};
 use crate::raft::applying::Served;
 use crate::raft::batching::BESIDE_EFFECTS;
@@ -38,12 +38,10 @@ use crate::raft::replica::{CommandError, ReplicaError, ReplicaOptions, ReplicaSt
 use crate::raft::tasks::{self, Raft};
 use crate::raft::types::{Groups, Member};
 use crate::store::{Holding, Purpose, Reserved};
-use crate::wire::{Append, HandOver, Refusal, Request, Response, Transfer};
+use crate::wire::{Append, HandOver, Refusal, Request, Response, Room, Transfer};
 
 /// A replica that is to lead waits so long for entries that it lacks.
 const TRANSFER_WAITS: Duration = Duration::from_secs(1);
-/// Another replica says within this time whether its log has room.
-const ASK_WITHIN: Duration = Duration::from_secs(1);
 
 /// A replica that runs.
 pub(super) struct Running {
@@ -122,6 +120,7 @@ impl Running {
             machine.clone(),
             flushed,
             Arc::clone(&followers),
+            links.clone(),
         ));
         Ok(Arc::new(Self {
             raft,
@@ -299,21 +298,12 @@ impl Running {
         let leader = self.state().vote;
         let member = self.members().all.remove(&to);
         let member = member.ok_or_else(|| format!("replica {to} is no member"))?;
-        let asked = self.links.peers.call(Call {
-            node: member.node,
-            group: self.links.group,
-            from: self.links.replica,
-            to,
-            request: Request::Transfer(Transfer {
-                vote: Vote {
-                    leader,
-                    committed: true,
-                },
-                to,
-                last: None,
-            }),
-            within: ASK_WITHIN,
-        });
+        let vote = Vote {
+            leader,
+            committed: true,
+        };
+        let transfer = Transfer { vote, to, last: None };
+        let asked = self.links.ask((member.node, to), Request::Transfer(transfer));
         match asked.await {
             Ok(Response::Transferred) => Ok(()),
             Ok(Response::Refusal(refusal)) => Err(format!("replica {to}: {refusal}")),
@@ -328,20 +318,7 @@ impl Running {
         let Some(member) = self.members().all.remove(&replica) else {
             return false;
         };
-        let Links {
-            peers,
-            group,
-            replica: from,
-            ..
-        } = &self.links;
-        let asked = peers.call(Call {
-            node: member.node,
-            group: *group,
-            from: *from,
-            to: replica,
-            request: Request::MayLead,
-            within: ASK_WITHIN,
-        });
+        let asked = self.links.ask((member.node, replica), Request::MayLead);
         matches!(asked.await, Ok(Response::Ready))
     }
 
@@ -397,9 +374,13 @@ impl Running {
             Request::Vote(_) | Request::PreVote(_) | Request::Transfer(_) if log.check_vote().is_err() => {
                 Response::Refusal(Refusal::NoRoom)
             }
-            Request::Room if log.shortage().is_none() => Response::HasRoom,
+            Request::Room(Room { bytes })
+                if log.shortage().is_none() || self.machine.is_relieved_by(bytes) =>
+            {
+                Response::HasRoom
+            }
             Request::MayLead if log.may_take_over() => Response::Ready,
-            Request::Room | Request::MayLead => Response::Refusal(Refusal::NoRoom),
+            Request::Room(_) | Request::MayLead => Response::Refusal(Refusal::NoRoom),
             Request::Vote(request) => match self.raft.vote(to_vote_request(&request)).await {
                 Ok(answer) => Response::Voted(from_vote_response(&answer)),
                 Err(error) => failed(&error),

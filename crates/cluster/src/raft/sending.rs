@@ -1,27 +1,24 @@
 //! Sending a snapshot: its description, and the pieces that the other replica lacks.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use openraft::errors::{NetworkError, StreamingError};
 
 use crate::blocking::blocking;
 use crate::ids::Vote;
 use crate::machine::{Machine, MachineError, Transfer};
-use crate::raft::network::Link;
+use crate::raft::network::{ASK_WITHIN, Link};
 use crate::raft::types::Groups;
-use crate::wire::{FileName, FileOffer, Offer, Payload, Piece, Request, Response, SnapshotEnd};
+use crate::wire::{FileName, FileOffer, Offer, Payload, Piece, Request, Response, Room, SnapshotEnd};
 
 type Failed = StreamingError<Groups>;
-
-/// A replica says within this time whether its log has room.
-const ASK_WITHIN: Duration = Duration::from_secs(1);
 
 /// Sends what the tables hold to another replica, and waits until it is installed there. The answer
 /// is what that replica has voted for. One that does not answer, or has no room, costs no more than that
 /// question.
 pub(super) async fn send(link: &Link, vote: Vote, machine: Machine) -> Result<Vote, Failed> {
-    match link.call(Request::Room, ASK_WITHIN).await? {
+    let bytes = machine.bytes();
+    match link.call(Request::Room(Room { bytes }), ASK_WITHIN).await? {
         Response::HasRoom => {}
         other => return Err(link.unexpected(&other).into()),
     }

@@ -62,7 +62,7 @@ kinds! {
     Piece = 21, "piece";
     /// All pieces were sent.
     SnapshotEnd = 22, "snapshot end";
-    /// Has the log of the replica room, for what tables would be followed by?
+    /// Has the replica room for tables, and its log for what would follow them?
     Room = 23, "room";
     /// The leader is asked to hand over.
     HandOver = 24, "hand over";

@@ -69,7 +69,7 @@ pub enum Request {
     /// [`Kind::SnapshotEnd`].
     SnapshotEnd(SnapshotEnd),
     /// [`Kind::Room`].
-    Room,
+    Room(Room),
     /// [`Kind::HandOver`].
     HandOver(HandOver),
     /// [`Kind::MayLead`].
@@ -237,6 +237,13 @@ pub struct Transfer {
     pub last: Option<EntryId>,
 }
 
+/// Whether there is room for tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// About as many bytes as they have.
+    pub bytes: u64,
+}
+
 /// The leader is asked to hand over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandOver {
@@ -314,7 +321,7 @@ impl Request {
             Self::Offer(_) => Kind::Offer,
             Self::Piece(_) => Kind::Piece,
             Self::SnapshotEnd(_) => Kind::SnapshotEnd,
-            Self::Room => Kind::Room,
+            Self::Room(_) => Kind::Room,
             Self::HandOver(_) => Kind::HandOver,
             Self::MayLead => Kind::MayLead,
         }
@@ -327,7 +334,7 @@ impl Request {
             | Self::Vote(_)
             | Self::PreVote(_)
             | Self::Transfer(_)
-            | Self::Room
+            | Self::Room(_)
             | Self::MayLead
             | Self::HandOver(_) => Lane::Raft,
             Self::Offer(_) | Self::Piece(_) | Self::SnapshotEnd(_) => Lane::Bulk,
@@ -408,7 +415,8 @@ impl Message {
                 }
                 Request::Piece(body) => put(self.kind(), body, to),
                 Request::SnapshotEnd(body) => put(self.kind(), body, to),
-                Request::Room | Request::MayLead => Ok(to),
+                Request::Room(body) => put(self.kind(), body, to),
+                Request::MayLead => Ok(to),
                 Request::HandOver(body) => put(self.kind(), body, to),
             },
             Self::Response(response) => match response {
@@ -451,7 +459,7 @@ impl Message {
             Kind::Offer => request(take(kind, body, Request::Offer)?),
             Kind::Piece => request(take(kind, body, Request::Piece)?),
             Kind::SnapshotEnd => request(take(kind, body, Request::SnapshotEnd)?),
-            Kind::Room => request((Request::Room, body.len())),
+            Kind::Room => request(take(kind, body, Request::Room)?),
             Kind::HandOver => request(take(kind, body, Request::HandOver)?),
             Kind::MayLead => request((Request::MayLead, body.len())),
             Kind::Appended => response(take(kind, body, Response::Appended)?),

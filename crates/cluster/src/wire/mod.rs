@@ -18,7 +18,7 @@ pub use join::{DISKS_MAX, Join, JoinAnswer, Joined, PEERS_MAX, Place};
 pub use kind::Kind;
 pub use message::{
     Append, Appended, ClusterId, ENTRIES_MAX, HandOver, Hello, LED_MAX, Lane, Leads, LogEntry, Message,
-    NodeId, Payload, Ping, Pong, Refusal, Refused, Request, Response, TEXT_MAX, Transfer, VERSION,
+    NodeId, Payload, Ping, Pong, Refusal, Refused, Request, Response, Room, TEXT_MAX, Transfer, VERSION,
     VoteAnswer, VoteRequest,
 };
 pub use snapshot::{

@@ -518,3 +518,67 @@ fn a_new_leader_withdraws_what_most_have_no_room_for() {
     cluster.check(&tally);
     no_problem(&cluster);
 }
+
+/// It lacks entries that it has no room for, and removals behind them that would make some: the tables of
+/// the others are small by now.
+#[test]
+fn a_full_follower_gets_tables_that_are_smaller_than_its_own() {
+    const ROWS: usize = 250;
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Logs, |options| {
+        options.machine.db.reserve_bytes = Some(4 << 20);
+    }));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    let change = |work: &dyn Fn(&Replica) -> bool| {
+        cluster.until("a change", || {
+            let leader = cluster.leader(|_| true).replica()?;
+            work(&leader).then_some(())
+        });
+    };
+    let put = |n: usize| {
+        change(&|leader| {
+            // Tables are compressed.
+            let mut x = n as u64 + 1;
+            let value = std::iter::repeat_with(|| {
+                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (x >> 56) as u8
+            });
+            let value: Vec<u8> = value.take(BYTES).collect();
+            let put =
+                move |_: &mut Rows<'_>| Ok((BTreeMap::from([(row(1_000 + n), Some(value.clone()))]), ()));
+            cluster.runtime.block_on(leader.execute(put)).is_ok()
+        });
+    };
+    (0..ROWS).for_each(put);
+    let leader = cluster.leader(|_| true);
+    let follower = cluster.places.iter().find(|place| place.id != leader.id).unwrap();
+    cluster.until("all of it in the follower's tables", || {
+        let (of_leader, own) = (leader.state()?, follower.state()?);
+        let flushed = cluster.runtime.block_on(follower.replica()?.flush());
+        (flushed.is_ok() && own.applied.map(|id| id.index) == of_leader.last).then_some(())
+    });
+    follower.fill();
+    let mut more = 0;
+    cluster.until("a follower that is behind", || {
+        put(ROWS + more);
+        more += 1;
+        let (of_leader, own) = (leader.state()?, follower.state()?);
+        (follower.is_full() && own.last < of_leader.last).then_some(())
+    });
+    for n in 0..ROWS + more {
+        change(&|leader| {
+            let removed = leader.execute(remove(row(1_000 + n)));
+            cluster.runtime.block_on(removed).is_ok()
+        });
+    }
+    cluster.until("a follower that has everything", || {
+        let leader = cluster.leader(|_| true);
+        drop(cluster.runtime.block_on(leader.replica()?.flush()));
+        let (of_leader, own) = (leader.state()?, follower.state()?);
+        (own.applied.map(|id| id.index) == of_leader.last).then_some(())
+    });
+    follower.free();
+    count(&cluster, &tally);
+    cluster.check(&tally);
+    no_problem(&cluster);
+}

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_cluster::peers::{Call, Dispatch, Incoming, Peers, PlainTcp, Reply};
-use collie_cluster::wire::{Append, LogEntry, Payload, Refusal, Request, Response, VoteAnswer, VoteRequest};
+use collie_cluster::wire::{
+    Append, LogEntry, Payload, Refusal, Request, Response, Room, VoteAnswer, VoteRequest,
+};
 use collie_cluster::{EntryId, LeaderId, Node, NodeStore, NodeStoreOptions, Replica, ReplicaError, Vote};
 use collie_sim::{PowerCut, SimDevice};
 use tempfile::TempDir;
@@ -306,10 +308,10 @@ fn a_replica_that_may_not_lead_takes_tables() {
     runtime().block_on(async {
         let alone = Alone::new(false).await;
         let ask = async |request| alone.call(GROUP, replica_on(1), request).await;
-        assert_eq!(ask(Request::Room).await, Response::HasRoom);
+        assert_eq!(ask(Request::Room(Room { bytes: 1 })).await, Response::HasRoom);
         assert_eq!(ask(Request::MayLead).await, Response::Ready);
         alone.replica.set_stands(false);
-        assert_eq!(ask(Request::Room).await, Response::HasRoom);
+        assert_eq!(ask(Request::Room(Room { bytes: 1 })).await, Response::HasRoom);
         let answer = ask(Request::MayLead).await;
         assert!(
             matches!(&answer, Response::Refusal(Refusal::Failed(text)) if text.contains("does not stand")),

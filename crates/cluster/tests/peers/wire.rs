@@ -101,7 +101,7 @@ fn request() -> impl Strategy<Value = Request> {
         piece.prop_map(Request::Piece),
         (vote(), any::<u64>())
             .prop_map(|(vote, snapshot)| Request::SnapshotEnd(SnapshotEnd { vote, snapshot })),
-        Just(Request::Room),
+        any::<u64>().prop_map(|bytes| Request::Room(Room { bytes })),
         Just(Request::MayLead),
         any::<u64>().prop_map(|to| Request::HandOver(HandOver { to })),
     ]

@@ -84,6 +84,32 @@ impl DiskReserve {
     pub fn is_missing(&self) -> bool {
         self.0.is_missing()
     }
+
+    /// Its size in bytes when it is complete.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.room.lock().file.bytes()
+    }
+
+    /// Does work that makes room on the device in the end. Where the device is full for it, gives the
+    /// reserve up and does the work once more; whoever [fills](Self::fill) it takes the room back then.
+    /// Blocks on the device.
+    ///
+    /// # Errors
+    /// Those of the work, of which `is_full` says whether the device is full.
+    pub fn relieve<T, E>(
+        &self,
+        is_full: impl FnOnce(&E) -> bool,
+        mut work: impl FnMut() -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        match work() {
+            Err(error) if is_full(&error) => match self.0.give_up(None) {
+                Some(_relieving) => work(),
+                None => Err(error),
+            },
+            done => done,
+        }
+    }
 }
 
 /// The reserve of a store, which may be one of several that have it.
@@ -360,6 +386,31 @@ mod tests {
         device.limit_space(None);
         reserve.fill(None);
         assert_eq!(device.stat(&dir.join(FILE)).unwrap().len, 256 << 10);
+    }
+
+    #[test]
+    fn whoever_makes_room_on_a_disk_has_that_of_its_reserve() {
+        let device = SimDevice::new(3);
+        let dir = Path::new("/disk");
+        device.create_dir(dir, 0o755).unwrap();
+        let logs = Arc::new(Told::default());
+        let all: Arc<dyn Device> = Arc::new(device.clone());
+        let reserve = DiskReserve::new(all, dir.join(FILE), 256 << 10, Arc::clone(&logs) as _);
+        reserve.fill();
+        device.limit_space(Some(0));
+        let write = || {
+            let file = device.open(&dir.join("file"), OpenMode::OpenOrCreate)?;
+            write_all_at(&*file, &[1; 64 << 10], 0)
+        };
+        let is_full = |error: &std::io::Error| error.kind() == std::io::ErrorKind::StorageFull;
+        // Another error is none that it helps with.
+        assert!(reserve.relieve(|_| false, write).is_err() && !reserve.is_missing());
+        reserve.relieve(is_full, write).unwrap();
+        reserve.fill();
+        assert!(reserve.is_missing() && logs.0.load(Ordering::Relaxed));
+        device.remove_file(&dir.join("file")).unwrap();
+        reserve.fill();
+        assert!(!reserve.is_missing() && !logs.0.load(Ordering::Relaxed));
     }
 
     /// Whether it was told to leave room.

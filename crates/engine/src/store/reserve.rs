@@ -92,7 +92,7 @@ impl DiskReserve {
     }
 
     /// Does work that makes room on the device in the end. Where the device is full for it, gives the
-    /// reserve up and does the work once more; whoever [fills](Self::fill) it takes the room back then.
+    /// reserve up and does the work once more; the caller that [fills](Self::fill) it takes the room back then.
     /// Blocks on the device.
     ///
     /// # Errors

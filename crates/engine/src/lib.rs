@@ -124,7 +124,7 @@ pub use options::{
 pub use read::{Read, Snapshot};
 pub use shared::{Shared, SharedOptions};
 pub use stats::{FamilyStats, Stats, TransactionStats};
-pub use store::reserve::{DiskReserve, RoomUser};
+pub use store::reserve::{DiskReserve, LentReserve, RoomUser};
 pub use store::stall::Stall;
 pub use store::view::FlushCause;
 pub use transaction::{

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_db::DiskReserve;
+use collie_db::{DiskReserve, LentReserve};
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 
 use crate::machine::description::{Described, Description};
@@ -12,6 +12,7 @@ use crate::machine::error::MachineError;
 use crate::machine::positions::Position;
 use crate::machine::store::{Machine, staged};
 use crate::machine::transfer::{PIECE_BYTES, Transfer, checksum, list};
+use crate::store::disk;
 
 /// The files, below the directory.
 const FILES: &str = "files";
@@ -29,8 +30,10 @@ pub struct Staging {
     description: Description,
     /// Per file, how much is there.
     got: Vec<Got>,
-    /// It relieves a full disk, and may have the room that is kept back there for that.
+    /// Where it relieves a full disk: what may be lent to it.
     reserve: Option<DiskReserve>,
+    /// From when the disk was full for it.
+    lent: Option<LentReserve>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -77,19 +80,25 @@ impl Machine {
             .sum()
     }
 
+    /// Whether tables of so many bytes have room on the disk, beside its own; a device that does not say has.
+    pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
+        let room = disk(&*self.0.options.db.device, &self.0.dir);
+        room.is_none_or(|(_, free)| bytes <= free)
+    }
+
     /// Whether tables of so many bytes relieve the disk when they take the place of its own, and have room
     /// in what is kept back there.
     pub(crate) fn is_relieved_by(&self, bytes: u64) -> bool {
-        self.reserve_for(bytes).is_some()
+        let reserve = self.reserve_for(bytes);
+        reserve.is_some_and(|reserve| reserve.lend(bytes.saturating_add(BESIDE_FILES)).is_some())
     }
 
+    /// What may be lent to tables of so many bytes that take the place of its own.
     fn reserve_for(&self, bytes: u64) -> Option<DiskReserve> {
-        let needed = bytes.saturating_add(BESIDE_FILES);
-        let reserve = self.0.options.db.disk_reserve.as_ref();
-        let reserve = reserve.filter(|reserve| needed <= reserve.bytes())?;
         let stats = self.0.db.stats();
         let own: u64 = stats.families.values().map(|family| family.table_bytes).sum();
-        (needed < own).then(|| reserve.clone())
+        let relieves = bytes.saturating_add(BESIDE_FILES) < own;
+        self.0.options.db.disk_reserve.clone().filter(|_| relieves)
     }
 
     /// Begins to receive a transfer, or goes on with it: files that are there are checked. A replica
@@ -110,10 +119,10 @@ impl Machine {
             device,
             dir,
             reserve: self.reserve_for(description.files.iter().map(|file| file.size).sum()),
+            lent: None,
             description,
         };
-        let reserve = staging.reserve.clone();
-        relieved(reserve.as_ref(), || staging.look())?;
+        staging.look()?;
         Ok(staging)
     }
 
@@ -140,18 +149,34 @@ impl Machine {
     }
 }
 
-/// Does work that a full disk is relieved by, in the room that is kept back for that if need be.
-fn relieved<T>(
-    reserve: Option<&DiskReserve>,
-    mut work: impl FnMut() -> Result<T, MachineError>,
-) -> Result<T, MachineError> {
-    match reserve {
-        Some(reserve) => reserve.relieve(MachineError::is_no_room, work),
-        None => work(),
-    }
-}
-
 impl Staging {
+    /// Does a part of what relieves a full disk, in the room that is kept back for that if need be.
+    fn relieved<T>(
+        &mut self,
+        mut work: impl FnMut(&Self) -> Result<T, MachineError>,
+    ) -> Result<T, MachineError> {
+        match work(self) {
+            Err(error) if error.is_no_room() && self.lent.is_none() => {
+                let left = self.description.files.iter().map(|file| file.size).sum::<u64>() - self.bytes();
+                let reserve = self.reserve.as_ref();
+                self.lent = reserve.and_then(|reserve| reserve.lend(left + BESIDE_FILES));
+                self.lent.as_ref().ok_or(error)?;
+            }
+            Err(error) if !error.is_no_room() => return Err(error),
+            Err(_) => {}
+            done => return done,
+        }
+        match &self.lent {
+            Some(lent) => lent.relieve(MachineError::is_no_room, || work(self)),
+            None => work(self),
+        }
+    }
+
+    /// Whether it has the room that is kept back on its disk. What came goes when it is dropped.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.lent.is_some()
+    }
+
     /// Looks at what is there.
     fn look(&mut self) -> Result<(), MachineError> {
         let files = self.dir.join(FILES);
@@ -231,7 +256,7 @@ impl Staging {
     /// [`PIECE_BYTES`]; [`MachineError::Io`].
     pub fn write(&mut self, at: Missing, bytes: &[u8]) -> Result<(), MachineError> {
         let described = self.description.files.get(at.file);
-        let (Some(described), Some(got)) = (described, self.got.get_mut(at.file)) else {
+        let (Some(described), Some(got)) = (described, self.got.get(at.file)) else {
             return Err(MachineError::Piece {
                 path: self.dir.clone(),
                 expected: 0,
@@ -247,20 +272,24 @@ impl Staging {
                 found: format!("{} bytes from {} on", bytes.len(), at.offset),
             });
         }
-        relieved(self.reserve.as_ref(), || {
+        let is_empty = described.size == 0;
+        self.relieved(|staging| {
             if let Some(parent) = path.parent() {
-                self.device
+                staging
+                    .device
                     .create_dir_all(parent)
                     .map_err(|error| MachineError::io("create", parent, error))?;
             }
-            let opened = self.device.open(&path, OpenMode::OpenOrCreate);
+            let opened = staging.device.open(&path, OpenMode::OpenOrCreate);
             opened
                 .and_then(|file| write_all_at(&*file, bytes, at.offset))
                 .map_err(|error| MachineError::io("write", &path, error))
         })?;
-        got.bytes += bytes.len() as u64;
-        // A file of nothing has come with its only piece.
-        got.right = described.size == 0;
+        if let Some(got) = self.got.get_mut(at.file) {
+            got.bytes += bytes.len() as u64;
+            // A file of nothing has come with its only piece.
+            got.right = is_empty;
+        }
         Ok(())
     }
 
@@ -301,7 +330,9 @@ impl Staging {
         for dir in dirs.iter().rev() {
             self.sync_dir(dir)?;
         }
-        self.say_complete()?;
+        self.relieved(Self::say_complete)?;
+        // What came is to stay.
+        self.lent = None;
         Ok(Staged {
             dir: self.dir.clone(),
             description: self.description.clone(),
@@ -318,9 +349,7 @@ impl Staging {
             self.device.rename(&new, &complete)?;
             self.device.sync_dir(&self.dir)
         };
-        relieved(self.reserve.as_ref(), || {
-            written().map_err(|error| MachineError::io("write", &complete, error))
-        })
+        written().map_err(|error| MachineError::io("write", &complete, error))
     }
 
     fn make_dir(&self, dir: &Path) -> Result<(), MachineError> {
@@ -333,6 +362,18 @@ impl Staging {
         self.device
             .sync_dir(dir)
             .map_err(|error| MachineError::io("sync", dir, error))
+    }
+}
+
+impl Drop for Staging {
+    /// Half of a transfer would take the room of a full disk for good.
+    fn drop(&mut self) {
+        if self.lent.is_none() {
+            return;
+        }
+        if let Err(error) = self.device.remove_dir_all(&self.dir) {
+            tracing::warn!(dir = %self.dir.display(), %error, "what came of a transfer stays, on a full disk");
+        }
     }
 }
 

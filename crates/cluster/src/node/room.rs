@@ -64,9 +64,9 @@ pub(super) async fn watch_room(
             }
             if router.store.is_short_of_room(number) {
                 let replicas = router.replicas().into_iter();
-                replicas
-                    .filter(|replica| replica.is_in(dir))
-                    .for_each(|replica| replica.look_for_room());
+                for replica in replicas.filter(|replica| replica.is_in(dir)) {
+                    replica.look_for_room().await;
+                }
             }
         }
         stream::iter(router.replicas())

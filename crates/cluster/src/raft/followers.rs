@@ -9,7 +9,7 @@
 //! can only be lost for good while it lacks it, so it gets everything anew at once. It is shown to the
 //! operator, as what that replica had voted is forgotten, too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -187,6 +187,7 @@ impl Followers {
     /// Those that have refused all entries for so long, for want of room. It counts anew from then on.
     pub(super) fn without_room_for(&self, time: Duration) -> Vec<ReplicaId> {
         let mut entries = self.entries.lock();
+        entries.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
         let late = entries
             .iter_mut()
             .filter(|(_, (since, _))| since.elapsed() >= time);
@@ -228,6 +229,12 @@ impl Followers {
         if self.anew.send((follower, asked)).is_ok() {
             drop(done.await);
         }
+    }
+
+    /// A follower has taken tables over.
+    pub(super) fn installed(&self, follower: ReplicaId) {
+        note(&self.tables, follower, false);
+        note(&self.entries, follower, false);
     }
 
     /// Whether so many of the voters have no room for entries that none can be committed.
@@ -283,6 +290,17 @@ impl Followers {
         Some(refused.times - 1)
     }
 
+    /// Those that have lately refused entries, if they are so many of the voters that they can elect another
+    /// leader without those that have the entries.
+    pub(super) fn most_that_refuse(&self, members: &Members) -> BTreeSet<ReplicaId> {
+        let mut entries = self.entries.lock();
+        entries.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
+        let voters = entries.keys().copied().filter(|id| members.voters.contains(id));
+        let refuse: BTreeSet<_> = voters.collect();
+        let are_enough = 2 * refuse.len() > members.voters.len() && !members.is_joint;
+        if are_enough { refuse } else { BTreeSet::new() }
+    }
+
     /// Those that were seen lately to have lost an entry that they had acknowledged, and which.
     pub(super) fn reverted(&self) -> Vec<(ReplicaId, u64)> {
         let mut known = self.known.lock();
@@ -297,8 +315,6 @@ impl Followers {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::raft::types::Member;
 
@@ -373,10 +389,20 @@ mod tests {
         followers.full.learned((3, 0), true);
         assert!(followers.most_are_full(members) && !refused());
         followers.entries(12, (2, 0), true);
+        let refuse = || followers.most_that_refuse(&members());
         let times = |seconds| followers.removals_are_refused_for(Duration::from_secs(seconds));
         let since = |seconds| times(seconds).is_some();
-        assert!(!refused() && !since(0));
+        assert!(!refused() && !since(0) && refuse().is_empty());
         followers.entries(13, (3, 0), true);
+        assert_eq!(refuse(), BTreeSet::from([12, 13]));
+        let two = Members {
+            voters: BTreeSet::from([11, 12]),
+            ..members()
+        };
+        assert!(
+            followers.most_that_refuse(&two).is_empty(),
+            "12 would need the vote of 11"
+        );
         for _ in 0..3 {
             assert!(refused() && !since(3));
             tokio::time::advance(Duration::from_secs(1)).await;

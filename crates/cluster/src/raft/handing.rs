@@ -91,11 +91,14 @@ impl Replica {
             running.followers.most_refuse_removals(|| running.members());
         }
         let times = running.followers.removals_are_refused_for(WITHDRAWN_AFTER)?;
-        let mut others = self.others(&self.members().ok()?, None);
+        let members = self.members().ok()?;
+        let refuse = running.followers.most_that_refuse(&members);
+        let mut able = self.others(&members, None);
+        able.retain(|id| refuse.contains(id));
         // One that stands may lack what another one has, and is not elected: the next time it is its turn.
-        let turn = times % others.len().max(1);
-        others.rotate_left(turn);
-        for to in others {
+        let turn = times % able.len().max(1);
+        able.rotate_left(turn);
+        for to in able {
             if let Err(problem) = running.give_way_to(to).await {
                 tracing::debug!(%problem, replica = self.id(), to, "entries without room are not withdrawn");
                 continue;
@@ -126,8 +129,9 @@ impl Replica {
     }
 
     /// Has the store of its tables make room on its disk, as far as that can be.
-    pub(crate) fn look_for_room(&self) {
+    pub(crate) async fn look_for_room(&self) {
         if let Ok(running) = self.running() {
+            running.give_up_transfer().await;
             running.machine.db().look_for_room();
         }
     }

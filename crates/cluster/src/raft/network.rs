@@ -142,7 +142,8 @@ impl Link {
         let followers = &self.links.followers;
         match &answer {
             Ok(Response::Refusal(Refusal::NoRoom)) if is_of_tables => followers.tables(self.target, true),
-            Ok(Response::Stored(_) | Response::Installed(_)) => followers.tables(self.target, false),
+            Ok(Response::Stored(_)) => followers.tables(self.target, false),
+            Ok(Response::Installed(_)) => followers.installed(self.target),
             _ => {}
         }
         self.answered(answer)
@@ -217,6 +218,7 @@ impl Link {
         if let (true, Appended::Success, Some(last)) = (sent.has_entries, &answered, &sent.last)
             && followers.is_given_up(last.index)
         {
+            followers.entries(self.target, (self.node, self.disk), false);
             let text = format!(
                 "replica {} has entry {}, and the log does not keep all those behind it: it gets tables",
                 self.target, last.index

@@ -1,6 +1,9 @@
 //! Receiving a snapshot that another replica sends.
 
+use std::time::Duration;
+
 use openraft::storage::Snapshot;
+use tokio::time::Instant;
 
 use crate::blocking::blocking;
 use crate::ids::ReplicaId;
@@ -19,6 +22,16 @@ pub(super) struct Receiving {
     position: Position,
     /// None where all of it was applied here already.
     staging: Option<Staging>,
+    /// When anything of it came last.
+    since: Instant,
+}
+
+impl Receiving {
+    /// Whether nothing has come for so long, while it has the room that is kept back on a full disk.
+    pub(super) fn keeps_room_for(&self, time: Duration) -> bool {
+        let is_lent = self.staging.as_ref().is_some_and(Staging::is_lent);
+        is_lent && self.since.elapsed() >= time
+    }
 }
 
 type Raft = openraft::Raft<Groups, Served>;
@@ -36,10 +49,10 @@ pub(super) async fn offered(
             from: Vec::new(),
         });
     }
-    // Given up before its files are looked at for the next.
-    *receiving = None;
-    let machine = machine.clone();
+    let (before, machine) = (receiving.take(), machine.clone());
     let staged = blocking(move || {
+        // Given up before its files are looked at for the next.
+        drop(before);
         let description = Description::decode(&offer.meta.0)?;
         let position = description.position.clone();
         let sizes: Vec<_> = description.files.iter().map(|file| file.size).collect();
@@ -65,6 +78,7 @@ pub(super) async fn offered(
                 snapshot: offer.snapshot,
                 position,
                 staging,
+                since: Instant::now(),
             });
             Response::Wanted(wanted)
         }
@@ -88,8 +102,17 @@ pub(super) async fn piece(receiving: &mut Option<Receiving>, from: ReplicaId, pi
         (staging, written)
     })
     .await;
+    match written {
+        Err(error) if error.is_no_room() && staging.is_lent() => {
+            *receiving = None;
+            blocking(move || drop(staging)).await;
+            return refused(error);
+        }
+        _ => {}
+    }
     if let Some(receiving) = receiving {
         receiving.staging = Some(staging);
+        receiving.since = Instant::now();
     }
     match written {
         Ok(()) => Response::Stored(Stored { upto }),

@@ -312,6 +312,18 @@ impl Running {
         }
     }
 
+    /// Gives up a transfer of which nothing comes any more, if it has the room that is kept back on a full
+    /// disk.
+    pub(super) async fn give_up_transfer(&self) {
+        let Ok(mut receiving) = self.receiving.try_lock() else {
+            return;
+        };
+        let late = receiving.take_if(|now| now.keeps_room_for(self.links.times.piece));
+        if late.is_some() {
+            blocking(move || drop(late)).await;
+        }
+    }
+
     /// Whether a member's log has room, or had at its last word: where it has none, nothing that it proposes
     /// could be appended.
     async fn may_lead(&self, replica: ReplicaId) -> bool {
@@ -375,7 +387,8 @@ impl Running {
                 Response::Refusal(Refusal::NoRoom)
             }
             Request::Room(Room { bytes })
-                if log.shortage().is_none() || self.machine.is_relieved_by(bytes) =>
+                if (log.shortage().is_none() && self.machine.has_room_for(bytes))
+                    || self.machine.is_relieved_by(bytes) =>
             {
                 Response::HasRoom
             }

@@ -220,14 +220,13 @@ impl ReplicaLog {
         purpose: impl Fn() -> Purpose,
     ) -> Result<Reserved, StoreError> {
         let shared = self.shared();
-        let reserved = match shared.reserve(bytes, Purpose::Write) {
-            Err(full) if full.is_no_room() => match purpose() {
-                Purpose::Write => return Err(full),
-                Purpose::Remove => return shared.reserve(bytes, Purpose::Remove),
-            },
-            reserved => reserved?,
+        let (reserved, of) = match shared.reserve(bytes, Purpose::Write) {
+            Err(full) if full.is_no_room() && purpose() == Purpose::Remove => {
+                (shared.reserve(bytes, Purpose::Remove)?, Purpose::Remove)
+            }
+            reserved => (reserved?, Purpose::Write),
         };
-        let needed = shared.needed(Purpose::Write);
+        let needed = shared.needed(of);
         // One without threads prepares room when it appends.
         if bytes == 0 || !shared.threads || shared.log.has_prepared(needed) {
             return Ok(reserved);
@@ -236,8 +235,8 @@ impl ReplicaLog {
         let frame = usize::try_from(needed).map_or(most, |needed| needed.min(most));
         match shared.log.room(frame).await {
             Err(LogError::StorageFull { .. })
-                if purpose() == Purpose::Remove
-                    && shared.log.has_prepared(shared.needed(Purpose::Remove)) => {}
+                if shared.log.has_prepared(shared.needed(Purpose::Remove))
+                    && purpose() == Purpose::Remove => {}
             room => room?,
         }
         Ok(reserved)

@@ -85,15 +85,32 @@ impl DiskReserve {
         self.0.is_missing()
     }
 
-    /// Its size in bytes when it is complete.
+    /// Lends the room that is kept back, with what else is free on the device, for work that makes room there
+    /// in the end and needs so many bytes until then. `None` where there is less, or another work has it.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.0.room.lock().file.bytes()
+    pub fn lend(&self, bytes: u64) -> Option<LentReserve> {
+        let Kept {
+            device, room, lent, ..
+        } = &*self.0;
+        let path = room.lock().file.path().to_owned();
+        let held = device.stat(&path).map_or(0, |file| file.len);
+        let dir = path.parent().unwrap_or(&path);
+        let free = device.statfs(dir).ok();
+        let free = free.map_or(0, |free| free.available.saturating_mul(free.block_size));
+        // Relaxed: nothing else hangs on it.
+        let is_there = bytes <= held.saturating_add(free) && !lent.swap(true, Ordering::Relaxed);
+        is_there.then(|| LentReserve(self.clone()))
     }
+}
 
-    /// Does work that makes room on the device in the end. Where the device is full for it, gives the
-    /// reserve up and does the work once more; the caller that [fills](Self::fill) it takes the room back then.
-    /// Blocks on the device.
+/// The room of a [`DiskReserve`], [lent](DiskReserve::lend) until this is dropped.
+#[derive(Debug)]
+pub struct LentReserve(DiskReserve);
+
+impl LentReserve {
+    /// Does a part of the work. Where the device is full for it, gives the reserve up and does it once more;
+    /// the caller that [fills](DiskReserve::fill) the reserve takes the room back then. Blocks on the
+    /// device.
     ///
     /// # Errors
     /// Those of the work, of which `is_full` says whether the device is full.
@@ -103,12 +120,19 @@ impl DiskReserve {
         mut work: impl FnMut() -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
         match work() {
-            Err(error) if is_full(&error) => match self.0.give_up(None) {
+            Err(error) if is_full(&error) => match self.0.0.give_up(None) {
                 Some(_relieving) => work(),
                 None => Err(error),
             },
             done => done,
         }
+    }
+}
+
+impl Drop for LentReserve {
+    fn drop(&mut self) {
+        // Relaxed: as where it is lent.
+        self.0.0.lent.store(false, Ordering::Relaxed);
     }
 }
 
@@ -128,6 +152,8 @@ struct Kept {
     missing: Arc<AtomicBool>,
     /// When the last attempt was made to take the room back.
     tried: AtomicU64,
+    /// Its room is lent.
+    lent: AtomicBool,
     /// Others than the store's log that have to leave it what it is to have.
     others: Option<Arc<dyn RoomUser>>,
 }
@@ -270,6 +296,7 @@ impl Kept {
             room: Mutex::new(Room { file, relieving: 0 }),
             missing: Arc::new(AtomicBool::new(true)),
             tried: AtomicU64::new(0),
+            lent: AtomicBool::new(false),
             others,
         }
     }
@@ -403,10 +430,15 @@ mod tests {
             write_all_at(&*file, &[1; 64 << 10], 0)
         };
         let is_full = |error: &std::io::Error| error.kind() == std::io::ErrorKind::StorageFull;
+        assert!(reserve.lend((256 << 10) + 1).is_none());
+        let lent = reserve.lend(256 << 10).unwrap();
+        assert!(reserve.lend(1).is_none(), "it is lent twice");
         // Another error is none that it helps with.
-        assert!(reserve.relieve(|_| false, write).is_err() && !reserve.is_missing());
-        reserve.relieve(is_full, write).unwrap();
+        assert!(lent.relieve(|_| false, write).is_err() && !reserve.is_missing());
+        lent.relieve(is_full, write).unwrap();
+        drop(lent);
         reserve.fill();
+        assert!(reserve.lend(200 << 10).is_none() && reserve.lend(180 << 10).is_some());
         assert!(reserve.is_missing() && logs.0.load(Ordering::Relaxed));
         device.remove_file(&dir.join("file")).unwrap();
         reserve.fill();

@@ -290,6 +290,13 @@ impl Followers {
         Some(refused.times - 1)
     }
 
+    /// Whether a follower has lately refused entries, for want of room, and taken none since.
+    pub(super) fn refuses(&self, follower: ReplicaId) -> bool {
+        let entries = self.entries.lock();
+        let last = entries.get(&follower).map(|(_, last)| last.elapsed());
+        last.is_some_and(|last| last < FULL_FOR)
+    }
+
     /// Those that have lately refused entries, if they are so many of the voters that they can elect another
     /// leader without those that have the entries.
     pub(super) fn most_that_refuse(&self, members: &Members) -> BTreeSet<ReplicaId> {
@@ -393,6 +400,7 @@ mod tests {
         let times = |seconds| followers.removals_are_refused_for(Duration::from_secs(seconds));
         let since = |seconds| times(seconds).is_some();
         assert!(!refused() && !since(0) && refuse().is_empty());
+        assert!(followers.refuses(12) && !followers.refuses(13));
         followers.entries(13, (3, 0), true);
         assert_eq!(refuse(), BTreeSet::from([12, 13]));
         let two = Members {

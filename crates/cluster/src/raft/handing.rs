@@ -58,8 +58,11 @@ impl Replica {
             before
         };
         let (members, own) = (self.members().ok()?, self.id());
-        // The one that was asked before last.
-        for to in self.others(&members, before) {
+        let running = self.running().ok()?;
+        let mut others = self.others(&members, before);
+        // Those could not take what this replica has, and raft would wait for them.
+        others.retain(|id| !running.followers.refuses(*id));
+        for to in others {
             if let Err(problem) = self.transfer_to(to).await {
                 tracing::debug!(%problem, replica = own, to, "leadership cannot be handed over");
                 continue;
@@ -115,7 +118,8 @@ impl Replica {
         None
     }
 
-    /// The other members that vote: those that have most of the log first, and `late` last.
+    /// The other members that vote: those that have most of the log first, and the one that was asked
+    /// before, `late`, last.
     fn others(&self, members: &Members, late: Option<ReplicaId>) -> Vec<ReplicaId> {
         let own = self.id();
         let mut others: Vec<_> = members.voters.iter().copied().filter(|id| *id != own).collect();

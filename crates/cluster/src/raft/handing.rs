@@ -60,8 +60,9 @@ impl Replica {
         let (members, own) = (self.members().ok()?, self.id());
         let running = self.running().ok()?;
         let mut others = self.others(&members, before);
-        // Those could not take what this replica has, and raft would wait for them.
-        others.retain(|id| !running.followers.refuses(*id));
+        // Raft would wait for those that lack what this replica has, and for good where they have no room for
+        // it.
+        others.retain(|id| members.has_nearly_all(*id) && !running.followers.refuses(*id));
         for to in others {
             if let Err(problem) = self.transfer_to(to).await {
                 tracing::debug!(%problem, replica = own, to, "leadership cannot be handed over");

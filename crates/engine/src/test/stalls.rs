@@ -127,7 +127,7 @@ fn commits_with_locks_wait_at_once_half_a_memtable_past_the_stop() {
 }
 
 /// A merge ends early while the device is full and a flush needs the room. It has not failed: a writer that
-/// waits for it would be told so, and that the store is to be opened again.
+/// waits for it would fail too, with the advice to open the store again.
 #[test]
 fn a_merge_that_gives_way_on_a_full_device_has_not_failed() {
     let (_dir, db) = new_store();

@@ -155,20 +155,19 @@ impl Staging {
         &mut self,
         mut work: impl FnMut(&Self) -> Result<T, MachineError>,
     ) -> Result<T, MachineError> {
-        match work(self) {
-            Err(error) if error.is_no_room() && self.lent.is_none() => {
-                let left = self.description.files.iter().map(|file| file.size).sum::<u64>() - self.bytes();
-                let reserve = self.reserve.as_ref();
-                self.lent = reserve.and_then(|reserve| reserve.lend(left + BESIDE_FILES));
-                self.lent.as_ref().ok_or(error)?;
-            }
-            Err(error) if !error.is_no_room() => return Err(error),
-            Err(_) => {}
+        let full = match work(self) {
+            Err(error) if error.is_no_room() => error,
             done => return done,
+        };
+        if self.lent.is_none() {
+            let all: u64 = self.description.files.iter().map(|file| file.size).sum();
+            let left = all - self.bytes();
+            let reserve = self.reserve.as_ref();
+            self.lent = reserve.and_then(|reserve| reserve.lend(left + BESIDE_FILES));
         }
         match &self.lent {
             Some(lent) => lent.relieve(MachineError::is_no_room, || work(self)),
-            None => work(self),
+            None => Err(full),
         }
     }
 

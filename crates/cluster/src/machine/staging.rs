@@ -118,7 +118,7 @@ impl Machine {
             got: vec![Got::default(); description.files.len()],
             device,
             dir,
-            reserve: self.reserve_for(description.files.iter().map(|file| file.size).sum()),
+            reserve: self.reserve_for(description.bytes()),
             lent: None,
             description,
         };
@@ -160,8 +160,7 @@ impl Staging {
             done => return done,
         };
         if self.lent.is_none() {
-            let all: u64 = self.description.files.iter().map(|file| file.size).sum();
-            let left = all - self.bytes();
+            let left = self.description.bytes() - self.bytes();
             let reserve = self.reserve.as_ref();
             self.lent = reserve.and_then(|reserve| reserve.lend(left + BESIDE_FILES));
         }

@@ -411,3 +411,79 @@ fn remove_file(device: &dyn Device, path: &Path) -> Result<(), MachineError> {
         .remove_file(path)
         .map_err(|error| MachineError::io("remove", path, error))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{EntryId, LeaderId};
+    use collie_db::RoomUser;
+    use collie_sim::SimDevice;
+
+    struct NoLogs;
+
+    impl RoomUser for NoLogs {
+        fn withhold_room(&self, _: bool) {}
+
+        fn give_up_spares(&self) -> bool {
+            false
+        }
+    }
+
+    const SIZE: u64 = 512 << 10;
+
+    fn staging(device: &SimDevice, reserve: &DiskReserve, name: &str) -> Staging {
+        let leader = LeaderId { term: 1, replica: 1 };
+        let file = Described {
+            name: "file".to_owned(),
+            size: SIZE,
+            crc32c: crc32c::crc32c(&vec![7; SIZE as usize]),
+        };
+        let dir = Path::new("/disk").join(name);
+        device.create_dir_all(&dir).unwrap();
+        Staging {
+            device: Arc::new(device.clone()),
+            dir,
+            got: vec![Got::default()],
+            reserve: Some(reserve.clone()),
+            lent: None,
+            description: Description {
+                position: Position {
+                    applied: EntryId { leader, index: 9 },
+                    membership: None,
+                },
+                files: vec![file],
+            },
+        }
+    }
+
+    fn write(staging: &mut Staging, bytes: u64) -> Result<(), MachineError> {
+        let missing = staging.missing().unwrap();
+        staging.write(missing, &vec![7; bytes as usize])
+    }
+
+    /// It had no room, and another one at the same time would use up what it counts on.
+    #[test]
+    fn one_transfer_has_the_reserve_of_a_full_disk_and_half_of_one_does_not_stay() {
+        let device = SimDevice::new(1);
+        device.create_dir_all(Path::new("/disk")).unwrap();
+        let all: Arc<dyn Device> = Arc::new(device.clone());
+        let reserve = DiskReserve::new(all, "/disk/RESERVE".into(), 2 << 20, Arc::new(NoLogs));
+        reserve.fill();
+        let [mut one, mut other] = ["one", "other"].map(|name| staging(&device, &reserve, name));
+        device.limit_space(Some(0));
+        write(&mut one, SIZE / 2).unwrap();
+        reserve.fill();
+        assert!(one.is_lent() && reserve.is_missing());
+        let refused = write(&mut other, SIZE / 2).unwrap_err();
+        assert!(refused.is_no_room() && !other.is_lent(), "{refused}");
+        drop(one);
+        assert!(device.stat(Path::new("/disk/one")).is_err(), "half of it stays");
+        reserve.fill();
+        assert!(!reserve.is_missing());
+        // A whole one stays.
+        write(&mut other, SIZE).unwrap();
+        other.finish().unwrap();
+        drop(other);
+        assert!(device.stat(Path::new("/disk/other/COMPLETE")).is_ok());
+    }
+}

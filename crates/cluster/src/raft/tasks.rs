@@ -153,8 +153,9 @@ pub(super) async fn append(
         async move {
             let mut room = reserve(&log, append.entries.iter()).await;
             if room.as_ref().is_err_and(StoreError::is_no_room) {
-                // What is in the log already needs none: a leader may send it again, before what is new.
-                let is_new = |entry: &&LogEntry| log.id(entry.id.index) != Some(entry.id);
+                // What was here already needs none: a leader that does not know what this replica has may
+                // send it again, before what is new.
+                let is_new = |entry: &&LogEntry| !log.had(entry.id);
                 room = reserve(&log, append.entries.iter().filter(is_new)).await;
             }
             (append, reply, room)

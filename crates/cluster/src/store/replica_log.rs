@@ -142,6 +142,14 @@ impl ReplicaLog {
         }
     }
 
+    /// Whether an entry is here, or was until it was purged.
+    pub(crate) fn had(&self, id: EntryId) -> bool {
+        let live = self.replica.live.lock();
+        // What was purged is committed, so that no other has its index.
+        let purged = live.state.purged.is_some_and(|purged| id.index <= purged.index);
+        purged || live.state.id(id.index) == Some(id)
+    }
+
     /// The index up to which entries are on the device; what was purged counts as if it were. It may
     /// be lower for a moment when entries are appended anew. Does not block.
     #[must_use]

@@ -1,5 +1,5 @@
-//! What becomes of the replicas in a log whose disk is full: their leaders hand over to members whose
-//! log has room. All that have their tables on that disk look for room there. And what was refused for
+//! What becomes of the replicas in a log whose disk is full, or that is too long for seconds, and of those
+//! whose tables have no room: their leaders hand over to members that have room. All that have their tables on that disk look for room there. And what was refused for
 //! want of room learns that there may be some.
 
 use std::collections::BTreeMap;
@@ -20,9 +20,9 @@ use crate::store::NodeLog;
 
 /// From one look at the room of a log to the next.
 const LOOK: Duration = Duration::from_millis(200);
-/// Leaders hand over once the disk was full for so long: what frees room at once is worth a wait.
+/// Leaders hand over once there was no room for so long: what frees some at once is worth a wait.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A disk that was full within this time takes over no leadership, lest it goes to and fro.
+/// A log that had no room within this time takes over no leadership, lest it goes to and fro.
 const SETTLED: Duration = Duration::from_secs(10);
 /// So many leaders hand over at a time.
 const AT_A_TIME: usize = 16;
@@ -30,7 +30,7 @@ const AT_A_TIME: usize = 16;
 /// What was seen of a log.
 #[derive(Default)]
 struct Seen {
-    /// Since when its disk is full.
+    /// Since when it takes no writes.
     since: Option<Instant>,
     /// When it was last seen to be.
     last: Option<Instant>,
@@ -87,8 +87,7 @@ async fn look(log: NodeLog, seen: Seen, router: &Router) -> (PathBuf, Seen) {
         mut last,
         mut is_said,
     } = seen;
-    let shortage = log.shortage();
-    match (&shortage, since) {
+    match (&log.takes_no_writes(), since) {
         (Some(full), None) => {
             if !std::mem::replace(&mut is_said, true) {
                 tracing::error!(error = %full, "a log of this node has no room: its replicas take no writes");
@@ -114,13 +113,12 @@ async fn look(log: NodeLog, seen: Seen, router: &Router) -> (PathBuf, Seen) {
     }
     let is_late = since.is_some_and(|since| since.elapsed() >= PATIENCE);
     // Who asked another replica to lead goes on until one does: raft takes no proposals meanwhile.
-    if last.is_some() {
-        let leave = replicas(&log, router).filter(|replica| is_late || replica.is_handing_over());
-        let leave: Vec<_> = leave.collect();
-        stream::iter(leave)
-            .for_each_concurrent(AT_A_TIME, async |replica| _ = replica.hand_over().await)
-            .await;
-    }
+    let leave = replicas(&log, router)
+        .filter(|replica| is_late || replica.waits_for_tables(PATIENCE) || replica.is_handing_over());
+    let leave: Vec<_> = leave.collect();
+    stream::iter(leave)
+        .for_each_concurrent(AT_A_TIME, async |replica| _ = replica.hand_over().await)
+        .await;
     let seen = Seen { since, last, is_said };
     (log.dir().to_owned(), seen)
 }

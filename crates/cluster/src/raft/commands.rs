@@ -2,10 +2,12 @@
 //! it. Nothing here is openraft's.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 use crate::ids::{EntryId, LeaderId, ReplicaId};
 use crate::machine::effects::{Effect, EffectsBuf, decode};
@@ -62,8 +64,10 @@ pub(super) struct Commands {
     alone: AtomicBool,
     /// The replica is being closed.
     closing: AtomicBool,
-    /// Apply waits for room on the disk of the tables.
-    waits_for_tables: AtomicBool,
+    /// Since when apply waits for room on the disk of the tables, in milliseconds after `begun`; 0: it does
+    /// not.
+    waits_for_tables: AtomicU64,
+    begun: Instant,
     /// Nothing could be committed when time was to be raised: it stands still.
     time_stands: AtomicBool,
 }
@@ -133,7 +137,8 @@ impl Commands {
             pending_bytes: AtomicUsize::new(0),
             alone: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            waits_for_tables: AtomicBool::new(false),
+            waits_for_tables: AtomicU64::new(0),
+            begun: Instant::now(),
             time_stands: AtomicBool::new(false),
         }
     }
@@ -256,14 +261,24 @@ impl Commands {
 
     /// The disk of the tables is full. Says whether apply is to wait for room.
     pub(super) fn no_room_for_tables(&self) -> bool {
-        // Relaxed, here and below: it is shown, and nothing hangs on it.
-        self.waits_for_tables.store(true, Ordering::Relaxed);
+        // Relaxed, here and below: it is looked at again and again.
+        let begun = self.ms();
+        // An error: it has waited before.
+        _ = self
+            .waits_for_tables
+            .compare_exchange(0, begun, Ordering::Relaxed, Ordering::Relaxed);
         !self.closing.load(Ordering::Relaxed)
     }
 
-    /// Whether apply waits for room on the disk of the tables.
-    pub(super) fn waits_for_tables(&self) -> bool {
-        self.waits_for_tables.load(Ordering::Relaxed)
+    /// How long apply has waited for room on the disk of the tables, if it does.
+    pub(super) fn waits_for_tables(&self) -> Option<Duration> {
+        let begun = self.waits_for_tables.load(Ordering::Relaxed);
+        (begun > 0).then(|| Duration::from_millis(self.ms().saturating_sub(begun)))
+    }
+
+    /// Milliseconds since this was made, and one more.
+    fn ms(&self) -> u64 {
+        1 + u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX - 1)
     }
 
     /// Whether time stands still, or stood when it was last asked to go on: see
@@ -281,7 +296,7 @@ impl Commands {
 
     /// An entry was applied.
     pub(super) fn has_applied(&self) {
-        self.waits_for_tables.store(false, Ordering::Relaxed);
+        self.waits_for_tables.store(0, Ordering::Relaxed);
     }
 
     /// A read may be settled.

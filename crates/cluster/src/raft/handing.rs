@@ -1,4 +1,4 @@
-//! Handing leadership over where the disk of the log is full, and what an operator is to know of a
+//! Handing leadership over where there is no room, and what an operator is to know of a
 //! replica.
 
 use std::cmp::Reverse;
@@ -31,9 +31,9 @@ pub(super) struct Handing {
 }
 
 impl Replica {
-    /// Hands leadership over to a member whose log has room, where this replica leads and the disk of
-    /// its log is full. Does nothing where that was tried a moment ago, or where no other member says
-    /// that it has room. Answers whom it asked to lead; whether that one does shows later.
+    /// Hands leadership over to a member that has room, where this replica leads: it has none. Does nothing
+    /// where that was tried a moment ago, or where no other member says that it has room. Answers whom it
+    /// asked to lead; whether that one does shows later.
     ///
     /// From then on raft takes no proposals here, also when there is room again: call this until the
     /// replica does not lead.
@@ -43,9 +43,6 @@ impl Replica {
         let before = {
             let mut handing = self.handing.lock();
             let same = handing.as_ref().filter(|last| last.leader == state.vote);
-            if same.is_none() && self.options.log.shortage().is_none() {
-                return None;
-            }
             if handing.as_ref().is_some_and(|last| last.at.elapsed() < pause) {
                 return None;
             }
@@ -75,7 +72,7 @@ impl Replica {
                 replica = own,
                 group = self.group(),
                 to,
-                "the disk of the log is full: leadership is handed over"
+                "there is no room for its log or its tables: leadership is handed over"
             );
             return Some(to);
         }
@@ -153,6 +150,15 @@ impl Replica {
         }
     }
 
+    /// Whether apply has waited so long for room for tables.
+    pub(crate) fn waits_for_tables(&self, time: Duration) -> bool {
+        let waited = self
+            .running()
+            .ok()
+            .and_then(|running| running.commands.waits_for_tables());
+        waited.is_some_and(|waited| waited >= time)
+    }
+
     /// Whether another replica was asked to lead, and this one still does.
     pub(crate) fn is_handing_over(&self) -> bool {
         let handing = self.handing.lock();
@@ -212,7 +218,7 @@ impl Replica {
         }
         if self
             .running()
-            .is_ok_and(|running| running.commands.waits_for_tables())
+            .is_ok_and(|running| running.commands.waits_for_tables().is_some())
         {
             return Some("waits until there is room for its tables: make room on their disk".to_owned());
         }

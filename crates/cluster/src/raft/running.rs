@@ -392,7 +392,9 @@ impl Running {
             {
                 Response::HasRoom
             }
-            Request::MayLead if log.may_take_over() => Response::Ready,
+            Request::MayLead if log.may_take_over() && self.commands.waits_for_tables().is_none() => {
+                Response::Ready
+            }
             Request::Room(_) | Request::MayLead => Response::Refusal(Refusal::NoRoom),
             Request::Vote(request) => match self.raft.vote(to_vote_request(&request)).await {
                 Ok(answer) => Response::Voted(from_vote_response(&answer)),

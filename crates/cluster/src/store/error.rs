@@ -153,4 +153,9 @@ impl StoreError {
             Self::NoRoom { .. } | Self::Log(LogError::StorageFull { .. })
         )
     }
+
+    /// Whether it says that a log has been too long for seconds.
+    pub(crate) fn lasts(&self) -> bool {
+        matches!(self, Self::Full { lasts: true, .. })
+    }
 }

@@ -309,6 +309,12 @@ impl NodeLog {
         self.shared.full_at(writes_below(self.shared.limit.bytes()))
     }
 
+    /// Why it takes no writes, where that lasts: its disk is full, or it has been too long for seconds.
+    pub(crate) fn takes_no_writes(&self) -> Option<StoreError> {
+        let full = || self.full().filter(StoreError::lasts);
+        self.shortage().or_else(full)
+    }
+
     /// Whether a write was refused since this was last asked.
     pub(crate) fn has_refused(&self) -> bool {
         self.shared.limit.refused.swap(false, Ordering::Relaxed)
@@ -325,6 +331,11 @@ impl ReplicaLog {
     pub(crate) fn dispensable(&self) -> (Option<u64>, Option<u64>) {
         let cuts = self.shared().cuts();
         self.entries_below(cuts)
+    }
+
+    /// As [`NodeLog::takes_no_writes`], of the log that this replica is in.
+    pub(crate) fn takes_no_writes(&self) -> Option<StoreError> {
+        self.node_log().takes_no_writes()
     }
 
     /// Where its log is full, why.

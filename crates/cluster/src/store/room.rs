@@ -176,7 +176,7 @@ impl NodeLog {
         self.log().withhold_room(withheld);
     }
 
-    /// Says whether a replica in this log may take over leadership: not if its disk is full, or was
+    /// Says whether a replica in this log may take over leadership: not if it takes no writes, or took none
     /// lately.
     pub(crate) fn set_may_take_over(&self, may: bool) {
         // Relaxed: nothing else hangs on it.
@@ -251,7 +251,7 @@ impl ReplicaLog {
     pub(crate) fn may_take_over(&self) -> bool {
         // Relaxed: see `set_may_take_over`.
         let may = self.shared().may_take_over.load(Ordering::Relaxed);
-        may && self.shortage().is_none()
+        may && self.takes_no_writes().is_none()
     }
 
     /// Waits a moment before an append is tried again that found no room on the disk. Said once, where

@@ -297,7 +297,11 @@ fn no_write_is_refused_while_tables_are_flushed_again_and_again() {
     }));
     begin(&cluster, case.partitions);
     let refused = case.write(&cluster, LONG);
-    assert!(refused < REFUSED_IN_VAIN, "{refused} refusals: {}", describe(&cluster));
+    assert!(
+        refused < REFUSED_IN_VAIN,
+        "{refused} refusals: {}",
+        describe(&cluster)
+    );
     case.settled(&cluster);
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use collie_cluster::proposals::Answer;
@@ -129,6 +130,66 @@ fn a_leader_without_room_hands_over_and_leads_no_more_while_it_is_full() {
     count(&cluster, &tally);
     old.free();
     count(&cluster, &tally);
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
+/// Many write all the time, until a replica of another node leads.
+fn write_until_another_leads(cluster: &Arc<Cluster>, old: &Place) {
+    const CLIENTS: usize = 100;
+    let ended = Arc::new(AtomicBool::new(false));
+    let client = |n: usize| {
+        let (cluster, ended) = (Arc::clone(cluster), Arc::clone(&ended));
+        async move {
+            while !ended.load(Ordering::SeqCst) {
+                ask(&cluster, |replica| async move {
+                    replica.execute(put(row(1_000 + n))).await
+                })
+                .await;
+            }
+        }
+    };
+    let clients: Vec<_> = (0..CLIENTS).map(|n| cluster.runtime.spawn(client(n))).collect();
+    cluster.until("a hand-over", || {
+        let mut others = cluster.places.iter().filter(|place| place.id != old.id);
+        others
+            .any(|place| place.state().is_some_and(|state| state.leads))
+            .then_some(())
+    });
+    ended.store(true, Ordering::SeqCst);
+    for client in clients {
+        cluster.runtime.block_on(client).unwrap();
+    }
+}
+
+#[test]
+fn a_leader_whose_tables_have_no_room_hands_over() {
+    let cluster = Arc::new(Cluster::simulated(Simulated::Tables));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    let old = cluster.leader(|_| true);
+    old.device.inject(Fault::new(FaultKind::NoSpace).on("MANIFEST"));
+    write_until_another_leads(&cluster, old);
+    count(&cluster, &tally);
+    old.device.heal();
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
+/// It cannot be made shorter, as the disk of the tables does not answer.
+#[test]
+fn a_leader_whose_log_stays_too_long_hands_over() {
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Tables, |options| {
+        options.store.shared.log_limit = Some(2 << 20);
+        options.store.shared.log.segment_bytes = 128 << 10;
+    }));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    let old = cluster.leader(|_| true);
+    let gate = old.device.hold_syncs();
+    write_until_another_leads(&cluster, old);
+    count(&cluster, &tally);
+    gate.release();
     cluster.check(&tally);
     no_problem(&cluster);
 }

@@ -301,7 +301,10 @@ fn a_full_log_takes_what_begins_a_term_behind_entries_that_it_has() {
         assert_eq!(refused, Response::Refusal(Refusal::NoRoom));
         // One that does not know what the follower has asks by old entries, which may be purged there.
         let logs = alone.node.logs();
-        let replica = logs.iter().find_map(|log| log.replica(replica_on(1)).ok()).unwrap();
+        let replica = logs
+            .iter()
+            .find_map(|log| log.replica(replica_on(1)).ok())
+            .unwrap();
         replica.purge(id(1)).await.unwrap();
         for entries in [vec![large(0)], vec![large(1), large(2)]] {
             let taken = append(entries).await;

@@ -297,15 +297,18 @@ impl Followers {
         last.is_some_and(|last| last < FULL_FOR)
     }
 
-    /// Those that have lately refused entries, if they are so many of the voters that they can elect another
-    /// leader without those that have the entries.
+    /// Those that have lately refused entries, if so many of the voters lack these that they can elect another
+    /// leader without those that have them. Those that get tables lack them, too.
     pub(super) fn most_that_refuse(&self, members: &Members) -> BTreeSet<ReplicaId> {
-        let mut entries = self.entries.lock();
-        entries.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
-        let voters = entries.keys().copied().filter(|id| members.voters.contains(id));
-        let refuse: BTreeSet<_> = voters.collect();
-        let are_enough = 2 * refuse.len() > members.voters.len() && !members.is_joint;
-        if are_enough { refuse } else { BTreeSet::new() }
+        let (mut tables, mut entries) = (self.tables.lock(), self.entries.lock());
+        for without in [&mut *tables, &mut *entries] {
+            without.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
+        }
+        let voters = members.voters.iter().copied();
+        let lack = voters.filter(|id| entries.contains_key(id) || tables.contains_key(id));
+        let are_enough = 2 * lack.count() > members.voters.len() && !members.is_joint;
+        let refuse = entries.keys().copied().filter(|id| members.voters.contains(id));
+        refuse.filter(|_| are_enough).collect()
     }
 
     /// Those that were seen lately to have lost an entry that they had acknowledged, and which.
@@ -403,6 +406,11 @@ mod tests {
         assert!(followers.refuses(12) && !followers.refuses(13));
         followers.entries(13, (3, 0), true);
         assert_eq!(refuse(), BTreeSet::from([12, 13]));
+        followers.entries(13, (3, 0), false);
+        followers.tables(13, true);
+        assert_eq!(refuse(), BTreeSet::from([12]), "13 lacks them, and can vote");
+        followers.tables(13, false);
+        followers.entries(13, (3, 0), true);
         let two = Members {
             voters: BTreeSet::from([11, 12]),
             ..members()

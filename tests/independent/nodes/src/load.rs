@@ -321,10 +321,12 @@ pub fn watch(shared: &Shared, collie: &Path) {
     }
 }
 
-/// All writes have failed for long: no node may say that nothing is wrong.
+/// All writes have failed for long: no node that serves slots may say that nothing is wrong, nor may all nodes.
+/// One that serves none knows of its own disks only.
 fn judge_answers(shared: &Shared) {
     let mut client = Client::new(&shared.ports, &shared.stopped, 0);
     let mut praise = Vec::new();
+    let mut complain = false;
     for &port in &shared.ports {
         if shared.stopped[&port].load(Ordering::Relaxed) {
             continue;
@@ -333,13 +335,17 @@ fn judge_answers(shared: &Shared) {
             continue;
         };
         let info = String::from_utf8_lossy(&info).into_owned();
+        let serves = info.lines().any(|line| {
+            let led = line.strip_prefix("collie_slots_led:");
+            led.is_some_and(|led| !led.trim().is_empty())
+        });
+        complain |= info.contains("collie_problem");
         if info.contains("cluster_state:ok") && !info.contains("collie_problem") {
-            praise.push(format!(
-                "{port}: CLUSTER INFO {info:?}, {:?}",
-                Cluster::http(port, "/healthz")
-            ));
+            let health = Cluster::http(port, "/healthz");
+            praise.push((serves, format!("{port}: CLUSTER INFO {info:?}, {health:?}")));
         }
     }
+    praise.retain(|(serves, _)| *serves || !complain);
     if praise.is_empty() {
         return;
     }

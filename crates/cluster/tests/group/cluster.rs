@@ -24,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::addresses::addresses;
 use crate::certificates::{Authority, write};
@@ -455,9 +456,14 @@ impl Cluster {
 
     /// Waits for something, which is looked at again and again.
     pub(crate) fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let begun = Instant::now();
         for _ in 0..CAP.as_millis() / PAUSE.as_millis() {
             if let Some(found) = look() {
                 return found;
+            }
+            // A look may wait for an answer.
+            if begun.elapsed() > 2 * CAP {
+                break;
             }
             std::thread::sleep(PAUSE);
         }

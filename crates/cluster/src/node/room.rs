@@ -1,6 +1,6 @@
 //! What becomes of the replicas in a log whose disk is full, or that is too long for seconds, and of those
-//! whose tables have no room: their leaders hand over to members that have room. All that have their tables on that disk look for room there. And what was refused for
-//! want of room learns that there may be some.
+//! whose tables have no room: their leaders hand over to members that have room. All that have their tables
+//! on that disk look for room there. And what was refused for want of room learns that there may be some.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

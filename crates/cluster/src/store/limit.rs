@@ -333,11 +333,6 @@ impl ReplicaLog {
         self.entries_below(cuts)
     }
 
-    /// As [`NodeLog::takes_no_writes`], of the log that this replica is in.
-    pub(crate) fn takes_no_writes(&self) -> Option<StoreError> {
-        self.node_log().takes_no_writes()
-    }
-
     /// Where its log is full, why.
     pub(crate) fn full(&self) -> Option<StoreError> {
         self.node_log().full()

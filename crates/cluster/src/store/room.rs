@@ -251,7 +251,7 @@ impl ReplicaLog {
     pub(crate) fn may_take_over(&self) -> bool {
         // Relaxed: see `set_may_take_over`.
         let may = self.shared().may_take_over.load(Ordering::Relaxed);
-        may && self.takes_no_writes().is_none()
+        may && self.node_log().takes_no_writes().is_none()
     }
 
     /// Waits a moment before an append is tried again that found no room on the disk. Said once, where

@@ -188,6 +188,9 @@ fn a_leader_whose_log_stays_too_long_hands_over() {
     let old = cluster.leader(|_| true);
     let gate = old.device.hold_syncs();
     write_until_another_leads(&cluster, old);
+    let leader = cluster.leader(|place| place.id != old.id).replica().unwrap();
+    let back = cluster.runtime.block_on(leader.transfer_to(replica_on(old.id)));
+    assert!(back.is_err(), "it takes over, and its log is too long");
     count(&cluster, &tally);
     gate.release();
     cluster.check(&tally);

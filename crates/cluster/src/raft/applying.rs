@@ -13,7 +13,7 @@ use crate::machine::Machine;
 use crate::raft::body::Body;
 use crate::raft::commands::Commands;
 use crate::raft::machine::{SnapshotBuilder, SnapshotData, apply_all, install};
-use crate::raft::types::{Effects, Groups};
+use crate::raft::types::Groups;
 
 /// A [`Machine`], and the commands that learn what it applies.
 #[derive(Clone)]
@@ -42,7 +42,7 @@ impl RaftStateMachine<Groups> for Served {
             commands.has_applied();
             match body {
                 EntryPayload::Blank => commands.began(id, machine.recorded().as_deref()),
-                EntryPayload::Normal(Effects(payload)) => commands.applied(id, payload, outcome),
+                EntryPayload::Normal(effects) => commands.applied(id, &effects.bytes, outcome),
                 EntryPayload::Membership(_) => Ok(()),
             }
         };

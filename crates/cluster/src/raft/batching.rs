@@ -6,6 +6,8 @@ use std::sync::Arc;
 use crate::machine::effects::EffectsBuf;
 use crate::proposals::{HEADER, Header, Proposal, Ticket};
 use crate::raft::commands::{Commands, Submission, Waiter};
+use crate::raft::types::Effects;
+use crate::store::Reserved;
 
 /// An entry takes no further proposal where its effects would have more bytes than this, or than the log
 /// takes.
@@ -19,6 +21,10 @@ pub(super) struct Batch {
     effects: EffectsBuf,
     /// Who waits for its proposals.
     pub(super) waiters: Vec<(Ticket, Waiter)>,
+    /// Room that is reserved in the log for some of its proposals.
+    reserved: Vec<Reserved>,
+    /// Bytes of those that have none.
+    pub(super) without_room: usize,
 }
 
 /// The entries of a replica, from what was submitted, in its order.
@@ -64,13 +70,30 @@ impl Batch {
     fn new(first: Proposal<Submission>) -> Self {
         let Proposal {
             header,
-            payload: Submission { effects, waiter },
+            payload:
+                Submission {
+                    effects,
+                    waiter,
+                    room,
+                },
         } = first;
-        Self {
+        let mut batch = Self {
             header,
             effects,
-            waiters: vec![(header.ticket, waiter)],
+            waiters: Vec::new(),
+            reserved: Vec::new(),
+            without_room: 0,
+        };
+        batch.count(header.ticket, waiter, room);
+        batch
+    }
+
+    fn count(&mut self, ticket: Ticket, waiter: Waiter, room: Option<Reserved>) {
+        match room {
+            Some(room) => self.reserved.push(room),
+            None => self.without_room += waiter.bytes + BESIDE_EFFECTS,
         }
+        self.waiters.push((ticket, waiter));
     }
 
     /// Returns the proposal where it does not fit.
@@ -84,22 +107,19 @@ impl Batch {
             return Some(next);
         }
         self.header = header;
-        self.waiters.push((next.header.ticket, next.payload.waiter));
+        self.count(next.header.ticket, next.payload.waiter, next.payload.room);
         None
     }
 
-    /// Bytes of proposals that have no room reserved in the log yet.
-    pub(super) fn without_room(&self) -> usize {
-        let waiters = self.waiters.iter().map(|(_, waiter)| waiter);
-        waiters
-            .filter_map(Waiter::without_room)
-            .map(|bytes| bytes + BESIDE_EFFECTS)
-            .sum()
+    /// What the entry holds.
+    fn payload(&self) -> Vec<u8> {
+        [&self.header.encode()[..], self.effects.bytes()].concat()
     }
 
-    /// What the entry holds.
-    pub(super) fn payload(&self) -> Vec<u8> {
-        [&self.header.encode()[..], self.effects.bytes()].concat()
+    /// The entry, with what is reserved for it, `room` too; and who waits.
+    pub(super) fn into_entry(mut self, room: Reserved) -> (Effects, Vec<(Ticket, Waiter)>) {
+        self.reserved.push(room);
+        (Effects::new(self.payload(), self.reserved), self.waiters)
     }
 }
 

@@ -36,7 +36,7 @@ struct Place {
 pub(super) fn encode(body: &Body) -> io::Result<Vec<u8>> {
     match body {
         EntryPayload::Blank => Ok(vec![BLANK]),
-        EntryPayload::Normal(Effects(effects)) => {
+        EntryPayload::Normal(Effects { bytes: effects, .. }) => {
             let mut bytes = Vec::with_capacity(1 + effects.len());
             bytes.push(EFFECTS);
             bytes.extend_from_slice(effects);
@@ -77,7 +77,7 @@ pub(super) fn decode(id: EntryId, bytes: &[u8]) -> io::Result<Body> {
     };
     match bytes.split_first() {
         Some((&BLANK, [])) => Ok(EntryPayload::Blank),
-        Some((&EFFECTS, effects)) => Ok(EntryPayload::Normal(Effects(effects.to_vec()))),
+        Some((&EFFECTS, effects)) => Ok(EntryPayload::Normal(effects.to_vec().into())),
         Some((&MEMBERSHIP, rest)) => {
             let (members, rest) =
                 postcard::take_from_bytes::<Members>(rest).map_err(|error| wrong("members", &error))?;
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn bodies_come_back_as_they_were_and_nothing_else_decodes() {
-        let effects = |bytes: &[u8]| EntryPayload::Normal(Effects(bytes.to_vec()));
+        let effects = |bytes: &[u8]| EntryPayload::Normal(Effects::from(bytes.to_vec()));
         for body in [Body::Blank, effects(b""), effects(b"\x00\x01"), membership()] {
             let bytes = encode(&body).unwrap();
             assert_eq!(decode(ID, &bytes).unwrap(), body);

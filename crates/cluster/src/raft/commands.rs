@@ -76,23 +76,16 @@ pub(super) struct Commands {
 pub(super) struct Submission {
     pub(super) effects: EffectsBuf,
     pub(super) waiter: Waiter,
+    /// Room that is reserved for it in the log.
+    pub(super) room: Option<Reserved>,
 }
 
 /// Who waits for a proposal.
 pub(super) struct Waiter {
     /// The bytes of its effects.
-    bytes: usize,
-    /// Room that is reserved in the log until there is an outcome.
-    room: Option<Reserved>,
+    pub(super) bytes: usize,
     /// Learns what became of it, unless it waits no longer.
     sender: oneshot::Sender<Outcome>,
-}
-
-impl Waiter {
-    /// How many bytes it has, where no room is reserved for them.
-    pub(super) fn without_room(&self) -> Option<usize> {
-        self.room.is_none().then_some(self.bytes)
-    }
 }
 
 /// A command that was evaluated, and what says what became of its effects.
@@ -163,8 +156,12 @@ impl Commands {
         }
         let bytes = effects.bytes().len();
         let (sender, outcome) = oneshot::channel();
-        let waiter = Waiter { bytes, room, sender };
-        let submission = Submission { effects, waiter };
+        let waiter = Waiter { bytes, sender };
+        let submission = Submission {
+            effects,
+            waiter,
+            room,
+        };
         // Before the entry can have an outcome. Relaxed, here and below: the lock of `leading` orders
         // what must be.
         self.pending_bytes.fetch_add(bytes, Ordering::Relaxed);

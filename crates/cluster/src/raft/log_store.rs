@@ -5,6 +5,7 @@ use std::io;
 use std::ops::{Bound, Range, RangeBounds, RangeInclusive};
 
 use futures_util::{Stream, stream};
+use openraft::EntryPayload;
 use openraft::OptionalSend;
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
@@ -115,11 +116,19 @@ impl RaftLogStorage<Groups> for ReplicaLog {
         I: IntoIterator<Item = EntryOf<Groups>> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let entries: Result<Vec<_>, _> = entries.into_iter().map(encode).collect();
+        let (mut appended, mut reserved) = (Vec::new(), Vec::new());
+        for entry in entries {
+            appended.push(encode(&entry)?);
+            if let EntryPayload::Normal(effects) = entry.payload {
+                reserved.push(effects.room);
+            }
+        }
         let done = |answer: Result<(), StoreError>| {
             callback.io_completed(answer.map_err(io::Error::other));
         };
-        Self::append(self, entries?, done).await.map_err(io::Error::other)
+        let answer = Self::append(self, appended, done).await;
+        drop(reserved);
+        answer.map_err(io::Error::other)
     }
 
     async fn truncate_after(&mut self, last: Option<LogIdOf<Groups>>) -> Result<(), io::Error> {
@@ -147,7 +156,7 @@ async fn read(log: &ReplicaLog, range: Range<u64>, bytes: u64) -> io::Result<Vec
     entries.iter().map(decode).collect()
 }
 
-fn encode(entry: EntryOf<Groups>) -> io::Result<Entry> {
+fn encode(entry: &EntryOf<Groups>) -> io::Result<Entry> {
     Ok(Entry {
         id: from_log_id(&entry.log_id),
         payload: body::encode(&entry.payload)?.into(),
@@ -182,7 +191,6 @@ mod tests {
     use collie_log::{LogOptions, RingMode};
     use collie_sim::SimDevice;
     use futures_util::StreamExt;
-    use openraft::EntryPayload;
 
     /// What is behind the first part is read later: so it may be gone by then.
     #[tokio::test]
@@ -205,7 +213,7 @@ mod tests {
         let leader = LeaderId { term: 1, replica: 10 };
         let entry = |index| Entry {
             id: EntryId { leader, index },
-            payload: body::encode(&EntryPayload::Normal(Effects(vec![7; 200_000])))
+            payload: body::encode(&EntryPayload::Normal(Effects::from(vec![7; 200_000])))
                 .unwrap()
                 .into(),
         };

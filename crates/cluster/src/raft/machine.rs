@@ -15,7 +15,7 @@ use crate::ids::EntryId;
 use crate::machine::{Change, Machine, MachineError, MachineOptions, Membership, Outcome, Position, Staged};
 use crate::raft::body::{self, Body};
 use crate::raft::ids::{from_log_id, to_log_id};
-use crate::raft::types::{Effects, Groups};
+use crate::raft::types::Groups;
 use crate::store::ReplicaLog;
 
 /// From one look for room on a full device to the next.
@@ -196,7 +196,7 @@ where
 /// About what an entry has to be copied.
 fn size(entry: &EntryOf<Groups>) -> usize {
     match &entry.payload {
-        EntryPayload::Normal(Effects(effects)) => effects.len(),
+        EntryPayload::Normal(effects) => effects.bytes.len(),
         EntryPayload::Blank | EntryPayload::Membership(_) => 0,
     }
 }
@@ -209,7 +209,7 @@ fn with_change<T>(
     let members;
     let change = match &entry.payload {
         EntryPayload::Blank => Change::Blank,
-        EntryPayload::Normal(Effects(effects)) => Change::Effects(effects),
+        EntryPayload::Normal(effects) => Change::Effects(&effects.bytes),
         EntryPayload::Membership(_) => {
             members = body::encode(&entry.payload)?;
             Change::Members(&members)

@@ -120,7 +120,7 @@ mod tests {
                 leader,
                 index: index as u64,
             };
-            let body = EntryPayload::Normal(Effects(vec![7; *size]));
+            let body = EntryPayload::Normal(Effects::from(vec![7; *size]));
             EntryOf::<Groups>::new(to_log_id(id), body)
         };
         AppendEntriesRequest {

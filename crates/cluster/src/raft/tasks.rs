@@ -24,7 +24,7 @@ use crate::raft::commands::{Commands, Reader, Waiter};
 use crate::raft::followers::Anew;
 use crate::raft::ids::{from_leader, to_leader};
 use crate::raft::messages::{from_appended, to_append};
-use crate::raft::types::{Effects, Groups};
+use crate::raft::types::Groups;
 use crate::store::{Purpose, ReplicaLog, Reserved, StoreError};
 use crate::wire::{Append, LogEntry, Refusal, Response};
 
@@ -63,7 +63,7 @@ pub(super) async fn propose(
         {
             let room = tokio::select! {
                 biased;
-                room = log.reserve_prepared(batch.without_room() as u64, || Purpose::Write) => room.ok(),
+                room = log.reserve_prepared(batch.without_room as u64, || Purpose::Write) => room.ok(),
                 _ = stop.changed() => None,
             };
             let Some(room) = room else {
@@ -76,18 +76,18 @@ pub(super) async fn propose(
             let number = numbers.next();
             let leader = to_leader(batch.header.ticket.run.leader);
             let (responder, answer) = ProgressResponder::complete_only();
-            let request = raft.write(Effects(batch.payload())).with_leader(leader);
+            let (entry, waiters) = batch.into_entry(room);
+            let request = raft.write(entry).with_leader(leader);
             match request.responder(responder).await {
                 Ok(()) => {
                     before = number;
                     patience.as_mut().reset(Instant::now() + NEXT_ENTRY);
                     under_way.push(async move {
                         let outcome = answer.await.map_or(Outcome::Dropped, outcome);
-                        drop(room);
-                        (number, outcome, batch.waiters)
+                        (number, outcome, waiters)
                     });
                 }
-                Err(_) => became(Outcome::Fatal, batch.waiters),
+                Err(_) => became(Outcome::Fatal, waiters),
             }
         }
         tokio::select! {

@@ -1,12 +1,14 @@
 //! The types that raft is run with.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ReplicaId;
 use crate::machine::Outcome;
 use crate::raft::runtime::Runtime;
+use crate::store::Reserved;
 
 openraft::declare_raft_types!(
     /// The groups of a cluster. Raft's id of a node is a [`ReplicaId`].
@@ -20,12 +22,40 @@ openraft::declare_raft_types!(
 );
 
 /// What an entry does to the data of its group, encoded.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Effects(pub Vec<u8>);
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Effects {
+    /// As they are in the log.
+    pub bytes: Vec<u8>,
+    /// The room that the leader has reserved for them. It goes with the entry until that is appended: an
+    /// entry that waits to be committed is in the log, and needs no more.
+    #[serde(skip)]
+    pub(super) room: Arc<[Reserved]>,
+}
+
+impl Effects {
+    pub(super) fn new(bytes: Vec<u8>, room: Vec<Reserved>) -> Self {
+        let room = room.into();
+        Self { bytes, room }
+    }
+}
+
+impl PartialEq for Effects {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for Effects {}
+
+impl From<Vec<u8>> for Effects {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::new(bytes, Vec::new())
+    }
+}
 
 impl fmt::Display for Effects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "effects of {} bytes", self.0.len())
+        write!(f, "effects of {} bytes", self.bytes.len())
     }
 }
 

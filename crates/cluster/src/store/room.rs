@@ -154,6 +154,12 @@ pub(crate) struct Reserved {
     bytes: u64,
 }
 
+impl std::fmt::Debug for Reserved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Reserved").field(&self.bytes).finish()
+    }
+}
+
 impl Drop for Reserved {
     fn drop(&mut self) {
         self.shared.reserved.fetch_sub(self.bytes, Ordering::Relaxed);

@@ -551,6 +551,53 @@ fn an_entry_that_most_have_no_room_for_is_withdrawn_for_what_removes() {
     no_problem(&cluster);
 }
 
+/// The leader has it in its log, and one follower lacks an entry that is committed. So the other one is to
+/// lead, and the leader before has to take what that one appends, in the room that it has left.
+#[test]
+fn an_entry_that_waits_to_be_committed_keeps_no_room_from_what_removes() {
+    const LARGE: usize = 480_000;
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Logs, |options| {
+        options.store.shared.log.segment_bytes = 64 << 10;
+    }));
+    let tally = Tally::new(2);
+    count(&cluster, &tally);
+    let leader = cluster.leader(|_| true);
+    let others: Vec<_> = cluster.places.iter().filter(|p| p.id != leader.id).collect();
+    let large = |n: usize| {
+        let replica = leader.replica().unwrap();
+        cluster.runtime.spawn(async move {
+            let value = || Some(vec![7; LARGE]);
+            let put = move |_: &mut Rows<'_>| Ok((BTreeMap::from([(row(n), value())]), ()));
+            replica.execute(put).await
+        })
+    };
+    let lacks = |place: &Place| place.state().unwrap().last < leader.state().unwrap().last;
+    others[0].fill();
+    let committed = cluster.runtime.block_on(large(2_000)).unwrap();
+    assert!(matches!(committed, Ok(Answer::Reply(()))), "{committed:?}");
+    assert!(lacks(others[0]));
+    others[1].fill();
+    let _waits = large(2_001);
+    cluster.until("an entry that no follower takes", || {
+        let is_refused = leader.problem()?.contains("nothing can be committed");
+        (is_refused && others.iter().all(|place| lacks(place))).then_some(())
+    });
+    leader.fill();
+    for n in 0..20 {
+        cluster.until("a removal", || {
+            let leader = cluster.leader(|_| true).replica()?;
+            let removed = leader.execute(remove(row(1_000 + n)));
+            let removed = cluster.runtime.block_on(removed);
+            std::thread::sleep(Duration::from_millis(10));
+            matches!(removed, Ok(Answer::Reply(()))).then_some(())
+        });
+    }
+    cluster.places.iter().for_each(Place::free);
+    count(&cluster, &tally);
+    cluster.check(&tally);
+    no_problem(&cluster);
+}
+
 /// It answers nothing before the first entry of its term is committed, which is behind that one.
 #[test]
 fn a_new_leader_withdraws_what_most_have_no_room_for() {

@@ -551,12 +551,13 @@ fn an_entry_that_most_have_no_room_for_is_withdrawn_for_what_removes() {
     no_problem(&cluster);
 }
 
-/// The leader has it in its log, and one follower lacks an entry that is committed. So the other one is to
-/// lead, and the leader before has to take what that one appends, in the room that it has left.
+/// The leader has such an entry in its log, and one follower lacks an entry that is committed. So the other
+/// one is to lead, and the leader before has to take what that one appends, in the room that it has left.
 #[test]
 fn an_entry_that_waits_to_be_committed_keeps_no_room_from_what_removes() {
     const LARGE: usize = 480_000;
-    let cluster = Arc::new(Cluster::adjusted(Simulated::Logs, |options| {
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Disk, |options| {
+        options.machine.db.reserve_bytes = Some(0);
         options.store.shared.log.segment_bytes = 64 << 10;
     }));
     let tally = Tally::new(2);
@@ -577,12 +578,13 @@ fn an_entry_that_waits_to_be_committed_keeps_no_room_from_what_removes() {
     assert!(matches!(committed, Ok(Answer::Reply(()))), "{committed:?}");
     assert!(lacks(others[0]));
     others[1].fill();
+    // Enough for that one, and not for what the log prepares behind it.
+    leader.device.limit_space(Some(LARGE as u64 + (120 << 10)));
     let _waits = large(2_001);
-    cluster.until("an entry that no follower takes", || {
-        let is_refused = leader.problem()?.contains("nothing can be committed");
-        (is_refused && others.iter().all(|place| lacks(place))).then_some(())
+    cluster.until("an entry that no follower takes, and a full disk", || {
+        let is_full = leader.problem()?.contains("the disk of its log is full");
+        (is_full && others.iter().all(|place| lacks(place))).then_some(())
     });
-    leader.fill();
     for n in 0..20 {
         cluster.until("a removal", || {
             let leader = cluster.leader(|_| true).replica()?;

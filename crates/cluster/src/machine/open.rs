@@ -53,6 +53,13 @@ impl Machine {
         let position = machine.load(&mut machine.0.applying.lock())?;
         let staged = staging::completed(&*device, &staged(dir))?;
         let gap = machine.check_log(position.as_ref(), staged.as_ref())?;
+        if staged.is_none() {
+            staging::relieve(
+                &*device,
+                &machine.staged(),
+                machine.0.options.db.disk_reserve.as_ref(),
+            );
+        }
         if !gap {
             machine.tidy()?;
         }

@@ -399,6 +399,22 @@ pub(super) fn completed(device: &dyn Device, dir: &Path) -> Result<Option<Positi
     Ok(description.map(|description| description.position))
 }
 
+/// Removes what came of a transfer that a stop has cut off, where the room that is kept back on the disk is
+/// not complete: until the next transfer it would not be.
+pub(super) fn relieve(device: &dyn Device, dir: &Path, reserve: Option<&DiskReserve>) {
+    let Some(reserve) = reserve.filter(|reserve| reserve.is_missing()) else {
+        return;
+    };
+    match device.remove_dir_all(dir) {
+        Ok(()) => tracing::info!(dir = %dir.display(), "a part of a transfer is removed from a full disk"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
+        Err(error) => {
+            tracing::warn!(dir = %dir.display(), %error, "a part of a transfer stays, on a full disk");
+        }
+    }
+    reserve.fill();
+}
+
 fn sync_file(device: &dyn Device, path: &Path) -> Result<(), MachineError> {
     device
         .open(path, OpenMode::Read)
@@ -485,5 +501,32 @@ mod tests {
         other.finish().unwrap();
         drop(other);
         assert!(device.stat(Path::new("/disk/other/COMPLETE")).is_ok());
+    }
+
+    #[test]
+    fn half_of_a_transfer_that_a_kill_leaves_goes_where_the_reserve_is_missing() {
+        let device = SimDevice::new(1);
+        device.create_dir_all(Path::new("/disk")).unwrap();
+        let all: Arc<dyn Device> = Arc::new(device.clone());
+        let reserve = DiskReserve::new(all, "/disk/RESERVE".into(), 2 << 20, Arc::new(NoLogs));
+        reserve.fill();
+        write(&mut staging(&device, &reserve, "one"), SIZE / 2).unwrap();
+        let dir = Path::new("/disk/one");
+        let there = || device.stat(&dir.join("files/file")).is_ok();
+        relieve(&device, dir, Some(&reserve));
+        assert!(there(), "there is room");
+        device.limit_space(Some(0));
+        let lent = reserve.lend(SIZE).unwrap();
+        let other = || -> Result<(), MachineError> {
+            let mut other = staging(&device, &reserve, "other");
+            other.reserve = None;
+            write(&mut other, SIZE / 4)
+        };
+        lent.relieve(MachineError::is_no_room, other).unwrap();
+        drop(lent);
+        reserve.fill();
+        assert!(reserve.is_missing());
+        relieve(&device, dir, Some(&reserve));
+        assert!(!there() && !reserve.is_missing(), "half of it stays");
     }
 }

@@ -1,7 +1,10 @@
 //! Transfers: what they hold, what they check, and what they keep from being purged.
 
-use collie_cluster::machine::{MachineError, Missing, Staging, Transfer};
-use collie_sim::Rng;
+use std::sync::Arc;
+
+use collie_cluster::machine::{Machine, MachineError, Missing, Staging, Transfer};
+use collie_db::{DiskReserve, RoomUser};
+use collie_sim::{Rng, SimDevice};
 
 use crate::plain::{assert_holds, change};
 use crate::replica::Replica;
@@ -242,4 +245,44 @@ fn pieces_that_were_not_asked_for_are_refused() {
     ));
     let refused = from.machine().stage(transfer.description().clone()).unwrap_err();
     assert!(matches!(refused, MachineError::Order { .. }), "{refused}");
+}
+
+/// It would keep the room that is kept back on the disk from being complete, until the next transfer.
+#[test]
+fn half_of_a_transfer_goes_when_a_replica_is_opened_without_its_reserve() {
+    struct NoLogs;
+    impl RoomUser for NoLogs {
+        fn withhold_room(&self, _: bool) {}
+
+        fn give_up_spares(&self) -> bool {
+            false
+        }
+    }
+    let group = group_of(60, 12);
+    let from = grown(&group, 1);
+    let transfer = from.machine().transfer().unwrap();
+    let mut to = Replica::new(2, 2);
+    let mut staging = to.machine().stage(transfer.description().clone()).unwrap();
+    let missing = staging.missing().unwrap();
+    let piece = transfer.read(missing.file, missing.offset).unwrap();
+    staging.write(missing, &piece[..piece.len() / 2]).unwrap();
+    drop(staging);
+    to.machine.take().unwrap().close().unwrap();
+    let mut options = to.options();
+    let full = SimDevice::new(1);
+    full.limit_space(Some(0));
+    let reserve = DiskReserve::new(Arc::new(full), "/RESERVE".into(), 1 << 20, Arc::new(NoLogs));
+    options.db.disk_reserve = Some(reserve);
+    assert!(to.path().join("staged").exists());
+    let opened = Machine::open(to.path(), to.log(), options).unwrap();
+    assert!(!to.path().join("staged").exists());
+    to.machine = Some(to.drive(opened.settle()).unwrap());
+    to.drive(
+        to.machine()
+            .adopt(&to.machine().fetch(&transfer).unwrap())
+            .unwrap()
+            .settle(),
+    )
+    .unwrap();
+    assert_holds(to.machine(), &group, "learnt");
 }

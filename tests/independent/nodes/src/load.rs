@@ -68,6 +68,11 @@ impl Shared {
         self.stop.load(Ordering::Relaxed)
     }
 
+    /// Whether clients are to go on with what has no outcome yet.
+    fn goes_on(&self) -> bool {
+        !self.ends() && !self.pause.load(Ordering::Relaxed)
+    }
+
     /// The probe that has failed for longest, since when, and what it was told.
     pub fn failing(&self) -> Option<(Instant, String)> {
         let failing = self.probes.iter().filter_map(|probe| {
@@ -182,9 +187,10 @@ fn raise(shared: &Shared, client: &mut Client, name: String, once: Option<(&str,
                 }
                 return;
             }
-            // One that is to be executed once is sent again, with the same number.
-            Outcome::Unknown(_) if once.is_some() && !shared.ends() => sent_before = true,
-            Outcome::Not(_) if sent_before && !shared.ends() => {}
+            // One that is to be executed once is sent again, with the same number. Not for as long as disks are
+            // full, where it may wait for all that time.
+            Outcome::Unknown(_) if once.is_some() && shared.goes_on() => sent_before = true,
+            Outcome::Not(_) if sent_before && shared.goes_on() => {}
             Outcome::Not(_) if !sent_before => return,
             other => {
                 counter.unknown += 1;

@@ -143,14 +143,15 @@ async fn ask(inner: &Inner, map: &Map, wanted: Move) {
     let Some((own, leader, to_replica)) = replicas else {
         return;
     };
-    tracing::info!(group, from, to, "leadership is handed over, to spread it");
     let asked = match from == inner.number() {
         true if own.has_nearly_all(to_replica) => own.transfer_to(to_replica).await,
         true => return,
         false => own.ask_to_hand_over((from, leader), to_replica).await,
     };
-    if let Err(error) = asked {
-        tracing::info!(group, from, to, %error, "leadership is not handed over");
+    match asked {
+        Ok(()) => tracing::info!(group, from, to, "leadership is handed over, to spread it"),
+        // It is asked again: for as long as a disk is full, for example.
+        Err(error) => tracing::debug!(group, from, to, %error, "leadership is not handed over"),
     }
 }
 

@@ -35,6 +35,13 @@ impl Machine {
         let journal = LogJournal::new(log.clone(), options.on_flush.clone());
         let mut db = options.db.clone();
         db.journal = Journal::External(journal.clone());
+        let (transfer, reserve) = (staged(dir), options.db.disk_reserve.clone());
+        let staged = staging::completed(&*device, &transfer)?;
+        // What is there and was not taken over. Before the store is opened, which may lack this room.
+        let relieve = || staging::relieve(&*device, &transfer, reserve.as_ref());
+        if staged.is_none() {
+            relieve();
+        }
         let store = dir.join("store");
         device
             .create_dir_all(&store)
@@ -51,17 +58,10 @@ impl Machine {
             .into(),
         );
         let position = machine.load(&mut machine.0.applying.lock())?;
-        let staged = staging::completed(&*device, &staged(dir))?;
         let gap = machine.check_log(position.as_ref(), staged.as_ref())?;
-        if staged.is_none() {
-            staging::relieve(
-                &*device,
-                &machine.staged(),
-                machine.0.options.db.disk_reserve.as_ref(),
-            );
-        }
         if !gap {
             machine.tidy()?;
+            relieve();
         }
         Ok(Unsettled::new(machine, gap))
     }

@@ -80,10 +80,21 @@ impl Machine {
             .sum()
     }
 
-    /// Whether tables of so many bytes have room on the disk, beside its own; a device that does not say has.
+    /// Whether tables of so many bytes have room on the disk, beside its own and with what came of them
+    /// before; a device that does not say has.
     pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
         let room = disk(&*self.0.options.db.device, &self.0.dir);
-        room.is_none_or(|(_, free)| bytes <= free)
+        room.is_none_or(|(_, free)| bytes <= free || bytes <= free.saturating_add(self.staged_bytes()))
+    }
+
+    /// What is there of a transfer, in bytes.
+    fn staged_bytes(&self) -> u64 {
+        let (device, files) = (&*self.0.options.db.device, self.staged().join(FILES));
+        let mut there = Vec::new();
+        // An error: nothing is.
+        _ = list(device, &files, "", &mut there);
+        let size = |name: &String| device.stat(&files.join(name)).map_or(0, |file| file.len);
+        there.iter().map(size).sum()
     }
 
     /// Whether tables of so many bytes relieve the disk when they take the place of its own, and have room
@@ -173,6 +184,21 @@ impl Staging {
     /// Whether it has the room that is kept back on its disk. What came goes when it is dropped.
     pub(crate) fn is_lent(&self) -> bool {
         self.lent.is_some()
+    }
+
+    /// Removes what came.
+    pub(crate) fn give_up(mut self) {
+        self.remove();
+        self.lent = None;
+    }
+
+    fn remove(&mut self) {
+        match self.device.remove_dir_all(&self.dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(dir = %self.dir.display(), %error, "what came of a transfer stays, on a full disk");
+            }
+            _ => {}
+        }
     }
 
     /// Looks at what is there.
@@ -366,11 +392,8 @@ impl Staging {
 impl Drop for Staging {
     /// Half of a transfer would take the room of a full disk for good.
     fn drop(&mut self) {
-        if self.lent.is_none() {
-            return;
-        }
-        if let Err(error) = self.device.remove_dir_all(&self.dir) {
-            tracing::warn!(dir = %self.dir.display(), %error, "what came of a transfer stays, on a full disk");
+        if self.lent.is_some() {
+            self.remove();
         }
     }
 }
@@ -516,6 +539,11 @@ mod tests {
         relieve(&device, dir, Some(&reserve));
         assert!(there(), "there is room");
         device.limit_space(Some(0));
+        // One that has come to nothing while the node runs.
+        let mut given_up = staging(&device, &reserve, "given-up");
+        given_up.reserve = None;
+        given_up.give_up();
+        assert!(device.stat(Path::new("/disk/given-up")).is_err());
         let lent = reserve.lend(SIZE).unwrap();
         let other = || -> Result<(), MachineError> {
             let mut other = staging(&device, &reserve, "other");

@@ -96,7 +96,7 @@ async fn look(log: NodeLog, seen: Seen, router: &Router) -> (PathBuf, Seen) {
         }
         (None, Some(_)) => {
             since = None;
-            replicas(&log, router).for_each(|replica| replica.set_elects(true));
+            replicas(&log, router).for_each(|replica| replica.set_has_room_for_vote(true));
         }
         _ => {}
     }
@@ -109,7 +109,7 @@ async fn look(log: NodeLog, seen: Seen, router: &Router) -> (PathBuf, Seen) {
         tracing::info!(log = ?log, "a log of this node has room again, and had it for {} s", SETTLED.as_secs());
     }
     if since.is_some() {
-        replicas(&log, router).for_each(|replica| replica.set_elects(replica.has_room_for_vote()));
+        replicas(&log, router).for_each(|replica| replica.look_for_room_for_vote());
     }
     let is_late = since.is_some_and(|since| since.elapsed() >= PATIENCE);
     // Who asked another replica to lead goes on until one does: raft takes no proposals meanwhile.

@@ -46,10 +46,7 @@ impl RaftStateMachine<Groups> for Served {
                 EntryPayload::Membership(_) => Ok(()),
             }
         };
-        apply_all(&self.machine, entries, applied, move || {
-            waits.no_room_for_tables()
-        })
-        .await
+        apply_all(&self.machine, entries, applied, move || waits.apply_has_no_room()).await
     }
 
     async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {

@@ -67,6 +67,8 @@ pub(super) struct Commands {
     /// Since when apply waits for room on the disk of the tables, in milliseconds after `begun`; 0: it does
     /// not.
     waits_for_tables: AtomicU64,
+    /// Apply waits for that room, and not what takes tables of other replicas over.
+    apply_waits: AtomicBool,
     begun: Instant,
     /// Nothing could be committed when time was to be raised: it stands still.
     time_stands: AtomicBool,
@@ -131,6 +133,7 @@ impl Commands {
             alone: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             waits_for_tables: AtomicU64::new(0),
+            apply_waits: AtomicBool::new(false),
             begun: Instant::now(),
             time_stands: AtomicBool::new(false),
         }
@@ -267,6 +270,18 @@ impl Commands {
         !self.closing.load(Ordering::Relaxed)
     }
 
+    /// The same where apply is to wait.
+    pub(super) fn apply_has_no_room(&self) -> bool {
+        self.apply_waits.store(true, Ordering::Relaxed);
+        self.no_room_for_tables()
+    }
+
+    /// Whether apply waits for room: raft would have what takes tables over wait behind it, and votes and
+    /// entries behind that.
+    pub(super) fn apply_waits(&self) -> bool {
+        self.apply_waits.load(Ordering::Relaxed)
+    }
+
     /// How long apply has waited for room on the disk of the tables, if it does.
     pub(super) fn waits_for_tables(&self) -> Option<Duration> {
         let begun = self.waits_for_tables.load(Ordering::Relaxed);
@@ -293,6 +308,12 @@ impl Commands {
 
     /// An entry was applied.
     pub(super) fn has_applied(&self) {
+        self.apply_waits.store(false, Ordering::Relaxed);
+        self.takes_tables();
+    }
+
+    /// A replica whose tables are taken over has sent some.
+    pub(super) fn takes_tables(&self) {
         self.waits_for_tables.store(0, Ordering::Relaxed);
     }
 

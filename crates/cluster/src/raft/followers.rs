@@ -179,6 +179,16 @@ impl Followers {
         }
     }
 
+    /// The log of a follower has taken entries that only remove. It may have no room for others.
+    pub(super) fn took_removals(&self, follower: ReplicaId) {
+        note(&self.entries, follower, false);
+    }
+
+    /// Whether any disk is known to take no entries.
+    pub(super) fn know_full_disks(&self) -> bool {
+        !self.full.is_empty()
+    }
+
     /// Waits until a follower has refused entries for want of room.
     pub(super) async fn refused(&self) {
         self.refused.notified().await;
@@ -358,6 +368,9 @@ mod tests {
         );
         followers.entries(13, (3, 1), true);
         assert!(most());
+        // Kept room is for what removes: that it is taken does not say that a write would be.
+        followers.took_removals(12);
+        assert!(most() && followers.know_full_disks() && !followers.refuses(12));
         followers.entries(12, (2, 0), false);
         assert!(!most());
         followers.entries(12, (2, 0), true);

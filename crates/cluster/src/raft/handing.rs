@@ -138,16 +138,9 @@ impl Replica {
         }
     }
 
-    /// Whether a vote could be saved now.
-    pub(crate) fn has_room_for_vote(&self) -> bool {
-        self.options.log.check_vote().is_ok()
-    }
-
-    /// Whether the replica may stand for election by itself: a vote for itself has to be saved, too.
-    pub(crate) fn set_elects(&self, elects: bool) {
-        if let Ok(running) = self.running() {
-            running.raft.runtime_config().elect(elects);
-        }
+    /// Looks whether a vote could be saved now: a replica that could not save its own does not stand.
+    pub(crate) fn look_for_room_for_vote(&self) {
+        self.set_has_room_for_vote(self.options.log.check_vote().is_ok());
     }
 
     /// Whether apply has waited so long for room for tables.

@@ -19,6 +19,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::ids::{GroupId, LeaderId, ReplicaId};
 use crate::peers::{Answer, Call, PeerError, Peers};
+use crate::raft::body::removes_only;
 use crate::raft::coalescing::Coalescing;
 use crate::raft::followers::Followers;
 use crate::raft::ids::{from_vote, to_log_id, to_vote};
@@ -66,6 +67,8 @@ struct Sent {
     leader: LeaderId,
     /// Whether it has entries.
     has_entries: bool,
+    /// Whether its entries only remove; not looked at while no disk is known to be full.
+    removes: bool,
     previous: Option<LogIdOf<Groups>>,
     /// The last entry that was sent.
     last: Option<LogIdOf<Groups>>,
@@ -179,10 +182,14 @@ impl Link {
         let whole = append.entries.len() == rpc.entries.len();
         let last = append.entries.last().map(|entry| to_log_id(entry.id));
         let (leader, has_entries) = (append.vote.leader, !append.entries.is_empty());
+        let mut entries = append.entries.iter();
+        let removes =
+            self.links.followers.know_full_disks() && entries.all(|entry| removes_only(&entry.payload.0));
         let call = self.to_call(Request::Append(append), self.links.times.append);
         Ok(Sent {
             leader,
             has_entries,
+            removes,
             answer: self
                 .links
                 .peers
@@ -210,8 +217,10 @@ impl Link {
             if let Some(last) = &last {
                 followers.has(leader, self.target, last.index);
             }
-            if sent.has_entries {
-                followers.entries(self.target, (self.node, self.disk), false);
+            match (sent.has_entries, sent.removes) {
+                (false, _) => {}
+                (true, true) => followers.took_removals(self.target),
+                (true, false) => followers.entries(self.target, (self.node, self.disk), false),
             }
             Ok(last)
         };

@@ -27,10 +27,16 @@ pub(super) struct Receiving {
 }
 
 impl Receiving {
-    /// Whether nothing has come for so long, while it has the room that is kept back on a full disk.
-    pub(super) fn keeps_room_for(&self, time: Duration) -> bool {
-        let is_lent = self.staging.as_ref().is_some_and(Staging::is_lent);
-        is_lent && self.since.elapsed() >= time
+    /// Whether nothing has come for so long.
+    pub(super) fn is_silent_for(&self, time: Duration) -> bool {
+        self.since.elapsed() >= time
+    }
+
+    /// Removes what came, and blocks.
+    pub(super) fn give_up(self) {
+        if let Some(staging) = self.staging {
+            staging.give_up();
+        }
     }
 }
 
@@ -112,7 +118,9 @@ pub(super) async fn piece(receiving: &mut Option<Receiving>, from: ReplicaId, pi
     }
     if let Some(receiving) = receiving {
         receiving.staging = Some(staging);
-        receiving.since = Instant::now();
+        if written.is_ok() {
+            receiving.since = Instant::now();
+        }
     }
     match written {
         Ok(()) => Response::Stored(Stored { upto }),

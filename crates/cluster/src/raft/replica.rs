@@ -80,6 +80,7 @@ pub struct Replica {
     pub(super) handing: Mutex<Option<Handing>>,
     /// Whether it stands for election.
     stands: AtomicBool,
+    has_room_for_vote: AtomicBool,
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -228,6 +229,7 @@ impl Replica {
             elections,
             handing: Mutex::default(),
             stands: AtomicBool::new(true),
+            has_room_for_vote: AtomicBool::new(true),
             supervisor: Mutex::new(Some(supervisor)),
         }
     }
@@ -370,7 +372,19 @@ impl Replica {
     pub fn set_stands(&self, stands: bool) {
         // Relaxed: it is looked at again and again.
         self.stands.store(stands, Ordering::Relaxed);
+        self.say_whether_it_stands();
+    }
+
+    /// Whether its log has room for its own vote. To be said again and again, as whether it stands.
+    pub(crate) fn set_has_room_for_vote(&self, has_room: bool) {
+        // Relaxed: as whether it stands.
+        self.has_room_for_vote.store(has_room, Ordering::Relaxed);
+        self.say_whether_it_stands();
+    }
+
+    fn say_whether_it_stands(&self) {
         if let Ok(running) = self.running() {
+            let stands = self.stands() && self.has_room_for_vote.load(Ordering::Relaxed);
             running.raft.runtime_config().elect(stands);
         }
     }

@@ -312,15 +312,14 @@ impl Running {
         }
     }
 
-    /// Gives up a transfer of which nothing comes any more, if it has the room that is kept back on a full
-    /// disk.
+    /// Gives up a transfer of which nothing comes any more, on a full disk.
     pub(super) async fn give_up_transfer(&self) {
         let Ok(mut receiving) = self.receiving.try_lock() else {
             return;
         };
-        let late = receiving.take_if(|now| now.keeps_room_for(self.links.times.piece));
+        let late = receiving.take_if(|now| now.is_silent_for(self.links.times.piece));
         if late.is_some() {
-            blocking(move || drop(late)).await;
+            blocking(move || late.map(Receiving::give_up)).await;
         }
     }
 
@@ -370,7 +369,7 @@ impl Running {
                 Response::Refusal(Refusal::NoRoom) if is_of_tables => {
                     self.commands.no_room_for_tables();
                 }
-                Response::Stored(_) | Response::Installed(_) => self.commands.has_applied(),
+                Response::Stored(_) | Response::Installed(_) => self.commands.takes_tables(),
                 _ => {}
             }
             reply.send(answer);
@@ -384,6 +383,13 @@ impl Running {
         match incoming.request {
             // A vote counts once it is on the device.
             Request::Vote(_) | Request::PreVote(_) | Request::Transfer(_) if log.check_vote().is_err() => {
+                Response::Refusal(Refusal::NoRoom)
+            }
+            // What begins a term has to be appended, too, and would be withdrawn as what it is to withdraw.
+            Request::Transfer(Transfer { last: None, .. }) if log.check_first_entry().is_err() => {
+                Response::Refusal(Refusal::NoRoom)
+            }
+            Request::Room(_) | Request::Offer(_) | Request::SnapshotEnd(_) if self.commands.apply_waits() => {
                 Response::Refusal(Refusal::NoRoom)
             }
             Request::Room(Room { bytes })

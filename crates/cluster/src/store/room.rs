@@ -248,6 +248,11 @@ impl ReplicaLog {
         Ok(reserved)
     }
 
+    /// Refuses what begins a term where it would have to wait.
+    pub(crate) fn check_first_entry(&self) -> Result<(), StoreError> {
+        self.reserve(VOTE, Purpose::Remove).map(drop)
+    }
+
     /// Refuses a vote where it would have to wait.
     pub(crate) fn check_vote(&self) -> Result<(), StoreError> {
         self.shared().check_prepared(VOTE)

@@ -5,12 +5,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use collie_cluster::machine::effects::{Effect, EffectsBuf};
 use collie_cluster::peers::{Call, Dispatch, Incoming, Peers, PlainTcp, Reply};
+use collie_cluster::proposals::{Header, RunId, Ticket};
 use collie_cluster::wire::{
-    Append, LogEntry, Payload, Refusal, Request, Response, Room, VoteAnswer, VoteRequest,
+    Append, Appended, LogEntry, Payload, Refusal, Request, Response, Room, Transfer, VoteAnswer, VoteRequest,
 };
-use collie_cluster::{EntryId, LeaderId, Node, NodeStore, NodeStoreOptions, Replica, ReplicaError, Vote};
-use collie_sim::{PowerCut, SimDevice};
+use collie_cluster::{
+    EntryId, LeaderId, Node, NodeOptions, NodeStore, NodeStoreOptions, Replica, ReplicaError, Vote,
+};
+use collie_io::RealDevice;
+use collie_sim::{Fault, FaultKind, PowerCut, SimDevice, SplitDevice};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 
@@ -38,6 +43,10 @@ struct Alone {
 
 impl Alone {
     async fn new(begin: bool) -> Self {
+        Self::adjusted(begin, |_| {}).await
+    }
+
+    async fn adjusted(begin: bool, adjust: impl FnOnce(&mut NodeOptions)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let (sender, requests) = mpsc::unbounded_channel();
@@ -48,7 +57,8 @@ impl Alone {
         let log = SimDevice::new(1);
         let mut options = log_options();
         options.device = Arc::new(log.clone());
-        let options = node_options(dir.path(), options, peers_options(1, anywhere));
+        let mut options = node_options(dir.path(), options, peers_options(1, anywhere));
+        adjust(&mut options);
         let node = Node::start(PlainTcp, options).await.unwrap();
         node.set_peer(2, peer.address()).unwrap();
         peer.set_peer(1, node.address()).unwrap();
@@ -310,6 +320,158 @@ fn a_full_log_takes_what_begins_a_term_behind_entries_that_it_has() {
             let taken = append(entries).await;
             assert!(matches!(taken, Response::Appended(_)), "{taken:?}");
         }
+    });
+}
+
+/// It would win, and what begins its term would be what has no room: each round takes some of what is kept for
+/// votes and purges.
+#[test]
+fn a_replica_without_room_for_what_begins_a_term_does_not_stand_for_another() {
+    runtime().block_on(async {
+        let alone = Alone::new(false).await;
+        let leader = LeaderId {
+            term: 1,
+            replica: replica_on(2),
+        };
+        let leads = Vote {
+            leader,
+            committed: true,
+        };
+        let id = |index| EntryId { leader, index };
+        let append = async |index: u64, payload| {
+            let append = Append {
+                vote: leads,
+                previous: index.checked_sub(1).map(id),
+                committed: None,
+                entries: vec![LogEntry {
+                    id: id(index),
+                    payload: Payload(payload),
+                }],
+            };
+            alone.call(GROUP, replica_on(1), Request::Append(append)).await
+        };
+        let stand = async || {
+            let transfer = Transfer {
+                vote: leads,
+                to: replica_on(1),
+                last: None,
+            };
+            alone
+                .call(GROUP, replica_on(1), Request::Transfer(transfer))
+                .await
+        };
+        let mut next = 0;
+        let mut take = async |payload: &dyn Fn() -> Vec<u8>| {
+            while append(next, payload()).await == Response::Appended(Appended::Success) {
+                if next == 0 {
+                    alone.log.limit_space(Some(0));
+                }
+                next += 1;
+                assert!(next < 20_000, "there is room");
+            }
+        };
+        take(&|| vec![1; 30_000]).await;
+        take(&|| vec![0]).await;
+        assert_eq!(stand().await, Response::Refusal(Refusal::NoRoom));
+        let asked = alone.call(GROUP, replica_on(1), Request::PreVote(ask(9, replica_on(2))));
+        assert!(matches!(asked.await, Response::PreVoted(_)), "a vote has room");
+    });
+}
+
+/// Raft has what takes tables over wait behind apply, and votes and entries behind that: one that took them
+/// would answer nothing until there is room.
+#[test]
+fn a_replica_whose_apply_waits_for_room_takes_no_tables_and_votes() {
+    const FIRST: u64 = 1;
+    runtime().block_on(async {
+        let device = SimDevice::new(2);
+        let mut alone = Alone::adjusted(false, |options| {
+            let store = options.store.disks[0].join("replicas").join(replica_on(1).to_string());
+            let db = &mut options.machine.db;
+            db.device = Arc::new(SplitDevice::new(
+                store.join("store/families"),
+                Arc::new(RealDevice::new()),
+                Arc::new(device.clone()) as _,
+            ));
+            db.default_family.write_buffer_bytes = 64 << 10;
+            db.default_family.max_write_buffers = 2;
+        })
+        .await;
+        device.inject(Fault::new(FaultKind::NoSpace).on("MANIFEST"));
+        let leader = LeaderId {
+            term: 1,
+            replica: replica_on(2),
+        };
+        let id = |index| EntryId { leader, index };
+        let run = RunId { leader, run: 1 };
+        let put = |index: u64| {
+            let mut effects = EffectsBuf::default();
+            let (key, value) = (index.to_be_bytes(), &[7; 30_000][..]);
+            let (slot, key) = (1, &key[..]);
+            effects.push(Effect::Put { slot, key, value }).unwrap();
+            let n = u32::try_from(index - FIRST + 1).unwrap();
+            let header = Header {
+                ticket: Ticket { run, n },
+                count: 1,
+                base: 0,
+                stamp_ms: 1,
+            };
+            [&[1], &header.encode()[..], effects.bytes()].concat()
+        };
+        let append = async |index: u64, payload| {
+            let append = Append {
+                vote: Vote {
+                    leader,
+                    committed: true,
+                },
+                previous: index.checked_sub(1).map(id),
+                committed: Some(id(index)),
+                entries: vec![LogEntry {
+                    id: id(index),
+                    payload: Payload(payload),
+                }],
+            };
+            alone.call(GROUP, replica_on(1), Request::Append(append)).await
+        };
+        append(0, vec![0]).await;
+        let waits = || {
+            let problem = alone.replica.problem();
+            problem.is_some_and(|problem| problem.contains("room for its tables"))
+        };
+        let mut index = FIRST;
+        while !waits() {
+            assert!(index < 1_000, "there is room");
+            let taken = append(index, put(index)).await;
+            assert!(matches!(taken, Response::Appended(_)), "{taken:?}");
+            index += 1;
+        }
+        for more in 0..20 {
+            append(index + more, put(index + more)).await;
+        }
+        let index = index + 20;
+        let ask = async |request| alone.call(GROUP, replica_on(1), request).await;
+        let refused = Response::Refusal(Refusal::NoRoom);
+        assert_eq!(ask(Request::Room(Room { bytes: 1 })).await, refused);
+        assert!(waits());
+        let request = VoteRequest {
+            last: Some(id(index)),
+            ..self::ask(2, replica_on(2))
+        };
+        let voted = tokio::time::timeout(CAP, async {
+            // It heard its leader a moment ago.
+            while !matches!(ask(Request::Vote(request.clone())).await, Response::Voted(answer) if answer.granted) {}
+        });
+        voted.await.unwrap_or_else(|_| panic!("it does not vote"));
+        assert!(waits());
+        device.heal();
+        let applied = tokio::time::timeout(CAP, async {
+            while waits() {
+                tokio::task::yield_now().await;
+            }
+        });
+        applied.await.unwrap_or_else(|_| panic!("it waits, though there is room"));
+        assert_eq!(ask(Request::Room(Room { bytes: 1 })).await, Response::HasRoom);
+        alone.requests.close();
     });
 }
 

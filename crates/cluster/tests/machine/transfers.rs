@@ -249,7 +249,7 @@ fn pieces_that_were_not_asked_for_are_refused() {
 
 /// It would keep the room that is kept back on the disk from being complete, until the next transfer.
 #[test]
-fn half_of_a_transfer_goes_when_a_replica_is_opened_without_its_reserve() {
+fn a_transfer_that_was_not_taken_over_goes_when_a_replica_is_opened_without_its_reserve() {
     struct NoLogs;
     impl RoomUser for NoLogs {
         fn withhold_room(&self, _: bool) {}
@@ -262,27 +262,29 @@ fn half_of_a_transfer_goes_when_a_replica_is_opened_without_its_reserve() {
     let from = grown(&group, 1);
     let transfer = from.machine().transfer().unwrap();
     let mut to = Replica::new(2, 2);
-    let mut staging = to.machine().stage(transfer.description().clone()).unwrap();
-    let missing = staging.missing().unwrap();
-    let piece = transfer.read(missing.file, missing.offset).unwrap();
-    staging.write(missing, &piece[..piece.len() / 2]).unwrap();
-    drop(staging);
-    to.machine.take().unwrap().close().unwrap();
-    let mut options = to.options();
-    let full = SimDevice::new(1);
-    full.limit_space(Some(0));
-    let reserve = DiskReserve::new(Arc::new(full), "/RESERVE".into(), 1 << 20, Arc::new(NoLogs));
-    options.db.disk_reserve = Some(reserve);
-    assert!(to.path().join("staged").exists());
-    let opened = Machine::open(to.path(), to.log(), options).unwrap();
-    assert!(!to.path().join("staged").exists());
-    to.machine = Some(to.drive(opened.settle()).unwrap());
-    to.drive(
-        to.machine()
-            .adopt(&to.machine().fetch(&transfer).unwrap())
-            .unwrap()
-            .settle(),
-    )
-    .unwrap();
+    for whole in [false, true] {
+        let mut staging = to.machine().stage(transfer.description().clone()).unwrap();
+        if whole {
+            fetch(&transfer, &mut staging);
+            staging.finish().unwrap();
+        } else {
+            let missing = staging.missing().unwrap();
+            let piece = transfer.read(missing.file, missing.offset).unwrap();
+            staging.write(missing, &piece[..piece.len() / 2]).unwrap();
+        }
+        drop(staging);
+        to.machine.take().unwrap().close().unwrap();
+        let mut options = to.options();
+        let full = SimDevice::new(1);
+        full.limit_space(Some(0));
+        let reserve = DiskReserve::new(Arc::new(full), "/RESERVE".into(), 1 << 20, Arc::new(NoLogs));
+        options.db.disk_reserve = Some(reserve);
+        assert!(to.path().join("staged").exists());
+        let opened = Machine::open(to.path(), to.log(), options).unwrap();
+        assert!(!to.path().join("staged").exists(), "it stays, whole: {whole}");
+        to.machine = Some(to.drive(opened.settle()).unwrap());
+    }
+    let staged = to.machine().fetch(&transfer).unwrap();
+    to.drive(to.machine().adopt(&staged).unwrap().settle()).unwrap();
     assert_holds(to.machine(), &group, "learnt");
 }

@@ -61,7 +61,9 @@ impl Machine {
         let gap = machine.check_log(position.as_ref(), staged.as_ref())?;
         if !gap {
             machine.tidy()?;
-            relieve();
+            if staged.is_some() {
+                relieve();
+            }
         }
         Ok(Unsettled::new(machine, gap))
     }

@@ -296,8 +296,9 @@ fn deletes_go_on_where_the_logs_room_for_them_is_used_up() {
             db.write(batch, &WriteOptions::disk()).unwrap();
         }
         assert_eq!(db.iter().unwrap().count(), 0);
-        // The log had no room for one of them, which got the reserve.
-        assert!(refused() > before, "{:?}", db.stats());
+        // The log had no room for one of them, which got the reserve; or a flush of the first ones got it.
+        let stats = db.stats();
+        assert!(refused() > before || !stats.reserve_complete, "{stats:?}");
         device.heal();
         device.limit_space(None);
         let again = (0..1_000_000).find(|_| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::damage::{Class, Damage, Image, Kind, Source, class};
 use crate::judge::{Commit, History, lie};
-use crate::plan::{Plan, Step};
+use crate::plan::{Plan, Step, shared_ring};
 use crate::process;
 use crate::rng::Rng;
 use crate::rules::{Before, Verdict};
@@ -260,6 +260,14 @@ fn round(settings: &Settings, seed: u64, totals: &mut Totals) -> Result<(), Stri
         kind: Kind::Remove,
     });
     before.check_answers(&whole, full).map(drop)?;
+    // A kill may leave an incomplete end where the ring ends with its process.
+    let strict = probe(&base, seed, &image, "absolute", false)?;
+    let is_unclean = match strict.failure("refused") {
+        Some(refusal) if shared_ring(seed) => {
+            return Err(format!("nothing damaged, and a ring beside it: {refusal}"));
+        }
+        refusal => refusal.is_some(),
+    };
     for at in 0..20 {
         let mut wrong = first.clone();
         if lie(&mut wrong, Rng::new(seed, 50 + at).next()) {
@@ -286,6 +294,9 @@ fn round(settings: &Settings, seed: u64, totals: &mut Totals) -> Result<(), Stri
         }
         let mut rng = Rng::new(seed, 100 + at);
         before.mode = *rng.pick(&["tolerate", "tolerate", "absolute", "point"]);
+        if before.mode == "absolute" && is_unclean {
+            before.mode = "tolerate";
+        }
         let mut damages = Vec::from_iter(source.draw(&mut rng));
         if rng.chance(12) {
             damages.extend(source.draw(&mut rng));

@@ -116,7 +116,7 @@ pub fn options(seed: u64, base: &Path, mode: WalRecoveryMode) -> Options {
     }
 }
 
-fn shared_ring(seed: u64) -> bool {
+pub fn shared_ring(seed: u64) -> bool {
     Rng::new(seed, 2).chance(60)
 }
 

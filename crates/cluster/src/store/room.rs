@@ -250,7 +250,8 @@ impl ReplicaLog {
 
     /// Refuses what begins a term where it would have to wait.
     pub(crate) fn check_first_entry(&self) -> Result<(), StoreError> {
-        self.reserve(VOTE, Purpose::Remove).map(drop)
+        let shared = self.shared();
+        shared.check_prepared(shared.needed(Purpose::Remove).saturating_add(VOTE))
     }
 
     /// Refuses a vote where it would have to wait.

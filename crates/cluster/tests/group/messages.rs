@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_cluster::machine::effects::{Effect, EffectsBuf};
+use collie_cluster::machine::{Described, Description, Position};
 use collie_cluster::peers::{Call, Dispatch, Incoming, Peers, PlainTcp, Reply};
 use collie_cluster::proposals::{Header, RunId, Ticket};
 use collie_cluster::wire::{
-    Append, Appended, LogEntry, Payload, Refusal, Request, Response, Room, Transfer, VoteAnswer, VoteRequest,
+    Append, Appended, LogEntry, Offer, Payload, Piece, Refusal, Request, Response, Room, Transfer,
+    VoteAnswer, VoteRequest,
 };
 use collie_cluster::{
     EntryId, LeaderId, Node, NodeOptions, NodeStore, NodeStoreOptions, Replica, ReplicaError, Vote,
@@ -98,6 +100,18 @@ impl Alone {
         drop(tokio::time::timeout(CAP, alive).await.unwrap().unwrap());
         self.peer.call(call).await.unwrap()
     }
+}
+
+/// Puts all of the replica but its table files on a simulated device.
+fn tables_on(device: &SimDevice, options: &mut NodeOptions) {
+    let replica = options.store.disks[0]
+        .join("replicas")
+        .join(replica_on(1).to_string());
+    options.machine.db.device = Arc::new(SplitDevice::new(
+        replica.join("store/families"),
+        Arc::new(RealDevice::new()),
+        Arc::new(device.clone()) as _,
+    ));
 }
 
 fn vote(term: u64, replica: u64) -> Vote {
@@ -386,15 +400,10 @@ fn a_replica_whose_apply_waits_for_room_takes_no_tables_and_votes() {
     runtime().block_on(async {
         let device = SimDevice::new(2);
         let mut alone = Alone::adjusted(false, |options| {
-            let store = options.store.disks[0].join("replicas").join(replica_on(1).to_string());
-            let db = &mut options.machine.db;
-            db.device = Arc::new(SplitDevice::new(
-                store.join("store/families"),
-                Arc::new(RealDevice::new()),
-                Arc::new(device.clone()) as _,
-            ));
-            db.default_family.write_buffer_bytes = 64 << 10;
-            db.default_family.max_write_buffers = 2;
+            tables_on(&device, options);
+            let family = &mut options.machine.db.default_family;
+            family.write_buffer_bytes = 64 << 10;
+            family.max_write_buffers = 2;
         })
         .await;
         device.inject(Fault::new(FaultKind::NoSpace).on("MANIFEST"));
@@ -472,6 +481,88 @@ fn a_replica_whose_apply_waits_for_room_takes_no_tables_and_votes() {
         applied.await.unwrap_or_else(|_| panic!("it waits, though there is room"));
         assert_eq!(ask(Request::Room(Room { bytes: 1 })).await, Response::HasRoom);
         alone.requests.close();
+    });
+}
+
+/// A transfer that was cut off could not go on where it had filled half of the disk.
+#[test]
+fn what_came_of_a_transfer_counts_as_room_for_it_and_goes_from_a_full_disk() {
+    const SIZE: u64 = 400_000;
+    runtime().block_on(async {
+        let device = SimDevice::new(2);
+        let alone = Alone::adjusted(false, |options| {
+            tables_on(&device, options);
+            options.times.piece = Duration::from_secs(1);
+        })
+        .await;
+        let ask = async |request| alone.call(GROUP, replica_on(1), request).await;
+        let leader = LeaderId {
+            term: 1,
+            replica: replica_on(2),
+        };
+        let applied = EntryId { leader, index: 9 };
+        let description = Description {
+            position: Position {
+                applied,
+                membership: None,
+            },
+            files: vec![Described {
+                name: "file".to_owned(),
+                size: SIZE,
+                crc32c: 0,
+            }],
+        };
+        let offer = Offer {
+            vote: Vote {
+                leader,
+                committed: true,
+            },
+            snapshot: 1,
+            last: Some(applied),
+            meta: Payload(description.encode()),
+            files: Vec::new(),
+        };
+        let wanted = ask(Request::Offer(offer)).await;
+        assert!(matches!(wanted, Response::Wanted(_)), "{wanted:?}");
+        let piece = Piece {
+            snapshot: 1,
+            file: 0,
+            offset: 0,
+            bytes: Payload(vec![7; SIZE as usize / 2]),
+        };
+        let stored = ask(Request::Piece(piece)).await;
+        assert!(matches!(stored, Response::Stored(_)), "{stored:?}");
+        device.limit_space(Some(SIZE * 3 / 4));
+        let room = async |bytes| ask(Request::Room(Room { bytes })).await;
+        assert_eq!(room(SIZE).await, Response::HasRoom);
+        assert_eq!(room(SIZE * 2).await, Response::Refusal(Refusal::NoRoom));
+        // Nothing more comes of it, and its disk is full.
+        alone.log.limit_space(Some(0));
+        for index in 0.. {
+            let id = |index| EntryId { leader, index };
+            let append = Append {
+                vote: Vote {
+                    leader,
+                    committed: true,
+                },
+                previous: u64::checked_sub(index, 1).map(id),
+                committed: None,
+                entries: vec![LogEntry {
+                    id: id(index),
+                    payload: Payload(vec![1; 30_000]),
+                }],
+            };
+            if ask(Request::Append(append)).await == Response::Refusal(Refusal::NoRoom) {
+                break;
+            }
+            assert!(index < 1_000, "there is room");
+        }
+        let gone = tokio::time::timeout(CAP, async {
+            while device.used_space() > SIZE / 2 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        gone.await.unwrap_or_else(|_| panic!("what came of it stays"));
     });
 }
 

@@ -7,13 +7,13 @@ use crate::FrontError;
 /// Syncs of a file that several threads ask for at once.
 #[derive(Debug, Default)]
 pub(crate) struct GroupSync {
-    state: Mutex<State>,
+    state: Mutex<SyncState>,
     /// Notified when a sync ends.
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SyncState {
     /// Syncs that have begun; at most one of them has not ended.
     begun: u64,
     is_running: bool,
@@ -21,7 +21,7 @@ struct State {
     failure: Option<FrontError>,
 }
 
-impl State {
+impl SyncState {
     /// Syncs that have ended.
     fn ended(&self) -> u64 {
         self.begun - u64::from(self.is_running)

@@ -67,7 +67,7 @@ impl PageFile {
     /// Gives the time of the last displaced write to the file at home. Where that fails it is only
     /// known until the file is closed.
     pub(super) fn show_time(&self, writers: Writers<'_>) {
-        let _writing = self.hold_up(writers);
+        let _writing = self.stop_writers(writers);
         let Some(written) = self.pages.lock().displaced_at else {
             return;
         };
@@ -84,7 +84,7 @@ impl PageFile {
 
     /// Before pages are brought home, which changes no byte that a user sees.
     pub(super) fn home_time(&self, writers: Writers<'_>) -> Option<HomeTime> {
-        let _writing = self.hold_up(writers);
+        let _writing = self.stop_writers(writers);
         let mtime = self.home.stat().ok()?.mtime;
         let changes = self.pages.lock().home_changes;
         Some(HomeTime { mtime, changes })
@@ -92,7 +92,7 @@ impl PageFile {
 
     /// After that; unless a user changed it as well.
     pub(super) fn keep_home_time(&self, time: HomeTime, writers: Writers<'_>) {
-        let _writing = self.hold_up(writers);
+        let _writing = self.stop_writers(writers);
         if self.pages.lock().home_changes == time.changes {
             // As in `show_time`, a failure is not one of the caller.
             let _ = self.home.set_times(None, Some(time.mtime));

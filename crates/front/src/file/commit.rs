@@ -138,8 +138,8 @@ impl PageFile {
         done.map(|()| Committed::Done)
     }
 
-    /// Holds writers up, if they are not.
-    pub(super) fn hold_up(&self, writers: Writers<'_>) -> Option<MutexGuard<'_, ()>> {
+    /// Stops writers, if the caller has not.
+    pub(super) fn stop_writers(&self, writers: Writers<'_>) -> Option<MutexGuard<'_, ()>> {
         match writers {
             Writers::GoOn => Some(self.writing.lock()),
             Writers::Wait(held) => {
@@ -151,7 +151,7 @@ impl PageFile {
 
     /// Waits for writes under way and makes active versions frozen ones.
     fn freeze(&self, scope: Scope, writers: Writers<'_>) -> Result<Freeze, FrontError> {
-        let _writing = self.hold_up(writers);
+        let _writing = self.stop_writers(writers);
         let (len, home_len) = {
             let pages = self.pages.lock();
             (pages.len, pages.home_len)
@@ -359,7 +359,7 @@ impl PageFile {
     /// one. If the file takes no more writes they stay what readers see. Waits for writes under way:
     /// one may be about to make such a newer version.
     fn thaw(&self, freeze: Freeze, writers: Writers<'_>) {
-        let _writing = self.hold_up(writers);
+        let _writing = self.stop_writers(writers);
         let is_final = self.check().is_err();
         let mut freed = Vec::new();
         let mut pages = self.pages.lock();

@@ -34,7 +34,7 @@ impl PageFile {
             false => self.home_time(writers),
         };
         for (page, slot, crc) in displaced {
-            let _writing = self.hold_up(writers);
+            let _writing = self.stop_writers(writers);
             self.copy_home(page, slot, crc)?;
         }
         let comes_home = self.pages.lock().comes_home();

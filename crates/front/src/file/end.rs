@@ -81,7 +81,7 @@ impl PageFile {
             return Ok(());
         };
         let is_home_dirty = {
-            let _writing = self.hold_up(writers);
+            let _writing = self.stop_writers(writers);
             let mut pages = self.pages.lock();
             if !pages.is_all_at_home() {
                 return Ok(());

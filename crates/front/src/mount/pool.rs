@@ -15,7 +15,7 @@ const KEPT: usize = 4;
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     jobs: VecDeque<Job>,
     threads: usize,
     idle: usize,
@@ -23,14 +23,14 @@ struct State {
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct JobQueue {
+    state: Mutex<PoolState>,
     changed: Condvar,
 }
 
 /// The threads.
 #[derive(Default)]
-pub(super) struct Pool(Arc<Shared>);
+pub(super) struct Pool(Arc<JobQueue>);
 
 impl Pool {
     /// Does `job` on another thread; on this one where no thread can be started.
@@ -67,7 +67,7 @@ impl Pool {
     }
 }
 
-fn work(shared: &Shared) {
+fn work(shared: &JobQueue) {
     let mut state = shared.state.lock();
     loop {
         if let Some(job) = state.jobs.pop_front() {

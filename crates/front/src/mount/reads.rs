@@ -18,29 +18,29 @@ const SCANS: usize = 32 << 10;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-struct State {
+struct ReadTurns {
     turns: Turns<Job>,
     threads: usize,
     is_closed: bool,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct ReadQueue {
+    state: Mutex<ReadTurns>,
     changed: Condvar,
 }
 
 /// The threads. They end after [`Reads::finish`], and when this is dropped.
 pub(super) struct Reads {
     policy: Policy,
-    shared: Arc<Shared>,
+    shared: Arc<ReadQueue>,
 }
 
 impl Reads {
     pub(super) fn start(policy: Policy, idle_slice: Duration) -> io::Result<Reads> {
         let reads = Reads {
             policy,
-            shared: Arc::new(Shared {
-                state: Mutex::new(State {
+            shared: Arc::new(ReadQueue {
+                state: Mutex::new(ReadTurns {
                     turns: Turns::new(policy, idle_slice),
                     threads: 0,
                     is_closed: false,
@@ -100,7 +100,7 @@ fn now() -> Time {
     Duration::from_nanos(RealClock.monotonic())
 }
 
-fn work(shared: &Shared) {
+fn work(shared: &ReadQueue) {
     let mut state = shared.state.lock();
     loop {
         match state.turns.next(now()) {

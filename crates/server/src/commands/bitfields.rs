@@ -32,13 +32,13 @@ pub(super) const ROWS: &[Command] = &[
 
 /// Width and sign of an integer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Kind {
+struct FieldKind {
     is_signed: bool,
     bits: u32,
 }
 
-impl Kind {
-    fn read(arg: &[u8]) -> Result<Kind, Failure> {
+impl FieldKind {
+    fn read(arg: &[u8]) -> Result<FieldKind, Failure> {
         let (is_signed, digits) = match arg {
             [b'i', digits @ ..] => (true, digits),
             [b'u', digits @ ..] => (false, digits),
@@ -47,7 +47,7 @@ impl Kind {
         let most = if is_signed { 64 } else { 63 };
         let bits = parse_i64(digits).filter(|bits| (1..=most).contains(bits));
         match bits.and_then(|bits| u32::try_from(bits).ok()) {
-            Some(bits) => Ok(Kind { is_signed, bits }),
+            Some(bits) => Ok(FieldKind { is_signed, bits }),
             None => Err(
                 "ERR Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but i64 is."
                     .into(),
@@ -126,7 +126,7 @@ impl Overflow {
     }
 
     /// The value that is stored for `wide`; `None` if the operation fails.
-    fn fit(self, kind: Kind, wide: i128) -> Option<i128> {
+    fn fit(self, kind: FieldKind, wide: i128) -> Option<i128> {
         let (min, max) = kind.range();
         match self {
             _ if (min..=max).contains(&wide) => Some(wide),
@@ -145,16 +145,16 @@ enum Action {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Operation {
-    kind: Kind,
+struct FieldOperation {
+    kind: FieldKind,
     offset: u64,
     action: Action,
     overflow: Overflow,
 }
 
-impl Operation {
+impl FieldOperation {
     /// Parses all operations of a request.
-    fn read_all(exec: &Exec<'_>, request: Request<'_>) -> Result<Vec<Operation>, Failure> {
+    fn read_all(exec: &Exec<'_>, request: Request<'_>) -> Result<Vec<FieldOperation>, Failure> {
         let mut operations = Vec::new();
         let mut overflow = Overflow::Wrap;
         let mut i = 2;
@@ -170,7 +170,7 @@ impl Operation {
             if !is_known {
                 return Err(text::SYNTAX.into());
             }
-            let kind = Kind::read(request.at(i + 1))?;
+            let kind = FieldKind::read(request.at(i + 1))?;
             let offset = bit_offset(exec, request.at(i + 2), Some(kind.bits))?;
             let action = if is_get {
                 Action::Get
@@ -179,7 +179,7 @@ impl Operation {
             } else {
                 Action::Add(integer(request.at(i + 3))?)
             };
-            operations.push(Operation {
+            operations.push(FieldOperation {
                 kind,
                 offset,
                 action,
@@ -191,8 +191,8 @@ impl Operation {
     }
 
     /// The operation on the bytes from number `first` on.
-    fn counted_from(self, first: usize) -> Operation {
-        Operation {
+    fn counted_from(self, first: usize) -> FieldOperation {
+        FieldOperation {
             offset: self.offset - first as u64 * 8,
             ..self
         }
@@ -229,7 +229,7 @@ fn answer(exec: &mut Exec<'_>, value: Option<i128>) {
 }
 
 fn bitfield(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let operations = Operation::read_all(exec, request)?;
+    let operations = FieldOperation::read_all(exec, request)?;
     let writes = operations.iter().filter(|one| one.action != Action::Get);
     let Some(last_bit) = writes.map(|one| one.offset + u64::from(one.kind.bits) - 1).max() else {
         return read_only(exec, request, &operations);
@@ -263,14 +263,14 @@ fn bitfield(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 fn bitfield_ro(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let operations = Operation::read_all(exec, request)?;
+    let operations = FieldOperation::read_all(exec, request)?;
     if operations.iter().any(|one| one.action != Action::Get) {
         return Err("ERR BITFIELD_RO only supports the GET subcommand".into());
     }
     read_only(exec, request, &operations)
 }
 
-fn read_only(exec: &mut Exec<'_>, request: Request<'_>, operations: &[Operation]) -> Outcome {
+fn read_only(exec: &mut Exec<'_>, request: Request<'_>, operations: &[FieldOperation]) -> Outcome {
     let found = exec.find(request.at(1))?;
     exec.count_lookup(found.is_some());
     let (first, end) = touched(operations);
@@ -288,7 +288,7 @@ fn read_only(exec: &mut Exec<'_>, request: Request<'_>, operations: &[Operation]
 }
 
 /// The bytes from the first to behind the last that operations read or write.
-fn touched(operations: &[Operation]) -> (usize, usize) {
+fn touched(operations: &[FieldOperation]) -> (usize, usize) {
     let byte = |bit: u64| usize::try_from(bit >> 3).unwrap_or(usize::MAX - 1);
     let first = operations.iter().map(|one| byte(one.offset)).min();
     let last = operations
@@ -306,7 +306,7 @@ mod tests {
     fn integers_of_every_width_come_back_from_every_place() {
         for is_signed in [false, true] {
             for bits in 1..=if is_signed { 64 } else { 63 } {
-                let kind = Kind { is_signed, bits };
+                let kind = FieldKind { is_signed, bits };
                 let (min, max) = kind.range();
                 for offset in 0..20 {
                     for value in [min, max, max / 3, min / 3, 0] {
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_wraps_saturates_or_fails() {
-        let kind = Kind {
+        let kind = FieldKind {
             is_signed: true,
             bits: 8,
         };

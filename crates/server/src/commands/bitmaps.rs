@@ -256,20 +256,20 @@ fn first_bit(bytes: &[u8], part: &Part, wanted: bool) -> Option<u64> {
 
 /// The operation of `BITOP`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Operation {
+enum BitOperation {
     And,
     Or,
     Xor,
     Not,
 }
 
-impl Operation {
-    fn read(word: &[u8]) -> Result<Operation, Failure> {
+impl BitOperation {
+    fn read(word: &[u8]) -> Result<BitOperation, Failure> {
         match word {
-            _ if is(word, "AND") => Ok(Operation::And),
-            _ if is(word, "OR") => Ok(Operation::Or),
-            _ if is(word, "XOR") => Ok(Operation::Xor),
-            _ if is(word, "NOT") => Ok(Operation::Not),
+            _ if is(word, "AND") => Ok(BitOperation::And),
+            _ if is(word, "OR") => Ok(BitOperation::Or),
+            _ if is(word, "XOR") => Ok(BitOperation::Xor),
+            _ if is(word, "NOT") => Ok(BitOperation::Not),
             _ => Err(text::SYNTAX.into()),
         }
     }
@@ -279,18 +279,18 @@ impl Operation {
         let filled = source.iter().copied().chain(std::iter::repeat(0));
         for (byte, other) in result.iter_mut().zip(filled) {
             match self {
-                Operation::And => *byte &= other,
-                Operation::Or => *byte |= other,
-                Operation::Xor => *byte ^= other,
-                Operation::Not => *byte = !other,
+                BitOperation::And => *byte &= other,
+                BitOperation::Or => *byte |= other,
+                BitOperation::Xor => *byte ^= other,
+                BitOperation::Not => *byte = !other,
             }
         }
     }
 }
 
 fn bitop(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let operation = Operation::read(request.at(1))?;
-    if operation == Operation::Not && request.len() != 4 {
+    let operation = BitOperation::read(request.at(1))?;
+    if operation == BitOperation::Not && request.len() != 4 {
         return Err("ERR BITOP NOT must be called with a single source key.".into());
     }
     let target = request.at(2);
@@ -304,7 +304,7 @@ fn bitop(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let first = sources.first().and_then(Prior::live);
     let mut result = exec.payload_or_empty(first)?.into_owned();
     result.resize(len, 0);
-    let rest = if operation == Operation::Not { 0 } else { 1 };
+    let rest = if operation == BitOperation::Not { 0 } else { 1 };
     for source in sources.iter().skip(rest) {
         let source = exec.payload_or_empty(source.live())?;
         operation.combine(&mut result, &source);

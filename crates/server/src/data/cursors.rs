@@ -18,12 +18,12 @@ const KEY_BYTES_MAX: usize = 16 * 1024 * 1024;
 pub(crate) struct Cursors {
     /// The number of the first entry; entry i has number `first + i`.
     first: u64,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<Cursor>,
     key_bytes: usize,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Cursor {
     db: u8,
     last_key: Box<[u8]>,
 }
@@ -44,7 +44,7 @@ impl Cursors {
     pub(crate) fn remember(&mut self, db: u8, last_key: &[u8]) -> u64 {
         let number = self.first + self.entries.len() as u64;
         self.key_bytes += last_key.len();
-        self.entries.push_back(Entry {
+        self.entries.push_back(Cursor {
             db,
             last_key: last_key.into(),
         });

@@ -2,7 +2,7 @@
 
 use collie_db::{LogStats, Stall, Stats};
 
-use super::text::{Kind, Page};
+use super::text::{Kind, MetricsPage};
 use crate::commands;
 use crate::partitions::walk::key_count;
 use crate::process;
@@ -20,7 +20,7 @@ fn seconds(ns: u64) -> f64 {
 
 /// All metrics. `engine`: the engine's latest statistics, and their age in nanoseconds.
 pub(super) fn page(shared: &Shared, engine: Option<&(Stats, u64)>) -> String {
-    let mut page = Page::default();
+    let mut page = MetricsPage::default();
     server(shared, &mut page);
     page.gauge(
         "collie_writes_refused",
@@ -46,7 +46,7 @@ pub(super) fn page(shared: &Shared, engine: Option<&(Stats, u64)>) -> String {
     page.into_text()
 }
 
-fn server(shared: &Shared, page: &mut Page) {
+fn server(shared: &Shared, page: &mut MetricsPage) {
     let uptime_ms = shared.now_ms().saturating_sub(shared.started_ms);
     page.metric(
         "collie_build_info",
@@ -172,7 +172,7 @@ fn server(shared: &Shared, page: &mut Page) {
     }
 }
 
-fn commands(shared: &Shared, page: &mut Page) {
+fn commands(shared: &Shared, page: &mut MetricsPage) {
     let used: Vec<_> = commands::names()
         .zip(shared.calls.iter().map(CommandCounter::get))
         .filter(|(_, calls)| calls.calls > 0)
@@ -204,7 +204,7 @@ fn commands(shared: &Shared, page: &mut Page) {
 }
 
 /// What the cluster says of this node.
-fn cluster(shared: &Shared, page: &mut Page) {
+fn cluster(shared: &Shared, page: &mut MetricsPage) {
     let Some(partitions) = &shared.partitions else {
         return;
     };
@@ -221,7 +221,7 @@ fn cluster(shared: &Shared, page: &mut Page) {
     }
 }
 
-fn keyspace(shared: &Shared, page: &mut Page) {
+fn keyspace(shared: &Shared, page: &mut MetricsPage) {
     if let Some(partitions) = &shared.partitions {
         // A scrape without the number says that it is not known.
         if let Ok((keys, _)) = key_count(&*partitions.cluster) {
@@ -250,7 +250,7 @@ fn keyspace(shared: &Shared, page: &mut Page) {
     }
 }
 
-fn process(page: &mut Page) {
+fn process(page: &mut MetricsPage) {
     page.gauge(
         "process_resident_memory_bytes",
         "Resident memory.",
@@ -274,7 +274,7 @@ fn process(page: &mut Page) {
     );
 }
 
-fn store(stats: &Stats, page: &mut Page) {
+fn store(stats: &Stats, page: &mut MetricsPage) {
     page.counter("collie_commits_total", "Commits.", stats.commits);
     page.counter(
         "collie_commit_bytes_total",
@@ -320,7 +320,7 @@ fn store(stats: &Stats, page: &mut Page) {
     );
 }
 
-fn log(log: &LogStats, page: &mut Page) {
+fn log(log: &LogStats, page: &mut MetricsPage) {
     for (name, help, lsn) in [
         ("collie_log_appended_lsn", "Reserved up to here.", log.appended),
         (
@@ -455,7 +455,7 @@ fn log(log: &LogStats, page: &mut Page) {
     }
 }
 
-fn families(stats: &Stats, page: &mut Page) {
+fn families(stats: &Stats, page: &mut MetricsPage) {
     type Family = collie_db::FamilyStats;
     type Figure = fn(&Family) -> f64;
     let figures: &[(&'static str, Kind, &str, Figure)] = &[

@@ -4,7 +4,7 @@ use std::fmt::{Display, Write as _};
 
 /// A page of metrics.
 #[derive(Debug, Default)]
-pub(super) struct Page {
+pub(super) struct MetricsPage {
     text: String,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Metric<'p> {
     name: &'static str,
 }
 
-impl Page {
+impl MetricsPage {
     /// Begins a metric.
     pub(super) fn metric(&mut self, name: &'static str, kind: Kind, help: &str) -> Metric<'_> {
         let kind = match kind {
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn labels_are_escaped_and_numbers_stay_plain() {
-        let mut page = Page::default();
+        let mut page = MetricsPage::default();
         let mut metric = page.metric("x_seconds", Kind::Gauge, "What it is.");
         metric.sample(&[("a", "q\"b\\n\n"), ("c", "")], 0.000_000_001);
         metric.sample(&[], 1e18);

@@ -30,11 +30,11 @@ type Asked = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
 #[derive(Debug)]
 pub(crate) struct Barrier {
     level: Durability,
-    state: RefCell<State>,
+    state: RefCell<Phase>,
 }
 
 #[derive(Default)]
-struct State {
+struct Phase {
     waiting: Vec<Rc<Waiter>>,
     /// The largest end that a connection waits for.
     wanted: Lsn,
@@ -45,10 +45,10 @@ struct State {
     pump: Option<Waker>,
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for Phase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (waiting, in_flight) = (self.waiting.len(), self.in_flight.len());
-        f.debug_struct("State")
+        f.debug_struct("Phase")
             .field("waiting", &waiting)
             .field("in_flight", &in_flight)
             .finish_non_exhaustive()

@@ -17,9 +17,9 @@ pub(crate) struct ClientPause {
 }
 
 /// A command that waits.
-struct Waiting<'a>(&'a AtomicUsize);
+struct PausedCommand<'a>(&'a AtomicUsize);
 
-impl Drop for Waiting<'_> {
+impl Drop for PausedCommand<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -106,7 +106,7 @@ impl ClientPause {
                 return;
             };
             self.waiting.fetch_add(1, Ordering::Relaxed);
-            let _waiting = Waiting(&self.waiting);
+            let _waiting = PausedCommand(&self.waiting);
             tokio::select! {
                 () = tokio::time::sleep_until(pause.until) => {}
                 // The sender lives as long as `self`.

@@ -1,6 +1,6 @@
 //! The frames of a replica's stream, and the node's directory of streams: what their payloads hold.
 //!
-//! A fixed layout of our own, little-endian, drawn in `docs/format/cluster.md`. Every byte is
+//! A fixed layout of our own, little-endian, drawn in `docs/design/formats/cluster.md`. Every byte is
 //! accounted for: what decodes is what was encoded, and nothing else decodes.
 
 use collie_log::Lsn;

@@ -2,8 +2,8 @@
 //! so that one sync makes the entries of all durable, and each replica has a store that takes its
 //! commits from there.
 //!
-//! [`Node`] is a process with its replicas. Formats are drawn in `docs/format/cluster.md` and
-//! `docs/format/peers.md`.
+//! [`Node`] is a process with its replicas. Formats are drawn in `docs/design/formats/cluster.md` and
+//! `docs/design/formats/peers.md`.
 
 mod blocking;
 mod cluster_node;

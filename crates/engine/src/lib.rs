@@ -63,9 +63,9 @@
 //! | about | in |
 //! |---|---|
 //! | what each durability level survives | `docs/durability.md` |
-//! | the bytes of the manifest and of a commit in the log | `docs/format/engine.md` |
-//! | why the memtable is as it is, with figures | `docs/decisions/0003-memtable.md` |
-//! | how snapshots and tables fit together | `docs/decisions/0005-views.md` |
+//! | the bytes of the manifest and of a commit in the log | `docs/design/formats/engine.md` |
+//! | why the memtable is as it is, with figures | `docs/design/decisions/0003-memtable.md` |
+//! | how snapshots and tables fit together | `docs/design/decisions/0005-views.md` |
 //! | what transactions see, wait for and promise | `docs/transactions.md` |
 //! | the log | [`collie_log`] |
 

@@ -9,7 +9,7 @@
 //! plain one.
 //!
 //! This crate is the page map below a file system: it knows no mounts and no requests. The formats
-//! are drawn in `docs/format/front.md`.
+//! are drawn in `docs/design/formats/front.md`.
 //!
 //! ```
 //! use collie_front::{Scope, Volume, VolumeOptions};

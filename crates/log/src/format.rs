@@ -1,4 +1,4 @@
-//! What is on disk and in the ring: `docs/format/log.md` draws it, this file reads and writes it.
+//! What is on disk and in the ring: `docs/design/formats/log.md` draws it, this file reads and writes it.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -45,7 +45,7 @@
 //! the device up to here. durable ≤ written ≤ boundary ≤ appended, and each only grows.
 //!
 //! The algorithm is Border-Collie's (Kim et al., SIGMOD 2019), with the corrections that
-//! [`CompletionBoundary`]'s module argues. The formats are drawn in `docs/format/log.md`.
+//! [`CompletionBoundary`]'s module argues. The formats are drawn in `docs/design/formats/log.md`.
 
 #![cfg_attr(
     loom,

@@ -14,7 +14,7 @@
 //!    kept until [`Settling`] says that it holds.
 //!
 //! Rows are the engine's form of keys and values: users' keys and their index by expiry, as in
-//! `docs/format/values.md`. All rows of one command are in one slot.
+//! `docs/design/formats/values.md`. All rows of one command are in one slot.
 
 use std::fmt;
 use std::future::Future;

@@ -1,6 +1,6 @@
 //! What a transfer consists of: how far its tables are, and its files.
 //!
-//! The layout is ours, little-endian, and drawn in `docs/format/cluster.md`.
+//! The layout is ours, little-endian, and drawn in `docs/design/formats/cluster.md`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! What an entry does to the data of its group, encoded: absolute writes, not commands.
 //!
-//! The layout is ours, little-endian, and drawn in `docs/format/cluster.md`. The effects of an entry
+//! The layout is ours, little-endian, and drawn in `docs/design/formats/cluster.md`. The effects of an entry
 //! take place in their order and all at once.
 
 use crate::machine::error::FieldError;

@@ -12,7 +12,7 @@
 //! * [`Proposals`] decides which entries with effects are taken: [`Runs`], by the rules of
 //!   [`crate::proposals`].
 //!
-//! All calls block but those that say otherwise. The layouts are drawn in `docs/format/cluster.md`.
+//! All calls block but those that say otherwise. The layouts are drawn in `docs/design/formats/cluster.md`.
 
 mod adopt;
 mod apply;

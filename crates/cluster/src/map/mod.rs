@@ -1,7 +1,7 @@
 //! The map of the cluster: its nodes, its partitions, and where their replicas are. It is in the rows
 //! of group 0, and changes only by entries of that group.
 //!
-//! Nothing here does I/O, reads a clock or draws at random. `docs/format/cluster.md` draws the rows.
+//! Nothing here does I/O, reads a clock or draws at random. `docs/design/formats/cluster.md` draws the rows.
 
 mod error;
 mod records;

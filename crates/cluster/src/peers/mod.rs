@@ -3,7 +3,7 @@
 //!
 //! Each node makes two connections to each peer: one for raft's messages and pings, one for files.
 //! Requests go out on the connections that a node has made, and the answers come back on them.
-//! What is sent is drawn in `docs/format/peers.md`; decision 25 says why it is done so.
+//! What is sent is drawn in `docs/design/formats/peers.md`; decision 25 says why it is done so.
 
 mod backoff;
 mod budget;

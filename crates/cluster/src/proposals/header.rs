@@ -1,5 +1,5 @@
 //! What stands before the effects in an entry, and what the replica records of the last entry that
-//! it took. Little-endian; drawn in `docs/format/cluster.md`.
+//! it took. Little-endian; drawn in `docs/design/formats/cluster.md`.
 
 use super::{RunId, Ticket};
 use crate::ids::LeaderId;
@@ -12,7 +12,7 @@ pub const RECORDED: usize = TICKET + 8 + 8;
 
 const _: () = assert!(
     HEADER == 44 && RECORDED == 40,
-    "the sizes that docs/format/cluster.md draws"
+    "the sizes that docs/design/formats/cluster.md draws"
 );
 
 /// What stands before the effects of an entry.

@@ -4,7 +4,7 @@
 //! computed on everything that was submitted before them, so they are right only if all of that is
 //! applied before them, and nothing else is. Raft does not promise that: single proposals are
 //! refused in the middle of a term, and a leader that was deposed goes on for a while. Here is what
-//! makes it so, without I/O, clocks or tasks; `docs/decisions/0024-proposals.md` says why each rule
+//! makes it so, without I/O, clocks or tasks; `docs/design/decisions/0024-proposals.md` says why each rule
 //! is needed.
 //!
 //! * [`Leading`]: the leader's side of one replica: its runs, and the *overlay* of effects that are

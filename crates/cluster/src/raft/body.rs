@@ -1,4 +1,4 @@
-//! What an entry holds, as its frame has it: a format of our own, drawn in `docs/format/cluster.md`.
+//! What an entry holds, as its frame has it: a format of our own, drawn in `docs/design/formats/cluster.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

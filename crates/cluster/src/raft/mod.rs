@@ -1,5 +1,5 @@
 //! What is openraft's: no other part of the crate names it, and nothing of it is on disk or on the
-//! wire. An upgrade of it runs all that `docs/decisions/0023-raft-log-store.md` names.
+//! wire. An upgrade of it runs all that `docs/design/decisions/0023-raft-log-store.md` names.
 
 mod applying;
 mod batching;

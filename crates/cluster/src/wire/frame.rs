@@ -1,4 +1,4 @@
-//! The frame around a message. Its layout is drawn in `docs/format/peers.md`.
+//! The frame around a message. Its layout is drawn in `docs/design/formats/peers.md`.
 
 use super::error::WireError;
 use super::kind::Kind;

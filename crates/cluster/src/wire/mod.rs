@@ -1,6 +1,6 @@
 //! What nodes say to each other: the frame, and the messages in it, all of them types of our own.
 //!
-//! `docs/format/peers.md` draws them. Decoding trusts nothing: a frame is looked at only once all
+//! `docs/design/formats/peers.md` draws them. Decoding trusts nothing: a frame is looked at only once all
 //! of its bytes are there, and no length or count in it makes the decoder allocate ahead of bytes
 //! that it has.
 

@@ -1,7 +1,7 @@
 //! A commit's payload in the log: its operations, one after the other.
 //!
 //! An operation is a tag (one byte: put or delete), the family's id, the key's length and the key,
-//! and for a put the value's length and the value. Numbers are LEB128. docs/format/engine.md draws
+//! and for a put the value's length and the value. Numbers are LEB128. docs/design/formats/engine.md draws
 //! it.
 
 use collie_log::Lsn;

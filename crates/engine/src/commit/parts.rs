@@ -2,7 +2,7 @@
 //!
 //! A part names the commit by the LSN of its first part, so that two commits whose parts alternate
 //! in the log are told apart, and has a piece of the operations, cut anywhere. The last frame says
-//! how many parts and bytes there must be, and which families they write. docs/format/engine.md
+//! how many parts and bytes there must be, and which families they write. docs/design/formats/engine.md
 //! draws both.
 
 use std::collections::BTreeSet;

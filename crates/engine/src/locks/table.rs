@@ -2,7 +2,7 @@
 //! until the transaction ends.
 //!
 //! Each family has its locks in the order of keys, under one mutex (`family.rs` has the rules,
-//! docs/decisions/0016 the reasons). A row is there only while it has a holder or a waiter.
+//! docs/design/decisions/0016 the reasons). A row is there only while it has a holder or a waiter.
 //!
 //! *Waiting.* A request that does not get its lock is repeated a few times and then queued, and a
 //! later one does not overtake it there. Locks are handed over: a release grants them to those
@@ -38,7 +38,7 @@ const KEPT_EMPTY: usize = 4;
 /// [`SHORTEST_SPIN`] on, then with a yield of the processor. Most locks are held for a few
 /// microseconds, and waking a thread takes many times as long. An owner that was queued at once
 /// would be granted the row asleep, and all behind it would wait until it runs
-/// (docs/decisions/0006).
+/// (docs/design/decisions/0006).
 const ASKED_SPINNING: u32 = 4;
 const ASKED_YIELDING: u32 = 14;
 const SHORTEST_SPIN: u32 = 8;

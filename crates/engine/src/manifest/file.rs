@@ -8,7 +8,7 @@
 //!
 //! Each change stands there twice, in sectors of its own. One damaged sector loses none. Where both
 //! copies of the last change are damaged, the store died while it was written, and it was not
-//! acknowledged. docs/format/engine.md draws all of it.
+//! acknowledged. docs/design/formats/engine.md draws all of it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! A memtable keeps every version of a key, ordered by key and then from the newest to the oldest.
 //! It is written by many threads at once and read by many more. [`Mem`] is one memtable with its
-//! position in the log; [`Buckets`] is the implementation (docs/decisions/0003-memtable.md has the
+//! position in the log; [`Buckets`] is the implementation (docs/design/decisions/0003-memtable.md has the
 //! measurements).
 
 mod bucket;

@@ -1,5 +1,5 @@
 //! The map: which files are mapped, and where their displaced pages are, as of a place in the log.
-//! Written whole, under another name, synced and renamed. Drawn in `docs/format/front.md`.
+//! Written whole, under another name, synced and renamed. Drawn in `docs/design/formats/front.md`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;

@@ -1,5 +1,5 @@
 //! The records of the log. Each says a state and not a change, so that replay from any earlier
-//! place comes to the same end. Drawn in `docs/format/front.md`.
+//! place comes to the same end. Drawn in `docs/design/formats/front.md`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The decision table of recovery. `docs/format/log.md` shows it; each row has a test here.
+//! The decision table of recovery. `docs/design/formats/log.md` shows it; each row has a test here.
 
 use std::fmt;
 

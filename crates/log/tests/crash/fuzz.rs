@@ -18,7 +18,7 @@ use collie_sim::{Image, Rng, SimDevice, VOLATILE_DIR};
 
 /// Where a segment's data begins.
 const DATA: usize = 8192;
-/// A segment's header stands twice, without and with its checksum so long. docs/format/log.md
+/// A segment's header stands twice, without and with its checksum so long. docs/design/formats/log.md
 const SEGMENT_COPIES: [usize; 2] = [0, DATA / 2];
 const SEGMENT_HEADER: usize = 390;
 const RING_HEADER: usize = 100;
@@ -100,7 +100,7 @@ struct Done {
     /// What was changed carries good checksums.
     sealed: bool,
     /// The caller that opens the log says where it resumes. Otherwise damage in a frame that is the
-    /// oldest may pass for the end of one before it (docs/testing.md).
+    /// oldest may pass for the end of one before it (docs/design/testing.md).
     resumes: bool,
 }
 

@@ -61,7 +61,7 @@ fn epoch_and_salt(segment: &[u8]) -> (u32, u32) {
     (word(56), word(60))
 }
 
-/// A frame at `lsn` whose durable mark covers all before it. docs/format/log.md
+/// A frame at `lsn` whose durable mark covers all before it. docs/design/formats/log.md
 fn forged(lsn: Lsn, (epoch, salt): (u32, u32), len: usize) -> Vec<u8> {
     let payload = vec![0xee; 8];
     let mut head = Vec::new();

@@ -3,7 +3,7 @@
 //! A database is one column family. Its keys start with a tag: [`DATA`] for the users' keys,
 //! [`EXPIRY`] for the index that finds keys that are due, and [`PIECE`] for the pieces of large
 //! values. With all of them in the same family, one batch changes them together, and one drop
-//! removes them. docs/format/values.md draws them.
+//! removes them. docs/design/formats/values.md draws them.
 //!
 //! A large value lies in pieces of one size, in rows of their own. So its expiry and its length
 //! are read and written without it, and a part of it without the rest.

@@ -156,7 +156,7 @@ fn are_distinct(manifest: &Manifest) -> bool {
     })
 }
 
-/// Reads a manifest another way, by docs/format/engine.md; `None` where it is to be refused.
+/// Reads a manifest another way, by docs/design/formats/engine.md; `None` where it is to be refused.
 fn reference(bytes: &[u8]) -> Option<Manifest> {
     let (version, len, sum) = (word(bytes, 8)?, word(bytes, 12)? as usize, word(bytes, 16)?);
     let payload = bytes.get(20..)?.get(..len)?;

@@ -1,5 +1,8 @@
 //! The seam to the network. TCP stands behind it, TLS over TCP, and the sockets of a simulation; time
 //! and tasks are tokio's on either side.
+//!
+//! Every `select!` of the connections is `biased`: the unbiased one draws from a generator that no
+//! test can seed. Nothing is drawn at random but pauses, from the seed of the options.
 
 use std::future::Future;
 use std::io;

@@ -7,6 +7,12 @@
 //! makes it so, without I/O, clocks or tasks; `docs/design/decisions/0024-proposals.md` says why each rule
 //! is needed.
 //!
+//! Rule 4 (apply compares what a run's first entry names) and rule 6 (the next run waits for all
+//! entries of the last) each keep data right without the other. Without rule 6 clients see needless
+//! TRYAGAINs; without rule 4 data hangs on what raft says about refusals. So both stay, and the model
+//! demands that the first entry of a run is never skipped, apart from schedules in which its raft
+//! lies about a refusal.
+//!
 //! * [`Leading`]: the leader's side of one replica: its runs, and the *overlay* of effects that are
 //!   submitted and not applied yet.
 //! * [`decide`]: the apply side: whether an entry continues what was taken before it.

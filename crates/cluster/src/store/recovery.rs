@@ -1,4 +1,9 @@
 //! One pass over a log: what its frames say of each replica, and whose frames damage took.
+//!
+//! Damage counts against every replica that has no later frame, and that no later directory names,
+//! though it may be another's: its last vote may have been there, and a replica that forgets a vote
+//! can vote twice. A directory at each opening, at each close and in each segment keeps that part
+//! short.
 
 use std::collections::BTreeMap;
 

@@ -6,6 +6,15 @@
 //! So recovery cuts a file at its committed end, and before anything but zeros is behind that the
 //! log knows it: the file is *mapped*, displaced pages or not. A page is whole or not there.
 //!
+//! PostgreSQL's redo begins at the last checkpoint's redo point. A page that is missing or zeros it
+//! passes over, a torn one stops it, unless every record since then begins with one that initialises
+//! the page. The mount cannot know that: redo reads records from before
+//!
+//! * the cut, where `VACUUM` cut the file and it grew again;
+//! * the removal, where a file was removed and its name made anew, renamed to or linked;
+//! * the drop, where redo made the file again and a second recovery follows;
+//! * any of these, on a standby between two restartpoints or in a copied database.
+//!
 //! Zeros tear into nothing else, as long as the device has no older bytes there. So a file that grows
 //! by zeros, as PostgreSQL's tables do, waits for nothing before the first content is written.
 

@@ -99,6 +99,7 @@ fn create_at(
         name: name.into(),
         flushed: birth,
         options,
+        later: Vec::new(),
     };
     let family = create_tables(store, &record).inspect_err(|_| retire_id(store, &mut manifest, id))?;
     store.sequencer().retain(name, birth);

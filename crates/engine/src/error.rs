@@ -147,6 +147,19 @@ pub enum Error {
         /// The version that this program reads.
         supported: u32,
     },
+    /// A later version of Collie gave a family an option that this program does not know, and marked
+    /// it as one without which the family must not be used. Open the store with that version.
+    #[error(
+        "{path}: the family {family:?} has the option {option}, which this version does not know and must not pass over"
+    )]
+    UnknownOption {
+        /// The manifest.
+        path: PathBuf,
+        /// The family's name.
+        family: String,
+        /// The option's name.
+        option: String,
+    },
     /// The log's directory holds the log of another store. It was left untouched.
     #[error(
         "the store in {path} has the log {expected}, but {log} holds the log {found} of another store; give each \

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use collie_io::{Device, RealDevice};
 use collie_log::RingMode;
-use serde::{Deserialize, Serialize};
 
 use crate::store::reserve::Reserve;
 use crate::{DiskReserve, Error, Journal, Result, Shared};
@@ -196,7 +195,7 @@ impl Default for Options {
 }
 
 /// How a family keeps its data. Stored with the family.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FamilyOptions {
     /// Memory of one memtable, in bytes; a fuller one is sealed and flushed. Default: 64 MiB. (A
     /// store keeps up to 64 MiB of freed memtables for the next ones, for some seconds.)
@@ -238,7 +237,7 @@ impl Default for FamilyOptions {
 }
 
 /// How table blocks, and commits in the log, are compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Compression {
     /// Not at all.

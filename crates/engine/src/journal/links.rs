@@ -78,6 +78,7 @@ fn link_one(store: &Store, family: &Arc<FamilyState>, dir: &Path) -> Result<Lsn>
             name: family.name().to_string(),
             flushed,
             options: family.options().clone(),
+            later: Vec::new(),
         }],
         ..Manifest::new(store.manifest().log_id)
     };

@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 use collie_io::{Device, File, OpenMode, read_exact_at, write_all_at};
 
-use crate::manifest::{Edit, LogState, Manifest};
+use crate::manifest::encoding::{self, BadPayload, OLDEST, VERSION};
+use crate::manifest::{Edit, Manifest};
 use crate::{Error, Result};
 
 /// The file's name.
@@ -24,12 +25,6 @@ pub(crate) const FILE: &str = "MANIFEST";
 pub(crate) const TEMPORARY: &str = "MANIFEST.tmp";
 
 const MAGIC: [u8; 8] = *b"COLLIEDB";
-/// The newest format that this program reads and writes: that of stores with an external journal.
-pub(crate) const VERSION: u32 = 4;
-/// The format of all other stores, so that earlier programs read these.
-const WITHOUT_EXTERNAL: u32 = 3;
-/// The oldest that it reads: a base alone, without a generation.
-const OLDEST: u32 = 2;
 /// magic (8), version (4), payload length (4), CRC-32C of version, length and payload (4).
 const HEADER: usize = 20;
 /// CRC-32C of the rest (4), payload length (4), generation (8), number (4), zero (4).
@@ -102,13 +97,19 @@ impl ManifestFile {
     }
 
     fn decode(bytes: &[u8], path: &Path) -> Result<Self> {
-        let (mut manifest, generation, base) = decode_base(bytes, path)?;
+        let Base {
+            mut manifest,
+            generation,
+            version,
+            len,
+        } = decode_base(bytes, path)?;
         let edits = Edits {
             bytes,
             generation,
+            version,
             path,
         };
-        let (mut at, mut number) = (base.next_multiple_of(SECTOR), 0);
+        let (mut at, mut number) = (len.next_multiple_of(SECTOR), 0);
         while let Some((edit, end)) = edits.next(at, number)? {
             if let Some(found) = manifest.contradiction_with(&edit) {
                 return corrupt(path, at as u64, NO_CONTRADICTION.into(), found);
@@ -271,17 +272,13 @@ impl AsRef<Error> for ManifestError {
 }
 
 fn encode_base(manifest: &Manifest, generation: u64, path: &Path) -> Result<Vec<u8>> {
-    let payload = encode(&(generation, manifest), path)?;
+    let payload = encoding::encode_base(manifest, generation).map_err(|e| unencodable(path, e))?;
     if payload.len() as u64 > MAX_BYTES {
         let limit = std::io::Error::other(format!("{} bytes, more than {MAX_BYTES}", payload.len()));
         return Err(Error::io("write", path, limit));
     }
     let mut bytes = MAGIC.to_vec();
-    let version = match manifest.log {
-        LogState::Off | LogState::On => WITHOUT_EXTERNAL,
-        LogState::External => VERSION,
-    };
-    bytes.extend_from_slice(&version.to_le_bytes());
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[8..16]), &payload);
     bytes.extend_from_slice(&sum.to_le_bytes());
@@ -290,13 +287,13 @@ fn encode_base(manifest: &Manifest, generation: u64, path: &Path) -> Result<Vec<
     Ok(bytes)
 }
 
-fn encode<T: serde::Serialize>(value: &T, path: &Path) -> Result<Vec<u8>> {
-    postcard::to_stdvec(value).map_err(|e| Error::io("encode", path, std::io::Error::other(e)))
+fn unencodable(path: &Path, error: postcard::Error) -> Error {
+    Error::io("encode", path, std::io::Error::other(error))
 }
 
 /// Both copies of a change.
 fn encode_edit(edit: &Edit, generation: u64, number: u32, path: &Path) -> Result<Vec<u8>> {
-    let payload = encode(edit, path)?;
+    let payload = encoding::encode_edit(edit).map_err(|e| unencodable(path, e))?;
     let mut copy = vec![0; 4];
     copy.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     copy.extend_from_slice(&generation.to_le_bytes());
@@ -311,8 +308,7 @@ fn encode_edit(edit: &Edit, generation: u64, number: u32, path: &Path) -> Result
     Ok(both)
 }
 
-/// The manifest of a base, its generation, and its length.
-fn decode_base(bytes: &[u8], path: &Path) -> Result<(Manifest, u64, usize)> {
+fn decode_base(bytes: &[u8], path: &Path) -> Result<Base> {
     let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
         let found = format!("a file of {} bytes", bytes.len());
         return corrupt(path, 0, format!("a header of {HEADER} bytes"), found);
@@ -338,29 +334,66 @@ fn decode_base(bytes: &[u8], path: &Path) -> Result<(Manifest, u64, usize)> {
     if found != sum {
         return corrupt(path, 16, format!("checksum {found:08x}"), format!("{sum:08x}"));
     }
-    let decoded = if version == OLDEST {
-        postcard::take_from_bytes::<Manifest>(payload).map(|(manifest, rest)| ((0, manifest), rest))
-    } else {
-        postcard::take_from_bytes(payload)
-    };
     let base = HEADER + payload.len();
-    match decoded {
-        Ok(((generation, manifest), [])) => match manifest.contradiction() {
-            Some(found) => corrupt(path, HEADER as u64, NO_CONTRADICTION.into(), found),
-            None => Ok((manifest, generation, base)),
-        },
-        Ok((_, rest)) => {
-            let at = (base - rest.len()) as u64;
-            corrupt(path, at, "the end".into(), format!("{} more bytes", rest.len()))
-        }
-        Err(e) => corrupt(path, HEADER as u64, "a manifest".into(), e.to_string()),
+    let refused = |error| bad_payload(error, path, HEADER, base, "a manifest");
+    let (manifest, generation) = encoding::decode_base(version, payload).map_err(refused)?;
+    if let Some(found) = manifest.contradiction() {
+        return corrupt(path, HEADER as u64, NO_CONTRADICTION.into(), found);
     }
+    Ok(Base {
+        manifest,
+        generation,
+        version,
+        len: base,
+    })
+}
+
+/// The error of a payload from `start` to `end` of a file that is no encoding of `what`.
+fn bad_payload(error: BadPayload, path: &Path, start: usize, end: usize, what: &str) -> Error {
+    let (at, expected, found) = match error {
+        BadPayload::Malformed(found) => (start, what.into(), found),
+        BadPayload::Rest(len) => (
+            end - len,
+            format!("the end of {what}"),
+            format!("{len} more bytes"),
+        ),
+        BadPayload::Value {
+            family,
+            option,
+            value,
+        } => {
+            let expected = format!("a value of the option {option} of the family {family:?}");
+            (start, expected, format!("\"{}\"", value.escape_ascii()))
+        }
+        BadPayload::Unknown { family, option } => {
+            return Error::UnknownOption {
+                path: path.into(),
+                family,
+                option,
+            };
+        }
+    };
+    Error::Corrupt {
+        path: path.into(),
+        offset: at as u64,
+        expected,
+        found,
+    }
+}
+
+/// What stands at the beginning of the file.
+struct Base {
+    manifest: Manifest,
+    generation: u64,
+    version: u32,
+    len: usize,
 }
 
 /// The changes behind a base.
 struct Edits<'a> {
     bytes: &'a [u8],
     generation: u64,
+    version: u32,
     path: &'a Path,
 }
 
@@ -385,12 +418,10 @@ impl Edits<'_> {
             let sectors = (EDIT_HEADER + payload.len()).div_ceil(SECTOR);
             // Any sector but the first is in the place of the second copy.
             let copies = if copy == 0 { 2 } else { 1 };
-            let found = match postcard::take_from_bytes(payload) {
-                Ok((edit, [])) => return Ok(Some((edit, place + copies * sectors * SECTOR))),
-                Ok((_, rest)) => format!("{} bytes behind one", rest.len()),
-                Err(e) => e.to_string(),
-            };
-            return corrupt(self.path, place as u64, "a change".into(), found);
+            let start = place + EDIT_HEADER;
+            let refused = |error| bad_payload(error, self.path, start, start + payload.len(), "a change");
+            let edit = encoding::decode_edit(self.version, payload).map_err(refused)?;
+            return Ok(Some((edit, place + copies * sectors * SECTOR)));
         }
         Ok(None)
     }
@@ -429,7 +460,7 @@ mod tests {
 
     use super::*;
     use crate::FamilyOptions;
-    use crate::manifest::{FamilyRecord, Marks};
+    use crate::manifest::{FamilyRecord, LogState, Marks};
 
     fn record(id: u32, name: &str) -> FamilyRecord {
         FamilyRecord {
@@ -437,6 +468,7 @@ mod tests {
             name: name.into(),
             flushed: 8 * u64::from(id) + (1 << 32),
             options: FamilyOptions::default(),
+            later: Vec::new(),
         }
     }
 
@@ -652,18 +684,6 @@ mod tests {
         let path = Path::new("MANIFEST");
         let mut bytes = encode_base(&example(), 4, path).unwrap();
         bytes.extend(encode_edit(&edits()[2], 3, 0, path).unwrap());
-        assert_eq!(decode(&bytes).unwrap(), example());
-    }
-
-    #[test]
-    fn a_manifest_of_version_2_is_read() {
-        let payload = postcard::to_stdvec(&example()).unwrap();
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend_from_slice(&2_u32.to_le_bytes());
-        bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-        let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[8..16]), &payload);
-        bytes.extend_from_slice(&sum.to_le_bytes());
-        bytes.extend_from_slice(&payload);
         assert_eq!(decode(&bytes).unwrap(), example());
     }
 

@@ -2,19 +2,20 @@
 //!
 //! [`ManifestFile`](crate::manifest::file::ManifestFile) keeps it on the device.
 
+pub(crate) mod encoding;
 pub(crate) mod file;
 pub(crate) mod flushed;
 
 use std::collections::HashSet;
 
 use collie_log::Lsn;
-use serde::{Deserialize, Serialize};
 
+use self::encoding::NamedOption;
 use self::flushed::Registered;
 use crate::FamilyOptions;
 
 /// Whether the store runs with a log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LogState {
     /// There is no log, or none that matters.
     Off,
@@ -25,17 +26,19 @@ pub(crate) enum LogState {
 }
 
 /// A family as the manifest knows it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FamilyRecord {
     pub(crate) id: u32,
     pub(crate) name: String,
     /// Commits below this LSN are in the tables.
     pub(crate) flushed: Lsn,
     pub(crate) options: FamilyOptions,
+    /// Options of a later version, kept as they were found.
+    pub(crate) later: Vec<NamedOption>,
 }
 
 /// The manifest's content.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Manifest {
     /// Ids are never used again, so that an old frame is never taken for another family's.
     pub(crate) next_family: u32,
@@ -117,7 +120,7 @@ fn name_of(family: &FamilyRecord) -> String {
 }
 
 /// A change of the manifest, which is applied wholly or not at all.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Edit {
     /// The least that the next family's id may be.
     pub(crate) next_family: u32,
@@ -130,7 +133,7 @@ pub(crate) struct Edit {
 
 /// Families by id, with the LSN below which their commits are in tables. Made only from what is
 /// registered.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Marks(Vec<(u32, Lsn)>);
 
 impl Marks {

@@ -47,51 +47,35 @@
 //! The algorithm is Border-Collie's (Kim et al., SIGMOD 2019), with the corrections that
 //! [`CompletionBoundary`]'s module argues. The formats are drawn in `docs/design/formats/log.md`.
 
-#![cfg_attr(
-    loom,
-    allow(dead_code, reason = "of the modules that loom builds, the models use a part")
-)]
+// Loom builds the folder `lockfree` alone: `tests/loom.rs`.
+#![cfg(not(loom))]
 
 mod append;
 mod commit;
-#[cfg(not(loom))]
 mod directory;
-#[cfg(not(loom))]
 mod error;
-#[cfg(not(loom))]
 mod format;
-#[cfg(all(test, not(loom), not(shuttle)))]
+#[cfg(all(test, not(shuttle)))]
 mod fuzz;
-#[cfg(not(loom))]
+mod lockfree;
 mod log;
-#[cfg(all(test, loom))]
-mod models;
-#[cfg(not(loom))]
 mod options;
-#[cfg(not(loom))]
 mod read;
-#[cfg(not(loom))]
 mod recovery;
-#[cfg(not(loom))]
 mod segments;
-#[cfg(not(loom))]
 mod set;
-#[cfg(not(loom))]
 mod shared;
-#[cfg(not(loom))]
 mod stake;
-#[cfg(not(loom))]
 mod stats;
-mod sync;
 
-pub use append::boundary::{CompletionBoundary, SlotId};
-#[cfg(not(loom))]
 pub use {
     append::worker::{AppendHook, Worker},
     commit::changes::{DurableChanges, NextDurable},
     commit::future::{Durable, RoomFor},
     error::{Failure, LogError},
     format::{FRAME_HEADER, LogId},
+    lockfree::Lsn,
+    lockfree::boundary::{CompletionBoundary, SlotId},
     log::Log,
     options::{Compression, FIRST_LSN, Level, LogOptions, Probe, RecoveryMode, RingMode, WritePath},
     read::follow,
@@ -102,9 +86,6 @@ pub use {
     set::{LogSet, LogSetOptions},
     stats::{Compressed, LogStats, SAMPLE, Stages, Summary},
 };
-
-/// A log sequence number: a byte position in the log's frame stream, a multiple of 8.
-pub type Lsn = u64;
 
 /// The place of a frame: `start` is its LSN, and watermarks are compared with `end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -9,6 +9,7 @@ use crate::commit::background::Background;
 use crate::commit::changes::DurableChanges;
 use crate::commit::future::{Durable, RoomFor};
 use crate::error::{Failure, LogError};
+use crate::lockfree::sync::{Mutex, Ordering, lock};
 use crate::options::{Level, LogOptions};
 use crate::read::get::get;
 use crate::read::reader::Reader;
@@ -19,7 +20,6 @@ use crate::segments::archive::Archive;
 use crate::set::LogSet;
 use crate::shared::Core;
 use crate::stats::{Compressed, LogStats, SAMPLE, Stages, since};
-use crate::sync::{Mutex, Ordering, lock};
 use crate::{Frame, FrameRef, Lsn};
 
 /// An open log. Clones are handles to the same log; all methods may be called from any thread.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::commit::crew::{Crew, Role};
 use crate::commit::duty::RETRY;
 use crate::error::{At, LogError};
+use crate::lockfree::sync::{Mutex, lock};
 use crate::options::Probe;
-use crate::sync::{Mutex, lock};
 
 /// Background threads that many logs share ([`LogOptions::set`](crate::LogOptions::set)): make one
 /// set for each disk. Clones are the same set; its threads end with its last clone and its last log.

@@ -10,25 +10,25 @@ use collie_io::{Clock, Foreground, Nanos, Opener, Yielding};
 
 use crate::Lsn;
 use crate::append::admission::Space;
-use crate::append::boundary::{CompletionBoundary, Reservations};
 use crate::append::counts::{Counts, Totals};
 use crate::append::ring::Ring;
 use crate::commit::durable::DurableBoundary;
 use crate::commit::filler::LastFiller;
-use crate::commit::group::GroupCommit;
 use crate::commit::signal::Signal;
 use crate::commit::unsynced::Unsynced;
 use crate::commit::waiters::Waiting;
 use crate::commit::watchers::Watchers;
 use crate::commit::writer::SegmentWriter;
 use crate::error::{Failure, LogError};
+use crate::lockfree::boundary::{CompletionBoundary, Reservations};
+use crate::lockfree::group::GroupCommit;
+use crate::lockfree::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::options::LogOptions;
 use crate::recovery::{DirLock, Opened, RecoveryReport};
 use crate::segments::holders::Holders;
 use crate::segments::pool::Segments;
 use crate::stake::Fatal;
 use crate::stats::Recorder;
-use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 
 /// A watermark on cache lines of its own; see also [`DurableBoundary`].
 #[derive(Debug)]
@@ -170,7 +170,7 @@ impl Core {
     /// Gives up the processor, or returns `false` where a thread that waits had better sleep.
     pub(crate) fn give_way(&self) -> bool {
         if cfg!(shuttle) {
-            crate::sync::yield_now();
+            crate::lockfree::sync::yield_now();
             return true;
         }
         self.yielding.give_way(self.clock())

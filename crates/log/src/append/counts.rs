@@ -2,7 +2,7 @@
 
 use crate::Span;
 use crate::append::compress::Stored;
-use crate::sync::{AtomicU64, Ordering};
+use crate::lockfree::sync::{AtomicU64, Ordering};
 
 /// One worker's share; only its owner adds to it.
 #[derive(Debug)]

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use collie_io::Nanos;
 
-use crate::append::boundary::SlotId;
 use crate::append::compress::{Compressor, Stored};
 use crate::append::counts::Share;
-use crate::append::limit::Room;
 use crate::commit::future::RoomFor;
 use crate::error::LogError;
 use crate::format::{FIRST_OWN_KIND, FrameHeader, FrameStart, KIND_CLOSE, KIND_SEAL, MAX_STREAM, frame_len};
+use crate::lockfree::boundary::SlotId;
+use crate::lockfree::limit::Room;
+use crate::lockfree::sync::Ordering;
 use crate::options::Compression;
 use crate::shared::Core;
 use crate::stats::{SAMPLE, since};
-use crate::sync::Ordering;
 use crate::{Lsn, Span};
 use zerocopy::IntoBytes;
 

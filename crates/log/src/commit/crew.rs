@@ -17,7 +17,8 @@ use std::time::Duration;
 use collie_io::{Clock, IoClass, Nanos, Opener, RealClock};
 
 use super::duty::{Duty, Next};
-use crate::sync::{ALL, Builder, JoinHandle, Mutex, ThreadId, WaitWord, current, lock};
+use crate::lockfree::sync::{Builder, JoinHandle, Mutex, ThreadId, current, lock};
+use crate::lockfree::wait_word::{ALL, WaitWord};
 
 /// Which of a log's duties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -398,7 +399,7 @@ impl Shared {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};

@@ -5,7 +5,7 @@
 //! a reader that refuses what lies beyond the boundary need not check whether it has moved since.
 
 use crate::Lsn;
-use crate::sync::{AtomicU64, Ordering};
+use crate::lockfree::sync::{AtomicU64, Ordering};
 
 /// Says that the boundary is fixed. LSNs of frames are multiples of 8.
 const FIXED: u64 = 1;
@@ -47,7 +47,7 @@ impl DurableBoundary {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
 

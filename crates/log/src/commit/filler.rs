@@ -1,7 +1,7 @@
 //! The frame that fills a block: how long it is, and where the last one lies.
 
 use crate::format::{ALIGN, BLOCK, FRAME_HEADER};
-use crate::sync::{Mutex, lock};
+use crate::lockfree::sync::{Mutex, lock};
 use crate::{Lsn, Span};
 
 /// Where the filler lies that was placed last.

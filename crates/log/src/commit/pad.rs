@@ -29,15 +29,15 @@
 //! A filler never waits: it is taken only where the ring has room for it, and where no whole block
 //! is to be written, it has: *written* is then less than half a ring less a block behind, and four
 //! blocks are the smallest ring. Space in the segments is kept for it by admission
-//! ([`crate::append::limit`]).
+//! ([`crate::lockfree::limit`]).
 
 use zerocopy::IntoBytes;
 
 use crate::commit::filler::{FILLER_MAX, filler_len};
 use crate::commit::writer::{Reach, SegmentWriter};
 use crate::format::{FRAME_HEADER, FrameHeader, FrameStart, KIND_FILLER};
+use crate::lockfree::sync::Ordering;
 use crate::shared::Core;
-use crate::sync::Ordering;
 use crate::{Lsn, Span};
 
 /// How often a leader tries to place a filler before it takes what whole blocks there are.

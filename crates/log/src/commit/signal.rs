@@ -4,7 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::crew::Member;
-use crate::sync::{AtomicU32, Ordering, WaitWord};
+use crate::lockfree::sync::{AtomicU32, Ordering};
+use crate::lockfree::wait_word::WaitWord;
 
 /// Calls one thread, which sleeps between its turns. A call during a turn makes the next one begin
 /// at once.

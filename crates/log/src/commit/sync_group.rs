@@ -4,8 +4,8 @@
 //! syncs of a file only. The next write does not wait for it, so neither does a commit at
 //! [`Level::Process`](crate::Level::Process), nor an append that needs room in the ring.
 
-use crate::commit::group::{Announcement, GroupWriter};
 use crate::commit::write_group::WriteStage;
+use crate::lockfree::group::{Announcement, GroupWriter};
 use crate::shared::Core;
 use crate::stake::Fatal;
 use crate::stats::since;

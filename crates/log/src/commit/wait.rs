@@ -6,10 +6,10 @@ use crate::Lsn;
 use crate::commit::sync_group::SyncStage;
 use crate::commit::write_group::WriteStage;
 use crate::error::LogError;
+use crate::lockfree::sync::lock;
 use crate::options::Level;
 use crate::shared::Core;
 use crate::stats::since;
-use crate::sync::lock;
 
 impl Core {
     /// Whether `end` is safe at `level`, or never will be; `None` while it is worth waiting.

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::task::Waker;
 
 use crate::Lsn;
+use crate::lockfree::sync::{Mutex, lock};
 use crate::options::Level;
-use crate::sync::{Mutex, lock};
 
 /// Tasks that wait, by what they wait for.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! Whether all that is appended is waited for.
 
-use crate::sync::{AtomicU32, Ordering};
+use crate::lockfree::sync::{AtomicU32, Ordering};
 
 /// How many [`DurableChanges`](crate::DurableChanges) there are. On cache lines of its own, since every
 /// append reads it.

@@ -1,11 +1,11 @@
 //! The first stage: what is complete in the ring goes to the segments.
 
-use crate::commit::group::{Announcement, GroupWriter};
 use crate::commit::writer::{SegmentWriter, WriteBuffer, Written};
+use crate::lockfree::group::{Announcement, GroupWriter};
+use crate::lockfree::sync::Ordering;
 use crate::shared::Core;
 use crate::stake::Fatal;
 use crate::stats::since;
-use crate::sync::Ordering;
 
 /// Writes to the page cache, or past it and durably.
 pub(crate) struct WriteStage<'a> {

@@ -6,10 +6,10 @@ use collie_io::write_all_at;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::Lsn;
-use crate::append::boundary::SlotId;
 use crate::append::ring::{Block, Ring};
 use crate::error::At;
 use crate::format::{BLOCK, FRAME_HEADER, FrameHeader};
+use crate::lockfree::boundary::SlotId;
 use crate::segments::pool::Segments;
 use crate::segments::segment::Segment;
 use crate::stake::Fatal;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::error::LogError;
+use crate::lockfree::wait_word::{ALL, WaitWord};
 use crate::read::reader::Reader;
-use crate::sync::{ALL, WaitWord};
 use crate::{Frame, Lsn};
 
 /// Durable frames in order, whole, each once: those that are there, then those to come.

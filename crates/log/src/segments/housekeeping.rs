@@ -1,10 +1,10 @@
 //! Segments are prepared ahead of need, and released when no holder retains them.
 
-use crate::append::limit::Room;
 use crate::error::LogError;
+use crate::lockfree::limit::Room;
+use crate::lockfree::sync::lock;
 use crate::shared::Core;
 use crate::stake::HousekeepingError;
-use crate::sync::lock;
 
 impl Core {
     /// How many bytes are kept prepared: what can come while a chunk is zeroed and synced.

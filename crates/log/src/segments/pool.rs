@@ -12,12 +12,12 @@ use crate::Lsn;
 use crate::directory::Directory;
 use crate::error::{At, LogError};
 use crate::format::{SEGMENT_STEP, SegmentHeader};
+use crate::lockfree::sync::{Mutex, Ordering, lock};
 use crate::segments::archive::Archive;
 use crate::segments::beginning;
 use crate::segments::header::rewrite;
 use crate::segments::segment::{Live, Segment, SegmentMeta, in_use};
 use crate::stake::{Fatal, HousekeepingError};
-use crate::sync::{Mutex, Ordering, lock};
 
 use super::files::{
     allocate, create, file_name, open_direct, open_for_zeros, remove_for_good, rename_back, zero,
@@ -190,7 +190,7 @@ impl Segments {
         self.direct
     }
 
-    pub(crate) fn builder(&self) -> crate::sync::MutexGuard<'_, Builder> {
+    pub(crate) fn builder(&self) -> crate::lockfree::sync::MutexGuard<'_, Builder> {
         lock(&self.builder)
     }
 

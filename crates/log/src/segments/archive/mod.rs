@@ -17,10 +17,10 @@ use std::time::Duration;
 use collie_io::Device;
 
 use crate::error::{At, LogError};
+use crate::lockfree::sync::{Mutex, lock};
 use crate::options::LogOptions;
 use crate::segments::files::rename_back;
 use crate::segments::segment::Segment;
-use crate::sync::{Mutex, lock};
 
 pub(crate) use reading::{ArchivedFile, open};
 

@@ -28,7 +28,7 @@
 //! nothing to hide.
 
 use crate::Lsn;
-use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
+use crate::lockfree::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 /// The top bit of a slot: its worker is writing.
 const PENDING: u64 = 1 << 63;

@@ -26,7 +26,8 @@ use std::sync::TryLockError;
 use std::time::Duration;
 
 use crate::Lsn;
-use crate::sync::{ALL, AtomicU64, Mutex, MutexGuard, Ordering, WaitWord, lock};
+use crate::lockfree::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::lockfree::wait_word::{ALL, WaitWord};
 
 /// Places for groups: the one in flight, and the next one.
 const WORDS: usize = 2;

@@ -8,7 +8,7 @@ use loom::thread;
 
 use super::{Bytes, FRAME, Model, THREE, TWO, explore};
 use crate::Lsn;
-use crate::commit::group::{Announcement, GroupCommit, GroupWriter};
+use crate::lockfree::group::{Announcement, GroupCommit, GroupWriter};
 
 /// How a log goes about its writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl GroupWriter for Writing<'_> {
     fn completed(&self) {}
 
     fn give_way(&self) -> bool {
-        crate::sync::yield_now();
+        crate::lockfree::sync::yield_now();
         true
     }
 }
@@ -107,7 +107,7 @@ impl GroupWriter for Syncing<'_> {
     fn completed(&self) {}
 
     fn give_way(&self) -> bool {
-        crate::sync::yield_now();
+        crate::lockfree::sync::yield_now();
         true
     }
 }
@@ -456,7 +456,7 @@ impl GroupWriter for Bounded {
     fn completed(&self) {}
 
     fn give_way(&self) -> bool {
-        crate::sync::yield_now();
+        crate::lockfree::sync::yield_now();
         true
     }
 }

@@ -30,8 +30,8 @@
 //! kept for marks has beyond another `slack` room for them, however full the device is.
 
 use crate::Lsn;
-use crate::append::boundary::Reservations;
-use crate::sync::{AtomicU64, Ordering};
+use crate::lockfree::boundary::Reservations;
+use crate::lockfree::sync::{AtomicU64, Ordering};
 
 /// Who asks for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use loom::cell::UnsafeCell;
 
 use crate::Lsn;
-use crate::append::boundary::{CompletionBoundary, Reservations, SlotId};
+use crate::lockfree::boundary::{CompletionBoundary, Reservations, SlotId};
 
 /// Explores every schedule; for models of two threads.
 const COMPLETE: Option<usize> = None;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::{Bytes, FRAME, Model, THREE, explore};
-use crate::append::boundary::{CompletionBoundary, SlotId};
+use crate::lockfree::boundary::{CompletionBoundary, SlotId};
 
 /// A log, and what was applied of it.
 struct Engine {

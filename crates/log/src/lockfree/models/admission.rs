@@ -7,8 +7,8 @@ use loom::sync::Mutex;
 use loom::thread;
 
 use super::{COMPLETE, FRAME, THREE, explore};
-use crate::append::boundary::{CompletionBoundary, Reservations, SlotId};
-use crate::append::limit::{Kept, Limit, Room};
+use crate::lockfree::boundary::{CompletionBoundary, Reservations, SlotId};
+use crate::lockfree::limit::{Kept, Limit, Room};
 
 /// A large frame.
 const LARGE: u64 = 4 * FRAME;

@@ -8,7 +8,7 @@
 
 use std::cell::Cell;
 
-use crate::sync::Ordering;
+use crate::lockfree::sync::Ordering;
 
 loom::thread_local! {
     static STEPS: Cell<u64> = Cell::new(0);

@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
 use super::{Bytes, COMPLETE, FRAME, Model, THREE, TWO, explore, explore_every_order, steps};
-use crate::append::boundary::{CompletionBoundary, Reservations, SlotId};
+use crate::lockfree::boundary::{CompletionBoundary, Reservations, SlotId};
 
 #[test]
 fn no_hole_lies_below_the_boundary_of_one_worker() {

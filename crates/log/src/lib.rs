@@ -52,6 +52,7 @@
 
 mod append;
 mod commit;
+mod core;
 mod directory;
 mod error;
 mod format;
@@ -64,8 +65,6 @@ mod read;
 mod recovery;
 mod segments;
 mod set;
-mod shared;
-mod stake;
 mod stats;
 
 pub use {

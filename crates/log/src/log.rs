@@ -8,6 +8,7 @@ use crate::append::worker::Worker;
 use crate::commit::background::Background;
 use crate::commit::changes::DurableChanges;
 use crate::commit::future::{Durable, RoomFor};
+use crate::core::Core;
 use crate::error::{Failure, LogError};
 use crate::lockfree::sync::{Mutex, Ordering, lock};
 use crate::options::{Level, LogOptions};
@@ -18,7 +19,6 @@ use crate::read::tail::Tail;
 use crate::recovery::{self, RecoveryReport, Visit};
 use crate::segments::archive::Archive;
 use crate::set::LogSet;
-use crate::shared::Core;
 use crate::stats::{Compressed, LogStats, SAMPLE, Stages, since};
 use crate::{Frame, FrameRef, Lsn};
 

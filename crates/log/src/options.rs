@@ -8,8 +8,7 @@ use collie_io::{Device, Nanos, RealDevice, Scheduler};
 
 use crate::Lsn;
 use crate::error::LogError;
-use crate::format::LogId;
-use crate::format::{BLOCK, FRAME_HEADER, RING_DIR_MAX};
+use crate::format::{BLOCK, FRAME_HEADER, LogId, RING_DIR_MAX};
 use crate::set::LogSet;
 
 /// Where LSNs start: high enough that no small number is mistaken for one.

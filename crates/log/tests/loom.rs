@@ -4,6 +4,7 @@
 #![cfg(loom)]
 #![allow(
     dead_code,
+    unreachable_pub,
     unused_imports,
     reason = "the models use a part of what the log uses"
 )]

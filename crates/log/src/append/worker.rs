@@ -5,16 +5,15 @@ use std::sync::Arc;
 use collie_io::Nanos;
 
 use crate::append::compress::{Compressor, Stored};
-use crate::append::counts::Share;
 use crate::commit::future::RoomFor;
+use crate::core::Core;
 use crate::error::LogError;
 use crate::format::{FIRST_OWN_KIND, FrameHeader, FrameStart, KIND_CLOSE, KIND_SEAL, MAX_STREAM, frame_len};
 use crate::lockfree::boundary::SlotId;
 use crate::lockfree::limit::Room;
 use crate::lockfree::sync::Ordering;
 use crate::options::Compression;
-use crate::shared::Core;
-use crate::stats::{SAMPLE, since};
+use crate::stats::{SAMPLE, Share, since};
 use crate::{Lsn, Span};
 use zerocopy::IntoBytes;
 
@@ -330,11 +329,7 @@ impl Worker {
         Ok(span)
     }
 
-    fn admit(
-        &self,
-        len: u64,
-        room: Room,
-    ) -> Result<Option<crate::append::admission::LargeTurn<'_>>, LogError> {
+    fn admit(&self, len: u64, room: Room) -> Result<Option<crate::append::space::LargeTurn<'_>>, LogError> {
         let core = &*self.core;
         if let Some(turn) = core.space.admit_at_once(&core.next, len, room) {
             return Ok(turn);
@@ -417,10 +412,10 @@ mod tests {
     use super::*;
     use crate::Log;
     use crate::append::compress;
+    use crate::error::HousekeepingError;
     use crate::format::SEGMENT_HEAD;
     use crate::options::{FIRST_LSN, Level, LogOptions, RingMode};
     use crate::recovery::inspect::{inspect, repair};
-    use crate::stake::HousekeepingError;
 
     /// Of what an opening prepares, a part is kept for others than commits: the first appends must
     /// fit what is left, or they wait until megabytes are zeroed.

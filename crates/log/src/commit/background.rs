@@ -9,11 +9,11 @@ use super::duty::{Duty, Next};
 use super::flushing::{Flushing, Writing};
 use super::preparing::Preparing;
 use super::signal::Signal;
+use crate::core::Core;
 use crate::error::{At, LogError};
 use crate::lockfree::sync::{Builder, JoinHandle, Mutex, current, lock};
 use crate::options::LogOptions;
 use crate::set::LogSet;
-use crate::shared::Core;
 
 /// Without its background threads a log would neither flush nor prepare: better to say so at once.
 pub(super) const PANICKED: &str = "a background thread of the log panicked";

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::Lsn;
+use crate::core::Core;
 use crate::error::LogError;
-use crate::shared::Core;
 
 /// The durable boundary, each time that it has moved: [`Log::durable_changes`] makes it.
 ///

@@ -8,11 +8,10 @@ use collie_io::{Nanos, Stat};
 
 use super::duty::{Duty, Next};
 use crate::append::worker::Worker;
-use crate::error::{At, LogError};
+use crate::core::Core;
+use crate::error::{At, Fatal, LogError};
 use crate::format::KIND_SEAL;
 use crate::options::Level;
-use crate::shared::Core;
-use crate::stake::Fatal;
 
 /// How often a shared ring's file and the log's directory are looked at, in flush intervals: once a
 /// second.

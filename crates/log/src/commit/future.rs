@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::Lsn;
+use crate::core::Core;
 use crate::error::LogError;
 use crate::format::frame_len;
 use crate::options::Level;
-use crate::shared::Core;
 
 /// Resolves when an LSN is safe at a level: [`Log::wait_async`](crate::Log::wait_async) makes it.
 /// It needs no runtime of its own and never blocks; dropping it is harmless.

@@ -3,7 +3,6 @@
 pub(crate) mod background;
 pub(crate) mod changes;
 pub(crate) mod crew;
-pub(crate) mod durable;
 pub(crate) mod duty;
 pub(crate) mod filler;
 mod flushing;

@@ -35,9 +35,9 @@ use zerocopy::IntoBytes;
 
 use crate::commit::filler::{FILLER_MAX, filler_len};
 use crate::commit::writer::{Reach, SegmentWriter};
+use crate::core::Core;
 use crate::format::{FRAME_HEADER, FrameHeader, FrameStart, KIND_FILLER};
 use crate::lockfree::sync::Ordering;
-use crate::shared::Core;
 use crate::{Lsn, Span};
 
 /// How often a leader tries to place a filler before it takes what whole blocks there are.

@@ -4,10 +4,9 @@
 use std::sync::Arc;
 
 use super::duty::{Duty, Next, RETRY};
-use crate::error::LogError;
+use crate::core::Core;
+use crate::error::{Fatal, LogError};
 use crate::segments::archive::Archive;
-use crate::shared::Core;
-use crate::stake::Fatal;
 
 /// Keeps one segment's worth of room prepared, and releases what no holder retains.
 pub(super) struct Preparing {

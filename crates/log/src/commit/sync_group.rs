@@ -5,9 +5,9 @@
 //! [`Level::Process`](crate::Level::Process), nor an append that needs room in the ring.
 
 use crate::commit::write_group::WriteStage;
+use crate::core::Core;
+use crate::error::Fatal;
 use crate::lockfree::group::{Announcement, GroupWriter};
-use crate::shared::Core;
-use crate::stake::Fatal;
 use crate::stats::since;
 
 /// `fdatasync` of what the write groups wrote.

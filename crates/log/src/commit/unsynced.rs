@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use crate::commit::writer::Written;
-use crate::error::At;
+use crate::error::{At, Fatal};
 use crate::lockfree::sync::{Mutex, lock};
 use crate::segments::segment::Segment;
-use crate::stake::Fatal;
 
 /// Segments written to through the page cache since their last sync began.
 #[derive(Debug, Default)]

@@ -1,10 +1,10 @@
 //! The first stage: what is complete in the ring goes to the segments.
 
 use crate::commit::writer::{SegmentWriter, WriteBuffer, Written};
+use crate::core::Core;
+use crate::error::Fatal;
 use crate::lockfree::group::{Announcement, GroupWriter};
 use crate::lockfree::sync::Ordering;
-use crate::shared::Core;
-use crate::stake::Fatal;
 use crate::stats::since;
 
 /// Writes to the page cache, or past it and durably.

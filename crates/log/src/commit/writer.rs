@@ -7,12 +7,11 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::Lsn;
 use crate::append::ring::{Block, Ring};
-use crate::error::At;
+use crate::error::{At, Fatal};
 use crate::format::{BLOCK, FRAME_HEADER, FrameHeader};
 use crate::lockfree::boundary::SlotId;
 use crate::segments::pool::Segments;
 use crate::segments::segment::Segment;
-use crate::stake::Fatal;
 
 /// The most that one write takes, in bytes.
 const PIECE: usize = 1 << 20;

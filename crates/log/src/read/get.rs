@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use crate::append::compress;
-use crate::error::LogError;
+use crate::core::Core;
+use crate::error::{LogError, corrupt_at};
 use crate::format::{ALIGN, FrameHeader};
 use crate::read::reader::{Durable, corrupt};
 use crate::read::source::{Source, missing};
-use crate::segments::frames::{Window, corrupt_at, given};
+use crate::segments::frames::{Window, given};
 use crate::segments::segment::Segment;
-use crate::shared::Core;
 use crate::{Frame, Lsn};
 
 /// How much is read at first, in bytes: a header and a small payload. A larger frame takes a second

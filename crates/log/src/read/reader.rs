@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crate::append::compress;
-use crate::error::LogError;
+use crate::core::Core;
+use crate::error::{LogError, corrupt_at};
 use crate::format::Salt;
 use crate::read::retention::{Holder, Retention};
 use crate::read::source::Source;
-use crate::segments::frames::{Extent, Stretch, Window, corrupt_at, given};
+use crate::segments::frames::{Extent, Stretch, Window, given};
 use crate::segments::segment::Segment;
-use crate::shared::Core;
 use crate::{Frame, Lsn};
 
 /// Durable frames in order, up to what was durable when the reader was made.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::Lsn;
+use crate::core::Core;
 use crate::lockfree::sync::lock;
-use crate::shared::Core;
 
 /// Who reads: what a retention is named after.
 #[derive(Debug)]

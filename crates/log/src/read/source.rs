@@ -11,16 +11,15 @@ use std::sync::Arc;
 use collie_io::{File, OpenMode};
 
 use crate::Lsn;
-use crate::error::{At, LogError};
+use crate::core::Core;
+use crate::error::{At, LogError, corrupt_at};
 use crate::format::SegmentHeader;
 use crate::segments::archive::{self, ArchivedFile};
 use crate::segments::files::open_if_there;
-use crate::segments::frames::corrupt_at;
 use crate::segments::header::read_header;
 use crate::segments::order::{self, Piece};
 use crate::segments::pool::Whereabouts;
 use crate::segments::segment::{Beginning, Live, Segment, SegmentMeta};
-use crate::shared::Core;
 
 /// An archived segment that is to be read.
 #[derive(Debug)]

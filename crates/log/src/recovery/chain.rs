@@ -9,12 +9,11 @@ use super::stray::Stray;
 use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{SEGMENT_NUMBERS, SegmentHeader};
-use crate::segments::archive;
 use crate::segments::files::{file_name, open_if_there, parse_file_name};
 use crate::segments::frames::Window;
 use crate::segments::header::read_header;
-use crate::segments::order;
 use crate::segments::run::{Run, SegmentFile};
+use crate::segments::{archive, order};
 
 /// All segment files of a log.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use super::old_ring::OldRing;
 use super::scan::{Found, Piece, Source};
 use super::write_path::spare_blocks;
 use crate::Lsn;
-use crate::append::admission::Space;
+use crate::append::space::Space;
 use crate::directory::Directory;
 use crate::error::{At, LogError};
 use crate::format::{

@@ -13,9 +13,9 @@ use super::scan::{Seen, walk};
 use super::truncate;
 use crate::Lsn;
 use crate::append::compress;
-use crate::error::{At, LogError};
+use crate::error::{At, LogError, corrupt_at};
 use crate::format::{FIRST_OWN_KIND, KIND_CLOSE, KIND_FILLER, KIND_SEAL};
-use crate::segments::frames::{corrupt_at, payload_of};
+use crate::segments::frames::payload_of;
 
 /// A frame as it lies in the log.
 #[derive(Debug)]

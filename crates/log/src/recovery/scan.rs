@@ -10,9 +10,9 @@ use super::old_ring::{Left, OldRing};
 use super::report::{Damaged, RingOutcome, TornTail};
 use super::stray::stray_proves;
 use crate::append::compress;
-use crate::error::LogError;
+use crate::error::{LogError, corrupt_at};
 use crate::format::{ALIGN, FIRST_OWN_KIND, FRAME_HEADER, FrameHeader, KIND_CLOSE, KIND_FILLER};
-use crate::segments::frames::{Bad, Window, corrupt, corrupt_at, payload_of};
+use crate::segments::frames::{Bad, Window, corrupt, payload_of};
 use crate::segments::run::{Run, RunBeginning, SegmentFile};
 use crate::{FrameRef, Lsn};
 

@@ -8,10 +8,10 @@ use collie_io::File;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::Lsn;
-use crate::error::{At, LogError};
+use crate::error::{At, LogError, corrupt_at};
 use crate::format::{ALIGN, BLOCK, FRAME_HEADER, FrameHeader, SEGMENT_HEAD, Salt, SegmentHeader};
 use crate::segments::files::read_or_zeros;
-use crate::segments::frames::{WINDOW, corrupt_at, header_at};
+use crate::segments::frames::{WINDOW, header_at};
 use crate::segments::run::{Run, SegmentFile};
 
 /// A file that is not part of the chain: prepared and never used, renamed and not yet given its

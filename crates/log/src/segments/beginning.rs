@@ -13,13 +13,12 @@ use std::sync::Arc;
 use collie_io::{Device, OpenMode};
 
 use crate::Lsn;
-use crate::error::{At, LogError};
+use crate::error::{At, Fatal, HousekeepingError, LogError};
 use crate::format::{FRAME_HEADER, SegmentHeader};
 use crate::segments::frames::Window;
 use crate::segments::header::{read_header, rewrite};
 use crate::segments::run::{Run, SegmentFile};
 use crate::segments::segment::{Beginning, Live};
-use crate::stake::{Fatal, HousekeepingError};
 
 /// Finds where the segment right behind `before` begins, if that is not known: what lies below
 /// [`resume_at`](crate::LogOptions::resume_at) is not read when the log is opened. `behind` are the

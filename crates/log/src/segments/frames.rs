@@ -11,7 +11,7 @@ use collie_io::File;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::append::compress;
-use crate::error::{At, LogError};
+use crate::error::{At, LogError, corrupt_at};
 use crate::format::{ALIGN, FIRST_OWN_KIND, FRAME_HEADER, FrameHeader, Salt};
 use crate::options::MAX_RING_BYTES;
 use crate::segments::files::read_or_zeros;
@@ -34,23 +34,6 @@ pub(crate) fn corrupt(run: &Run, lsn: Lsn, expected: &str, found: impl fmt::Disp
         .or(run.segments.last());
     let path = segment.map_or(Path::new(""), |s| &s.path);
     corrupt_at(path, segment.map_or(0, |s| s.offset(lsn)), lsn, expected, found)
-}
-
-/// Damage in a file.
-pub(crate) fn corrupt_at(
-    path: &Path,
-    offset: u64,
-    lsn: Lsn,
-    expected: impl Into<String>,
-    found: impl fmt::Display,
-) -> LogError {
-    LogError::Corrupt {
-        path: path.to_owned(),
-        offset,
-        lsn,
-        expected: expected.into(),
-        found: found.to_string(),
-    }
 }
 
 /// A payload as it was appended, of one as it is stored; or what is wrong with it.

@@ -1,10 +1,9 @@
 //! Segments are prepared ahead of need, and released when no holder retains them.
 
-use crate::error::LogError;
+use crate::core::Core;
+use crate::error::{HousekeepingError, LogError};
 use crate::lockfree::limit::Room;
 use crate::lockfree::sync::lock;
-use crate::shared::Core;
-use crate::stake::HousekeepingError;
 
 impl Core {
     /// How many bytes are kept prepared: what can come while a chunk is zeroed and synced.

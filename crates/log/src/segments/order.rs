@@ -8,9 +8,8 @@ use std::sync::Arc;
 use collie_io::File;
 
 use crate::Lsn;
-use crate::error::LogError;
+use crate::error::{LogError, corrupt_at};
 use crate::format::{LogId, SegmentHeader};
-use crate::segments::frames::corrupt_at;
 use crate::segments::run::{Run, SegmentFile};
 
 /// Segments by epoch.

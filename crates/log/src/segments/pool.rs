@@ -10,14 +10,13 @@ use collie_io::{Device, File, OpenMode, Reserve};
 
 use crate::Lsn;
 use crate::directory::Directory;
-use crate::error::{At, LogError};
+use crate::error::{At, Fatal, HousekeepingError, LogError};
 use crate::format::{SEGMENT_STEP, SegmentHeader};
 use crate::lockfree::sync::{Mutex, Ordering, lock};
 use crate::segments::archive::Archive;
 use crate::segments::beginning;
 use crate::segments::header::rewrite;
 use crate::segments::segment::{Live, Segment, SegmentMeta, in_use};
-use crate::stake::{Fatal, HousekeepingError};
 
 use super::files::{
     allocate, create, file_name, open_direct, open_for_zeros, remove_for_good, rename_back, zero,

@@ -32,9 +32,9 @@ use std::sync::Arc;
 use collie_io::Device;
 
 use crate::append::compress;
-use crate::error::LogError;
+use crate::error::{LogError, corrupt_at};
 use crate::format::ALIGN;
-use crate::segments::frames::{Window, corrupt_at, given};
+use crate::segments::frames::{Window, given};
 use crate::segments::order::{Piece, is_reached_from};
 use crate::{Frame, Lsn};
 use view::View;

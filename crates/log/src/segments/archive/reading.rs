@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use collie_io::{Device, File};
 
-use crate::error::LogError;
+use crate::error::{LogError, corrupt_at};
 use crate::format::SegmentHeader;
 use crate::segments::files::open_if_there;
-use crate::segments::frames::corrupt_at;
 use crate::segments::header::read_header;
 
 /// An archived segment's header, and the file that it was read from.

@@ -9,17 +9,15 @@ use std::sync::atomic::AtomicBool;
 use collie_io::{Clock, Foreground, Nanos, Opener, Yielding};
 
 use crate::Lsn;
-use crate::append::admission::Space;
-use crate::append::counts::{Counts, Totals};
 use crate::append::ring::Ring;
-use crate::commit::durable::DurableBoundary;
+use crate::append::space::Space;
 use crate::commit::filler::LastFiller;
 use crate::commit::signal::Signal;
 use crate::commit::unsynced::Unsynced;
 use crate::commit::waiters::Waiting;
 use crate::commit::watchers::Watchers;
 use crate::commit::writer::SegmentWriter;
-use crate::error::{Failure, LogError};
+use crate::error::{Failure, Fatal, LogError};
 use crate::lockfree::boundary::{CompletionBoundary, Reservations};
 use crate::lockfree::group::GroupCommit;
 use crate::lockfree::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
@@ -27,13 +25,56 @@ use crate::options::LogOptions;
 use crate::recovery::{DirLock, Opened, RecoveryReport};
 use crate::segments::holders::Holders;
 use crate::segments::pool::Segments;
-use crate::stake::Fatal;
-use crate::stats::Recorder;
+use crate::stats::{Counts, Recorder, Totals};
 
 /// A watermark on cache lines of its own; see also [`DurableBoundary`].
 #[derive(Debug)]
 #[repr(align(128))]
 struct Alone(AtomicU64);
+
+/// Says that the boundary is fixed. LSNs of frames are multiples of 8.
+const FIXED: u64 = 1;
+
+/// The durable boundary, which a failure of the log fixes for good. Alone on its cache lines.
+///
+/// A write or a sync may be in flight when the log fails, and may succeed. What it wrote is durable
+/// then, but is not reported: where a commit is in doubt for one caller it is in doubt for all, and
+/// a reader that refuses what lies beyond the boundary need not check whether it has moved since.
+#[derive(Debug)]
+#[repr(align(128))]
+struct DurableBoundary(AtomicU64);
+
+impl DurableBoundary {
+    fn new(at: Lsn) -> Self {
+        debug_assert_eq!(at & FIXED, 0);
+        Self(AtomicU64::new(at))
+    }
+
+    /// Acquire pairs with the Release in `raise`.
+    fn get(&self) -> Lsn {
+        self.0.load(Ordering::Acquire) & !FIXED
+    }
+
+    /// Raises it, unless it is fixed: then it stays, and `false` says so. One thread at a time
+    /// raises it.
+    fn raise(&self, to: Lsn) -> bool {
+        debug_assert_eq!(to & FIXED, 0);
+        // Relaxed: another thread can only have fixed it, and then the exchange fails.
+        let from = self.0.load(Ordering::Relaxed);
+        // Release pairs with the Acquire in `get` and in `fix`.
+        from & FIXED == 0
+            && self
+                .0
+                .compare_exchange(from, to, Ordering::Release, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// Fixes it where it stands, and returns that; every call returns the same.
+    fn fix(&self) -> Lsn {
+        // Acquire pairs with the Release in `raise`.
+        self.0.fetch_or(FIXED, Ordering::AcqRel) & !FIXED
+    }
+}
 
 const RUNNING: u32 = 0;
 const CLOSED: u32 = 1;
@@ -376,5 +417,19 @@ impl Armed<'_> {
 impl Drop for Armed<'_> {
     fn drop(&mut self) {
         self.core.poison(&Fatal::unfinished(self.cause));
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fixed_boundary_stays_where_it_is() {
+        let boundary = DurableBoundary::new(8);
+        assert!(boundary.raise(64));
+        assert_eq!(boundary.fix(), 64);
+        assert!(!boundary.raise(72));
+        assert_eq!((boundary.get(), boundary.fix()), (64, 64));
     }
 }

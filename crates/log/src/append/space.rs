@@ -8,12 +8,12 @@
 
 use crate::Lsn;
 use crate::commit::filler::FILLER_MAX;
+use crate::error::HousekeepingError;
 use crate::lockfree::boundary::Reservations;
 use crate::lockfree::limit::{Kept, Limit, Room};
 use crate::lockfree::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use crate::options::LogOptions;
 use crate::segments::pool::{Builder, Segments};
-use crate::stake::HousekeepingError;
 
 /// Small frames per worker that are left to marks: one for what commits may overrun their look by,
 /// so that the other is there whatever happens.

@@ -51,10 +51,10 @@
 #![cfg(not(loom))]
 
 mod append;
-mod commit;
 mod core;
 mod directory;
 mod error;
+mod flush;
 mod format;
 #[cfg(all(test, not(shuttle)))]
 mod fuzz;
@@ -69,9 +69,8 @@ mod stats;
 
 pub use {
     append::worker::{AppendHook, Worker},
-    commit::changes::{DurableChanges, NextDurable},
-    commit::future::{Durable, RoomFor},
     error::{Failure, LogError},
+    flush::futures::{Durable, DurableChanges, NextDurable, RoomFor},
     format::{FRAME_HEADER, LogId},
     lockfree::Lsn,
     lockfree::boundary::{CompletionBoundary, SlotId},

@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::append::worker::Worker;
-use crate::commit::background::Background;
-use crate::commit::changes::DurableChanges;
-use crate::commit::future::{Durable, RoomFor};
 use crate::core::Core;
 use crate::error::{Failure, LogError};
+use crate::flush::duties::Background;
+use crate::flush::futures::{Durable, DurableChanges, RoomFor};
 use crate::lockfree::sync::{Mutex, Ordering, lock};
 use crate::options::{Level, LogOptions};
 use crate::read::get::get;

@@ -4,9 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::commit::crew::{Crew, Role};
-use crate::commit::duty::RETRY;
 use crate::error::{At, LogError};
+use crate::flush::threads::{Crew, RETRY, Role};
 use crate::lockfree::sync::{Mutex, lock};
 use crate::options::Probe;
 

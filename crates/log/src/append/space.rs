@@ -7,8 +7,8 @@
 //! an emptier one.
 
 use crate::Lsn;
-use crate::commit::filler::FILLER_MAX;
 use crate::error::HousekeepingError;
+use crate::flush::writer::FILLER_MAX;
 use crate::lockfree::boundary::Reservations;
 use crate::lockfree::limit::{Kept, Limit, Room};
 use crate::lockfree::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};

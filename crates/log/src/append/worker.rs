@@ -5,9 +5,9 @@ use std::sync::Arc;
 use collie_io::Nanos;
 
 use crate::append::compress::{Compressor, Stored};
-use crate::commit::future::RoomFor;
 use crate::core::Core;
 use crate::error::LogError;
+use crate::flush::futures::RoomFor;
 use crate::format::{FIRST_OWN_KIND, FrameHeader, FrameStart, KIND_CLOSE, KIND_SEAL, MAX_STREAM, frame_len};
 use crate::lockfree::boundary::SlotId;
 use crate::lockfree::limit::Room;

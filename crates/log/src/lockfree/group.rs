@@ -1,13 +1,12 @@
 //! Group commit: one thread works for all that wait.
 //!
-//! A log has two stages, each with a [`GroupCommit`] of its own: the *write group* takes complete
-//! frames from the ring to the segments ([`write_group`](super::write_group)), and where writes go
-//! to the page cache the *sync group* makes them durable ([`sync_group`](super::sync_group)). The
-//! first waiter of a stage that finds work to do becomes its leader, announces how far the group
-//! goes, and does the work with the lead in hand. The others sleep: on the word of the group that
-//! covers them, or on that of the next one. A completed group wakes all its waiters with one call,
-//! and one waiter of the next group, which leads that. No timer is involved, and a thread changes
-//! only where it must.
+//! A log has two stages, each with a [`GroupCommit`] of its own (`flush/flush.rs`): the *write group*
+//! takes complete frames from the ring to the segments, and where writes go to the page cache the
+//! *sync group* makes them durable. The first waiter of a stage that finds work to do becomes its
+//! leader, announces how far the group goes, and does the work with the lead in hand. The others
+//! sleep: on the word of the group that covers them, or on that of the next one. A completed group
+//! wakes all its waiters with one call, and one waiter of the next group, which leads that. No timer
+//! is involved, and a thread changes only where it must.
 //!
 //! With many committers the scheduler's work of sending a thread to sleep and waking it is most of
 //! what a commit costs. So a waiter gives up its time slice a few times before it sleeps: threads

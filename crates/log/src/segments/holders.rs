@@ -54,7 +54,7 @@ impl Holders {
     }
 
     /// What may be released, if anything may.
-    pub(super) fn lowest(&self) -> Option<Lsn> {
+    pub(crate) fn lowest(&self) -> Option<Lsn> {
         let named = *self.named.values().min()?;
         let readers = self.readers.values().map(|(_, lsn)| *lsn);
         Some(readers.fold(named, Lsn::min))

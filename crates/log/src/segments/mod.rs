@@ -6,7 +6,6 @@ pub(crate) mod files;
 pub(crate) mod frames;
 pub(crate) mod header;
 pub(crate) mod holders;
-mod housekeeping;
 pub(crate) mod order;
 pub(crate) mod pool;
 pub(crate) mod run;

@@ -1,17 +1,19 @@
-//! From the ring to the segment files: what a write group takes, and where it writes it.
+//! From the ring to the segment files: what a write group takes, where it writes it, what the next
+//! sync has to cover, and the frame that fills a block.
 
 use std::sync::Arc;
 
 use collie_io::write_all_at;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::Lsn;
 use crate::append::ring::{Block, Ring};
 use crate::error::{At, Fatal};
-use crate::format::{BLOCK, FRAME_HEADER, FrameHeader};
+use crate::format::{ALIGN, BLOCK, FRAME_HEADER, FrameHeader};
 use crate::lockfree::boundary::SlotId;
+use crate::lockfree::sync::{Mutex, lock};
 use crate::segments::pool::Segments;
 use crate::segments::segment::Segment;
+use crate::{Lsn, Span};
 
 /// The most that one write takes, in bytes.
 const PIECE: usize = 1 << 20;
@@ -238,5 +240,81 @@ impl SegmentWriter {
         }
         self.segment = Some(Arc::clone(&segment));
         Ok(segment)
+    }
+}
+
+/// Segments written to through the page cache since their last sync began.
+#[derive(Debug, Default)]
+pub(crate) struct Unsynced(Mutex<Vec<Arc<Segment>>>);
+
+impl Unsynced {
+    /// Called before `written` is raised: a leader that has seen the watermark finds the segment
+    /// here, or in a sync that began after the write.
+    pub(super) fn add(&self, written: &Written) {
+        let segment = written.segment();
+        let mut segments = lock(&self.0);
+        if !segments.iter().any(|other| other.number == segment.number) {
+            segments.push(Arc::clone(segment));
+        }
+    }
+
+    /// Makes durable what was written before the call. After an error nothing may be synced again:
+    /// the kernel has marked the pages clean.
+    pub(super) fn sync(&self) -> Result<(), Fatal> {
+        let segments = std::mem::take(&mut *lock(&self.0));
+        for segment in segments {
+            let synced = segment.file.sync_data().at("sync", &segment.path);
+            synced.map_err(|error| Fatal::frames(&error))?;
+        }
+        Ok(())
+    }
+}
+
+/// Where the filler lies that was placed last.
+#[derive(Debug, Default)]
+pub(crate) struct LastFiller(Mutex<Option<Span>>);
+
+impl LastFiller {
+    pub(super) fn placed(&self, filler: Span) {
+        *lock(&self.0) = Some(filler);
+    }
+
+    /// Where the log goes on behind a frame that ends at `end`: there, or behind the filler that
+    /// follows it.
+    pub(super) fn behind(&self, end: Lsn) -> Lsn {
+        let last = *lock(&self.0);
+        last.filter(|filler| filler.start == end)
+            .map_or(end, |filler| filler.end)
+    }
+}
+
+/// The longest filler: fewer bytes than a header's are left of a block, and the next block.
+pub(crate) const FILLER_MAX: u64 = BLOCK as u64 + FRAME_HEADER as u64 - ALIGN;
+
+/// The length of the filler that goes on from byte `at` of a block's data; 0 at a block's end.
+pub(crate) fn filler_len(at: u64) -> u64 {
+    let block = BLOCK as u64;
+    match at % block {
+        0 => 0,
+        filled if block - filled < FRAME_HEADER as u64 => 2 * block - filled,
+        filled => block - filled,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filler_is_a_whole_frame_and_ends_with_a_block() {
+        assert_eq!(filler_len(0), 0);
+        assert_eq!(filler_len(7 * BLOCK as u64), 0);
+        let mut longest = 0;
+        for at in (ALIGN..BLOCK as u64).step_by(ALIGN as usize) {
+            let len = filler_len(at);
+            assert!(len >= FRAME_HEADER as u64 && (at + len).is_multiple_of(BLOCK as u64));
+            longest = longest.max(len);
+        }
+        assert_eq!(longest, FILLER_MAX);
     }
 }

@@ -33,9 +33,8 @@
 
 use zerocopy::IntoBytes;
 
-use crate::commit::filler::{FILLER_MAX, filler_len};
-use crate::commit::writer::{Reach, SegmentWriter};
 use crate::core::Core;
+use crate::flush::writer::{FILLER_MAX, Reach, SegmentWriter, filler_len};
 use crate::format::{FRAME_HEADER, FrameHeader, FrameStart, KIND_FILLER};
 use crate::lockfree::sync::Ordering;
 use crate::{Lsn, Span};

@@ -1,6 +1,7 @@
-//! Threads that have one duty for many logs.
+//! Background threads: what one does for a log, a *duty*, in turns; how it is called; and threads
+//! that have one duty for many logs, a *crew*.
 //!
-//! A call puts a log's duty in the queue, and the next free thread gives it a turn; so a log
+//! A thread of a log's own sleeps on its [`Signal`] between its turns. In a crew a call puts a log's duty in the queue, and the next free thread gives it a turn; so a log
 //! without calls costs nothing. At each period one of the threads looks through the duties that sleep
 //! for a time, and puts those in the queue for which it has passed and which then have something to
 //! do: there is no timer per log.
@@ -11,14 +12,41 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use collie_io::{Clock, IoClass, Nanos, Opener, RealClock};
 
-use super::duty::{Duty, Next};
-use crate::lockfree::sync::{Builder, JoinHandle, Mutex, ThreadId, current, lock};
+use crate::lockfree::sync::{AtomicU32, Builder, JoinHandle, Mutex, Ordering, ThreadId, current, lock};
 use crate::lockfree::wait_word::{ALL, WaitWord};
+
+/// How long after a failure what may pass is tried again.
+pub(crate) const RETRY: Duration = Duration::from_millis(100);
+
+/// A background thread's work for one log, in turns: so that a thread of its own can do it, and one
+/// that many logs share ([`Crew`]). One thread at a time has its turn.
+pub(crate) trait Duty: Send {
+    /// Does what there is to do. `called`: a call came since the turn before.
+    fn turn(&mut self, called: bool) -> Next;
+
+    /// The time that the last turn gave has passed without a call. Whether there is something to do
+    /// for the next turn; a thread of its own takes that anyway.
+    fn interval_passed(&mut self) -> bool;
+
+    /// A turn panicked: there is no further one, and the log must not go on without.
+    fn abandon(&self);
+}
+
+/// How a duty goes on after a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// The log has stopped: never again.
+    Stop,
+    /// There may be more to do.
+    Again,
+    /// With the next call, or when so much time has passed.
+    Sleep(Option<Duration>),
+}
 
 /// Which of a log's duties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -396,6 +424,71 @@ impl Shared {
 
     fn forget(&self, member: &Arc<Member>) {
         lock(&self.members).retain(|one| !Arc::ptr_eq(one, member));
+    }
+}
+
+/// Calls one thread, which sleeps between its turns. A call during a turn makes the next one begin
+/// at once.
+#[derive(Debug)]
+pub(crate) struct Signal {
+    word: WaitWord,
+    /// 1 from a call on, until the thread begins a turn.
+    called: AtomicU32,
+    /// Who answers where the log has no thread of its own for it.
+    member: OnceLock<Arc<Member>>,
+}
+
+/// What a thread found at the beginning of a turn.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    word: u32,
+    pub(super) called: bool,
+}
+
+impl Signal {
+    pub(crate) fn new() -> Self {
+        Self {
+            word: WaitWord::new(),
+            called: AtomicU32::new(0),
+            member: OnceLock::new(),
+        }
+    }
+
+    /// From here on calls go to a thread of a set.
+    pub(super) fn answered_by(&self, member: Arc<Member>) {
+        // A log joins its set once.
+        let _ = self.member.set(member);
+    }
+
+    /// What the caller wrote before is seen by the turn that follows.
+    pub(crate) fn call(&self) {
+        if let Some(member) = self.member.get() {
+            return member.call();
+        }
+        // AcqRel: the call that finds 0 wakes the thread, and `begin` sees what came before any of
+        // them.
+        if self.called.swap(1, Ordering::AcqRel) == 0 {
+            self.word.bump();
+            self.word.wake(1);
+        }
+    }
+
+    /// Whether a call is not answered yet. Relaxed: one too many costs a turn.
+    pub(crate) fn is_called(&self) -> bool {
+        self.called.load(Ordering::Relaxed) != 0
+    }
+
+    /// Begins a turn.
+    pub(super) fn begin(&self) -> Turn {
+        let word = self.word.read();
+        // AcqRel pairs with `call`.
+        let called = self.called.swap(0, Ordering::AcqRel) != 0;
+        Turn { word, called }
+    }
+
+    /// Sleeps until a call since `turn` began, at most `timeout`. May return early.
+    pub(super) fn wait(&self, turn: Turn, timeout: Option<Duration>) {
+        self.word.wait(turn.word, timeout);
     }
 }
 

@@ -3,10 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::Lsn;
-use crate::commit::sync_group::SyncStage;
-use crate::commit::write_group::WriteStage;
 use crate::core::Core;
 use crate::error::LogError;
+use crate::flush::flush::{SyncStage, WriteStage};
 use crate::lockfree::sync::lock;
 use crate::options::Level;
 use crate::stats::since;

@@ -1,0 +1,532 @@
+//! The background threads: one flushes what no thread waits for, one prepares and releases
+//! segments, and where writes go to the page cache one writes while the first one syncs. They are
+//! the log's own, or those of its [set](crate::LogSet).
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_io::{Nanos, Stat};
+
+use crate::append::worker::Worker;
+use crate::core::Core;
+use crate::error::{At, Fatal, HousekeepingError, LogError};
+use crate::flush::threads::{Duty, Member, Next, RETRY, Role, Signal};
+use crate::format::KIND_SEAL;
+use crate::lockfree::limit::Room;
+use crate::lockfree::sync::{Builder, JoinHandle, Mutex, current, lock};
+use crate::options::{Level, LogOptions};
+use crate::segments::archive::Archive;
+use crate::set::LogSet;
+
+/// Without its background threads a log would neither flush nor prepare: better to say so at once.
+const PANICKED: &str = "a background thread of the log panicked";
+
+/// Who works for an open log in the background.
+#[derive(Debug)]
+pub(crate) struct Background {
+    workers: Mutex<Workers>,
+    running: bool,
+}
+
+#[derive(Debug, Default)]
+struct Workers {
+    threads: Vec<JoinHandle<()>>,
+    members: Vec<Arc<Member>>,
+}
+
+impl Background {
+    pub(crate) fn start(core: &Arc<Core>) -> Result<Self, LogError> {
+        let LogOptions { threads, set, .. } = &core.options;
+        let mut workers = Workers::default();
+        if *threads {
+            let started = match set {
+                Some(set) => workers.join(core, set),
+                None => workers.spawn(core),
+            };
+            if let Err(error) = started {
+                core.stop();
+                workers.end();
+                return Err(error);
+            }
+        }
+        Ok(Self {
+            running: *threads,
+            workers: Mutex::new(workers),
+        })
+    }
+
+    /// Has released segments dealt with; without threads, here and now.
+    pub(crate) fn release(&self, core: &Core) {
+        if self.running {
+            core.preparer.call();
+        } else if let Err(error) = core.release() {
+            tracing::warn!(%error, "cannot release segments");
+        }
+    }
+
+    /// In a child of the process that started them: the threads are not there.
+    pub(crate) fn forget(&self) {
+        std::mem::forget(std::mem::take(&mut *lock(&self.workers)));
+    }
+
+    /// Waits until none of them works for the log; it was stopped before. Where one of them closes
+    /// the log, as the last handle went with a task's waker, that one ends when it comes back from
+    /// there.
+    pub(crate) fn join(&self) {
+        let workers = std::mem::take(&mut *lock(&self.workers));
+        workers.end();
+    }
+}
+
+type Duties = Vec<(Role, Box<dyn Duty>)>;
+
+/// The duties of a log.
+fn duties(core: &Arc<Core>) -> Result<Duties, LogError> {
+    let mut duties: Duties = vec![
+        (Role::Flush, Box::new(Flushing::new(core)?)),
+        (Role::Prepare, Box::new(Preparing::new(core))),
+    ];
+    if !core.segments.direct() {
+        duties.push((Role::Write, Box::new(Writing(Arc::clone(core)))));
+    }
+    Ok(duties)
+}
+
+/// By which it is called.
+fn signal(core: &Core, role: Role) -> &Signal {
+    match role {
+        Role::Flush => &core.flusher,
+        Role::Write => &core.writer,
+        Role::Prepare => &core.preparer,
+    }
+}
+
+impl Workers {
+    /// Threads of the log's own.
+    fn spawn(&mut self, core: &Arc<Core>) -> Result<(), LogError> {
+        for (role, duty) in duties(core)? {
+            let own = Arc::clone(core);
+            let thread = Builder::new()
+                .name(role.thread_name().to_owned())
+                .spawn(move || work(&own, role, duty))
+                .at("start a thread for", &core.dir)?;
+            self.threads.push(thread);
+        }
+        Ok(())
+    }
+
+    /// Those of a set.
+    fn join(&mut self, core: &Arc<Core>, set: &LogSet) -> Result<(), LogError> {
+        for (role, duty) in duties(core)? {
+            let member = set.crew(role).join(duty);
+            signal(core, role).answered_by(Arc::clone(&member));
+            self.members.push(member);
+        }
+        Ok(())
+    }
+
+    fn end(self) {
+        let own = current().id();
+        for thread in self.threads {
+            if thread.thread().id() != own && thread.join().is_err() {
+                tracing::error!("{PANICKED}");
+            }
+        }
+        self.members.iter().for_each(Member::leave);
+    }
+}
+
+/// The life of a thread of the log's own.
+fn work(core: &Core, role: Role, duty: Box<dyn Duty>) {
+    let mut duty = AbandonOnPanic(duty);
+    role.begin();
+    let signal = signal(core, role);
+    loop {
+        let turn = signal.begin();
+        match duty.0.turn(turn.called) {
+            Next::Stop => return,
+            Next::Again => {}
+            Next::Sleep(time) => {
+                let before = core.now();
+                signal.wait(turn, time);
+                let is_short = time.is_none_or(|time| u128::from(core.now() - before) < time.as_nanos());
+                // A clock that stands still says nothing of the time: then it is the call that tells.
+                if !(signal.is_called() && is_short) {
+                    duty.0.interval_passed();
+                }
+            }
+        }
+    }
+}
+
+struct AbandonOnPanic(Box<dyn Duty>);
+
+impl Drop for AbandonOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abandon();
+        }
+    }
+}
+
+/// How often a shared ring's file and the log's directory are looked at, in flush intervals: once a
+/// second.
+const LOOK_AT_FILES: u32 = 20;
+
+/// How often it gives up its time slice before it flushes for tasks. Where no core is idle the
+/// threads whose tasks were served a moment ago do their work meanwhile, and what they append comes
+/// along; where one is, this costs next to nothing. docs/experiments.md has the figures.
+const YIELDS: u32 = if cfg!(shuttle) { 0 } else { 2 };
+
+/// Flushes for futures, past half a ring, and at the latest after the flush interval; seals the log
+/// when it falls idle.
+struct Flushing {
+    core: Arc<Core>,
+    worker: Worker,
+    /// The end of the last seal: if the log ends there, nothing is to be sealed.
+    sealed: u64,
+    /// How far the log was at the last tick.
+    seen: u64,
+    /// A tick is due.
+    ticks: bool,
+    /// Where the log was found sealed: as long as it ends there, it is.
+    quiet_at: u64,
+    /// Which directory the log's was when it was opened.
+    directory: Identity,
+    /// Intervals since the files were looked at, when that was, and how far the log was.
+    intervals: u32,
+    looked: Nanos,
+    looked_at: u64,
+}
+
+/// Device and number of a file or directory.
+type Identity = (u64, u64);
+
+fn identity(stat: Stat) -> Identity {
+    (stat.dev, stat.ino)
+}
+
+impl Duty for Flushing {
+    fn turn(&mut self, called: bool) -> Next {
+        if self.core.check().is_err() {
+            return Next::Stop;
+        }
+        self.look_at_files();
+        if called {
+            // A leader that must run no waker called.
+            self.core.wake_tasks();
+        }
+        if let Some((end, level)) = self.awaited() {
+            let _ = (0..YIELDS).all(|_| self.core.give_way());
+            // Poison and close are seen at the next turn.
+            let _ = self.core.wait(end, level);
+            self.core.wake_tasks();
+            return Next::Again;
+        }
+        if called && self.past_half() {
+            self.drain();
+            return Next::Again;
+        }
+        if std::mem::take(&mut self.ticks) {
+            self.tick();
+        }
+        Next::Sleep(Some(self.core.options.flush_interval))
+    }
+
+    /// In a set the files are looked at only where something was appended since: else there was
+    /// nothing to be acknowledged.
+    fn interval_passed(&mut self) -> bool {
+        self.intervals = self.intervals.saturating_add(1);
+        // Of the many quiet logs of a set no more is read than where they end.
+        let end = self.core.appended();
+        self.ticks = end != self.quiet_at && !self.is_sealed(end);
+        if !self.ticks {
+            self.quiet_at = end;
+        }
+        self.ticks || (self.intervals >= LOOK_AT_FILES && end != self.looked_at)
+    }
+
+    fn abandon(&self) {
+        self.core.poison(&Fatal::unfinished(PANICKED));
+    }
+}
+
+impl Flushing {
+    fn new(core: &Arc<Core>) -> Result<Self, LogError> {
+        let stat = core.options.device.stat(&core.dir).at("look at", &core.dir)?;
+        Ok(Self {
+            worker: Worker::new(Arc::clone(core))?,
+            sealed: core.appended(),
+            seen: 0,
+            ticks: false,
+            quiet_at: 0,
+            directory: identity(stat),
+            intervals: 0,
+            looked: core.now(),
+            looked_at: core.appended(),
+            core: Arc::clone(core),
+        })
+    }
+
+    /// How far, and how safe, the log must get for all that wait for it to be served.
+    fn awaited(&self) -> Option<(u64, Level)> {
+        let core = &self.core;
+        let end = core.appended();
+        if core.watchers.any() && core.durable() < end {
+            return Some((end, Level::Disk));
+        }
+        core.waiting.farthest()
+    }
+
+    /// Whether the log, which ends there, is durable up to a seal, so that an interval brings nothing
+    /// to do.
+    fn is_sealed(&self, end: u64) -> bool {
+        self.core.durable() >= end && self.core.last_filler.behind(self.sealed) >= end
+    }
+
+    fn past_half(&self) -> bool {
+        self.core.appended() > self.core.written() + self.core.ring.capacity() / 2
+    }
+
+    fn flush(&self) {
+        // Poison and close are seen at the next turn.
+        let _ = self.core.wait(self.core.appended(), Level::Disk);
+    }
+
+    /// Makes room in the ring. A user that flushes by hand, and would lose the ring with the
+    /// process, decides about syncs alone.
+    fn drain(&self) {
+        let written_only = self.core.options.manual_flush && !self.core.ring_survives();
+        if written_only {
+            // Poison and close are seen at the next turn.
+            let _ = self.core.wait(self.core.appended(), Level::Process);
+        } else {
+            self.flush();
+        }
+    }
+
+    /// An interval has passed.
+    fn tick(&mut self) {
+        let end = self.core.appended();
+        if self.core.durable() < end {
+            if !self.core.options.manual_flush || self.core.watchers.any() {
+                self.flush();
+            }
+        } else if self.core.last_filler.behind(self.sealed) < end && self.seen == end {
+            // Nothing came for a whole interval: raise the durable mark, so that damage below it
+            // can be distinguished from a torn tail. A full device may refuse; the next append gets
+            // that error.
+            if let Ok(span) = self.worker.append_own(KIND_SEAL) {
+                self.sealed = span.end;
+                self.flush();
+                // What could not be released before something durable stood behind it.
+                self.core.preparer.call();
+            }
+        }
+        self.seen = self.core.appended();
+    }
+
+    /// Once a second; by the clock where there is so much to do that no interval ever passes.
+    fn look_at_files(&mut self) {
+        let between = nanos(self.core.options.flush_interval).saturating_mul(LOOK_AT_FILES.into());
+        if self.intervals >= LOOK_AT_FILES || self.core.now().saturating_sub(self.looked) > between {
+            (self.intervals, self.looked) = (0, self.core.now());
+            self.looked_at = self.core.appended();
+            self.look_at_ring();
+            self.look_at_directory();
+        }
+    }
+
+    /// Something that sweeps tmpfs may have removed the ring's file. Its memory stays, but no later
+    /// process will find it: from now on `Process` means written.
+    fn look_at_ring(&self) {
+        if let Some(ring) = &self.core.ring.file
+            && self.core.ring_survives()
+            && ring.file.stat().is_ok_and(|s| s.links == 0)
+        {
+            self.core.ring_was_removed();
+            self.flush();
+            tracing::warn!(path = %ring.path.display(), "the ring's file was removed; acknowledging at the Process level after write calls from now on");
+        }
+    }
+
+    /// The log's directory may have been removed, or its file system taken away. What is open
+    /// can be written to and synced as before, but no later process will find it: nothing is
+    /// acknowledged any more.
+    fn look_at_directory(&self) {
+        let dir = &self.core.dir;
+        let found = match self.core.options.device.stat(dir) {
+            Ok(stat) if identity(stat) == self.directory => return,
+            Ok(_) => "another directory is in its place",
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                "it is gone"
+            }
+            // A device that fails here fails a write, too.
+            Err(_) => return,
+        };
+        let dir = dir.display();
+        self.core.poison(&Fatal::not_to_be_found(format!(
+            "{dir} is no longer the directory that the log was opened in: {found}; what was written since cannot be found \
+             there"
+        )));
+    }
+}
+
+/// Writes for the tasks that wait at [`Level::Process`] over a private ring, and wakes those that
+/// wait for room: the background flusher may be in a sync, which they need not wait for.
+struct Writing(Arc<Core>);
+
+impl Duty for Writing {
+    fn turn(&mut self, _called: bool) -> Next {
+        let core = &self.0;
+        if core.check().is_err() {
+            return Next::Stop;
+        }
+        let Some(end) = core.waiting.farthest_written() else {
+            // Those that wait for room.
+            core.wake_tasks();
+            return Next::Sleep(None);
+        };
+        // Poison and close are seen at the next turn.
+        let _ = core.wait(end, Level::Process);
+        core.wake_tasks();
+        Next::Again
+    }
+
+    fn interval_passed(&mut self) -> bool {
+        false
+    }
+
+    fn abandon(&self) {
+        self.0.poison(&Fatal::unfinished(PANICKED));
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Keeps one segment's worth of room prepared, and releases what no holder retains.
+struct Preparing {
+    core: Arc<Core>,
+    /// What was said in the program's log: once as long as it stays the same.
+    warned: Option<String>,
+}
+
+impl Duty for Preparing {
+    fn turn(&mut self, _called: bool) -> Next {
+        let core = &self.core;
+        if core.check().is_err() {
+            return Next::Stop;
+        }
+        match core.release().and_then(|()| core.prepare_ahead()) {
+            Ok(()) => {
+                self.warned = None;
+                core.note_prepared(&Ok(()));
+                Next::Sleep(core.segments.archive().map(Archive::interval))
+            }
+            Err(error) => {
+                // Also where nothing can be released room is prepared.
+                let prepared = core.prepare_ahead();
+                core.note_prepared(&prepared);
+                self.warn_once(&prepared.err().unwrap_or(error));
+                // The cause may go without telling us.
+                Next::Sleep(Some(RETRY))
+            }
+        }
+    }
+
+    fn interval_passed(&mut self) -> bool {
+        true
+    }
+
+    fn abandon(&self) {
+        self.core.poison(&Fatal::unfinished(PANICKED));
+    }
+}
+
+impl Preparing {
+    fn new(core: &Arc<Core>) -> Self {
+        Self {
+            core: Arc::clone(core),
+            warned: None,
+        }
+    }
+
+    fn warn_once(&mut self, error: &LogError) {
+        let text = error.to_string();
+        if self.warned.as_ref() != Some(&text) && self.core.check().is_ok() {
+            let dir = self.core.dir.display();
+            tracing::warn!(%dir, error = text, "segments cannot be prepared or released; it is tried again");
+            self.warned = Some(text);
+        }
+    }
+}
+
+/// Segments are prepared ahead of need, and released when no holder retains them.
+impl Core {
+    /// How many bytes are kept prepared: what can come while a chunk is zeroed and synced.
+    pub(crate) fn ahead(&self) -> u64 {
+        self.options.segment_bytes.min(self.ring.capacity() / 2)
+    }
+
+    /// Prepares segments until [`Core::ahead`] bytes are ready beyond what is reserved, or as many
+    /// as a task waits for.
+    pub(crate) fn prepare_ahead(&self) -> Result<(), LogError> {
+        let awaited = self.waiting.longest_without_room().unwrap_or(0);
+        let enough = || self.space.is_ahead(self.appended(), self.ahead().max(awaited));
+        while !enough() && self.check().is_ok() {
+            self.weigh(self.space.extend_unless(&self.segments, Room::Commit, enough))?;
+        }
+        Ok(())
+    }
+
+    /// For tasks that wait for room: whether there is some now, or will not be for a while.
+    pub(crate) fn note_prepared(&self, prepared: &Result<(), LogError>) {
+        *lock(&self.setback) = prepared.as_ref().err().cloned();
+        if self.waiting.longest_without_room().is_some() {
+            self.flusher.call();
+        }
+    }
+
+    /// The error of an append for whose `len` bytes no room could be prepared.
+    pub(crate) fn refusal(&self, error: LogError, len: u64) -> LogError {
+        let path = self.dir.clone();
+        match error {
+            full if full.is_full() => LogError::StorageFull { path, needed: len },
+            error @ (LogError::Closed | LogError::Poisoned { .. } | LogError::Forked { .. }) => error,
+            error => LogError::Unprepared {
+                path,
+                needed: len,
+                cause: Box::new(error),
+            },
+        }
+    }
+
+    /// Stops the log where frames are at stake. All else the caller reports, or tries again.
+    pub(crate) fn weigh<T>(&self, prepared: Result<T, HousekeepingError>) -> Result<T, LogError> {
+        prepared.map_err(|failure| match failure {
+            HousekeepingError::Setback(error) => error,
+            HousekeepingError::Fatal(fatal) => {
+                self.poison(&fatal);
+                let cause = fatal.cause().to_owned();
+                self.poisoned().unwrap_or(LogError::Poisoned { cause })
+            }
+        })
+    }
+
+    /// Releases the segments that are durable and below what every holder retains. The one that is
+    /// the oldest then records where its first frame begins, durably, before the others go: what
+    /// follows there need not be durable, for recovery begins at that LSN and searches for nothing.
+    pub(crate) fn release(&self) -> Result<(), LogError> {
+        // A log that has stopped leaves everything as it is.
+        self.check()?;
+        self.weigh(self.segments.release(|| {
+            let holders = lock(&self.holders);
+            let retained = holders.lowest()?;
+            Some((holders, retained.min(self.durable())))
+        }))?;
+        self.segments.purge_archive()
+    }
+}

@@ -1,0 +1,14 @@
+//! From the ring to the device: waiting, writing and syncing in groups, and what is durable.
+
+pub(crate) mod duties;
+#[expect(
+    clippy::module_inception,
+    reason = "what the folder is about: a flush, of two stages"
+)]
+mod flush;
+pub(crate) mod futures;
+mod pad;
+pub(crate) mod threads;
+mod wait;
+pub(crate) mod waiters;
+pub(crate) mod writer;

@@ -52,7 +52,6 @@
 
 mod append;
 mod core;
-mod directory;
 mod error;
 mod flush;
 mod format;
@@ -75,11 +74,11 @@ pub use {
     lockfree::Lsn,
     lockfree::boundary::{CompletionBoundary, SlotId},
     log::Log,
-    options::{Compression, FIRST_LSN, Level, LogOptions, Probe, RecoveryMode, RingMode, WritePath},
+    options::{Compression, FIRST_LSN, Level, LogOptions, RecoveryMode, RingMode, WritePath},
     read::follow,
     read::reader::Reader,
     read::tail::{NextFrame, Tail},
-    recovery::{Damaged, RecoveryReport, RingOutcome, TornTail, Truncation},
+    recovery::{Damaged, Probe, RecoveryReport, RingOutcome, TornTail, Truncation},
     recovery::{inspect, rings},
     set::{LogSet, LogSetOptions},
     stats::{Compressed, LogStats, SAMPLE, Stages, Summary},

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::{Device, Nanos, RealDevice, Scheduler};
+use collie_io::{Device, RealDevice, Scheduler};
 
 use crate::Lsn;
 use crate::error::LogError;
@@ -87,24 +87,6 @@ pub enum WritePath {
     /// too, as [`WritePath::FdataSync`]: there [`Level::Process`] means a write call, which must
     /// not wait for the device.
     Direct,
-}
-
-/// The fastest write of a block that was durable when it ended, each way, in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Probe {
-    /// Past the page cache.
-    pub direct_ns: Nanos,
-    /// To the page cache, and `fdatasync`.
-    pub fdatasync_ns: Nanos,
-}
-
-impl Probe {
-    /// Past the page cache a commit takes one call, and through it two: these must be clearly faster
-    /// to be chosen.
-    pub(crate) fn prefers_sync(self) -> bool {
-        self.fdatasync_ns < self.direct_ns / 5 * 4
-    }
 }
 
 /// What an open does about damage. The names are RocksDB's, but for [`RecoveryMode::SkipDamaged`],

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::{At, LogError};
 use crate::flush::threads::{Crew, RETRY, Role};
 use crate::lockfree::sync::{Mutex, lock};
-use crate::options::Probe;
+use crate::recovery::Probe;
 
 /// Background threads that many logs share ([`LogOptions::set`](crate::LogOptions::set)): make one
 /// set for each disk. Clones are the same set; its threads end with its last clone and its last log.

@@ -8,7 +8,8 @@ use crate::error::{LogError, corrupt_at};
 use crate::format::Salt;
 use crate::read::retention::{Holder, Retention};
 use crate::read::source::Source;
-use crate::segments::frames::{Extent, Stretch, Window, given};
+use crate::segments::frames::{Window, given};
+use crate::segments::run::{Extent, Stretch};
 use crate::segments::segment::Segment;
 use crate::{Frame, Lsn};
 

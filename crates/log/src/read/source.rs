@@ -15,10 +15,9 @@ use crate::core::Core;
 use crate::error::{At, LogError, corrupt_at};
 use crate::format::SegmentHeader;
 use crate::segments::archive::{self, ArchivedFile};
-use crate::segments::files::open_if_there;
-use crate::segments::header::read_header;
-use crate::segments::order::{self, Piece};
+use crate::segments::files::{open_if_there, read_header};
 use crate::segments::pool::Whereabouts;
+use crate::segments::run::{self, Piece};
 use crate::segments::segment::{Beginning, Live, Segment, SegmentMeta};
 
 /// An archived segment that is to be read.
@@ -109,7 +108,7 @@ impl Source {
             || self
                 .ahead
                 .front()
-                .is_some_and(|first| order::is_reached_from(&first.archived.header, lsn))
+                .is_some_and(|first| run::is_reached_from(&first.archived.header, lsn))
     }
 
     /// An archived segment, opened; `None` where it is gone.
@@ -142,7 +141,7 @@ impl Source {
         };
         let next = header_of(&*self.enter(core, first)?)?;
         let mut last = None;
-        let mut found = order::leading_to(&next, lsn, archive.newest_first(), |number, path| {
+        let mut found = run::leading_to(&next, lsn, archive.newest_first(), |number, path| {
             let opened = archive::open(archive.device(), path)?;
             Ok(opened.map(|ArchivedFile { header, file }| {
                 last = Some((number, file));
@@ -152,13 +151,13 @@ impl Source {
         // Below a gap between two epochs nothing is left to be read of the older one.
         found.retain(|archived| archived.end > lsn);
         let Some(oldest) = found.front() else {
-            return if order::is_reached_from(&next, lsn) {
+            return if run::is_reached_from(&next, lsn) {
                 self.enter(core, first).map(Some)
             } else {
                 Err(missing(core, lsn, first.first_lsn))
             };
         };
-        if !order::is_reached_from(&oldest.header, lsn) {
+        if !run::is_reached_from(&oldest.header, lsn) {
             return Err(missing(core, lsn, oldest.header.first_lsn.get()));
         }
         // It is read first, and cannot be removed from under us.

@@ -9,11 +9,10 @@ use super::stray::Stray;
 use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{SEGMENT_NUMBERS, SegmentHeader};
-use crate::segments::files::{file_name, open_if_there, parse_file_name};
+use crate::segments::archive;
+use crate::segments::files::{file_name, open_if_there, parse_file_name, read_header};
 use crate::segments::frames::Window;
-use crate::segments::header::read_header;
-use crate::segments::run::{Run, SegmentFile};
-use crate::segments::{archive, order};
+use crate::segments::run::{self, Run, SegmentFile};
 
 /// All segment files of a log.
 #[derive(Debug)]
@@ -110,7 +109,7 @@ impl Chain {
     pub(crate) fn missing_before_log(&self, dir: &Path) -> Option<LogError> {
         let last = self.last()?.segments.last()?;
         let oldest = self.log_begins.as_ref()?;
-        let is_there = oldest.number <= last.header.number || order::goes_on(&last.header, oldest);
+        let is_there = oldest.number <= last.header.number || run::goes_on(&last.header, oldest);
         (!is_there).then(|| LogError::Missing {
             path: dir.to_owned(),
             wanted: last.header.end(),
@@ -188,7 +187,7 @@ impl Chain {
             let mut strays = chain.strays.iter();
             strays.try_for_each(|stray| stray.refuse_renamed(first))?;
         }
-        let linked = order::link(chain.log_id, files)?;
+        let linked = run::link(chain.log_id, files)?;
         chain.runs = linked.runs;
         // Where damage took the header of an epoch's first segment, its frames may still prove it.
         chain

@@ -15,14 +15,13 @@ use super::scan::{Found, Piece, Source};
 use super::write_path::spare_blocks;
 use crate::Lsn;
 use crate::append::space::Space;
-use crate::directory::Directory;
 use crate::error::{At, LogError};
 use crate::format::{
     BLOCK, FRAME_HEADER, FrameHeader, FrameStart, KIND_CLOSE, KIND_FILLER, KIND_SEAL, SEGMENT_HEAD, Salt,
     SegmentHeader,
 };
 use crate::options::LogOptions;
-use crate::segments::files::{create, file_name};
+use crate::segments::files::{Directory, create, file_name};
 use crate::segments::frames::{Window, corrupt};
 use crate::segments::segment::{Segment, in_use};
 

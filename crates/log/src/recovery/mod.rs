@@ -41,7 +41,7 @@ use scan::Found;
 pub(crate) use lock::DirLock;
 pub(crate) use new_ring::leave_spent;
 pub(crate) use opened::Opened;
-pub use report::{Damaged, RecoveryReport, RingOutcome, TornTail, Truncation};
+pub use report::{Damaged, Probe, RecoveryReport, RingOutcome, TornTail, Truncation};
 pub(crate) use reserve::reserve;
 pub(crate) use scan::Visit;
 

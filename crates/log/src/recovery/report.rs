@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use collie_io::Nanos;
+
 use crate::Lsn;
 use crate::format::LogId;
-use crate::options::Probe;
 
 /// What became of the ring of the process before.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,4 +128,22 @@ pub struct Truncation {
     pub lsn: Lsn,
     /// Copies of every file that was changed or taken out, as it was before.
     pub kept: Vec<PathBuf>,
+}
+
+/// The fastest write of a block that was durable when it ended, each way, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Probe {
+    /// Past the page cache.
+    pub direct_ns: Nanos,
+    /// To the page cache, and `fdatasync`.
+    pub fdatasync_ns: Nanos,
+}
+
+impl Probe {
+    /// Past the page cache a commit takes one call, and through it two: these must be clearly faster
+    /// to be chosen.
+    pub(crate) fn prefers_sync(self) -> bool {
+        self.fdatasync_ns < self.direct_ns / 5 * 4
+    }
 }

@@ -12,8 +12,7 @@ use super::report::Truncation;
 use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{BLOCK, SEGMENT_HEAD, SEGMENT_NUMBERS, SegmentHeader};
-use crate::segments::files::{parse_file_name, read_or_zeros};
-use crate::segments::header::rewrite;
+use crate::segments::files::{parse_file_name, read_or_zeros, rewrite};
 
 /// How the names of files end that hold what was truncated.
 pub(crate) const CUT_SUFFIX: &str = ".cut";

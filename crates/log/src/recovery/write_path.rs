@@ -5,10 +5,11 @@ use std::ops::Range;
 
 use collie_io::{Clock, Nanos, write_all_at};
 
+use super::report::Probe;
 use crate::append::ring::Block;
 use crate::error::{At, LogError};
 use crate::format::BLOCK;
-use crate::options::{LogOptions, Probe, WritePath};
+use crate::options::{LogOptions, WritePath};
 use crate::segments::files::open_direct;
 use crate::segments::segment::Segment;
 use zerocopy::{FromZeros, IntoBytes};

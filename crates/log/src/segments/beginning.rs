@@ -15,8 +15,8 @@ use collie_io::{Device, OpenMode};
 use crate::Lsn;
 use crate::error::{At, Fatal, HousekeepingError, LogError};
 use crate::format::{FRAME_HEADER, SegmentHeader};
+use crate::segments::files::{read_header, rewrite};
 use crate::segments::frames::Window;
-use crate::segments::header::{read_header, rewrite};
 use crate::segments::run::{Run, SegmentFile};
 use crate::segments::segment::{Beginning, Live};
 

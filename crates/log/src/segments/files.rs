@@ -1,20 +1,52 @@
-//! A segment's file: named, made, opened, zeroed, read, and removed for good.
+//! The files of a log: its directory, and a segment's file, which is named, made, opened, zeroed,
+//! read, given a header, and removed for good.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use collie_io::{Device, File, OpenMode, write_all_at};
+use collie_io::{Device, Dir, File, OpenMode, write_all_at};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::append::ring::Block;
-use crate::directory::Directory;
 use crate::error::{At, LogError};
-use crate::format::{SEGMENT_HEAD, SegmentHeader};
+use crate::format::{BLOCK, BadHeader, SEGMENT_HEAD, SegmentHeader, VERSION};
 
 /// How much of a segment one write zeroes: past the page cache, writes of frames to the same file
 /// wait for it.
 const PIECE: usize = 1 << 20;
+
+/// The log's directory, open for as long as the log is: its names can be synced when no further file
+/// can be opened.
+#[derive(Debug, Clone)]
+pub(crate) struct Directory {
+    device: Arc<dyn Device>,
+    path: PathBuf,
+    open: Arc<dyn Dir>,
+}
+
+impl Directory {
+    pub(crate) fn open(device: &Arc<dyn Device>, path: &Path) -> Result<Self, LogError> {
+        Ok(Self {
+            device: Arc::clone(device),
+            path: path.to_owned(),
+            open: device.open_dir(path).at("open", path)?,
+        })
+    }
+
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes its names durable.
+    pub(crate) fn sync(&self) -> Result<(), LogError> {
+        self.open.sync().at("sync", &self.path)
+    }
+}
 
 /// The name of segment `number`.
 pub(crate) fn file_name(number: u64) -> String {
@@ -159,6 +191,44 @@ pub(crate) fn read_or_zeros(file: &dyn File, buf: &mut [u8], mut offset: u64) ->
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
+    }
+    Ok(())
+}
+
+/// A segment's header; `None` where there is no good one.
+pub(crate) fn read_header(file: &dyn File, path: &Path) -> Result<Option<SegmentHeader>, LogError> {
+    let mut head = [0; SEGMENT_HEAD];
+    read_or_zeros(file, &mut head, 0).at("read", path)?;
+    match SegmentHeader::decode(&head) {
+        Ok(header) if header.block.get() as usize == BLOCK => Ok(Some(header)),
+        Ok(_) | Err(BadHeader::Blank | BadHeader::Damaged) => Ok(None),
+        Err(BadHeader::Version(found)) => Err(LogError::Version {
+            path: path.to_owned(),
+            found,
+            supported: VERSION,
+        }),
+    }
+}
+
+/// Writes a header where one stands, copy by copy, each durable before the other is touched, and a
+/// damaged one first: a write that the power interrupts may leave anything in its block.
+pub(crate) fn rewrite(file: &dyn File, path: &Path, header: &SegmentHeader) -> Result<(), LogError> {
+    let head = header.encode();
+    if header.is_one_block() {
+        write_all_at(file, &head, 0).at("write", path)?;
+        return file.sync_data().at("sync", path);
+    }
+    let mut there = [0; SEGMENT_HEAD];
+    read_or_zeros(file, &mut there, 0).at("read", path)?;
+    let [first, second] = SegmentHeader::copies(&there);
+    let (one, two) = head.split_at(BLOCK);
+    let mut copies = [(one, 0), (two, BLOCK as u64)];
+    if first.is_ok() && second.is_err() {
+        copies.reverse();
+    }
+    for (copy, at) in copies {
+        write_all_at(file, copy, at).at("write", path)?;
+        file.sync_data().at("sync", path)?;
     }
     Ok(())
 }

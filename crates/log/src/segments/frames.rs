@@ -4,10 +4,8 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-use collie_io::File;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::append::compress;
@@ -15,7 +13,7 @@ use crate::error::{At, LogError, corrupt_at};
 use crate::format::{ALIGN, FIRST_OWN_KIND, FRAME_HEADER, FrameHeader, Salt};
 use crate::options::MAX_RING_BYTES;
 use crate::segments::files::read_or_zeros;
-use crate::segments::run::Run;
+use crate::segments::run::{Run, Stretch};
 use crate::{Frame, Lsn};
 
 /// How much is read at once, in bytes; a larger frame is read whole. The memory of recovery and of
@@ -122,35 +120,6 @@ pub(crate) fn header_at(head: &[u8], at: Lsn, epoch: u32, end: Lsn) -> Result<Fr
     } else {
         Ok(header)
     }
-}
-
-/// Segments of one epoch, without a gap.
-pub(crate) trait Stretch {
-    fn epoch(&self) -> u32;
-
-    fn salt(&self) -> Salt;
-
-    /// One past the last LSN that a frame may reach.
-    fn end(&self) -> Lsn;
-
-    /// Where the files end: beyond it nothing is searched for.
-    fn data_end(&self) -> Lsn {
-        self.end()
-    }
-
-    /// Where the byte at `lsn`, which lies below the end, stands; `None` where its file is gone.
-    fn extent(&mut self, lsn: Lsn) -> Result<Option<Extent>, LogError>;
-}
-
-/// A part of a segment file.
-#[derive(Debug)]
-pub(crate) struct Extent {
-    pub(crate) file: Arc<dyn File>,
-    pub(crate) path: PathBuf,
-    /// The byte of the LSN that was asked for.
-    pub(crate) offset: u64,
-    /// One past the last LSN that stands here.
-    pub(crate) end: Lsn,
 }
 
 /// Bytes of a stretch in memory, as the files were when they were read.

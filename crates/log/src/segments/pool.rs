@@ -9,18 +9,16 @@ use std::sync::atomic::AtomicBool;
 use collie_io::{Device, File, OpenMode, Reserve};
 
 use crate::Lsn;
-use crate::directory::Directory;
 use crate::error::{At, Fatal, HousekeepingError, LogError};
 use crate::format::{SEGMENT_STEP, SegmentHeader};
 use crate::lockfree::sync::{Mutex, Ordering, lock};
 use crate::segments::archive::Archive;
 use crate::segments::beginning;
-use crate::segments::header::rewrite;
-use crate::segments::segment::{Live, Segment, SegmentMeta, in_use};
-
-use super::files::{
-    allocate, create, file_name, open_direct, open_for_zeros, remove_for_good, rename_back, zero,
+use crate::segments::files::{
+    Directory, allocate, create, file_name, open_direct, open_for_zeros, remove_for_good, rename_back,
+    rewrite, zero,
 };
+use crate::segments::segment::{Live, Segment, SegmentMeta, in_use};
 
 /// How much of a new segment is zeroed at a time. What is zeroed can be appended to.
 const CHUNK: u64 = SEGMENT_STEP;

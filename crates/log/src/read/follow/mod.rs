@@ -35,7 +35,7 @@ use crate::append::compress;
 use crate::error::{LogError, corrupt_at};
 use crate::format::ALIGN;
 use crate::segments::frames::{Window, given};
-use crate::segments::order::{Piece, is_reached_from};
+use crate::segments::run::{Piece, is_reached_from};
 use crate::{Frame, Lsn};
 use view::View;
 

@@ -15,11 +15,8 @@ use crate::Lsn;
 use crate::error::{At, LogError};
 use crate::format::{Salt, SegmentHeader};
 use crate::segments::archive;
-use crate::segments::files::{open_if_there, parse_file_name};
-use crate::segments::frames::{Extent, Stretch};
-use crate::segments::header::read_header;
-use crate::segments::order::{self, Piece};
-use crate::segments::run::{Run, SegmentFile};
+use crate::segments::files::{open_if_there, parse_file_name, read_header};
+use crate::segments::run::{self, Extent, Piece, Run, SegmentFile, Stretch};
 
 /// How often the directory is listed until it shows no gap: segments are made, one after the other,
 /// while it is read. All that were listed may be gone before they are opened, or all but the
@@ -143,7 +140,7 @@ impl View {
         };
         let names = self.list_archive()?;
         let mut known = std::mem::take(&mut self.archived);
-        let found = order::leading_to(&next, from, names.into_iter().rev(), |_, path| {
+        let found = run::leading_to(&next, from, names.into_iter().rev(), |_, path| {
             let header = match known.remove(path) {
                 Some(header) => header,
                 None => match archive::open(&*self.device, path)? {
@@ -228,7 +225,7 @@ impl View {
             (None, Some(known)) => *self.log_id.insert(known.segment.header.log_id),
             (None, None) => return Ok(()),
         };
-        let linked = order::link(log_id, segments)?;
+        let linked = run::link(log_id, segments)?;
         self.pieces = linked.pieces();
         let heads = linked.runs.iter().filter_map(Run::head);
         let marks = heads.map(|head| head.copied_end.max(head.predecessor_end).get());

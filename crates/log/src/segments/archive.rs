@@ -6,23 +6,20 @@
 //! those of live segments and say when each came there. The oldest go first: when they are too
 //! old, when all together take too much, and when the device is full.
 
-mod reading;
-
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::Device;
+use collie_io::{Device, File};
 
-use crate::error::{At, LogError};
+use crate::error::{At, LogError, corrupt_at};
+use crate::format::SegmentHeader;
 use crate::lockfree::sync::{Mutex, lock};
 use crate::options::LogOptions;
-use crate::segments::files::rename_back;
+use crate::segments::files::{open_if_there, read_header, rename_back};
 use crate::segments::segment::Segment;
-
-pub(crate) use reading::{ArchivedFile, open};
 
 /// The archive's directory, in the log's.
 pub(crate) const DIR: &str = "archive";
@@ -272,6 +269,30 @@ impl Archive {
 
     fn now(&self) -> u64 {
         self.device.clock().wall_ms()
+    }
+}
+
+/// An archived segment's header, and the file that it was read from.
+pub(crate) struct ArchivedFile {
+    pub(crate) header: SegmentHeader,
+    pub(crate) file: Arc<dyn File>,
+}
+
+/// Opens an archived segment and reads its header; `None` where it is gone. Files are not kept open:
+/// the archive may be cleaned under its readers, and what is read next may be gone by then.
+pub(crate) fn open(device: &dyn Device, path: &Path) -> Result<Option<ArchivedFile>, LogError> {
+    let Some(file) = open_if_there(device, path)? else {
+        return Ok(None);
+    };
+    match read_header(&*file, path)? {
+        Some(header) => Ok(Some(ArchivedFile { header, file })),
+        None => Err(corrupt_at(
+            path,
+            0,
+            0,
+            "the header of an archived segment",
+            "damage in both copies of it",
+        )),
     }
 }
 

@@ -17,15 +17,54 @@
 //! begins there or behind. The next opening comes to the same damage, by the end that the epoch
 //! after it records.
 
+use super::chain::stray_proves;
 use super::old_ring::OldRing;
 use super::report::Damaged;
 use super::scan::Walk;
 use crate::Lsn;
 use crate::error::LogError;
 use crate::format::ALIGN;
-use crate::segments::run::Run;
+use crate::segments::run::{Run, SegmentFile};
 
 impl Walk<'_> {
+    /// Whether a frame further on shows that this position was durable.
+    pub(super) fn proven_by_later_frames(&mut self, run: &Run) -> Result<bool, LogError> {
+        let at = self.at;
+        let claimed = self.window.claimed(run, at)?.map(|header| header.end());
+        if self.chain.goes_on_at.is_some() && self.chain.goes_on_at == claimed {
+            // The rest of it stands in the next segment, which says so; what stands here of it is
+            // payload.
+            return Ok(false);
+        }
+        if self
+            .window
+            .find(run, at + ALIGN, |h| h.durable_mark.get() > at)?
+            .is_some()
+        {
+            return Ok(true);
+        }
+        for stray in &self.chain.strays {
+            let last = run.segments.last().map_or(0, SegmentFile::number);
+            let follows_stray = self.chain.strays.iter().any(|s| s.number + 1 == stray.number);
+            if stray.number > last && stray_proves(run, stray, !follows_stray, at)? {
+                return Ok(true);
+            }
+        }
+        // A ring that cannot be used may still show it.
+        Ok(match self.ring {
+            OldRing::Usable(left) if self.next_run().is_none() && left.written > at => {
+                let first = left
+                    .frame(left.written)
+                    .map(|_| left.written)
+                    .or_else(|| left.next_frame(left.written));
+                first
+                    .and_then(|lsn| left.frame(lsn))
+                    .is_some_and(|(h, _)| h.durable_mark.get() > at)
+            }
+            _ => false,
+        })
+    }
+
     /// Passes over `damage`, which is at the current position, to the next good frame or to where
     /// the run is known to end.
     ///

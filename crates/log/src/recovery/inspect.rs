@@ -6,7 +6,7 @@ use std::sync::Arc;
 use collie_io::Device;
 
 use super::chain::Chain;
-use super::lock::DirLock;
+use super::directory::DirLock;
 use super::old_ring::{self, OldRing};
 use super::report::{RingOutcome, TornTail, Truncation};
 use super::scan::{Seen, walk};

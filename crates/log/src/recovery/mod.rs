@@ -11,17 +11,14 @@ mod chain;
 mod copy_forward;
 mod damage;
 mod decide;
+mod directory;
 pub mod inspect;
-mod lock;
 mod new_epoch;
 mod new_ring;
 mod old_ring;
-mod opened;
 mod report;
-mod reserve;
 pub mod rings;
 mod scan;
-mod stray;
 mod truncate;
 mod write_path;
 
@@ -38,11 +35,10 @@ use new_epoch::History;
 use old_ring::OldRing;
 use scan::Found;
 
-pub(crate) use lock::DirLock;
+pub(crate) use directory::{DirLock, reserve};
+pub(crate) use new_epoch::Opened;
 pub(crate) use new_ring::leave_spent;
-pub(crate) use opened::Opened;
 pub use report::{Damaged, Probe, RecoveryReport, RingOutcome, TornTail, Truncation};
-pub(crate) use reserve::reserve;
 pub(crate) use scan::Visit;
 
 /// Recovers the log in `dir` and begins a new epoch. The directory's lock is held by the caller.

@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use super::chain::Chain;
 use super::copy_forward::Epoch;
-use super::lock::DirLock;
+use super::directory::DirLock;
 use super::new_ring::{NewRing, remove_rings};
 use super::old_ring::OldRing;
-use super::opened::Opened;
 use super::report::{RecoveryReport, RingOutcome, Truncation};
 use super::scan::{Found, Piece, Source};
 use super::write_path::{self, Chosen};
 use crate::Lsn;
+use crate::append::ring::Ring;
 use crate::error::{At, LogError};
 use crate::flush::writer::filler_len;
 use crate::format::{BLOCK, LogId, Salt};
@@ -33,6 +33,22 @@ use crate::segments::segment::{Segment, in_use};
 pub(crate) struct History {
     pub(crate) truncated: Option<Truncation>,
     pub(crate) set_aside: Vec<PathBuf>,
+}
+
+/// The log as recovery hands it over, to be appended to.
+pub(crate) struct Opened {
+    pub(crate) options: LogOptions,
+    pub(crate) dir: PathBuf,
+    pub(crate) epoch: u32,
+    pub(crate) salt: Salt,
+    /// Where the first append goes; everything below is durable.
+    pub(crate) end: Lsn,
+    /// The bytes of the last block below `end`.
+    pub(crate) partial: Vec<u8>,
+    pub(crate) ring: Ring,
+    pub(crate) segments: Segments,
+    pub(crate) report: RecoveryReport,
+    pub(crate) lock: DirLock,
 }
 
 /// A fresh log: nothing to copy forward.

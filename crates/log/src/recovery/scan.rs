@@ -8,7 +8,6 @@ use super::chain::Chain;
 use super::decide::{Decision, Evidence, decide};
 use super::old_ring::{Left, OldRing};
 use super::report::{Damaged, RingOutcome, TornTail};
-use super::stray::stray_proves;
 use crate::append::compress;
 use crate::error::{LogError, corrupt_at};
 use crate::format::{ALIGN, FIRST_OWN_KIND, FRAME_HEADER, FrameHeader, KIND_CLOSE, KIND_FILLER};
@@ -115,7 +114,7 @@ pub(crate) fn walk(
 }
 
 pub(super) struct Walk<'a> {
-    chain: &'a Chain,
+    pub(super) chain: &'a Chain,
     pub(super) ring: &'a OldRing,
     run: usize,
     pub(super) at: Lsn,
@@ -438,44 +437,6 @@ impl<'a> Walk<'a> {
             OldRing::Usable(left) if self.next_run().is_none() && left.bridges(self.at) => Some(left),
             _ => None,
         }
-    }
-
-    /// Whether a frame further on shows that this position was durable.
-    fn proven_by_later_frames(&mut self, run: &Run) -> Result<bool, LogError> {
-        let at = self.at;
-        let claimed = self.window.claimed(run, at)?.map(|header| header.end());
-        if self.chain.goes_on_at.is_some() && self.chain.goes_on_at == claimed {
-            // The rest of it stands in the next segment, which says so; what stands here of it is
-            // payload.
-            return Ok(false);
-        }
-        if self
-            .window
-            .find(run, at + ALIGN, |h| h.durable_mark.get() > at)?
-            .is_some()
-        {
-            return Ok(true);
-        }
-        for stray in &self.chain.strays {
-            let last = run.segments.last().map_or(0, SegmentFile::number);
-            let follows_stray = self.chain.strays.iter().any(|s| s.number + 1 == stray.number);
-            if stray.number > last && stray_proves(run, stray, !follows_stray, at)? {
-                return Ok(true);
-            }
-        }
-        // A ring that cannot be used may still show it.
-        Ok(match self.ring {
-            OldRing::Usable(left) if self.next_run().is_none() && left.written > at => {
-                let first = left
-                    .frame(left.written)
-                    .map(|_| left.written)
-                    .or_else(|| left.next_frame(left.written));
-                first
-                    .and_then(|lsn| left.frame(lsn))
-                    .is_some_and(|(h, _)| h.durable_mark.get() > at)
-            }
-            _ => false,
-        })
     }
 
     /// The segment at the current position, where its file is shorter than it was when the frames

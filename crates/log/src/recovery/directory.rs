@@ -1,18 +1,24 @@
-//! The directory's lock, and the check before it that leaves foreign directories alone.
+//! A log's directory: its lock, the check before that which leaves foreign directories alone, and the
+//! room that is kept back in it for the next opening.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use collie_io::{Device, File, OpenMode, write_all_at};
+use collie_io::{Device, File, OpenMode, Reserve, write_all_at};
 
-use super::reserve::RESERVE;
+use super::copy_forward::ready;
 use super::truncate::CUT_SUFFIX;
 use crate::error::{At, LogError};
+use crate::format::BLOCK;
+use crate::options::LogOptions;
 use crate::segments::archive;
 use crate::segments::files::parse_file_name;
 
 const LOCK: &str = "LOCK";
+/// The file of the room that is kept back, which holds nothing.
+const RESERVE: &str = "RESERVE";
+
 /// Held while a log is open. The kernel releases it when the process dies.
 #[derive(Debug, Clone)]
 pub(crate) struct DirLock(Arc<Mutex<Option<Arc<dyn File>>>>);
@@ -93,4 +99,14 @@ fn check_directory(device: &dyn Device, dir: &Path) -> Result<(), LogError> {
             })
         }
     }
+}
+
+/// The room that openings may need: for what the ring holds, and for the beginning of a segment,
+/// once more where one was interrupted.
+pub(crate) fn reserve(dir: &Path, options: &LogOptions) -> Reserve {
+    let beginning = 2 * (ready(options) + 4 * BLOCK as u64);
+    let room = options
+        .reserve_bytes
+        .unwrap_or(options.ring_bytes as u64 + beginning);
+    Reserve::new(dir.join(RESERVE), room)
 }

@@ -5,6 +5,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::Lsn;
 
+#[cfg(all(test, not(shuttle)))]
+mod fuzz;
 mod ring;
 
 pub(crate) use ring::{RING_HOME, RING_WRITTEN, RingHeader, decode_ring_home, encode_ring_home};

@@ -55,8 +55,6 @@ mod core;
 mod error;
 mod flush;
 mod format;
-#[cfg(all(test, not(shuttle)))]
-mod fuzz;
 mod lockfree;
 mod log;
 mod options;

@@ -1,17 +1,25 @@
-//! Reading durable frames back from the segments, also while the log is being written.
+//! Reading durable frames back from the segments, also while the log is being written: in order, or
+//! one by its LSN.
 
 use std::sync::Arc;
 
 use crate::append::compress;
 use crate::core::Core;
 use crate::error::{LogError, corrupt_at};
-use crate::format::Salt;
-use crate::read::retention::{Holder, Retention};
-use crate::read::source::Source;
+use crate::format::{ALIGN, FrameHeader, Salt};
+use crate::lockfree::sync::lock;
+use crate::read::source::{Source, missing};
 use crate::segments::frames::{Window, given};
 use crate::segments::run::{Extent, Stretch};
 use crate::segments::segment::Segment;
 use crate::{Frame, Lsn};
+
+/// How much [`get`] reads at first, in bytes: a header and a small payload. A larger frame takes a second
+/// read.
+const FIRST_READ: usize = 4 << 10;
+
+/// What [`get`] expects, for errors.
+const EXPECTED: &str = "a frame of the log's user, which begins at this LSN";
 
 /// Durable frames in order, up to what was durable when the reader was made.
 ///
@@ -216,5 +224,137 @@ impl Iterator for Reader {
         let result = self.read();
         self.failed = result.is_err();
         result.transpose()
+    }
+}
+
+/// One frame by its LSN, without a reader: the place of its segment is known, so no more is read than
+/// the frame.
+pub(crate) fn get(core: &Core, lsn: Lsn) -> Result<Frame, LogError> {
+    core.check_process()?;
+    if core.has_ended() {
+        // The directory may be another log's by now.
+        return Err(LogError::Closed);
+    }
+    let mut moved = None;
+    loop {
+        let end = core.durable();
+        if lsn >= end {
+            return Err(missing(core, lsn, core.segments.oldest()));
+        }
+        let mut source = Source::default();
+        let Some(segment) = source.at_or_after(core, lsn)? else {
+            return Err(missing(core, lsn, core.segments.oldest()));
+        };
+        if lsn < segment.first_lsn {
+            let found = format!(
+                "the gap between two epochs, the later of which begins at LSN {}",
+                segment.first_lsn
+            );
+            return Err(corrupt_at(&segment.path, 0, lsn, EXPECTED, found));
+        }
+        if let Some(damaged) = core.report.damaged_at(lsn) {
+            let found = format!(
+                "damage from LSN {} to {}: {}",
+                damaged.from, damaged.to, damaged.why
+            );
+            return Err(corrupt(&segment, lsn, EXPECTED, found));
+        }
+        match read(core, &mut source, &segment, lsn, end) {
+            // Nothing keeps the segment for this: it may have been released meanwhile, and used
+            // again. The next round finds it where it is now, or that it is gone.
+            Err(LogError::Corrupt { .. })
+                if segment.first_lsn < core.segments.oldest() && moved != Some(segment.number) =>
+            {
+                moved = Some(segment.number);
+            }
+            read => return read,
+        }
+    }
+}
+
+fn read(
+    core: &Core,
+    source: &mut Source,
+    segment: &Arc<Segment>,
+    lsn: Lsn,
+    end: Lsn,
+) -> Result<Frame, LogError> {
+    if !lsn.is_multiple_of(ALIGN) {
+        let found = format!("an LSN that is no multiple of {ALIGN}");
+        return Err(corrupt(segment, lsn, EXPECTED, found));
+    }
+    let mut window = Window::growing_from(FIRST_READ);
+    let durable = Durable {
+        core,
+        source,
+        segment,
+        end,
+    };
+    let (header, payload) = match window.frame(durable, lsn)? {
+        Ok(frame) => frame,
+        Err(bad) => return Err(corrupt(segment, lsn, EXPECTED, bad)),
+    };
+    let frame = given(&header, payload).map_err(|found| corrupt(segment, lsn, compress::EXPECTED, found))?;
+    frame.ok_or_else(|| corrupt(segment, lsn, EXPECTED, own(&header)))
+}
+
+fn own(header: &FrameHeader) -> String {
+    format!("a frame of the log's own, of kind {}", header.kind())
+}
+
+/// Who reads: what a retention is named after.
+#[derive(Debug)]
+pub(crate) enum Holder {
+    /// Named by the number of the retention.
+    Reader,
+    /// Named by its user.
+    Tail(String),
+}
+
+impl Holder {
+    fn name(&self, id: u64) -> String {
+        match self {
+            Self::Reader => format!("reader/{id}"),
+            Self::Tail(name) => format!("tail/{name}"),
+        }
+    }
+}
+
+/// Keeps what a reader has yet to read from being released, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Retention {
+    core: Arc<Core>,
+    id: u64,
+    at: Lsn,
+}
+
+impl Retention {
+    pub(crate) fn take(core: &Arc<Core>, at: Lsn, holder: &Holder) -> Self {
+        let id = lock(&core.holders).add_reader(|id| holder.name(id), at);
+        Self {
+            core: Arc::clone(core),
+            id,
+            at,
+        }
+    }
+
+    /// Releases what lies below `at`, a segment's worth at a time.
+    pub(crate) fn advance(&mut self, at: Lsn) {
+        if at - self.at >= self.core.options.segment_bytes {
+            self.at = at;
+            lock(&self.core.holders).move_reader(self.id, at);
+            self.core.preparer.call();
+        }
+    }
+}
+
+impl Drop for Retention {
+    fn drop(&mut self) {
+        if self.core.check_process().is_err() {
+            // The holders are the parent's.
+            return;
+        }
+        lock(&self.core.holders).remove_reader(self.id);
+        self.core.preparer.call();
     }
 }

@@ -1,4 +1,5 @@
-//! Going on behind damage, [`RecoveryMode::SkipDamaged`](crate::RecoveryMode::SkipDamaged).
+//! Damage: what proves that it is some, and going on behind it,
+//! [`RecoveryMode::SkipDamaged`](crate::RecoveryMode::SkipDamaged).
 //!
 //! **What is taken for the next frame is one.** It is searched for at every position behind the
 //! damage, and most of what stands there is the payload of a frame that cannot be read, which a user

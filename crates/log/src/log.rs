@@ -22,7 +22,7 @@ use crate::{Frame, FrameRef, Lsn};
 /// An open log. Clones are handles to the same log; all methods may be called from any thread.
 #[derive(Clone)]
 pub struct Log {
-    shared: Arc<Shared>,
+    shared: Arc<OpenLog>,
 }
 
 impl fmt::Debug for Log {
@@ -32,7 +32,7 @@ impl fmt::Debug for Log {
 }
 
 /// Closes the log when the last handle goes.
-struct Shared {
+struct OpenLog {
     core: Arc<Core>,
     background: Background,
     /// Has a slot of its own, so that a log can always be closed.
@@ -149,7 +149,7 @@ impl Log {
         let closer = Mutex::new(Some(Worker::new(Arc::clone(&core))?));
         let background = Background::start(&core)?;
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(OpenLog {
                 core,
                 background,
                 closer,
@@ -542,7 +542,7 @@ impl Log {
     }
 }
 
-impl Shared {
+impl OpenLog {
     fn close(&self) -> Result<(), LogError> {
         let core = &self.core;
         core.check_process()?;
@@ -593,7 +593,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for OpenLog {
     fn drop(&mut self) {
         if self.core.check_process().is_err() {
             // The threads to be joined, the files and the lock are the parent's.

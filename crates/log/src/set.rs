@@ -54,7 +54,7 @@ use crate::recovery::Probe;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct LogSet(Arc<Shared>);
+pub struct LogSet(Arc<SetState>);
 
 /// Options of [`LogSet::new`].
 #[derive(Debug, Clone)]
@@ -78,7 +78,7 @@ impl Default for LogSetOptions {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SetState {
     flushers: Crew,
     writer: Crew,
     preparer: Crew,
@@ -104,7 +104,7 @@ impl LogSet {
         let start = |role, threads, period| {
             Crew::start(role, threads, period).at("start threads for", Path::new("a set of logs"))
         };
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(SetState {
             flushers: start(Role::Flush, flushers, Some(period))?,
             writer: start(Role::Write, 1, None)?,
             preparer: start(Role::Prepare, 1, Some(RETRY))?,

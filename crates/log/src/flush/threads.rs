@@ -81,13 +81,13 @@ impl Role {
 
 /// The threads, and the duties that they have. Dropping it ends them.
 pub(crate) struct Crew {
-    shared: Arc<Shared>,
+    shared: Arc<CrewState>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// The process that the threads are in.
     opener: Opener,
 }
 
-struct Shared {
+struct CrewState {
     /// How often the sleepers are looked through; `None`: no duty sleeps for a time.
     period: Option<Duration>,
     members: Mutex<Vec<Arc<Member>>>,
@@ -107,7 +107,7 @@ struct Queue {
 /// A log's duty among others.
 pub(crate) struct Member {
     seat: Mutex<Seat>,
-    crew: Arc<Shared>,
+    crew: Arc<CrewState>,
     /// Who leaves sleeps on it until the turn under way has ended.
     left: WaitWord,
 }
@@ -152,7 +152,7 @@ impl Crew {
     pub(crate) fn start(role: Role, threads: usize, period: Option<Duration>) -> std::io::Result<Self> {
         // A model has no time, and what it does must not depend on the machine's.
         let period = period.filter(|_| !cfg!(shuttle));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CrewState {
             period,
             members: Mutex::new(Vec::new()),
             queue: Mutex::new(Queue {
@@ -360,7 +360,7 @@ impl Member {
     }
 }
 
-impl Shared {
+impl CrewState {
     /// A thread's life.
     fn serve(&self) {
         loop {

@@ -120,7 +120,7 @@ impl Reader {
                 self.advance();
                 continue;
             }
-            let durable = Durable {
+            let durable = DurableStretch {
                 core: &self.core,
                 source: &mut self.source,
                 segment: &segment,
@@ -172,14 +172,14 @@ impl Reader {
 
 /// What is durable, from a segment on. The window knows bytes by their LSN: that the next epoch's
 /// are among those that it read in advance does no harm.
-pub(super) struct Durable<'a> {
+pub(super) struct DurableStretch<'a> {
     pub(super) core: &'a Core,
     pub(super) source: &'a mut Source,
     pub(super) segment: &'a Segment,
     pub(super) end: Lsn,
 }
 
-impl Stretch for Durable<'_> {
+impl Stretch for DurableStretch<'_> {
     fn epoch(&self) -> u32 {
         self.segment.epoch
     }
@@ -284,7 +284,7 @@ fn read(
         return Err(corrupt(segment, lsn, EXPECTED, found));
     }
     let mut window = Window::growing_from(FIRST_READ);
-    let durable = Durable {
+    let durable = DurableStretch {
         core,
         source,
         segment,

@@ -9,9 +9,9 @@ use collie_io::{Device, File, write_all_at};
 use zerocopy::IntoBytes;
 
 use super::chain::Chain;
-use super::new_ring::{Home, NewRing};
+use super::new_ring::{NewRing, RingOwner};
 use super::old_ring::OldRing;
-use super::scan::{Found, Piece, Source};
+use super::scan::{CopyPiece, CopySource, Found};
 use super::write_path::spare_blocks;
 use crate::Lsn;
 use crate::append::space::Space;
@@ -34,7 +34,7 @@ const READY_IN_SET: u64 = 64 << 10;
 const PIECE: usize = 1 << 20;
 
 /// The epoch that is being begun.
-pub(super) struct Epoch<'a> {
+pub(super) struct NewEpoch<'a> {
     pub(super) device: &'a dyn Device,
     pub(super) dir: &'a Path,
     pub(super) directory: &'a Directory,
@@ -72,9 +72,9 @@ pub(super) fn ready(options: &LogOptions) -> u64 {
     wanted.next_multiple_of(BLOCK as u64).min(data)
 }
 
-impl Epoch<'_> {
+impl NewEpoch<'_> {
     /// What a ring belongs to.
-    pub(super) fn home(&self) -> Home<'_> {
+    pub(super) fn home(&self) -> RingOwner<'_> {
         let Self {
             device,
             dir,
@@ -83,7 +83,7 @@ impl Epoch<'_> {
             epoch,
             ..
         } = self;
-        Home {
+        RingOwner {
             device: *device,
             dir,
             options,
@@ -201,7 +201,7 @@ impl Rereader {
 
 /// Writes the copy into as many segments as it takes.
 struct Writer<'a, 'e> {
-    epoch: &'a mut Epoch<'e>,
+    epoch: &'a mut NewEpoch<'e>,
     template: SegmentHeader,
     files: Vec<Fresh>,
     /// What is not written yet; it begins on a block.
@@ -216,22 +216,22 @@ impl Writer<'_, '_> {
         chain: &Chain,
         old: &OldRing,
         reread: &mut Rereader,
-        piece: Piece,
+        piece: CopyPiece,
         salt: Salt,
     ) -> Result<(), LogError> {
         match piece.source {
-            Source::Run(run) => {
+            CopySource::Run(run) => {
                 let (header, payload) = reread.frame(chain, run, piece.start)?;
                 self.put(piece.start, header, payload, salt);
             }
-            Source::Ring => {
+            CopySource::Ring => {
                 let OldRing::Usable(left) = old else {
                     return Err(LogError::Closed);
                 };
                 let (header, payload) = left.frame(piece.start).ok_or(LogError::Closed)?;
                 self.put(piece.start, header, &payload, salt);
             }
-            Source::Hole => {
+            CopySource::Hole => {
                 let payload = vec![0; (piece.end - piece.start) as usize - FRAME_HEADER];
                 let filler = FrameStart {
                     payload_crc: salt.crc(&payload),

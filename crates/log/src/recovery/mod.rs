@@ -66,7 +66,7 @@ pub(crate) fn recover(
         truncated,
         set_aside: truncate::left_over(device, dir)?,
     };
-    let Left { chain, ring, found } = left;
+    let OldLog { chain, ring, found } = left;
     let Some(found) = found else {
         return new_epoch::begin_first(dir, options, chain, history, lock);
     };
@@ -78,7 +78,7 @@ pub(crate) fn recover(
 }
 
 /// What is there. Reading it changes nothing.
-struct Left {
+struct OldLog {
     chain: Chain,
     ring: OldRing,
     /// `None`: there is no log yet.
@@ -90,7 +90,7 @@ fn read(
     dir: &Path,
     options: &LogOptions,
     visit: &mut Visit<'_>,
-) -> Result<Left, LogError> {
+) -> Result<OldLog, LogError> {
     let chain = Chain::load(device, dir)?;
     let found = LogId(chain.log_id);
     if let Some(expected) = options.log_id.filter(|id| !chain.is_empty() && *id != found) {
@@ -110,7 +110,7 @@ fn read(
                 end: 0,
             });
         }
-        return Ok(Left {
+        return Ok(OldLog {
             chain,
             ring: OldRing::None,
             found: None,
@@ -122,7 +122,7 @@ fn read(
     let ring = old_ring::open(device, dir, &chain)?;
     let passing = options.recovery_mode == RecoveryMode::SkipDamaged;
     let found = scan::walk(&chain, &ring, options.resume_at, passing, visit)?;
-    Ok(Left {
+    Ok(OldLog {
         chain,
         ring,
         found: Some(found),

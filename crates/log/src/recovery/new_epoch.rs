@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::chain::Chain;
-use super::copy_forward::Epoch;
+use super::copy_forward::NewEpoch;
 use super::directory::DirLock;
 use super::new_ring::{NewRing, remove_rings};
 use super::old_ring::OldRing;
 use super::report::{RecoveryReport, RingOutcome, Truncation};
-use super::scan::{Found, Piece, Source};
+use super::scan::{CopyPiece, CopySource, Found};
 use super::write_path::{self, Chosen};
 use crate::Lsn;
 use crate::append::ring::Ring;
@@ -106,7 +106,7 @@ pub(crate) fn go_on(
     remove_for_good(&directory, &chain.superseded)?;
     shorten(&chain, &live);
 
-    let mut epoch = Epoch {
+    let mut epoch = NewEpoch {
         device: &*device,
         dir,
         directory: &directory,
@@ -280,10 +280,10 @@ fn pad(found: &mut Found, first_lsn: Lsn) -> Lsn {
     let start = found.end;
     found.end += filler_len(start - first_lsn);
     if found.end > start {
-        found.past_mark.push_back(Piece {
+        found.past_mark.push_back(CopyPiece {
             start,
             end: found.end,
-            source: Source::Hole,
+            source: CopySource::Hole,
         });
     }
     found.end

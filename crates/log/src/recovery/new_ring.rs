@@ -16,7 +16,7 @@ use crate::format::{BLOCK, RING_HOME, RING_WRITTEN, RingHeader, encode_ring_home
 use crate::options::{LogOptions, RingMode};
 
 /// What a ring belongs to.
-pub(crate) struct Home<'a> {
+pub(crate) struct RingOwner<'a> {
     pub(crate) device: &'a dyn Device,
     pub(crate) dir: &'a Path,
     pub(crate) options: &'a LogOptions,
@@ -32,7 +32,11 @@ pub(crate) struct NewRing {
 }
 
 impl NewRing {
-    pub(crate) fn make(home: &Home<'_>, start: Lsn, warnings: &mut Vec<String>) -> Result<Self, LogError> {
+    pub(crate) fn make(
+        home: &RingOwner<'_>,
+        start: Lsn,
+        warnings: &mut Vec<String>,
+    ) -> Result<Self, LogError> {
         let capacity = home.options.ring_bytes;
         let mut incarnation = [0; 16];
         home.device
@@ -67,7 +71,7 @@ impl NewRing {
         }
     }
 
-    fn share(home: &Home<'_>, path: &Path, incarnation: [u8; 16], start: Lsn) -> io::Result<Ring> {
+    fn share(home: &RingOwner<'_>, path: &Path, incarnation: [u8; 16], start: Lsn) -> io::Result<Ring> {
         let device = home.device;
         let len = BLOCK + home.options.ring_bytes;
         let dir = device.stat(home.dir)?;
@@ -139,7 +143,7 @@ pub(crate) const KEPT_SUFFIX: &str = ".kept";
 /// segments goes; one that was found wanting is kept aside. What cannot be removed takes room in
 /// memory, no more.
 pub(crate) fn remove_rings(
-    home: &Home<'_>,
+    home: &RingOwner<'_>,
     chain: &Chain,
     old: &OldRing,
     outcome: &RingOutcome,
@@ -175,7 +179,7 @@ pub(crate) fn keep_aside(device: &dyn Device, path: &Path) -> io::Result<PathBuf
 }
 
 /// Rings of this very directory that no epoch names: their recovery was interrupted.
-fn abandoned_rings(home: &Home<'_>, chain: &Chain, new: &NewRing) -> Vec<PathBuf> {
+fn abandoned_rings(home: &RingOwner<'_>, chain: &Chain, new: &NewRing) -> Vec<PathBuf> {
     let current = new.ring.file.as_ref().map(|file| file.path.as_path());
     let header = chain
         .last()
@@ -210,7 +214,7 @@ fn abandoned_rings(home: &Home<'_>, chain: &Chain, new: &NewRing) -> Vec<PathBuf
 }
 
 /// Whether a ring was made for this directory, and no process has it locked.
-fn is_ours(home: &Home<'_>, path: &Path) -> io::Result<bool> {
+fn is_ours(home: &RingOwner<'_>, path: &Path) -> io::Result<bool> {
     let dir = home.device.stat(home.dir)?;
     let file = home.device.open(path, OpenMode::ReadWrite)?;
     let mut head = [0; BLOCK];

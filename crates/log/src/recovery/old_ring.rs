@@ -54,12 +54,12 @@ pub(crate) enum OldRing {
         lost: bool,
     },
     /// There, ours, and its owner is dead.
-    Usable(Left),
+    Usable(UsableRing),
 }
 
 /// A dead process's ring. Its lock is held through `ring.file`.
 #[derive(Debug)]
-pub(crate) struct Left {
+pub(crate) struct UsableRing {
     ring: Ring,
     epoch: u32,
     salt: Salt,
@@ -194,7 +194,7 @@ fn try_open(
     if !joins || written.checked_add(capacity).is_none() {
         return refused("its mark of what the segments hold lies too far behind the end of the segments");
     }
-    Ok(OldRing::Usable(Left {
+    Ok(OldRing::Usable(UsableRing {
         ring,
         epoch: epoch.epoch.get(),
         salt: Salt(epoch.salt.get()),
@@ -202,7 +202,7 @@ fn try_open(
     }))
 }
 
-impl Left {
+impl UsableRing {
     /// One past the last LSN that can be in the ring.
     pub(crate) fn end(&self) -> Lsn {
         self.written + self.ring.capacity()
@@ -303,7 +303,7 @@ mod tests {
                 ring.copy_in(at, header.as_bytes());
                 ring.copy_in(at + FRAME_HEADER as u64, &payload);
             }
-            let left = Left {
+            let left = UsableRing {
                 ring,
                 epoch: 5,
                 salt: Salt(3),

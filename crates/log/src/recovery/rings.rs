@@ -99,7 +99,7 @@ fn paths(device: &dyn Device, dir: &Path) -> Result<Vec<PathBuf>, LogError> {
 fn judged_dead(device: &dyn Device, dir: &Path) -> Result<Vec<Judged>, LogError> {
     let all = paths(device, dir)?.into_iter();
     let gone = all.filter(|path| {
-        Opened::of(device, path).is_ok_and(|opened| matches!(opened.home(device), Home::Gone))
+        OpenedRing::of(device, path).is_ok_and(|opened| matches!(opened.home(device), Home::Gone))
     });
     let judged = gone.filter_map(|path| Judged::of(device, path));
     Ok(judged
@@ -127,7 +127,7 @@ impl Judged {
             _locked: locked,
         };
         let unknown = |why: String| of(None, RingState::Unknown(why), None);
-        let opened = match Opened::of(device, &path) {
+        let opened = match OpenedRing::of(device, &path) {
             Ok(opened) => opened,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => return Some(unknown(error.to_string())),
@@ -156,7 +156,7 @@ impl Judged {
 }
 
 /// A ring's file and header.
-struct Opened {
+struct OpenedRing {
     file: Arc<dyn File>,
     header: RingHeader,
     log_dir: Option<PathBuf>,
@@ -172,7 +172,7 @@ enum Home {
     Unknown(String),
 }
 
-impl Opened {
+impl OpenedRing {
     fn of(device: &dyn Device, path: &Path) -> io::Result<Self> {
         let file = device.open(path, OpenMode::Read)?;
         let mut head = [0; BLOCK];

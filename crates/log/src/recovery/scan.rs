@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::chain::Chain;
 use super::decide::{Decision, Evidence, decide};
-use super::old_ring::{Left, OldRing};
+use super::old_ring::{OldRing, UsableRing};
 use super::report::{Damaged, RingOutcome, TornTail};
 use crate::append::compress;
 use crate::error::{LogError, corrupt_at};
@@ -17,7 +17,7 @@ use crate::{FrameRef, Lsn};
 
 /// Where a piece of the log past the durable mark is to be copied from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum CopySource {
     /// The run with this index.
     Run(usize),
     Ring,
@@ -27,10 +27,10 @@ pub(crate) enum Source {
 
 /// A frame, or a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct CopyPiece {
     pub(crate) start: Lsn,
     pub(crate) end: Lsn,
-    pub(crate) source: Source,
+    pub(crate) source: CopySource,
 }
 
 /// A frame that the walk took, as its caller sees it.
@@ -78,7 +78,7 @@ pub(crate) struct Found {
     /// Everything below was durable.
     pub(crate) durable_mark: Lsn,
     /// What lies between the durable mark and the end.
-    pub(crate) past_mark: VecDeque<Piece>,
+    pub(crate) past_mark: VecDeque<CopyPiece>,
     pub(crate) frames: u64,
     /// Of segments that were walked into, by number: where the first frame begins that begins there
     /// or behind.
@@ -391,7 +391,7 @@ impl<'a> Walk<'a> {
             self.found.beginnings.extend(beginnings);
         }
         self.note_close(header.kind());
-        self.accept(header, Source::Run(self.run));
+        self.accept(header, CopySource::Run(self.run));
         self.raise_mark(run.copied_end().max(run.predecessor_end()));
         Ok(())
     }
@@ -401,8 +401,8 @@ impl<'a> Walk<'a> {
         self.closed = kind == KIND_CLOSE || self.closed && kind == KIND_FILLER;
     }
 
-    fn accept(&mut self, header: FrameHeader, source: Source) {
-        let piece = Piece {
+    fn accept(&mut self, header: FrameHeader, source: CopySource) {
+        let piece = CopyPiece {
             start: header.lsn.get(),
             end: header.end(),
             source,
@@ -432,7 +432,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn usable_ring(&self) -> Option<&'a Left> {
+    fn usable_ring(&self) -> Option<&'a UsableRing> {
         match self.ring {
             OldRing::Usable(left) if self.next_run().is_none() && left.bridges(self.at) => Some(left),
             _ => None,
@@ -503,7 +503,7 @@ impl<'a> Walk<'a> {
                     place: None,
                 })?;
                 self.note_close(header.kind());
-                self.accept(header, Source::Ring);
+                self.accept(header, CopySource::Ring);
                 frames += 1;
                 continue;
             }
@@ -514,10 +514,10 @@ impl<'a> Walk<'a> {
             if next - self.at < FRAME_HEADER as u64 {
                 break;
             }
-            self.found.past_mark.push_back(Piece {
+            self.found.past_mark.push_back(CopyPiece {
                 start: self.at,
                 end: next,
-                source: Source::Hole,
+                source: CopySource::Hole,
             });
             holes += 1;
             self.at = next;

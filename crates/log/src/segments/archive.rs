@@ -67,7 +67,7 @@ pub(crate) fn list(device: &dyn Device, dir: &Path) -> std::io::Result<Listing> 
 }
 
 #[derive(Debug)]
-struct Kept {
+struct ArchivedSegment {
     path: PathBuf,
     bytes: u64,
     /// When it was archived, in milliseconds since 1970.
@@ -82,7 +82,7 @@ pub(crate) struct Archive {
     ttl: Duration,
     bytes: u64,
     /// By number, and so oldest first.
-    kept: Mutex<BTreeMap<u64, Kept>>,
+    kept: Mutex<BTreeMap<u64, ArchivedSegment>>,
 }
 
 impl Archive {
@@ -138,7 +138,7 @@ impl Archive {
         }
         for (number, (since, path)) in segments {
             let bytes = self.device.stat(&path).at("stat", &path)?.len;
-            lock(&self.kept).insert(number, Kept { path, bytes, since });
+            lock(&self.kept).insert(number, ArchivedSegment { path, bytes, since });
         }
         Ok(true)
     }
@@ -180,7 +180,7 @@ impl Archive {
                 return Err(error);
             }
         }
-        lock(&self.kept).insert(segment.number, Kept { path, bytes, since });
+        lock(&self.kept).insert(segment.number, ArchivedSegment { path, bytes, since });
         before.map_or(Ok(()), |before| self.remove(&before))
     }
 

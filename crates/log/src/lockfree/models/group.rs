@@ -42,9 +42,9 @@ struct Store {
 }
 
 /// The first stage. Its state is the position: everything below is written.
-struct Writing<'a>(&'a Store);
+struct WriteGroup<'a>(&'a Store);
 
-impl GroupWriter for Writing<'_> {
+impl GroupWriter for WriteGroup<'_> {
     type LeaderState = Lsn;
 
     fn write_group(&self, position: &mut Lsn, group: &mut Announcement<'_>) {
@@ -77,9 +77,9 @@ impl GroupWriter for Writing<'_> {
 }
 
 /// The second stage.
-struct Syncing<'a>(&'a Store);
+struct SyncGroup<'a>(&'a Store);
 
-impl GroupWriter for Syncing<'_> {
+impl GroupWriter for SyncGroup<'_> {
     type LeaderState = ();
 
     fn write_group(&self, (): &mut (), group: &mut Announcement<'_>) {
@@ -87,7 +87,7 @@ impl GroupWriter for Syncing<'_> {
         let complete = store.appended.load(Ordering::Acquire);
         let over = || store.poisoned.load(Ordering::Acquire);
         while store.written.load(Ordering::Acquire) < complete
-            && store.writes.lead_next(&Writing(store), over)
+            && store.writes.lead_next(&WriteGroup(store), over)
         {}
         let (from, to) = (
             store.durable.load(Ordering::Acquire),
@@ -163,8 +163,8 @@ impl Store {
     fn wait(&self, end: Lsn) -> bool {
         let done = || self.reached(&self.durable, end);
         let answer = match self.way {
-            Way::Cached => self.syncs.wait(&Syncing(self), end, done),
-            _ => self.writes.wait(&Writing(self), end, done),
+            Way::Cached => self.syncs.wait(&SyncGroup(self), end, done),
+            _ => self.writes.wait(&WriteGroup(self), end, done),
         };
         if answer {
             self.device.check_all(0, end);
@@ -176,7 +176,7 @@ impl Store {
     /// ring.
     fn wait_for_written(&self, end: Lsn) -> bool {
         let done = || self.reached(&self.written, end);
-        let answer = self.writes.wait(&Writing(self), end, done);
+        let answer = self.writes.wait(&WriteGroup(self), end, done);
         if answer {
             self.cache.check_all(0, end);
         }
@@ -186,7 +186,7 @@ impl Store {
     /// The same for an append to a full ring.
     fn wait_for_room(&self, end: Lsn) -> bool {
         let done = || self.reached(&self.written, end);
-        let answer = self.writes.wait_for_room(&Writing(self), done);
+        let answer = self.writes.wait_for_room(&WriteGroup(self), done);
         if answer {
             self.cache.check_all(0, end);
         }

@@ -57,7 +57,8 @@ pub struct Followed {
     pub offset: u64,
 }
 
-/// Durable frames in order, read from outside the process that writes them. See the [module](self).
+/// Durable frames in order, read from outside the process that writes them: it takes no lock, writes
+/// nothing and retains nothing.
 #[derive(Debug)]
 pub struct Follower {
     view: View,

@@ -248,8 +248,8 @@ impl View {
     }
 
     /// What counts of the epoch that `piece` belongs to.
-    pub(super) fn epoch_of<'a>(&'a self, piece: &'a Piece) -> Epoch<'a> {
-        Epoch { view: self, piece }
+    pub(super) fn epoch_of<'a>(&'a self, piece: &'a Piece) -> EpochStretch<'a> {
+        EpochStretch { view: self, piece }
     }
 
     /// The first LSN that is there, and one past the last that there is room for.
@@ -262,12 +262,12 @@ impl View {
 
 /// What counts of an epoch, from a piece on.
 #[derive(Clone, Copy)]
-pub(super) struct Epoch<'a> {
+pub(super) struct EpochStretch<'a> {
     view: &'a View,
     piece: &'a Piece,
 }
 
-impl Epoch<'_> {
+impl EpochStretch<'_> {
     fn last(&self) -> &Piece {
         let pieces = &self.view.pieces;
         let behind = pieces.partition_point(|p| p.header.epoch <= self.piece.header.epoch);
@@ -276,7 +276,7 @@ impl Epoch<'_> {
     }
 }
 
-impl Stretch for Epoch<'_> {
+impl Stretch for EpochStretch<'_> {
     fn epoch(&self) -> u32 {
         self.piece.header.epoch.get()
     }

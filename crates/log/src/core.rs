@@ -4,7 +4,6 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
 
 use collie_io::{Clock, Foreground, Nanos, Opener, Yielding};
 
@@ -12,17 +11,17 @@ use crate::Lsn;
 use crate::append::ring::Ring;
 use crate::append::space::Space;
 use crate::error::{Failure, Fatal, LogError};
-use crate::flush::threads::Signal;
-use crate::flush::waiters::{Waiting, Watchers};
+use crate::flush::threads::Signals;
+use crate::flush::waiters::Tasks;
 use crate::flush::writer::{LastFiller, SegmentWriter, Unsynced};
+use crate::format::Salt;
 use crate::lockfree::boundary::{CompletionBoundary, Reservations};
 use crate::lockfree::group::GroupCommit;
-use crate::lockfree::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
+use crate::lockfree::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::options::LogOptions;
 use crate::recovery::{DirLock, Opened, RecoveryReport};
-use crate::segments::holders::Holders;
 use crate::segments::pool::Segments;
-use crate::stats::{Counts, Recorder, Totals};
+use crate::stats::{Figures, Totals};
 
 /// A watermark on cache lines of its own; see also [`DurableBoundary`].
 #[derive(Debug)]
@@ -79,54 +78,62 @@ const POISONED: u32 = 2;
 /// Closed, and nothing is written any more: the directory may be another log's by now.
 const ENDED: u32 = 3;
 
-/// See the module. Its own state is private: the watermarks, how the log ended, and whether the
-/// ring survives. What the crate sees are parts, each a type that keeps its own state true.
+/// An open log: what all of its handles, workers and threads share. Its own state is private: the
+/// watermarks, and how the log ended. What the crate sees are parts, each a type that keeps its own
+/// state true.
 pub(crate) struct Core {
     pub(crate) options: LogOptions,
     pub(crate) dir: PathBuf,
+    pub(crate) opening: Opening,
+    health: Health,
+    pub(crate) next: Reservations,
+    pub(crate) completion: CompletionBoundary,
+    marks: Watermarks,
+    pub(crate) ring: Ring,
+    pub(crate) segments: Segments,
+    pub(crate) space: Space,
+    pub(crate) flush: Flush,
+    pub(crate) tasks: Tasks,
+    pub(crate) threads: Signals,
+    pub(crate) stats: Figures,
+}
+
+/// What recovery made of this opening.
+pub(crate) struct Opening {
+    pub(crate) epoch: u32,
+    pub(crate) salt: Salt,
+    pub(crate) report: RecoveryReport,
+    /// Let go by a clean close, or with the last worker: as long as a frame of a poisoned log may
+    /// be in the ring, no other process may open the directory and find the ring in use.
+    pub(crate) lock: DirLock,
+}
+
+/// Whether the log goes on, here.
+struct Health {
     /// The process that all of this belongs to: a child that it forks has only copies.
     opener: Opener,
-    pub(crate) epoch: u32,
-    pub(crate) salt: crate::format::Salt,
-    pub(crate) next: Reservations,
+    state: AtomicU32,
+    failure: OnceLock<Failure>,
+}
+
+/// How far the log is on its way to the device.
+struct Watermarks {
     /// Raised by the write group's leader, read by every append.
     written: Alone,
     durable: DurableBoundary,
-    pub(crate) completion: CompletionBoundary,
-    pub(crate) ring: Ring,
-    /// Whether what is in the ring survives the process.
-    ring_survives: AtomicBool,
-    pub(crate) segments: Segments,
-    pub(crate) space: Space,
+}
+
+/// The way from the ring to the device.
+pub(crate) struct Flush {
     /// The first stage of a commit: from the ring to the segments.
     pub(crate) writes: GroupCommit<SegmentWriter>,
     /// The second stage, where writes go to the page cache. A thread that has both leads took this
     /// one first.
     pub(crate) syncs: GroupCommit<()>,
     pub(crate) unsynced: Unsynced,
-    pub(crate) waiting: Waiting,
-    pub(crate) yielding: Yielding,
-    /// Tasks for which all that is appended is flushed.
-    pub(crate) watchers: Watchers,
-    state: AtomicU32,
-    failure: OnceLock<Failure>,
-    pub(crate) holders: Mutex<Holders>,
-    pub(crate) counts: Counts,
-    pub(crate) recorder: Recorder,
-    /// Flushes what no thread waits for.
-    pub(crate) flusher: Signal,
-    /// Writes for tasks while the flusher syncs.
-    pub(crate) writer: Signal,
-    /// Prepares segments, and releases what no holder retains.
-    pub(crate) preparer: Signal,
-    /// Why no more room could be prepared when that was last tried in the background.
-    pub(crate) setback: Mutex<Option<LogError>>,
     /// Where groups are padded.
     pub(crate) last_filler: LastFiller,
-    pub(crate) report: RecoveryReport,
-    /// Let go by a clean close, or with the last worker: as long as a frame of a poisoned log may
-    /// be in the ring, no other process may open the directory and find the ring in use.
-    pub(crate) lock: DirLock,
+    yielding: Yielding,
 }
 
 /// What identifies a log: all of it, with its histograms and worker slots, would be pages
@@ -135,9 +142,9 @@ impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Log")
             .field("dir", &self.dir)
-            .field("epoch", &self.epoch)
+            .field("epoch", &self.opening.epoch)
             .field("durable", &self.durable())
-            .field("poisoned", &self.failure.get())
+            .field("poisoned", &self.health.failure.get())
             .finish_non_exhaustive()
     }
 }
@@ -163,35 +170,36 @@ impl Core {
         Self {
             completion,
             space: Space::of(&options, total, segments.owes()),
-            counts: Counts::new(slots),
-            ring_survives: AtomicBool::new(ring.file.is_some()),
+            stats: Figures::new(slots),
             next: Reservations::new(end),
-            written: Alone(AtomicU64::new(end)),
-            durable: DurableBoundary::new(end),
-            writes: GroupCommit::new(SegmentWriter::new(end, &partial, filler_slot)),
-            syncs: GroupCommit::new(()),
-            unsynced: Unsynced::default(),
-            waiting: Waiting::default(),
-            yielding: Yielding::new(),
-            watchers: Watchers::new(),
-            state: AtomicU32::new(RUNNING),
-            failure: OnceLock::new(),
-            holders: Mutex::new(Holders::default()),
-            recorder: Recorder::new(),
-            flusher: Signal::new(),
-            writer: Signal::new(),
-            preparer: Signal::new(),
-            setback: Mutex::new(None),
-            last_filler: LastFiller::default(),
+            marks: Watermarks {
+                written: Alone(AtomicU64::new(end)),
+                durable: DurableBoundary::new(end),
+            },
+            flush: Flush {
+                writes: GroupCommit::new(SegmentWriter::new(end, &partial, filler_slot)),
+                syncs: GroupCommit::new(()),
+                unsynced: Unsynced::default(),
+                last_filler: LastFiller::default(),
+                yielding: Yielding::new(),
+            },
+            tasks: Tasks::new(),
+            threads: Signals::new(),
+            health: Health {
+                opener: Opener::here(),
+                state: AtomicU32::new(RUNNING),
+                failure: OnceLock::new(),
+            },
+            opening: Opening {
+                epoch,
+                salt,
+                report,
+                lock,
+            },
             options,
             dir,
-            opener: Opener::here(),
-            epoch,
-            salt,
             ring,
             segments,
-            report,
-            lock,
         }
     }
 
@@ -211,7 +219,7 @@ impl Core {
             crate::lockfree::sync::yield_now();
             return true;
         }
-        self.yielding.give_way(self.clock())
+        self.flush.yielding.give_way(self.clock())
     }
 
     pub(crate) fn now(&self) -> Nanos {
@@ -228,21 +236,21 @@ impl Core {
 
     /// Acquire pairs with the Release in `raise_written`.
     pub(crate) fn written(&self) -> Lsn {
-        self.written.0.load(Ordering::Acquire)
+        self.marks.written.0.load(Ordering::Acquire)
     }
 
     pub(crate) fn durable(&self) -> Lsn {
-        self.durable.get()
+        self.marks.durable.get()
     }
 
     /// Fails in a child of the process that opened the log.
     pub(crate) fn check_process(&self) -> Result<(), LogError> {
-        if self.opener.is_here() {
+        if self.health.opener.is_here() {
             return Ok(());
         }
         Err(LogError::Forked {
             path: self.dir.clone(),
-            opener: self.opener.pid(),
+            opener: self.health.opener.pid(),
         })
     }
 
@@ -250,7 +258,7 @@ impl Core {
     pub(crate) fn check(&self) -> Result<(), LogError> {
         self.check_process()?;
         // Acquire pairs with the Release in `poison` and `close`.
-        match self.state.load(Ordering::Acquire) {
+        match self.health.state.load(Ordering::Acquire) {
             RUNNING => Ok(()),
             CLOSED | ENDED => Err(LogError::Closed),
             _ => Err(self.poisoned().unwrap_or(LogError::Poisoned {
@@ -260,14 +268,14 @@ impl Core {
     }
 
     pub(crate) fn poisoned(&self) -> Option<LogError> {
-        self.failure.get().map(|failure| LogError::Poisoned {
+        self.health.failure.get().map(|failure| LogError::Poisoned {
             cause: failure.cause.to_string(),
         })
     }
 
     /// Why the log stopped for good, and what of it is certain.
     pub(crate) fn failure(&self) -> Option<&Failure> {
-        self.failure.get()
+        self.health.failure.get()
     }
 
     /// Stops the log for good; the first cause is the one that every caller gets. What is not
@@ -276,11 +284,11 @@ impl Core {
         let cause = fatal.cause();
         let failure = Failure {
             cause: cause.into(),
-            durable: self.durable.fix(),
+            durable: self.marks.durable.fix(),
         };
-        let first = self.failure.set(failure).is_ok();
+        let first = self.health.failure.set(failure).is_ok();
         // Release pairs with the Acquire in `check`.
-        self.state.store(POISONED, Ordering::Release);
+        self.health.state.store(POISONED, Ordering::Release);
         self.wake_every_waiter();
         if first {
             tracing::error!(dir = %self.dir.display(), cause, "the log is poisoned");
@@ -310,6 +318,7 @@ impl Core {
     /// No append is admitted from here on; `false` where it was stopped already.
     pub(crate) fn stop(&self) -> bool {
         let stopped = self
+            .health
             .state
             .compare_exchange(RUNNING, CLOSED, Ordering::AcqRel, Ordering::Acquire)
             .is_ok();
@@ -321,13 +330,14 @@ impl Core {
     /// prepared or released, and none will be, although handles and workers may be left.
     pub(crate) fn end(&self) {
         self.segments.close();
-        self.syncs.alone(|| {
-            self.writes.alone(|| {
+        self.flush.syncs.alone(|| {
+            self.flush.writes.alone(|| {
                 // Poison stays what it is. Release pairs with the Acquire in `check` and
                 // `has_ended`.
-                let _ = self
-                    .state
-                    .compare_exchange(CLOSED, ENDED, Ordering::Release, Ordering::Relaxed);
+                let _ =
+                    self.health
+                        .state
+                        .compare_exchange(CLOSED, ENDED, Ordering::Release, Ordering::Relaxed);
             });
         });
         self.wake_every_waiter();
@@ -335,7 +345,7 @@ impl Core {
 
     pub(crate) fn has_ended(&self) -> bool {
         // Acquire pairs with the Release in `end`; leaders are ordered with it by the lead.
-        self.state.load(Ordering::Acquire) == ENDED
+        self.health.state.load(Ordering::Acquire) == ENDED
     }
 
     /// Why nothing further becomes durable, once that is so. What was under way when the log was
@@ -347,9 +357,13 @@ impl Core {
     }
 
     fn wake_every_waiter(&self) {
-        self.writes.wake_all();
-        self.syncs.wake_all();
-        for thread in [&self.flusher, &self.writer, &self.preparer] {
+        self.flush.writes.wake_all();
+        self.flush.syncs.wake_all();
+        for thread in [
+            &self.threads.flusher,
+            &self.threads.writer,
+            &self.threads.preparer,
+        ] {
             thread.call();
         }
         self.wake_tasks();
@@ -359,13 +373,13 @@ impl Core {
     /// [`Level::Process`](crate::Level::Process). Relaxed: it changes once, and nothing is ordered
     /// by it.
     pub(crate) fn ring_survives(&self) -> bool {
-        self.ring_survives.load(Ordering::Relaxed)
+        self.ring.survives.load(Ordering::Relaxed)
     }
 
     /// The ring's file was removed. What is in the ring must be flushed after this.
     pub(crate) fn ring_was_removed(&self) {
         // Relaxed: see `ring_survives`.
-        self.ring_survives.store(false, Ordering::Relaxed);
+        self.ring.survives.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn raise_written(&self, whole: Lsn) {
@@ -377,29 +391,29 @@ impl Core {
             self.ring.publish_written(whole);
         }
         // Release pairs with the Acquire in `written`: workers may overwrite what was read out.
-        self.written.0.store(whole, Ordering::Release);
+        self.marks.written.0.store(whole, Ordering::Release);
     }
 
     pub(crate) fn raise_durable(&self, durable: Lsn) {
-        if !self.durable.raise(durable) {
+        if !self.marks.durable.raise(durable) {
             return;
         }
-        self.recorder.syncs.fetch_add(1, Ordering::Relaxed);
-        self.recorder.count_group(self.frames());
+        self.stats.recorder.syncs.fetch_add(1, Ordering::Relaxed);
+        self.stats.recorder.count_group(self.frames());
     }
 
     /// Frames appended by all workers so far.
     pub(crate) fn frames(&self) -> u64 {
-        self.counts.frames(self.completion.slots_in_use())
+        self.stats.counts.frames(self.completion.slots_in_use())
     }
 
     /// What all workers counted beside frames.
     pub(crate) fn totals(&self) -> Totals {
-        self.counts.totals(self.completion.slots_in_use())
+        self.stats.counts.totals(self.completion.slots_in_use())
     }
 }
 
-/// See [`Core::armed`].
+/// Poisons the log when it is dropped, unless it was disarmed before: [`Core::armed`].
 pub(crate) struct Armed<'a> {
     core: &'a Core,
     cause: &'static str,

@@ -192,7 +192,7 @@ impl Log {
     /// What recovery found and did.
     #[must_use]
     pub fn recovery(&self) -> &RecoveryReport {
-        &self.core().report
+        &self.core().opening.report
     }
 
     /// A worker to append with. It owns one of [`LogOptions::max_workers`] slots until it is
@@ -222,7 +222,7 @@ impl Log {
         }
         let start = core.now();
         let answer = core.wait(end, level);
-        core.recorder.durable_ns.add(since(start, core.now()));
+        core.stats.recorder.durable_ns.add(since(start, core.now()));
         answer
     }
 
@@ -261,7 +261,7 @@ impl Log {
         if let Err(forked) = self.core().check_process() {
             return Some(forked);
         }
-        let setback = lock(&self.core().setback).clone();
+        let setback = lock(&self.core().space.setback).clone();
         setback.map(|error| self.core().refusal(error, self.core().ahead()))
     }
 
@@ -420,7 +420,7 @@ impl Log {
         if core.check_process().is_err() {
             return;
         }
-        lock(&core.holders).retain(name, lsn);
+        lock(&core.segments.holders).retain(name, lsn);
         self.shared.background.release(core);
     }
 
@@ -429,7 +429,7 @@ impl Log {
         if self.core().check_process().is_err() {
             return;
         }
-        lock(&self.core().holders).release(name);
+        lock(&self.core().segments.holders).release(name);
         self.shared.background.release(self.core());
     }
 
@@ -440,7 +440,7 @@ impl Log {
         if self.core().check_process().is_err() {
             return Vec::new();
         }
-        lock(&self.core().holders).list()
+        lock(&self.core().segments.holders).list()
     }
 
     /// Removes the spare segments, and what is archived, for another user of the disk that needs
@@ -457,7 +457,7 @@ impl Log {
     pub fn withhold_room(&self, withheld: bool) {
         self.core().segments.withhold(withheld);
         if !withheld {
-            self.core().preparer.call();
+            self.core().threads.preparer.call();
         }
     }
 
@@ -488,7 +488,7 @@ impl Log {
         let boundary = core.boundary().max(written);
         let (segments, spare_segments, segment_bytes) = core.segments.size();
         let (archived_segments, archived_bytes) = core.segments.archive().map_or((0, 0), Archive::size);
-        let (r, totals) = (&core.recorder, core.totals());
+        let (r, totals) = (&core.stats.recorder, core.totals());
         LogStats {
             durable,
             written,
@@ -568,7 +568,7 @@ impl OpenLog {
         } else {
             self.leave_spent_ring();
         }
-        core.lock.release();
+        core.opening.lock.release();
         Ok(())
     }
 

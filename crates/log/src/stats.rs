@@ -257,6 +257,23 @@ pub(crate) fn since(start: Nanos, now: Nanos) -> u64 {
     now.saturating_sub(start)
 }
 
+/// What an open log counts.
+#[derive(Debug)]
+pub(crate) struct Figures {
+    pub(crate) counts: Counts,
+    pub(crate) recorder: Recorder,
+}
+
+impl Figures {
+    /// For workers in so many slots.
+    pub(crate) fn new(slots: usize) -> Self {
+        Self {
+            counts: Counts::new(slots),
+            recorder: Recorder::new(),
+        }
+    }
+}
+
 /// What one worker counts, on cache lines of its own; only its owner adds to it.
 #[derive(Debug)]
 #[repr(align(128))]

@@ -11,7 +11,7 @@
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use collie_io::{File, Mapping};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -38,6 +38,8 @@ pub(crate) struct Ring {
     /// Of the ring proper, behind the header's block; a power of two.
     capacity: usize,
     pub(crate) file: Option<RingFile>,
+    /// Whether what is in the ring survives the process.
+    pub(crate) survives: AtomicBool,
 }
 
 impl Ring {
@@ -49,6 +51,7 @@ impl Ring {
             memory,
             capacity,
             file: Some(file),
+            survives: AtomicBool::new(true),
         }
     }
 
@@ -59,6 +62,7 @@ impl Ring {
             memory: Mapping::private(capacity + BLOCK)?,
             capacity,
             file: None,
+            survives: AtomicBool::new(false),
         })
     }
 

@@ -7,7 +7,7 @@
 //! an emptier one.
 
 use crate::Lsn;
-use crate::error::HousekeepingError;
+use crate::error::{HousekeepingError, LogError};
 use crate::flush::writer::FILLER_MAX;
 use crate::lockfree::boundary::Reservations;
 use crate::lockfree::limit::{Kept, Limit, Room};
@@ -36,6 +36,8 @@ pub(crate) struct Space {
     /// What is kept for the one whose turn it is. Written with the builder's lock held:
     /// `limit + reserve` is at most what is prepared.
     reserve: AtomicU64,
+    /// Why no more room could be prepared when that was last tried in the background.
+    pub(crate) setback: Mutex<Option<LogError>>,
 }
 
 /// The turn of a large frame, from its admission to its reservation.
@@ -60,6 +62,7 @@ impl Space {
             limit,
             large: Mutex::new(()),
             reserve: AtomicU64::new(LARGE_FIRST),
+            setback: Mutex::new(None),
         }
     }
 

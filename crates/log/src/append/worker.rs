@@ -187,7 +187,9 @@ impl Worker {
 
     /// This worker's share of the counts.
     fn share(&self) -> Option<&Share> {
-        self.slot.as_ref().and_then(|s| self.core.counts.of(s.index()))
+        self.slot
+            .as_ref()
+            .and_then(|s| self.core.stats.counts.of(s.index()))
     }
 
     /// A frame of the log's own.
@@ -257,8 +259,8 @@ impl Worker {
         armed.disarm();
 
         if let Some((at, reserved)) = reserved {
-            core.recorder.reserve_ns.add(since(at, reserved));
-            core.recorder.copy_ns.add(since(reserved, core.now()));
+            core.stats.recorder.reserve_ns.add(since(at, reserved));
+            core.stats.recorder.copy_ns.add(since(reserved, core.now()));
         }
         self.call_flusher(span.end);
         Ok(span)
@@ -336,9 +338,9 @@ impl Worker {
         }
         let start = core.now();
         let turn = core.space.admit(&core.segments, &core.next, len, room);
-        core.recorder.prepare_ns.add(since(start, core.now()));
+        core.stats.recorder.prepare_ns.add(since(start, core.now()));
         core.weigh(turn).map_err(|error| {
-            core.recorder.refused.fetch_add(1, Ordering::Relaxed);
+            core.stats.recorder.refused.fetch_add(1, Ordering::Relaxed);
             core.refusal(error, len)
         })
     }
@@ -349,8 +351,8 @@ impl Worker {
         let core = &*self.core;
         let is_crowded = end > core.written() + core.ring.capacity() / 2;
         // Whether it is called already is a hint only, and the frame might be missed.
-        if is_crowded && !core.flusher.is_called() || core.watchers.any() {
-            core.flusher.call();
+        if is_crowded && !core.threads.flusher.is_called() || core.tasks.watchers.any() {
+            core.threads.flusher.call();
         }
     }
 
@@ -367,7 +369,7 @@ impl Worker {
 /// What is known of a frame before it has its place.
 fn start_of(core: &Core, stream: u32, kind: u8, stored: Stored<'_>) -> FrameStart {
     FrameStart {
-        payload_crc: core.salt.crc(stored.bytes),
+        payload_crc: core.opening.salt.crc(stored.bytes),
         len: stored.bytes.len() as u32,
         compressed: stored.compressed,
         stream,
@@ -381,7 +383,7 @@ fn start_of(core: &Core, stream: u32, kind: u8, stored: Stored<'_>) -> FrameStar
 /// The span is as long as the frame, reserved by the caller, and there is room for it.
 #[expect(unsafe_code, reason = "the copy into the ring")]
 unsafe fn copy(core: &Core, frame: FrameStart, span: Span, payload: &[u8]) {
-    let header = FrameHeader::finish(frame, span.start, core.durable(), core.epoch);
+    let header = FrameHeader::finish(frame, span.start, core.durable(), core.opening.epoch);
     let body = span.start + header.as_bytes().len() as u64;
     let padding = (span.end - body) as usize - payload.len();
     // SAFETY: the three ranges make up the span.

@@ -59,7 +59,7 @@ impl Background {
     /// Has released segments dealt with; without threads, here and now.
     pub(crate) fn release(&self, core: &Core) {
         if self.running {
-            core.preparer.call();
+            core.threads.preparer.call();
         } else if let Err(error) = core.release() {
             tracing::warn!(%error, "cannot release segments");
         }
@@ -96,9 +96,9 @@ fn duties(core: &Arc<Core>) -> Result<Duties, LogError> {
 /// By which it is called.
 fn signal(core: &Core, role: Role) -> &Signal {
     match role {
-        Role::Flush => &core.flusher,
-        Role::Write => &core.writer,
-        Role::Prepare => &core.preparer,
+        Role::Flush => &core.threads.flusher,
+        Role::Write => &core.threads.writer,
+        Role::Prepare => &core.threads.preparer,
     }
 }
 
@@ -273,16 +273,16 @@ impl Flushing {
     fn awaited(&self) -> Option<(u64, Level)> {
         let core = &self.core;
         let end = core.appended();
-        if core.watchers.any() && core.durable() < end {
+        if core.tasks.watchers.any() && core.durable() < end {
             return Some((end, Level::Disk));
         }
-        core.waiting.farthest()
+        core.tasks.waiting.farthest()
     }
 
     /// Whether the log, which ends there, is durable up to a seal, so that an interval brings nothing
     /// to do.
     fn is_sealed(&self, end: u64) -> bool {
-        self.core.durable() >= end && self.core.last_filler.behind(self.sealed) >= end
+        self.core.durable() >= end && self.core.flush.last_filler.behind(self.sealed) >= end
     }
 
     fn past_half(&self) -> bool {
@@ -310,10 +310,10 @@ impl Flushing {
     fn tick(&mut self) {
         let end = self.core.appended();
         if self.core.durable() < end {
-            if !self.core.options.manual_flush || self.core.watchers.any() {
+            if !self.core.options.manual_flush || self.core.tasks.watchers.any() {
                 self.flush();
             }
-        } else if self.core.last_filler.behind(self.sealed) < end && self.seen == end {
+        } else if self.core.flush.last_filler.behind(self.sealed) < end && self.seen == end {
             // Nothing came for a whole interval: raise the durable mark, so that damage below it
             // can be distinguished from a torn tail. A full device may refuse; the next append gets
             // that error.
@@ -321,7 +321,7 @@ impl Flushing {
                 self.sealed = span.end;
                 self.flush();
                 // What could not be released before something durable stood behind it.
-                self.core.preparer.call();
+                self.core.threads.preparer.call();
             }
         }
         self.seen = self.core.appended();
@@ -383,7 +383,7 @@ impl Duty for Writing {
         if core.check().is_err() {
             return Next::Stop;
         }
-        let Some(end) = core.waiting.farthest_written() else {
+        let Some(end) = core.tasks.waiting.farthest_written() else {
             // Those that wait for room.
             core.wake_tasks();
             return Next::Sleep(None);
@@ -474,7 +474,7 @@ impl Core {
     /// Prepares segments until [`Core::ahead`] bytes are ready beyond what is reserved, or as many
     /// as a task waits for.
     pub(crate) fn prepare_ahead(&self) -> Result<(), LogError> {
-        let awaited = self.waiting.longest_without_room().unwrap_or(0);
+        let awaited = self.tasks.waiting.longest_without_room().unwrap_or(0);
         let enough = || self.space.is_ahead(self.appended(), self.ahead().max(awaited));
         while !enough() && self.check().is_ok() {
             self.weigh(self.space.extend_unless(&self.segments, Room::Commit, enough))?;
@@ -484,9 +484,9 @@ impl Core {
 
     /// For tasks that wait for room: whether there is some now, or will not be for a while.
     pub(crate) fn note_prepared(&self, prepared: &Result<(), LogError>) {
-        *lock(&self.setback) = prepared.as_ref().err().cloned();
-        if self.waiting.longest_without_room().is_some() {
-            self.flusher.call();
+        *lock(&self.space.setback) = prepared.as_ref().err().cloned();
+        if self.tasks.waiting.longest_without_room().is_some() {
+            self.threads.flusher.call();
         }
     }
 
@@ -523,7 +523,7 @@ impl Core {
         // A log that has stopped leaves everything as it is.
         self.check()?;
         self.weigh(self.segments.release(|| {
-            let holders = lock(&self.holders);
+            let holders = lock(&self.segments.holders);
             let retained = holders.lowest()?;
             Some((holders, retained.min(self.durable())))
         }))?;

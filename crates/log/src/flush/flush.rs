@@ -45,7 +45,7 @@ impl<'a> WriteStage<'a> {
         let core = self.core;
         let reach = core.reach(state);
         if !core.space.is_ahead(reach.to, core.ahead()) {
-            core.preparer.call();
+            core.threads.preparer.call();
         }
         // Where there is nothing to write, the awaited frame, or the block that is to be filled, is
         // in mid-copy, and the thread that copies it runs while this one stands by.
@@ -57,14 +57,15 @@ impl<'a> WriteStage<'a> {
         let whole = buffer.whole;
         let written = self.write(buffer)?;
         if !direct {
-            core.unsynced.add(&written);
+            core.flush.unsynced.add(&written);
         }
         core.raise_written(whole);
         if direct {
             core.raise_durable(whole);
         }
         state.put_back(written);
-        core.recorder
+        core.stats
+            .recorder
             .bytes_written
             .store(state.device_bytes, Ordering::Relaxed);
         Ok(())
@@ -75,7 +76,11 @@ impl<'a> WriteStage<'a> {
         let under_way = self.core.foreground();
         let written = buffer.write()?;
         drop(under_way);
-        self.core.recorder.write_ns.add(since(start, self.core.now()));
+        self.core
+            .stats
+            .recorder
+            .write_ns
+            .add(since(start, self.core.now()));
         Ok(written)
     }
 }
@@ -91,9 +96,9 @@ impl GroupWriter for WriteStage<'_> {
     fn completed(&self) {
         let core = self.core;
         match self.leader {
-            Leader::BeforeSync if core.waiting.any_for_written() => core.writer.call(),
+            Leader::BeforeSync if core.tasks.waiting.any_for_written() => core.threads.writer.call(),
             Leader::BeforeSync => {}
-            Leader::InMidAppend if core.options.threads => core.flusher.call(),
+            Leader::InMidAppend if core.options.threads => core.threads.flusher.call(),
             Leader::Waiter | Leader::InMidAppend => core.wake_tasks(),
         }
     }
@@ -117,7 +122,8 @@ impl SyncStage<'_> {
         // one buffer holds, but no more than the ring holds.
         let complete = core.boundary();
         let over = || core.failure().is_some();
-        while core.written() < complete && core.writes.lead_next(&WriteStage::before_sync(core), over) {}
+        while core.written() < complete && core.flush.writes.lead_next(&WriteStage::before_sync(core), over) {
+        }
         let written = core.written();
         if written == core.durable() || core.failure().is_some() {
             return Ok(());
@@ -125,9 +131,9 @@ impl SyncStage<'_> {
         group.announce(written);
         let start = core.now();
         let under_way = core.foreground();
-        core.unsynced.sync()?;
+        core.flush.unsynced.sync()?;
         drop(under_way);
-        core.recorder.sync_ns.add(since(start, core.now()));
+        core.stats.recorder.sync_ns.add(since(start, core.now()));
         core.raise_durable(written);
         Ok(())
     }

@@ -45,7 +45,7 @@ impl Durable {
         if let Some(id) = self.id.take()
             && self.core.check_process().is_ok()
         {
-            self.core.waiting.forget(id, self.end);
+            self.core.tasks.waiting.forget(id, self.end);
         }
     }
 }
@@ -65,6 +65,7 @@ impl Future for Durable {
             return Poll::Ready(Err(error));
         }
         this.core
+            .tasks
             .waiting
             .register(&mut this.id, this.end, this.level, cx.waker());
         // The registry's lock orders this: either the flusher saw the task, or we see its
@@ -74,9 +75,9 @@ impl Future for Durable {
             return Poll::Ready(answer);
         }
         if this.level == Level::Process && !this.core.segments.direct() {
-            this.core.writer.call();
+            this.core.threads.writer.call();
         } else {
-            this.core.flusher.call();
+            this.core.threads.flusher.call();
         }
         Poll::Pending
     }
@@ -117,7 +118,7 @@ impl RoomFor {
         if let Some(id) = self.id.take()
             && self.core.check_process().is_ok()
         {
-            self.core.waiting.forget_room(id);
+            self.core.tasks.waiting.forget_room(id);
         }
     }
 }
@@ -138,15 +139,15 @@ impl Future for RoomFor {
             this.forget();
             return Poll::Ready(answer);
         }
-        this.core.waiting.want_room(&mut this.id, len, cx.waker());
+        this.core.tasks.waiting.want_room(&mut this.id, len, cx.waker());
         // The registry's lock orders this: either who makes room sees the task, or we see the room.
         if let Some(answer) = this.core.has_room(len) {
             this.forget();
             return Poll::Ready(answer);
         }
         // The one makes room in the ring, the other on the device.
-        this.core.flusher.call();
-        this.core.preparer.call();
+        this.core.threads.flusher.call();
+        this.core.threads.preparer.call();
         Poll::Pending
     }
 }
@@ -222,7 +223,7 @@ pub struct DurableChanges {
 
 impl DurableChanges {
     pub(crate) fn new(core: &Arc<Core>) -> Self {
-        core.watchers.add();
+        core.tasks.watchers.add();
         Self {
             core: Arc::clone(core),
             last: 0,
@@ -277,7 +278,7 @@ impl DurableChanges {
 
 impl Drop for DurableChanges {
     fn drop(&mut self) {
-        self.core.watchers.remove();
+        self.core.tasks.watchers.remove();
     }
 }
 
@@ -306,13 +307,15 @@ impl Future for NextDurable<'_> {
         let mut answer = this.changes.look();
         if answer.is_none() {
             let core = &this.changes.core;
-            core.waiting.follow(&mut this.id, this.changes.last, cx.waker());
+            core.tasks
+                .waiting
+                .follow(&mut this.id, this.changes.last, cx.waker());
             // The registry's lock orders this: either who raised the boundary saw the task, or the
             // task sees the boundary.
             answer = this.changes.look();
             if answer.is_none() && core.durable() < core.appended() {
                 // Appended before there was anybody to call the flusher for.
-                core.flusher.call();
+                core.threads.flusher.call();
             }
         }
         let Some(answer) = answer else {
@@ -330,7 +333,7 @@ impl Drop for NextDurable<'_> {
         if let Some(id) = self.id.take()
             && self.changes.core.check_process().is_ok()
         {
-            self.changes.core.waiting.unfollow(id);
+            self.changes.core.tasks.waiting.unfollow(id);
         }
     }
 }

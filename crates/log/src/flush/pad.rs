@@ -80,13 +80,13 @@ impl Core {
         }
         let (payload, _) = ZEROS.split_at(len as usize - FRAME_HEADER);
         let frame = FrameStart {
-            payload_crc: self.salt.crc(payload),
+            payload_crc: self.opening.salt.crc(payload),
             len: payload.len() as u32,
             compressed: false,
             stream: 0,
             kind: KIND_FILLER,
         };
-        let header = FrameHeader::finish(frame, at, self.durable(), self.epoch);
+        let header = FrameHeader::finish(frame, at, self.durable(), self.opening.epoch);
         #[expect(unsafe_code, reason = "the copy into the ring")]
         // SAFETY: the two ranges make up [at, end), which was just reserved, and there is room for
         // it: `written` only grows.
@@ -95,8 +95,8 @@ impl Core {
             self.ring.copy_in(at + FRAME_HEADER as u64, payload);
         }
         self.completion.complete_at_boundary(slot, end);
-        self.last_filler.placed(Span { start: at, end });
-        self.recorder.filler_bytes.fetch_add(len, Ordering::Relaxed);
+        self.flush.last_filler.placed(Span { start: at, end });
+        self.stats.recorder.filler_bytes.fetch_add(len, Ordering::Relaxed);
         Some(end)
     }
 }

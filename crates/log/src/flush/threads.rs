@@ -427,6 +427,27 @@ impl CrewState {
     }
 }
 
+/// How each of a log's background threads is called.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    /// Flushes what no thread waits for.
+    pub(crate) flusher: Signal,
+    /// Writes for tasks while the flusher syncs.
+    pub(crate) writer: Signal,
+    /// Prepares segments, and releases what no holder retains.
+    pub(crate) preparer: Signal,
+}
+
+impl Signals {
+    pub(crate) fn new() -> Self {
+        Self {
+            flusher: Signal::new(),
+            writer: Signal::new(),
+            preparer: Signal::new(),
+        }
+    }
+}
+
 /// Calls one thread, which sleeps between its turns. A call during a turn makes the next one begin
 /// at once.
 #[derive(Debug)]
@@ -446,7 +467,7 @@ pub(super) struct Turn {
 }
 
 impl Signal {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self {
             word: WaitWord::new(),
             called: AtomicU32::new(0),

@@ -48,16 +48,16 @@ impl Core {
         let done = || self.reached(end, level);
         match level {
             Level::Disk => self.wait_for_durable(end, done),
-            Level::Buffered | Level::Process => self.writes.wait(&WriteStage::of(self), end, done),
+            Level::Buffered | Level::Process => self.flush.writes.wait(&WriteStage::of(self), end, done),
         }
     }
 
     /// Where a write past the page cache is durable there is no second stage.
     fn wait_for_durable<R>(&self, end: Lsn, done: impl FnMut() -> Option<R>) -> R {
         if self.segments.direct() {
-            self.writes.wait(&WriteStage::of(self), end, done)
+            self.flush.writes.wait(&WriteStage::of(self), end, done)
         } else {
-            self.syncs.wait(&SyncStage(self), end, done)
+            self.flush.syncs.wait(&SyncStage(self), end, done)
         }
     }
 
@@ -77,16 +77,19 @@ impl Core {
     pub(crate) fn wait_for_room(&self, end: Lsn) -> Result<(), LogError> {
         let start = self.now();
         let needed = end - self.ring.capacity();
-        let answer = self.writes.wait_for_room(&WriteStage::in_mid_append(self), || {
-            if self.written() >= needed {
-                Some(Ok(()))
-            } else if self.has_ended() {
-                Some(Err(LogError::Closed))
-            } else {
-                self.poisoned().map(Err)
-            }
-        });
-        self.recorder.room_ns.add(since(start, self.now()));
+        let answer = self
+            .flush
+            .writes
+            .wait_for_room(&WriteStage::in_mid_append(self), || {
+                if self.written() >= needed {
+                    Some(Ok(()))
+                } else if self.has_ended() {
+                    Some(Err(LogError::Closed))
+                } else {
+                    self.poisoned().map(Err)
+                }
+            });
+        self.stats.recorder.room_ns.add(since(start, self.now()));
         answer
     }
 
@@ -104,7 +107,7 @@ impl Core {
             // The ring is full, and that passes, whatever the device lacks.
             return None;
         }
-        let setback = lock(&self.setback).clone();
+        let setback = lock(&self.space.setback).clone();
         setback.map(|error| Err(self.refusal(error, len)))
     }
 
@@ -132,17 +135,17 @@ impl Core {
 
     /// Wakes the tasks that have their answer.
     pub(crate) fn wake_tasks(&self) {
-        let ready = self.waiting.take(
+        let ready = self.tasks.waiting.take(
             |end, level| self.reached(end, level).is_some(),
             |end| self.durable() > end || self.ended().is_some(),
             |len| self.has_room(len).is_some(),
         );
         // Others took the space that was prepared for those that are left. They sleep, so no other
         // thread asks for more.
-        if let Some(len) = self.waiting.longest_without_room()
+        if let Some(len) = self.tasks.waiting.longest_without_room()
             && !self.space.admits_exactly(self.next.glance(), len)
         {
-            self.preparer.call();
+            self.threads.preparer.call();
         }
         for waker in ready {
             // Foreign code: one that panics takes neither the wake-ups of the others along, nor the

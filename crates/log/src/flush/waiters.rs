@@ -11,6 +11,23 @@ use crate::Lsn;
 use crate::lockfree::sync::{AtomicU32, Mutex, Ordering, lock};
 use crate::options::Level;
 
+/// Who waits without a thread.
+#[derive(Debug)]
+pub(crate) struct Tasks {
+    pub(crate) waiting: Waiting,
+    /// Tasks for which all that is appended is flushed.
+    pub(crate) watchers: Watchers,
+}
+
+impl Tasks {
+    pub(crate) fn new() -> Self {
+        Self {
+            waiting: Waiting::default(),
+            watchers: Watchers::new(),
+        }
+    }
+}
+
 /// Tasks that wait, by what they wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting(Mutex<Registered>);
@@ -159,7 +176,7 @@ impl Waiting {
 pub(crate) struct Watchers(AtomicU32);
 
 impl Watchers {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 

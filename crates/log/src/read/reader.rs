@@ -115,7 +115,7 @@ impl Reader {
                 continue;
             }
             let at = self.next;
-            if let Some(damaged) = self.core.report.damaged_at(at) {
+            if let Some(damaged) = self.core.opening.report.damaged_at(at) {
                 self.next = damaged.to;
                 self.advance();
                 continue;
@@ -252,7 +252,7 @@ pub(crate) fn get(core: &Core, lsn: Lsn) -> Result<Frame, LogError> {
             );
             return Err(corrupt_at(&segment.path, 0, lsn, EXPECTED, found));
         }
-        if let Some(damaged) = core.report.damaged_at(lsn) {
+        if let Some(damaged) = core.opening.report.damaged_at(lsn) {
             let found = format!(
                 "damage from LSN {} to {}: {}",
                 damaged.from, damaged.to, damaged.why
@@ -330,7 +330,7 @@ pub(crate) struct Retention {
 
 impl Retention {
     pub(crate) fn take(core: &Arc<Core>, at: Lsn, holder: &Holder) -> Self {
-        let id = lock(&core.holders).add_reader(|id| holder.name(id), at);
+        let id = lock(&core.segments.holders).add_reader(|id| holder.name(id), at);
         Self {
             core: Arc::clone(core),
             id,
@@ -342,8 +342,8 @@ impl Retention {
     pub(crate) fn advance(&mut self, at: Lsn) {
         if at - self.at >= self.core.options.segment_bytes {
             self.at = at;
-            lock(&self.core.holders).move_reader(self.id, at);
-            self.core.preparer.call();
+            lock(&self.core.segments.holders).move_reader(self.id, at);
+            self.core.threads.preparer.call();
         }
     }
 }
@@ -354,7 +354,7 @@ impl Drop for Retention {
             // The holders are the parent's.
             return;
         }
-        lock(&self.core.holders).remove_reader(self.id);
-        self.core.preparer.call();
+        lock(&self.core.segments.holders).remove_reader(self.id);
+        self.core.threads.preparer.call();
     }
 }

@@ -117,7 +117,7 @@ impl NextFrame<'_> {
         if let Some(id) = self.id.take()
             && core.check_process().is_ok()
         {
-            core.waiting.unfollow(id);
+            core.tasks.waiting.unfollow(id);
         }
     }
 }
@@ -131,7 +131,7 @@ impl Future for NextFrame<'_> {
             return Poll::Ready(answer);
         }
         let reader = &this.tail.reader;
-        let waiting = &reader.core().waiting;
+        let waiting = &reader.core().tasks.waiting;
         waiting.follow(&mut this.id, reader.end(), cx.waker());
         // The registry's lock orders this: either who raised the mark saw the tail, or the tail
         // sees the mark.

@@ -18,6 +18,7 @@ use crate::segments::files::{
     Directory, allocate, create, file_name, open_direct, open_for_zeros, remove_for_good, rename_back,
     rewrite, zero,
 };
+use crate::segments::holders::Holders;
 use crate::segments::segment::{Live, Segment, SegmentMeta, in_use};
 
 /// How much of a new segment is zeroed at a time. What is zeroed can be appended to.
@@ -70,6 +71,8 @@ pub(crate) struct Segments {
     owed: Mutex<Option<Reserve>>,
     /// Room on the device is for what makes room: none is taken for commits.
     withheld: AtomicBool,
+    /// Who retains them.
+    pub(crate) holders: Mutex<Holders>,
 }
 
 /// What is being prepared. One thread at a time; it may be a worker that ran out of room.
@@ -139,6 +142,7 @@ impl Segments {
             builder,
             owed: Mutex::new(None),
             withheld: AtomicBool::new(false),
+            holders: Mutex::new(Holders::default()),
         })
     }
 

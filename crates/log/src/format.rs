@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_header_with_numbers_that_there_are_not_is_damaged_whatever_its_checksum() {
+    fn a_header_with_impossible_numbers_is_damaged() {
         let good = || {
             let mut header = SegmentHeader::blank();
             (header.number, header.epoch) = (1.into(), 1.into());
@@ -600,7 +600,7 @@ mod tests {
     /// With chosen data in the segment, too: the header of format 2 stands before them, in the
     /// first block.
     #[test]
-    fn data_behind_a_header_in_one_block_are_not_taken_for_its_second_copy() {
+    fn data_behind_a_one_block_header_is_no_second_copy() {
         let mut old = SegmentHeader::blank();
         (old.version, old.number, old.epoch) = (2.into(), 4.into(), 1.into());
         let mut forged = SegmentHeader::blank();

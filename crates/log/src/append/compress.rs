@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_block_is_refused_and_takes_no_more_memory_than_it_may_stand_for() {
+    fn a_hostile_block_is_refused_within_bounded_memory() {
         let payload = text(10_000);
         let mut compressor = Compressor::default();
         let good = compressor.store(&payload).bytes.to_vec();

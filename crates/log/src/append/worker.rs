@@ -447,7 +447,7 @@ mod tests {
 
     /// What only a faulty writer can leave: the checksum is right, and there is no block behind it.
     #[test]
-    fn a_damaged_block_under_a_right_checksum_is_corruption_with_its_place() {
+    fn a_damaged_block_under_a_right_checksum_is_corruption() {
         let dir = tempfile::tempdir().unwrap();
         let options = LogOptions {
             ring: RingMode::Private,

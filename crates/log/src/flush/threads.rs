@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_waits_for_the_turn_under_way_and_there_is_no_other() {
+    fn who_leaves_waits_for_the_turn_under_way_and_has_no_other() {
         let crew = Crew::start(Role::Write, 2, None).unwrap();
         let (begun, has_begun) = channel();
         let (let_go, go) = channel();

@@ -67,7 +67,7 @@ fn check_segment_header(rng: &mut Rng, block: &[u8]) {
 }
 
 #[test]
-fn a_mutated_segment_header_is_the_one_that_was_written_or_refused() {
+fn a_mutated_segment_header_is_the_written_one_or_refused() {
     mutations(
         "segment-headers",
         &segment_headers(),

@@ -302,7 +302,7 @@ mod tests {
     use crate::segments::files::{file_name, parse_file_name};
 
     #[test]
-    fn no_archived_name_is_a_live_one_and_none_of_these_is_an_archived_one() {
+    fn archived_names_and_live_names_are_told_apart() {
         for (number, ms) in [(1, 0), (255, 1_700_000_000_000), (u64::MAX, u64::MAX)] {
             let name = name_of(number, ms);
             assert_eq!(parse_name(&name), Some((number, ms)));

@@ -384,7 +384,7 @@ mod tests {
     /// With a forged checksum, too: a frame records what is durable before it, never itself or
     /// more.
     #[test]
-    fn a_frame_that_records_what_lies_behind_it_as_durable_is_refused_whatever_its_checksum() {
+    fn a_frame_that_marks_what_lies_behind_it_durable_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let options = LogOptions {
             ring: RingMode::Private,

@@ -173,7 +173,7 @@ fn an_open_without_an_archive_removes_it_and_says_so() {
 }
 
 #[test]
-fn what_is_archived_can_be_inspected_while_the_log_is_open_and_cannot_be_opened() {
+fn an_archive_is_inspected_under_an_open_log_and_never_opened() {
     let (device, ledger) = (SimDevice::new(1), Ledger::new());
     let (log, mut worker) = open(&device, HOUR, 0);
     (0..5).for_each(|_| fill_segment(&log, &mut worker, &ledger));
@@ -188,7 +188,7 @@ fn what_is_archived_can_be_inspected_while_the_log_is_open_and_cannot_be_opened(
 }
 
 #[test]
-fn a_crash_anywhere_in_an_archiving_loses_nothing_and_leaves_no_gap() {
+fn a_crash_while_archiving_loses_nothing_and_leaves_no_gap() {
     let (device, ledger) = (SimDevice::new(1), Ledger::new());
     let (log, mut worker) = open(&device, HOUR, 3 * SEGMENT);
     fill_segment(&log, &mut worker, &ledger);
@@ -261,7 +261,7 @@ fn a_crash_anywhere_in_an_archiving_loses_nothing_and_leaves_no_gap() {
 }
 
 #[test]
-fn a_device_that_fails_while_it_archives_loses_nothing_and_the_next_open_goes_on() {
+fn a_device_that_fails_while_archiving_loses_nothing() {
     for after in 0..12 {
         let (device, ledger) = (SimDevice::new(after), Ledger::new());
         let (log, mut worker) = open(&device, HOUR, 2 * SEGMENT);

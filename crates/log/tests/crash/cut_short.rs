@@ -198,7 +198,7 @@ fn a_file_that_another_follows_was_whole() {
 /// In segments of several steps, and whatever of a file the power or a death leaves: a frame is written
 /// only where the file already is.
 #[test]
-fn a_log_that_dies_while_its_file_grows_is_not_taken_for_cut_short() {
+fn a_death_while_a_file_grows_is_not_taken_for_cut_short() {
     let device = SimDevice::new(8);
     let large = |device: &SimDevice, mode| LogOptions {
         ring_bytes: 512 << 10,

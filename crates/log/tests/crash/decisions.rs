@@ -82,7 +82,7 @@ fn a_complete_frame_behind_a_hole_of_the_ring_counts() {
 }
 
 #[test]
-fn a_ring_that_is_gone_within_the_same_boot_is_reported_as_a_possible_loss() {
+fn a_ring_gone_within_its_boot_is_reported_as_a_possible_loss() {
     let (device, ledger, _log, _worker, setup) = world(true);
     let mut image = device.snapshot().process_death();
     image.clear_volatile();
@@ -178,7 +178,7 @@ fn rot_below_a_durable_mark_is_refused_with_its_place_and_above_it_cuts_the_log(
 }
 
 #[test]
-fn a_segment_header_survives_the_loss_of_one_sector_and_not_of_both() {
+fn a_segment_header_survives_the_loss_of_one_sector_not_both() {
     let (device, ledger, _log, _worker, setup) = world(false);
     let segment = Path::new(DIR).join("0000000000000001.seg");
     let rot = |image: &mut Image, at: usize| {

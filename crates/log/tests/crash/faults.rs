@@ -24,7 +24,7 @@ fn check(ledger: &Ledger, tag: u64, survives: Survives, log: &Log, what: &str) {
 
 /// A process death at every operation of write groups that are written in several pieces.
 #[test]
-fn a_death_between_the_pieces_of_a_flight_loses_nothing_of_the_ring() {
+fn a_death_between_pieces_of_a_flight_loses_nothing_of_the_ring() {
     let mut images = 0;
     for direct in [true, false] {
         for len in [900, 1500, 1900] {
@@ -222,7 +222,7 @@ fn a_log_closes_cleanly_with_all_slots_taken() {
 /// The header's sync fails, the page stays in the cache: it is not on the device because it can be
 /// read.
 #[test]
-fn an_epoch_whose_header_was_not_synced_is_written_again_before_it_is_relied_on() {
+fn an_epoch_with_an_unsynced_header_is_written_again_first() {
     for seed in 0..20 {
         let setup = Setup::small(true, false);
         let (device, ledger) = (SimDevice::new(seed), Ledger::new());
@@ -292,7 +292,7 @@ fn a_closed_log_never_touches_its_directory_again() {
 }
 
 #[test]
-fn damage_at_the_beginning_of_an_epoch_is_seen_behind_a_clean_close() {
+fn damage_where_an_epoch_begins_is_seen_behind_a_clean_close() {
     let setup = Setup::small(false, true);
     let (device, ledger) = (SimDevice::new(1), Ledger::new());
     let log = Log::open(DIR, setup.options(&device, false)).unwrap();
@@ -343,7 +343,7 @@ fn released(setup: Setup) -> (Snapshot, Snapshot, Ledger) {
 /// The oldest segment may begin with the end of a frame; a damaged one at its beginning must not
 /// pass for that.
 #[test]
-fn damage_in_the_first_frame_after_a_release_is_no_end_of_an_earlier_one() {
+fn damage_in_the_first_frame_after_a_release_is_noticed() {
     for setup in [Setup::small(false, true), Setup::small(false, true).padded()] {
         let (_, after, ledger) = released(setup);
         let mut image = after.process_death();
@@ -406,7 +406,7 @@ impl tracing::Subscriber for SlowSubscriber {
 }
 
 #[test]
-fn an_append_that_waits_for_room_gets_none_from_a_log_that_is_being_poisoned() {
+fn an_append_waiting_for_room_gets_none_from_a_poisoned_log() {
     let (sender, poisoned) = mpsc::channel();
     let setup = Setup {
         ring_bytes: 16 << 10,

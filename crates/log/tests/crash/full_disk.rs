@@ -23,7 +23,7 @@ fn assert_all_there(ledger: &Ledger, survives: Survives, device: &SimDevice, set
 }
 
 #[test]
-fn a_full_disk_refuses_appends_loses_nothing_and_goes_on_when_there_is_room() {
+fn a_full_disk_refuses_appends_loses_nothing_and_goes_on_later() {
     for (shared, direct) in [(true, true), (true, false), (false, true), (false, false)] {
         for room in (0..150_000).step_by(17_000) {
             let setup = Setup::small(shared, direct);
@@ -211,7 +211,7 @@ fn a_log_opens_on_a_full_disk_however_often_its_process_dies() {
 /// cut, which may take back what was removed, it opens or finds the disk full; nothing is lost
 /// either way.
 #[test]
-fn a_log_opens_on_a_full_disk_after_an_opening_that_was_cut_short() {
+fn a_log_opens_on_a_full_disk_after_an_interrupted_opening() {
     for (shared, direct) in [(true, true), (false, false)] {
         let setup = Setup::small(shared, direct);
         let (device, ledger) = (SimDevice::new(9), Ledger::new());
@@ -282,7 +282,7 @@ fn relief_has_room_on_a_full_disk() {
 }
 
 #[test]
-fn a_full_shared_memory_falls_back_to_a_private_ring_and_says_so() {
+fn full_shared_memory_falls_back_to_a_private_ring_and_says_so() {
     let setup = Setup::small(true, true);
     let (device, ledger) = (SimDevice::new(1), Ledger::new());
     device.limit_volatile_space(Some(4_096));

@@ -89,7 +89,7 @@ fn two_power_cuts_in_recovery_that_destroy_what_is_being_written_lose_nothing() 
 }
 
 #[test]
-fn a_power_cut_while_segments_are_released_and_used_again_destroys_no_live_header() {
+fn a_power_cut_in_a_reuse_destroys_no_live_header() {
     let mut images = 0;
     let one_in = if crate::thorough() { 1 } else { 3 };
     for (shared, direct) in SETUPS {

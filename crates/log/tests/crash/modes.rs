@@ -89,7 +89,7 @@ fn ids(log: &Log) -> Vec<u64> {
 }
 
 #[test]
-fn an_incomplete_end_is_cut_or_with_absolute_consistency_refused() {
+fn an_incomplete_end_is_cut_or_under_absolute_mode_refused() {
     let mut image = filled(3);
     // No durable mark covers the last commit: it could have been under way.
     rot(&mut image, 2);
@@ -126,7 +126,7 @@ fn zeros_with_a_frame_behind_them_are_no_clean_end() {
 }
 
 #[test]
-fn what_was_closed_or_is_whole_in_the_ring_is_absolutely_consistent() {
+fn what_is_closed_or_whole_in_the_ring_is_absolutely_consistent() {
     for shared in [false, true] {
         let setup = Setup::small(shared, false);
         let (device, ledger) = (SimDevice::new(5), Ledger::new());
@@ -148,7 +148,7 @@ fn what_was_closed_or_is_whole_in_the_ring_is_absolutely_consistent() {
 }
 
 #[test]
-fn a_ring_that_is_gone_within_its_boot_is_not_absolutely_consistent() {
+fn a_ring_gone_within_its_boot_is_not_absolutely_consistent() {
     let setup = Setup::small(true, false);
     let (device, ledger) = (SimDevice::new(5), Ledger::new());
     let log = Log::open(DIR, setup.options(&device, false)).unwrap();
@@ -214,7 +214,7 @@ fn a_ring_that_cannot_be_used_any_more_is_not_absolutely_consistent() {
 }
 
 #[test]
-fn damage_in_what_was_durable_is_refused_unless_a_point_in_time_will_do() {
+fn durable_damage_is_refused_unless_a_point_in_time_will_do() {
     let mut image = filled(5);
     rot(&mut image, 2);
     for mode in [TOLERATE, ABSOLUTE] {
@@ -282,7 +282,7 @@ fn a_log_without_a_good_beginning_has_no_point_to_go_back_to() {
 /// durable; the device dies at every operation of the cutting, and the next open comes to the same
 /// point with all that was truncated still there.
 #[test]
-fn a_cut_that_is_interrupted_anywhere_ends_the_same_and_keeps_everything() {
+fn an_interrupted_cut_ends_the_same_and_keeps_everything() {
     let commits = 2 * setup().segment_bytes / FRAME + 40;
     let mut image = filled(commits as usize);
     assert!(image.flip_bit(&segment(2), (setup().segment_bytes - 400) * 8));

@@ -174,7 +174,7 @@ fn a_release_never_leaves_a_gap() {
 }
 
 #[test]
-fn a_process_that_dies_in_the_middle_of_a_flight_loses_nothing_of_its_ring() {
+fn a_death_in_the_middle_of_a_flight_loses_nothing_of_the_ring() {
     for modes in SETUPS {
         let ledger = Ledger::new();
         let mut process = Process::recorded(modes, &ledger);

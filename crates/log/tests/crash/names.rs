@@ -39,7 +39,7 @@ fn segments(device: &SimDevice) -> Vec<String> {
 }
 
 #[test]
-fn a_name_that_comes_back_when_what_followed_it_is_gone_is_not_taken_for_the_log() {
+fn a_name_that_comes_back_alone_is_not_taken_for_the_log() {
     let (mut poisoned, mut came_back) = (0, 0);
     for round in 0..1_200 {
         let number = round % 600;

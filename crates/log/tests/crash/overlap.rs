@@ -121,7 +121,7 @@ fn a_task_at_process_does_not_wait_for_a_sync() {
 }
 
 #[test]
-fn an_append_that_needs_room_in_the_ring_does_not_wait_for_a_sync() {
+fn an_append_that_needs_room_does_not_wait_for_a_sync() {
     let mut run = syncing(false);
     // Several times what the ring holds.
     for _ in 0..30 {

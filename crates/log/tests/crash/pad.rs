@@ -137,7 +137,7 @@ fn failures(setup: Setup) -> usize {
 }
 
 #[test]
-fn a_device_that_destroys_the_block_that_it_rewrites_takes_nothing_acknowledged_along() {
+fn destroying_a_rewritten_block_takes_nothing_acknowledged() {
     for (shared, direct) in SETUPS {
         let setup = Setup::small(shared, direct);
         assert!(

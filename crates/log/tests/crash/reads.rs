@@ -51,7 +51,7 @@ fn reads(device: &SimDevice, before: u64) -> (u64, u64, u64) {
 }
 
 #[test]
-fn a_log_is_opened_and_replayed_in_large_sequential_reads_and_bounded_memory() {
+fn a_log_is_replayed_in_large_reads_and_bounded_memory() {
     for compression in [Compression::None, Compression::Lz4] {
         let device = SimDevice::new(1);
         let log = Log::open(DIR, options(&device, compression)).unwrap();

@@ -77,7 +77,7 @@ const ANY_BLOCKS: PowerCut = PowerCut {
 };
 
 #[test]
-fn a_log_whose_first_blocks_the_power_took_does_not_begin_behind_them() {
+fn a_log_does_not_begin_behind_blocks_that_the_power_took() {
     let mut images = 0;
     for seed in 0..3 {
         let mut program = Releasing::begin(of_blocks(true), seed);

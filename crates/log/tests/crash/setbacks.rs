@@ -82,7 +82,7 @@ fn what_fails_with_no_frames_at_stake_passes_when_its_cause_goes() {
 /// A sync that fails while a segment is made, or one is removed, has no frames at stake; that of a
 /// segment in use has.
 #[test]
-fn failed_syncs_of_names_and_of_new_segments_do_not_stop_the_log() {
+fn failed_syncs_of_names_and_new_segments_do_not_stop_the_log() {
     let (mut stopped, mut went_on) = (0, 0);
     for strike in 0..60 {
         let setup = Setup::small(true, true);

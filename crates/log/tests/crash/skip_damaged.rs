@@ -213,7 +213,7 @@ impl Bytes {
 /// Several lives, several segments, several stretches of any length, in frames of any length: across
 /// segments and epochs.
 #[test]
-fn random_stretches_cost_the_frames_that_they_touch_and_no_others() {
+fn random_damage_costs_the_frames_that_it_touches_and_no_others() {
     let mut found = 0;
     for seed in 0..if thorough() { 400 } else { 40 } {
         let mut rng = Rng::new(seed);

@@ -32,7 +32,7 @@ fn payload(n: u64) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_appended_is_read_back_in_order_now_and_after_reopening() {
+fn appended_frames_are_read_in_order_now_and_after_reopening() {
     for (ring, write_path) in [
         (RingMode::default(), WritePath::Direct),
         (RingMode::default(), WritePath::FdataSync),
@@ -109,7 +109,7 @@ fn many_threads_append_without_losing_or_mixing_anything() {
 }
 
 #[test]
-fn many_threads_commit_to_a_log_that_pads_and_its_idleness_costs_nothing() {
+fn a_log_that_pads_takes_commits_and_costs_nothing_when_idle() {
     for (ring, write_path) in [
         (RingMode::default(), WritePath::Direct),
         (RingMode::default(), WritePath::FdataSync),
@@ -169,7 +169,7 @@ fn a_log_is_shown_in_a_line() {
 }
 
 #[test]
-fn an_open_log_is_locked_against_a_second_one_which_learns_the_holder() {
+fn an_open_log_is_locked_and_a_second_one_learns_the_holder() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), small()).unwrap();
     match Log::open(dir.path(), small()) {
@@ -195,7 +195,7 @@ fn a_foreign_directory_is_left_untouched() {
 }
 
 #[test]
-fn a_payload_above_the_limit_is_refused_with_both_sizes_and_one_at_the_limit_is_not() {
+fn a_payload_above_the_limit_is_refused_with_both_sizes() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), small()).unwrap();
     let limit = small().max_payload();
@@ -376,7 +376,7 @@ fn awaiting_needs_no_runtime_and_no_leader() {
 }
 
 #[test]
-fn the_way_to_write_is_found_out_at_open_and_nothing_of_the_trial_is_left() {
+fn the_way_to_write_is_measured_at_open_without_a_trace() {
     let dir = tempfile::tempdir().unwrap();
     let auto = LogOptions {
         write_path: WritePath::Auto,

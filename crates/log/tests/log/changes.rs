@@ -105,7 +105,7 @@ fn frames_that_nobody_waits_for_are_brought_to_the_device_for_the_one_task() {
 
 /// The first answer comes at once, and says where the log stands; the next one not before it moved.
 #[test]
-fn the_first_answer_is_where_the_log_stands_and_nothing_is_answered_twice() {
+fn the_first_answer_is_where_the_log_stands_and_none_repeats() {
     let device = SimDevice::new(1);
     let log = Log::open(DIR, options(&device)).unwrap();
     let span = log.worker().unwrap().append(0, 1, b"x").unwrap();
@@ -137,7 +137,7 @@ fn the_task_neither_writes_nor_syncs_on_its_own_thread() {
 /// Many workers append and hand their ends to one task, which drops every third of its futures in
 /// mid-wait.
 #[test]
-fn one_task_completes_what_many_workers_appended_and_dropped_futures_lose_nothing() {
+fn one_task_completes_what_many_workers_appended() {
     const WORKERS: u32 = 8;
     const FRAMES: u64 = 400;
     let device = SimDevice::new(1);
@@ -194,7 +194,7 @@ fn one_task_completes_what_many_workers_appended_and_dropped_futures_lose_nothin
 }
 
 #[test]
-fn a_log_that_fails_gives_what_was_durable_and_then_its_error_again_and_again() {
+fn a_failed_log_gives_what_was_durable_and_then_its_error() {
     let device = SimDevice::new(1);
     let log = Log::open(DIR, options(&device)).unwrap();
     let mut worker = log.worker().unwrap();
@@ -252,7 +252,7 @@ impl Wake for Notes {
 
 /// As long as there is one, frames are flushed; without it they stay in the ring.
 #[test]
-fn without_a_task_nothing_is_flushed_for_it_and_a_dropped_future_is_not_woken() {
+fn without_a_task_nothing_is_flushed_and_nobody_is_woken() {
     let device = SimDevice::new(1);
     let log = Log::open(DIR, options(&device)).unwrap();
     let mut worker = log.worker().unwrap();

@@ -83,7 +83,7 @@ fn damage(dir: &std::path::Path, offset: u64) {
 }
 
 #[test]
-fn damage_before_a_durable_point_is_refused_with_its_place_until_repair_cuts_it() {
+fn durable_damage_is_refused_with_its_place_until_repair() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), small()).unwrap();
     let mut worker = log.worker().unwrap();
@@ -269,7 +269,7 @@ impl Device for Failing {
 }
 
 #[test]
-fn a_log_that_closed_on_a_full_device_opens_again_beside_its_old_handles() {
+fn a_log_closed_on_a_full_device_opens_beside_its_old_handles() {
     let dir = tempfile::tempdir().unwrap();
     let rings = tempfile::tempdir_in("/dev/shm").unwrap();
     let device = Arc::new(Failing {

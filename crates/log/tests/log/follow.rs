@@ -66,7 +66,7 @@ fn check(followed: &[Followed], numbers: std::ops::Range<u64>) {
 }
 
 #[test]
-fn what_is_known_to_be_durable_is_given_as_the_log_is_written_and_all_of_it_once_it_is_closed() {
+fn durable_frames_are_given_as_written_and_all_after_the_close() {
     for compression in [Compression::None, Compression::Lz4] {
         let dir = tempfile::tempdir().unwrap();
         let log = Log::open(
@@ -142,7 +142,7 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_a_dead_process_left_without_a_durable_mark_is_given_once_it_is_copied() {
+fn what_a_dead_process_left_unmarked_is_given_once_copied() {
     let (dir, left) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let log = Log::open(dir.path(), options()).unwrap();
     append(&log, 0..20);
@@ -366,7 +366,7 @@ fn damage(dir: &Path, span: Span) -> (PathBuf, u64) {
 }
 
 #[test]
-fn damage_below_a_durable_mark_is_corruption_with_its_place_and_not_the_end() {
+fn damage_below_a_durable_mark_is_corruption_with_its_place() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), options()).unwrap();
     let spans = append(&log, 0..200);

@@ -369,7 +369,7 @@ fn a_file_with_a_number_that_no_segment_has_is_refused_by_name() {
 /// A follower searches behind the last frame, and no further than the file goes. It would not come
 /// to an end within a lifetime otherwise.
 #[test]
-fn a_follower_searches_no_further_than_a_file_goes_whatever_its_header_claims() {
+fn a_follower_searches_no_further_than_a_file_goes() {
     let dir = tempfile::tempdir().unwrap();
     let mut program = Program::open(dir.path(), options());
     for _ in 0..3 {

@@ -27,7 +27,7 @@ fn options(device: &SimDevice) -> LogOptions {
 
 /// A log without threads: only a thread that waits would write, and none does.
 #[test]
-fn an_append_that_would_wait_is_refused_and_nothing_is_written_by_its_thread() {
+fn an_append_that_would_wait_is_refused_and_writes_nothing() {
     let device = SimDevice::new(1);
     let options = LogOptions {
         threads: false,
@@ -168,7 +168,7 @@ fn tasks_append_more_than_the_ring_holds() {
 }
 
 #[test]
-fn a_full_device_is_said_to_the_task_and_room_comes_when_there_is_some() {
+fn a_task_is_told_of_a_full_device_and_of_room_later() {
     let device = SimDevice::new(4);
     let log = Log::open(DIR, options(&device)).unwrap();
     let mut worker = log.worker().unwrap();

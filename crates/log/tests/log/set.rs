@@ -129,7 +129,7 @@ fn what_nobody_waits_for_is_flushed_and_sealed_once() {
 }
 
 #[test]
-fn a_small_log_prepares_nothing_before_its_first_append_and_admits_that_at_once() {
+fn a_small_log_prepares_nothing_before_its_first_append() {
     let device = SimDevice::new(3);
     let set = set(1);
     let log = Log::open("/data/log", small(&device, &set)).unwrap();
@@ -170,7 +170,7 @@ fn a_log_whose_device_fails_takes_no_other_along() {
 }
 
 #[test]
-fn a_thread_that_is_held_up_by_one_log_leaves_the_others_to_the_next() {
+fn a_thread_held_up_by_one_log_leaves_the_others_to_the_next() {
     let device = SimDevice::new(5);
     let logs = open_many(2, &small(&device, &set(2)));
     let [slow, other] = logs.as_slice() else { panic!() };

@@ -88,7 +88,7 @@ fn a_tail_sees_every_frame_once_while_segments_are_released_and_used_again() {
 }
 
 #[test]
-fn a_slow_tail_is_named_as_what_pins_the_log_and_lets_go_as_it_reads() {
+fn a_slow_tail_is_named_as_what_pins_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), alone()).unwrap();
     let mut worker = log.worker().unwrap();
@@ -162,7 +162,7 @@ impl Wake for Woken {
 }
 
 #[test]
-fn an_awaited_frame_wakes_its_task_when_it_is_durable_and_not_before() {
+fn an_awaited_frame_wakes_its_task_once_durable_and_not_before() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), alone()).unwrap();
     let mut worker = log.worker().unwrap();
@@ -203,7 +203,7 @@ impl AppendHook for Panics {
 }
 
 #[test]
-fn a_poisoned_log_ends_its_tails_with_the_cause_after_what_was_durable() {
+fn a_poisoned_log_ends_its_tails_after_what_was_durable() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), alone()).unwrap();
     let mut tail = log.tail("copy", FIRST_LSN).unwrap();

@@ -87,7 +87,7 @@ fn replace(dir: &Path) {
 }
 
 #[test]
-fn a_log_whose_directory_is_removed_renamed_or_replaced_stops_idle_or_busy() {
+fn a_log_stops_when_its_directory_is_removed_or_replaced() {
     let ways = [
         (remove as fn(&Path), "it is gone"),
         (rename, "it is gone"),
@@ -143,7 +143,7 @@ fn a_log_goes_on_whose_directory_changes_and_stays() {
 }
 
 #[test]
-fn a_rings_file_that_is_removed_is_missed_although_tasks_keep_the_flusher_busy() {
+fn a_removed_ring_is_missed_although_the_flusher_is_busy() {
     let dir = tempfile::tempdir().unwrap();
     let rings = tempfile::tempdir_in("/dev/shm").unwrap();
     let mode = RingMode::Shared {

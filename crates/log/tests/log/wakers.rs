@@ -216,7 +216,7 @@ fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
 }
 
 #[test]
-fn a_dropped_future_takes_along_a_waker_that_owns_another_future() {
+fn a_dropped_future_takes_along_a_waker_with_another_future() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), on_files(false)).unwrap();
     let (_worker, span) = appended(&log);
@@ -230,7 +230,7 @@ fn a_dropped_future_takes_along_a_waker_that_owns_another_future() {
 }
 
 #[test]
-fn a_future_that_moves_to_another_task_takes_along_the_first_one() {
+fn a_future_that_moves_takes_along_the_first_tasks_waker() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), on_files(false)).unwrap();
     let (_worker, span) = appended(&log);

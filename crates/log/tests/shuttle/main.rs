@@ -520,7 +520,7 @@ fn logs_that_share_threads_are_served_and_closed_each_by_itself() {
 }
 
 #[test]
-fn a_device_that_fails_poisons_the_log_and_leaves_nobody_waiting() {
+fn a_failing_device_poisons_the_log_and_leaves_nobody_waiting() {
     explore("poison", || {
         let world = World::open();
         let kind = [FaultKind::WriteFails, FaultKind::SyncFails][thread_rng().gen_range(0..2)];
@@ -682,7 +682,7 @@ fn the_background_flusher_serves_every_future_and_dropped_ones_harm_nobody() {
 }
 
 #[test]
-fn background_threads_and_committers_share_the_work_and_stop_with_the_log() {
+fn background_threads_share_the_work_and_stop_with_the_log() {
     explore("background threads", || {
         let world = with_threads();
         world.log.retain("keeper", world.log.recovery().first_frame);

@@ -472,7 +472,7 @@ impl Bounded {
 }
 
 #[test]
-fn group_commit_over_the_boundary_acknowledges_only_complete_frames() {
+fn group_commit_acknowledges_only_frames_below_the_boundary() {
     explore("group commit over the boundary, 2 committers", THREE, || {
         let bounded = Arc::new(Bounded {
             writes: GroupCommit::new(0),

@@ -88,7 +88,7 @@ fn a_frame_whose_segment_is_used_again_in_mid_read_is_missing_and_not_damaged() 
 }
 
 #[test]
-fn a_device_without_room_for_a_name_costs_the_oldest_segments_and_leaves_no_gap() {
+fn no_room_for_a_name_costs_only_the_oldest_segments() {
     for full in [1, 3, 1000] {
         let dir = tempfile::tempdir().unwrap();
         let device = Watched::new();
@@ -178,7 +178,7 @@ fn a_reader_misses_no_segment_that_is_archived_while_it_looks() {
 /// Without an archive. A follower that stands still between its looks at two of the listed segments
 /// finds the first one there, and all others gone: that is not where the log ends.
 #[test]
-fn a_follower_that_comes_too_late_for_all_but_the_oldest_segment_says_where_the_log_begins() {
+fn a_late_follower_says_where_the_log_begins() {
     let dir = tempfile::tempdir().unwrap();
     let options = LogOptions {
         archive_ttl: Duration::ZERO,
@@ -209,7 +209,7 @@ fn a_follower_that_comes_too_late_for_all_but_the_oldest_segment_says_where_the_
 }
 
 #[test]
-fn readers_in_the_archive_and_tails_find_everything_while_segments_go_there() {
+fn readers_and_tails_find_everything_while_segments_leave() {
     const FRAMES: u64 = 3000;
     let dir = tempfile::tempdir().unwrap();
     let options = LogOptions {

@@ -45,7 +45,7 @@ fn a_reader_goes_from_any_archived_frame_on_into_the_live_log() {
 }
 
 #[test]
-fn the_archive_is_read_through_epochs_and_gaps_and_after_restarts() {
+fn the_archive_is_read_over_epochs_gaps_and_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let mut spans = Vec::new();
     for round in 0..6 {
@@ -84,7 +84,7 @@ fn the_archive_is_read_through_epochs_and_gaps_and_after_restarts() {
 }
 
 #[test]
-fn a_tail_in_the_archive_holds_nothing_and_from_the_live_log_on_what_it_has_yet_to_give() {
+fn a_tail_holds_nothing_in_the_archive_and_then_what_it_lacks() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), options()).unwrap();
     append(&log, 0..100);
@@ -122,7 +122,7 @@ fn a_tail_in_the_archive_holds_nothing_and_from_the_live_log_on_what_it_has_yet_
 }
 
 #[test]
-fn what_left_the_archive_is_missing_and_the_error_says_where_the_log_begins() {
+fn what_left_the_archive_is_reported_as_missing() {
     let dir = tempfile::tempdir().unwrap();
     let options = LogOptions {
         archive_ttl: Duration::ZERO,
@@ -171,7 +171,7 @@ fn what_left_the_archive_is_missing_and_the_error_says_where_the_log_begins() {
 }
 
 #[test]
-fn behind_an_archived_segment_that_somebody_removed_the_log_begins_anew() {
+fn behind_a_removed_archived_segment_the_log_begins_anew() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), options()).unwrap();
     append(&log, 0..200);

@@ -77,6 +77,7 @@ impl Default for LogSetOptions {
     }
 }
 
+/// What the clones of a set share: its threads, by what they do, and what was measured of devices.
 #[derive(Debug)]
 struct SetState {
     flushers: Crew,

@@ -32,6 +32,7 @@ pub(crate) struct RingFile {
     pub(crate) file: Arc<dyn File>,
 }
 
+/// The memory that frames are copied into, and taken from by the flusher.
 #[derive(Debug)]
 pub(crate) struct Ring {
     memory: Mapping,

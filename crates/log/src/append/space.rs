@@ -28,6 +28,7 @@ const LARGE_FIRST: u64 = 4096;
 const FOR_RELIEF: u64 = 16;
 const FOR_RELIEF_MOST: u64 = 512 << 10;
 
+/// The prepared space, and who is admitted to it.
 #[derive(Debug)]
 pub(crate) struct Space {
     limit: Limit,

@@ -29,6 +29,7 @@ pub(crate) struct Background {
     running: bool,
 }
 
+/// The log's own threads, or its memberships in those of a set.
 #[derive(Debug, Default)]
 struct Workers {
     threads: Vec<JoinHandle<()>>,
@@ -160,6 +161,7 @@ fn work(core: &Core, role: Role, duty: Box<dyn Duty>) {
     }
 }
 
+/// Abandons the duty where its thread panics.
 struct AbandonOnPanic(Box<dyn Duty>);
 
 impl Drop for AbandonOnPanic {

@@ -87,6 +87,7 @@ pub(crate) struct Crew {
     opener: Opener,
 }
 
+/// What a crew's threads and members share.
 struct CrewState {
     /// How often the sleepers are looked through; `None`: no duty sleeps for a time.
     period: Option<Duration>,
@@ -96,6 +97,7 @@ struct CrewState {
     word: WaitWord,
 }
 
+/// The duties that are to have a turn, oldest call first.
 #[derive(Default)]
 struct Queue {
     ready: VecDeque<Arc<Member>>,

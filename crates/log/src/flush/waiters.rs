@@ -32,6 +32,7 @@ impl Tasks {
 #[derive(Debug, Default)]
 pub(crate) struct Waiting(Mutex<Registered>);
 
+/// The registry of who waits.
 #[derive(Debug, Default)]
 struct Registered {
     next_id: u64,

@@ -113,6 +113,7 @@ pub(crate) fn walk(
     Ok(walk.found)
 }
 
+/// Where a walk through the frames is, and what it has found so far.
 pub(super) struct Walk<'a> {
     pub(super) chain: &'a Chain,
     pub(super) ring: &'a OldRing,

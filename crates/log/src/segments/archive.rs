@@ -66,6 +66,7 @@ pub(crate) fn list(device: &dyn Device, dir: &Path) -> std::io::Result<Listing> 
     Ok(Listing { segments, again })
 }
 
+/// A segment in the archive.
 #[derive(Debug)]
 struct ArchivedSegment {
     path: PathBuf,

@@ -26,6 +26,7 @@ const CHUNK: u64 = SEGMENT_STEP;
 /// How many released segments are kept for use as new ones; further ones are removed.
 const SPARES: usize = 2;
 
+/// The segments, by what they are: live, spare, or on their way out.
 #[derive(Debug, Default)]
 struct Table {
     live: VecDeque<Live>,

@@ -180,7 +180,7 @@ impl fmt::Debug for Durable {
 /// For a task that completes what others wait for: it awaits [`DurableChanges::next`], and completes
 /// everything that ends at the answer or below it. As long as it is there, frames are brought to the
 /// device although no thread waits for them, as if a future waited for each at
-/// [`Level::Disk`](crate::Level::Disk): also with
+/// [`Level::Disk`]: also with
 /// [`LogOptions::manual_flush`](crate::LogOptions::manual_flush).
 ///
 /// Dropping it ends that; what was appended before goes to the device as without it. As a worker does,

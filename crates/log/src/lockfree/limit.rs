@@ -109,7 +109,7 @@ impl Limit {
 
     /// Whether a frame may be reserved now, by the worker that asks.
     pub(crate) fn admits(&self, next: &Reservations, room: Room) -> bool {
-        // A stale value of the counter serves: see the module.
+        // A stale value of the counter serves: `slack` has room for all that overrun their look.
         let next = next.glance();
         match room {
             Room::Commit => self.is_ahead(next, 0),

@@ -185,7 +185,7 @@ impl Log {
             .collect()
     }
 
-    fn core(&self) -> &Core {
+    pub(crate) fn core(&self) -> &Core {
         &self.shared.core
     }
 

@@ -12,17 +12,18 @@ use crate::recovery::Probe;
 /// Background threads that many logs share ([`LogOptions::set`](crate::LogOptions::set)): make one
 /// set for each disk. Clones are the same set; its threads end with its last clone and its last log.
 ///
-/// A log of its own has two or three threads, each of which wakes up twenty times a second. A set
-/// has [`LogSetOptions::flushers`] and two more, however many logs there are, and wakes up for all
-/// of them together. Its logs are written, synced and recovered as others are, each by itself.
+/// A log of its own has two or three threads. A set has [`LogSetOptions::flushers`] and two more,
+/// however many logs there are. Its logs are written, synced and recovered as others are, each by
+/// itself.
 ///
 /// Logs of a set are meant to be small and many: they keep little prepared ahead before their first
 /// append, and the way to write ([`WritePath::Auto`](crate::WritePath::Auto)) is found out once per
 /// device. What makes one small is said when it is opened: `ring_bytes`, `segment_bytes`,
 /// `max_workers`, `reserve_bytes`; see the example.
 ///
-/// A log that is idle costs next to nothing. That its directory was removed shows only when it is
-/// appended to again, within twenty flush intervals.
+/// A log that is idle for forty flush intervals costs nothing: while all of a set are, no thread of
+/// the set wakes up. That its directory was removed shows when it is appended to again, within twenty
+/// flush intervals. (A log without a set wakes up once in twenty flush intervals to look.)
 ///
 /// A waker that runs on a thread of the set must not wait for a future of any log of the set, for that
 /// thread may be the one that would wake it; and there is one thread for the tasks that wait at

@@ -167,11 +167,14 @@ fn set(options: &mut FamilyOptions, name: &str, value: &[u8]) -> Set {
         "max_write_buffers" => number(&mut options.max_write_buffers, value),
         "block_bytes" => number(&mut options.block_bytes, value),
         "bloom_bits" => number(&mut options.bloom_bits, value),
-        "compression" => match value {
-            b"none" => Some(options.compression = Compression::None),
-            b"lz4" => Some(options.compression = Compression::Lz4),
-            _ => None,
-        },
+        "compression" => {
+            let known = match value {
+                b"none" => Some(Compression::None),
+                b"lz4" => Some(Compression::Lz4),
+                _ => None,
+            };
+            known.map(|compression| options.compression = compression)
+        }
         "table_bytes" => number(&mut options.table_bytes, value),
         "level0_compaction" => number(&mut options.level0_compaction, value),
         "level0_slowdown" => number(&mut options.level0_slowdown, value),

@@ -346,12 +346,12 @@ impl Worker {
     }
 
     /// Past half a ring the background flusher is called, so that appends need not wait for room;
-    /// and for each frame where a task waits for all of them.
+    /// and for each frame where a task waits for all of them, or the flusher rests.
     fn call_flusher(&self, end: Lsn) {
         let core = &*self.core;
         let is_crowded = end > core.written() + core.ring.capacity() / 2;
         // Whether it is called already is a hint only, and the frame might be missed.
-        if is_crowded && !core.threads.flusher.is_called() || core.tasks.watchers.any() {
+        if is_crowded && !core.threads.flusher.is_called() || core.tasks.watchers.want_calls() {
             core.threads.flusher.call();
         }
     }

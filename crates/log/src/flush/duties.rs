@@ -175,6 +175,8 @@ impl Drop for AbandonOnPanic {
 /// How often a shared ring's file and the log's directory are looked at, in flush intervals: once a
 /// second.
 const LOOK_AT_FILES: u32 = 20;
+/// After so many intervals without anything to do the flusher rests: it waits for the next append.
+const IDLE: u32 = 40;
 
 /// How often it gives up its time slice before it flushes for tasks. Where no core is idle the
 /// threads whose tasks were served a moment ago do their work meanwhile, and what they append comes
@@ -196,6 +198,10 @@ struct Flushing {
     quiet_at: u64,
     /// Which directory the log's was when it was opened.
     directory: Identity,
+    /// Intervals one after the other that brought nothing to do.
+    idle: u32,
+    /// Appends call: no interval is waited for.
+    rests: bool,
     /// Intervals since the files were looked at, when that was, and how far the log was.
     intervals: u32,
     looked: Nanos,
@@ -213,6 +219,9 @@ impl Duty for Flushing {
     fn turn(&mut self, called: bool) -> Next {
         if self.core.check().is_err() {
             return Next::Stop;
+        }
+        if self.rests && (called || self.core.appended() != self.quiet_at) {
+            self.end_rest();
         }
         self.look_at_files();
         if called {
@@ -233,7 +242,7 @@ impl Duty for Flushing {
         if std::mem::take(&mut self.ticks) {
             self.tick();
         }
-        Next::Sleep(Some(self.core.options.flush_interval))
+        self.sleep()
     }
 
     /// In a set the files are looked at only where something was appended since: else there was
@@ -246,7 +255,17 @@ impl Duty for Flushing {
         if !self.ticks {
             self.quiet_at = end;
         }
-        self.ticks || (self.intervals >= LOOK_AT_FILES && end != self.looked_at)
+        self.idle = if self.ticks {
+            0
+        } else {
+            self.idle.saturating_add(1)
+        };
+        if self.rests {
+            // A rest of a thread of the log's own is as long as this.
+            self.intervals = LOOK_AT_FILES;
+        }
+        let looks = self.intervals >= LOOK_AT_FILES && end != self.looked_at;
+        self.ticks || looks || self.idle >= IDLE
     }
 
     fn abandon(&self) {
@@ -263,12 +282,40 @@ impl Flushing {
             seen: 0,
             ticks: false,
             quiet_at: 0,
+            idle: 0,
+            rests: false,
             directory: identity(stat),
             intervals: 0,
             looked: core.now(),
             looked_at: core.appended(),
             core: Arc::clone(core),
         })
+    }
+
+    /// Until the next interval has passed; after a while without anything to do until the next append.
+    fn sleep(&mut self) -> Next {
+        let interval = self.core.options.flush_interval;
+        if self.idle < IDLE {
+            return Next::Sleep(Some(interval));
+        }
+        if !self.rests {
+            self.core.tasks.watchers.rest();
+            self.rests = true;
+            if self.core.next.cutoff_in_order() != self.quiet_at {
+                // It may not have seen that the flusher rests.
+                self.end_rest();
+                return Next::Sleep(Some(interval));
+            }
+        }
+        // A log of its own looks at its files.
+        let is_alone = self.core.options.set.is_none();
+        Next::Sleep(is_alone.then(|| interval.saturating_mul(LOOK_AT_FILES)))
+    }
+
+    /// It looks at the files with this turn: nothing may be acknowledged long after they went.
+    fn end_rest(&mut self) {
+        self.core.tasks.watchers.end_rest();
+        (self.rests, self.idle, self.intervals) = (false, 0, LOOK_AT_FILES);
     }
 
     /// How far, and how safe, the log must get for all that wait for it to be served.
@@ -530,5 +577,84 @@ impl Core {
             Some((holders, retained.min(self.durable())))
         }))?;
         self.segments.purge_archive()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::{Log, LogSetOptions, RingMode};
+
+    /// Longer than any machine takes; only a hang reaches it.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn until(what: &str, mut done: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !done() {
+            assert!(begun.elapsed() < PATIENCE, "not {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn open(dir: &std::path::Path, set: Option<LogSet>) -> Log {
+        let options = LogOptions {
+            ring: RingMode::Private,
+            ring_bytes: 8 << 10,
+            segment_bytes: 32 << 10,
+            reserve_bytes: Some(0),
+            flush_interval: Duration::from_millis(1),
+            set,
+            ..LogOptions::default()
+        };
+        Log::open(dir, options).unwrap()
+    }
+
+    fn rests(log: &Log) -> bool {
+        log.core().tasks.watchers.want_calls()
+    }
+
+    /// After a while without appends no interval is waited for; the next append ends that, though
+    /// no thread waits for it.
+    #[test]
+    fn an_append_wakes_a_flusher_that_rests() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = LogSet::new(LogSetOptions {
+            flushers: 2,
+            period: Duration::from_millis(1),
+        });
+        let set = set.unwrap();
+        let logs = [
+            open(&dir.path().join("own"), None),
+            open(&dir.path().join("a"), Some(set.clone())),
+            open(&dir.path().join("b"), Some(set.clone())),
+        ];
+        for turn in 0..3 {
+            until("resting", || logs.iter().all(rests));
+            until("untimed", || {
+                [Role::Flush, Role::Write, Role::Prepare]
+                    .iter()
+                    .all(|role| set.crew(*role).is_untimed())
+            });
+            for log in &logs {
+                let end = log.worker().unwrap().append(0, 1, &[turn; 100]).unwrap().end;
+                until("durable", || log.durable() >= end);
+            }
+        }
+    }
+
+    /// A set's logs do not look at their files while they rest, and do at once when they are used again.
+    #[test]
+    fn a_directory_that_went_during_a_rest_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let log = open(&path, Some(LogSet::new(LogSetOptions::default()).unwrap()));
+        until("resting", || rests(&log));
+        std::fs::rename(&path, dir.path().join("elsewhere")).unwrap();
+        log.worker().unwrap().append(0, 1, b"lost").unwrap();
+        until("noticed", || {
+            log.worker().is_err() || log.flush(Level::Disk).is_err()
+        });
     }
 }

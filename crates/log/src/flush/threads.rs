@@ -95,6 +95,8 @@ struct CrewState {
     queue: Mutex<Queue>,
     /// Threads sleep on it until the queue has something for them.
     word: WaitWord,
+    /// How many duties sleep for a time. Without any the threads sleep until they are called.
+    timed: AtomicU32,
 }
 
 /// The duties that are to have a turn, oldest call first.
@@ -162,6 +164,7 @@ impl Crew {
                 ..Queue::default()
             }),
             word: WaitWord::new(),
+            timed: AtomicU32::new(0),
         });
         let crew = Self {
             shared,
@@ -186,6 +189,12 @@ impl Crew {
         (!self.opener.is_here()).then(|| self.opener.pid())
     }
 
+    /// Whether its threads sleep until they are called.
+    #[cfg(all(test, not(shuttle)))]
+    pub(crate) fn is_untimed(&self) -> bool {
+        self.shared.timed.load(Ordering::Relaxed) == 0
+    }
+
     /// Takes a duty on. Its first turn comes with its first call, or after its first period.
     pub(crate) fn join(&self, duty: Box<dyn Duty>) -> Arc<Member> {
         let member = Arc::new(Member {
@@ -197,6 +206,9 @@ impl Crew {
             left: WaitWord::new(),
         });
         lock(&self.shared.members).push(Arc::clone(&member));
+        if self.shared.period.is_some() {
+            self.shared.add_timed();
+        }
         member
     }
 }
@@ -231,7 +243,8 @@ impl Member {
     fn enqueue(self: &Arc<Self>, is_call: bool) {
         let mut seat = lock(&self.seat);
         *seat = match std::mem::replace(&mut *seat, Seat::Left) {
-            Seat::Asleep { duty, .. } => {
+            Seat::Asleep { duty, periods } => {
+                self.crew.remove_timed(periods);
                 lock(&self.crew.queue).ready.push_back(Arc::clone(self));
                 self.crew.word.bump();
                 Seat::Queued {
@@ -288,6 +301,9 @@ impl Member {
             Next::Sleep(_) if called => (Seat::Queued { duty, called }, None),
             Next::Sleep(time) => {
                 let periods = self.crew.periods_of(time);
+                if periods.is_some() {
+                    self.crew.add_timed();
+                }
                 (
                     Seat::Asleep {
                         duty,
@@ -334,6 +350,9 @@ impl Member {
                     self.left.wait(word, None);
                 }
                 gone => {
+                    if let Seat::Asleep { periods, .. } = &gone {
+                        self.crew.remove_timed(*periods);
+                    }
                     drop(seat);
                     self.crew.forget(self);
                     drop(gone);
@@ -372,7 +391,25 @@ impl CrewState {
                 self.give_turn(&member);
                 continue;
             }
-            self.word.wait(word, self.period);
+            // Relaxed: `add_timed` wakes those that may have missed it.
+            let is_timed = self.timed.load(Ordering::Relaxed) > 0;
+            self.word.wait(word, self.period.filter(|_| is_timed));
+        }
+    }
+
+    /// A duty sleeps for a time from now on. All threads have to: the one that is first would not
+    /// count the periods while it gives a turn.
+    fn add_timed(&self) {
+        // Before the word: a thread that reads the old number finds the word changed.
+        if self.timed.fetch_add(1, Ordering::Release) == 0 {
+            self.word.bump();
+            self.word.wake(ALL);
+        }
+    }
+
+    fn remove_timed(&self, periods: Option<(u32, u32)>) {
+        if periods.is_some() {
+            self.timed.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

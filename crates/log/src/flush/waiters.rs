@@ -167,14 +167,18 @@ impl Waiting {
     }
 }
 
-/// How many [`DurableChanges`](crate::DurableChanges) there are. On cache lines of its own, since every
-/// append reads it.
+/// Who wants a call of the flusher for each append: [`DurableChanges`](crate::DurableChanges), and the
+/// flusher itself while it rests. On cache lines of its own, since every append reads it.
 ///
-/// Relaxed: a task that comes looks at what is appended by then. Of that look and an append beside it
-/// each may miss the other; the flusher, which has both when an interval has passed, misses neither.
+/// `add` is Relaxed: a task that comes looks at what is appended by then. Of that look and an append
+/// beside it each may miss the other; the flusher, which has both when an interval has passed, misses
+/// neither. `rest` is SeqCst, as no interval follows: see there.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Watchers(AtomicU32);
+
+/// The flusher rests until it is called.
+const RESTING: u32 = 1 << 31;
 
 impl Watchers {
     fn new() -> Self {
@@ -192,6 +196,23 @@ impl Watchers {
 
     /// Whether all that is appended is waited for.
     pub(crate) fn any(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 0
+        self.0.load(Ordering::Relaxed) & !RESTING > 0
+    }
+
+    /// Whether an append calls the flusher. SeqCst pairs with `rest`.
+    pub(crate) fn want_calls(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 0
+    }
+
+    /// From here on each append calls the flusher, which must look afterwards, by
+    /// [`Reservations::cutoff_in_order`](crate::lockfree::boundary::Reservations::cutoff_in_order), at what
+    /// is appended. All four are SeqCst: a reservation that this look misses finds the flusher resting.
+    pub(super) fn rest(&self) {
+        self.0.fetch_or(RESTING, Ordering::SeqCst);
+    }
+
+    /// Relaxed: one call too many does no harm.
+    pub(super) fn end_rest(&self) {
+        self.0.fetch_and(!RESTING, Ordering::Relaxed);
     }
 }

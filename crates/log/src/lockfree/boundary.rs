@@ -57,6 +57,12 @@ impl Reservations {
     pub(crate) fn cutoff(&self) -> Lsn {
         self.0.load(Ordering::Acquire)
     }
+
+    /// As [`Reservations::cutoff`], in one order with what the caller stored before, SeqCst: a
+    /// reservation that is not counted here finds that store behind it.
+    pub(crate) fn cutoff_in_order(&self) -> Lsn {
+        self.0.load(Ordering::SeqCst)
+    }
 }
 
 /// One worker's word, alone in its pair of cache lines (adjacent lines are fetched together).
@@ -148,7 +154,8 @@ impl CompletionBoundary {
         before(seen);
         self.set_pending(slot, seen);
         // Release pairs with the Acquire in `cutoff`: who counts this frame sees the slot pending.
-        let start = next.0.fetch_add(len, Ordering::Release);
+        // SeqCst pairs with `cutoff_in_order`.
+        let start = next.0.fetch_add(len, Ordering::SeqCst);
         self.set_pending(slot, start);
         start
     }
@@ -161,7 +168,7 @@ impl CompletionBoundary {
         // Release as in `reserve`. Relaxed where it fails: nothing is read of what others reserved.
         let reserved = next
             .0
-            .compare_exchange(at, at + len, Ordering::Release, Ordering::Relaxed)
+            .compare_exchange(at, at + len, Ordering::SeqCst, Ordering::Relaxed)
             .is_ok();
         if !reserved {
             self.set_complete(slot, at);

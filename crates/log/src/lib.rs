@@ -45,7 +45,9 @@
 //! the device up to here. durable ≤ written ≤ boundary ≤ appended, and each only grows.
 //!
 //! The algorithm is Border-Collie's (Kim et al., SIGMOD 2019), with the corrections that
-//! [`CompletionBoundary`]'s module argues. The formats are drawn in `docs/design/formats/log.md`.
+//! [`CompletionBoundary`]'s module argues. The repository's `docs/design/formats/log.md` draws the formats. The
+//! examples are a program with checkpoints (`examples/accounts.rs`) and one with tokio tasks
+//! (`examples/async_appends.rs`).
 
 // Loom builds the folder `lockfree` alone: `tests/loom.rs`.
 #![cfg(not(loom))]
@@ -81,6 +83,11 @@ pub use {
     set::{LogSet, LogSetOptions},
     stats::{Compressed, LogStats, SAMPLE, Stages, Summary},
 };
+
+/// The code of README.md compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 /// The place of a frame: `start` is its LSN, and watermarks are compared with `end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

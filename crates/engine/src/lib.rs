@@ -60,14 +60,20 @@
 //!
 //! # More
 //!
-//! | about | in |
+//! | about | in the repository |
 //! |---|---|
 //! | what each durability level survives | `docs/durability.md` |
 //! | the bytes of the manifest and of a commit in the log | `docs/design/formats/engine.md` |
 //! | why the memtable is as it is, with figures | `docs/design/decisions/0003-memtable.md` |
 //! | how snapshots and tables fit together | `docs/design/decisions/0005-views.md` |
 //! | what transactions see, wait for and promise | `docs/transactions.md` |
-//! | the log | [`collie_log`] |
+//!
+//! The log is a crate of its own, [`collie_log`].
+
+/// The code of README.md compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 /// A point at which a test can stop a thread; nothing in other builds.
 #[cfg(test)]

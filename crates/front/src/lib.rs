@@ -8,8 +8,8 @@
 //! volume. Displaced pages are *drained* home again in the background, and a drained directory is a
 //! plain one.
 //!
-//! This crate is the page map below a file system: it knows no mounts and no requests. The formats
-//! are drawn in `docs/design/formats/front.md`.
+//! [`Mount`] is a FUSE file system over a volume, as a PostgreSQL server sees it; the volume below
+//! knows no mounts and no requests. The repository's `docs/design/formats/front.md` draws the formats.
 //!
 //! ```
 //! use collie_front::{Scope, Volume, VolumeOptions};

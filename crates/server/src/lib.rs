@@ -58,7 +58,8 @@
 //! and the connection is closed.
 //!
 //! [`Ack`] has no meaning there: `CLIENT ACK` is accepted and changes nothing. A reply is sent once a
-//! majority of the replicas has on disk what it reflects. `docs/server.md` lists what else differs.
+//! majority of the replicas has on disk what it reflects. The repository's `docs/server.md`
+//! lists what else differs.
 //!
 //! The invariants that the tests check: a reply never reflects a commit that a crash of the
 //! promised kind loses; an acknowledged increment survives, and counts once; a connection that

@@ -23,7 +23,7 @@ use openraft::impls::leader_id_adv::LeaderId;
 use openraft::storage::{RaftLogReader, RaftLogStorage, RaftLogStorageExt};
 use openraft::testing::log::{StoreBuilder, Suite};
 use openraft::type_config::TypeConfigExt;
-use openraft::type_config::alias::{EntryOf, LogIdOf};
+use openraft::type_config::alias::{EntryOf, LogIdOf, VoteOf};
 use openraft::vote::RaftLeaderId;
 use openraft::{EntryPayload, LogId, StorageError};
 use tempfile::TempDir;
@@ -77,7 +77,8 @@ fn entry(index: u64, command: &str) -> EntryOf<Types> {
     )
 }
 
-/// Everything that a log may have, across a close. The purge frees some of its files.
+/// Everything that a log may have, across a close. The purge lets the log free some of its files, which it
+/// does in the background: sooner or later than the first close.
 async fn reopen(path: &Path) -> anyhow::Result<()> {
     let mut log = open(path).await?;
     let vote = Vote::new_committed(LEADER.term, LEADER.node_id);
@@ -91,6 +92,13 @@ async fn reopen(path: &Path) -> anyhow::Result<()> {
     log.purge(id(40)).await?;
     close(log).await?;
 
+    for _ in 0..2 {
+        check(path, vote).await?;
+    }
+    Ok(())
+}
+
+async fn check(path: &Path, vote: VoteOf<Types>) -> anyhow::Result<()> {
     let mut log = open(path).await?;
     let state = log.get_log_state().await?;
     let purged_and_last = (state.last_purged_log_id, state.last_log_id);

@@ -114,6 +114,10 @@ impl LogStore {
         let mut contents = Contents::default();
         let opened = Log::open_with(dir, options, |frame| contents.recover(frame));
         let log = opened.map_err(io::Error::other)?;
+        // An opened log frees nothing until it is told from where on it is needed.
+        if contents.state_at > 0 {
+            log.retain("raft", contents.needed_from());
+        }
         let worker = log.worker().map_err(io::Error::other)?;
         Ok(Self {
             log,

@@ -1,6 +1,6 @@
 //! Text for a person at a terminal: as wide as the terminal, and in colours where it has them.
 //!
-//! Colours are as in `docs/tour.svg`. There are none where standard output is no terminal, where the
+//! Colours are as in `docs/results/tour.svg`. There are none where standard output is no terminal, where the
 //! terminal says that it is dumb, and where `NO_COLOR` is set (no-color.org).
 
 use std::io::{self, IsTerminal};

@@ -32,7 +32,7 @@ use crate::lockfree::wait_word::{ALL, WaitWord};
 const WORDS: usize = 2;
 
 /// How often a waiter gives up its time slice before it sleeps. Bounded, so that an idle processor
-/// is not kept busy for the time of a sync; docs/experiments.md has the figures.
+/// is not kept busy for the time of a sync; docs/results has the figures.
 const YIELDS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 4 };
 
 /// What a stage's leader does.

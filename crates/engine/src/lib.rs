@@ -8,7 +8,7 @@
 //!   tables, and neither flush nor compaction takes anything from it.
 //! * A [`Transaction`] is pessimistic or optimistic, with snapshot isolation or serializable, with
 //!   savepoints, and releases its locks before it is durable without weakening what it guarantees
-//!   ([`CommitMode`], `docs/transactions.md`).
+//!   ([`CommitMode`], `docs/book/src/transactions.md`).
 //! * Every read returns the newest commit that it depends on ([`Read::seen`]), so that a caller
 //!   that promises durability for what it *read* can wait for that commit and for no other.
 //! * After a failed write or sync of the log nothing more is accepted ([`Error::Poisoned`]). Keys
@@ -62,11 +62,11 @@
 //!
 //! | about | in the repository |
 //! |---|---|
-//! | what each durability level survives | `docs/durability.md` |
+//! | what each durability level survives | `docs/book/src/durability.md` |
 //! | the bytes of the manifest and of a commit in the log | `docs/design/formats/engine.md` |
 //! | why the memtable is as it is, with figures | `docs/design/decisions/0003-memtable.md` |
 //! | how snapshots and tables fit together | `docs/design/decisions/0005-views.md` |
-//! | what transactions see, wait for and promise | `docs/transactions.md` |
+//! | what transactions see, wait for and promise | `docs/book/src/transactions.md` |
 //!
 //! The log is a crate of its own, [`collie_log`].
 
@@ -74,6 +74,15 @@
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The book's programs, which are tested as they stand there.
+#[cfg(doctest)]
+mod book {
+    #[doc = include_str!("../../../docs/book/src/library.md")]
+    struct Library;
+    #[doc = include_str!("../../../docs/book/src/transactions.md")]
+    struct Transactions;
+}
 
 /// A point at which a test can stop a thread; nothing in other builds.
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! A *pessimistic* transaction locks rows as it reads and writes (`locks/`); an *optimistic* one
 //! takes the same locks during its commit, and checks then whether anything that it read was
 //! changed (`reads.rs`). Its writes stay in memory of its own (`writes.rs`) until they become one
-//! commit. `docs/transactions.md` has what the isolation levels and commit modes guarantee.
+//! commit. `docs/book/src/transactions.md` has what the isolation levels and commit modes guarantee.
 //!
 //! # When locks are released
 //!

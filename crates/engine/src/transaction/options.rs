@@ -17,7 +17,7 @@ pub enum Concurrency {
     Optimistic,
 }
 
-/// What concurrent transactions may see of each other. `docs/transactions.md` has the table.
+/// What concurrent transactions may see of each other. `docs/book/src/transactions.md` has the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum Isolation {

@@ -1,5 +1,5 @@
 //! The anomalies by name, and which isolation keeps which away (Berenson et al. 1995, Adya 1999;
-//! docs/transactions.md).
+//! docs/book/src/transactions.md).
 
 use std::thread::JoinHandle;
 

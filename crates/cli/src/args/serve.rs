@@ -45,7 +45,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum)]
     pub(crate) ring: Option<Ring>,
     /// End every write of the log with a block of 4,096 bytes, so that no block with acknowledged
-    /// commits is written again; docs/durability.md describes the cost.
+    /// commits is written again. It costs up to 4,096 bytes of log per write.
     #[arg(long)]
     pub(crate) pad_to_block: bool,
     /// Flush the databases that hold the oldest part of the log when it has more than so many bytes:

@@ -1,4 +1,4 @@
-//! What may become of a store with damage, as `docs/durability.md` says.
+//! What may become of a store with damage, as `docs/book/src/durability.md` says.
 
 use crate::child::EXTRA;
 use crate::damage::{Class, Damage, Image, Kind, class};

@@ -179,7 +179,7 @@ const SCRIPTS: [&[u8]; 7] = [
     b"FCALL",
     b"FCALL_RO",
 ];
-const NO_SCRIPTS: &[u8] = b"(this server runs no scripts: docs/server.md says what works without)";
+const NO_SCRIPTS: &[u8] = b"(this server runs no scripts)";
 
 fn unknown(request: Request<'_>) -> Failure {
     let mut args = Vec::new();

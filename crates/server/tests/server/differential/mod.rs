@@ -37,7 +37,7 @@ fn redis() -> Option<Redis> {
 }
 
 /// Sets Redis' limit on the length of a value to ours: with its own, 512 MiB, it would succeed
-/// where ours refuses, as `docs/server.md` says.
+/// where ours refuses, as `docs/book/src/server.md` says.
 fn limit_like(server: &Running, redis: &Redis) {
     let limit = server.client().call(&["CONFIG", "GET", "proto-max-bulk-len"]);
     let bytes = limit.lines().last().unwrap();

@@ -1,4 +1,4 @@
-//! The metrics of a node of a cluster. `docs/operations.md` lists every name; a test compares the two.
+//! The metrics of a node of a cluster. `docs/book/src/operations.md` lists every name; a test compares the two.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -279,10 +279,10 @@ fn a_node_shows_the_figures_that_are_documented_and_has_no_problem() {
     let sites = cluster(1, 1, 2);
     let figures = sites[0].with(|node, _| node.cluster().figures());
     let shown: BTreeSet<_> = figures.iter().map(|figure| figure.name).collect();
-    let document = include_str!("../../../../docs/operations.md");
+    let document = include_str!("../../../../docs/book/src/operations.md");
     let documented: BTreeSet<_> = document
-        .lines()
-        .filter_map(|line| line.strip_prefix("| `")?.split(['`', '{']).next())
+        .split('`')
+        .filter_map(|name| name.split('{').next())
         .filter(|name| name.starts_with("collie_cluster_"))
         .collect();
     assert_eq!(shown, documented);

@@ -1,4 +1,4 @@
-//! The metrics and their values. docs/operations.md lists every name; a test compares the two.
+//! The metrics and their values. docs/book/src/operations.md lists every name; a test compares the two.
 
 use collie_db::{LogStats, Stall, Stats};
 

@@ -153,10 +153,10 @@ fn the_page_counts_what_clients_did_and_its_names_are_those_of_the_document() {
         .lines()
         .filter_map(|line| line.strip_prefix("# HELP ")?.split(' ').next())
         .collect();
-    let document = include_str!("../../../../docs/operations.md");
+    let document = include_str!("../../../../docs/book/src/operations.md");
     let documented: BTreeSet<&str> = document
-        .lines()
-        .filter_map(|line| line.strip_prefix("| `")?.split(['`', '{']).next())
+        .split('`')
+        .filter_map(|name| name.split('{').next())
         .filter(|name| name.starts_with("collie_") || name.starts_with("process_"))
         // A node of a cluster has those, too.
         .filter(|name| !name.starts_with("collie_cluster_"))

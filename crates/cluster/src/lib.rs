@@ -38,7 +38,7 @@
 //! ```
 //!
 //! `collie node`, in the crate `collie-cli`, is that with options, TLS and metrics. Which modules a
-//! program may rely on is not settled before 1.0. In Collie's repository `docs/cluster.md` says how a
+//! program may rely on is not settled before 1.0. In Collie's repository `docs/book/src/cluster.md` says how a
 //! cluster is run and what it does not do yet, and `docs/design/formats/cluster.md` and `docs/design/formats/peers.md`
 //! draw what is on disk and on the wire.
 

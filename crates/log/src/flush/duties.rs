@@ -180,7 +180,7 @@ const IDLE: u32 = 40;
 
 /// How often it gives up its time slice before it flushes for tasks. Where no core is idle the
 /// threads whose tasks were served a moment ago do their work meanwhile, and what they append comes
-/// along; where one is, this costs next to nothing. docs/experiments.md has the figures.
+/// along; where one is, this costs next to nothing. docs/results has the figures.
 const YIELDS: u32 = if cfg!(shuttle) { 0 } else { 2 };
 
 /// Flushes for futures, past half a ring, and at the latest after the flush interval; seals the log

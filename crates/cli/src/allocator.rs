@@ -1,4 +1,4 @@
-//! The allocator of the binary: mimalloc, and blocks of 16 MiB and more straight from the kernel.
+//! The allocator of the programs: mimalloc, and blocks of 16 MiB and more straight from the kernel.
 //!
 //! mimalloc keeps such a block in the thread that allocated it. Where another thread frees it — a
 //! value comes in on a connection's thread and goes with its memtable — its pages stay resident
@@ -24,7 +24,8 @@ const MAPPED: usize = 16 << 20;
 /// A mapping begins at a multiple of it, whatever the machine.
 const PAGE: usize = 4096;
 
-pub(crate) struct Allocator;
+/// Allocates for a whole program.
+pub struct Allocator;
 
 /// Whether a block of this layout is a mapping of its own. It depends on the layout alone, which is
 /// stated again when the block is freed.
@@ -110,6 +111,9 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[global_allocator]
+    static ALLOCATOR: Allocator = Allocator;
 
     /// Resident, in bytes.
     fn resident() -> usize {

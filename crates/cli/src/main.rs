@@ -5,7 +5,6 @@
 //! else goes to standard error. The exit code is 0 for success, 1 if something was found or failed,
 //! 2 for a wrong command line; `collie cluster status` has more.
 
-mod allocator;
 mod args;
 mod cluster;
 mod front;
@@ -14,8 +13,6 @@ mod lab;
 mod log;
 mod node;
 mod notify;
-mod output;
-mod resp;
 mod rings;
 mod serve;
 
@@ -24,20 +21,10 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Args, Command};
+use collie_cli::{Allocator, Outcome};
 
 #[global_allocator]
-static ALLOCATOR: allocator::Allocator = allocator::Allocator;
-
-/// The outcome of a command that ran to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    /// Success.
-    Good,
-    /// It found a problem and has reported it.
-    Bad,
-    /// It has reported what this exit code says.
-    Code(u8),
-}
+static ALLOCATOR: Allocator = Allocator;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -49,18 +36,24 @@ fn main() -> ExitCode {
         _ => false,
     };
     if !is_server {
-        output::show_diagnostics();
+        #[cfg(feature = "lab")]
+        lab::diagnostics::show();
+        #[cfg(not(feature = "lab"))]
+        show_diagnostics();
     }
-    match run(args) {
-        Ok(Outcome::Good) => ExitCode::SUCCESS,
-        Ok(Outcome::Bad) => ExitCode::FAILURE,
-        Ok(Outcome::Code(code)) => ExitCode::from(code),
-        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            output::complain(&error);
-            ExitCode::FAILURE
-        }
-    }
+    Outcome::exit_code(run(args))
+}
+
+/// Writes warnings and errors that the crates below log to standard error.
+#[cfg(not(feature = "lab"))]
+fn show_diagnostics() {
+    // No other subscriber is set, so this cannot fail.
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(false)
+        .try_init();
 }
 
 fn run(args: Args) -> anyhow::Result<Outcome> {

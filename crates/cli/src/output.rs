@@ -1,49 +1,59 @@
 //! What is printed where: results to standard output, everything else to standard error.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 /// Standard output, buffered unless it is a terminal.
-pub(crate) struct Results {
+pub struct Results {
     out: io::BufWriter<io::Stdout>,
 }
 
 impl Results {
-    pub(crate) fn new() -> Self {
+    /// With nothing in the buffer.
+    #[must_use]
+    pub fn new() -> Self {
         Self {
             out: io::BufWriter::with_capacity(1 << 16, io::stdout()),
         }
     }
 
     /// Prints a line.
-    pub(crate) fn line(&mut self, text: impl std::fmt::Display) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Standard output is closed, or cannot be written to.
+    pub fn line(&mut self, text: impl std::fmt::Display) -> io::Result<()> {
         writeln!(self.out, "{text}")
     }
 
     /// Prints an object, on a line of its own.
-    pub(crate) fn json(&mut self, object: &impl Serialize) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Standard output is closed, or cannot be written to.
+    pub fn json(&mut self, object: &impl Serialize) -> io::Result<()> {
         serde_json::to_writer(&mut self.out, object)?;
         self.out.write_all(b"\n")
     }
 
     /// Writes the buffer to the system. Lines may not be visible before.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Standard output is closed, or cannot be written to.
+    pub fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 }
 
 /// Prints a message beside the results.
-pub(crate) fn note(text: impl std::fmt::Display) {
+pub fn note(text: impl std::fmt::Display) {
     // A closed standard error cannot be reported anywhere.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Prints why the command failed, causes included.
-pub(crate) fn complain(error: &anyhow::Error) {
+pub fn complain(error: &anyhow::Error) {
     note(format_args!("error: {}", sentence(error)));
 }
 
@@ -61,46 +71,6 @@ fn sentence(error: &anyhow::Error) -> String {
     })
 }
 
-/// Writes warnings and errors that the crates below log to standard error.
-pub(crate) fn show_diagnostics() {
-    // No other subscriber is set, so this cannot fail.
-    let _ = tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
-        .with_writer(|| Diagnostics)
-        .with_target(false)
-        .with_ansi(false)
-        .try_init();
-}
-
-/// Whether diagnostics are expected and suppressed.
-static QUIET: AtomicBool = AtomicBool::new(false);
-
-/// Runs `work`, whose logs fail on purpose, without diagnostics.
-#[cfg(feature = "lab")]
-pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> T {
-    // Relaxed, here and below: it orders nothing.
-    QUIET.store(true, Ordering::Relaxed);
-    let done = work();
-    QUIET.store(false, Ordering::Relaxed);
-    done
-}
-
-/// Where diagnostics go.
-struct Diagnostics;
-
-impl Write for Diagnostics {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if QUIET.load(Ordering::Relaxed) {
-            return Ok(bytes.len());
-        }
-        io::stderr().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
-    }
-}
-
 /// Whether the reader of the results' pipe has closed it, as `head` does.
 pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
@@ -112,7 +82,8 @@ pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 /// A counter on standard error for work whose length is not known, where that is a terminal;
 /// otherwise nothing is shown.
-pub(crate) fn spinner(what: &'static str) -> ProgressBar {
+#[must_use]
+pub fn spinner(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, target());
     if let Ok(style) = ProgressStyle::with_template("{prefix:>12} {spinner} {human_pos} {msg} · {elapsed}") {
         bar.set_style(style);
@@ -123,7 +94,8 @@ pub(crate) fn spinner(what: &'static str) -> ProgressBar {
 }
 
 /// Standard error where it is a terminal, otherwise nowhere.
-pub(crate) fn target() -> ProgressDrawTarget {
+#[must_use]
+pub fn target() -> ProgressDrawTarget {
     if io::stderr().is_terminal() {
         ProgressDrawTarget::stderr_with_hz(10)
     } else {
@@ -132,7 +104,8 @@ pub(crate) fn target() -> ProgressDrawTarget {
 }
 
 /// A number with its digits in groups of three: 1,234,567.
-pub(crate) fn grouped(number: u64) -> String {
+#[must_use]
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
     for (at, digit) in digits.chars().enumerate() {

@@ -1,8 +1,6 @@
-//! A client: as much of the Redis protocol as the commands of this program need.
+//! A client: as much of the Redis protocol as the commands need.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-#[cfg(feature = "lab")]
-use std::net::Ipv4Addr;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,44 +8,38 @@ use std::time::Duration;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, StreamOwned};
 
-/// How long a server may take for a reply while its disk works.
-#[cfg(feature = "lab")]
-const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest reply that is taken, in bytes and in elements.
 const LONGEST: usize = 64 << 20;
 
 /// What a server answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Reply {
+pub enum Reply {
+    /// A line.
     Text(String),
+    /// An error, by its text.
     Error(String),
+    /// An integer.
     Number(i64),
+    /// Bytes.
     Bulk(Vec<u8>),
+    /// The null of either kind.
     Nothing,
+    /// Several replies.
     Array(Vec<Reply>),
 }
 
 /// What secures a connection.
-pub(crate) struct Tls {
-    pub(crate) config: Arc<ClientConfig>,
+pub struct Tls {
+    /// The certificates that are trusted, and the client's own.
+    pub config: Arc<ClientConfig>,
     /// Whom the server's certificate is to be for.
-    pub(crate) name: ServerName<'static>,
+    pub name: ServerName<'static>,
 }
 
 /// A connection, plain or by TLS.
 enum Stream {
     Plain(TcpStream),
     Secured(Box<StreamOwned<ClientConnection, TcpStream>>),
-}
-
-impl Stream {
-    #[cfg(feature = "lab")]
-    fn tcp(&self) -> &TcpStream {
-        match self {
-            Self::Plain(tcp) => tcp,
-            Self::Secured(secured) => secured.get_ref(),
-        }
-    }
 }
 
 impl Read for Stream {
@@ -76,7 +68,7 @@ impl Write for Stream {
 }
 
 /// A connection.
-pub(crate) struct Client {
+pub struct Client {
     stream: BufReader<Stream>,
     out: Vec<u8>,
 }
@@ -86,28 +78,20 @@ fn wrong(what: impl std::fmt::Display) -> io::Error {
 }
 
 impl Client {
-    /// To a server on loopback.
-    #[cfg(feature = "lab")]
-    pub(crate) fn connect(port: u16) -> io::Result<Self> {
-        Self::connect_for(port, PATIENCE)
+    /// Over a connection.
+    #[must_use]
+    pub fn plain(stream: TcpStream) -> Self {
+        Self::over(Stream::Plain(stream))
     }
 
-    /// With another patience for replies.
-    #[cfg(feature = "lab")]
-    pub(crate) fn connect_for(port: u16, patience: Duration) -> io::Result<Self> {
-        Self::connect_to((Ipv4Addr::LOCALHOST, port).into(), patience)
-    }
-
-    /// To a server anywhere; so long for the connection, and for each reply.
-    pub(crate) fn connect_to(address: SocketAddr, patience: Duration) -> io::Result<Self> {
-        Ok(Self::over(Stream::Plain(tcp(address, patience)?)))
-    }
-
-    /// The same by TLS.
-    pub(crate) fn connect_secured(address: SocketAddr, patience: Duration, tls: Tls) -> io::Result<Self> {
+    /// By TLS over a connection.
+    ///
+    /// # Errors
+    /// The configuration allows no connection to a server of that name.
+    pub fn secured(stream: TcpStream, tls: Tls) -> io::Result<Self> {
         let connection = ClientConnection::new(tls.config, tls.name).map_err(io::Error::other)?;
-        let stream = StreamOwned::new(connection, tcp(address, patience)?);
-        Ok(Self::over(Stream::Secured(Box::new(stream))))
+        let secured = StreamOwned::new(connection, stream);
+        Ok(Self::over(Stream::Secured(Box::new(secured))))
     }
 
     fn over(stream: Stream) -> Self {
@@ -117,16 +101,8 @@ impl Client {
         }
     }
 
-    /// Whether the server has ended the connection, as far as is known here.
-    #[cfg(feature = "lab")]
-    pub(crate) fn has_ended(&mut self) -> bool {
-        let stream = self.stream.get_ref().tcp();
-        let ended = stream.set_nonblocking(true).is_err() || !is_silent(stream.peek(&mut [0]));
-        ended || stream.set_nonblocking(false).is_err()
-    }
-
     /// Adds a command to what [`Client::send`] sends.
-    pub(crate) fn push(&mut self, words: &[&[u8]]) {
+    pub fn push(&mut self, words: &[&[u8]]) {
         self.out
             .extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
         for word in words {
@@ -137,7 +113,11 @@ impl Client {
         }
     }
 
-    pub(crate) fn send(&mut self) -> io::Result<()> {
+    /// Sends what was pushed.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    pub fn send(&mut self) -> io::Result<()> {
         let stream = self.stream.get_mut();
         let sent = stream.write_all(&self.out).and_then(|()| stream.flush());
         self.out.clear();
@@ -145,14 +125,20 @@ impl Client {
     }
 
     /// Sends a command and returns the reply to it.
-    pub(crate) fn call(&mut self, words: &[&[u8]]) -> io::Result<Reply> {
+    ///
+    /// # Errors
+    /// As [`Client::send`] and [`Client::reply`].
+    pub fn call(&mut self, words: &[&[u8]]) -> io::Result<Reply> {
         self.push(words);
         self.send()?;
         self.reply()
     }
 
     /// The next reply.
-    pub(crate) fn reply(&mut self) -> io::Result<Reply> {
+    ///
+    /// # Errors
+    /// The connection has failed or ended, no reply came in time, or it is none of this protocol.
+    pub fn reply(&mut self) -> io::Result<Reply> {
         let mut line = Vec::new();
         self.stream.read_until(b'\n', &mut line)?;
         let Some((&kind, rest)) = line.strip_suffix(b"\r\n").and_then(<[u8]>::split_first) else {
@@ -186,18 +172,15 @@ impl Client {
     }
 }
 
-/// A connection to an address, on which all waits for so long at most.
-fn tcp(address: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+/// A connection to an address; it and every reply may take so long.
+///
+/// # Errors
+/// The server cannot be reached in that time.
+pub fn connect(address: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, patience)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(patience))?;
     Ok(stream)
-}
-
-/// Whether nothing has come on a connection, nor its end.
-#[cfg(feature = "lab")]
-fn is_silent(peeked: io::Result<usize>) -> bool {
-    matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
 /// A length; `None` for that of nothing.
@@ -213,22 +196,11 @@ fn length(text: &str) -> io::Result<Option<usize>> {
 }
 
 impl Reply {
-    /// The elements of an array of bulk strings, of which some may be nothing.
-    #[cfg(feature = "lab")]
-    pub(crate) fn bulks(self) -> io::Result<Vec<Option<Vec<u8>>>> {
-        let Self::Array(elements) = self else {
-            return Err(wrong(format_args!("{self:?} where values were asked for")));
-        };
-        let bulk = |element| match element {
-            Self::Bulk(bytes) => Ok(Some(bytes)),
-            Self::Nothing => Ok(None),
-            other => Err(wrong(format_args!("{other:?} where a value was asked for"))),
-        };
-        elements.into_iter().map(bulk).collect()
-    }
-
     /// That it is no error, nor has one in it.
-    pub(crate) fn good(self) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The server's error.
+    pub fn good(self) -> io::Result<Self> {
         match &self {
             Self::Error(text) => Err(io::Error::other(format!("the server refused: {text}"))),
             Self::Array(elements) => {

@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use collie_cli::Outcome;
+use collie_cli::output::{Results, grouped};
 use collie_io::RealDevice;
 use collie_log::RingMode;
 use collie_log::rings::{self, RingState, RingView};
 use serde::Serialize;
 
-use crate::Outcome;
 use crate::args::RingsArgs;
-use crate::output::{Results, grouped};
 
 /// A ring, as `--json` shows it.
 #[derive(Serialize)]
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &RingsArgs) -> anyhow::Result<Outcome> {
             show(&mut results, args.json, &ring, Some(removed.is_ok()))?;
             if let Err(error) = removed {
                 outcome = Outcome::Bad;
-                crate::output::note(format_args!("cannot remove {}: {error}", ring.path.display()));
+                collie_cli::output::note(format_args!("cannot remove {}: {error}", ring.path.display()));
             }
         }
     } else {

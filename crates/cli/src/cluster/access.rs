@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use collie_cli::output;
+use collie_cli::resp::{self, Client, Tls};
 use collie_io::{Clock, RealClock, RealDevice};
 use collie_tls::{KeyAccess, Purpose};
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
@@ -15,8 +17,6 @@ use tokio_rustls::rustls::sign::SingleCertAndKey;
 use tokio_rustls::rustls::{ClientConfig, DEFAULT_VERSIONS};
 
 use crate::args::AccessArgs;
-use crate::output;
-use crate::resp::{Client, Tls};
 use crate::serve::read_password;
 
 /// The variable of the environment that has the password where no option has it.
@@ -64,15 +64,16 @@ impl Access {
 
     /// A connection on which commands are answered; so long for the connection, and for each reply.
     pub(super) fn connect(&self, address: SocketAddr, patience: Duration) -> io::Result<Client> {
+        let stream = resp::connect(address, patience)?;
         let mut client = match &self.tls {
-            None => Client::connect_to(address, patience)?,
+            None => Client::plain(stream),
             Some(Secured { config, name }) => {
                 let name = name.clone().unwrap_or_else(|| ServerName::from(address.ip()));
                 let tls = Tls {
                     config: Arc::clone(config),
                     name,
                 };
-                Client::connect_secured(address, patience, tls)?
+                Client::secured(stream, tls)?
             }
         };
         if let Some(password) = &self.password {

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use collie_cli::Outcome;
+use collie_cli::output::Results;
 use collie_cluster::peers::{TLS_NAME, TlsContents, TlsFiles, Validity};
 use collie_io::{Clock, Device, OpenMode, RealClock, RealDevice, read_exact_at, write_all_at};
 use rcgen::{
@@ -16,9 +18,7 @@ use rcgen::{
     KeyUsagePurpose, date_time_ymd,
 };
 
-use crate::Outcome;
 use crate::args::CaCommand;
-use crate::output::Results;
 
 const CA: &str = "ca.pem";
 const CA_KEY: &str = "ca.key";

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, anyhow, bail, ensure};
+use collie_cli::resp::{self, Client, Reply};
 use collie_io::{Device, OpenMode, RealDevice, write_all_at};
 use serde::{Deserialize, Serialize};
 
 use super::PATIENCE;
 use crate::node::is_node;
-use crate::resp::{Client, Reply};
 
 /// The file that makes a directory that of a cluster.
 const FILE: &str = "cluster.toml";
@@ -138,7 +138,7 @@ impl Local {
 impl Place {
     /// A connection to the node, if it runs.
     pub(super) fn connect(&self) -> Option<Client> {
-        let mut client = Client::connect_to(self.address, PATIENCE).ok()?;
+        let mut client = Client::plain(resp::connect(self.address, PATIENCE).ok()?);
         matches!(client.call(&[b"PING"]), Ok(Reply::Text(_))).then_some(client)
     }
 

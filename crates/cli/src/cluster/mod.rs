@@ -9,8 +9,8 @@ mod verdict;
 
 use std::time::Duration;
 
-use crate::Outcome;
 use crate::args::ClusterCommand;
+use collie_cli::Outcome;
 
 /// A node that runs answers within this time.
 const PATIENCE: Duration = Duration::from_secs(5);

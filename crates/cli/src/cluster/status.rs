@@ -7,15 +7,15 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::bail;
+use collie_cli::Outcome;
+use collie_cli::output::{self, Results, grouped};
+use collie_cli::resp::{Client, Reply};
 use collie_io::{Clock, RealClock};
 
 use super::access::Access;
 use super::local::Local;
 use super::verdict::{Health, NOT_ASKED, Verdict};
-use crate::Outcome;
 use crate::args::StatusArgs;
-use crate::output::{self, Results, grouped};
-use crate::resp::{Client, Reply};
 
 /// A node that serves answers within this time.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -6,6 +6,8 @@ use std::process::Child;
 use std::time::Duration;
 
 use anyhow::{anyhow, ensure};
+use collie_cli::Outcome;
+use collie_cli::output::{self, Results};
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::SLOTS;
 use indicatif::ProgressBar;
@@ -13,9 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::local::{Local, Place, Shape, check};
 use super::{PAUSE, status};
-use crate::Outcome;
 use crate::args::{DownArgs, UpArgs};
-use crate::output::{self, Results};
 
 const NODES: u16 = 3;
 const PORT: u16 = 7001;

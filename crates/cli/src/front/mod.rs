@@ -10,16 +10,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use collie_cli::Outcome;
+use collie_cli::output::{Results, grouped, note};
 use collie_front::{
     Afterwards, Left, Mount, MountError, MountOptions, Volume, check_mount, close_unmounted, detach_dir,
     is_of_mount, open_unmounted, unmount_dir,
 };
 use collie_server::ignore_hangup;
 
-use crate::Outcome;
 use crate::args::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 use crate::notify::Supervisor;
-use crate::output::{Results, grouped, note};
 use ask::{AskError, Command, Daemon, Status};
 use serving::{Signals, serve};
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use collie_cli::output::note;
 use collie_front::{Mount, MountError, detach_dir, unmount_dir};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::users;
-use crate::output::note;
 
 /// How long it takes until a mount that was in use is tried again.
 const AGAIN: Duration = Duration::from_millis(200);

@@ -11,13 +11,13 @@ use anyhow::bail;
 use collie_bench::{
     LogBench, LogKind, LogResult, Progress, WorkloadBench, WorkloadResult, level_name, ring_name,
 };
+use collie_cli::Outcome;
+use collie_cli::output::Results;
 use collie_log::Level;
 
-use crate::Outcome;
 use crate::lab::args::{BenchArgs, BenchCommand, LogBenchArgs, WorkloadArgs};
 use crate::lab::figures;
 use crate::lab::temporary::{Temporary, shared_in};
-use crate::output::Results;
 
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Outcome> {
     match &args.log {

@@ -1,8 +1,7 @@
 //! Figures and progress as a person reads them.
 
+use collie_cli::output::target;
 use indicatif::{ProgressBar, ProgressStyle};
-
-use crate::output::target;
 
 /// A bar on standard error for `total` steps, where that is a terminal; otherwise nothing is shown.
 pub(crate) fn progress(what: &'static str, total: u64) -> ProgressBar {

@@ -3,6 +3,8 @@
 pub(crate) mod args;
 mod bench;
 mod busy;
+mod client;
+pub(crate) mod diagnostics;
 mod figures;
 mod limits;
 mod page;
@@ -10,10 +12,11 @@ mod temporary;
 mod torture;
 mod tour;
 
+use collie_cli::Outcome;
 use collie_db::Options;
 use collie_server::ServerConfig;
 
-use crate::{Outcome, serve};
+use crate::serve;
 use args::{LabCommand, Sizes};
 
 pub(crate) use tour::run as tour;

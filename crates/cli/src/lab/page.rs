@@ -5,7 +5,7 @@
 
 use std::io::{self, IsTerminal};
 
-use crate::output::Results;
+use collie_cli::output::Results;
 
 /// The width where standard output is no terminal.
 const WIDTH: usize = 84;

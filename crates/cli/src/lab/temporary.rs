@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
+use collie_cli::output;
 use collie_io::{Device, RealDevice};
 use collie_log::RingMode;
 use parking_lot::Mutex;
@@ -20,7 +21,6 @@ use tempfile::{Builder, TempDir};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::lab::args::REMOVER;
-use crate::output;
 
 /// How this program's own file is called whatever became of its name.
 const THIS_PROGRAM: &str = "/proc/self/exe";

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use collie_bench::{LogBench, LogKind};
 use collie_check::images::{self, ImagesConfig};
+use collie_cli::Outcome;
+use collie_cli::output::{self, Results, grouped};
 use collie_db::{Options, RingMode};
 use collie_io::{Clock, RealClock};
 use collie_server::ServerConfig;
@@ -16,14 +18,14 @@ use indicatif::{MultiProgress, ProgressBar};
 
 use crate::lab::args::TourArgs;
 use crate::lab::busy::Processors;
+use crate::lab::diagnostics;
 use crate::lab::figures::{self, count};
 use crate::lab::page::{Page, Style};
 use crate::lab::temporary::{self, Temporary};
 use crate::lab::torture::child::Writer;
 use crate::lab::torture::kill::Kills;
 use crate::lab::torture::messages::Message;
-use crate::output::{self, Results, grouped};
-use crate::{Outcome, serve};
+use crate::serve;
 
 /// Threads that append, in one race and in the next.
 const THREADS: [usize; 2] = [16, 64];
@@ -334,7 +336,7 @@ fn cut_power(results: &mut Results, page: &Page, pace: &Pace) -> anyhow::Result<
             seed,
             ..ImagesConfig::default()
         };
-        let report = output::quietly(|| images::run(&config, |_| {}));
+        let report = diagnostics::quietly(|| images::run(&config, |_| {}));
         rounds += report.rounds;
         acknowledged += report.verdict.acknowledged;
         lost += report.verdict.lost;

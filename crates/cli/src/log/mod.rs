@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use collie_cli::Outcome;
+use collie_cli::output::{self, Results};
 use collie_io::{Device, RealDevice};
 use collie_log::inspect::{FrameView, Inspection, Repair, inspect, repair};
 use collie_log::{LogError, RingOutcome, TornTail};
 use serde::Serialize;
 
-use crate::Outcome;
 use crate::args::LogCommand;
-use crate::output::{self, Results};
 
 pub(crate) fn run(command: &LogCommand) -> anyhow::Result<Outcome> {
     let device: Arc<dyn Device> = Arc::new(RealDevice::new());

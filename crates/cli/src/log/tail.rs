@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use collie_cli::Outcome;
+use collie_cli::output::{self, Results};
 use collie_io::Device;
 use collie_log::follow::{Followed, Follower};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{FrameLine, Shown, frame_heading, frame_text, hex};
-use crate::Outcome;
-use crate::output::{self, Results};
 
 /// How long to wait for more frames after a read without any: doubled each time, up to the second
 /// value.

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use collie_cli::Outcome;
 use collie_cluster::peers::{PlainTcp, TlsFiles, TlsTcp};
 use collie_cluster::{Begin, ClusterNode, ClusterOptions, NodeLogOptions, NodeStoreOptions};
 use collie_db::{Options, Shared, SharedOptions};
@@ -13,7 +14,6 @@ use collie_server::{Addresses, Server, ServerConfig, Verbosity, ignore_hangup, t
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::Outcome;
 use crate::args::{Address, NodeArgs, ServeArgs};
 use crate::notify::Supervisor;
 use crate::serve::{

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::Context;
+use collie_cli::output::note;
 use collie_server::Verbosity;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -15,8 +16,6 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, fmt as lines};
-
-use crate::output::note;
 
 /// The format of diagnostics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]

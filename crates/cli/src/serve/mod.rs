@@ -12,6 +12,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use collie_cli::Outcome;
+use collie_cli::output::{Results, grouped};
 use collie_db::{Db, Options, RecoveryReport};
 use collie_io::{Clock, RealClock};
 use collie_log::{RingMode, RingOutcome};
@@ -21,8 +23,7 @@ use collie_server::{
 
 use crate::args::ServeArgs;
 use crate::notify::Supervisor;
-use crate::output::{Results, grouped};
-use crate::{Outcome, log, rings};
+use crate::{log, rings};
 pub(crate) use config::{Effective, read_password};
 pub(crate) use logging::{Filter, LogFormat, announce, start as start_diagnostics};
 pub(crate) use reload::Reload;
@@ -45,7 +46,7 @@ pub(crate) fn run_resized(
         let mut results = Results::new();
         results.line(effective.shown()?.trim_end())?;
         results.flush()?;
-        effective.warnings.iter().for_each(crate::output::note);
+        effective.warnings.iter().for_each(collie_cli::output::note);
         return Ok(Outcome::Good);
     }
     ignore_hangup().context("SIGHUP cannot be ignored")?;

@@ -1,12 +1,12 @@
 //! `collie bench beside`.
 
 use collie_bench::{BesideBench, BesideResult, LatencySummary};
+use collie_cli::Outcome;
+use collie_cli::output::Results;
 
-use crate::Outcome;
 use crate::lab::args::BesideBenchArgs;
 use crate::lab::figures;
 use crate::lab::temporary::Temporary;
-use crate::output::Results;
 
 pub(super) fn run(args: &BesideBenchArgs) -> anyhow::Result<Outcome> {
     let temporary = Temporary::new("collie-bench-", &args.dir())?;

@@ -1,12 +1,12 @@
 //! `collie bench families`.
 
 use collie_bench::{FamiliesBench, FamiliesResult};
+use collie_cli::Outcome;
+use collie_cli::output::{Results, grouped};
 
-use crate::Outcome;
 use crate::lab::args::FamiliesBenchArgs;
 use crate::lab::figures;
 use crate::lab::temporary::Temporary;
-use crate::output::{Results, grouped};
 
 pub(super) fn run(args: &FamiliesBenchArgs) -> anyhow::Result<Outcome> {
     let temporary = Temporary::new("collie-bench-", &args.dir())?;

@@ -5,14 +5,14 @@ use collie_bench::{
     AdoptResult, BenchError, FrontBench, FrontMode, FrontResult, Interrupt, ScanResult, draw_plots,
     save_results,
 };
+use collie_cli::Outcome;
+use collie_cli::output::{Results, grouped, note};
 use collie_io::{Device, RealDevice};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
-use crate::Outcome;
 use crate::lab::args::FrontBenchArgs;
 use crate::lab::figures::{self, count};
-use crate::output::{Results, grouped, note};
 
 pub(super) fn run(args: &FrontBenchArgs) -> anyhow::Result<Outcome> {
     let bench = FrontBench {

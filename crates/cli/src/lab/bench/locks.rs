@@ -1,12 +1,12 @@
 //! `collie bench locks`.
 
 use collie_bench::{LocksBench, LocksResult};
+use collie_cli::Outcome;
+use collie_cli::output::{Results, grouped};
 
-use crate::Outcome;
 use crate::lab::args::LocksBenchArgs;
 use crate::lab::figures;
 use crate::lab::temporary::Temporary;
-use crate::output::{Results, grouped};
 
 pub(super) fn run(args: &LocksBenchArgs) -> anyhow::Result<Outcome> {
     let temporary = Temporary::new("collie-bench-", &args.dir())?;

@@ -1,13 +1,13 @@
 //! `collie bench set`.
 
 use collie_bench::{SetBench, SetResult};
+use collie_cli::Outcome;
+use collie_cli::output::{Results, grouped};
 
-use crate::Outcome;
 use crate::lab::args::SetBenchArgs;
 use crate::lab::figures;
 use crate::lab::limits::allow_files;
 use crate::lab::temporary::Temporary;
-use crate::output::{Results, grouped};
 
 /// Descriptors that a log has at most: its directory, lock and ring, and its segment, which may be
 /// open a second time while it is zeroed and a third time for direct writes.

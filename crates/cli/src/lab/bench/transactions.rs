@@ -5,16 +5,16 @@ use std::time::Duration;
 use collie_bench::{
     BenchError, CommitBench, CommitKind, OrdersBench, OrdersResult, TransactionResult, TransactionRun,
 };
+use collie_cli::Outcome;
+use collie_cli::output::{self, Results};
 use collie_db::{Concurrency, Isolation};
 use serde::Serialize;
 
-use crate::Outcome;
 use crate::lab::args::{
     CommitBenchArgs, CommitEnd, IsolationLevel, OrdersBenchArgs, TransactionKind, TransactionRunArgs,
 };
 use crate::lab::figures;
 use crate::lab::temporary::Temporary;
-use crate::output::{self, Results};
 
 pub(super) fn commit(args: &CommitBenchArgs) -> anyhow::Result<Outcome> {
     let temporary = Temporary::new("collie-bench-", &args.run.dir())?;

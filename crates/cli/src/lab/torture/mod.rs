@@ -24,16 +24,17 @@ use std::process::Command;
 use anyhow::Context;
 use collie_check::Verdict;
 use collie_check::images::{ImagesConfig, ImagesReport};
+use collie_cli::Outcome;
+use collie_cli::output::{Results, grouped, note};
 use collie_io::{Device, RealDevice};
 use collie_sim::faultfs::Names;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 
-use crate::Outcome;
 use crate::lab::args::{NamesArg, PowerArgs, TortureCommand};
+use crate::lab::diagnostics;
 use crate::lab::figures;
 use crate::lab::temporary::Temporary;
-use crate::output::{self, Results, grouped, note};
 
 use kill::{Kills, Report};
 use power::{Plan, Power};
@@ -343,7 +344,7 @@ fn images(rounds: u64, seed: u64, json: bool) -> anyhow::Result<Outcome> {
         ..ImagesConfig::default()
     };
     let report =
-        output::quietly(|| collie_check::images::run(&config, |report| bar.set_position(report.rounds)));
+        diagnostics::quietly(|| collie_check::images::run(&config, |report| bar.set_position(report.rounds)));
     bar.finish_and_clear();
     let mut results = Results::new();
     if json {

@@ -1,9 +1,8 @@
 //! Whether file systems that forget can be mounted here.
 
 use anyhow::Context;
+use collie_cli::output::note;
 use collie_sim::faultfs::{available, unmount_abandoned};
-
-use crate::output::note;
 
 /// Unmounts what dead processes have left, and fails where nothing can be mounted: the error says what
 /// is missing.

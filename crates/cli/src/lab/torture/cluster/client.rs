@@ -2,9 +2,11 @@
 //! not, or may have been.
 
 use std::io;
+use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::resp::{Client, Reply};
+use crate::lab::client::stream;
+use collie_cli::resp::{Client, Reply};
 
 /// How long a node may take for a reply. Longer than it lets a command wait for a leader.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -34,11 +36,36 @@ pub(crate) enum Attempt {
 /// Commands that are sent together: one, or several in `MULTI` and `EXEC`.
 pub(crate) type Commands = Vec<Vec<Vec<u8>>>;
 
+/// A client, and its connection to look at.
+struct Connection {
+    client: Client,
+    stream: TcpStream,
+}
+
+impl Connection {
+    fn to(port: u16, patience: Duration) -> io::Result<Self> {
+        let stream = stream(port, patience)?;
+        let client = Client::plain(stream.try_clone()?);
+        Ok(Self { client, stream })
+    }
+
+    /// Whether the node has ended the connection, as far as is known here.
+    fn has_ended(&self) -> bool {
+        let ended = self.stream.set_nonblocking(true).is_err() || !is_silent(self.stream.peek(&mut [0]));
+        ended || self.stream.set_nonblocking(false).is_err()
+    }
+}
+
+/// Whether nothing has come on a connection, nor its end.
+fn is_silent(peeked: io::Result<usize>) -> bool {
+    matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+}
+
 /// Connections to the nodes, and what is known of where keys are.
 pub(crate) struct ClusterClient {
     ports: Vec<u16>,
     patience: Duration,
-    connections: Vec<Option<Client>>,
+    connections: Vec<Option<Connection>>,
     /// For each object the node that it is known to be on.
     homes: Vec<Option<usize>>,
     /// The node that is asked next where none is known.
@@ -86,13 +113,13 @@ impl ClusterClient {
 
     fn attempt_at(&mut self, node: usize, commands: &Commands) -> Attempt {
         let place = &mut self.connections[node];
-        if place.as_mut().is_some_and(Client::has_ended) {
+        if place.as_ref().is_some_and(Connection::has_ended) {
             *place = None;
         }
-        let client = match place {
-            Some(client) => client,
-            None => match Client::connect_for(self.ports[node], self.patience) {
-                Ok(client) => place.insert(client),
+        let Connection { client, .. } = match place {
+            Some(connection) => connection,
+            None => match Connection::to(self.ports[node], self.patience) {
+                Ok(connection) => place.insert(connection),
                 Err(error) => return Attempt::NotExecuted(error.to_string()),
             },
         };

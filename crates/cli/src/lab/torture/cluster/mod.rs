@@ -24,14 +24,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use collie_cli::Outcome;
+use collie_cli::output::{grouped, note};
 use collie_io::{Clock, RealClock};
 use collie_sim::Rng;
 
-use crate::Outcome;
 use crate::lab::args::ClusterArgs;
 use crate::lab::figures;
 use crate::lab::temporary::Temporary;
-use crate::output::{grouped, note};
 use faults::{Surroundings, kill_all, strike};
 use load::{Board, Round};
 use nodes::{Nodes, wait};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use collie_cli::resp::Reply;
 use collie_io::{Clock, Device, RealClock, RealDevice};
 use collie_sim::{Effects, Rng};
 use rustix::fs::{Mode, OFlags};
@@ -18,8 +19,8 @@ use super::links::Links;
 use super::plan::{Plan, Product};
 use super::sockets::Processes;
 use crate::lab::args::LEASHED;
+use crate::lab::client;
 use crate::lab::torture::ports;
-use crate::resp::{Client, Reply};
 
 /// How long a cluster may take until all slots are served, after whatever was done to it.
 const READY: Duration = Duration::from_secs(120);
@@ -226,7 +227,7 @@ impl Nodes {
 
     fn ask(&self, node: usize, words: &[&str]) -> io::Result<Reply> {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-        Client::connect_for(self.nodes[node].client, ANSWER)?.call(&words)
+        client::connect_for(self.nodes[node].client, ANSWER)?.call(&words)
     }
 
     fn wait_until_it_answers(&self, node: usize) -> anyhow::Result<()> {

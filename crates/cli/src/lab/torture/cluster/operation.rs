@@ -1,10 +1,10 @@
 //! What clients do to the keys of an object, as commands and as steps that the checker knows.
 
 use collie_check::objects::{Act, Answer, Step};
+use collie_cli::resp::Reply;
 use collie_sim::Rng;
 
 use super::client::Commands;
-use crate::resp::Reply;
 
 /// Keys of an object: registers, then counters.
 pub(crate) const REGISTERS: usize = 3;

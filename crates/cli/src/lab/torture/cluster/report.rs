@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use collie_cli::output::{Results, grouped};
 use collie_sim::Effects;
 use serde::Serialize;
 
@@ -10,7 +11,6 @@ use super::disks;
 use super::load::{Board, Checked};
 use super::notes::{Notes, Window};
 use super::plan::Plan;
-use crate::output::{Results, grouped};
 
 /// Violations that are kept in words.
 const WORDS_MAX: usize = 16;

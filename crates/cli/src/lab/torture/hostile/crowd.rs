@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use collie_cli::resp::Client;
 use collie_io::{Clock, RealClock};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::lab::client;
 use crate::lab::limits::allow_files;
-use crate::resp::Client;
 
 /// How long a turn is.
 const TURN: Duration = Duration::from_millis(1_500);
@@ -68,7 +69,7 @@ struct Slow {
 
 pub(crate) fn run(port: u16, plan: Plan, violations: &mut Vec<String>) -> anyhow::Result<Report> {
     allow_files(plan.connections as u64 + FILES)?;
-    let mut good = Client::connect(port)?;
+    let mut good = client::connect(port)?;
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     let mut report = Report {
         connections: plan.connections,

@@ -4,13 +4,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use collie_cli::resp::{Client, Reply};
 use collie_io::{Clock, Device, RealClock, RealDevice};
 use serde::Serialize;
 
 use super::Stage;
 use super::tmpfs::Tmpfs;
+use crate::lab::client;
 use crate::lab::torture::served::Served;
-use crate::resp::{Client, Reply};
 
 /// The file system's size.
 const DISK: u64 = 64 << 20;
@@ -83,7 +84,7 @@ fn vanish(
     report: &mut Report,
     violations: &mut Vec<String>,
 ) -> anyhow::Result<u64> {
-    let mut client = Client::connect(server.port)?;
+    let mut client = client::connect(server.port)?;
     for number in 0..KEYS {
         set(&mut client, number)?.good()?;
     }
@@ -147,7 +148,7 @@ fn without_ring(stage: &Stage, violations: &mut Vec<String>) -> anyhow::Result<u
     let mut arguments = stage.arguments(&store);
     arguments.extend(["--ack".into(), "process".into()]);
     let mut server = Served::start(&[], &arguments)?;
-    let mut client = Client::connect(server.port)?;
+    let mut client = client::connect(server.port)?;
     for number in 0..KEYS {
         set(&mut client, number)?.good()?;
     }
@@ -160,7 +161,7 @@ fn without_ring(stage: &Stage, violations: &mut Vec<String>) -> anyhow::Result<u
     violations.extend(server.panics());
     server.kill()?;
     let mut server = Served::start(&[], &arguments)?;
-    let mut client = Client::connect(server.port)?;
+    let mut client = client::connect(server.port)?;
     let mut kept = 0;
     for number in 0..2 * KEYS {
         let key = format!("key{number}");

@@ -11,16 +11,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use collie_cli::resp::{Client, Reply};
 use collie_io::{Clock, Device, OpenMode, RealClock, RealDevice, write_all_at};
 use serde::Serialize;
 
 use super::{Stage, heavy};
 use crate::lab::args::HostileArgs;
+use crate::lab::client;
 use crate::lab::limits::allow_files;
 use crate::lab::torture::ports;
 use crate::lab::torture::served::{Served, arguments};
 use crate::lab::torture::soak::gauge::{forget_most, memory};
-use crate::resp::{Client, Reply};
 
 const PASSWORD: &[u8] = b"secret";
 /// How long a reply may take.
@@ -193,7 +194,7 @@ impl Report {
 
 /// A client that has given the password.
 fn known(port: u16) -> anyhow::Result<Client> {
-    let mut client = Client::connect_for(port, PATIENCE)?;
+    let mut client = client::connect_for(port, PATIENCE)?;
     client.call(&[b"AUTH", PASSWORD])?.good()?;
     Ok(client)
 }

@@ -8,14 +8,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use collie_cli::resp::{Client, Reply};
 use collie_io::{Clock, Device, OpenMode, RealClock, RealDevice, write_all_at};
 use serde::Serialize;
 
 use super::Stage;
 use crate::lab::args::HostileArgs;
+use crate::lab::client;
 use crate::lab::torture::served::{Served, arguments};
 use crate::lab::torture::soak::gauge::{forget_most, memory};
-use crate::resp::{Client, Reply};
 
 /// The large values: about the longest that a ring of the default size takes.
 const LARGE: usize = 33_000_000;
@@ -95,10 +96,10 @@ pub(crate) fn run(stage: &Stage, args: &HostileArgs, violations: &mut Vec<String
 }
 
 fn beside(server: &Served, args: &HostileArgs, violations: &mut Vec<String>) -> anyhow::Result<Report> {
-    let mut hostile = Client::connect_for(server.port, PATIENCE)?;
+    let mut hostile = client::connect_for(server.port, PATIENCE)?;
     // As many as find their way to each of the server's threads.
     let mut good: Vec<Client> = (0..4)
-        .map(|_| Client::connect(server.port))
+        .map(|_| client::connect(server.port))
         .collect::<Result<_, _>>()?;
     set_up(&mut hostile)?;
     let mut report = Report {

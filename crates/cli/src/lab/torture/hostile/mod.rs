@@ -14,15 +14,15 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use collie_cli::Outcome;
+use collie_cli::output::{Results, note};
 use collie_sim::Rng;
 use serde::Serialize;
 
 use super::served::{Served, moderate};
 use super::soak::sizes;
-use crate::Outcome;
 use crate::lab::args::{HostileArgs, HostilePart};
 use crate::lab::temporary::Temporary;
-use crate::output::{Results, note};
 use tmpfs::Tmpfs;
 
 /// Where it is set, what cannot be tested is a failure.

@@ -8,9 +8,9 @@ use collie_io::{Clock, RealClock};
 use collie_sim::Rng;
 use parking_lot::Mutex;
 
+use crate::lab::client;
 use crate::lab::torture::soak::call::{Call, Outcome};
 use crate::lab::torture::soak::ledger::{Ledger, Progress};
-use crate::resp::Client;
 
 /// Clients, and how many keys each has.
 const CLIENTS: u32 = 4;
@@ -143,7 +143,7 @@ pub(crate) fn during<T>(
 }
 
 fn work(port: u16, ledger: &mut Ledger<'_>, mut rng: Rng, tally: &Tally) -> anyhow::Result<()> {
-    let mut client = Client::connect(port)?;
+    let mut client = client::connect(port)?;
     while !tally.stop.load(Ordering::Relaxed) {
         let call = Call::draw(&mut rng, ledger.owner(), ledger.keys());
         tally.add(call.make(&mut client, ledger)?);
@@ -153,7 +153,7 @@ fn work(port: u16, ledger: &mut Ledger<'_>, mut rng: Rng, tally: &Tally) -> anyh
 
 /// Reads everything that the clients have stored.
 pub(crate) fn look_at_everything(port: u16, ledgers: &mut [Ledger<'_>], tally: &Tally) -> anyhow::Result<()> {
-    let mut client = Client::connect(port)?;
+    let mut client = client::connect(port)?;
     for ledger in ledgers {
         for from in (0..ledger.keys()).step_by(PIECE as usize) {
             let keys = from..ledger.keys().min(from + PIECE);

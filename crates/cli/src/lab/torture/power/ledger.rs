@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_check::ledger::{self, Clients, Found};
 use collie_check::{Promise, Survives, Verdict, Violation};
+use collie_cli::resp::{Client, Reply};
 use collie_sim::Rng;
-
-use crate::resp::{Client, Reply};
 
 /// Clients that write.
 pub(crate) const WRITERS: usize = 12;
@@ -244,7 +243,22 @@ fn counts(client: &mut Client) -> io::Result<Counts> {
 fn multiple(client: &mut Client, keys: &[Vec<u8>]) -> io::Result<Vec<Option<Vec<u8>>>> {
     let mut words: Vec<&[u8]> = vec![b"MGET"];
     words.extend(keys.iter().map(Vec::as_slice));
-    client.call(&words)?.good()?.bulks()
+    bulks(client.call(&words)?.good()?)
+}
+
+/// The elements of an array of bulk strings, of which some may be nothing.
+fn bulks(reply: Reply) -> io::Result<Vec<Option<Vec<u8>>>> {
+    let wrong =
+        |what: Reply| io::Error::other(format!("the server sent {what:?} where values were asked for"));
+    let Reply::Array(elements) = reply else {
+        return Err(wrong(reply));
+    };
+    let bulk = |element| match element {
+        Reply::Bulk(bytes) => Ok(Some(bytes)),
+        Reply::Nothing => Ok(None),
+        other => Err(wrong(other)),
+    };
+    elements.into_iter().map(bulk).collect()
 }
 
 fn values(

@@ -7,7 +7,7 @@ use anyhow::Context;
 use collie_sim::Rng;
 
 use super::ledger::{Counts, Ledger, WRITERS};
-use crate::resp::Client;
+use crate::lab::client;
 
 /// Clients that only read.
 const READERS: usize = 6;
@@ -63,7 +63,7 @@ fn until_gone(ended: io::Result<()>) -> anyhow::Result<()> {
 
 fn write(ledger: &Ledger, port: u16, thread: usize, first: u64) -> anyhow::Result<()> {
     let all = || {
-        let mut client = Client::connect(port)?;
+        let mut client = client::connect(port)?;
         for n in first.. {
             let seen = ledger.read_counts(&mut client)?;
             ledger.commit(&mut client, thread, n, &seen)?;
@@ -75,7 +75,7 @@ fn write(ledger: &Ledger, port: u16, thread: usize, first: u64) -> anyhow::Resul
 
 fn read(ledger: &Ledger, port: u16, mut rng: Rng) -> anyhow::Result<()> {
     let mut all = || {
-        let mut client = Client::connect(port)?;
+        let mut client = client::connect(port)?;
         loop {
             ledger.read_counts(&mut client)?;
             if !ledger.read_one(&mut client, &mut rng)? {

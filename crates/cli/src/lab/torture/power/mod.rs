@@ -20,9 +20,9 @@ use collie_io::{Device, OpenMode, RealDevice, read_exact_at, write_all_at};
 use collie_sim::faultfs::{FaultFs, Fell, Names};
 use collie_sim::{Effects, Image, PowerCut, Rng};
 
+use crate::lab::client;
 use crate::lab::temporary::Temporary;
 use crate::lab::torture::mountable::ensure_mountable;
-use crate::resp::Client;
 pub(crate) use aim::Aim;
 use ledger::Ledger;
 use load::Load;
@@ -321,7 +321,7 @@ impl Power {
 
     /// Judges everything that the server has; whether all is as it should be.
     fn check(&mut self, server: &Server) -> anyhow::Result<bool> {
-        let checked = Client::connect(server.port).and_then(|mut client| self.ledger.check(&mut client));
+        let checked = client::connect(server.port).and_then(|mut client| self.ledger.check(&mut client));
         let verdict = checked.with_context(|| format!("the check; the server said:\n{}", server.said()))?;
         self.repaired = false;
         let report = &mut self.report;

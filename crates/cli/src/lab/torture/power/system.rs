@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use collie_cli::resp::Reply;
 use collie_sim::faultfs::FaultFs;
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lab::args::{LEASHED, SERVED};
+use crate::lab::client;
 use crate::lab::torture::ports;
-use crate::resp::{Client, Reply};
 
 /// How long a server may take to open its store.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -183,7 +184,7 @@ impl Server {
             if let Some(status) = self.child.try_wait().context("cannot wait for the server")? {
                 return Ok(Started::Ended(status));
             }
-            if let Ok(mut client) = Client::connect_for(self.port, ANSWER)
+            if let Ok(mut client) = client::connect_for(self.port, ANSWER)
                 && let Ok(Reply::Text(_)) = client.call(&[b"PING"])
             {
                 return Ok(Started::Ready);

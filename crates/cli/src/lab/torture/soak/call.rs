@@ -2,11 +2,11 @@
 
 use std::io;
 
+use collie_cli::resp::{Client, Reply};
 use collie_io::{Clock, Nanos, RealClock};
 use collie_sim::Rng;
 
 use super::ledger::{Kind, Ledger, Op, Span, Verdict, key};
-use crate::resp::{Client, Reply};
 
 /// Commands of one call, at most.
 const OPS_MAX: usize = 16;

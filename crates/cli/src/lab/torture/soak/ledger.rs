@@ -8,9 +8,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use collie_cli::resp::Reply;
 use collie_sim::Rng;
-
-use crate::resp::Reply;
 
 /// The longest filling of a value, of one in so many larger ones, and of one in so many that are
 /// larger still.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{Scope, ScopedJoinHandle};
 
 use anyhow::Context;
+use collie_cli::resp::{Client, Reply};
 use collie_io::{Clock, Nanos, RealClock};
 use collie_sim::Rng;
 use hdrhistogram::Histogram;
@@ -13,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::call::{Call, Outcome};
 use super::ledger::{Ledger, Progress, Span, Verdict, key};
-use crate::resp::{Client, Reply};
+use crate::lab::client;
 
 /// Clients that write their own keys, and how many each has.
 const WRITERS: u32 = 8;
@@ -217,7 +218,7 @@ fn database(owner: u32) -> u32 {
 }
 
 fn connect(port: u16, owner: u32) -> io::Result<Client> {
-    let mut client = Client::connect(port)?;
+    let mut client = client::connect(port)?;
     let database = database(owner).to_string();
     client.call(&[b"SELECT", database.as_bytes()])?.good()?;
     Ok(client)

@@ -13,15 +13,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
+use collie_cli::Outcome;
+use collie_cli::output::note;
 use collie_io::{Clock, Nanos, RealClock};
 use collie_sim::Rng;
 
 use super::served::{Served, moderate};
-use crate::Outcome;
 use crate::lab::args::SoakArgs;
 use crate::lab::figures;
 use crate::lab::temporary::Temporary;
-use crate::output::note;
 use load::{Board, Load};
 use report::Report;
 

@@ -1,12 +1,12 @@
 //! What the soak test measured, how that is judged, and the report.
 
+use collie_cli::output::{Results, grouped};
 use serde::Serialize;
 
 use super::gauge::Memory;
 use super::load::Findings;
 use super::sizes;
 use crate::lab::figures::micros;
-use crate::output::{Results, grouped};
 
 /// Windows with fewer calls have no p99 to speak of.
 const CALLS_LEAST: u64 = 200;

@@ -21,37 +21,21 @@ pub(crate) use log::LogCommand;
 pub(crate) use node::NodeArgs;
 pub(crate) use rings::RingsArgs;
 pub(crate) use serve::ServeArgs;
-#[cfg(feature = "lab")]
-pub(crate) use serve::size;
 pub(crate) use tls::{AuthClients, TlsArgs};
-
-#[cfg(feature = "lab")]
-use crate::lab::args::{LabCommand, TourArgs};
 
 /// Collie: a transactional store built around its log.
 #[derive(Debug, Parser)]
-#[cfg_attr(
-    feature = "lab",
-    doc = "Without a command: a tour of about forty seconds in a temporary directory, which ends by serving."
-)]
-#[cfg_attr(
-    not(feature = "lab"),
-    command(subcommand_required = true, arg_required_else_help = true)
-)]
 #[command(
     name = "collie",
     version,
     max_term_width = 110,
     disable_help_subcommand = true,
-    args_conflicts_with_subcommands = true
+    arg_required_else_help = true
 )]
 pub(crate) struct Args {
     /// What to do.
     #[command(subcommand)]
-    pub(crate) command: Option<Command>,
-    #[cfg(feature = "lab")]
-    #[command(flatten)]
-    pub(crate) tour: TourArgs,
+    pub(crate) command: Command,
 }
 
 #[derive(Debug, Subcommand)]
@@ -82,10 +66,6 @@ pub(crate) enum Command {
     /// Shows the state of a mounted directory, or checks one that is not mounted.
     #[command(subcommand)]
     Front(FrontCommand),
-    /// Measurements and tests: see `lab`.
-    #[cfg(feature = "lab")]
-    #[command(flatten)]
-    Lab(Box<LabCommand>),
 }
 
 #[cfg(test)]
@@ -97,14 +77,5 @@ mod tests {
     #[test]
     fn the_command_line_contradicts_itself_nowhere() {
         Args::command().debug_assert();
-    }
-
-    #[cfg(feature = "lab")]
-    #[test]
-    fn without_a_command_there_is_a_tour_and_its_flags_go_with_nothing_else() {
-        let args = Args::try_parse_from(["collie", "--no-serve", "--short"]).unwrap();
-        assert!(args.command.is_none() && args.tour.no_serve && args.tour.short);
-        assert!(Args::try_parse_from(["collie", "--no-serve", "--serve"]).is_err());
-        assert!(Args::try_parse_from(["collie", "--short", "log", "verify", "x"]).is_err());
     }
 }

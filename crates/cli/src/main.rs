@@ -1,5 +1,5 @@
-//! The binary `collie`: the server, the mount for PostgreSQL, the log's tools, and the lab's
-//! commands.
+//! The program `collie`: the server, nodes of a cluster, the mount for PostgreSQL, and the log's
+//! tools.
 //!
 //! Results go to standard output, one JSON object per line where `--json` asks for it; everything
 //! else goes to standard error. The exit code is 0 for success, 1 if something was found or failed,
@@ -8,8 +8,6 @@
 mod args;
 mod cluster;
 mod front;
-#[cfg(feature = "lab")]
-mod lab;
 mod log;
 mod node;
 mod notify;
@@ -29,23 +27,13 @@ static ALLOCATOR: Allocator = Allocator;
 fn main() -> ExitCode {
     let args = Args::parse();
     // The diagnostics of a server are set by its configuration.
-    let is_server = match &args.command {
-        Some(Command::Serve(_) | Command::Node(_)) => true,
-        #[cfg(feature = "lab")]
-        Some(Command::Lab(command)) => matches!(**command, lab::args::LabCommand::Served { .. }),
-        _ => false,
-    };
-    if !is_server {
-        #[cfg(feature = "lab")]
-        lab::diagnostics::show();
-        #[cfg(not(feature = "lab"))]
+    if !matches!(args.command, Command::Serve(_) | Command::Node(_)) {
         show_diagnostics();
     }
     Outcome::exit_code(run(args))
 }
 
 /// Writes warnings and errors that the crates below log to standard error.
-#[cfg(not(feature = "lab"))]
 fn show_diagnostics() {
     // No other subscriber is set, so this cannot fail.
     let _ = tracing_subscriber::fmt()
@@ -58,21 +46,14 @@ fn show_diagnostics() {
 
 fn run(args: Args) -> anyhow::Result<Outcome> {
     match args.command {
-        Some(Command::Serve(args)) => serve::run(&args),
-        Some(Command::Node(args)) => node::run(&args),
-        Some(Command::Cluster(command)) => cluster::run(&command),
-        Some(Command::Log(command)) => log::run(&command),
-        Some(Command::Rings(args)) => rings::run(&args),
-        Some(Command::Mount(args)) => front::mount(&args),
-        Some(Command::Umount(args)) => front::umount(&args),
-        Some(Command::Drain(args)) => front::drain(&args),
-        Some(Command::Front(command)) => front::run(&command),
-        #[cfg(feature = "lab")]
-        Some(Command::Lab(command)) => lab::run(*command),
-        #[cfg(feature = "lab")]
-        None => lab::tour(&args.tour),
-        // The command line requires a command without the lab.
-        #[cfg(not(feature = "lab"))]
-        None => Ok(Outcome::Good),
+        Command::Serve(args) => serve::run(&args),
+        Command::Node(args) => node::run(&args),
+        Command::Cluster(command) => cluster::run(&command),
+        Command::Log(command) => log::run(&command),
+        Command::Rings(args) => rings::run(&args),
+        Command::Mount(args) => front::mount(&args),
+        Command::Umount(args) => front::umount(&args),
+        Command::Drain(args) => front::drain(&args),
+        Command::Front(command) => front::run(&command),
     }
 }

@@ -14,6 +14,7 @@ pub struct Results {
 impl Results {
     /// With nothing in the buffer.
     #[must_use]
+    #[expect(clippy::new_without_default, reason = "it is not a value but standard output")]
     pub fn new() -> Self {
         Self {
             out: io::BufWriter::with_capacity(1 << 16, io::stdout()),

@@ -83,6 +83,6 @@ pub(crate) struct ServeArgs {
     pub(crate) log_format: Option<LogFormat>,
 }
 
-pub(crate) fn size(text: &str) -> Result<i64, &'static str> {
+pub(super) fn size(text: &str) -> Result<i64, &'static str> {
     collie_server::parse_bytes(text).ok_or("expected bytes: a number, or one with a unit, as in 64mb or 10gb")
 }

@@ -3,8 +3,6 @@
 use std::path::Path;
 
 use clap::ValueEnum;
-#[cfg(feature = "lab")]
-use collie_log::Level;
 use collie_log::RingMode;
 use collie_server::Ack;
 use serde::{Deserialize, Serialize};
@@ -22,15 +20,6 @@ pub(crate) enum Durability {
 }
 
 impl Durability {
-    #[cfg(feature = "lab")]
-    pub(crate) fn level(self) -> Level {
-        match self {
-            Self::Buffered => Level::Buffered,
-            Self::Process => Level::Process,
-            Self::Disk => Level::Disk,
-        }
-    }
-
     pub(crate) fn ack(self) -> Ack {
         match self {
             Self::Buffered => Ack::Buffered,
@@ -51,14 +40,6 @@ pub(crate) enum Ring {
 }
 
 impl Ring {
-    #[cfg(feature = "lab")]
-    pub(crate) fn mode(self) -> RingMode {
-        match self {
-            Self::Shared => RingMode::default(),
-            Self::Private => RingMode::Private,
-        }
-    }
-
     /// With the directory of a shared ring.
     pub(crate) fn mode_in(self, dir: &Path) -> RingMode {
         match self {

@@ -9,8 +9,9 @@ mod verdict;
 
 use std::time::Duration;
 
-use crate::args::ClusterCommand;
 use collie_cli::Outcome;
+
+use crate::args::ClusterCommand;
 
 /// A node that runs answers within this time.
 const PATIENCE: Duration = Duration::from_secs(5);

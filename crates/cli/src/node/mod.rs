@@ -209,7 +209,7 @@ fn clients(
                 () = terminated => {}
             }
         };
-        after_first_poll(ended_or_reloading(ended, Some(reload), settings), on_first_poll).await;
+        after_first_poll(ended_or_reloading(ended, reload, settings), on_first_poll).await;
     })?;
     match failed {
         None => Ok(true),

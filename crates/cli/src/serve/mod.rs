@@ -7,7 +7,6 @@ mod reload;
 mod store;
 mod values;
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -29,14 +28,6 @@ pub(crate) use logging::{Filter, LogFormat, announce, start as start_diagnostics
 pub(crate) use reload::Reload;
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
-    run_resized(args, |options, config| (options, config))
-}
-
-/// Runs a server whose stores are as large as `resized` says.
-pub(crate) fn run_resized(
-    args: &ServeArgs,
-    resized: impl FnOnce(Options, ServerConfig) -> (Options, ServerConfig),
-) -> anyhow::Result<Outcome> {
     let effective = Effective::read(args)?;
     if args.check_config {
         if let Some(tls) = &effective.server().tls {
@@ -60,15 +51,14 @@ pub(crate) fn run_resized(
         verbosity: Some(Arc::clone(&diagnostics) as Arc<dyn Verbosity>),
         ..effective.server()
     };
-    let (options, config) = resized(effective.options(), config);
+    let options = effective.options();
     let dir = effective.dir.clone();
     let reload = Reload {
         args: args.clone(),
         effective,
         diagnostics,
     };
-    let served = serve(&dir, options, config, format, Some(reload), |_| {});
-    match (served, format) {
+    match (serve(&dir, options, config, format, reload), format) {
         // A program that reads JSON objects finds the error among them.
         (Err(error), LogFormat::Json) => {
             tracing::error!("{error:#}");
@@ -79,14 +69,13 @@ pub(crate) fn run_resized(
 }
 
 /// Opens the store in `dir`, reports what was recovered, and serves until shutdown. SIGHUP reloads
-/// what `reload` says. `listening` is called as soon as clients can connect.
-pub(crate) fn serve(
+/// what `reload` says.
+fn serve(
     dir: &Path,
     options: Options,
     config: ServerConfig,
     format: LogFormat,
-    reload: Option<Reload>,
-    listening: impl FnOnce(SocketAddr),
+    reload: Reload,
 ) -> anyhow::Result<Outcome> {
     let ack = config.ack;
     let ring = options.ring.clone();
@@ -142,7 +131,6 @@ pub(crate) fn serve(
     let ending = supervisor.clone().stopping_on_drop();
     let on_first_poll = || {
         announce(format, format_args!("listening on {addr}"));
-        listening(addr);
         supervisor.ready(&format!("listening on {addr}, ack {ack}"));
     };
     let settings = server.settings();
@@ -158,18 +146,12 @@ pub(crate) fn serve(
 /// Waits for the end, and reloads settings until then.
 pub(crate) async fn ended_or_reloading(
     ended: impl Future<Output = ()>,
-    reload: Option<Reload>,
+    reload: Reload,
     settings: LiveSettings,
 ) {
-    let reloading = async {
-        match reload {
-            Some(reload) => reload.at_hangups(settings).await,
-            None => std::future::pending().await,
-        }
-    };
     tokio::select! {
         () = ended => {}
-        () = reloading => {}
+        () = reload.at_hangups(settings) => {}
     }
 }
 

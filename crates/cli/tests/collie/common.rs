@@ -40,10 +40,3 @@ pub(crate) fn json_lines(output: &Output) -> Vec<Value> {
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
-
-/// The names of an object's fields, sorted.
-pub(crate) fn fields(object: &Value) -> Vec<&str> {
-    let mut names: Vec<_> = object.as_object().unwrap().keys().map(String::as_str).collect();
-    names.sort_unstable();
-    names
-}

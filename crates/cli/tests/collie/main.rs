@@ -1,4 +1,4 @@
-//! The binary `collie`, run as its users run it.
+//! The program `collie`, run as its users run it.
 
 #![expect(clippy::unwrap_used, reason = "a failure in a test is a panic")]
 #![expect(clippy::print_stdout, reason = "a test says what it skips")]
@@ -9,8 +9,6 @@
 
 #[path = "../../../cluster/tests/addresses/mod.rs"]
 mod addresses;
-mod bench;
-mod bench_front;
 #[path = "../../../server/tests/server/support/client.rs"]
 mod client;
 mod cluster;
@@ -24,6 +22,3 @@ mod reload;
 mod rings;
 mod serve;
 mod tls;
-mod torture;
-mod torture_cluster;
-mod tour;

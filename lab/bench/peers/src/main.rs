@@ -8,7 +8,7 @@
 //! clients read and write in turn, over sockets, on a slow device.
 //!
 //! `collie-peers serve` is no comparison by itself: it puts fjall behind a socket, for
-//! `collie torture power`.
+//! `collie-lab torture power`.
 
 mod logs;
 mod readers;
@@ -71,7 +71,7 @@ enum Bench {
     /// Reads among writes while each sync takes a millisecond longer: collie's server, Redis
     /// (redis-server, redis-cli and a C compiler are needed).
     Readers,
-    /// Serves fjall in `--dir` to `collie torture power --system fjall`.
+    /// Serves fjall in `--dir` to `collie-lab torture power --system fjall`.
     Serve {
         /// On loopback.
         #[arg(long)]

@@ -1,4 +1,4 @@
-//! fjall behind as much of the Redis protocol as `collie torture power` speaks, so that its power
+//! fjall behind as much of the Redis protocol as `collie-lab torture power` speaks, so that its power
 //! can be cut as the other servers' is: two databases, and transactions that are one batch, synced
 //! before it is acknowledged.
 

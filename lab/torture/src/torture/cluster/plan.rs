@@ -1,0 +1,191 @@
+//! What is to be tortured, and how.
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+
+/// What is done to nodes while clients work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Fault {
+    /// Nothing.
+    None,
+    /// SIGKILL for the leader of some keys, any node, or all of them.
+    Kill,
+    /// SIGSTOP for half a second to six seconds.
+    Stop,
+    /// Links between nodes carry nothing in both directions, or are slow.
+    Cut,
+    /// Links between nodes carry nothing in one direction.
+    CutOneWay,
+    /// A node loses its power, in recovery too: what its disks were not asked to sync is lost or torn.
+    Power,
+    /// All nodes lose their power at once.
+    PowerAll,
+    /// Syncs on the disks of a node take more than a second.
+    SlowDisk,
+    /// A disk of a node has no room left for a while.
+    Full,
+    /// All of these.
+    Mixed,
+}
+
+impl Fault {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Kill => "kill",
+            Self::Stop => "stop",
+            Self::Cut => "cut",
+            Self::CutOneWay => "cut-one-way",
+            Self::Power => "power",
+            Self::PowerAll => "power-all",
+            Self::SlowDisk => "slow-disk",
+            Self::Full => "full",
+            Self::Mixed => "mixed",
+        }
+    }
+
+    /// Whether it needs disks that forget.
+    fn needs_disks(self) -> bool {
+        matches!(self, Self::Power | Self::PowerAll | Self::SlowDisk | Self::Full)
+    }
+}
+
+/// The product under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Product {
+    /// `collie node`, of this binary.
+    Collie,
+    /// `redis-server` found along the path: a cluster without replicas, whose nodes keep nothing on
+    /// disk. It shows that what is lost is found.
+    Redis,
+}
+
+impl Product {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Collie => "collie",
+            Self::Redis => "redis",
+        }
+    }
+}
+
+/// What a run does.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) product: Product,
+    pub(crate) program: Option<PathBuf>,
+    pub(crate) fault: Fault,
+    pub(crate) nodes: usize,
+    pub(crate) clients: usize,
+    pub(crate) rounds: u64,
+    /// Operations of each round whose outcome was acknowledged or is unknown, at least.
+    pub(crate) operations: u64,
+    pub(crate) seed: u64,
+}
+
+impl Plan {
+    /// The faults of it. A mixture has all that the product can be under.
+    pub(crate) fn kinds(&self) -> Vec<Fault> {
+        let all = [
+            Fault::Kill,
+            Fault::Stop,
+            Fault::Cut,
+            Fault::CutOneWay,
+            Fault::Power,
+            Fault::PowerAll,
+            Fault::SlowDisk,
+            Fault::Full,
+        ];
+        let is_in = |kind: &Fault| match self.fault {
+            Fault::Mixed => self.product == Product::Collie || !kind.needs_disks(),
+            fault => *kind == fault,
+        };
+        all.into_iter().filter(is_in).collect()
+    }
+
+    /// Whether nodes are on disks that forget, which have to be mounted.
+    ///
+    /// # Errors
+    /// The product keeps nothing on disks.
+    pub(crate) fn needs_disks(&self) -> anyhow::Result<bool> {
+        let needed = self.kinds().into_iter().any(Fault::needs_disks);
+        ensure!(
+            !needed || self.product == Product::Collie,
+            "nodes of {} keep nothing on disks: --fault {} is for --system collie",
+            self.product.name(),
+            self.fault.name()
+        );
+        Ok(needed)
+    }
+
+    /// Whether all nodes are killed before the last look: of nodes that keep nothing, only where kills
+    /// are asked for.
+    pub(crate) fn kills_at_the_end(&self) -> bool {
+        match self.product {
+            Product::Collie => self.fault != Fault::None,
+            Product::Redis => self.kinds().contains(&Fault::Kill),
+        }
+    }
+
+    /// The command that draws the same faults and operations; what threads do in between is theirs.
+    pub(crate) fn replay(&self) -> String {
+        format!(
+            "collie-lab torture cluster --system {} --fault {} --nodes {} --clients {} --rounds {} --operations {} \
+             --seed {}",
+            self.product.name(),
+            self.fault.name(),
+            self.nodes,
+            self.clients,
+            self.rounds,
+            self.operations,
+            self.seed
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(product: Product, fault: Fault) -> Plan {
+        Plan {
+            product,
+            program: None,
+            fault,
+            nodes: 3,
+            clients: 1,
+            rounds: 1,
+            operations: 1,
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn a_mixture_has_all_faults_that_a_product_can_be_under() {
+        let of = |product| plan(product, Fault::Mixed).kinds();
+        assert_eq!(of(Product::Collie).len(), 8);
+        assert_eq!(
+            of(Product::Redis),
+            [Fault::Kill, Fault::Stop, Fault::Cut, Fault::CutOneWay]
+        );
+        assert_eq!(plan(Product::Collie, Fault::None).kinds(), []);
+        assert_eq!(plan(Product::Collie, Fault::Full).kinds(), [Fault::Full]);
+    }
+
+    #[test]
+    fn disks_are_mounted_for_what_needs_them_alone() {
+        for (fault, needed) in [
+            (Fault::Kill, false),
+            (Fault::Power, true),
+            (Fault::SlowDisk, true),
+            (Fault::Mixed, true),
+        ] {
+            assert_eq!(plan(Product::Collie, fault).needs_disks().unwrap(), needed);
+        }
+        assert!(!plan(Product::Redis, Fault::Mixed).needs_disks().unwrap());
+        assert!(plan(Product::Redis, Fault::Power).needs_disks().is_err());
+    }
+}

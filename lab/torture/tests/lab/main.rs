@@ -1,0 +1,16 @@
+//! The program `collie-lab`, run as its users run it. It starts `collie`, which stands beside it:
+//! `cargo test` builds both, `cargo test -p collie-lab` only this one.
+
+#![expect(clippy::unwrap_used, reason = "a failure in a test is a panic")]
+#![expect(clippy::print_stdout, reason = "a test says what it skips")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "tests look at the real files from outside"
+)]
+
+mod bench;
+mod bench_front;
+mod common;
+mod torture;
+mod torture_cluster;
+mod tour;

@@ -179,7 +179,7 @@ pub(crate) struct PowerArgs {
     /// The product under test.
     #[arg(long, value_enum, default_value = "collie")]
     pub(crate) system: System,
-    /// The product's program, if not this one or the one along the path.
+    /// The product's program, if not the one beside this one or along the path.
     #[arg(long, value_name = "FILE")]
     pub(crate) program: Option<PathBuf>,
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::commit::codec::{self, Op, Ops};
-use crate::commit::sequencer::Room;
+use crate::commit::sequencer::LogRoom;
 use crate::memtable::{At, Write};
 use crate::store::family_state::FamilyState;
 use crate::{Error, Family, Result};
@@ -184,11 +184,11 @@ impl Batch {
     }
 
     /// Which room of the log it may use.
-    pub(crate) fn room(&self) -> Room {
+    pub(crate) fn room(&self) -> LogRoom {
         if self.is_relief() {
-            Room::Relief
+            LogRoom::Relief
         } else {
-            Room::Commit
+            LogRoom::Commit
         }
     }
 

@@ -128,7 +128,7 @@ pub(crate) struct Gaps {
     any: AtomicBool,
     list: ArcSwap<List>,
     /// Held while the list is replaced.
-    edit: Mutex<Edit>,
+    edit: Mutex<GapEdit>,
     /// The priority of the gap that was discarded last. Relaxed, as priorities.
     clock: AtomicU64,
 }
@@ -149,7 +149,7 @@ struct Announced {
 }
 
 #[derive(Debug, Default)]
-struct Edit {
+struct GapEdit {
     /// Of the last that was announced.
     number: u64,
     /// Keys that were put in what is announced, with its number.
@@ -259,7 +259,7 @@ impl Gaps {
         self.replace(&edit, List::default());
     }
 
-    fn replace(&self, _edit: &MutexGuard<'_, Edit>, new: List) {
+    fn replace(&self, _edit: &MutexGuard<'_, GapEdit>, new: List) {
         let any = !new.gaps.is_empty() || !new.announced.is_empty();
         self.list.store(Arc::new(new));
         // Relaxed: see `put`.

@@ -14,11 +14,11 @@ use collie_log::{FRAME_HEADER, Level, Lsn};
 use crate::commit::appenders::Record;
 use crate::commit::codec::KIND_UNLOGGED;
 use crate::commit::parts::{KIND_LAST, KIND_PART, Last, PART_HEAD, Part};
-use crate::commit::sequencer::Room;
+use crate::commit::sequencer::LogRoom;
 use crate::memtable::{At, Mem, UNPLACED};
 use crate::options::invalid;
 use crate::store::Store;
-use crate::store::family_state::{FamilyState, Link};
+use crate::store::family_state::{FamilyState, ViewLink};
 use crate::store::order::HeldAppender;
 use crate::store::parts::RetainedParts;
 use crate::{Batch, Error, Result};
@@ -32,7 +32,7 @@ pub(crate) struct Prepared<'a> {
     store: &'a Store,
     /// In the order of the families' ids.
     mems: Vec<(Arc<FamilyState>, Mem)>,
-    room: Room,
+    room: LogRoom,
     /// `None` where the commit is kept out of the log.
     logged: Option<Logged<'a>>,
 }
@@ -96,7 +96,7 @@ impl<'a> Prepared<'a> {
         };
         // A commit of one of the families that comes behind this one waits until the links are
         // dropped. The appender was taken before, as it may be the last one.
-        let links: Vec<Link<'_>> = families.iter().map(|family| family.begin_link()).collect();
+        let links: Vec<ViewLink<'_>> = families.iter().map(|family| family.begin_link()).collect();
         reach!("links have begun");
         let committed = appender.commit(kind, record, room, |at| {
             if let Some(retained) = retained {
@@ -157,7 +157,7 @@ fn append_parts<'a>(store: &'a Store, batch: &Batch) -> Result<Logged<'a>> {
         );
         return Err(invalid("ring_bytes", store.options().ring_bytes, &reason));
     }
-    let retained = store.retain_parts(store.sequencer().reserved());
+    let retained = store.retain_parts(store.sequencer().appended());
     let mut payload = Vec::with_capacity(largest);
     let (mut first, mut awaited) = (None, 0);
     for piece in pieces {

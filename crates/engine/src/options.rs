@@ -7,7 +7,7 @@ use std::time::Duration;
 use collie_io::{Device, RealDevice};
 use collie_log::RingMode;
 
-use crate::store::reserve::Reserve;
+use crate::store::reserve::StoreReserve;
 use crate::{DiskReserve, Error, Journal, Result, Shared};
 
 /// How much a write survives when the call that made it returns; see [`collie_log::Level`].
@@ -325,12 +325,12 @@ const SMALL_WORK: u64 = 4 << 20;
 
 impl Options {
     /// The reserve of the store in `dir`.
-    pub(crate) fn reserve(&self, dir: &Path) -> Reserve {
+    pub(crate) fn reserve(&self, dir: &Path) -> StoreReserve {
         if let (Some(of_disk), Journal::External(_)) = (&self.disk_reserve, &self.journal) {
-            return Reserve::of_disk(of_disk);
+            return StoreReserve::of_disk(of_disk);
         }
         let bytes = self.reserve_bytes.unwrap_or_else(|| self.default_reserve_bytes());
-        Reserve::in_dir(Arc::clone(&self.device), dir, bytes, self.wal_dir.is_none())
+        StoreReserve::in_dir(Arc::clone(&self.device), dir, bytes, self.wal_dir.is_none())
     }
 
     fn default_reserve_bytes(&self) -> u64 {

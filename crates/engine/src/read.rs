@@ -48,16 +48,16 @@ pub(crate) fn get(view: &View, point: &ReadPoint, family: &str, key: &[u8]) -> R
 /// whether that is durable. One from after it fails for keys that are [in doubt](Error::InDoubt).
 /// Cheap to clone.
 #[derive(Clone)]
-pub struct Snapshot(Arc<Inner>);
+pub struct Snapshot(Arc<SnapshotState>);
 
-struct Inner {
+struct SnapshotState {
     /// Dropped before the store's handle, which may be the last one and close the store.
     views: Arc<Views>,
     point: ReadPoint,
     db: Db,
 }
 
-impl Drop for Inner {
+impl Drop for SnapshotState {
     fn drop(&mut self) {
         self.db.store().end_snapshot();
     }
@@ -66,7 +66,7 @@ impl Drop for Inner {
 impl Snapshot {
     pub(crate) fn new(db: &Db) -> Self {
         let (point, views) = db.store().begin_snapshot();
-        Self(Arc::new(Inner {
+        Self(Arc::new(SnapshotState {
             db: db.clone(),
             point,
             views,

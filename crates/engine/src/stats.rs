@@ -162,9 +162,9 @@ pub(crate) fn collect(store: &Store) -> Stats {
         };
     }
     let sequencer = store.sequencer();
-    let end = sequencer.reserved();
+    let end = sequencer.appended();
     let counts = store.counts();
-    let (reserve_bytes, reserve_complete) = store.reserve();
+    let (reserve_bytes, reserve_complete) = store.reserve_status();
     let log_end = sequencer.oldest().map(|_| end);
     let families = store.families();
     let families = families

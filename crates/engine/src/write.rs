@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use crate::background::flush;
 use crate::commit::appenders::Record;
 use crate::commit::codec::{KIND_COMMIT, KIND_UNLOGGED, Op, check_key};
-use crate::commit::sequencer::Room;
+use crate::commit::sequencer::LogRoom;
 use crate::large::Prepared;
 use crate::memtable::{At, Write};
 use crate::store::family_state::FamilyState;
@@ -183,8 +183,8 @@ impl Db {
             Ok(Some(at))
         };
         let placed = match room {
-            Room::Relief => self.store().relieve_commit(append),
-            Room::Commit | Room::Mark => append(),
+            LogRoom::Relief => self.store().relieve_commit(append),
+            LogRoom::Commit | LogRoom::Mark => append(),
         };
         let Some(at) = placed? else { return Ok(None) };
         if full {
@@ -274,11 +274,11 @@ impl<'a> Commit<'a> {
 
     /// Which room of the log it may use. A write that only removes data may use what is kept back
     /// for relief.
-    fn room(self) -> Room {
+    fn room(self) -> LogRoom {
         match self {
             Self::One(_, op) => match op.write {
-                Write::Put(_) => Room::Commit,
-                Write::Delete => Room::Relief,
+                Write::Put(_) => LogRoom::Commit,
+                Write::Delete => LogRoom::Relief,
             },
             Self::Batch(batch) => batch.room(),
         }

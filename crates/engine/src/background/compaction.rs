@@ -36,7 +36,7 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
     if family.is_dropped() {
         return;
     }
-    if !store.reserve().1 {
+    if !store.reserve_status().1 {
         store.queue().compact_after(family, SHORT);
         return;
     }

@@ -32,7 +32,7 @@ pub(crate) fn make_room(store: &Store) {
         flush_removals(store);
     }
     if let (Some(oldest), Some(end)) = (store.sequencer().oldest(), store.sequencer().oldest_end()) {
-        let (reserved, limit) = (store.sequencer().reserved(), super::wal_limit::limit(store));
+        let (reserved, limit) = (store.sequencer().appended(), super::wal_limit::limit(store));
         // While the log ends in its oldest segment no flush releases that.
         if store.is_short_of_room() && reserved >= end && reserved > oldest {
             store.count_wal_size_flush();

@@ -2,24 +2,24 @@
 
 use super::{compaction, flush, whole_merge};
 use crate::Error;
-use crate::shared::{Kind, Member};
+use crate::shared::{Member, TaskKind};
 use crate::store::Store;
 use crate::store::view::FlushCause;
 
 impl Member for Store {
-    fn do_one(&self, kind: Kind) {
+    fn do_one(&self, kind: TaskKind) {
         match kind {
-            Kind::Flush => {
+            TaskKind::Flush => {
                 if let Some((task, _running)) = self.queue().try_flush() {
                     flush::run_task(self, task);
                 }
             }
-            Kind::Compaction => {
+            TaskKind::Compaction => {
                 if let Some((family, _running)) = self.queue().try_compaction() {
                     compaction::run_task(self, &family);
                 }
             }
-            Kind::WholeMerge => {
+            TaskKind::WholeMerge => {
                 if let Some((family, _running)) = self.queue().try_whole_merge() {
                     whole_merge::run_task(self, &family);
                 }

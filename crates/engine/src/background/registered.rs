@@ -18,7 +18,7 @@ use parking_lot::MutexGuard;
 use super::idle;
 use crate::Result;
 use crate::manifest::Edit;
-use crate::manifest::flushed::Kept;
+use crate::manifest::flushed::PendingRecord;
 use crate::memtable::Entry;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
@@ -30,7 +30,7 @@ use crate::tables::{self, Sampled, Writing};
 pub(crate) struct Written<'a> {
     sealed: Vec<Sealed>,
     until: Lsn,
-    tables: tables::Written,
+    tables: tables::WrittenTables,
     writing: Writing<'a>,
     started: u64,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Written<'a> {
 pub(crate) struct Flush<'a> {
     store: &'a Store,
     family: &'a Arc<FamilyState>,
-    kept: MutexGuard<'a, Kept>,
+    kept: MutexGuard<'a, PendingRecord>,
 }
 
 impl<'a> Flush<'a> {
@@ -117,7 +117,7 @@ impl<'a> Flush<'a> {
         }
         let writing = family.tables().writing(store.device());
         let tables = if sealed.iter().all(|sealed| sealed.mem.is_empty()) {
-            tables::Written::default()
+            tables::WrittenTables::default()
         } else {
             let mut removals = store.transactions().note_removals(family.id(), until);
             let (mut sampled, below) = (Sampled::default(), Arc::clone(&family.view().tables));

@@ -28,7 +28,7 @@ const OF_DISK: u64 = 4;
 
 /// How much there may be in memory and on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Bounds {
+struct Capacities {
     families: u64,
     /// One memtable of each.
     one_each: u64,
@@ -40,7 +40,7 @@ struct Bounds {
     disk: u64,
 }
 
-impl Bounds {
+impl Capacities {
     fn of<'a>(families: impl IntoIterator<Item = &'a FamilyOptions>, memory: u64, disk: u64) -> Self {
         let mut sum = Self {
             families: 0,
@@ -112,7 +112,7 @@ fn most(options: &Options) -> u64 {
 
 /// The limit on live log in force, in bytes.
 pub(crate) fn limit(store: &Store) -> u64 {
-    Bounds::of_store(store).limit(store.options())
+    Capacities::of_store(store).limit(store.options())
 }
 
 /// Warnings about it; none with the log off.
@@ -120,7 +120,7 @@ pub(crate) fn warnings(store: &Store) -> Vec<String> {
     if store.sequencer().oldest().is_none() {
         return Vec::new();
     }
-    Bounds::of_store(store).warnings(store.options())
+    Capacities::of_store(store).warnings(store.options())
 }
 
 /// Logs a warning, once, where the limit has become too short for the families.
@@ -138,7 +138,7 @@ pub(crate) fn schedule_check(store: &Store) {
     if let Some(oldest) = store.sequencer().oldest() {
         let limit = oldest.saturating_add(limit(store));
         // If nothing was released, not before another quarter of a segment.
-        let soonest = store.sequencer().reserved() + store.options().segment_bytes / 4;
+        let soonest = store.sequencer().appended() + store.options().segment_bytes / 4;
         store.check_wal_size_at(limit.max(soonest));
     }
 }
@@ -147,7 +147,7 @@ pub(crate) fn schedule_check(store: &Store) {
 /// else lies past the limit.
 pub(crate) fn flush_for_wal_size(store: &Store) {
     if let (Some(oldest), Some(end)) = (store.sequencer().oldest(), store.sequencer().oldest_end()) {
-        let (reserved, limit) = (store.sequencer().reserved(), limit(store));
+        let (reserved, limit) = (store.sequencer().appended(), limit(store));
         if reserved - oldest > limit {
             store.count_wal_size_flush();
             // All that lies past the limit, which may be more than the oldest segment.
@@ -194,13 +194,13 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn families(count: usize, buffers: usize) -> Bounds {
+    fn families(count: usize, buffers: usize) -> Capacities {
         let family = FamilyOptions {
             write_buffer_bytes: 64 * MIB,
             max_write_buffers: buffers,
             ..FamilyOptions::default()
         };
-        Bounds::of(std::iter::repeat_n(&family, count), 1024 * MIB, u64::MAX)
+        Capacities::of(std::iter::repeat_n(&family, count), 1024 * MIB, u64::MAX)
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn by_default_the_log_takes_a_quarter_of_its_disk_at_most() {
-        let on = |disk| Bounds {
+        let on = |disk| Capacities {
             disk,
             ..families(1, 4)
         };

@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::commit::codec::{self, Op};
 use crate::commit::parts::KIND_PART;
-use crate::commit::sequencer::{Room, Sequencer, SequencerWorker};
+use crate::commit::sequencer::{LogRoom, Sequencer, SequencerWorker};
 use crate::commit::visible::Visible;
 use crate::memtable::At;
 use crate::{Error, Result};
@@ -76,7 +76,7 @@ impl Appender {
         visible: &Visible,
         kind: u8,
         record: Record<'_>,
-        room: Room,
+        room: LogRoom,
         apply: impl FnOnce(At),
     ) -> std::result::Result<At, (Error, bool)> {
         let Self {

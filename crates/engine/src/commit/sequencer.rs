@@ -21,7 +21,7 @@ pub(crate) enum Sequencer {
 
 /// Which room of the log a commit may use. For the last two some is kept back when it is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
+pub(crate) enum LogRoom {
     /// It brings data.
     Commit,
     /// It removes data, or is part of work that does.
@@ -80,21 +80,21 @@ impl Sequencer {
         worker: &mut SequencerWorker,
         kind: u8,
         payload: &[u8],
-        room: Room,
+        room: LogRoom,
         hook: &mut impl AppendHook,
     ) -> Result<Span> {
         match (self, worker) {
             (Self::Log(_), SequencerWorker::Log(worker)) => Ok(match room {
-                Room::Commit => worker.append_with(STREAM, kind, payload, hook)?,
-                Room::Relief => worker.append_relief(STREAM, kind, payload, hook)?,
-                Room::Mark => worker.append_mark(STREAM, kind, hook)?,
+                LogRoom::Commit => worker.append_with(STREAM, kind, payload, hook)?,
+                LogRoom::Relief => worker.append_relief(STREAM, kind, payload, hook)?,
+                LogRoom::Mark => worker.append_mark(STREAM, kind, hook)?,
             }),
             (Self::Log(log), SequencerWorker::Virtual) => {
                 Ok(log.worker()?.append_with(STREAM, kind, payload, hook)?)
             }
             (Self::Virtual(next), _) => {
                 hook.before_reserve(next.load(Ordering::Relaxed));
-                // Release pairs with the Acquire in `reserved` (the boundary's cutoff), as in the
+                // Release pairs with the Acquire in `appended` (the boundary's cutoff), as in the
                 // log.
                 let start = next.fetch_add(VIRTUAL_FRAME, Ordering::Release);
                 let span = Span {
@@ -106,14 +106,14 @@ impl Sequencer {
             }
             (Self::External(external), _) => match room {
                 // A commit has its position from the journal.
-                Room::Commit => self.check_own("a commit").map(|()| external.mark(hook)),
-                Room::Relief | Room::Mark => Ok(external.mark(hook)),
+                LogRoom::Commit => self.check_own("a commit").map(|()| external.mark(hook)),
+                LogRoom::Relief | LogRoom::Mark => Ok(external.mark(hook)),
             },
         }
     }
 
     /// The reservation counter: the cutoff of the visible boundary.
-    pub(crate) fn reserved(&self) -> Lsn {
+    pub(crate) fn appended(&self) -> Lsn {
         match self {
             Self::Log(log) => log.appended(),
             Self::Virtual(next) => next.load(Ordering::Acquire),
@@ -179,9 +179,9 @@ impl Sequencer {
     pub(crate) fn flush(&self, level: Level) -> Result<Lsn> {
         match self {
             Self::Log(log) => Ok(log.flush(level)?),
-            Self::Virtual(_) => Ok(self.reserved()),
+            Self::Virtual(_) => Ok(self.appended()),
             Self::External(_) => {
-                let end = self.reserved();
+                let end = self.appended();
                 self.wait(end, level).map(|()| end)
             }
         }

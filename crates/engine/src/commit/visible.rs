@@ -55,7 +55,7 @@ impl Visible {
     /// The commit that ends at `end` is applied.
     pub(crate) fn complete(&self, slot: &SlotId, end: Lsn, sequencer: &Sequencer) {
         self.slots.set_complete(slot, end);
-        self.slots.scan(|| sequencer.reserved());
+        self.slots.scan(|| sequencer.appended());
         // Pairs with the fence in `wait`: either this thread sees the waiter and wakes it, or the
         // waiter's scan after its fence sees the slot complete.
         fence(Ordering::SeqCst);
@@ -89,7 +89,7 @@ impl Visible {
         failed: impl Fn() -> Option<Error>,
     ) -> Result<()> {
         for _ in 0..SCANS {
-            if self.boundary() >= end || self.slots.scan(|| sequencer.reserved()) >= end {
+            if self.boundary() >= end || self.slots.scan(|| sequencer.appended()) >= end {
                 return Ok(());
             }
             std::hint::spin_loop();
@@ -113,7 +113,7 @@ impl Visible {
     fn sleep_until(&self, end: Lsn, sequencer: &Sequencer, failed: impl Fn() -> Option<Error>) -> Result<()> {
         loop {
             let seen = *self.generation.lock();
-            if self.slots.scan(|| sequencer.reserved()) >= end {
+            if self.slots.scan(|| sequencer.appended()) >= end {
                 return Ok(());
             }
             if let Some(error) = failed() {

@@ -4,7 +4,7 @@ use collie_log::Lsn;
 
 use crate::commit::appenders::Record;
 use crate::commit::codec::KIND_COMMIT;
-use crate::commit::sequencer::Room;
+use crate::commit::sequencer::LogRoom;
 use crate::store::Store;
 use crate::store::stall::Holds;
 use crate::{Batch, Db, Error, Result};
@@ -80,9 +80,11 @@ impl Db {
         throttle(store)?;
         let mut full = false;
         let placed = Record::Placed { seq, bytes };
-        let at = store.applier()?.commit(KIND_COMMIT, placed, Room::Commit, |at| {
-            full = batch.apply(at, false);
-        })?;
+        let at = store
+            .applier()?
+            .commit(KIND_COMMIT, placed, LogRoom::Commit, |at| {
+                full = batch.apply(at, false);
+            })?;
         store.wait_visible(at.end)?;
         drop(turn);
         if batch.has_deletes() {

@@ -9,7 +9,7 @@ use crate::background::flush;
 use crate::background::registered::{Flush, record};
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{FamilyRecord, LogState, Manifest};
-use crate::recovery::inspect::{self, Found};
+use crate::recovery::inspect::{self, DirectoryContent};
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::view::FlushCause;
@@ -40,7 +40,7 @@ impl Db {
         if store.sequencer().external().is_none() {
             return Err(Error::OwnJournal { refused: "links" });
         }
-        if inspect::inspect(store.device(), dir)? == Found::Store {
+        if inspect::inspect(store.device(), dir)? == DirectoryContent::Store {
             return Err(Error::WrongDirectory {
                 path: dir.into(),
                 found: "a store; `links` makes a new one".into(),

@@ -14,14 +14,14 @@ use crate::bounds::Bounds;
 
 /// A place in the order of keys, between two of them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Edge {
+enum CutPoint {
     /// Before a key, or (`true`) right after it.
     At(Key, bool),
     /// After all keys.
     End,
 }
 
-impl Edge {
+impl CutPoint {
     fn before(key: &[u8]) -> Self {
         Self::At(Key::from(key), false)
     }
@@ -45,7 +45,7 @@ impl Edge {
 
 /// Whether two ranges have a place in common.
 pub(super) fn overlap(one: &Bounds, other: &Bounds) -> bool {
-    Edge::low(one).max(Edge::low(other)) < Edge::high(one).min(Edge::high(other))
+    CutPoint::low(one).max(CutPoint::low(other)) < CutPoint::high(one).min(CutPoint::high(other))
 }
 
 /// Numbers of ranges, from the oldest to the newest.
@@ -55,7 +55,7 @@ pub(super) type Over = SmallVec<[u64; 4]>;
 #[derive(Debug, Default)]
 pub(super) struct Cover {
     /// The segments by where they begin. What is before the first has no range over it.
-    segments: BTreeMap<Edge, Over>,
+    segments: BTreeMap<CutPoint, Over>,
 }
 
 impl Cover {
@@ -64,13 +64,13 @@ impl Cover {
         if self.segments.is_empty() {
             return &[];
         }
-        let mut before = self.segments.range(..=Edge::before(key));
+        let mut before = self.segments.range(..=CutPoint::before(key));
         before.next_back().map_or(&[], |(_, over)| over)
     }
 
     /// The ranges over any part of the bounds, each once.
     pub(super) fn within(&self, bounds: &Bounds) -> Over {
-        let (low, high) = (Edge::low(bounds), Edge::high(bounds));
+        let (low, high) = (CutPoint::low(bounds), CutPoint::high(bounds));
         if low >= high {
             return Over::new();
         }
@@ -87,7 +87,7 @@ impl Cover {
 
     /// Adds a range whose number is above those of all others.
     pub(super) fn add(&mut self, number: u64, bounds: &Bounds) {
-        let (low, high) = (Edge::low(bounds), Edge::high(bounds));
+        let (low, high) = (CutPoint::low(bounds), CutPoint::high(bounds));
         if low >= high {
             return;
         }
@@ -99,7 +99,7 @@ impl Cover {
     }
 
     pub(super) fn remove(&mut self, number: u64, bounds: &Bounds) {
-        let (low, high) = (Edge::low(bounds), Edge::high(bounds));
+        let (low, high) = (CutPoint::low(bounds), CutPoint::high(bounds));
         if low >= high {
             return;
         }
@@ -111,7 +111,7 @@ impl Cover {
     }
 
     /// Makes a segment begin at an edge.
-    fn cut(&mut self, at: &Edge) {
+    fn cut(&mut self, at: &CutPoint) {
         let before = self.segments.range(..=at).next_back();
         match before {
             Some((edge, _)) if edge == at => {}
@@ -123,7 +123,7 @@ impl Cover {
     }
 
     /// Removes an edge where nothing begins or ends any more.
-    fn join(&mut self, at: &Edge) {
+    fn join(&mut self, at: &CutPoint) {
         let before = self.segments.range(..at).next_back();
         let before = before.map_or(&[][..], |(_, over)| over);
         if self.segments.get(at).is_some_and(|over| **over == *before) {

@@ -19,13 +19,13 @@ use crate::Key;
 
 /// An owner, and what it waits for.
 #[derive(Debug, Clone)]
-pub(crate) struct Link {
+pub(crate) struct WaitEdge {
     pub(crate) owner: Arc<Owner>,
     pub(crate) family: u32,
     pub(super) lock: Lock,
 }
 
-impl Link {
+impl WaitEdge {
     /// The row that it waits for; empty where that is a range.
     pub(crate) fn key(&self) -> Key {
         match &self.lock {
@@ -38,11 +38,11 @@ impl Link {
 /// The owners that wait, by id.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
-    waits: Mutex<HashMap<u64, Link>>,
+    waits: Mutex<HashMap<u64, WaitEdge>>,
 }
 
 /// The graph, whose mutex is held.
-pub(super) struct Waits<'a>(MutexGuard<'a, HashMap<u64, Link>>);
+pub(super) struct Waits<'a>(MutexGuard<'a, HashMap<u64, WaitEdge>>);
 
 impl Graph {
     pub(super) fn lock(&self) -> Waits<'_> {
@@ -58,7 +58,7 @@ impl Graph {
 
 impl Waits<'_> {
     /// Notes what an owner waits for, in whose queue it is already.
-    pub(super) fn add(&mut self, link: Link) {
+    pub(super) fn add(&mut self, link: WaitEdge) {
         self.0.insert(link.owner.id, link);
     }
 
@@ -72,8 +72,8 @@ impl Waits<'_> {
     pub(super) fn cycle(
         &self,
         owner: &Owner,
-        blockers: impl Fn(&Link) -> Vec<Arc<Owner>>,
-    ) -> Option<Vec<Link>> {
+        blockers: impl Fn(&WaitEdge) -> Vec<Arc<Owner>>,
+    ) -> Option<Vec<WaitEdge>> {
         let (waits, first) = (&self.0, owner.id);
         // The owner from which each was reached.
         let mut reached: HashMap<u64, u64> = HashMap::new();
@@ -96,7 +96,7 @@ impl Waits<'_> {
 }
 
 /// The path from `first` to `last`.
-fn ring(waits: &HashMap<u64, Link>, reached: &HashMap<u64, u64>, last: u64, first: u64) -> Vec<Link> {
+fn ring(waits: &HashMap<u64, WaitEdge>, reached: &HashMap<u64, u64>, last: u64, first: u64) -> Vec<WaitEdge> {
     let mut ids = vec![last];
     while let Some(&id) = ids.last()
         && id != first

@@ -23,8 +23,8 @@ use smallvec::SmallVec;
 
 use super::cover::{Cover, Over};
 use super::owner::Owner;
-use super::range::{Range, State};
-use super::room::Room;
+use super::range::{Range, RangeState};
+use super::room::LockCapacity;
 use super::row::{Mode, Place, Row, Waiter};
 use crate::Key;
 use crate::bounds::Bounds;
@@ -112,7 +112,7 @@ impl FamilyLocks {
     }
 
     /// Asks without waiting.
-    pub(crate) fn take(&mut self, request: Request<'_>, target: Target<'_>, room: &Room) -> Answer {
+    pub(crate) fn take(&mut self, request: Request<'_>, target: Target<'_>, room: &LockCapacity) -> Answer {
         match target {
             Target::Row(key) => self.take_row(request, key, room),
             Target::Range(bounds) => self.take_range(request, bounds, room),
@@ -121,7 +121,12 @@ impl FamilyLocks {
 
     /// Joins the queue for what [`FamilyLocks::take`] has just answered that it is not free. `None`:
     /// there is no room for another lock.
-    pub(crate) fn join(&mut self, request: Request<'_>, target: Target<'_>, room: &Room) -> Option<Queued> {
+    pub(crate) fn join(
+        &mut self,
+        request: Request<'_>,
+        target: Target<'_>,
+        room: &LockCapacity,
+    ) -> Option<Queued> {
         let arrival = self.next_arrival;
         self.next_arrival += 1;
         match target {
@@ -131,7 +136,7 @@ impl FamilyLocks {
     }
 
     /// Makes an owner that waits wait for holders only.
-    pub(crate) fn go_first(&mut self, owner: &Owner, lock: &Lock, room: &Room) {
+    pub(crate) fn go_first(&mut self, owner: &Owner, lock: &Lock, room: &LockCapacity) {
         match lock {
             Lock::Row(key) => {
                 let is_own = |waiter: &Waiter| waiter.owner.id == owner.id;
@@ -157,7 +162,7 @@ impl FamilyLocks {
     }
 
     /// Removes an owner that was not granted its request from the queue.
-    pub(crate) fn cancel(&mut self, owner: &Owner, lock: &Lock, room: &Room) {
+    pub(crate) fn cancel(&mut self, owner: &Owner, lock: &Lock, room: &LockCapacity) {
         match lock {
             Lock::Row(key) => {
                 self.change_and_serve(key, room, |row| row.queue.retain(|w| w.owner.id != owner.id));
@@ -166,12 +171,12 @@ impl FamilyLocks {
         }
     }
 
-    pub(crate) fn release_row(&mut self, owner: &Owner, key: &Key, room: &Room) {
+    pub(crate) fn release_row(&mut self, owner: &Owner, key: &Key, room: &LockCapacity) {
         self.change_and_serve(key, room, |row| row.holders.retain(|h| h.owner.id != owner.id));
     }
 
     /// Changes a row so that others may get it, or a range over it.
-    fn change_and_serve(&mut self, key: &Key, room: &Room, change: impl FnOnce(&mut Row)) {
+    fn change_and_serve(&mut self, key: &Key, room: &LockCapacity, change: impl FnOnce(&mut Row)) {
         if self.change_row(key, room, change) {
             self.serve_row(key, room);
         }
@@ -184,7 +189,7 @@ impl FamilyLocks {
         match lock {
             Lock::Row(key) => self.row_blockers(owner, key),
             Lock::Range(number) => match self.ranges.get(number).map(|range| &range.state) {
-                Some(State::Waiting(waiting)) => waiting.in_the_way.owners().cloned().collect(),
+                Some(RangeState::Waiting(waiting)) => waiting.in_the_way.owners().cloned().collect(),
                 _ => Vec::new(),
             },
         }
@@ -245,7 +250,7 @@ impl FamilyLocks {
         ranges.any(|range| is_row_behind(range, owner, mode, place))
     }
 
-    fn take_row(&mut self, request: Request<'_>, key: &Key, room: &Room) -> Answer {
+    fn take_row(&mut self, request: Request<'_>, key: &Key, room: &LockCapacity) -> Answer {
         let Request { owner, mode } = request;
         let over = self.over(key);
         let row = self.rows.get(key);
@@ -271,7 +276,13 @@ impl FamilyLocks {
         })
     }
 
-    fn join_row(&mut self, request: Request<'_>, key: &Key, arrival: u64, room: &Room) -> Option<Queued> {
+    fn join_row(
+        &mut self,
+        request: Request<'_>,
+        key: &Key,
+        arrival: u64,
+        room: &LockCapacity,
+    ) -> Option<Queued> {
         let Request { owner, mode } = request;
         let row = self.rows.get(key);
         if row.is_none() && !room.take() {
@@ -297,7 +308,7 @@ impl FamilyLocks {
 
     /// Changes a row, which is added or removed as is needed, and what ranges over it wait for.
     /// Where it is added, room for it has been taken. Returns whether the row is waited for.
-    fn change_row(&mut self, key: &Key, room: &Room, change: impl FnOnce(&mut Row)) -> bool {
+    fn change_row(&mut self, key: &Key, room: &LockCapacity, change: impl FnOnce(&mut Row)) -> bool {
         let before = self.in_the_way_of_ranges(key);
         let (ranges, is_ready) = (&mut self.ranges, &mut self.is_ready);
         let (was_waited_for, is_waited_for) = match self.rows.entry(key.clone()) {
@@ -335,7 +346,7 @@ impl FamilyLocks {
         let (row, over) = (self.rows.get(key), self.cover.at(key));
         for &number in over {
             if let Some(range) = self.ranges.get(&number)
-                && let State::Waiting(waiting) = &range.state
+                && let RangeState::Waiting(waiting) = &range.state
             {
                 // It matters only for those that wait before the range.
                 let place = match row.is_some_and(|row| !row.queue.is_empty()) {
@@ -354,7 +365,7 @@ impl FamilyLocks {
     }
 
     /// Grants a row to those in its queue that can have it now.
-    pub(super) fn serve_row(&mut self, key: &Key, room: &Room) {
+    pub(super) fn serve_row(&mut self, key: &Key, room: &LockCapacity) {
         let over = self.over(key);
         while let Some(row) = self.rows.get(key)
             && let Some(Waiter {
@@ -391,7 +402,7 @@ fn changed(
     change(row);
     for RowBefore { range, place, owners } in before {
         if let Some(range) = ranges.get_mut(&range)
-            && let State::Waiting(waiting) = &mut range.state
+            && let RangeState::Waiting(waiting) = &mut range.state
         {
             let after = row.in_the_way(&range.owner, range.mode, place);
             after.iter().for_each(|owner| waiting.in_the_way.add(owner));

@@ -52,7 +52,7 @@ pub(super) struct Waiting {
 }
 
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum RangeState {
     Held,
     Waiting(Waiting),
 }
@@ -63,7 +63,7 @@ pub(super) struct Range {
     pub(super) owner: Arc<Owner>,
     pub(super) mode: Mode,
     pub(super) bounds: Arc<Bounds>,
-    pub(super) state: State,
+    pub(super) state: RangeState,
 }
 
 impl Range {
@@ -72,14 +72,14 @@ impl Range {
     }
 
     pub(super) fn is_held(&self) -> bool {
-        matches!(self.state, State::Held)
+        matches!(self.state, RangeState::Held)
     }
 
     /// Whether an owner at `place` that asks for a part of it in this mode waits for it.
     pub(super) fn is_in_the_way(&self, owner: &Owner, mode: Mode, place: Place) -> bool {
         let is_before = match &self.state {
-            State::Held => true,
-            State::Waiting(waiting) => place.is_behind(waiting.place),
+            RangeState::Held => true,
+            RangeState::Waiting(waiting) => place.is_behind(waiting.place),
         };
         is_before && !self.is_of(owner) && self.mode.excludes(mode)
     }
@@ -87,8 +87,8 @@ impl Range {
     /// Whether it waits for this very owner, among others.
     pub(super) fn waits_for(&self, owner: &Owner) -> bool {
         match &self.state {
-            State::Held => false,
-            State::Waiting(waiting) => waiting.in_the_way.has(owner),
+            RangeState::Held => false,
+            RangeState::Waiting(waiting) => waiting.in_the_way.has(owner),
         }
     }
 }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use super::cover::overlap;
 use super::family::{Answer, FamilyLocks, Granted, Lock, Queued, Request};
 use super::owner::Owner;
-use super::range::{InTheWay, Range, State, Waiting};
-use super::room::Room;
+use super::range::{InTheWay, Range, RangeState, Waiting};
+use super::room::LockCapacity;
 use super::row::{Mode, Place};
 use crate::Key;
 use crate::bounds::{Bounds, is_empty};
 
 /// A request for a range, at its place in the queue.
 #[derive(Clone, Copy)]
-struct Asked<'a> {
+struct RangeRequest<'a> {
     owner: &'a Owner,
     bounds: &'a Bounds,
     mode: Mode,
@@ -21,7 +21,12 @@ struct Asked<'a> {
 }
 
 impl FamilyLocks {
-    pub(super) fn take_range(&mut self, request: Request<'_>, bounds: &Arc<Bounds>, room: &Room) -> Answer {
+    pub(super) fn take_range(
+        &mut self,
+        request: Request<'_>,
+        bounds: &Arc<Bounds>,
+        room: &LockCapacity,
+    ) -> Answer {
         let Request { owner, mode } = request;
         let within = self.cover.within(bounds);
         let mut ranges = within.iter().filter_map(|number| self.ranges.get(number));
@@ -30,7 +35,7 @@ impl FamilyLocks {
         }) {
             return Answer::Granted(Granted::Before);
         }
-        let asked = Asked {
+        let asked = RangeRequest {
             owner,
             bounds,
             mode,
@@ -47,7 +52,7 @@ impl FamilyLocks {
         if !room.take() {
             return Answer::Full;
         }
-        let number = self.add_range(request, bounds, State::Held);
+        let number = self.add_range(request, bounds, RangeState::Held);
         Answer::Granted(Granted::New(Lock::Range(number)))
     }
 
@@ -56,7 +61,7 @@ impl FamilyLocks {
         request: Request<'_>,
         bounds: &Arc<Bounds>,
         arrival: u64,
-        room: &Room,
+        room: &LockCapacity,
     ) -> Option<Queued> {
         if !room.take() {
             return None;
@@ -65,13 +70,17 @@ impl FamilyLocks {
             arrival,
             is_first: false,
         };
-        let in_the_way = self.in_the_way(Asked {
+        let in_the_way = self.in_the_way(RangeRequest {
             owner: request.owner,
             bounds,
             mode: request.mode,
             place,
         });
-        let number = self.add_range(request, bounds, State::Waiting(Waiting { place, in_the_way }));
+        let number = self.add_range(
+            request,
+            bounds,
+            RangeState::Waiting(Waiting { place, in_the_way }),
+        );
         self.waiting.push(number);
         Some(Queued {
             lock: Lock::Range(number),
@@ -79,7 +88,7 @@ impl FamilyLocks {
         })
     }
 
-    fn add_range(&mut self, request: Request<'_>, bounds: &Arc<Bounds>, state: State) -> u64 {
+    fn add_range(&mut self, request: Request<'_>, bounds: &Arc<Bounds>, state: RangeState) -> u64 {
         let number = self.next_range;
         self.next_range += 1;
         self.cover.add(number, bounds);
@@ -95,7 +104,7 @@ impl FamilyLocks {
     }
 
     /// Removes a range that is held or waited for, and serves those that it was in the way of.
-    pub(super) fn remove_range(&mut self, number: u64, room: &Room) {
+    pub(super) fn remove_range(&mut self, number: u64, room: &LockCapacity) {
         let Some(gone) = self.ranges.remove(&number) else {
             return;
         };
@@ -105,7 +114,7 @@ impl FamilyLocks {
         room.give();
         for other in &self.waiting {
             if let Some(range) = self.ranges.get_mut(other)
-                && let State::Waiting(waiting) = &mut range.state
+                && let RangeState::Waiting(waiting) = &mut range.state
                 && gone.is_in_the_way(&range.owner, range.mode, waiting.place)
                 && overlap(&gone.bounds, &range.bounds)
             {
@@ -129,7 +138,7 @@ impl FamilyLocks {
             return;
         }
         let is_ready = |locks: &Self, number: &u64| match locks.ranges.get(number).map(|range| &range.state) {
-            Some(State::Waiting(waiting)) => waiting.in_the_way.is_empty(),
+            Some(RangeState::Waiting(waiting)) => waiting.in_the_way.is_empty(),
             _ => false,
         };
         while let Some(at) = self.waiting.iter().position(|number| is_ready(self, number)) {
@@ -137,7 +146,8 @@ impl FamilyLocks {
             let Some(mut range) = self.ranges.remove(&number) else {
                 continue;
             };
-            let State::Waiting(Waiting { place, .. }) = std::mem::replace(&mut range.state, State::Held)
+            let RangeState::Waiting(Waiting { place, .. }) =
+                std::mem::replace(&mut range.state, RangeState::Held)
             else {
                 continue;
             };
@@ -145,7 +155,7 @@ impl FamilyLocks {
             // It may have passed others, which wait for it now.
             for other in &self.waiting {
                 if let Some(other) = self.ranges.get_mut(other)
-                    && let State::Waiting(waiting) = &mut other.state
+                    && let RangeState::Waiting(waiting) = &mut other.state
                     && !waiting.place.is_behind(place)
                     && range.is_in_the_way(&other.owner, other.mode, waiting.place)
                     && overlap(&range.bounds, &other.bounds)
@@ -161,14 +171,14 @@ impl FamilyLocks {
         let Some(range) = self.ranges.get(&number) else {
             return;
         };
-        let State::Waiting(waiting) = &range.state else {
+        let RangeState::Waiting(waiting) = &range.state else {
             return;
         };
         let place = Place {
             is_first: true,
             ..waiting.place
         };
-        let in_the_way = self.in_the_way(Asked {
+        let in_the_way = self.in_the_way(RangeRequest {
             owner: &range.owner,
             bounds: &range.bounds,
             mode: range.mode,
@@ -176,11 +186,11 @@ impl FamilyLocks {
         });
         self.is_ready |= in_the_way.is_empty();
         if let Some(range) = self.ranges.get_mut(&number) {
-            range.state = State::Waiting(Waiting { place, in_the_way });
+            range.state = RangeState::Waiting(Waiting { place, in_the_way });
         }
     }
 
-    fn in_the_way(&self, asked: Asked<'_>) -> InTheWay {
+    fn in_the_way(&self, asked: RangeRequest<'_>) -> InTheWay {
         let mut found = InTheWay::default();
         self.each_in_the_way(asked, |owner| {
             found.add(owner);
@@ -191,8 +201,8 @@ impl FamilyLocks {
 
     /// Calls `each` with the owners that a request for a range waits for, once for each of their
     /// locks and requests, until it returns `false`.
-    fn each_in_the_way(&self, asked: Asked<'_>, mut each: impl FnMut(&Arc<Owner>) -> bool) {
-        let Asked {
+    fn each_in_the_way(&self, asked: RangeRequest<'_>, mut each: impl FnMut(&Arc<Owner>) -> bool) {
+        let RangeRequest {
             owner,
             bounds,
             mode,

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// So many locks fit in the table: rows that are held or waited for, and ranges.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct LockCapacity {
     used: AtomicUsize,
     limit: usize,
 }
 
-impl Room {
+impl LockCapacity {
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             used: AtomicUsize::new(0),

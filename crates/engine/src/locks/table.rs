@@ -23,10 +23,10 @@ use std::time::Duration;
 use collie_io::{Clock, Opener, RealClock};
 use parking_lot::Mutex;
 
-use super::deadlock::{Graph, Link, Waits};
+use super::deadlock::{Graph, WaitEdge, Waits};
 use super::family::{Answer, FamilyLocks, Granted, Lock, Queued, Request, Target};
 use super::owner::Owner;
-use super::room::Room;
+use super::room::LockCapacity;
 use crate::Key;
 
 /// Families that have a mutex in common are few.
@@ -93,7 +93,7 @@ pub(crate) enum Denied {
     /// The wait timed out.
     Timeout { waited: Duration },
     /// The wait would never end: each of these waits for the next, and the last for the first.
-    Deadlock(Vec<Link>),
+    Deadlock(Vec<WaitEdge>),
     /// The table is full.
     TooMany { limit: usize },
 }
@@ -115,7 +115,7 @@ pub(crate) struct LockCounters {
 #[derive(Debug)]
 pub(crate) struct LockTable {
     shards: Box<[Padded]>,
-    room: Room,
+    room: LockCapacity,
     graph: Graph,
     /// Set when the first transaction begins, or the first rows are locked without one, and never
     /// reset. Plain writes check it while they have an appender (see `Store::appender`) and take
@@ -144,7 +144,7 @@ impl LockTable {
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Padded::default()).collect(),
-            room: Room::new(limit),
+            room: LockCapacity::new(limit),
             graph: Graph::default(),
             in_use: AtomicBool::new(false),
             first_use: Once::new(),
@@ -192,7 +192,7 @@ impl LockTable {
     }
 
     /// Does `work` with a family's locks, under their mutex.
-    pub(super) fn with<T>(&self, family: u32, work: impl FnOnce(&mut FamilyLocks, &Room) -> T) -> T {
+    pub(super) fn with<T>(&self, family: u32, work: impl FnOnce(&mut FamilyLocks, &LockCapacity) -> T) -> T {
         let mut families = self.shards[family as usize % SHARDS].0.lock();
         let locks = families.entry(family).or_default();
         let done = work(locks, &self.room);
@@ -307,10 +307,10 @@ impl LockTable {
         owner: &Arc<Owner>,
         family: u32,
         lock: &Lock,
-    ) -> Option<Vec<Link>> {
+    ) -> Option<Vec<WaitEdge>> {
         let blockers =
-            |link: &Link| self.with(link.family, |locks, _| locks.blockers(&link.owner, &link.lock));
-        waits.add(Link {
+            |link: &WaitEdge| self.with(link.family, |locks, _| locks.blockers(&link.owner, &link.lock));
+        waits.add(WaitEdge {
             owner: Arc::clone(owner),
             family,
             lock: lock.clone(),
@@ -328,7 +328,7 @@ impl LockTable {
         owner: &Arc<Owner>,
         family: u32,
         queued: Queued,
-        cycle: Option<Vec<Link>>,
+        cycle: Option<Vec<WaitEdge>>,
         deadline: &Deadline,
     ) -> Result<Granted, Denied> {
         let Queued { lock, is_new } = queued;

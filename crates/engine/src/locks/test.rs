@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::cover::overlap;
 use super::family::{Answer, FamilyLocks, Granted, Lock, Request, Target};
 use super::owner::Owner;
-use super::range::State;
-use super::room::Room;
+use super::range::RangeState;
+use super::room::LockCapacity;
 use super::row::{Mode, Place};
 use crate::Key;
 use crate::bounds::{Bounds, contains};
@@ -92,8 +92,8 @@ fn parts(locks: &FamilyLocks) -> Vec<Part> {
     }
     for range in locks.ranges.values() {
         let place = match &range.state {
-            State::Held => None,
-            State::Waiting(waiting) => Some(waiting.place),
+            RangeState::Held => None,
+            RangeState::Waiting(waiting) => Some(waiting.place),
         };
         parts.push(Part {
             owner: range.owner.id,
@@ -116,7 +116,7 @@ fn holds(parts: &[Part], owner: u64, key: &Key) -> bool {
 }
 
 /// No two hold what excludes each other, and what waits has a reason to.
-fn check(locks: &FamilyLocks, room: &Room) {
+fn check(locks: &FamilyLocks, room: &LockCapacity) {
     let parts = parts(locks);
     let held = || parts.iter().filter(|part| part.place.is_none());
     for one in held() {
@@ -134,14 +134,14 @@ fn check(locks: &FamilyLocks, room: &Room) {
             place: Some(first.place),
         };
         let is_range_before = locks.ranges.values().any(|range| match &range.state {
-            State::Waiting(waiting) => {
+            RangeState::Waiting(waiting) => {
                 first.place.is_behind(waiting.place)
                     && !waiting.in_the_way.has(&first.owner)
                     && contains(&range.bounds, key)
                     && range.owner.id != asked.owner
                     && range.mode.excludes(asked.mode)
             }
-            State::Held => false,
+            RangeState::Held => false,
         });
         let is_held = held().any(|other| asked.excludes(other));
         assert!(
@@ -150,7 +150,7 @@ fn check(locks: &FamilyLocks, room: &Room) {
         );
     }
     for (number, range) in &locks.ranges {
-        let State::Waiting(waiting) = &range.state else {
+        let RangeState::Waiting(waiting) = &range.state else {
             continue;
         };
         assert!(locks.waiting.contains(number));
@@ -188,7 +188,7 @@ fn whatever_is_asked_and_released_the_rule_holds() {
     let (mut granted_later, mut cancelled, mut refused, mut first) = (0, 0, 0, 0);
     for seed in 1..=300 {
         let mut random = Random(seed);
-        let room = Room::new(LIMIT);
+        let room = LockCapacity::new(LIMIT);
         let mut locks = FamilyLocks::default();
         let mut members: HashMap<u64, Member> = (1..=OWNERS)
             .map(|id| {

@@ -28,9 +28,9 @@ impl Registered {
 /// What a family's flushes have registered and the manifest does not record yet. Where the device
 /// has no room for the manifest, it stays with the family and is recorded with the next flush.
 #[derive(Default)]
-pub(crate) struct Kept(Option<Registered>);
+pub(crate) struct PendingRecord(Option<Registered>);
 
-impl Kept {
+impl PendingRecord {
     /// Replaces an older one, which it includes: a family's memtables are flushed in order.
     pub(crate) fn keep(&mut self, family: u32, until: Lsn, unrecorded: Unrecorded) {
         self.0 = Some(Registered {

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 
 /// What a directory holds, by the names in it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum DirectoryContent {
     /// It does not exist, or it is empty, or a creation was cut off before its first step was
     /// durable.
     Nothing,
@@ -19,7 +19,7 @@ pub(crate) enum Found {
 }
 
 /// Inspects `dir` without changing anything.
-pub(crate) fn inspect(device: &dyn Device, dir: &Path) -> Result<Found> {
+pub(crate) fn inspect(device: &dyn Device, dir: &Path) -> Result<DirectoryContent> {
     let wrong = |found: String| {
         Err(Error::WrongDirectory {
             path: dir.into(),
@@ -28,7 +28,7 @@ pub(crate) fn inspect(device: &dyn Device, dir: &Path) -> Result<Found> {
     };
     let entries = match device.list(dir) {
         Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(DirectoryContent::Nothing),
         Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
             return wrong("a file".into());
         }
@@ -38,13 +38,13 @@ pub(crate) fn inspect(device: &dyn Device, dir: &Path) -> Result<Found> {
         .iter()
         .any(|entry| entry.name == manifest::file::FILE && !entry.is_dir())
     {
-        return Ok(Found::Store);
+        return Ok(DirectoryContent::Store);
     }
     // A new store writes its manifest first. Other files without a manifest are not a store's, and
     // a log without a manifest is a store that lost it. A new file system has `lost+found`.
     let ours = [store_lock::FILE, manifest::file::TEMPORARY, "lost+found"];
     match entries.iter().find(|entry| !ours.contains(&entry.name.as_str())) {
-        None => Ok(Found::Nothing),
+        None => Ok(DirectoryContent::Nothing),
         Some(entry) => wrong(format!("{:?} and no {}", entry.name, manifest::file::FILE)),
     }
 }

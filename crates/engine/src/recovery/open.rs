@@ -31,12 +31,12 @@ use crate::handle::Handle;
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{LogState, Manifest};
 use crate::options::invalid;
-use crate::recovery::inspect::Found;
+use crate::recovery::inspect::DirectoryContent;
 use crate::recovery::store_lock::StoreLock;
 use crate::recovery::{disk, inspect, replay, store_lock};
-use crate::shared::Parts;
+use crate::shared::Resources;
 use crate::store::family_state::FamilyState;
-use crate::store::reserve::Reserve;
+use crate::store::reserve::StoreReserve;
 use crate::store::view::FlushCause;
 use crate::store::{Start, Store};
 use crate::tables::{Home, Tables};
@@ -49,7 +49,7 @@ const OPENING: &str = "opening";
 pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
     options.check()?;
     let device = Arc::clone(&options.device);
-    if inspect::inspect(&*device, path)? == Found::Nothing {
+    if inspect::inspect(&*device, path)? == DirectoryContent::Nothing {
         if !options.create_if_missing {
             return Err(Error::NotFound { path: path.into() });
         }
@@ -135,7 +135,7 @@ fn switch_log_off(
     let mut manifest = handle.store.manifest().detached();
     manifest.amend(|manifest| {
         manifest.log = LogState::Off;
-        manifest.floor = manifest.floor.max(handle.store.sequencer().reserved());
+        manifest.floor = manifest.floor.max(handle.store.sequencer().appended());
     });
     manifest.write(&*options.device, path)?;
     if options.wal_dir.is_none() {
@@ -156,7 +156,7 @@ fn start(
     path: &Path,
     mut options: Options,
     mut manifest: ManifestFile,
-    reserve: Reserve,
+    reserve: StoreReserve,
     lock: &StoreLock,
 ) -> Result<Handle> {
     let device = Arc::clone(&options.device);
@@ -170,7 +170,7 @@ fn start(
     manifest.amend(|manifest| apply_options(manifest, &options));
     let parts = match &options.shared {
         Some(shared) => shared.parts().clone(),
-        None => Parts::new(&of_its_own(&options))?,
+        None => Resources::new(&of_its_own(&options))?,
     };
     let shared = shared_by_trees(&parts, &reserve);
     let home = Home {
@@ -398,8 +398,8 @@ fn of_its_own(options: &Options) -> SharedOptions {
 }
 
 /// What a store's trees use of its parts.
-fn shared_by_trees(parts: &Parts, reserve: &Reserve) -> tables::Shared {
-    tables::Shared {
+fn shared_by_trees(parts: &Resources, reserve: &StoreReserve) -> tables::TreeContext {
+    tables::TreeContext {
         cache: Arc::clone(&parts.cache),
         descriptors: Arc::clone(&parts.descriptors),
         scheduler: Arc::clone(&parts.scheduler),
@@ -413,7 +413,7 @@ fn start_threads(store: &Arc<Store>, threads: &mut Vec<JoinHandle<()>>) -> Resul
     let member: Weak<Store> = Arc::downgrade(store);
     store.join_budget(member.clone());
     if let Some(shared) = &store.options().shared {
-        store.queue().join(Arc::clone(shared.crew()), member);
+        store.queue().join(Arc::clone(shared.pool()), member);
         return Ok(());
     }
     for n in 0..store.options().flush_threads {

@@ -118,7 +118,7 @@ pub(crate) fn replay(
 }
 
 /// A failure, and where in the log.
-type Failed = (Lsn, Error);
+type FailedAt = (Lsn, Error);
 
 fn start<'s, T: Send + 's>(
     scope: &'s std::thread::Scope<'s, '_>,
@@ -132,8 +132,8 @@ fn start<'s, T: Send + 's>(
 }
 
 fn join(
-    thread: std::thread::ScopedJoinHandle<'_, std::result::Result<(), Failed>>,
-) -> std::result::Result<(), Failed> {
+    thread: std::thread::ScopedJoinHandle<'_, std::result::Result<(), FailedAt>>,
+) -> std::result::Result<(), FailedAt> {
     thread.join().unwrap_or_else(|_| {
         let cause = "a thread that replayed the log panicked".into();
         Err((0, Error::Background { cause }))
@@ -141,7 +141,7 @@ fn join(
 }
 
 /// Reads commits until the log's end, an error, or the receiver is dropped.
-fn read(reader: Reader, piece: u64, pieces: &SyncSender<Piece>) -> std::result::Result<(), Failed> {
+fn read(reader: Reader, piece: u64, pieces: &SyncSender<Piece>) -> std::result::Result<(), FailedAt> {
     let mut frames = Vec::new();
     let mut bytes = 0;
     for frame in reader {
@@ -225,7 +225,7 @@ fn wait_for_inserts(tasks: &[SyncSender<Task>]) -> bool {
 
 impl Replay<'_> {
     /// Inserts the pieces that are sent, until the sender is dropped.
-    fn insert(&self, share: usize, tasks: &Receiver<Task>) -> std::result::Result<(), Failed> {
+    fn insert(&self, share: usize, tasks: &Receiver<Task>) -> std::result::Result<(), FailedAt> {
         for task in tasks {
             match task {
                 Task::Insert(piece) => {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::crew::Member;
+use super::pool::Member;
 
 /// The limit where none is set, unless a single family may have half of it or more.
 const LEAST: u64 = 1 << 30;

@@ -2,7 +2,7 @@
 //! memory. A store by itself has the same parts for itself.
 
 mod budget;
-mod crew;
+mod pool;
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -13,7 +13,7 @@ use lsm_tree::{Cache, DescriptorTable};
 use parking_lot::Mutex;
 
 pub(crate) use self::budget::Budget;
-pub(crate) use self::crew::{Crew, Kind, Member};
+pub(crate) use self::pool::{Member, TaskKind, ThreadPool};
 use crate::memtable::Chunks;
 use crate::memtable::reclaim::{self, Reclaim};
 use crate::{Error, Result};
@@ -50,11 +50,11 @@ use crate::{Error, Result};
 /// # Ok::<(), collie_db::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Shared(Arc<Inner>);
+pub struct Shared(Arc<SharedState>);
 
-struct Inner {
-    parts: Parts,
-    crew: Arc<Crew>,
+struct SharedState {
+    parts: Resources,
+    pool: Arc<ThreadPool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -98,7 +98,7 @@ impl Default for SharedOptions {
 
 /// The parts that a store uses, of its own or shared.
 #[derive(Clone)]
-pub(crate) struct Parts {
+pub(crate) struct Resources {
     pub(crate) cache: Arc<Cache>,
     pub(crate) descriptors: Arc<DescriptorTable>,
     pub(crate) scheduler: Arc<Scheduler>,
@@ -107,7 +107,7 @@ pub(crate) struct Parts {
     pub(crate) budget: Arc<Budget>,
 }
 
-impl Parts {
+impl Resources {
     /// Parts as the options say; the numbers of threads do not matter here. One thread frees memory
     /// as long as they live.
     pub(crate) fn new(options: &SharedOptions) -> Result<Self> {
@@ -153,16 +153,16 @@ impl Shared {
             }
         }
         // Where a thread does not start, dropping this ends the others.
-        let shared = Self(Arc::new(Inner {
-            parts: Parts::new(&options)?,
-            crew: Arc::default(),
+        let shared = Self(Arc::new(SharedState {
+            parts: Resources::new(&options)?,
+            pool: Arc::default(),
             threads: Mutex::default(),
         }));
         let kinds = [
-            (Kind::Flush, options.flush_threads, "collie-flushes"),
-            (Kind::Compaction, options.compaction_threads, "collie-merges"),
+            (TaskKind::Flush, options.flush_threads, "collie-flushes"),
+            (TaskKind::Compaction, options.compaction_threads, "collie-merges"),
             (
-                Kind::WholeMerge,
+                TaskKind::WholeMerge,
                 options.compaction_threads.min(1),
                 "collie-merges-all",
             ),
@@ -175,13 +175,13 @@ impl Shared {
         Ok(shared)
     }
 
-    fn start(&self, kind: Kind, name: String) -> Result<()> {
-        let crew = Arc::clone(&self.0.crew);
+    fn start(&self, kind: TaskKind, name: String) -> Result<()> {
+        let pool = Arc::clone(&self.0.pool);
         let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
             if let Err(error) = collie_io::set_io_class(IoClass::Background) {
                 tracing::debug!(%error, "background threads keep the default I/O class");
             }
-            crew.work(kind);
+            pool.work(kind);
         });
         let thread = thread.map_err(|e| Error::io("start the thread", name, e))?;
         self.0.threads.lock().push(thread);
@@ -192,9 +192,9 @@ impl Shared {
     /// was one. Blocks. For simulations, whose `Shared` has no threads: a write that waits for a flush
     /// then waits for ever, so memtables must be larger than what is written between two calls.
     pub fn work(&self) -> bool {
-        [Kind::Flush, Kind::Compaction, Kind::WholeMerge]
+        [TaskKind::Flush, TaskKind::Compaction, TaskKind::WholeMerge]
             .into_iter()
-            .any(|kind| self.0.crew.work_once(kind))
+            .any(|kind| self.0.pool.work_once(kind))
     }
 
     /// How its flushes and compactions share the device: for
@@ -204,18 +204,18 @@ impl Shared {
         &self.0.parts.scheduler
     }
 
-    pub(crate) fn parts(&self) -> &Parts {
+    pub(crate) fn parts(&self) -> &Resources {
         &self.0.parts
     }
 
-    pub(crate) fn crew(&self) -> &Arc<Crew> {
-        &self.0.crew
+    pub(crate) fn pool(&self) -> &Arc<ThreadPool> {
+        &self.0.pool
     }
 }
 
-impl Drop for Inner {
+impl Drop for SharedState {
     fn drop(&mut self) {
-        self.crew.end();
+        self.pool.end();
         let here = std::thread::current().id();
         for thread in self.threads.get_mut().drain(..) {
             // One of them may have the last reference to the last store. It ends by itself.

@@ -24,7 +24,7 @@ impl Counter {
 
 /// A store's counters.
 #[derive(Default)]
-pub(super) struct Counters {
+pub(super) struct StoreCounters {
     wal_size_flushes: Counter,
     replayed: Mutex<Replayed>,
 }

@@ -15,7 +15,7 @@ use super::views::AllViews;
 use crate::bounds::Edge;
 use crate::gaps::{Gaps, PutSince, Walked};
 use crate::manifest::FamilyRecord;
-use crate::manifest::flushed::{Flushed, Kept};
+use crate::manifest::flushed::{Flushed, PendingRecord};
 use crate::memtable::{At, Mem};
 use crate::tables::{Pinned, Tables};
 use crate::{Error, FamilyOptions, Result};
@@ -49,7 +49,7 @@ pub(crate) struct FamilyState {
     /// one.
     publish: Mutex<()>,
     /// Held by the one flush of this family that runs.
-    flushing: Mutex<Kept>,
+    flushing: Mutex<PendingRecord>,
     /// Held by the one compaction of this family that runs.
     compacting: Mutex<()>,
     stall: StallState,
@@ -246,7 +246,7 @@ impl FamilyState {
         self.view().active.bytes() >= self.options.write_buffer_bytes
     }
 
-    /// Seals the active memtable at an LSN that `reserve` gets; later commits go to a new one,
+    /// Seals the active memtable at an LSN that `position` gets; later commits go to a new one,
     /// which `mem` makes. Returns that LSN, below which the family's commits are in sealed
     /// memtables or tables.
     ///
@@ -255,7 +255,7 @@ impl FamilyState {
         &self,
         cause: FlushCause,
         only_if: impl FnOnce(&View) -> bool,
-        reserve: impl FnOnce() -> Result<At>,
+        position: impl FnOnce() -> Result<At>,
         mem: impl FnOnce(Lsn) -> Mem,
     ) -> Result<Option<At>> {
         let edit = self.edit.lock();
@@ -265,7 +265,7 @@ impl FamilyState {
         }
         // Ordered before the reservation by that one's Release; see `with_mem`.
         self.rotating.store(true, Ordering::Relaxed);
-        let reserved = reserve();
+        let reserved = position();
         reach!("rotation has its LSN");
         if let Ok(at) = reserved {
             self.set_view(view.sealed_at(at, cause, mem(at.start)));
@@ -280,17 +280,17 @@ impl FamilyState {
     /// Keeps later commits from choosing a memtable until the result is dropped: a large commit is
     /// to be linked at an LSN that is reserved meanwhile. A thread that does this for several
     /// families has its appender already, and takes them in the order of their ids.
-    pub(crate) fn begin_link(&self) -> Link<'_> {
+    pub(crate) fn begin_link(&self) -> ViewLink<'_> {
         let edit = self.edit.lock();
         // Ordered before the reservation by that one's Release; see `with_mem`.
         self.rotating.store(true, Ordering::Relaxed);
-        Link {
+        ViewLink {
             family: self,
             _edit: edit,
         }
     }
 
-    /// As [`Link::publish`], for replay, during which nothing commits.
+    /// As [`ViewLink::publish`], for replay, during which nothing commits.
     pub(crate) fn link(&self, at: At, commit: Mem, mem: Mem) {
         self.begin_link().publish(at, commit, mem);
     }
@@ -330,12 +330,12 @@ impl FamilyState {
 
     /// Waits until no other flush of the family runs, and keeps others out. The guard has what
     /// flushes registered and the manifest does not say yet.
-    pub(crate) fn lock_flushes(&self) -> MutexGuard<'_, Kept> {
+    pub(crate) fn lock_flushes(&self) -> MutexGuard<'_, PendingRecord> {
         self.flushing.lock()
     }
 
     /// As [`FamilyState::lock_flushes`], if no flush of the family runs.
-    pub(crate) fn try_lock_flushes(&self) -> Option<MutexGuard<'_, Kept>> {
+    pub(crate) fn try_lock_flushes(&self) -> Option<MutexGuard<'_, PendingRecord>> {
         self.flushing.try_lock()
     }
 
@@ -394,12 +394,12 @@ impl FamilyState {
 }
 
 /// The exclusive right to link a large commit's memtable into the family's view.
-pub(crate) struct Link<'a> {
+pub(crate) struct ViewLink<'a> {
     family: &'a FamilyState,
     _edit: MutexGuard<'a, ()>,
 }
 
-impl Link<'_> {
+impl ViewLink<'_> {
     /// Links the commit at `at`; later commits of the family go to `mem`, which begins at its end.
     pub(crate) fn publish(&self, at: At, mut commit: Mem, mem: Mem) {
         commit.place(at);
@@ -410,7 +410,7 @@ impl Link<'_> {
     }
 }
 
-impl Drop for Link<'_> {
+impl Drop for ViewLink<'_> {
     fn drop(&mut self) {
         // Release pairs with the Acquire in `with_mem`, as in `rotate`: a commit that sees it
         // cleared sees the new view, if there is one.

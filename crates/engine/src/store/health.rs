@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::Store;
 use super::family_state::FamilyState;
-use crate::commit::sequencer::Room;
+use crate::commit::sequencer::LogRoom;
 use crate::manifest::file::ManifestError;
 use crate::tables::Unwritten;
 use crate::{Error, Result};
@@ -96,17 +96,17 @@ impl Store {
 
     /// Admits a write: fails where writes are refused, and where it brings data while the reserve
     /// is missing.
-    pub(crate) fn admit(&self, room: Room) -> Result<()> {
+    pub(crate) fn admit(&self, room: LogRoom) -> Result<()> {
         if let Some(refusal) = self.refusal() {
             return Err(refusal);
         }
         self.sequencer.check_own("a write")?;
         match room {
-            Room::Commit => self
+            LogRoom::Commit => self
                 .reserve
                 .admit(&self.sequencer)
                 .inspect_err(|_| self.request_room()),
-            Room::Relief | Room::Mark => Ok(()),
+            LogRoom::Relief | LogRoom::Mark => Ok(()),
         }
     }
 

@@ -27,7 +27,7 @@ use collie_io::{Device, Nanos};
 use collie_log::Lsn;
 use parking_lot::{Mutex, RwLock};
 
-use self::counters::Counters;
+use self::counters::StoreCounters;
 use self::families::Families;
 use self::family_state::FamilyState;
 use self::health::Health;
@@ -47,10 +47,10 @@ use crate::manifest::file::ManifestFile;
 use crate::memtable::reclaim::Reclaim;
 use crate::memtable::{Chunks, Mem};
 use crate::recovery::store_lock::StoreLock;
-use crate::shared::{Budget, Parts};
+use crate::shared::{Budget, Resources};
 use crate::store::queue::TaskQueue;
-use crate::store::reserve::Reserve;
-use crate::tables::{Pinned, Shared, Tables};
+use crate::store::reserve::StoreReserve;
+use crate::tables::{Pinned, Tables, TreeContext};
 use crate::transaction::Registry;
 use crate::{FamilyOptions, Options, Result};
 
@@ -75,12 +75,12 @@ pub(crate) struct Store {
     families: Families,
     views: Arc<AllViews>,
     manifest: Mutex<ManifestFile>,
-    reserve: Reserve,
+    reserve: StoreReserve,
     queue: TaskQueue,
     reclaim: Mutex<Option<Sender<Reclaim>>>,
     /// Memory for memtables.
     chunks: Arc<Chunks>,
-    shared: Shared,
+    shared: TreeContext,
     health: Health,
     stopped: StoppedWriters,
     budget: Arc<Budget>,
@@ -100,7 +100,7 @@ pub(crate) struct Store {
     /// The store's lock file, shared with everything that may still remove files of its own: see
     /// `Pinned`.
     lock: Mutex<Option<StoreLock>>,
-    counters: Counters,
+    counters: StoreCounters,
 }
 
 /// What a store is opened with.
@@ -110,9 +110,9 @@ pub(crate) struct Start {
     pub(crate) options: Options,
     pub(crate) sequencer: Sequencer,
     pub(crate) manifest: ManifestFile,
-    pub(crate) reserve: Reserve,
-    pub(crate) parts: Parts,
-    pub(crate) shared: Shared,
+    pub(crate) reserve: StoreReserve,
+    pub(crate) parts: Resources,
+    pub(crate) shared: TreeContext,
     pub(crate) lock: StoreLock,
 }
 
@@ -131,7 +131,7 @@ impl Store {
         } = start;
         // One appender is the system's.
         let appenders = options.max_workers - 1;
-        let visible = Visible::new(options.max_workers, sequencer.reserved());
+        let visible = Visible::new(options.max_workers, sequencer.appended());
         let system = Appender::new(&sequencer, &visible)?;
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
@@ -167,7 +167,7 @@ impl Store {
             replaying: AtomicBool::new(false),
             directory: RwLock::new(()),
             lock: Mutex::new(Some(lock)),
-            counters: Counters::default(),
+            counters: StoreCounters::default(),
         })
     }
 

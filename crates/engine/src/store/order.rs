@@ -12,7 +12,7 @@ use super::read_point::ReadPoint;
 use super::view::{FlushCause, View};
 use crate::commit::appenders::{Appender, Record};
 use crate::commit::codec::KIND_MARK;
-use crate::commit::sequencer::Room;
+use crate::commit::sequencer::LogRoom;
 use crate::memtable::At;
 use crate::{Error, Result};
 
@@ -70,7 +70,7 @@ impl Store {
 
     /// Reserves a position in the order for something that is no commit.
     pub(crate) fn mark(&self) -> Result<At> {
-        self.mark_in(Room::Relief)
+        self.mark_in(LogRoom::Relief)
     }
 
     /// As [`Store::mark`], and waits until recovery would find its frame. Returns its start.
@@ -80,7 +80,7 @@ impl Store {
         Ok(mark.start)
     }
 
-    fn mark_in(&self, room: Room) -> Result<At> {
+    fn mark_in(&self, room: LogRoom) -> Result<At> {
         let mut system = self.system.lock();
         let appender = system.as_mut().ok_or(Error::Closed)?;
         let unfinished = Unfinished(self);
@@ -148,7 +148,7 @@ impl Store {
         only_if: impl FnOnce(&View) -> bool,
     ) -> Result<Option<At>> {
         let mem = |from| self.new_mem(from, family);
-        family.rotate(cause, only_if, || self.mark_in(Room::Mark), mem)
+        family.rotate(cause, only_if, || self.mark_in(LogRoom::Mark), mem)
     }
 
     /// A view and a read point that fit together; `view.rs` has the argument. The view is borrowed
@@ -184,7 +184,7 @@ impl HeldAppender<'_> {
         mut self,
         kind: u8,
         record: Record<'_>,
-        room: Room,
+        room: LogRoom,
         apply: impl FnOnce(At),
     ) -> Result<At> {
         let store = self.store;
@@ -195,7 +195,7 @@ impl HeldAppender<'_> {
         drop(self.held);
         match &committed {
             Err((Error::StorageFull { .. }, _)) => store.request_room(),
-            Ok(_) if room == Room::Relief => store.note_removal(),
+            Ok(_) if room == LogRoom::Relief => store.note_removal(),
             Ok(_) => store.note_taken(),
             Err(_) => {}
         }

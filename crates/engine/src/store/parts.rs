@@ -17,10 +17,10 @@ use super::family_state::FamilyState;
 
 /// See the file's page.
 #[derive(Default)]
-pub(super) struct LargeCommits(Mutex<Registry>);
+pub(super) struct LargeCommits(Mutex<RetainedCommits>);
 
 #[derive(Default)]
-struct Registry {
+struct RetainedCommits {
     next: u64,
     /// By the number that each got when it began.
     commits: BTreeMap<u64, LargeCommit>,

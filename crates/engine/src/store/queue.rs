@@ -8,7 +8,7 @@ use collie_io::{Clock, Nanos, RealClock};
 use parking_lot::{Condvar, Mutex};
 
 use super::family_state::FamilyState;
-use crate::shared::{Crew, Kind, Member};
+use crate::shared::{Member, TaskKind, ThreadPool};
 
 /// Something for a flush thread.
 pub(crate) enum FlushTask {
@@ -24,45 +24,45 @@ pub(crate) enum FlushTask {
 /// the log's size.
 #[derive(Default)]
 pub(crate) struct TaskQueue {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     changed: Condvar,
     /// Whose threads do the tasks, and for which store, if that has no threads of its own.
-    crew: OnceLock<(Arc<Crew>, Weak<dyn Member>)>,
+    pool: OnceLock<(Arc<ThreadPool>, Weak<dyn Member>)>,
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     flushes: Queue<FlushTask>,
     compactions: Queue<Arc<FamilyState>>,
     whole_merges: Queue<Arc<FamilyState>>,
     stopping: bool,
-    /// Tasks that threads of a crew do now.
+    /// Tasks that threads of a pool do now.
     running: usize,
-    /// A thread of a crew flushes. No other one does, for it might only wait for the same log.
+    /// A thread of a pool flushes. No other one does, for it might only wait for the same log.
     flushing: bool,
     /// Tickets for flushes that came up meanwhile.
     deferred: usize,
 }
 
-/// A task is done by a thread of a crew as long as this lives.
-pub(crate) struct Running<'a>(&'a TaskQueue, Kind);
+/// A task is done by a thread of a pool as long as this lives.
+pub(crate) struct Running<'a>(&'a TaskQueue, TaskKind);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.running -= 1;
         let deferred = match self.1 {
-            Kind::Flush => {
+            TaskKind::Flush => {
                 state.flushing = false;
                 std::mem::take(&mut state.deferred)
             }
-            Kind::Compaction | Kind::WholeMerge => 0,
+            TaskKind::Compaction | TaskKind::WholeMerge => 0,
         };
         drop(state);
         self.0.changed.notify_all();
         for _ in 0..deferred {
             // Behind those of other stores. They are due: a thread had taken them.
-            self.0.announce(Kind::Flush, 0);
+            self.0.announce(TaskKind::Flush, 0);
         }
     }
 }
@@ -99,16 +99,16 @@ fn due(pause: Duration) -> Nanos {
 }
 
 impl TaskQueue {
-    /// From now on threads of the crew do the tasks. The store has none of its own.
-    pub(crate) fn join(&self, crew: Arc<Crew>, store: Weak<dyn Member>) {
+    /// From now on threads of the pool do the tasks. The store has none of its own.
+    pub(crate) fn join(&self, pool: Arc<ThreadPool>, store: Weak<dyn Member>) {
         // A store is opened once.
-        let _ = self.crew.set((crew, store));
+        let _ = self.pool.set((pool, store));
     }
 
     /// Announces a further task to the threads that do them.
-    fn announce(&self, kind: Kind, due: Nanos) {
-        match self.crew.get() {
-            Some((crew, store)) => crew.add(kind, due, Weak::clone(store)),
+    fn announce(&self, kind: TaskKind, due: Nanos) {
+        match self.pool.get() {
+            Some((pool, store)) => pool.add(kind, due, Weak::clone(store)),
             None => {
                 self.changed.notify_all();
             }
@@ -130,7 +130,7 @@ impl TaskQueue {
             }
             state.flushes.0.push_back((due, task));
             drop(state);
-            self.announce(Kind::Flush, due);
+            self.announce(TaskKind::Flush, due);
         }
     }
 
@@ -138,7 +138,7 @@ impl TaskQueue {
         let mut state = self.state.lock();
         state.flushes.0.push_back((0, FlushTask::WalSize));
         drop(state);
-        self.announce(Kind::Flush, 0);
+        self.announce(TaskKind::Flush, 0);
     }
 
     /// Takes a family out of the queues that was dropped: what is to be tried later would keep its
@@ -179,7 +179,7 @@ impl TaskQueue {
             None => flushes.push_back((due, FlushTask::Room)),
         }
         drop(state);
-        self.announce(Kind::Flush, due);
+        self.announce(TaskKind::Flush, due);
     }
 
     pub(crate) fn compact(&self, family: &Arc<FamilyState>) {
@@ -195,7 +195,7 @@ impl TaskQueue {
             }
             state.compactions.0.push_back((due, Arc::clone(family)));
             drop(state);
-            self.announce(Kind::Compaction, due);
+            self.announce(TaskKind::Compaction, due);
         }
     }
 
@@ -212,7 +212,7 @@ impl TaskQueue {
         if let Some((due, _)) = queued.find(|(due, queued)| *due > 0 && queued.id() == family.id()) {
             *due = 0;
             drop(state);
-            self.announce(Kind::WholeMerge, 0);
+            self.announce(TaskKind::WholeMerge, 0);
         }
     }
 
@@ -225,7 +225,7 @@ impl TaskQueue {
             }
             state.whole_merges.0.push_back((due, Arc::clone(family)));
             drop(state);
-            self.announce(Kind::WholeMerge, due);
+            self.announce(TaskKind::WholeMerge, due);
         }
     }
 
@@ -244,7 +244,7 @@ impl TaskQueue {
         self.next(|state| state.whole_merges.pop())
     }
 
-    fn next<T>(&self, pop: impl Fn(&mut State) -> Result<T, Option<Duration>>) -> Option<T> {
+    fn next<T>(&self, pop: impl Fn(&mut QueueState) -> Result<T, Option<Duration>>) -> Option<T> {
         let mut state = self.state.lock();
         loop {
             if state.stopping {
@@ -260,36 +260,36 @@ impl TaskQueue {
         }
     }
 
-    /// The next task that is due, for a flush thread of a crew. `None`, too, while another one
-    /// flushes: the crew gets the ticket back when that one is done.
+    /// The next task that is due, for a flush thread of a pool. `None`, too, while another one
+    /// flushes: the pool gets the ticket back when that one is done.
     pub(crate) fn try_flush(&self) -> Option<(FlushTask, Running<'_>)> {
         let mut state = self.state.lock();
         if state.flushing {
             state.deferred += 1;
             return None;
         }
-        let (task, running) = self.try_next(&mut state, Kind::Flush, |state| state.flushes.pop())?;
+        let (task, running) = self.try_next(&mut state, TaskKind::Flush, |state| state.flushes.pop())?;
         state.flushing = true;
         Some((task, running))
     }
 
-    /// The next family that is due, for a compaction thread of a crew.
+    /// The next family that is due, for a compaction thread of a pool.
     pub(crate) fn try_compaction(&self) -> Option<(Arc<FamilyState>, Running<'_>)> {
         let mut state = self.state.lock();
-        self.try_next(&mut state, Kind::Compaction, |state| state.compactions.pop())
+        self.try_next(&mut state, TaskKind::Compaction, |state| state.compactions.pop())
     }
 
-    /// The next family that is due, for the thread of a crew that merges whole ones.
+    /// The next family that is due, for the thread of a pool that merges whole ones.
     pub(crate) fn try_whole_merge(&self) -> Option<(Arc<FamilyState>, Running<'_>)> {
         let mut state = self.state.lock();
-        self.try_next(&mut state, Kind::WholeMerge, |state| state.whole_merges.pop())
+        self.try_next(&mut state, TaskKind::WholeMerge, |state| state.whole_merges.pop())
     }
 
     fn try_next<T>(
         &self,
-        state: &mut State,
-        kind: Kind,
-        pop: impl Fn(&mut State) -> Result<T, Option<Duration>>,
+        state: &mut QueueState,
+        kind: TaskKind,
+        pop: impl Fn(&mut QueueState) -> Result<T, Option<Duration>>,
     ) -> Option<(T, Running<'_>)> {
         if state.stopping {
             return None;
@@ -299,7 +299,7 @@ impl TaskQueue {
         Some((task, Running(self, kind)))
     }
 
-    /// Waits for the tasks that threads of a crew do. After [`TaskQueue::stop`] they begin none.
+    /// Waits for the tasks that threads of a pool do. After [`TaskQueue::stop`] they begin none.
     pub(crate) fn wait_for_running(&self) {
         let mut state = self.state.lock();
         while state.running > 0 {
@@ -333,18 +333,18 @@ mod tests {
 
     #[test]
     fn a_flush_that_came_up_during_another_gets_its_ticket_back() {
-        let (queue, crew) = (TaskQueue::default(), Arc::new(Crew::default()));
-        queue.join(Arc::clone(&crew), Weak::<Store>::new());
+        let (queue, pool) = (TaskQueue::default(), Arc::new(ThreadPool::default()));
+        queue.join(Arc::clone(&pool), Weak::<Store>::new());
         queue.check_wal_size();
         let (_, running) = queue.try_flush().unwrap();
         queue.check_wal_size();
-        assert_eq!(crew.flush_tickets(), 2);
+        assert_eq!(pool.flush_tickets(), 2);
         assert!(queue.try_flush().is_none(), "a second thread flushes");
-        assert_eq!(crew.flush_tickets(), 2);
+        assert_eq!(pool.flush_tickets(), 2);
         drop(running);
-        assert_eq!(crew.flush_tickets(), 3);
+        assert_eq!(pool.flush_tickets(), 3);
         drop(queue.try_flush().unwrap());
         // Nothing was deferred meanwhile.
-        assert_eq!(crew.flush_tickets(), 3);
+        assert_eq!(pool.flush_tickets(), 3);
     }
 }

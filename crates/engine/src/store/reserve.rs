@@ -30,7 +30,7 @@ pub(crate) const FILE: &str = "RESERVE";
 /// nanoseconds.
 const BETWEEN_ATTEMPTS: u64 = 50_000_000;
 
-struct Room {
+struct ReserveFile {
     file: collie_io::Reserve,
     /// How much work is under way for which it was given up: it is not taken back before that has
     /// ended.
@@ -54,7 +54,7 @@ pub trait RoomUser: Send + Sync {
 ///
 /// Clones are handles to the same.
 #[derive(Clone)]
-pub struct DiskReserve(Arc<Kept>);
+pub struct DiskReserve(Arc<ReserveState>);
 
 impl fmt::Debug for DiskReserve {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,7 +70,7 @@ impl DiskReserve {
     #[must_use]
     pub fn new(device: Arc<dyn Device>, path: PathBuf, bytes: u64, logs: Arc<dyn RoomUser>) -> Self {
         let file = collie_io::Reserve::new(path, bytes);
-        Self(Arc::new(Kept::new(device, file, Some(logs))))
+        Self(Arc::new(ReserveState::new(device, file, Some(logs))))
     }
 
     /// Takes the room that is missing, as far as the device has it. The stores do so by themselves
@@ -89,7 +89,7 @@ impl DiskReserve {
     /// in the end and needs so many bytes until then. `None` where there is less, or another work has it.
     #[must_use]
     pub fn lend(&self, bytes: u64) -> Option<LentReserve> {
-        let Kept {
+        let ReserveState {
             device, room, lent, ..
         } = &*self.0;
         let path = room.lock().file.path().to_owned();
@@ -137,17 +137,17 @@ impl Drop for LentReserve {
 }
 
 /// The reserve of a store, which may be one of several that have it.
-pub(crate) struct Reserve {
-    kept: Arc<Kept>,
+pub(crate) struct StoreReserve {
+    kept: Arc<ReserveState>,
     /// Whether the log is on the same device, and has to leave it what it is to have.
     serves_log: bool,
     /// A merge of this store that makes room is about to begin, and counts on the room that there is.
     awaits_merge: AtomicBool,
 }
 
-struct Kept {
+struct ReserveState {
     device: Arc<dyn Device>,
-    room: Mutex<Room>,
+    room: Mutex<ReserveFile>,
     /// It was given up, and is not complete again.
     missing: Arc<AtomicBool>,
     /// When the last attempt was made to take the room back.
@@ -158,12 +158,12 @@ struct Kept {
     others: Option<Arc<dyn RoomUser>>,
 }
 
-impl Reserve {
+impl StoreReserve {
     /// One of `bytes` bytes in the store's directory. Nothing is done yet.
     pub(crate) fn in_dir(device: Arc<dyn Device>, dir: &Path, bytes: u64, serves_log: bool) -> Self {
         let file = collie_io::Reserve::new(dir.join(FILE), bytes);
         Self {
-            kept: Arc::new(Kept::new(device, file, None)),
+            kept: Arc::new(ReserveState::new(device, file, None)),
             serves_log,
             awaits_merge: AtomicBool::new(false),
         }
@@ -289,11 +289,11 @@ impl Reserve {
     }
 }
 
-impl Kept {
+impl ReserveState {
     fn new(device: Arc<dyn Device>, file: collie_io::Reserve, others: Option<Arc<dyn RoomUser>>) -> Self {
         Self {
             device,
-            room: Mutex::new(Room { file, relieving: 0 }),
+            room: Mutex::new(ReserveFile { file, relieving: 0 }),
             missing: Arc::new(AtomicBool::new(true)),
             tried: AtomicU64::new(0),
             lent: AtomicBool::new(false),
@@ -309,7 +309,7 @@ impl Kept {
     /// no other work has it.
     fn give_up(&self, log: Option<&Sequencer>) -> Option<Relieving<'_>> {
         let mut room = self.room.lock();
-        let Room { file, relieving } = &mut *room;
+        let ReserveFile { file, relieving } = &mut *room;
         // Relaxed: a write that is admitted although the flag changes now finds the device full, no
         // more.
         self.missing.store(true, Ordering::Relaxed);
@@ -347,7 +347,7 @@ impl Kept {
         if !self.is_missing() {
             return;
         }
-        let Room { file, relieving } = &*self.room.lock();
+        let ReserveFile { file, relieving } = &*self.room.lock();
         if *relieving > 0 {
             return;
         }
@@ -373,7 +373,7 @@ impl Kept {
 }
 
 /// Work goes on in the room that the reserve has left.
-struct Relieving<'a>(&'a Kept);
+struct Relieving<'a>(&'a ReserveState);
 
 impl Drop for Relieving<'_> {
     fn drop(&mut self) {
@@ -395,7 +395,7 @@ mod tests {
         let device = SimDevice::new(1);
         let dir = Path::new("/store");
         device.create_dir(dir, 0o755).unwrap();
-        let reserve = Reserve::in_dir(Arc::new(device.clone()), dir, 256 << 10, true);
+        let reserve = StoreReserve::in_dir(Arc::new(device.clone()), dir, 256 << 10, true);
         reserve.fill(None);
         device.limit_space(Some(0));
         let mut attempts = 0;
@@ -472,7 +472,7 @@ mod tests {
             Arc::clone(&logs) as _,
         );
         of_disk.fill();
-        let [one, other] = [(); 2].map(|()| Reserve::of_disk(&of_disk));
+        let [one, other] = [(); 2].map(|()| StoreReserve::of_disk(&of_disk));
         let withheld = || logs.0.load(Ordering::Relaxed);
         assert!(!one.is_missing() && !other.is_missing() && !withheld());
         device.limit_space(Some(0));

@@ -161,7 +161,7 @@ impl Store {
     }
 
     /// The size of the reserve, and whether it is complete.
-    pub(crate) fn reserve(&self) -> (u64, bool) {
+    pub(crate) fn reserve_status(&self) -> (u64, bool) {
         (self.reserve.bytes(), !self.reserve.is_missing())
     }
 

@@ -26,10 +26,10 @@ const REMEMBERED: u64 = 1 << 16;
 const OVERHEAD: usize = 12;
 
 /// What flushes have found.
-pub(super) struct Hidden(Mutex<Found>);
+pub(super) struct Hidden(Mutex<HiddenTotals>);
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Found {
+struct HiddenTotals {
     /// Tombstones that those looked at stand for, and the bytes of the rows below them.
     tombstones: u64,
     hidden_bytes: u64,
@@ -52,9 +52,9 @@ pub(super) struct Sums {
 impl Hidden {
     /// For tables of which so many bytes may be hidden when they are opened.
     pub(super) fn new(hidden: u64) -> Self {
-        let found = Found {
+        let found = HiddenTotals {
             sums: Sums { hidden, replaced: 0 },
-            ..Found::default()
+            ..HiddenTotals::default()
         };
         Self(Mutex::new(found))
     }
@@ -71,7 +71,7 @@ impl Hidden {
         found.sums.hidden = found.sums.hidden.saturating_add(hidden);
         found.sums.replaced = found.sums.replaced.saturating_add(replaced);
         if found.tombstones > REMEMBERED {
-            *found = Found {
+            *found = HiddenTotals {
                 tombstones: found.tombstones / 2,
                 hidden_bytes: found.hidden_bytes / 2,
                 row_bytes: found.row_bytes / 2,
@@ -114,7 +114,7 @@ impl Hidden {
     }
 }
 
-impl Found {
+impl HiddenTotals {
     /// What rows of so many bytes take in tables: less where these are compressed.
     fn in_tables(&self, row_bytes: u64) -> u64 {
         if self.table_bytes >= self.row_bytes {
@@ -130,7 +130,7 @@ impl Found {
 pub(crate) struct Sampled {
     tombstones: Samples,
     rows: Samples,
-    found: Found,
+    found: HiddenTotals,
     /// Bytes of rows below the rows that were looked at.
     replaced_bytes: u64,
 }
@@ -202,11 +202,11 @@ mod tests {
 
     /// As a flush that found, for so many tombstones, so many bytes of rows below, in all.
     fn flush(hidden: &Hidden, tombstones: u64, hidden_bytes: u64, row_bytes: u64, table_bytes: u64) {
-        let found = Found {
+        let found = HiddenTotals {
             tombstones,
             hidden_bytes,
             row_bytes,
-            ..Found::default()
+            ..HiddenTotals::default()
         };
         let tombstones = Samples {
             seen: tombstones,

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 
 use collie_io::Device;
 
-use super::Shared;
+use super::TreeContext;
 use crate::memtable::reclaim::Reclaim;
 use crate::recovery::store_lock::StoreLock;
 use crate::{Error, Result};
@@ -33,7 +33,7 @@ pub(crate) fn has_files(dir: &Path, device: &dyn Device) -> Result<bool> {
 /// too that an owner is about to name: so none is opened outside of a store that is locked.
 pub(crate) struct Home<'a> {
     pub(crate) lock: &'a StoreLock,
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a TreeContext,
     pub(crate) device: &'a dyn Device,
     pub(crate) reclaim: Sender<Reclaim>,
 }

@@ -65,7 +65,7 @@ const KEEP_NONE: u64 = u64::MAX >> 1;
 
 pub(crate) type TableResult<T> = std::result::Result<T, lsm_tree::Error>;
 /// What all trees of a store share.
-pub(crate) struct Shared {
+pub(crate) struct TreeContext {
     pub(crate) cache: Arc<Cache>,
     pub(crate) descriptors: Arc<DescriptorTable>,
     pub(crate) scheduler: Arc<Scheduler>,
@@ -235,18 +235,22 @@ impl Tables {
 
     /// Writes a memtable's entries, sorted and each key once, to new tables, durable but not yet
     /// part of the tree. May be tried again after an error: it always writes new files.
-    pub(crate) fn write(&self, entries: impl Iterator<Item = InternalValue>) -> Result<Written> {
+    pub(crate) fn write(&self, entries: impl Iterator<Item = InternalValue>) -> Result<WrittenTables> {
         let mut pieces = self.pace.pieces();
         let entries = entries.inspect(|entry| pieces.pass(entry.key.user_key.len() + entry.value.len()));
         let written = self
             .tree
             .flush_to_tables(entries.map(Ok))
             .map_err(|e| Error::table("write", &self.dir.path, e))?;
-        Ok(Written(written.map_or_else(Vec::new, |(tables, _)| tables)))
+        Ok(WrittenTables(written.map_or_else(Vec::new, |(tables, _)| tables)))
     }
 
     /// Makes written tables part of the tree, durably.
-    pub(crate) fn register(&self, written: &Written, writing: &Writing<'_>) -> Result<Unrecorded, Unwritten> {
+    pub(crate) fn register(
+        &self,
+        written: &WrittenTables,
+        writing: &Writing<'_>,
+    ) -> Result<Unrecorded, Unwritten> {
         // Before the tree can show them to a compaction.
         let unrecorded = Unrecorded::new(&self.unrecorded);
         if written.0.is_empty() {
@@ -472,7 +476,7 @@ impl Tables {
     }
 
     /// These tables have what a flush has sampled.
-    pub(crate) fn note_sampled(&self, sampled: &Sampled, written: &Written) {
+    pub(crate) fn note_sampled(&self, sampled: &Sampled, written: &WrittenTables) {
         let bytes = written.0.iter().map(|table| table.metadata.file_size);
         self.hidden.keep(sampled, bytes.sum());
     }
@@ -568,4 +572,4 @@ fn refused(Poisoned { cause }: Poisoned, writing: &Writing<'_>) -> Unwritten {
 
 /// Tables that are durable but not yet part of the tree.
 #[derive(Default)]
-pub(crate) struct Written(Vec<lsm_tree::Table>);
+pub(crate) struct WrittenTables(Vec<lsm_tree::Table>);

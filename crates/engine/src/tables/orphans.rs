@@ -13,10 +13,10 @@ use parking_lot::{Mutex, MutexGuard};
 
 /// The numbers that were given out since the first of the current writers began.
 #[derive(Default)]
-pub(crate) struct Orphans(Mutex<State>);
+pub(crate) struct Orphans(Mutex<WritersState>);
 
 #[derive(Default)]
-struct State {
+struct WritersState {
     /// Flushes and compactions that run.
     writing: usize,
     /// The first number that was given out since one runs.
@@ -80,5 +80,5 @@ impl Orphans {
 /// Numbers of files that are to be removed.
 pub(crate) struct Unnamed<'a> {
     pub(crate) numbers: Vec<u64>,
-    _nothing_writes: MutexGuard<'a, State>,
+    _nothing_writes: MutexGuard<'a, WritersState>,
 }

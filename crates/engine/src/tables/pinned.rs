@@ -17,12 +17,12 @@ use crate::recovery::store_lock::StoreLock;
 use crate::{Error, Key, MAX_KEY_BYTES, Result};
 
 /// An error, and the table file that it is of.
-type Failed = (lsm_tree::Error, PathBuf);
-type PointRead = dyn Fn(&[u8], Lsn) -> std::result::Result<Option<InternalValue>, Failed> + Send + Sync;
-type RangeRead = dyn Fn(Bound<Slice>, Bound<Slice>, Lsn) -> TableIter + Send + Sync;
-type RangeSince =
-    dyn Fn(&(Bound<Slice>, Bound<Slice>), Lsn, Look) -> std::result::Result<bool, Failed> + Send + Sync;
-type Damaged = dyn Fn((Bound<Slice>, Bound<Slice>)) -> Option<PathBuf> + Send + Sync;
+type TableFailure = (lsm_tree::Error, PathBuf);
+type PointFn = dyn Fn(&[u8], Lsn) -> std::result::Result<Option<InternalValue>, TableFailure> + Send + Sync;
+type RangeFn = dyn Fn(Bound<Slice>, Bound<Slice>, Lsn) -> TableIter + Send + Sync;
+type SinceFn =
+    dyn Fn(&(Bound<Slice>, Bound<Slice>), Lsn, Look) -> std::result::Result<bool, TableFailure> + Send + Sync;
+type DamagedFn = dyn Fn((Bound<Slice>, Bound<Slice>)) -> Option<PathBuf> + Send + Sync;
 
 /// The newest entry of each key in the tables, tombstones included, in order, from either end.
 pub(crate) type TableIter = Box<dyn DoubleEndedIterator<Item = TableResult<InternalValue>> + Send + 'static>;
@@ -113,10 +113,10 @@ impl Tables {
 /// names it is dropped. Another owner of the directory would use the name again, so as long as a
 /// version is pinned the store's lock is held.
 pub(crate) struct Pinned {
-    point: Box<PointRead>,
-    range: Box<RangeRead>,
-    since: Box<RangeSince>,
-    damaged: Box<Damaged>,
+    point: Box<PointFn>,
+    range: Box<RangeFn>,
+    since: Box<SinceFn>,
+    damaged: Box<DamagedFn>,
     dir: Option<Arc<TreeDir>>,
     opener: Opener,
     /// Dropped last.

@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 /// of the compaction filter, and poisoned.
 #[derive(Default)]
 pub(crate) struct VersionLock {
-    state: Mutex<State>,
+    state: Mutex<VersionLockState>,
     free: Condvar,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct VersionLock {
 impl RefUnwindSafe for VersionLock {}
 
 #[derive(Default)]
-enum State {
+enum VersionLockState {
     #[default]
     Free,
     Taken,
@@ -52,7 +52,7 @@ impl Poisoned {
 impl VersionLock {
     /// Waits for the lock; fails where it is poisoned.
     pub(crate) fn lock(&self) -> Result<VersionGuard<'_>, Poisoned> {
-        self.take(State::Taken)?;
+        self.take(VersionLockState::Taken)?;
         Ok(VersionGuard { of: self })
     }
 
@@ -60,7 +60,7 @@ impl VersionLock {
     /// [`VersionLock::take_compaction_guard`]: these are called from different places of the table
     /// library.
     pub(crate) fn lock_for_compaction(&self) -> Result<(), Poisoned> {
-        self.take(State::Compaction)
+        self.take(VersionLockState::Compaction)
     }
 
     /// Releases a compaction's lock: it begins to merge, which writes no version.
@@ -70,23 +70,23 @@ impl VersionLock {
 
     /// A guard for the lock that a compaction has, if it has it.
     pub(crate) fn take_compaction_guard(&self) -> Option<VersionGuard<'_>> {
-        matches!(*self.state.lock(), State::Compaction).then(|| VersionGuard { of: self })
+        matches!(*self.state.lock(), VersionLockState::Compaction).then(|| VersionGuard { of: self })
     }
 
-    fn take(&self, by: State) -> Result<(), Poisoned> {
+    fn take(&self, by: VersionLockState) -> Result<(), Poisoned> {
         let mut state = self.state.lock();
         loop {
             match &*state {
-                State::Free => break,
-                State::Poisoned(poisoned) => return Err(poisoned.clone()),
-                State::Taken | State::Compaction => self.free.wait(&mut state),
+                VersionLockState::Free => break,
+                VersionLockState::Poisoned(poisoned) => return Err(poisoned.clone()),
+                VersionLockState::Taken | VersionLockState::Compaction => self.free.wait(&mut state),
             }
         }
         *state = by;
         Ok(())
     }
 
-    fn give(&self, next: State) {
+    fn give(&self, next: VersionLockState) {
         *self.state.lock() = next;
         self.free.notify_all();
     }
@@ -101,7 +101,7 @@ pub(crate) struct VersionGuard<'a> {
 impl VersionGuard<'_> {
     /// No version is written from now on.
     pub(crate) fn poison(self, cause: String) {
-        self.of.give(State::Poisoned(Poisoned { cause }));
+        self.of.give(VersionLockState::Poisoned(Poisoned { cause }));
         std::mem::forget(self);
     }
 }
@@ -109,9 +109,9 @@ impl VersionGuard<'_> {
 impl Drop for VersionGuard<'_> {
     fn drop(&mut self) {
         self.of.give(if std::thread::panicking() {
-            State::Poisoned(Poisoned::panicked())
+            VersionLockState::Poisoned(Poisoned::panicked())
         } else {
-            State::Free
+            VersionLockState::Free
         });
     }
 }

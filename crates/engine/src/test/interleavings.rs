@@ -212,7 +212,7 @@ fn a_panic_in_mid_commit_refuses_writes_and_hides_what_was_half_done() {
         store.appender(true).unwrap().unwrap().commit(
             crate::commit::codec::KIND_COMMIT,
             crate::commit::appenders::Record::Empty,
-            crate::commit::sequencer::Room::Commit,
+            crate::commit::sequencer::LogRoom::Commit,
             |_| panic!("a memtable that fails, for the test"),
         )
     });

@@ -204,7 +204,7 @@ fn the_log_keeps_the_parts_until_every_family_of_the_commit_is_flushed() {
     let device = SimDevice::new(6);
     let (db, families) = quiet_store(&path, &device);
     let write = |db: &Db, families: &[Family; 2], n| {
-        let before = db.store().sequencer().reserved();
+        let before = db.store().sequencer().appended();
         // The parts lie in segments of their own.
         let padding = vec![0; 7 << 10];
         let pad = |end: u64| while db.put("padding", &padding).unwrap() < end {};

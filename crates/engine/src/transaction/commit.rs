@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use collie_log::Lsn;
 
 use super::reads::{is_key_changed, is_range_changed};
-use super::{CommitMode, Concurrency, Inner, Isolation, Transaction};
+use super::{CommitMode, Concurrency, Isolation, Transaction, TransactionState};
 use crate::bounds::key_to_key;
 use crate::locks::held::Held;
 use crate::locks::row::{Mode, RowRef};
@@ -156,7 +156,7 @@ impl Transaction {
 
     /// Locks rows of one family, in the order of their keys. Very many that are written are locked as
     /// one range, in the place of the first of them.
-    fn lock_rows_of_family(&self, inner: &mut Inner, rows: &[(Family, Key, Mode)]) -> Result<()> {
+    fn lock_rows_of_family(&self, inner: &mut TransactionState, rows: &[(Family, Key, Mode)]) -> Result<()> {
         let timeout = self.options.lock_timeout;
         let mut written = rows.iter().filter(|(_, _, mode)| *mode == Mode::Exclusive);
         let as_range = written.clone().count() > self.db.store().locks().most_rows();

@@ -1,6 +1,6 @@
 //! Errors for locks that were denied.
 
-use crate::locks::deadlock::Link;
+use crate::locks::deadlock::WaitEdge;
 use crate::locks::table::Denied;
 use crate::store::Store;
 use crate::{DeadlockLink, Error, Key};
@@ -20,7 +20,7 @@ pub(crate) fn error(store: &Store, family: &str, key: Option<&[u8]>, denied: Den
     }
 }
 
-fn deadlock_link(store: &Store, link: Link) -> DeadlockLink {
+fn deadlock_link(store: &Store, link: WaitEdge) -> DeadlockLink {
     DeadlockLink {
         transaction: link.owner.id,
         name: link.owner.name.to_string(),

@@ -47,7 +47,7 @@ pub use commit::Ticket;
 pub use options::{CommitMode, Concurrency, Isolation, TransactionOptions};
 pub use reads::TransactionIter;
 use reads::{RangeRead, is_key_changed};
-use registry::Entry;
+use registry::OpenTransaction;
 pub(crate) use registry::Registry;
 pub use registry::TransactionInfo;
 use retry::Rerun;
@@ -79,14 +79,14 @@ use writes::Writes;
 /// # Ok::<(), collie_db::Error>(())
 /// ```
 pub struct Transaction {
-    inner: RefCell<Inner>,
+    inner: RefCell<TransactionState>,
     options: TransactionOptions,
-    entry: Arc<Entry>,
+    entry: Arc<OpenTransaction>,
     /// Dropped last: it may be the store's last handle.
     db: Db,
 }
 
-struct Inner {
+struct TransactionState {
     /// Why it was aborted, if it was.
     aborted: Option<String>,
     held: Held,
@@ -116,7 +116,7 @@ impl Transaction {
             .transactions()
             .enter(&owner, store.device().clock(), visible);
         let transaction = Self {
-            inner: RefCell::new(Inner {
+            inner: RefCell::new(TransactionState {
                 aborted: None,
                 held: Held::new(Arc::clone(store.locks()), owner),
                 snapshot: None,
@@ -337,7 +337,7 @@ impl Transaction {
             && self.options.isolation == Isolation::Serializable
     }
 
-    fn active(&self, family: &Family) -> Result<std::cell::RefMut<'_, Inner>> {
+    fn active(&self, family: &Family) -> Result<std::cell::RefMut<'_, TransactionState>> {
         if !family.db().is(&self.db) {
             return Err(Error::ForeignFamily {
                 name: family.name().to_owned(),
@@ -350,7 +350,13 @@ impl Transaction {
     }
 
     /// Locks a key, and with snapshot isolation checks that it is unchanged since the snapshot.
-    fn lock_current(&self, inner: &mut Inner, family: &Family, key: &[u8], mode: Mode) -> Result<()> {
+    fn lock_current(
+        &self,
+        inner: &mut TransactionState,
+        family: &Family,
+        key: &[u8],
+        mode: Mode,
+    ) -> Result<()> {
         self.lock(inner, family, key, mode)?;
         if self.options.isolation == Isolation::Snapshot {
             // Where this is the transaction's first step, the snapshot is taken only now, and
@@ -363,7 +369,7 @@ impl Transaction {
         Ok(())
     }
 
-    fn lock(&self, inner: &mut Inner, family: &Family, key: &[u8], mode: Mode) -> Result<()> {
+    fn lock(&self, inner: &mut TransactionState, family: &Family, key: &[u8], mode: Mode) -> Result<()> {
         let row = RowRef {
             family: family.id(),
             key,
@@ -376,7 +382,7 @@ impl Transaction {
     /// releases all its locks.
     fn locked(
         &self,
-        inner: &mut Inner,
+        inner: &mut TransactionState,
         family: &Family,
         key: Option<&[u8]>,
         locked: std::result::Result<(), Denied>,
@@ -402,7 +408,7 @@ impl Transaction {
         Err(error)
     }
 
-    fn note_read(&self, inner: &mut Inner, family: &Family, key: &[u8]) -> Result<()> {
+    fn note_read(&self, inner: &mut TransactionState, family: &Family, key: &[u8]) -> Result<()> {
         if inner.read_keys.contains_key(&(family.id(), Key::from(key))) {
             return Ok(());
         }
@@ -415,7 +421,7 @@ impl Transaction {
     }
 
     /// Fails where no other read can be noted.
-    fn make_room_for_a_read(&self, inner: &mut Inner) -> Result<()> {
+    fn make_room_for_a_read(&self, inner: &mut TransactionState) -> Result<()> {
         let limit = self.db.store().options().max_row_locks;
         let validates = self.options.concurrency == Concurrency::Optimistic
             && self.options.isolation == Isolation::Serializable;
@@ -433,7 +439,7 @@ impl Transaction {
         Ok(())
     }
 
-    fn conflict(&self, inner: &mut Inner, family: &Family, key: Option<&[u8]>) -> Error {
+    fn conflict(&self, inner: &mut TransactionState, family: &Family, key: Option<&[u8]>) -> Error {
         inner.rerun = Rerun::Needed;
         let counters = &self.db.store().transactions().counters;
         counters.conflicts.fetch_add(1, Ordering::Relaxed);
@@ -444,7 +450,7 @@ impl Transaction {
     }
 }
 
-impl Inner {
+impl TransactionState {
     fn check_active(&self) -> Result<()> {
         match &self.aborted {
             Some(cause) => Err(Error::TransactionAborted { cause: cause.clone() }),

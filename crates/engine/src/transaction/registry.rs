@@ -15,7 +15,7 @@ use crate::locks::owner::Owner;
 
 /// An open transaction, as others see it.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct OpenTransaction {
     owner: Arc<Owner>,
     /// By the monotonic clock, in nanoseconds.
     began: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Entry {
     pub(crate) bytes: AtomicUsize,
 }
 
-impl Entry {
+impl OpenTransaction {
     pub(crate) fn id(&self) -> u64 {
         self.owner.id
     }
@@ -57,7 +57,7 @@ pub struct TransactionInfo {
 
 /// How transactions ended so far.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct TransactionCounters {
     pub(crate) begun: AtomicU64,
     pub(crate) committed: AtomicU64,
     pub(crate) conflicts: AtomicU64,
@@ -67,12 +67,12 @@ pub(crate) struct Counters {
 #[derive(Debug)]
 pub(crate) struct Registry {
     open: Mutex<Open>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: TransactionCounters,
 }
 
 #[derive(Debug)]
 struct Open {
-    entries: BTreeMap<u64, Arc<Entry>>,
+    entries: BTreeMap<u64, Arc<OpenTransaction>>,
     /// Removals that the open transactions may need.
     removals: Removals,
 }
@@ -91,13 +91,13 @@ impl Registry {
                 entries: BTreeMap::new(),
                 removals: Removals::new(limit),
             }),
-            counters: Counters::default(),
+            counters: TransactionCounters::default(),
         }
     }
 
     /// Adds a transaction, before its snapshot is taken. `visible` is the boundary, now or earlier.
-    pub(crate) fn enter(&self, owner: &Arc<Owner>, clock: &dyn Clock, visible: Lsn) -> Arc<Entry> {
-        let entry = Arc::new(Entry {
+    pub(crate) fn enter(&self, owner: &Arc<Owner>, clock: &dyn Clock, visible: Lsn) -> Arc<OpenTransaction> {
+        let entry = Arc::new(OpenTransaction {
             owner: Arc::clone(owner),
             began: clock.monotonic(),
             from: visible,
@@ -110,7 +110,7 @@ impl Registry {
         entry
     }
 
-    pub(crate) fn leave(&self, entry: &Entry) {
+    pub(crate) fn leave(&self, entry: &OpenTransaction) {
         let mut open = self.open.lock();
         open.entries.remove(&entry.id());
         if !open.removals.is_empty() {

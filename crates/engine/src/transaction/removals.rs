@@ -26,7 +26,7 @@ use crate::memtable::Entry;
 
 /// What one flush removed.
 #[derive(Debug)]
-struct Flushed {
+struct FlushedRemovals {
     family: u32,
     /// The end of the memtable.
     until: Lsn,
@@ -38,7 +38,7 @@ struct Flushed {
 #[derive(Debug)]
 pub(crate) struct Removals {
     /// From the oldest to the newest.
-    flushed: Vec<Arc<Flushed>>,
+    flushed: Vec<Arc<FlushedRemovals>>,
     /// In all of them.
     keys: usize,
     limit: usize,
@@ -56,7 +56,7 @@ impl Removals {
         }
     }
 
-    fn add(&mut self, new: Flushed) {
+    fn add(&mut self, new: FlushedRemovals) {
         // Replaces that of an earlier attempt at the same flush, which failed afterwards.
         self.retain(|old| (old.family, old.until) != (new.family, new.until));
         while self.keys + new.keys.len() > self.limit && !self.flushed.is_empty() {
@@ -72,7 +72,7 @@ impl Removals {
         }
     }
 
-    fn retain(&mut self, is_kept: impl Fn(&Flushed) -> bool) {
+    fn retain(&mut self, is_kept: impl Fn(&FlushedRemovals) -> bool) {
         self.flushed.retain(|flushed| is_kept(flushed));
         self.keys = self.flushed.iter().map(|flushed| flushed.keys.len()).sum();
     }
@@ -89,7 +89,8 @@ impl Removals {
 
     /// What was removed from a family, and flushed, since `since`.
     pub(crate) fn since(&self, family: u32, since: Lsn) -> RemovedSince {
-        let is_asked_for = |flushed: &&Arc<Flushed>| flushed.family == family && flushed.until > since;
+        let is_asked_for =
+            |flushed: &&Arc<FlushedRemovals>| flushed.family == family && flushed.until > since;
         RemovedSince {
             flushed: self.flushed.iter().filter(is_asked_for).cloned().collect(),
             since,
@@ -101,7 +102,7 @@ impl Removals {
 /// What was removed from a family since a snapshot.
 #[derive(Debug)]
 pub(crate) struct RemovedSince {
-    flushed: Vec<Arc<Flushed>>,
+    flushed: Vec<Arc<FlushedRemovals>>,
     since: Lsn,
     /// Nothing of it was discarded.
     is_whole: bool,
@@ -110,7 +111,7 @@ pub(crate) struct RemovedSince {
 impl RemovedSince {
     /// Whether a key may have been removed without a trace in the tables.
     pub(crate) fn may_have(&self, key: &[u8]) -> bool {
-        let has = |flushed: &Arc<Flushed>| {
+        let has = |flushed: &Arc<FlushedRemovals>| {
             let found = flushed.keys.binary_search_by(|(removed, _)| (**removed).cmp(key));
             found.is_ok_and(|at| flushed.keys[at].1 >= self.since)
         };
@@ -119,7 +120,7 @@ impl RemovedSince {
 
     /// Whether a key between the bounds may have been removed.
     pub(crate) fn may_have_any(&self, bounds: &Bounds) -> bool {
-        let has = |flushed: &Arc<Flushed>| {
+        let has = |flushed: &Arc<FlushedRemovals>| {
             let is_below = |(key, _): &(Key, Lsn)| match &bounds.0 {
                 Bound::Included(low) => key < low,
                 Bound::Excluded(low) => key <= low,
@@ -138,7 +139,7 @@ impl RemovedSince {
 /// Collects what a flush removes.
 pub(crate) struct Noting<'a> {
     registry: &'a Registry,
-    flushed: Flushed,
+    flushed: FlushedRemovals,
     /// Removals from here on are needed; `None`: no transaction is open that needs any.
     oldest: Option<Lsn>,
     limit: usize,
@@ -176,7 +177,7 @@ impl Registry {
         let (oldest, limit) = self.with_removals(|removals, oldest| (oldest, removals.limit));
         Noting {
             registry: self,
-            flushed: Flushed {
+            flushed: FlushedRemovals {
                 family,
                 until,
                 keys: Vec::new(),

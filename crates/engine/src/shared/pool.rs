@@ -1,6 +1,6 @@
 //! Threads that do the background work of many stores.
 //!
-//! Each store keeps its own queues of tasks. For each task that it queues, its crew gets a ticket
+//! Each store keeps its own queues of tasks. For each task that it queues, its pool gets a ticket
 //! with the store and the time before which the task is not to be tried. A thread takes the first
 //! ticket that is due and does one task of that store, so stores take turns however much work one of
 //! them has. A flush may wait for its store's log, so a store has one flush thread at most: a ticket
@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 
 /// What a thread does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TaskKind {
     Flush,
     Compaction,
     WholeMerge,
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
 /// A store, for those that share with it.
 pub(crate) trait Member: Send + Sync {
     /// Does one task of that kind that is due, if there is one.
-    fn do_one(&self, kind: Kind);
+    fn do_one(&self, kind: TaskKind);
 
     /// A thread panicked in a task.
     fn panicked(&self, thread: &str);
@@ -42,13 +42,13 @@ pub(crate) trait Member: Send + Sync {
 
 /// See the file's page. Bounded: a store has a ticket for each of its tasks, which are bounded.
 #[derive(Default)]
-pub(crate) struct Crew {
-    state: Mutex<State>,
+pub(crate) struct ThreadPool {
+    state: Mutex<PoolState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     flushes: Tickets,
     compactions: Tickets,
     whole_merges: Tickets,
@@ -57,17 +57,17 @@ struct State {
 
 type Tickets = VecDeque<(Nanos, Weak<dyn Member>)>;
 
-impl State {
-    fn tickets(&mut self, kind: Kind) -> &mut Tickets {
+impl PoolState {
+    fn tickets(&mut self, kind: TaskKind) -> &mut Tickets {
         match kind {
-            Kind::Flush => &mut self.flushes,
-            Kind::Compaction => &mut self.compactions,
-            Kind::WholeMerge => &mut self.whole_merges,
+            TaskKind::Flush => &mut self.flushes,
+            TaskKind::Compaction => &mut self.compactions,
+            TaskKind::WholeMerge => &mut self.whole_merges,
         }
     }
 
     /// The store of the first ticket that is due.
-    fn take_due(&mut self, kind: Kind, now: Nanos) -> Option<Arc<dyn Member>> {
+    fn take_due(&mut self, kind: TaskKind, now: Nanos) -> Option<Arc<dyn Member>> {
         let tickets = self.tickets(kind);
         while let Some(at) = tickets.iter().position(|(due, _)| *due <= now) {
             // A store that is gone needs nothing.
@@ -79,9 +79,9 @@ impl State {
     }
 }
 
-impl Crew {
+impl ThreadPool {
     /// A store has queued a task that is not to be tried before `due`.
-    pub(crate) fn add(&self, kind: Kind, due: Nanos, store: Weak<dyn Member>) {
+    pub(crate) fn add(&self, kind: TaskKind, due: Nanos, store: Weak<dyn Member>) {
         self.state.lock().tickets(kind).push_back((due, store));
         self.changed.notify_all();
     }
@@ -98,8 +98,8 @@ impl Crew {
         self.changed.notify_all();
     }
 
-    /// What a thread of the crew runs.
-    pub(super) fn work(&self, kind: Kind) {
+    /// What a thread of the pool runs.
+    pub(super) fn work(&self, kind: TaskKind) {
         while let Some(store) = self.next(kind) {
             let done = catch_unwind(AssertUnwindSafe(|| store.do_one(kind)));
             if done.is_err() {
@@ -110,13 +110,13 @@ impl Crew {
     }
 
     /// Does one task that is due, if there is one.
-    pub(super) fn work_once(&self, kind: Kind) -> bool {
+    pub(super) fn work_once(&self, kind: TaskKind) -> bool {
         let due = self.state.lock().take_due(kind, RealClock.monotonic());
         due.inspect(|store| store.do_one(kind)).is_some()
     }
 
     /// The store whose turn it is; `None` at the end.
-    fn next(&self, kind: Kind) -> Option<Arc<dyn Member>> {
+    fn next(&self, kind: TaskKind) -> Option<Arc<dyn Member>> {
         let mut state = self.state.lock();
         loop {
             if state.ended {

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use collie_log::{LogError, LogId};
 
 use crate::Key;
-
-pub use table::TableError;
+pub use crate::error::table::TableError;
 
 /// The result of most calls of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

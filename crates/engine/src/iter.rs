@@ -7,9 +7,9 @@ use std::sync::{Arc, Weak};
 
 use collie_log::Lsn;
 
-use self::sources::{MemSource, TableSource};
-use self::stretch::Stretch;
 use crate::bounds::{Bounds, Edge, from_key, to_key};
+use crate::iter::sources::{MemSource, TableSource};
+use crate::iter::stretch::Stretch;
 use crate::memtable::Direction;
 use crate::store::family_state::FamilyState;
 use crate::store::read_point::ReadPoint;

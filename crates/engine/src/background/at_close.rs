@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use collie_log::Level;
 
-use super::flush;
 use crate::Result;
+use crate::background::flush;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::view::FlushCause;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use collie_log::Lsn;
 
-use super::registered::Flush;
+use crate::background::registered::Flush;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 

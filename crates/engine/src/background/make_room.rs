@@ -10,10 +10,10 @@
 
 use std::sync::Arc;
 
-use super::registered::newest_of;
-use super::wal_limit::flush_pinning;
-use super::whole_merge::FREED_LEAST;
-use super::{flush, whole_merge};
+use crate::background::flush;
+use crate::background::registered::newest_of;
+use crate::background::wal_limit::flush_pinning;
+use crate::background::whole_merge::{self, FREED_LEAST};
 use crate::memtable::Entry;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;

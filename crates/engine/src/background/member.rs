@@ -1,7 +1,7 @@
 //! A store's part in what it shares with others.
 
-use super::{compaction, flush, whole_merge};
 use crate::Error;
+use crate::background::{compaction, flush, whole_merge};
 use crate::shared::{Member, TaskKind};
 use crate::store::Store;
 use crate::store::view::FlushCause;

@@ -15,8 +15,8 @@ use collie_log::Lsn;
 use lsm_tree::{InternalValue, ValueType};
 use parking_lot::MutexGuard;
 
-use super::idle;
 use crate::Result;
+use crate::background::idle;
 use crate::manifest::Edit;
 use crate::manifest::flushed::PendingRecord;
 use crate::memtable::Entry;

@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::family::Lock;
-use super::owner::Owner;
 use crate::Key;
+use crate::locks::family::Lock;
+use crate::locks::owner::Owner;
 
 /// An owner, and what it waits for.
 #[derive(Debug, Clone)]

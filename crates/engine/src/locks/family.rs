@@ -21,13 +21,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::cover::{Cover, Over};
-use super::owner::Owner;
-use super::range::{Range, RangeState};
-use super::room::LockCapacity;
-use super::row::{Mode, Place, Row, Waiter};
 use crate::Key;
 use crate::bounds::Bounds;
+use crate::locks::cover::{Cover, Over};
+use crate::locks::owner::Owner;
+use crate::locks::range::{Range, RangeState};
+use crate::locks::room::LockCapacity;
+use crate::locks::row::{Mode, Place, Row, Waiter};
 
 /// A lock, held or asked for, within its family.
 #[derive(Debug, Clone, PartialEq, Eq)]

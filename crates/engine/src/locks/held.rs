@@ -9,12 +9,12 @@ use std::time::Duration;
 use collie_io::{Clock, RealClock};
 use smallvec::SmallVec;
 
-use super::family::{Granted, Lock, Request, Target};
-use super::owner::Owner;
-use super::row::{Mode, RowRef};
-use super::table::{Denied, LockTable};
 use crate::Key;
 use crate::bounds::{Bounds, contains};
+use crate::locks::family::{Granted, Lock, Request, Target};
+use crate::locks::owner::Owner;
+use crate::locks::row::{Mode, RowRef};
+use crate::locks::table::{Denied, LockTable};
 
 /// So many rows are released at once: others wait for the family's mutex meanwhile.
 const RELEASED_AT_ONCE: usize = 32;

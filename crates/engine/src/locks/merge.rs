@@ -13,12 +13,12 @@ use std::ops::{Bound, Deref};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::family::{Granted, Lock, Request, Target};
-use super::held::{Held, HeldRange};
-use super::row::{Mode, RowRef};
-use super::table::{Denied, LockTable};
 use crate::Key;
 use crate::bounds::{Bounds, contains, key_to_key};
+use crate::locks::family::{Granted, Lock, Request, Target};
+use crate::locks::held::{Held, HeldRange};
+use crate::locks::row::{Mode, RowRef};
+use crate::locks::table::{Denied, LockTable};
 
 impl<T: Deref<Target = LockTable>> Held<T> {
     /// As [`Held::lock`], and where the rows of the family have become very many, tries to replace

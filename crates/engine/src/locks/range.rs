@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use super::owner::Owner;
-use super::row::{Mode, Place};
 use crate::bounds::Bounds;
+use crate::locks::owner::Owner;
+use crate::locks::row::{Mode, Place};
 
 /// The owners that a range waits for, and for how many of their locks and requests.
 #[derive(Debug, Default)]

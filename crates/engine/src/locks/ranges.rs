@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::cover::overlap;
-use super::family::{Answer, FamilyLocks, Granted, Lock, Queued, Request};
-use super::owner::Owner;
-use super::range::{InTheWay, Range, RangeState, Waiting};
-use super::room::LockCapacity;
-use super::row::{Mode, Place};
 use crate::Key;
 use crate::bounds::{Bounds, is_empty};
+use crate::locks::cover::overlap;
+use crate::locks::family::{Answer, FamilyLocks, Granted, Lock, Queued, Request};
+use crate::locks::owner::Owner;
+use crate::locks::range::{InTheWay, Range, RangeState, Waiting};
+use crate::locks::room::LockCapacity;
+use crate::locks::row::{Mode, Place};
 
 /// A request for a range, at its place in the queue.
 #[derive(Clone, Copy)]

@@ -23,11 +23,11 @@ use std::time::Duration;
 use collie_io::{Clock, Opener, RealClock};
 use parking_lot::Mutex;
 
-use super::deadlock::{Graph, WaitEdge, Waits};
-use super::family::{Answer, FamilyLocks, Granted, Lock, Queued, Request, Target};
-use super::owner::Owner;
-use super::room::LockCapacity;
 use crate::Key;
+use crate::locks::deadlock::{Graph, WaitEdge, Waits};
+use crate::locks::family::{Answer, FamilyLocks, Granted, Lock, Queued, Request, Target};
+use crate::locks::owner::Owner;
+use crate::locks::room::LockCapacity;
 
 /// Families that have a mutex in common are few.
 const SHARDS: usize = 64;

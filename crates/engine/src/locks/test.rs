@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::cover::overlap;
-use super::family::{Answer, FamilyLocks, Granted, Lock, Request, Target};
-use super::owner::Owner;
-use super::range::RangeState;
-use super::room::LockCapacity;
-use super::row::{Mode, Place};
 use crate::Key;
 use crate::bounds::{Bounds, contains};
+use crate::locks::cover::overlap;
+use crate::locks::family::{Answer, FamilyLocks, Granted, Lock, Request, Target};
+use crate::locks::owner::Owner;
+use crate::locks::range::RangeState;
+use crate::locks::room::LockCapacity;
+use crate::locks::row::{Mode, Place};
 
 const KEYS: u64 = 6;
 const OWNERS: u64 = 6;

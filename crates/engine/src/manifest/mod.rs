@@ -10,9 +10,9 @@ use std::collections::HashSet;
 
 use collie_log::Lsn;
 
-use self::encoding::NamedOption;
-use self::flushed::Registered;
 use crate::FamilyOptions;
+use crate::manifest::encoding::NamedOption;
+use crate::manifest::flushed::Registered;
 
 /// Whether the store runs with a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

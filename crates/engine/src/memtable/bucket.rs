@@ -20,9 +20,9 @@ use std::sync::Arc;
 use collie_log::Lsn;
 use lsm_tree::Slice;
 
-use super::chunks::{CHUNK, Chunks};
-use super::leaf::{LEAF, Leaf};
-use super::{At, Direction, End, Entry, Found, Portion, Scan, Scanned, Write};
+use crate::memtable::chunks::{CHUNK, Chunks};
+use crate::memtable::leaf::{LEAF, Leaf};
+use crate::memtable::{At, Direction, End, Entry, Found, Portion, Scan, Scanned, Write};
 use crate::{Key, Value};
 
 /// Entries of a leaf that was built from sorted ones, so that the next inserts do not split it at

@@ -16,11 +16,11 @@ use arc_swap::ArcSwap;
 use collie_log::Lsn;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
-use super::bucket::Bucket;
-use super::chunks::{Chunks, MemBytes};
-use super::directory::{Counted, Directory, Slot};
-use super::{At, Direction, End, Entry, Found, Portion, Scan, Scanned, Write};
 use crate::gaps::PutSince;
+use crate::memtable::bucket::Bucket;
+use crate::memtable::chunks::{Chunks, MemBytes};
+use crate::memtable::directory::{Counted, Directory, Slot};
+use crate::memtable::{At, Direction, End, Entry, Found, Portion, Scan, Scanned, Write};
 
 /// Parts that a bucket is split into after an insert, and after many loads.
 const PARTS: usize = 2;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use collie_log::Lsn;
 use parking_lot::Mutex;
 
-use super::bucket::{Bucket, digest};
+use crate::memtable::bucket::{Bucket, digest};
 
 /// A bucket alone on its cache lines.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 //! It compares with the last digest of each cache line before it searches one of them: these loads
 //! do not wait for each other, while a binary search would miss the cache three times in a row.
 
-use super::bucket::Address;
+use crate::memtable::bucket::Address;
 
 /// Entries of a leaf.
 pub(super) const LEAF: usize = 64;

@@ -20,13 +20,12 @@ use std::sync::mpsc::Sender;
 
 use collie_log::Lsn;
 
+pub(crate) use crate::bounds::Direction;
 use crate::gaps::{Gaps, PutSince};
+pub(crate) use crate::memtable::buckets::Buckets;
+pub(crate) use crate::memtable::chunks::Chunks;
 use crate::memtable::reclaim::Reclaim;
 use crate::{Key, Value};
-
-pub(crate) use crate::bounds::Direction;
-pub(crate) use buckets::Buckets;
-pub(crate) use chunks::Chunks;
 
 /// What a write does to its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

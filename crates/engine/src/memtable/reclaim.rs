@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use collie_io::Device;
 
-use super::chunks::{Chunks, IDLE};
+use crate::memtable::chunks::{Chunks, IDLE};
 use crate::{Error, Result};
 
 /// Something to free.

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use collie_log::{Frame, Log};
 
-use super::replay::Replay;
 use crate::Result;
 use crate::background::flush;
 use crate::commit::codec::Ops;
 use crate::commit::parts::{KIND_PART, Last, Part};
 use crate::memtable::{At, Mem, UNPLACED};
+use crate::recovery::replay::Replay;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::pool::Member;
+use crate::shared::pool::Member;
 
 /// The limit where none is set, unless a single family may have half of it or more.
 const LEAST: u64 = 1 << 30;

@@ -12,10 +12,10 @@ use collie_io::{Device, IoClass, Policy, RealDevice, Scheduler};
 use lsm_tree::{Cache, DescriptorTable};
 use parking_lot::Mutex;
 
-pub(crate) use self::budget::Budget;
-pub(crate) use self::pool::{Member, TaskKind, ThreadPool};
 use crate::memtable::Chunks;
 use crate::memtable::reclaim::{self, Reclaim};
+pub(crate) use crate::shared::budget::Budget;
+pub(crate) use crate::shared::pool::{Member, TaskKind, ThreadPool};
 use crate::{Error, Result};
 
 /// One set of background threads, one block cache, one table of open files and one budget of memory

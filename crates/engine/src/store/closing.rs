@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 
-use super::Store;
+use crate::store::Store;
 use crate::{Error, Result};
 
 /// As long as this lives, the directory is not given up to another opening.

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::Store;
-use super::view::FlushCause;
+use crate::store::Store;
+use crate::store::view::FlushCause;
 
 /// A number that only grows. Relaxed throughout: nothing else is read on the strength of it.
 #[derive(Debug, Default)]

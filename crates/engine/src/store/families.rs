@@ -6,11 +6,11 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::Store;
-use super::family_state::FamilyState;
-use super::read_point::ReadPoint;
-use super::views::Views;
 use crate::manifest::FamilyRecord;
+use crate::store::Store;
+use crate::store::family_state::FamilyState;
+use crate::store::read_point::ReadPoint;
+use crate::store::views::Views;
 use crate::tables::{Home, Tables};
 use crate::{Error, Result, Stall};
 

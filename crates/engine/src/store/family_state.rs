@@ -7,16 +7,16 @@ use arc_swap::ArcSwap;
 use collie_log::Lsn;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::Store;
-use super::counters::FamilyCounters;
-use super::stall::{Stall, StallState};
-use super::view::{FlushCause, View};
-use super::views::AllViews;
 use crate::bounds::Edge;
 use crate::gaps::{Gaps, PutSince, Walked};
 use crate::manifest::FamilyRecord;
 use crate::manifest::flushed::{Flushed, PendingRecord};
 use crate::memtable::{At, Mem};
+use crate::store::Store;
+use crate::store::counters::FamilyCounters;
+use crate::store::stall::{Stall, StallState};
+use crate::store::view::{FlushCause, View};
+use crate::store::views::AllViews;
 use crate::tables::{Pinned, Tables};
 use crate::{Error, FamilyOptions, Result};
 

@@ -7,10 +7,10 @@ use std::sync::{Arc, OnceLock};
 use collie_io::Opener;
 use parking_lot::Mutex;
 
-use super::Store;
-use super::family_state::FamilyState;
 use crate::commit::sequencer::LogRoom;
 use crate::manifest::file::ManifestError;
+use crate::store::Store;
+use crate::store::family_state::FamilyState;
 use crate::tables::Unwritten;
 use crate::{Error, Result};
 

@@ -4,10 +4,10 @@ use std::ops::Deref;
 
 use parking_lot::MutexGuard;
 
-use super::Store;
 use crate::Result;
 use crate::manifest::file::{ManifestError, ManifestFile};
 use crate::manifest::{Edit, Manifest};
+use crate::store::Store;
 
 /// The manifest, locked. Families are created, dropped and called flushed one after the other: each
 /// of these holds the guard from reading the manifest until memory agrees with it again.

@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering;
 
 use collie_log::{Level, Lsn};
 
-use super::Store;
-use super::stall::Holds;
+use crate::store::Store;
+use crate::store::stall::Holds;
 use crate::{Error, Result, Stall};
 
 impl Store {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use collie_log::Lsn;
 use parking_lot::Mutex;
 
-use super::Store;
-use super::family_state::FamilyState;
+use crate::store::Store;
+use crate::store::family_state::FamilyState;
 
 /// See the file's page.
 #[derive(Default)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use collie_io::{Clock, Nanos, RealClock};
 use parking_lot::{Condvar, Mutex};
 
-use super::family_state::FamilyState;
 use crate::shared::{Member, TaskKind, ThreadPool};
+use crate::store::family_state::FamilyState;
 
 /// Something for a flush thread.
 pub(crate) enum FlushTask {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use collie_io::Nanos;
 
-use super::Store;
+use crate::store::Store;
 use crate::{Error, Result};
 
 /// How long after the first removal room is looked for: others come with it.

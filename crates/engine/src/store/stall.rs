@@ -28,8 +28,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::Store;
-use super::family_state::FamilyState;
+use crate::store::Store;
+use crate::store::family_state::FamilyState;
 use crate::{Error, FamilyOptions, Result};
 
 /// Delay per byte written right before the stop, in nanoseconds: about 20 MB/s.

@@ -6,7 +6,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rpds::HashTrieMapSync;
 
-use super::view::View;
+use crate::store::view::View;
 
 /// Families by id, with what reads of them see. Persistent: a changed one shares all but a few
 /// nodes with the one before.

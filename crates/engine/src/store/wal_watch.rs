@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use collie_log::Lsn;
 
-use super::Store;
+use crate::store::Store;
 
 /// See the file's page.
 pub(super) struct WalWatch {

@@ -5,11 +5,12 @@ use std::panic;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict, filter::Context};
+use lsm_tree::compaction::filter::Context;
+use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
 
-use super::TableResult;
-use super::pace::{Pace, Pieces};
-use super::version_lock::VersionLock;
+use crate::tables::TableResult;
+use crate::tables::pace::{Pace, Pieces};
+use crate::tables::version_lock::VersionLock;
 
 pub(super) struct DuringCompactions {
     /// Set when the store closes.

@@ -12,8 +12,8 @@
 use collie_log::Lsn;
 use parking_lot::Mutex;
 
-use super::Pinned;
 use crate::memtable::Entry;
+use crate::tables::Pinned;
 
 /// A flush looks at so many tombstones one by one, then at one of 16 up to 16 times as many, then at
 /// one of 256, and so on: at some hundreds.

@@ -5,9 +5,9 @@ use std::sync::mpsc::Sender;
 
 use collie_io::Device;
 
-use super::TreeContext;
 use crate::memtable::reclaim::Reclaim;
 use crate::recovery::store_lock::StoreLock;
+use crate::tables::TreeContext;
 use crate::{Error, Result};
 
 /// The directory of the families' directories.

@@ -9,9 +9,8 @@ use std::path::Path;
 use collie_io::{Device, OpenMode, write_all_at};
 use lsm_tree::AbstractTree;
 
-use super::Tables;
-use super::current::{named_version, read_file, version_file};
-use super::verified;
+use crate::tables::current::{named_version, read_file, version_file};
+use crate::tables::{Tables, verified};
 use crate::{Error, Result};
 
 /// The directory of the table files in a tree's.

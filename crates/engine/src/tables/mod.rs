@@ -46,18 +46,18 @@ use lsm_tree::{
     SequenceNumberCounter, Tree,
 };
 
-use self::current::{read_file, refuse_leftovers, verify};
-use self::during::DuringCompactions;
-use self::hidden::Hidden;
-pub(crate) use self::hidden::Sampled;
-pub(crate) use self::home::{DIRECTORY, Home, directory_in, has_files};
-use self::pace::Pace;
-pub(crate) use self::pinned::{Pinned, TableIter};
-use self::verified::{Verified, find_damaged, table_path};
-use self::version_lock::{Poisoned, VersionGuard, VersionLock};
 use crate::error::table::is_damage;
 use crate::memtable::reclaim::Reclaim;
+use crate::tables::current::{read_file, refuse_leftovers, verify};
+use crate::tables::during::DuringCompactions;
+use crate::tables::hidden::Hidden;
+pub(crate) use crate::tables::hidden::Sampled;
+pub(crate) use crate::tables::home::{DIRECTORY, Home, directory_in, has_files};
 use crate::tables::orphans::Orphans;
+use crate::tables::pace::Pace;
+pub(crate) use crate::tables::pinned::{Pinned, TableIter};
+use crate::tables::verified::{Verified, find_damaged, table_path};
+use crate::tables::version_lock::{Poisoned, VersionGuard, VersionLock};
 use crate::{Compression, Error, FamilyOptions, Result};
 
 /// The watermark that keeps no old version: readers of old versions pin them.

@@ -10,10 +10,10 @@ use collie_log::Lsn;
 use lsm_tree::table::filter::standard_bloom::Builder as Bloom;
 use lsm_tree::{AbstractTree, InternalValue, Slice};
 
-use super::{TableResult, Tables, TreeDir, range};
 use crate::bounds::Bounds;
 use crate::error::table::is_damage;
 use crate::recovery::store_lock::StoreLock;
+use crate::tables::{TableResult, Tables, TreeDir, range};
 use crate::{Error, Key, MAX_KEY_BYTES, Result};
 
 /// An error, and the table file that it is of.

@@ -6,10 +6,11 @@
 use std::ops::{Bound, Deref, RangeInclusive};
 
 use collie_log::Lsn;
+use lsm_tree::merge::Merger;
 use lsm_tree::mvcc_stream::MvccStream;
-use lsm_tree::{BoxedIterator, Slice, Table, merge::Merger};
+use lsm_tree::{BoxedIterator, Slice, Table};
 
-use super::TableIter;
+use crate::tables::TableIter;
 
 /// The newest entry of each key in runs, from the newest run to the oldest, tombstones included.
 pub(super) fn merged(runs: impl Iterator<Item = BoxedIterator<'static>>) -> TableIter {

@@ -26,7 +26,7 @@ use lsm_tree::Table;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
-use super::current::{Version, read_file, take, word};
+use crate::tables::current::{Version, read_file, take, word};
 use crate::{Error, Result};
 
 /// The file's name.

@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 
 use collie_log::Lsn;
 
-use super::reads::{is_key_changed, is_range_changed};
-use super::{CommitMode, Concurrency, Isolation, Transaction, TransactionState};
 use crate::bounds::key_to_key;
 use crate::locks::held::Held;
 use crate::locks::row::{Mode, RowRef};
 use crate::store::family_state::FamilyState;
 use crate::store::stall::Holds;
+use crate::transaction::reads::{is_key_changed, is_range_changed};
+use crate::transaction::{CommitMode, Concurrency, Isolation, Transaction, TransactionState};
 use crate::write::Commit;
 use crate::{Batch, Db, Durability, Family, Key, Result, WriteOptions};
 

@@ -38,21 +38,21 @@ use collie_log::Lsn;
 use crate::bounds::{Bounds, bounds, is_empty, prefix_bounds};
 use crate::commit::codec::check_key;
 use crate::iter::Iter;
+use crate::locks::held::Held;
 use crate::locks::row::{Mode, RowRef};
-use crate::locks::{held::Held, table::Denied};
+use crate::locks::table::Denied;
 use crate::store::read_point::ReadPoint;
+pub use crate::transaction::commit::Ticket;
+pub use crate::transaction::options::{CommitMode, Concurrency, Isolation, TransactionOptions};
+pub use crate::transaction::reads::TransactionIter;
+use crate::transaction::reads::{RangeRead, is_key_changed};
+use crate::transaction::registry::OpenTransaction;
+pub(crate) use crate::transaction::registry::Registry;
+pub use crate::transaction::registry::TransactionInfo;
+use crate::transaction::retry::Rerun;
+pub use crate::transaction::rows::{OwnedRowLocks, RowLocks, RowOwner};
+use crate::transaction::writes::Writes;
 use crate::{Db, Error, Family, Key, Result, Snapshot, Value, read};
-
-pub use commit::Ticket;
-pub use options::{CommitMode, Concurrency, Isolation, TransactionOptions};
-pub use reads::TransactionIter;
-use reads::{RangeRead, is_key_changed};
-use registry::OpenTransaction;
-pub(crate) use registry::Registry;
-pub use registry::TransactionInfo;
-use retry::Rerun;
-pub use rows::{OwnedRowLocks, RowLocks, RowOwner};
-use writes::Writes;
 
 /// A transaction under way. Dropping it rolls it back.
 ///

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Transaction, TransactionInfo, TransactionOptions, denied};
 use crate::bounds::key_to_key;
 use crate::locks::held::Held;
 use crate::locks::row::{Mode, RowRef};
+use crate::transaction::{Transaction, TransactionInfo, TransactionOptions, denied};
 use crate::{Db, Result};
 
 impl Db {

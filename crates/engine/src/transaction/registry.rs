@@ -9,9 +9,9 @@ use collie_io::Clock;
 use collie_log::Lsn;
 use parking_lot::Mutex;
 
-use super::removals::Removals;
 use crate::Key;
 use crate::locks::owner::Owner;
+use crate::transaction::removals::Removals;
 
 /// An open transaction, as others see it.
 #[derive(Debug)]

@@ -19,10 +19,10 @@ use std::sync::Arc;
 
 use collie_log::Lsn;
 
-use super::registry::Registry;
 use crate::Key;
 use crate::bounds::{Bounds, contains};
 use crate::memtable::Entry;
+use crate::transaction::registry::Registry;
 
 /// What one flush removed.
 #[derive(Debug)]

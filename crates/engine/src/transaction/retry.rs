@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Transaction, TransactionOptions};
+use crate::transaction::{Transaction, TransactionOptions};
 use crate::{Db, Error, Result};
 
 /// The longest pause before the second attempt; each further one may be twice as long.

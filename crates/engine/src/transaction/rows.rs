@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::denied;
+use crate::locks::held::Held;
 use crate::locks::owner::Owner;
 use crate::locks::row::{Mode, RowRef};
-use crate::locks::{held::Held, table::LockTable};
+use crate::locks::table::LockTable;
+use crate::transaction::denied;
 use crate::{Db, Error, Family, Result};
 
 /// An owner of row locks, which locks rows of one store with [`Db::lock_rows`] again and again, for

@@ -4,9 +4,9 @@ use std::ops::Bound;
 
 use collie_log::Lsn;
 
-use super::{Bucket, Cursor, PASSED};
 use crate::Key;
 use crate::gaps::PutSince;
+use crate::memtable::bucket::{Bucket, Cursor, PASSED};
 
 impl Bucket {
     /// As [`Mem::put_since`](crate::memtable::Mem::put_since).

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Address, Bucket, CHUNK, KIND_OUTSIDE, LOADED, MOST_BYTES, MOST_ENTRIES, digest, read, word};
+use crate::memtable::bucket::{
+    Address, Bucket, CHUNK, KIND_OUTSIDE, LOADED, MOST_BYTES, MOST_ENTRIES, digest, read, word,
+};
 
 impl Bucket {
     /// Whether to split the bucket after an insert.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::commit::codec::{self, Op, Ops};
-use crate::commit::sequencer::LogRoom;
 use crate::memtable::{At, Write};
 use crate::store::family_state::FamilyState;
+use crate::write::appenders::Record;
+use crate::write::encoding::{self, Op, Ops, check_key};
+use crate::write::order::LogRoom;
 use crate::{Error, Family, Result};
 
 /// With more families than this they are found by a map.
@@ -72,7 +73,7 @@ impl Batch {
     }
 
     fn add(&mut self, family: &Family, key: &[u8], write: Write<'_>) -> Result<()> {
-        codec::check_key(key)?;
+        encoding::check_key(key)?;
         self.push(family.state(), key, write)
     }
 
@@ -84,7 +85,7 @@ impl Batch {
             Write::Put(_) => self.has_puts = true,
             _ => self.has_deletes = true,
         }
-        codec::encode(
+        encoding::encode(
             &mut self.payload,
             Op {
                 family: state.id(),
@@ -240,5 +241,81 @@ impl std::fmt::Debug for Batch {
             .field("len", &self.count)
             .field("size_bytes", &self.payload.len())
             .finish_non_exhaustive()
+    }
+}
+
+/// What one commit writes.
+#[derive(Clone, Copy)]
+pub(crate) enum Commit<'a> {
+    /// One operation, which is encoded when it is appended.
+    One(&'a Arc<FamilyState>, Op<'a>),
+    /// A batch, which is encoded already, and not empty.
+    Batch(&'a Batch),
+}
+
+impl<'a> Commit<'a> {
+    /// Checks the key of a single write; those of a batch were checked as they were added. Returns
+    /// the commit's bytes as they are encoded.
+    pub(crate) fn check(self) -> Result<usize> {
+        if let Self::One(_, op) = self {
+            check_key(op.key)?;
+        }
+        Ok(self.bytes())
+    }
+
+    /// Its bytes as they are encoded.
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::One(_, op) => op.encoded_len(),
+            Self::Batch(batch) => batch.size_bytes(),
+        }
+    }
+
+    pub(crate) fn families(self) -> &'a [Arc<FamilyState>] {
+        match self {
+            Self::One(family, _) => std::slice::from_ref(family),
+            Self::Batch(batch) => batch.families(),
+        }
+    }
+
+    /// Its rows, by family and key.
+    pub(crate) fn rows(self) -> SmallVec<[(u32, &'a [u8]); 1]> {
+        match self {
+            Self::One(_, op) => [(op.family, op.key)].into(),
+            Self::Batch(batch) => batch.ops().map(|op| (op.family, op.key)).collect(),
+        }
+    }
+
+    pub(crate) fn record(self) -> Record<'a> {
+        match self {
+            Self::One(_, op) => Record::One(op),
+            Self::Batch(batch) => Record::Encoded(batch.payload()),
+        }
+    }
+
+    /// Which room of the log it may use. A write that only removes data may use what is kept back
+    /// for relief.
+    pub(crate) fn room(self) -> LogRoom {
+        match self {
+            Self::One(_, op) => match op.write {
+                Write::Put(_) => LogRoom::Commit,
+                Write::Delete => LogRoom::Relief,
+            },
+            Self::Batch(batch) => batch.room(),
+        }
+    }
+
+    /// Inserts the writes into the families' memtables. Returns whether one of these is full now.
+    pub(crate) fn apply(self, at: At, unlogged: bool) -> bool {
+        match self {
+            Self::One(family, op) => family.with_mem(at.start, |mem| {
+                if unlogged {
+                    mem.note_unlogged();
+                }
+                mem.insert(op.key, at, op.write);
+                mem.bytes() >= family.options().write_buffer_bytes
+            }),
+            Self::Batch(batch) => batch.apply(at, unlogged),
+        }
     }
 }

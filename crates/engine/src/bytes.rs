@@ -71,7 +71,7 @@ bytes! {
 mod tests {
     use std::hash::BuildHasher;
 
-    use super::Key;
+    use crate::bytes::Key;
 
     /// As [`Borrow`](std::borrow::Borrow) requires of keys of maps.
     #[test]

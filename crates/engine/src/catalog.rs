@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use collie_io::Device;
 
-use crate::DEFAULT_FAMILY;
-use crate::commit::external::Turn;
 use crate::manifest::file::{ManifestError, ManifestFile};
 use crate::manifest::{Edit, FamilyRecord, LogState};
 use crate::store::family_state::FamilyState;
 use crate::store::{ManifestGuard, Store};
 use crate::tables::link::link_closed;
 use crate::tables::{DIRECTORY, directory_in};
-use crate::{Error, FamilyOptions, Result};
+use crate::write::order::Turn;
+use crate::{DEFAULT_FAMILY, Error, FamilyOptions, Result};
 
 /// In bytes: a name is part of the name under which the log is retained for the family.
 const LONGEST_NAME: usize = 200;

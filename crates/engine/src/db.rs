@@ -8,7 +8,7 @@ use collie_log::{Level, Lsn, RecoveryReport};
 use parking_lot::Mutex;
 
 use crate::background::{compaction, flush};
-use crate::commit::codec::Op;
+use crate::batch::Commit;
 use crate::handle::Handle;
 use crate::iter::Iter;
 use crate::memtable::Write;
@@ -16,7 +16,7 @@ use crate::recovery::open;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::view::FlushCause;
-use crate::write::Commit;
+use crate::write::encoding::Op;
 use crate::{
     Batch, Durability, Error, Family, FamilyOptions, Options, Result, Snapshot, Stall, Stats, Value,
     WriteOptions, catalog, read, stats,

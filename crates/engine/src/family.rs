@@ -4,15 +4,15 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use crate::background::{compaction, flush};
+use crate::batch::Commit;
 use crate::bounds::{Bounds, bounds, prefix_bounds};
-use crate::commit::codec::Op;
 use crate::iter::Iter;
 use crate::memtable::Write;
 use crate::read::{self, Read};
 use crate::store::family_state::FamilyState;
 use crate::store::read_point::ReadPoint;
 use crate::store::view::{FlushCause, View};
-use crate::write::Commit;
+use crate::write::encoding::Op;
 use crate::{Db, Error, Lsn, ReadOptions, Result, Value, WriteOptions};
 
 /// A family of keys (RocksDB: a column family; fjall: a keyspace), with options and tables of its

@@ -33,6 +33,9 @@
 //! useless to reads at older snapshots, and these would walk again and again. A scan passes those that
 //! touch at once.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -407,6 +410,3 @@ fn join(gaps: Vec<Arc<Gap>>, since: Lsn) -> Vec<Arc<Gap>> {
     }
     joined
 }
-
-#[cfg(test)]
-mod tests;

@@ -2,11 +2,11 @@
 
 use collie_log::Lsn;
 
-use crate::commit::appenders::Record;
-use crate::commit::codec::KIND_COMMIT;
-use crate::commit::sequencer::LogRoom;
 use crate::store::Store;
 use crate::store::stall::Holds;
+use crate::write::appenders::Record;
+use crate::write::encoding::KIND_COMMIT;
+use crate::write::order::LogRoom;
 use crate::{Batch, Db, Error, Result};
 
 impl Db {

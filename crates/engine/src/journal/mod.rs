@@ -11,9 +11,8 @@ mod adopt;
 mod apply;
 mod links;
 
-use std::fmt;
-use std::io;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use collie_log::Lsn;
 

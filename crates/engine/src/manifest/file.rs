@@ -10,6 +10,11 @@
 //! copies of the last change are damaged, the store died while it was written, and it was not
 //! acknowledged. docs/design/formats/engine.md draws all of it.
 
+#[cfg(test)]
+mod external;
+#[cfg(test)]
+mod fuzz;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -450,10 +455,6 @@ fn corrupt<T>(path: impl Into<PathBuf>, offset: u64, expected: String, found: St
     })
 }
 
-#[cfg(test)]
-mod external;
-#[cfg(test)]
-mod fuzz;
 #[cfg(test)]
 mod tests {
     use collie_io::RealDevice;

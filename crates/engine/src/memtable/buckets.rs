@@ -334,8 +334,8 @@ mod tests {
     use std::ops::Bound;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::super::bucket::MOST_ENTRIES;
     use super::*;
+    use crate::memtable::bucket::MOST_ENTRIES;
     use crate::test::Rng;
 
     type Model = BTreeMap<(Vec<u8>, u64), Option<Vec<u8>>>;

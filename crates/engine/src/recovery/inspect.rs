@@ -4,9 +4,8 @@ use std::path::Path;
 
 use collie_io::Device;
 
-use crate::manifest;
 use crate::recovery::store_lock;
-use crate::{Error, Result};
+use crate::{Error, Result, manifest};
 
 /// What a directory holds, by the names in it.
 #[derive(Debug, PartialEq, Eq)]

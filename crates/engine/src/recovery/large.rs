@@ -11,12 +11,11 @@ use collie_log::{Frame, Log};
 
 use crate::Result;
 use crate::background::flush;
-use crate::commit::codec::Ops;
-use crate::commit::parts::{KIND_PART, Last, Part};
 use crate::memtable::{At, Mem, UNPLACED};
 use crate::recovery::replay::Replay;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
+use crate::write::encoding::{KIND_PART, Last, Ops, Part};
 
 /// Reads the parts of the commit that `frame` ends, and links it into the families that need it. All
 /// commits before it are inserted. Returns how many bytes of operations were read.

@@ -23,24 +23,22 @@ use collie_io::{Device, Scheduler};
 use collie_log::{Log, LogError, LogId, LogOptions, Lsn};
 use parking_lot::Mutex;
 
-use crate::DEFAULT_FAMILY;
 use crate::background::{compaction, flush, wal_limit, whole_merge};
-use crate::commit::external::External;
-use crate::commit::sequencer::Sequencer;
 use crate::handle::Handle;
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{LogState, Manifest};
 use crate::options::invalid;
-use crate::recovery::inspect::DirectoryContent;
-use crate::recovery::store_lock::StoreLock;
-use crate::recovery::{disk, inspect, replay, store_lock};
+use crate::recovery::inspect::{self, DirectoryContent};
+use crate::recovery::store_lock::{self, StoreLock};
+use crate::recovery::{disk, replay};
 use crate::shared::Resources;
 use crate::store::family_state::FamilyState;
 use crate::store::reserve::StoreReserve;
 use crate::store::view::FlushCause;
 use crate::store::{Start, Store};
-use crate::tables::{Home, Tables};
-use crate::{Compression, Error, Journal, Options, Result, SharedOptions, catalog, tables};
+use crate::tables::{self, Home, Tables};
+use crate::write::order::{External, Sequencer};
+use crate::{Compression, DEFAULT_FAMILY, Error, Journal, Options, Result, SharedOptions, catalog};
 
 const LOG_DIRECTORY: &str = "log";
 /// The name under which the log is retained until it is retained for each family.

@@ -17,14 +17,13 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use collie_log::{Frame, Log, Lsn, Reader};
 
 use crate::background::flush;
-use crate::commit::codec::{KIND_COMMIT, Ops};
-use crate::commit::parts::KIND_LAST;
 use crate::memtable::At;
 use crate::recovery::large;
 use crate::store::Store;
 use crate::store::counters::Replayed;
 use crate::store::family_state::FamilyState;
 use crate::store::view::FlushCause;
+use crate::write::encoding::{KIND_COMMIT, KIND_LAST, Ops};
 use crate::{Error, Result};
 
 /// Inserting threads, at most. More would wait for the reading thread.

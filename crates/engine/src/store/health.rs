@@ -7,11 +7,11 @@ use std::sync::{Arc, OnceLock};
 use collie_io::Opener;
 use parking_lot::Mutex;
 
-use crate::commit::sequencer::LogRoom;
 use crate::manifest::file::ManifestError;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::tables::Unwritten;
+use crate::write::order::LogRoom;
 use crate::{Error, Result};
 
 /// See the file's page.

@@ -27,9 +27,6 @@ use collie_io::{Device, Nanos};
 use collie_log::Lsn;
 use parking_lot::{Mutex, RwLock};
 
-use crate::commit::appenders::{Appender, Appenders};
-use crate::commit::sequencer::Sequencer;
-use crate::commit::visible::Visible;
 use crate::gaps::Gaps;
 use crate::locks::table::LockTable;
 use crate::manifest::file::ManifestFile;
@@ -52,6 +49,8 @@ pub(crate) use crate::store::views::Views;
 use crate::store::wal_watch::WalWatch;
 use crate::tables::{Pinned, Tables, TreeContext};
 use crate::transaction::Registry;
+use crate::write::appenders::{Appender, Appenders, Visible};
+use crate::write::order::Sequencer;
 use crate::{FamilyOptions, Options, Result};
 
 /// See the module's page. Its parts are private to this folder: others ask the store to do

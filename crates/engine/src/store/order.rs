@@ -6,14 +6,14 @@ use std::sync::Arc;
 use collie_log::{Level, Lsn};
 use parking_lot::MutexGuard;
 
-use crate::commit::appenders::{Appender, Record};
-use crate::commit::codec::KIND_MARK;
-use crate::commit::sequencer::LogRoom;
 use crate::memtable::At;
 use crate::store::Store;
 use crate::store::family_state::FamilyState;
 use crate::store::read_point::ReadPoint;
 use crate::store::view::{FlushCause, View};
+use crate::write::appenders::{Appender, Record};
+use crate::write::encoding::KIND_MARK;
+use crate::write::order::LogRoom;
 use crate::{Error, Result};
 
 impl Store {

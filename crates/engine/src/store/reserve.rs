@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use collie_io::{Clock, Device, RealClock};
 use parking_lot::Mutex;
 
-use crate::commit::sequencer::Sequencer;
+use crate::write::order::Sequencer;
 use crate::{Error, Result};
 
 /// The file's name.

@@ -6,8 +6,7 @@
 //! at each opening again. So gaps are closed before the strategy is asked, which costs a change of
 //! the tree's manifest and no merge.
 
-use lsm_tree::AbstractTree;
-use lsm_tree::Tree;
+use lsm_tree::{AbstractTree, Tree};
 
 /// The lowest level with tables above an empty one.
 pub(super) fn above_a_gap(tree: &Tree) -> Option<u8> {

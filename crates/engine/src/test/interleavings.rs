@@ -210,9 +210,9 @@ fn a_panic_in_mid_commit_refuses_writes_and_hides_what_was_half_done() {
     let store = Arc::clone(db.store());
     let panicked = std::thread::spawn(move || {
         store.appender(true).unwrap().unwrap().commit(
-            crate::commit::codec::KIND_COMMIT,
-            crate::commit::appenders::Record::Empty,
-            crate::commit::sequencer::LogRoom::Commit,
+            crate::write::encoding::KIND_COMMIT,
+            crate::write::appenders::Record::Empty,
+            crate::write::order::LogRoom::Commit,
             |_| panic!("a memtable that fails, for the test"),
         )
     });

@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 
 use crate::background::flush;
 use crate::background::registered::{Flush, record};
-use crate::large::Prepared;
 use crate::test::{Rng, hold};
+use crate::write::large::Prepared;
 use crate::{Batch, Db, Error, Family, FamilyOptions, Options, ReadOptions, RingMode, WriteOptions};
 
 const RING: usize = 16 << 10;

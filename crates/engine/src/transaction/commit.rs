@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use collie_log::Lsn;
 
+use crate::batch::Commit;
 use crate::bounds::key_to_key;
 use crate::locks::held::Held;
 use crate::locks::row::{Mode, RowRef};
@@ -14,7 +15,6 @@ use crate::store::family_state::FamilyState;
 use crate::store::stall::Holds;
 use crate::transaction::reads::{is_key_changed, is_range_changed};
 use crate::transaction::{CommitMode, Concurrency, Isolation, Transaction, TransactionState};
-use crate::write::Commit;
 use crate::{Batch, Db, Durability, Family, Key, Result, WriteOptions};
 
 impl Transaction {

@@ -36,7 +36,6 @@ use std::sync::atomic::Ordering;
 use collie_log::Lsn;
 
 use crate::bounds::{Bounds, bounds, is_empty, prefix_bounds};
-use crate::commit::codec::check_key;
 use crate::iter::Iter;
 use crate::locks::held::Held;
 use crate::locks::row::{Mode, RowRef};
@@ -52,6 +51,7 @@ pub use crate::transaction::registry::TransactionInfo;
 use crate::transaction::retry::Rerun;
 pub use crate::transaction::rows::{OwnedRowLocks, RowLocks, RowOwner};
 use crate::transaction::writes::Writes;
+use crate::write::encoding::check_key;
 use crate::{Db, Error, Family, Key, Result, Snapshot, Value, read};
 
 /// A transaction under way. Dropping it rolls it back.

@@ -2,8 +2,8 @@
 
 use collie_io::RealDevice;
 
-use super::*;
 use crate::FamilyOptions;
+use crate::manifest::file::*;
 use crate::manifest::{FamilyRecord, LogState};
 
 fn record(id: u32) -> FamilyRecord {

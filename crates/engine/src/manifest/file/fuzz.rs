@@ -3,8 +3,8 @@
 use collie_sim::Rng;
 use collie_sim::fuzz::mutations;
 
-use super::*;
 use crate::FamilyOptions;
+use crate::manifest::file::*;
 use crate::manifest::{FamilyRecord, LogState, Marks};
 
 const PATH: &str = "MANIFEST";

@@ -11,16 +11,15 @@ use std::sync::Arc;
 
 use collie_log::{FRAME_HEADER, Level, Lsn};
 
-use crate::commit::appenders::Record;
-use crate::commit::codec::KIND_UNLOGGED;
-use crate::commit::parts::{KIND_LAST, KIND_PART, Last, PART_HEAD, Part};
-use crate::commit::sequencer::LogRoom;
 use crate::memtable::{At, Mem, UNPLACED};
 use crate::options::invalid;
 use crate::store::Store;
 use crate::store::family_state::{FamilyState, ViewLink};
 use crate::store::order::HeldAppender;
 use crate::store::parts::RetainedParts;
+use crate::write::appenders::Record;
+use crate::write::encoding::{KIND_LAST, KIND_PART, KIND_UNLOGGED, Last, PART_HEAD, Part};
+use crate::write::order::LogRoom;
 use crate::{Batch, Error, Result};
 
 /// The largest part, in bytes of its frame.

@@ -6,35 +6,31 @@
 //! 4. *Wait*: until the commit is as durable as its options ask, and every earlier one is applied.
 //!
 //! A commit that is larger than a frame is prepared between the first two steps: its parts are
-//! appended, and its memtables filled ([`crate::large`]). Its steps 2 and 3 are then as
+//! appended, and its memtables filled ([`crate::write::large`]). Its steps 2 and 3 are then as
 //! short as those of others.
 //!
 //! Once a transaction has begun in the store, other writes lock their rows before they append, and
 //! release them as soon as the commit is visible.
 
+pub(crate) mod appenders;
+pub(crate) mod encoding;
+pub(crate) mod large;
+pub(crate) mod order;
+
 use std::sync::Arc;
 
 use collie_log::{Lsn, RingMode};
-use smallvec::SmallVec;
 
 use crate::background::flush;
-use crate::commit::appenders::Record;
-use crate::commit::codec::{KIND_COMMIT, KIND_UNLOGGED, Op, check_key};
-use crate::commit::sequencer::LogRoom;
-use crate::large::Prepared;
-use crate::memtable::{At, Write};
+use crate::batch::Commit;
+use crate::memtable::At;
 use crate::store::family_state::FamilyState;
 use crate::store::stall::Holds;
+use crate::write::appenders::Record;
+use crate::write::encoding::{KIND_COMMIT, KIND_UNLOGGED};
+use crate::write::large::Prepared;
+use crate::write::order::LogRoom;
 use crate::{Batch, Db, Durability, Error, Result, WriteOptions};
-
-/// What one commit writes.
-#[derive(Clone, Copy)]
-pub(crate) enum Commit<'a> {
-    /// One operation, which is encoded when it is appended.
-    One(&'a Arc<FamilyState>, Op<'a>),
-    /// A batch, which is encoded already, and not empty.
-    Batch(&'a Batch),
-}
 
 impl Db {
     /// The whole path. Returns the commit's end.
@@ -228,73 +224,6 @@ impl Db {
             // not available, the level is still guaranteed, at the price of write calls.
             Durability::Process => options.manual_wal_flush && options.ring == RingMode::Private,
             Durability::Disk => false,
-        }
-    }
-}
-
-impl<'a> Commit<'a> {
-    /// Checks the key of a single write; those of a batch were checked as they were added. Returns
-    /// the commit's bytes as they are encoded.
-    fn check(self) -> Result<usize> {
-        if let Self::One(_, op) = self {
-            check_key(op.key)?;
-        }
-        Ok(self.bytes())
-    }
-
-    /// Its bytes as they are encoded.
-    fn bytes(self) -> usize {
-        match self {
-            Self::One(_, op) => op.encoded_len(),
-            Self::Batch(batch) => batch.size_bytes(),
-        }
-    }
-
-    fn families(self) -> &'a [Arc<FamilyState>] {
-        match self {
-            Self::One(family, _) => std::slice::from_ref(family),
-            Self::Batch(batch) => batch.families(),
-        }
-    }
-
-    /// Its rows, by family and key.
-    fn rows(self) -> SmallVec<[(u32, &'a [u8]); 1]> {
-        match self {
-            Self::One(_, op) => [(op.family, op.key)].into(),
-            Self::Batch(batch) => batch.ops().map(|op| (op.family, op.key)).collect(),
-        }
-    }
-
-    fn record(self) -> Record<'a> {
-        match self {
-            Self::One(_, op) => Record::One(op),
-            Self::Batch(batch) => Record::Encoded(batch.payload()),
-        }
-    }
-
-    /// Which room of the log it may use. A write that only removes data may use what is kept back
-    /// for relief.
-    fn room(self) -> LogRoom {
-        match self {
-            Self::One(_, op) => match op.write {
-                Write::Put(_) => LogRoom::Commit,
-                Write::Delete => LogRoom::Relief,
-            },
-            Self::Batch(batch) => batch.room(),
-        }
-    }
-
-    /// Inserts the writes into the families' memtables. Returns whether one of these is full now.
-    fn apply(self, at: At, unlogged: bool) -> bool {
-        match self {
-            Self::One(family, op) => family.with_mem(at.start, |mem| {
-                if unlogged {
-                    mem.note_unlogged();
-                }
-                mem.insert(op.key, at, op.write);
-                mem.bytes() >= family.options().write_buffer_bytes
-            }),
-            Self::Batch(batch) => batch.apply(at, unlogged),
         }
     }
 }

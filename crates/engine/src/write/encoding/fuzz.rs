@@ -2,7 +2,7 @@
 
 use collie_sim::fuzz::{corpus, mutations};
 
-use super::*;
+use crate::write::encoding::*;
 
 /// A number as the format draws it, of any size.
 fn number(bytes: &mut &[u8]) -> Option<u128> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::memtable::{At, Write};
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::write::appenders::Record;
 use crate::write::encoding::{self, Op, Ops, check_key};
 use crate::write::order::LogRoom;

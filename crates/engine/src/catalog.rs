@@ -8,7 +8,7 @@ use collie_io::Device;
 
 use crate::manifest::file::{ManifestError, ManifestFile};
 use crate::manifest::{Edit, FamilyRecord, LogState};
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::{ManifestGuard, Store};
 use crate::tables::link::link_closed;
 use crate::tables::{DIRECTORY, directory_in};

@@ -14,7 +14,7 @@ use crate::iter::Iter;
 use crate::memtable::Write;
 use crate::recovery::open;
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
 use crate::write::encoding::Op;
 use crate::{

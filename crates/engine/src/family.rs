@@ -9,7 +9,7 @@ use crate::bounds::{Bounds, bounds, prefix_bounds};
 use crate::iter::Iter;
 use crate::memtable::Write;
 use crate::read::{self, Read};
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::read_point::ReadPoint;
 use crate::store::view::{FlushCause, View};
 use crate::write::encoding::Op;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::Result;
 use crate::background::at_close::flush_at_close;
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 
 /// What all handles of a store share. The last one closes it.
 pub(crate) struct Handle {

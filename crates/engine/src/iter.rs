@@ -11,7 +11,7 @@ use crate::bounds::{Bounds, Edge, from_key, to_key};
 use crate::iter::sources::{MemSource, TableSource};
 use crate::iter::stretch::Stretch;
 use crate::memtable::Direction;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::read_point::ReadPoint;
 use crate::store::view::View;
 use crate::{Error, Key, Result, Value};

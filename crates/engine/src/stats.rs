@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use collie_log::{LogStats, Lsn};
 
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::stall::Stall;
 use crate::store::view::FlushCause;
 

@@ -11,7 +11,7 @@ use collie_log::Level;
 use crate::Result;
 use crate::background::flush;
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
 
 /// So much of the log an opening reads faster than a close writes tables of it.

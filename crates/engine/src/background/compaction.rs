@@ -8,7 +8,7 @@ use parking_lot::MutexGuard;
 
 use crate::background::{flush, whole_merge};
 use crate::store::Store;
-use crate::store::family_state::{FamilyState, Work};
+use crate::store::family::{FamilyState, Work};
 use crate::store::queue::pause_after;
 use crate::tables::{Tables, Unwritten, Writing};
 use crate::{Error, Result};
@@ -172,7 +172,7 @@ fn compact(
     let changed = family.tables().version() != before;
     if changed {
         let publication = family.publication();
-        publication.publish(store, 0);
+        publication.publish(|tables| store.pin(tables), 0);
         family.counters().compactions.add(1);
         family.counters().compaction_ns.add(store.ns_since(started));
     }

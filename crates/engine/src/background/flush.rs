@@ -14,7 +14,7 @@ use crate::Result;
 use crate::background::make_room;
 use crate::background::registered::{Flush, record, record_with_idle};
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::queue::{FlushTask, pause_after};
 use crate::store::stall::Stall;
 use crate::store::view::FlushCause;

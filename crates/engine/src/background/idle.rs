@@ -18,7 +18,7 @@ use collie_log::Lsn;
 
 use crate::background::registered::Flush;
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 
 /// Where idle families alone hold the log below `end`, or will when `flushes` are recorded: has
 /// them recorded as well. Those of `families` that are not among `flushes` are returned.

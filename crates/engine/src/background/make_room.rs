@@ -16,7 +16,7 @@ use crate::background::wal_limit::flush_pinning;
 use crate::background::whole_merge::{self, FREED_LEAST};
 use crate::memtable::Entry;
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::stall::Stall;
 use crate::store::view::{FlushCause, Sealed};
 use crate::tables::Content;

@@ -21,7 +21,7 @@ use crate::manifest::Edit;
 use crate::manifest::flushed::PendingRecord;
 use crate::memtable::Entry;
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::view::Sealed;
 use crate::tables::{self, Sampled, Writing};
 
@@ -157,7 +157,7 @@ impl<'a> Flush<'a> {
             .tables()
             .register(&tables, &writing)
             .map_err(|unwritten| store.unwritten(unwritten))?;
-        publication.publish(store, sealed.len());
+        publication.publish(|tables| store.pin(tables), sealed.len());
         self.kept.keep(family.id(), until, unrecorded);
         drop(writing);
         let full: Vec<_> = sealed.iter().filter(|sealed| !sealed.mem.is_empty()).collect();

@@ -11,7 +11,7 @@ use collie_log::Lsn;
 use crate::background::flush;
 use crate::background::registered::record_with_idle;
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
 use crate::{FamilyOptions, Options};
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::background::compaction;
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::queue::pause_after;
 use crate::tables::Content;
 use crate::{Error, FamilyOptions};

@@ -3,10 +3,10 @@
 use collie_log::Lsn;
 
 use crate::store::Store;
-use crate::store::stall::Holds;
 use crate::write::appenders::Record;
 use crate::write::encoding::KIND_COMMIT;
 use crate::write::order::LogRoom;
+use crate::write::throttle::Holds;
 use crate::{Batch, Db, Error, Result};
 
 impl Db {

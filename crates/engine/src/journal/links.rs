@@ -11,7 +11,7 @@ use crate::manifest::file::ManifestFile;
 use crate::manifest::{FamilyRecord, LogState, Manifest};
 use crate::recovery::inspect::{self, DirectoryContent};
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
 use crate::tables::directory_in;
 use crate::{DEFAULT_FAMILY, Db, Error, Result};

@@ -14,7 +14,7 @@ use crate::background::flush;
 use crate::memtable::{At, Mem, UNPLACED};
 use crate::recovery::replay::Replay;
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::write::encoding::{KIND_PART, Last, Ops, Part};
 
 /// Reads the parts of the commit that `frame` ends, and links it into the families that need it. All

@@ -32,7 +32,7 @@ use crate::recovery::inspect::{self, DirectoryContent};
 use crate::recovery::store_lock::{self, StoreLock};
 use crate::recovery::{disk, replay};
 use crate::shared::Resources;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::reserve::StoreReserve;
 use crate::store::view::FlushCause;
 use crate::store::{Start, Store};

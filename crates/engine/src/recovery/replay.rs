@@ -20,9 +20,9 @@ use crate::background::flush;
 use crate::memtable::At;
 use crate::recovery::large;
 use crate::store::Store;
-use crate::store::counters::Replayed;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
+use crate::store::wal::Replayed;
 use crate::write::encoding::{KIND_COMMIT, KIND_LAST, Ops};
 use crate::{Error, Result};
 

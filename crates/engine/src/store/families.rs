@@ -1,29 +1,47 @@
 //! The families of an open store, by name.
+//!
+//! # The manifest
+//!
+//! The manifest of an open store, behind its lock.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
+use std::ops::Deref;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::manifest::FamilyRecord;
+use crate::manifest::file::{ManifestError, ManifestFile};
+use crate::manifest::{Edit, FamilyRecord, Manifest};
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
-use crate::store::read_point::ReadPoint;
-use crate::store::views::Views;
+use crate::store::family::FamilyState;
+use crate::store::view::AllViews;
 use crate::tables::{Home, Tables};
 use crate::{Error, Result, Stall};
 
 /// The families of a store.
-#[derive(Default)]
 pub(super) struct Families {
     /// Those that reads and writes find. The synced manifest names each of them.
     named: RwLock<BTreeMap<Arc<str>, Arc<FamilyState>>>,
     /// Those that were dropped, as long as something refers to them.
     dropped: Mutex<Vec<Weak<FamilyState>>>,
+    pub(super) views: Arc<AllViews>,
+    manifest: Mutex<ManifestFile>,
+    /// Snapshots that live.
+    pub(super) snapshots: AtomicUsize,
 }
 
 impl Families {
+    pub(super) fn new(manifest: ManifestFile) -> Self {
+        Self {
+            named: RwLock::default(),
+            dropped: Mutex::default(),
+            views: Arc::default(),
+            manifest: Mutex::new(manifest),
+            snapshots: AtomicUsize::new(0),
+        }
+    }
+
     /// The manifest has dropped it.
     fn drop_family(&self, family: &Arc<FamilyState>) {
         family.set_dropped();
@@ -45,7 +63,7 @@ impl Store {
     }
 
     /// The most that a family does to writes.
-    pub(super) fn worst_family(&self) -> Stall {
+    pub(crate) fn worst_family(&self) -> Stall {
         let families = self.families.named.read();
         let stalls = families.values().map(|family| family.stall());
         stalls.max().unwrap_or(Stall::None)
@@ -60,11 +78,11 @@ impl Store {
 
     /// Opens the tables of a family, which must be there where they are `known`.
     pub(crate) fn open_tables(&self, record: &FamilyRecord, known: bool) -> Result<Tables> {
-        let lock = self.lock.lock().clone().ok_or(Error::Closed)?;
+        let lock = self.storage.lock.lock().clone().ok_or(Error::Closed)?;
         let home = Home {
             lock: &lock,
-            shared: &self.shared,
-            device: &*self.device,
+            shared: &self.storage.trees,
+            device: self.device(),
             reclaim: self.reclaim_sender(),
         };
         Tables::open(&home, record.id, known, &record.options)
@@ -75,7 +93,7 @@ impl Store {
     pub(crate) fn load_family(&self, record: &FamilyRecord, tables: Tables) -> Result<Arc<FamilyState>> {
         let pinned = self.pin(&tables);
         let record = FamilyRecord {
-            flushed: self.sequencer.resume_at(record.flushed, tables.highest())?,
+            flushed: self.sequencer().resume_at(record.flushed, tables.highest())?,
             ..record.clone()
         };
         let mem = self.first_mem(record.flushed, &record.options, &Arc::default());
@@ -85,7 +103,7 @@ impl Store {
             tables,
             pinned,
             mem,
-            &self.views,
+            &self.families.views,
         )))
     }
 
@@ -94,9 +112,10 @@ impl Store {
     pub(crate) fn publish_family(&self, family: &Arc<FamilyState>) {
         let mut families = self.families.named.write();
         families.insert(Arc::clone(family.name()), Arc::clone(family));
-        self.views.add(family.id(), Arc::clone(&family.view()));
+        self.families.views.add(family.id(), Arc::clone(&family.view()));
         let options = family.options();
-        self.budget
+        self.throttle
+            .budget
             .fit(options.write_buffer_bytes, options.max_write_buffers);
     }
 
@@ -106,7 +125,7 @@ impl Store {
         self.publish_family(new);
         self.families.drop_family(old);
         self.queue.forget(old);
-        self.views.remove(old.id());
+        self.families.views.remove(old.id());
         // They wait for no flush. A read that has the old family already goes on with its view, and
         // so do snapshots and iterators.
         old.view().mems().for_each(|mem| mem.flushed());
@@ -120,8 +139,8 @@ impl Store {
         self.families.drop_family(family);
         self.queue.forget(family);
         self.families.named.write().remove(&**family.name());
-        self.views.remove(family.id());
-        self.sequencer.release(family.name());
+        self.families.views.remove(family.id());
+        self.sequencer().release(family.name());
         self.release_parts();
         self.wake_stalled();
     }
@@ -139,27 +158,68 @@ impl Store {
             family.empty(|from| self.new_mem(from, family));
         }
     }
+}
 
-    /// A point, and the views of all families that fit it, for a snapshot; as [`Store::read_at`].
-    /// Counts a snapshot until [`Store::end_snapshot`].
-    pub(crate) fn begin_snapshot(&self) -> (ReadPoint, Arc<Views>) {
-        self.snapshots.fetch_add(1, Ordering::Relaxed);
-        let mut views = self.views.load();
-        loop {
-            reach!("snapshot has its views");
-            let point = self.read_point(false);
-            // As for a single read (`view.rs`): no view may have been replaced before the boundary
-            // was read.
-            let again = self.views.load();
-            if Arc::ptr_eq(&views, &again) {
-                return (point, views);
-            }
-            views = again;
-        }
+/// The manifest, locked. Families are created, dropped and called flushed one after the other: each
+/// of these holds the guard from reading the manifest until memory agrees with it again.
+pub(crate) struct ManifestGuard<'a> {
+    store: &'a Store,
+    file: MutexGuard<'a, ManifestFile>,
+}
+
+impl Deref for ManifestGuard<'_> {
+    type Target = Manifest;
+
+    fn deref(&self) -> &Manifest {
+        &self.file
+    }
+}
+
+impl ManifestGuard<'_> {
+    /// Makes a change durable. The caller decides what follows from an error: see
+    /// [`Store::manifest_failed`].
+    pub(crate) fn try_commit(&mut self, edit: &Edit) -> Result<(), ManifestError> {
+        self.file.commit(self.store.device(), &self.store.path, edit)
     }
 
-    /// A snapshot that [`Store::begin_snapshot`] counted is gone.
-    pub(crate) fn end_snapshot(&self) {
-        self.snapshots.fetch_sub(1, Ordering::Relaxed);
+    /// Makes a change durable. Where it stays in doubt, writes are refused from then on.
+    pub(crate) fn commit(&mut self, edit: &Edit) -> Result<()> {
+        self.try_commit(edit).map_err(|e| self.store.manifest_failed(e))
+    }
+
+    /// As [`ManifestGuard::commit`], once more with the reserve's room where the device is full.
+    pub(crate) fn commit_with_reserve(&mut self, edit: &Edit) -> Result<()> {
+        let store = self.store;
+        store
+            .room
+            .reserve
+            .relieve(Some(store.sequencer()), || self.try_commit(edit))
+            .map_err(|e| store.manifest_failed(e))
+    }
+
+    /// Changes it in memory; the next change to be committed brings that to the device.
+    pub(crate) fn amend(&mut self, change: impl FnOnce(&mut Manifest)) {
+        self.file.amend(change);
+    }
+
+    /// Changes it, and replaces the whole of it on the device, durably.
+    pub(crate) fn rewrite(&mut self, change: impl FnOnce(&mut Manifest)) -> Result<()> {
+        self.file.amend(change);
+        Ok(self.file.write(self.store.device(), &self.store.path)?)
+    }
+
+    /// The same manifest for another opening of the store.
+    pub(crate) fn detached(&self) -> ManifestFile {
+        self.file.detached()
+    }
+}
+
+impl Store {
+    /// Locks the manifest. A flush may hold it for as long as a sync takes.
+    pub(crate) fn manifest(&self) -> ManifestGuard<'_> {
+        ManifestGuard {
+            store: self,
+            file: self.families.manifest.lock(),
+        }
     }
 }

@@ -1,20 +1,25 @@
 //! Whether the store takes writes, and what of it can be read.
+//!
+//! # Closing
+//!
+//! How a store closes, and what keeps it from closing under a call.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 
 use collie_io::Opener;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::manifest::file::ManifestError;
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::tables::Unwritten;
 use crate::write::order::LogRoom;
 use crate::{Error, Result};
 
-/// See the file's page.
+/// Whether the store takes writes, and what of it can be read.
 pub(super) struct Health {
     /// The process that opened the store: a child that it forks has only copies.
     opener: Opener,
@@ -26,6 +31,9 @@ pub(super) struct Health {
     /// A thread panicked in the middle of a commit: the memtables may have a part of it.
     half_applied: OnceLock<Arc<str>>,
     closed: AtomicBool,
+    /// Held for reading by calls that write to the directory on their caller's thread, and for
+    /// writing by `close`: once that has it, nothing of this store touches the directory any more.
+    directory: RwLock<()>,
 }
 
 impl Health {
@@ -38,12 +46,8 @@ impl Health {
             unapplied: OnceLock::new(),
             half_applied: OnceLock::new(),
             closed: AtomicBool::new(false),
+            directory: RwLock::new(()),
         }
-    }
-
-    /// Why the visible boundary will never pass some commit, if so.
-    pub(super) fn unapplied(&self) -> Option<Error> {
-        self.unapplied.get().cloned()
     }
 
     /// Why no content of the memtables is certain, if so.
@@ -63,6 +67,11 @@ impl Health {
 }
 
 impl Store {
+    /// Why the visible boundary will never pass some commit, if so.
+    pub(crate) fn unapplied(&self) -> Option<Error> {
+        self.health.unapplied.get().cloned()
+    }
+
     /// Why writes are refused, if they are.
     pub(crate) fn refusal(&self) -> Option<Error> {
         if let Err(forked) = self.check_process() {
@@ -80,7 +89,7 @@ impl Store {
 
     /// As [`Store::refusal`], or why the log takes no more writes.
     pub(crate) fn failure(&self) -> Option<Error> {
-        self.refusal().or_else(|| self.sequencer.poisoned())
+        self.refusal().or_else(|| self.sequencer().poisoned())
     }
 
     /// Fails where the family is of another open store, as in a batch that was filled for that one,
@@ -100,11 +109,12 @@ impl Store {
         if let Some(refusal) = self.refusal() {
             return Err(refusal);
         }
-        self.sequencer.check_own("a write")?;
+        self.sequencer().check_own("a write")?;
         match room {
             LogRoom::Commit => self
+                .room
                 .reserve
-                .admit(&self.sequencer)
+                .admit(self.sequencer())
                 .inspect_err(|_| self.request_room()),
             LogRoom::Relief | LogRoom::Mark => Ok(()),
         }
@@ -140,7 +150,7 @@ impl Store {
             cause
         });
         self.health.failed.store(true, Ordering::Relaxed);
-        self.visible.wake();
+        self.pipeline.visible.wake();
         self.wake_stalled();
     }
 
@@ -172,16 +182,81 @@ impl Store {
     }
 
     /// A commit that has its LSN will never be applied.
-    pub(super) fn leave_unapplied(&self, cause: Error) {
+    pub(crate) fn leave_unapplied(&self, cause: Error) {
         // Before `fail` wakes the threads that wait for the commit, so that they see it.
         self.health.unapplied.get_or_init(|| cause.clone());
         self.fail(cause);
     }
 
     /// A thread panicked before its commit was applied completely.
-    pub(super) fn leave_half_applied(&self) {
+    pub(crate) fn leave_half_applied(&self) {
         let cause = "a thread panicked in mid-commit";
         self.health.half_applied.get_or_init(|| cause.into());
         self.leave_unapplied(Error::Background { cause: cause.into() });
+    }
+}
+
+/// As long as this lives, the directory is not given up to another opening.
+pub(crate) type DirectoryUse<'a> = RwLockReadGuard<'a, ()>;
+
+impl Store {
+    /// For a call that writes to the directory on its caller's thread: `close` waits until the
+    /// result is dropped. Fails where the store is closed.
+    pub(crate) fn use_directory(&self) -> Result<DirectoryUse<'_>> {
+        // First: a thread of the parent may have had the lock.
+        self.check_process()?;
+        let used = self.health.directory.read();
+        self.check_open()?;
+        Ok(used)
+    }
+
+    /// Whether nothing waits for the directory, or has it, to close the store.
+    #[cfg(test)]
+    pub(crate) fn is_directory_shared(&self) -> bool {
+        self.health.directory.try_read().is_some()
+    }
+
+    /// Refuses calls from now on. Writers that are stalled, or wait for earlier commits, are woken,
+    /// and compactions that run end early. Fails in a forked child, and where an earlier call
+    /// closed the store.
+    pub(crate) fn begin_close(&self) -> Result<()> {
+        self.check_process()?;
+        if !self.set_closed() {
+            return Err(Error::Closed);
+        }
+        self.wake_stalled();
+        self.pipeline.visible.wake();
+        // Relaxed: compactions read nothing on the strength of it.
+        self.storage.trees.stop.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Waits until calls that write to the directory have returned and commits that were under way
+    /// are applied. Later commits find no appender.
+    pub(crate) fn wait_for_calls(&self) -> RwLockWriteGuard<'_, ()> {
+        let alone = self.health.directory.write();
+        self.pipeline.appenders.clear();
+        alone
+    }
+
+    /// Ends the background threads and closes the log; then releases what would outlive the last
+    /// handle: memtables, tables, the directory's lock. What snapshots and iterators still pin
+    /// keeps that lock until they are gone.
+    pub(crate) fn finish_close(&self, threads: Vec<JoinHandle<()>>) -> Result<()> {
+        self.queue.stop();
+        self.queue.wait_for_running();
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a background thread panicked");
+            }
+        }
+        // The log waits for its workers.
+        self.pipeline.appenders.clear();
+        drop(self.pipeline.system.lock().take());
+        let closed = self.sequencer().close();
+        self.empty_families();
+        drop(self.storage.reclaim.lock().take());
+        drop(self.storage.lock.lock().take());
+        closed
     }
 }

@@ -8,7 +8,7 @@ use collie_io::{Clock, Nanos, RealClock};
 use parking_lot::{Condvar, Mutex};
 
 use crate::shared::{Member, TaskKind, ThreadPool};
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 
 /// Something for a flush thread.
 pub(crate) enum FlushTask {

@@ -27,14 +27,17 @@
 //! time, and [`Read::seen`](crate::Read::seen) says up to where that must be durable to last.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use collie_log::Lsn;
 
 use crate::memtable::{At, Found};
-use crate::store::view::View;
+use crate::store::Store;
+use crate::store::family::FamilyState;
+use crate::store::view::{View, Views};
 use crate::{Error, Key, Result};
 
-/// See the module's page.
+/// Which commits a read shows, and which keys it refuses.
 #[derive(Debug, Clone)]
 pub(crate) struct ReadPoint {
     below: Lsn,
@@ -128,6 +131,68 @@ impl ReadPoint {
             self.check(family, key, found.at)?;
         }
         Ok(newest)
+    }
+}
+
+impl Store {
+    /// The point of a read that begins now.
+    pub(crate) fn read_point(&self, durable: bool) -> ReadPoint {
+        // First: as long as no failure is seen below, what is visible here was so before any.
+        let visible = self.visible_boundary();
+        reach!("read has its boundary");
+        if let Some(cause) = self.health.half_applied() {
+            return ReadPoint::nothing_certain(visible, cause);
+        }
+        if let Some(failure) = self.sequencer().failure() {
+            return ReadPoint::certain_below(visible.min(failure.durable), &failure.cause);
+        }
+        match self.sequencer().durable() {
+            Some(durable_boundary) if durable => ReadPoint::at(visible.min(durable_boundary)),
+            _ => ReadPoint::at(visible),
+        }
+    }
+
+    /// A view and a read point that fit together; `view.rs` has the argument. The view is borrowed
+    /// from the family, so that readers share no reference count.
+    pub(crate) fn read_at(
+        &self,
+        family: &FamilyState,
+        durable: bool,
+    ) -> (arc_swap::Guard<Arc<View>>, ReadPoint) {
+        let mut view = family.view();
+        reach!("read has its view");
+        loop {
+            let point = self.read_point(durable);
+            let again = family.view();
+            if Arc::ptr_eq(&view, &again) {
+                reach!("read has its point");
+                return (view, point);
+            }
+            view = again;
+        }
+    }
+
+    /// A point, and the views of all families that fit it, for a snapshot; as [`Store::read_at`].
+    /// Counts a snapshot until [`Store::end_snapshot`].
+    pub(crate) fn begin_snapshot(&self) -> (ReadPoint, Arc<Views>) {
+        self.families.snapshots.fetch_add(1, Ordering::Relaxed);
+        let mut views = self.families.views.load();
+        loop {
+            reach!("snapshot has its views");
+            let point = self.read_point(false);
+            // As for a single read (`view.rs`): no view may have been replaced before the boundary
+            // was read.
+            let again = self.families.views.load();
+            if Arc::ptr_eq(&views, &again) {
+                return (point, views);
+            }
+            views = again;
+        }
+    }
+
+    /// A snapshot that [`Store::begin_snapshot`] counted is gone.
+    pub(crate) fn end_snapshot(&self) {
+        self.families.snapshots.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use collie_io::Nanos;
 
 use crate::store::Store;
+use crate::store::reserve::StoreReserve;
 use crate::{Error, Result};
 
 /// How long after the first removal room is looked for: others come with it.
@@ -23,8 +24,9 @@ const MERGE_AWAITED: u32 = 6;
 /// steps of half of it.
 const AVAILABLE_LEAST: u64 = 4 << 20;
 
-/// See the file's page.
+/// The room on the device: what is kept back of it, and whether more is looked for.
 pub(super) struct RoomWatch {
+    pub(super) reserve: StoreReserve,
     /// A write was refused for want of room, or the reserve is missing, and the flush thread has not
     /// found since that there is room.
     short: AtomicBool,
@@ -39,9 +41,10 @@ pub(super) struct RoomWatch {
     look_again: AtomicU64,
 }
 
-impl Default for RoomWatch {
-    fn default() -> Self {
+impl RoomWatch {
+    pub(super) fn new(reserve: StoreReserve) -> Self {
         Self {
+            reserve,
             short: AtomicBool::new(false),
             // What an opening replays may have been.
             removed: AtomicBool::new(true),
@@ -57,7 +60,7 @@ impl Store {
     /// Whether room is being looked for.
     pub(crate) fn is_short_of_room(&self) -> bool {
         // Relaxed, as all accesses: what is decided by it is only done earlier or later.
-        self.room.short.load(Ordering::Relaxed) || self.reserve.is_missing()
+        self.room.short.load(Ordering::Relaxed) || self.room.reserve.is_missing()
     }
 
     /// A write was refused for want of room: the flush thread is to make some.
@@ -72,7 +75,7 @@ impl Store {
 
     /// Looks for room where the reserve is missing.
     pub(crate) fn watch_room(&self) {
-        if self.reserve.is_missing() {
+        if self.room.reserve.is_missing() {
             self.request_room();
         }
     }
@@ -80,7 +83,7 @@ impl Store {
     /// Looks for room in a store that was just opened on a device with less than the reserve besides:
     /// what was removed is to make room before writes replace the tombstones.
     pub(crate) fn watch_room_at_open(&self) {
-        if self.reserve.is_missing() || self.available() < self.reserve.bytes() {
+        if self.room.reserve.is_missing() || self.available() < self.room.reserve.bytes() {
             self.request_room();
         }
     }
@@ -97,7 +100,7 @@ impl Store {
         let mut pause = AFTER_REMOVAL;
         if self.is_short_of_room() {
             self.room.short.store(true, Ordering::Relaxed);
-        } else if self.available() < self.reserve.bytes() {
+        } else if self.available() < self.room.reserve.bytes() {
             let again = self.room.look_again.load(Ordering::Relaxed);
             pause = pause.max(Duration::from_nanos(again.saturating_sub(self.now())));
         } else {
@@ -130,8 +133,10 @@ impl Store {
     /// data wait for it.
     pub(crate) fn note_attempt(&self, is_merging: bool) {
         let attempts = self.room.attempts.fetch_add(1, Ordering::Relaxed);
-        self.reserve.await_merge(is_merging && attempts < MERGE_AWAITED);
-        self.reserve.fill(Some(&self.sequencer));
+        self.room
+            .reserve
+            .await_merge(is_merging && attempts < MERGE_AWAITED);
+        self.room.reserve.fill(Some(self.sequencer()));
         if !self.is_short_of_room() {
             return;
         }
@@ -139,7 +144,7 @@ impl Store {
         let (refused, taken) = (since(&self.room.refused), since(&self.room.taken));
         // A write that is larger than what is available is refused again.
         let has_room = || taken || self.available() >= AVAILABLE_LEAST;
-        let is_complete = !self.reserve.is_missing() && self.sequencer.setback().is_none();
+        let is_complete = !self.room.reserve.is_missing() && self.sequencer().setback().is_none();
         if !is_merging && !refused && is_complete && has_room() {
             self.room.short.store(false, Ordering::Relaxed);
             return;
@@ -150,32 +155,32 @@ impl Store {
 
     /// A merge that was to make room has ended, or was none: another attempt is made.
     pub(crate) fn note_merge_for_room(&self) {
-        self.reserve.await_merge(false);
+        self.room.reserve.await_merge(false);
         self.queue.make_room_after(Duration::ZERO);
     }
 
     /// What is available on the store's device. One that does not say is taken to have room.
     pub(crate) fn available(&self) -> u64 {
-        let room = self.device.statfs(&self.path);
+        let room = self.device().statfs(&self.path);
         room.map_or(u64::MAX, |room| room.available.saturating_mul(room.block_size))
     }
 
     /// The size of the reserve, and whether it is complete.
     pub(crate) fn reserve_status(&self) -> (u64, bool) {
-        (self.reserve.bytes(), !self.reserve.is_missing())
+        (self.room.reserve.bytes(), !self.room.reserve.is_missing())
     }
 
     /// How much of the reserve is there, in bytes.
     pub(crate) fn reserve_held(&self) -> u64 {
-        self.reserve.held()
+        self.room.reserve.held()
     }
 
     /// Why writes that bring data may be refused for want of room, while more is looked for.
     pub(crate) fn no_room(&self) -> Option<Error> {
-        match self.reserve.is_missing() {
-            true => Some(self.reserve.lack()),
+        match self.room.reserve.is_missing() {
+            true => Some(self.room.reserve.lack()),
             false if self.is_short_of_room() => {
-                Some(self.sequencer.setback().unwrap_or(Error::StorageFull {
+                Some(self.sequencer().setback().unwrap_or(Error::StorageFull {
                     needed: "for the log".to_owned(),
                     path: self.path.clone(),
                 }))
@@ -186,9 +191,42 @@ impl Store {
 
     /// Does a commit that removes data, in the reserve's room where the log has none for it.
     pub(crate) fn relieve_commit<T>(&self, mut commit: impl FnMut() -> Result<T>) -> Result<T> {
-        match self.reserve.serves_log() {
+        match self.room.reserve.serves_log() {
             true => self.relieve(commit),
             false => commit(),
         }
+    }
+
+    /// Does work that makes room, once more with the reserve's room where the device is full.
+    /// [`Store::fill_reserve`] is to follow.
+    pub(crate) fn relieve<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
+        self.room.reserve.relieve(Some(self.sequencer()), work)
+    }
+
+    /// Does a flush, which may have the reserve's room where the device is full. From a reserve of several
+    /// stores it gets some only if it `makes_room`: what others remove is to have it, too.
+    pub(crate) fn relieve_flush<T>(
+        &self,
+        mut work: impl FnMut() -> Result<T>,
+        makes_room: impl FnOnce() -> bool,
+    ) -> Result<T> {
+        if !self.room.reserve.is_of_disk() {
+            return self.relieve(work);
+        }
+        match work() {
+            Err(crate::Error::StorageFull { .. }) if makes_room() => self.in_reserve(work),
+            done => done,
+        }
+    }
+
+    /// Does work that makes room in the reserve's room from the beginning; as [`Store::relieve`].
+    pub(crate) fn in_reserve<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.room.reserve.in_its_room(Some(self.sequencer()), work)
+    }
+
+    /// Takes the room back that the reserve gave up, as far as the device has it.
+    pub(crate) fn fill_reserve(&self) {
+        self.room.reserve.fill(Some(self.sequencer()));
+        self.watch_room();
     }
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::background::compaction;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::test::hold;
 use crate::test::interleavings::{new_store, put, text};
 use crate::{Db, Error};

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use collie_sim::{Fault, FaultKind, SimDevice};
 
 use crate::recovery::open::start_thread;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
 use crate::test::hold;
 use crate::{Db, Family, FamilyOptions, Options, RingMode, Value, WriteOptions};

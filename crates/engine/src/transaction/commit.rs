@@ -11,10 +11,10 @@ use crate::batch::Commit;
 use crate::bounds::key_to_key;
 use crate::locks::held::Held;
 use crate::locks::row::{Mode, RowRef};
-use crate::store::family_state::FamilyState;
-use crate::store::stall::Holds;
+use crate::store::family::FamilyState;
 use crate::transaction::reads::{is_key_changed, is_range_changed};
 use crate::transaction::{CommitMode, Concurrency, Isolation, Transaction, TransactionState};
+use crate::write::throttle::Holds;
 use crate::{Batch, Db, Durability, Family, Key, Result, WriteOptions};
 
 impl Transaction {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::bounds::Bounds;
 use crate::memtable::Write;
-use crate::store::family_state::FamilyState;
+use crate::store::family::FamilyState;
 use crate::{Batch, Error, Key, Result, Value};
 
 /// Bytes of a write in its commit that are neither key nor value, at most.

@@ -174,7 +174,7 @@ impl AppendHook for VisibleSlot<'_> {
 #[repr(align(128))]
 struct PoolSlot(Mutex<Option<Appender>>);
 
-/// See the module's page.
+/// The appenders of a store, each of which one thread has at a time.
 pub(crate) struct Appenders {
     slots: Box<[PoolSlot]>,
     /// Threads start their search in the first so many slots. More threads than these share them:
@@ -227,6 +227,34 @@ impl Appenders {
     }
 }
 
+/// What brings commits into the order, and makes them visible.
+pub(crate) struct Pipeline {
+    pub(crate) sequencer: Sequencer,
+    pub(crate) visible: Visible,
+    pub(crate) appenders: Appenders,
+    /// The appender for marks. No thread waits for a rotation while it has this one, so a rotation
+    /// always gets it, even if every other appender waits for that rotation.
+    pub(crate) system: Mutex<Option<Appender>>,
+    /// The largest payload of a frame.
+    pub(crate) max_payload: usize,
+}
+
+impl Pipeline {
+    pub(crate) fn new(sequencer: Sequencer, max_workers: usize, max_payload: usize) -> Result<Self> {
+        // One appender is the system's.
+        let appenders = max_workers - 1;
+        let visible = Visible::new(max_workers, sequencer.appended());
+        let system = Appender::new(&sequencer, &visible)?;
+        Ok(Self {
+            sequencer,
+            visible,
+            appenders: Appenders::new(appenders),
+            system: Mutex::new(Some(system)),
+            max_payload,
+        })
+    }
+}
+
 /// A small number of the calling thread.
 fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -248,7 +276,7 @@ const SCANS: usize = 16;
 /// A sleeper checks again after this long at the latest.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// See the module's page.
+/// The visible boundary, and the threads that wait for it.
 pub(crate) struct Visible {
     slots: CompletionBoundary,
     /// Threads that sleep or are about to.

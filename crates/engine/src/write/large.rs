@@ -14,12 +14,12 @@ use collie_log::{FRAME_HEADER, Level, Lsn};
 use crate::memtable::{At, Mem, UNPLACED};
 use crate::options::invalid;
 use crate::store::Store;
-use crate::store::family_state::{FamilyState, ViewLink};
-use crate::store::order::HeldAppender;
-use crate::store::parts::RetainedParts;
+use crate::store::family::{FamilyState, ViewLink};
+use crate::store::wal::RetainedParts;
 use crate::write::appenders::Record;
 use crate::write::encoding::{KIND_LAST, KIND_PART, KIND_UNLOGGED, Last, PART_HEAD, Part};
 use crate::write::order::LogRoom;
+use crate::write::pipeline::HeldAppender;
 use crate::{Batch, Error, Result};
 
 /// The largest part, in bytes of its frame.

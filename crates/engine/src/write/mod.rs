@@ -16,6 +16,8 @@ pub(crate) mod appenders;
 pub(crate) mod encoding;
 pub(crate) mod large;
 pub(crate) mod order;
+pub(crate) mod pipeline;
+pub(crate) mod throttle;
 
 use std::sync::Arc;
 
@@ -24,12 +26,12 @@ use collie_log::{Lsn, RingMode};
 use crate::background::flush;
 use crate::batch::Commit;
 use crate::memtable::At;
-use crate::store::family_state::FamilyState;
-use crate::store::stall::Holds;
+use crate::store::family::FamilyState;
 use crate::write::appenders::Record;
 use crate::write::encoding::{KIND_COMMIT, KIND_UNLOGGED};
 use crate::write::large::Prepared;
 use crate::write::order::LogRoom;
+use crate::write::throttle::Holds;
 use crate::{Batch, Db, Durability, Error, Result, WriteOptions};
 
 impl Db {

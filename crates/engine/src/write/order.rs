@@ -319,7 +319,7 @@ fn holder(family: &str) -> String {
 /// and the tables use the top bit too.
 const SEQ_END: Lsn = 1 << 62;
 
-/// See the file's page.
+/// The order of commits that come from an external journal.
 pub(crate) struct External {
     journal: Arc<dyn ExternalJournal>,
     /// The end of the last commit: the least sequence number of the next.

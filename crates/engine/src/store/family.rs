@@ -1,7 +1,8 @@
 //! A family, shared by its handles, the store and the background threads.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use collie_log::Lsn;
@@ -12,18 +13,15 @@ use crate::gaps::{Gaps, PutSince, Walked};
 use crate::manifest::FamilyRecord;
 use crate::manifest::flushed::{Flushed, PendingRecord};
 use crate::memtable::{At, Mem};
-use crate::store::Store;
-use crate::store::counters::FamilyCounters;
 use crate::store::stall::{Stall, StallState};
-use crate::store::view::{FlushCause, View};
-use crate::store::views::AllViews;
+use crate::store::view::{AllViews, FlushCause, View};
 use crate::tables::{Pinned, Tables};
 use crate::{Error, FamilyOptions, Result};
 
 /// Entries of memtables that are searched for puts, for each removed row of a gap that is noted.
 const SEARCHED_FOR_EACH: usize = 8;
 
-/// See the file's page. What never changes is read through plain accessors; what does changes by
+/// A family, shared by its handles, the store and the background threads. What never changes is read through plain accessors; what does changes by
 /// rotation, publication and withdrawal alone.
 pub(crate) struct FamilyState {
     /// The id of the [`Store`] that it belongs to.
@@ -363,7 +361,7 @@ impl FamilyState {
         self.stall.get()
     }
 
-    pub(super) fn stall_state(&self) -> &StallState {
+    pub(crate) fn stall_state(&self) -> &StallState {
         &self.stall
     }
 
@@ -427,9 +425,9 @@ pub(crate) struct Publication<'a> {
 impl Publication<'_> {
     /// Pins the newest version of the tables and replaces the one that reads see by it. Its tables
     /// hold the `flushed` oldest sealed memtables, which leave the view in the same step.
-    pub(crate) fn publish(self, store: &Store, flushed: usize) {
+    pub(crate) fn publish(self, pin: impl FnOnce(&Tables) -> Arc<Pinned>, flushed: usize) {
         let family = self.family;
-        let tables = store.pin(&family.tables);
+        let tables = pin(&family.tables);
         // Counted under `publish`: a count from before a compaction must not replace the one from
         // after it.
         let level0 = family.tables.level0_runs();
@@ -445,5 +443,50 @@ impl Publication<'_> {
             sealed: view.sealed.iter().skip(flushed).cloned().collect(),
             tables,
         });
+    }
+}
+
+/// A number that only grows. Relaxed throughout: nothing else is read on the strength of it.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A family's counters.
+#[derive(Default)]
+pub(crate) struct FamilyCounters {
+    flushes: Mutex<BTreeMap<u8, (FlushCause, u64)>>,
+    pub(crate) flushed_bytes: Counter,
+    pub(crate) flush_ns: Counter,
+    pub(crate) flush_failures: Counter,
+    pub(crate) compactions: Counter,
+    pub(crate) compaction_ns: Counter,
+    pub(crate) compaction_failures: Counter,
+    pub(crate) whole_merges: Counter,
+    pub(crate) delays: Counter,
+    pub(crate) delay_ns: Counter,
+    pub(crate) stops: Counter,
+    pub(crate) stop_ns: Counter,
+    pub(crate) seal_ns: Counter,
+}
+
+impl FamilyCounters {
+    pub(crate) fn count_flush(&self, cause: FlushCause, bytes: u64, ns: u64) {
+        self.flushes.lock().entry(cause as u8).or_insert((cause, 0)).1 += 1;
+        self.flushed_bytes.add(bytes);
+        self.flush_ns.add(ns);
+    }
+
+    /// Flushes by cause.
+    pub(crate) fn flushes(&self) -> Vec<(FlushCause, u64)> {
+        self.flushes.lock().values().copied().collect()
     }
 }

@@ -1,15 +1,12 @@
 //! The order of commits: reserving a position, waiting until a commit is visible, and the point at
 //! which a read sees the order.
 
-use std::sync::Arc;
-
 use collie_log::{Level, Lsn};
 use parking_lot::MutexGuard;
 
 use crate::memtable::At;
 use crate::store::Store;
-use crate::store::family_state::FamilyState;
-use crate::store::read_point::ReadPoint;
+use crate::store::family::FamilyState;
 use crate::store::view::{FlushCause, View};
 use crate::write::appenders::{Appender, Record};
 use crate::write::encoding::KIND_MARK;
@@ -20,47 +17,31 @@ impl Store {
     /// Waits until everything below `end` is in its memtables. Neither a failure nor closing ends
     /// the wait by itself: commits that are under way are applied all the same.
     pub(crate) fn wait_visible(&self, end: Lsn) -> Result<()> {
-        self.visible
-            .wait(end, &self.sequencer, || self.health.unapplied())
+        self.pipeline
+            .visible
+            .wait(end, self.sequencer(), || self.unapplied())
     }
 
     /// Everything below this LSN is in its memtables.
     pub(crate) fn visible_boundary(&self) -> Lsn {
-        self.visible.boundary()
+        self.pipeline.visible.boundary()
     }
 
     /// Every commit that starts below this LSN is in its memtables, and durable.
     pub(crate) fn settled(&self) -> Lsn {
-        let durable = self.sequencer.durable().unwrap_or(Lsn::MAX);
-        self.visible.boundary().min(durable)
+        let durable = self.sequencer().durable().unwrap_or(Lsn::MAX);
+        self.pipeline.visible.boundary().min(durable)
     }
 
     #[cfg(test)]
     pub(crate) fn has_visibility_waiters(&self) -> bool {
-        self.visible.has_waiters()
-    }
-
-    /// The point of a read that begins now.
-    pub(crate) fn read_point(&self, durable: bool) -> ReadPoint {
-        // First: as long as no failure is seen below, what is visible here was so before any.
-        let visible = self.visible.boundary();
-        reach!("read has its boundary");
-        if let Some(cause) = self.health.half_applied() {
-            return ReadPoint::nothing_certain(visible, cause);
-        }
-        if let Some(failure) = self.sequencer.failure() {
-            return ReadPoint::certain_below(visible.min(failure.durable), &failure.cause);
-        }
-        match self.sequencer.durable() {
-            Some(durable_boundary) if durable => ReadPoint::at(visible.min(durable_boundary)),
-            _ => ReadPoint::at(visible),
-        }
+        self.pipeline.visible.has_waiters()
     }
 
     /// The tables hold everything below `lsn`, or are about to: it is visible, and what an external
     /// journal brings goes on there. A log goes on where it ends.
     pub(crate) fn go_on_at(&self, lsn: Lsn) -> Result<()> {
-        let Some(external) = self.sequencer.external() else {
+        let Some(external) = self.sequencer().external() else {
             return Ok(());
         };
         external.go_on_at(lsn);
@@ -76,17 +57,17 @@ impl Store {
     /// As [`Store::mark`], and waits until recovery would find its frame. Returns its start.
     pub(crate) fn durable_mark(&self) -> Result<Lsn> {
         let mark = self.mark()?;
-        self.sequencer.wait(mark.end, Level::Disk)?;
+        self.sequencer().wait(mark.end, Level::Disk)?;
         Ok(mark.start)
     }
 
     fn mark_in(&self, room: LogRoom) -> Result<At> {
-        let mut system = self.system.lock();
+        let mut system = self.pipeline.system.lock();
         let appender = system.as_mut().ok_or(Error::Closed)?;
         let unfinished = Unfinished(self);
         let mark = appender.commit(
-            &self.sequencer,
-            &self.visible,
+            self.sequencer(),
+            &self.pipeline.visible,
             KIND_MARK,
             Record::Empty,
             room,
@@ -99,7 +80,7 @@ impl Store {
     /// An appender for a commit. `None` where row locks must be taken first and the caller has
     /// none.
     pub(crate) fn appender(&self, has_locks: bool) -> Result<Option<HeldAppender<'_>>> {
-        self.sequencer.check_own("a commit")?;
+        self.sequencer().check_own("a commit")?;
         self.appender_for(has_locks)
     }
 
@@ -109,15 +90,15 @@ impl Store {
     }
 
     fn appender_for(&self, has_locks: bool) -> Result<Option<HeldAppender<'_>>> {
-        let mut held = self.appenders.take();
+        let mut held = self.pipeline.appenders.take();
         // Checked with the appender taken: `use_locks` takes every appender once after it has set
         // this.
-        if !has_locks && self.locks.in_use() {
+        if !has_locks && self.locks().in_use() {
             return Ok(None);
         }
         if held.is_none() {
             self.check_open()?;
-            *held = Some(Appender::new(&self.sequencer, &self.visible)?);
+            *held = Some(Appender::new(self.sequencer(), &self.pipeline.visible)?);
         }
         Ok(Some(HeldAppender { store: self, held }))
     }
@@ -125,7 +106,8 @@ impl Store {
     /// From now on writes outside of transactions take row locks. On return all that took none are
     /// applied.
     pub(crate) fn use_locks(&self) {
-        self.locks.enable(|| self.appenders.wait_until_applied());
+        self.locks()
+            .enable(|| self.pipeline.appenders.wait_until_applied());
     }
 
     fn note_outcome(&self, committed: std::result::Result<At, (Error, bool)>) -> Result<At> {
@@ -150,26 +132,6 @@ impl Store {
         let mem = |from| self.new_mem(from, family);
         family.rotate(cause, only_if, || self.mark_in(LogRoom::Mark), mem)
     }
-
-    /// A view and a read point that fit together; `view.rs` has the argument. The view is borrowed
-    /// from the family, so that readers share no reference count.
-    pub(crate) fn read_at(
-        &self,
-        family: &FamilyState,
-        durable: bool,
-    ) -> (arc_swap::Guard<Arc<View>>, ReadPoint) {
-        let mut view = family.view();
-        reach!("read has its view");
-        loop {
-            let point = self.read_point(durable);
-            let again = family.view();
-            if Arc::ptr_eq(&view, &again) {
-                reach!("read has its point");
-                return (view, point);
-            }
-            view = again;
-        }
-    }
 }
 
 /// The right to make one commit.
@@ -190,7 +152,14 @@ impl HeldAppender<'_> {
         let store = self.store;
         let appender = self.held.as_mut().ok_or(Error::Closed)?;
         let unfinished = Unfinished(store);
-        let committed = appender.commit(&store.sequencer, &store.visible, kind, record, room, apply);
+        let committed = appender.commit(
+            store.sequencer(),
+            &store.pipeline.visible,
+            kind,
+            record,
+            room,
+            apply,
+        );
         std::mem::forget(unfinished);
         drop(self.held);
         match &committed {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use collie_log::{Level, Lsn, RecoveryReport};
 use parking_lot::Mutex;
 
+use crate::background::threads::Handle;
 use crate::background::{compaction, flush};
 use crate::batch::Commit;
-use crate::handle::Handle;
 use crate::iter::Iter;
 use crate::memtable::Write;
 use crate::recovery::open;

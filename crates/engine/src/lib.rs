@@ -105,7 +105,6 @@ mod db;
 mod error;
 mod family;
 mod gaps;
-mod handle;
 mod iter;
 mod journal;
 mod locks;
@@ -114,7 +113,6 @@ mod memtable;
 mod options;
 mod read;
 mod recovery;
-mod shared;
 mod stats;
 mod store;
 mod tables;
@@ -123,6 +121,7 @@ mod test;
 mod transaction;
 mod write;
 
+pub use background::threads::shared::{Shared, SharedOptions};
 pub use batch::Batch;
 pub use bytes::{Key, Value};
 pub use collie_log::{LogId, LogStats, Lsn, RecoveryReport, RingMode};
@@ -135,7 +134,6 @@ pub use options::{
     Compression, Durability, FamilyOptions, IoPolicy, Options, ReadOptions, WalRecoveryMode, WriteOptions,
 };
 pub use read::{Read, Snapshot};
-pub use shared::{Shared, SharedOptions};
 pub use stats::{FamilyStats, Stats, TransactionStats};
 pub use store::reserve::{DiskReserve, LentReserve, RoomUser};
 pub use store::stall::Stall;

@@ -1,4 +1,20 @@
 //! Merging tables in the background.
+//!
+//! # Merging a family as a whole
+//!
+//! Merging all tables of a family where tombstones hide half of what they take.
+//!
+//! The table library compacts by sizes. Where keys rise and old ones are deleted, tables of new rows
+//! move down a level unmerged, and tombstones stay above the rows that they hide: of a queue, all that
+//! went through it would stay. So a family is merged as a whole when tombstones hide half of its
+//! tables, by [estimate](crate::tables::Content). A byte that is deleted is then the cause of about
+//! one more byte written.
+//!
+//! Scans walk over tombstones, whatever they hide. So a family is also merged when it has half as many
+//! of them as rows, and not more than [`REWRITTEN`] for each of them is written again.
+//!
+//! That may take long, so one thread does nothing else: families are merged as a whole one at a time,
+//! while other threads compact the other families.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,12 +22,12 @@ use std::time::Duration;
 use collie_io::IoClass;
 use parking_lot::MutexGuard;
 
-use crate::background::{flush, whole_merge};
+use crate::background::flush;
+use crate::background::threads::queue::pause_after;
 use crate::store::Store;
 use crate::store::family::{FamilyState, Work};
-use crate::store::queue::pause_after;
-use crate::tables::{Tables, Unwritten, Writing};
-use crate::{Error, Result};
+use crate::tables::{Content, Tables, Unwritten, Writing};
+use crate::{Error, FamilyOptions, Result};
 
 /// With so many runs in level 0 one is merged before another is added: the table library counts the
 /// runs of a level in one byte.
@@ -45,7 +61,7 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
         return;
     };
     // Before the compaction, which may take long, and on a full device the room.
-    whole_merge::queue_if_due(store, family);
+    queue_whole_merge_if_due(store, family);
     // The reserve is not for this.
     let compacted = compact(store, family, &one, family.compactions(), Tables::compact);
     drop(one);
@@ -193,4 +209,226 @@ fn compact(
         (true, true) => Compacted::Changed,
         (true, false) => Compacted::Unchanged,
     })
+}
+
+/// Where there is no room, it is looked for again after so long.
+const ROOM_AGAIN: Duration = Duration::from_secs(60);
+/// On a full device it is worth so much, at least, in bytes.
+pub(super) const FREED_LEAST: u64 = 1 << 20;
+
+/// A merge is worth so many hidden bytes, or so many tombstones: it changes the tree's manifest and
+/// syncs a table.
+const HIDDEN_LEAST: u64 = 1 << 20;
+const TOMBSTONES_LEAST: u64 = 1_000;
+/// Bytes that are written again for each tombstone, at most.
+const REWRITTEN: u64 = 1 << 10;
+
+/// What the thread runs.
+pub(crate) fn run_whole_merges(store: &Store) {
+    use_background_io();
+    while let Some(family) = store.queue().next_whole_merge() {
+        run_whole_merge(store, &family);
+    }
+}
+
+pub(crate) fn run_whole_merge(store: &Store, family: &Arc<FamilyState>) {
+    family.whole_merges().dequeue();
+    if family.is_dropped() {
+        return;
+    }
+    let for_room = makes_room(store, family);
+    let merged = if for_room {
+        // Writes that go on would leave ever more that has to fit.
+        let merged = store.in_reserve(|| merge_hidden(store, family, || makes_room(store, family)));
+        if merged.is_err() {
+            family.tables().forget_replaced();
+        }
+        store.note_merge_for_room();
+        merged
+    } else {
+        // The reserve is not for this.
+        merge_hidden(store, family, || match due(store, family) {
+            Due::Yes => true,
+            Due::No => false,
+            Due::NoRoom => {
+                store.queue().merge_whole_after(family, ROOM_AGAIN);
+                false
+            }
+        })
+    };
+    let pause = match &merged {
+        Ok(()) => return,
+        Err(_) if store.refusal().is_some() || family.is_dropped() => return,
+        // Others need what there is left.
+        Err(Error::StorageFull { .. }) if !for_room => ROOM_AGAIN,
+        Err(_) => pause_after(family.whole_merges().failed_again()),
+    };
+    if let Err(error) = merged {
+        tracing::warn!(family = %family.name(), %error, "merging all tables failed, it is tried again");
+    }
+    store.queue().merge_whole_after(family, pause);
+}
+
+/// Queues it where it is due.
+pub(crate) fn queue_whole_merge_if_due(store: &Store, family: &Arc<FamilyState>) {
+    match due(store, family) {
+        Due::Yes => store.queue().merge_whole(family),
+        Due::No => {}
+        Due::NoRoom => store.queue().merge_whole_after(family, ROOM_AGAIN),
+    }
+}
+
+/// Queues it at once where the device is full and it makes room; one that failed, once its pause is
+/// over. Returns whether it makes room.
+pub(crate) fn queue_whole_merge_if_it_makes_room(store: &Store, family: &Arc<FamilyState>) -> bool {
+    let makes_room = makes_room(store, family);
+    if makes_room && family.whole_merges().error().is_some() {
+        store.queue().merge_whole(family);
+    } else if makes_room {
+        store.queue().merge_whole_now(family);
+    }
+    makes_room
+}
+
+/// Whether room is looked for, and a merge of all tables makes some.
+fn makes_room(store: &Store, family: &FamilyState) -> bool {
+    if !store.is_short_of_room() {
+        return false;
+    }
+    let tables = family.tables();
+    let Content {
+        hidden,
+        replaced,
+        bytes: all,
+        ..
+    } = tables.content();
+    let hidden = match hidden {
+        0 => tables.may_be_hidden(),
+        hidden => hidden,
+    };
+    fits_in_reserve(store, hidden.saturating_add(replaced), all)
+}
+
+/// As [`rule_when_full`], of the reserve too. The device may have no more than a part of it, and that
+/// has it.
+fn fits_in_reserve(store: &Store, hidden: u64, all: u64) -> bool {
+    let room = store.available().saturating_add(store.reserve_held());
+    rule_when_full(hidden, all, room)
+}
+
+/// Whether that much less is worth writing the rest, which has to fit. The estimate may be too high.
+fn rule_when_full(hidden: u64, all: u64, room: u64) -> bool {
+    let left = (all - hidden.min(all)).max(all / 16);
+    hidden >= FREED_LEAST && hidden >= all / 4 && left + FREED_LEAST <= room
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Due {
+    Yes,
+    No,
+    NoRoom,
+}
+
+fn due(store: &Store, family: &FamilyState) -> Due {
+    let tables = family.tables();
+    let content = tables.content();
+    let due = rule(&content, family.options(), || store.available());
+    if due != Due::NoRoom {
+        return due;
+    }
+    // Writes would take what room there is, and replace tombstones, by which the estimate goes.
+    if rule_when_full(content.hidden, content.bytes, store.available()) {
+        return Due::Yes;
+    }
+    tracing::debug!(family = %family.name(), ?content, "no room to merge all tables");
+    if fits_in_reserve(store, content.hidden, content.bytes) {
+        store.request_room();
+    }
+    Due::NoRoom
+}
+
+/// Whether tombstones hide half of the tables, or are in the way of scans, and there is room for what
+/// is left beside what is there. The estimate may be too high, and flushes go on meanwhile.
+fn rule(content: &Content, options: &FamilyOptions, room: impl FnOnce() -> u64) -> Due {
+    let Content {
+        entries,
+        tombstones,
+        bytes: all,
+        hidden,
+        ..
+    } = *content;
+    let hide_half = hidden >= options.table_bytes.min(HIDDEN_LEAST) && hidden >= all / 2;
+    let are_in_the_way = tombstones >= TOMBSTONES_LEAST
+        && tombstones >= entries.saturating_sub(tombstones) / 2
+        && all <= tombstones.saturating_mul(REWRITTEN);
+    if !hide_half && !are_in_the_way {
+        return Due::No;
+    }
+    let left = (all - hidden).max(all / 4);
+    match room() < left.saturating_add(options.write_buffer_bytes.saturating_mul(2)) {
+        true => Due::NoRoom,
+        false => Due::Yes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_merge_is_due_when_half_is_hidden_and_there_is_room_for_what_is_left() {
+        let options = FamilyOptions {
+            table_bytes: 10,
+            write_buffer_bytes: 5,
+            ..FamilyOptions::default()
+        };
+        let due = |hidden, bytes, room| {
+            let content = Content {
+                bytes,
+                hidden,
+                ..Content::default()
+            };
+            rule(&content, &options, || room)
+        };
+        assert_eq!(due(9, 9, u64::MAX), Due::No, "less than is worth it");
+        assert_eq!(due(49, 100, u64::MAX), Due::No);
+        assert_eq!((due(50, 100, 60), due(50, 100, 59)), (Due::Yes, Due::NoRoom));
+        // However little is left by the estimate.
+        assert_eq!((due(100, 100, 35), due(100, 100, 34)), (Due::Yes, Due::NoRoom));
+    }
+
+    #[test]
+    fn on_a_full_device_a_quarter_is_enough_if_what_is_left_fits() {
+        let (all, least) = (256 * FREED_LEAST, FREED_LEAST);
+        assert!(rule_when_full(all, all, all / 16 + least));
+        assert!(
+            !rule_when_full(all, all, all / 16 + least - 1),
+            "the estimate may be too high"
+        );
+        assert!(rule_when_full(all / 4, all, all / 4 * 3 + least));
+        assert!(!rule_when_full(all / 4, all, all / 4 * 3 + least - 1));
+        assert!(!rule_when_full(all / 4 - 1, all, u64::MAX), "less than a quarter");
+        assert!(!rule_when_full(least - 1, least, u64::MAX), "next to nothing");
+    }
+
+    #[test]
+    fn a_merge_is_due_when_many_tombstones_hide_nothing() {
+        let due = |tombstones, rows, bytes| {
+            let content = Content {
+                entries: tombstones + rows,
+                tombstones,
+                bytes,
+                hidden: 0,
+                replaced: 0,
+            };
+            rule(&content, &FamilyOptions::default(), || u64::MAX)
+        };
+        assert_eq!((due(999, 0, 0), due(1_000, 0, 0)), (Due::No, Due::Yes));
+        assert_eq!((due(1_000, 2_002, 0), due(1_000, 2_000, 0)), (Due::No, Due::Yes));
+        // Large rows are not written again for few tombstones.
+        assert_eq!(
+            (due(1_000, 9, 1_024_001), due(1_000, 9, 1_024_000)),
+            (Due::No, Due::Yes)
+        );
+    }
 }

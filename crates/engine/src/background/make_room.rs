@@ -10,10 +10,9 @@
 
 use std::sync::Arc;
 
-use crate::background::flush;
-use crate::background::registered::newest_of;
+use crate::background::compaction::{self, FREED_LEAST};
+use crate::background::flush::{self, newest_of};
 use crate::background::wal_limit::flush_pinning;
-use crate::background::whole_merge::{self, FREED_LEAST};
 use crate::memtable::Entry;
 use crate::store::Store;
 use crate::store::family::FamilyState;
@@ -42,10 +41,10 @@ pub(crate) fn make_room(store: &Store) {
     let mut is_merging = false;
     for family in store.families() {
         if store.is_short_of_room() {
-            is_merging |= whole_merge::queue_if_it_makes_room(store, &family);
+            is_merging |= compaction::queue_whole_merge_if_it_makes_room(store, &family);
         } else {
             // Where only the reserve has room for it, more is looked for from here on.
-            whole_merge::queue_if_due(store, &family);
+            compaction::queue_whole_merge_if_due(store, &family);
         }
     }
     store.note_attempt(is_merging);

@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use collie_log::Lsn;
 
-use crate::background::flush;
-use crate::background::registered::record_with_idle;
+use crate::background::flush::{self, record_with_idle};
 use crate::store::Store;
 use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;

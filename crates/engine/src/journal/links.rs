@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use collie_log::Lsn;
 
-use crate::background::flush;
-use crate::background::registered::{Flush, record};
+use crate::background::flush::{self, Flush, record};
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{FamilyRecord, LogState, Manifest};
 use crate::recovery::inspect::{self, DirectoryContent};

@@ -15,23 +15,22 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use collie_io::{Device, Scheduler};
 use collie_log::{Log, LogError, LogId, LogOptions, Lsn};
 use parking_lot::Mutex;
 
-use crate::background::{compaction, flush, wal_limit, whole_merge};
-use crate::handle::Handle;
+use crate::background::threads::shared::Resources;
+use crate::background::threads::{Handle, start_threads};
+use crate::background::{flush, wal_limit};
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{LogState, Manifest};
 use crate::options::invalid;
 use crate::recovery::inspect::{self, DirectoryContent};
 use crate::recovery::store_lock::{self, StoreLock};
 use crate::recovery::{disk, replay};
-use crate::shared::Resources;
 use crate::store::family::FamilyState;
 use crate::store::reserve::StoreReserve;
 use crate::store::view::FlushCause;
@@ -403,52 +402,6 @@ fn shared_by_trees(parts: &Resources, reserve: &StoreReserve) -> tables::TreeCon
         scheduler: Arc::clone(&parts.scheduler),
         stop: Arc::default(),
         short: reserve.missing(),
-    }
-}
-
-/// Starts the background threads, or joins those that it shares.
-fn start_threads(store: &Arc<Store>, threads: &mut Vec<JoinHandle<()>>) -> Result<()> {
-    let member: Weak<Store> = Arc::downgrade(store);
-    store.join_budget(member.clone());
-    if let Some(shared) = &store.options().shared {
-        store.queue().join(Arc::clone(shared.pool()), member);
-        return Ok(());
-    }
-    for n in 0..store.options().flush_threads {
-        threads.push(start_thread(store, format!("collie-flush-{n}"), flush::run)?);
-    }
-    for n in 0..store.options().compaction_threads {
-        threads.push(start_thread(store, format!("collie-merge-{n}"), compaction::run)?);
-    }
-    threads.push(start_thread(store, "collie-merge-all".into(), whole_merge::run)?);
-    Ok(())
-}
-
-/// Starts a background thread. If it panics, writes are refused from then on.
-pub(crate) fn start_thread(store: &Arc<Store>, name: String, run: fn(&Store)) -> Result<JoinHandle<()>> {
-    let store = Arc::clone(store);
-    std::thread::Builder::new()
-        .name(name.clone())
-        .spawn(move || {
-            // Dropped by a panic too, which no other thread would notice.
-            let _watch = Watch(&store);
-            run(&store);
-        })
-        .map_err(|e| Error::io("start the thread", name, e))
-}
-
-/// Refuses writes when a background thread panics.
-struct Watch<'a>(&'a Store);
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let thread = std::thread::current();
-            let name = thread.name().unwrap_or("of the background").to_owned();
-            self.0.fail(Error::Background {
-                cause: format!("the thread {name} panicked"),
-            });
-        }
     }
 }
 

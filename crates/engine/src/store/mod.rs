@@ -3,7 +3,6 @@
 mod families;
 pub(crate) mod family;
 mod health;
-pub(crate) mod queue;
 pub(crate) mod read_point;
 pub(crate) mod reserve;
 mod room;
@@ -20,18 +19,18 @@ use collie_io::{Device, Nanos};
 use collie_log::Lsn;
 use parking_lot::Mutex;
 
+use crate::background::threads::queue::TaskQueue;
+use crate::background::threads::shared::Resources;
 use crate::gaps::Gaps;
 use crate::locks::table::LockTable;
 use crate::manifest::file::ManifestFile;
 use crate::memtable::reclaim::Reclaim;
 use crate::memtable::{Chunks, Mem};
 use crate::recovery::store_lock::StoreLock;
-use crate::shared::Resources;
 use crate::store::families::Families;
 pub(crate) use crate::store::families::ManifestGuard;
 use crate::store::family::FamilyState;
 use crate::store::health::Health;
-use crate::store::queue::TaskQueue;
 use crate::store::reserve::StoreReserve;
 use crate::store::room::RoomWatch;
 use crate::store::stall::ThrottleState;

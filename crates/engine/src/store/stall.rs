@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::shared::Budget;
+use crate::background::threads::shared::Budget;
 
 /// Delays are slept in pieces of at least this; a shorter sleep takes longer than asked.
 const SLEEP_NS: u64 = 1_000_000;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use collie_sim::{Fault, FaultKind, SimDevice};
 
-use crate::recovery::open::start_thread;
+use crate::background::threads::start_thread;
 use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
 use crate::test::hold;

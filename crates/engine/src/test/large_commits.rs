@@ -16,7 +16,7 @@ use collie_sim::{FaultKind, Image, Points, PowerCut, SimDevice, SplitDevice};
 use parking_lot::Mutex;
 
 use crate::background::flush;
-use crate::background::registered::{Flush, record};
+use crate::background::flush::{Flush, record};
 use crate::test::{Rng, hold};
 use crate::write::large::Prepared;
 use crate::{Batch, Db, Error, Family, FamilyOptions, Options, ReadOptions, RingMode, WriteOptions};

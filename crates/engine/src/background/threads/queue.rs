@@ -7,7 +7,7 @@ use std::time::Duration;
 use collie_io::{Clock, Nanos, RealClock};
 use parking_lot::{Condvar, Mutex};
 
-use crate::shared::{Member, TaskKind, ThreadPool};
+use crate::background::threads::pool::{Member, TaskKind, ThreadPool};
 use crate::store::family::FamilyState;
 
 /// Something for a flush thread.

@@ -19,7 +19,7 @@ use crate::store::view::FlushCause;
 use crate::write::encoding::Op;
 use crate::{
     Batch, Durability, Error, Family, FamilyOptions, Options, Result, Snapshot, Stall, Stats, Value,
-    WriteOptions, catalog, read, stats,
+    WriteOptions, catalog, snapshot, stats,
 };
 
 /// An open store. Clones are handles to the same store; all methods may be called from any thread.
@@ -333,7 +333,7 @@ impl Db {
         let (view, point) = self.store().read_at(&family, false);
         // After the view was loaded: a store is marked closed before it empties its views.
         self.store().check_open()?;
-        Ok(read::get(&view, &point, family.name(), key.as_ref())?.value)
+        Ok(snapshot::get(&view, &point, family.name(), key.as_ref())?.value)
     }
 
     /// [`Family::put`] on the default family.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::background::{compaction, flush};
 use crate::batch::Commit;
-use crate::bounds::{Bounds, bounds, prefix_bounds};
 use crate::iter::Iter;
+use crate::key::{Bounds, bounds, prefix_bounds};
 use crate::memtable::Write;
-use crate::read::{self, Read};
+use crate::snapshot::{self, Read};
 use crate::store::family::FamilyState;
 use crate::store::read_point::ReadPoint;
 use crate::store::view::{FlushCause, View};
@@ -75,7 +75,7 @@ impl Family {
     /// [`Error::InDoubt`] where the log has failed and the key's last write may be lost.
     pub fn get_with(&self, key: impl AsRef<[u8]>, options: &ReadOptions) -> Result<Read<Option<Value>>> {
         let (view, point) = self.read_at(options.durable)?;
-        read::get(&view, &point, self.name(), key.as_ref())
+        snapshot::get(&view, &point, self.name(), key.as_ref())
     }
 
     /// Fails where any write to the family is in doubt. For callers that keep figures about its

@@ -98,21 +98,19 @@ macro_rules! reach {
 
 mod background;
 mod batch;
-mod bounds;
-mod bytes;
 mod catalog;
 mod db;
 mod error;
+mod external_journal;
 mod family;
-mod gaps;
 mod iter;
-mod journal;
+mod key;
 mod locks;
 mod manifest;
 mod memtable;
 mod options;
-mod read;
 mod recovery;
+mod snapshot;
 mod stats;
 mod store;
 mod tables;
@@ -123,17 +121,17 @@ mod write;
 
 pub use background::threads::shared::{Shared, SharedOptions};
 pub use batch::Batch;
-pub use bytes::{Key, Value};
 pub use collie_log::{LogId, LogStats, Lsn, RecoveryReport, RingMode};
 pub use db::Db;
 pub use error::{DeadlockLink, Error, Result, TableError};
+pub use external_journal::{ExternalJournal, Journal};
 pub use family::Family;
 pub use iter::Iter;
-pub use journal::{ExternalJournal, Journal};
+pub use key::{Key, Value};
 pub use options::{
     Compression, Durability, FamilyOptions, IoPolicy, Options, ReadOptions, WalRecoveryMode, WriteOptions,
 };
-pub use read::{Read, Snapshot};
+pub use snapshot::{Read, Snapshot};
 pub use stats::{FamilyStats, Stats, TransactionStats};
 pub use store::reserve::{DiskReserve, LentReserve, RoomUser};
 pub use store::stall::Stall;

@@ -14,8 +14,8 @@
 //! |---|---|---|
 //! | [`Sealed`] | a memtable that no later commit belongs to | a rotation |
 //! | [`Written`] | its tables: durable, in no tree | [`Flush::write`], when the log is durable |
-//! | [`Registered`](crate::manifest::flushed::Registered) | tables that the tree names, durably | [`Flush::register`] |
-//! | [`Flushed`](crate::manifest::flushed::Flushed) | what the manifest records, up to which the log is released | [`record`] |
+//! | [`Registered`](crate::manifest::Registered) | tables that the tree names, durably | [`Flush::register`] |
+//! | [`Flushed`](crate::manifest::Flushed) | what the manifest records, up to which the log is released | [`record`] |
 //!
 //! All steps are taken with the family's flush lock, which [`Flush`] holds.
 //!
@@ -52,8 +52,7 @@ use parking_lot::MutexGuard;
 use crate::Result;
 use crate::background::make_room;
 use crate::background::threads::queue::{FlushTask, pause_after};
-use crate::manifest::Edit;
-use crate::manifest::flushed::PendingRecord;
+use crate::manifest::{Edit, PendingRecord};
 use crate::memtable::Entry;
 use crate::store::Store;
 use crate::store::family::FamilyState;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use collie_log::Lsn;
 
-use crate::bounds::{Bounds, is_empty};
+use crate::key::{Bounds, is_empty};
 use crate::memtable::{Direction, End, Entry, Found, Mem, Portion, Scan};
 use crate::tables::{Pinned, TableIter};
 use crate::{Key, Result, Value};

@@ -10,7 +10,7 @@ use std::ops::Bound;
 use smallvec::SmallVec;
 
 use crate::Key;
-use crate::bounds::Bounds;
+use crate::key::Bounds;
 
 /// A place in the order of keys, between two of them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -137,7 +137,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::bounds::contains;
+    use crate::key::contains;
 
     fn bound(from: u8) -> Bound<Key> {
         let key = Key::from(&[from / 3][..]);

@@ -22,12 +22,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::Key;
-use crate::bounds::Bounds;
+use crate::key::Bounds;
 use crate::locks::cover::{Cover, Over};
+use crate::locks::entry::{LockCapacity, Mode, Place, Range, RangeState, Row, Waiter};
 use crate::locks::owner::Owner;
-use crate::locks::range::{Range, RangeState};
-use crate::locks::room::LockCapacity;
-use crate::locks::row::{Mode, Place, Row, Waiter};
 
 /// A lock, held or asked for, within its family.
 #[derive(Debug, Clone, PartialEq, Eq)]

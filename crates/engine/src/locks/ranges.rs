@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use crate::Key;
-use crate::bounds::{Bounds, is_empty};
+use crate::key::{Bounds, is_empty};
 use crate::locks::cover::overlap;
+use crate::locks::entry::{InTheWay, LockCapacity, Mode, Place, Range, RangeState, Waiting};
 use crate::locks::family::{Answer, FamilyLocks, Granted, Lock, Queued, Request};
 use crate::locks::owner::Owner;
-use crate::locks::range::{InTheWay, Range, RangeState, Waiting};
-use crate::locks::room::LockCapacity;
-use crate::locks::row::{Mode, Place};
 
 /// A request for a range, at its place in the queue.
 #[derive(Clone, Copy)]

@@ -6,13 +6,13 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::Key;
-use crate::bounds::{Bounds, contains};
+use crate::key::{Bounds, contains};
 use crate::locks::cover::overlap;
+use crate::locks::entry::LockCapacity;
+use crate::locks::entry::RangeState;
+use crate::locks::entry::{Mode, Place};
 use crate::locks::family::{Answer, FamilyLocks, Granted, Lock, Request, Target};
 use crate::locks::owner::Owner;
-use crate::locks::range::RangeState;
-use crate::locks::room::LockCapacity;
-use crate::locks::row::{Mode, Place};
 
 const KEYS: u64 = 6;
 const OWNERS: u64 = 6;

@@ -16,10 +16,10 @@ use arc_swap::ArcSwap;
 use collie_log::Lsn;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
-use crate::gaps::PutSince;
 use crate::memtable::bucket::Bucket;
 use crate::memtable::chunks::{Chunks, MemBytes};
 use crate::memtable::directory::{Counted, Directory, Slot};
+use crate::memtable::gaps::PutSince;
 use crate::memtable::{At, Direction, End, Entry, Found, Portion, Scan, Scanned, Write};
 
 /// Parts that a bucket is split into after an insert, and after many loads.

@@ -7,10 +7,10 @@
 
 mod bucket;
 mod buckets;
-mod chunks;
+pub(crate) mod chunks;
 mod directory;
+pub(crate) mod gaps;
 mod leaf;
-pub(crate) mod reclaim;
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -20,11 +20,11 @@ use std::sync::mpsc::Sender;
 
 use collie_log::Lsn;
 
-pub(crate) use crate::bounds::Direction;
-use crate::gaps::{Gaps, PutSince};
+pub(crate) use crate::key::Direction;
 pub(crate) use crate::memtable::buckets::Buckets;
 pub(crate) use crate::memtable::chunks::Chunks;
-use crate::memtable::reclaim::Reclaim;
+use crate::memtable::chunks::Reclaim;
+use crate::memtable::gaps::{Gaps, PutSince};
 use crate::{Key, Value};
 
 /// What a write does to its key.

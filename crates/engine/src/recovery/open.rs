@@ -12,6 +12,10 @@
 //! | external journal | external | tables only: the journal's owner applies what they lack |
 //! | external journal | another | refused, nothing touched |
 //! | log on or off, with families | external | refused, nothing touched |
+//!
+//! # The size of the log's disk
+//!
+//! What depends on the size of the file system that the log is on.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -28,9 +32,8 @@ use crate::background::{flush, wal_limit};
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{LogState, Manifest};
 use crate::options::invalid;
-use crate::recovery::inspect::{self, DirectoryContent};
 use crate::recovery::store_lock::{self, StoreLock};
-use crate::recovery::{disk, replay};
+use crate::recovery::{self, DirectoryContent, replay};
 use crate::store::family::FamilyState;
 use crate::store::reserve::StoreReserve;
 use crate::store::view::FlushCause;
@@ -46,7 +49,7 @@ const OPENING: &str = "opening";
 pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
     options.check()?;
     let device = Arc::clone(&options.device);
-    if inspect::inspect(&*device, path)? == DirectoryContent::Nothing {
+    if recovery::inspect(&*device, path)? == DirectoryContent::Nothing {
         if !options.create_if_missing {
             return Err(Error::NotFound { path: path.into() });
         }
@@ -161,8 +164,8 @@ fn start(
         // For who applies, and for rotations.
         options.max_workers = 2;
     }
-    let log_disk_bytes = disk::size_of(&*device, &log_directory(path, &options));
-    options.segment_bytes = disk::segment_bytes(options.segment_bytes, log_disk_bytes);
+    let log_disk_bytes = file_system_bytes(&*device, &log_directory(path, &options));
+    options.segment_bytes = segment_bytes(options.segment_bytes, log_disk_bytes);
     remove_dropped(&*device, path, &manifest)?;
     manifest.amend(|manifest| apply_options(manifest, &options));
     let parts = match &options.shared {
@@ -476,4 +479,53 @@ fn record_found(store: &Store) -> Result<()> {
     drop(manifest);
     let end = families.iter().map(|family| family.flushed().get()).max();
     end.map_or(Ok(()), |end| store.go_on_at(end))
+}
+
+/// A log is released in whole segments, so one that is a large part of its file system might not be
+/// released before that is full.
+const SEGMENTS_OF_DISK: u64 = 32;
+/// A segment is prepared in steps of this.
+const SEGMENT_LEAST: u64 = 2 << 20;
+
+/// The size of the file system that `dir` is on, or will be, in bytes. A device that does not say is
+/// taken to be large.
+pub(super) fn file_system_bytes(device: &dyn Device, dir: &Path) -> u64 {
+    let found = dir.ancestors().find_map(|dir| device.statfs(dir).ok());
+    found.map_or(u64::MAX, |found| found.blocks.saturating_mul(found.block_size))
+}
+
+/// The size of a segment where `asked` is wanted.
+pub(super) fn segment_bytes(asked: u64, disk: u64) -> u64 {
+    let most = (disk / SEGMENTS_OF_DISK).max(SEGMENT_LEAST);
+    match asked <= most {
+        true => asked,
+        false => 1 << most.ilog2(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_is_a_small_part_of_its_disk() {
+        const MIB: u64 = 1 << 20;
+        for (disk, expected) in [
+            (64, 2),
+            (122, 2),
+            (160, 4),
+            (400, 8),
+            (800, 16),
+            (2048, 64),
+            (1 << 20, 64),
+        ] {
+            assert_eq!(segment_bytes(64 * MIB, disk * MIB), expected * MIB, "{disk} MiB");
+        }
+        assert_eq!(
+            segment_bytes(64 << 10, 1 << 20),
+            64 << 10,
+            "what was asked for is less"
+        );
+        assert_eq!(segment_bytes(64 * MIB, u64::MAX), 64 * MIB);
+    }
 }

@@ -8,10 +8,9 @@ use arc_swap::ArcSwap;
 use collie_log::Lsn;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::bounds::Edge;
-use crate::gaps::{Gaps, PutSince, Walked};
-use crate::manifest::FamilyRecord;
-use crate::manifest::flushed::{Flushed, PendingRecord};
+use crate::key::Edge;
+use crate::manifest::{FamilyRecord, Flushed, PendingRecord};
+use crate::memtable::gaps::{Gaps, PutSince, Walked};
 use crate::memtable::{At, Mem};
 use crate::store::stall::{Stall, StallState};
 use crate::store::view::{AllViews, FlushCause, View};

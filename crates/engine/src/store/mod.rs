@@ -21,10 +21,10 @@ use parking_lot::Mutex;
 
 use crate::background::threads::queue::TaskQueue;
 use crate::background::threads::shared::Resources;
-use crate::gaps::Gaps;
 use crate::locks::table::LockTable;
 use crate::manifest::file::ManifestFile;
-use crate::memtable::reclaim::Reclaim;
+use crate::memtable::chunks::Reclaim;
+use crate::memtable::gaps::Gaps;
 use crate::memtable::{Chunks, Mem};
 use crate::recovery::store_lock::StoreLock;
 use crate::store::families::Families;

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 
 use collie_io::Device;
 
-use crate::memtable::reclaim::Reclaim;
+use crate::memtable::chunks::Reclaim;
 use crate::recovery::store_lock::StoreLock;
 use crate::tables::TreeContext;
 use crate::{Error, Result};

@@ -16,16 +16,13 @@
 //! * Each tree has counters of its own; its sequence numbers order its versions and nothing else.
 //! * It does not check its manifest's checksum: [`verify`] does, before the tree is opened.
 
+mod compaction;
 mod current;
-mod during;
 mod hidden;
 mod home;
-mod levels;
 pub(crate) mod link;
-pub(crate) mod orphans;
 mod pace;
 mod pinned;
-mod range;
 mod verified;
 mod version_lock;
 
@@ -47,17 +44,16 @@ use lsm_tree::{
 };
 
 use crate::error::table::is_damage;
-use crate::memtable::reclaim::Reclaim;
+use crate::memtable::chunks::Reclaim;
+use crate::tables::compaction::DuringCompactions;
 use crate::tables::current::{read_file, refuse_leftovers, verify};
-use crate::tables::during::DuringCompactions;
 use crate::tables::hidden::Hidden;
 pub(crate) use crate::tables::hidden::Sampled;
 pub(crate) use crate::tables::home::{DIRECTORY, Home, directory_in, has_files};
-use crate::tables::orphans::Orphans;
 use crate::tables::pace::Pace;
 pub(crate) use crate::tables::pinned::{Pinned, TableIter};
 use crate::tables::verified::{Verified, find_damaged, table_path};
-use crate::tables::version_lock::{Poisoned, VersionGuard, VersionLock};
+use crate::tables::version_lock::{Orphans, Poisoned, VersionGuard, VersionLock};
 use crate::{Compression, Error, FamilyOptions, Result};
 
 /// The watermark that keeps no old version: readers of old versions pin them.
@@ -285,7 +281,7 @@ impl Tables {
     /// while there are tables that the manifest does not record.
     pub(crate) fn compact(&self, writing: &Writing<'_>) -> Result<bool, Unwritten> {
         // Flushes change level 0 only, and no other compaction runs.
-        let strategy: Arc<dyn CompactionStrategy> = match levels::above_a_gap(&self.tree) {
+        let strategy: Arc<dyn CompactionStrategy> = match compaction::above_a_gap(&self.tree) {
             Some(level) => Arc::new(MoveDown(level, level + 1)),
             None => Arc::clone(&self.strategy) as _,
         };

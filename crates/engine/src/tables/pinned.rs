@@ -1,19 +1,28 @@
 //! One version of a family's tables, as views and iterators read it: see the rules of
 //! [`tables`](super).
+//!
+//! # Scans
+//!
+//! Scans of one version of the tables.
+//!
+//! The table library's own scan hides tombstones, however many it passes over in one step. So the
+//! parts that it is made of are put together here, without the last one.
 
-use std::ops::Bound;
+use std::ops::{Bound, Deref, RangeInclusive};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use collie_io::Opener;
 use collie_log::Lsn;
+use lsm_tree::merge::Merger;
+use lsm_tree::mvcc_stream::MvccStream;
 use lsm_tree::table::filter::standard_bloom::Builder as Bloom;
-use lsm_tree::{AbstractTree, InternalValue, Slice};
+use lsm_tree::{AbstractTree, BoxedIterator, InternalValue, Slice, Table};
 
-use crate::bounds::Bounds;
 use crate::error::table::is_damage;
+use crate::key::Bounds;
 use crate::recovery::store_lock::StoreLock;
-use crate::tables::{TableResult, Tables, TreeDir, range};
+use crate::tables::{TableResult, Tables, TreeDir};
 use crate::{Error, Key, MAX_KEY_BYTES, Result};
 
 /// An error, and the table file that it is of.
@@ -77,9 +86,9 @@ impl Tables {
         let range = move |low, high, below| {
             let bounds: (Bound<Slice>, Bound<Slice>) = (low, high);
             let runs = whole.iter_levels().flat_map(|level| level.iter());
-            range::merged(runs.filter_map(|run| {
+            merged(runs.filter_map(|run| {
                 let (first, last) = run.range_overlap_indexes::<Slice, _>(&bounds)?;
-                Some(range::of_run(Arc::clone(run), first..=last, &bounds, below))
+                Some(of_run(Arc::clone(run), first..=last, &bounds, below))
             }))
         };
         let all = version_of_damaged;
@@ -213,4 +222,26 @@ fn cut(bound: Bound<Slice>, as_bound: fn(Slice) -> Bound<Slice>) -> Bound<Slice>
         }
         bound => bound,
     }
+}
+
+/// The newest entry of each key in runs, from the newest run to the oldest, tombstones included.
+pub(super) fn merged(runs: impl Iterator<Item = BoxedIterator<'static>>) -> TableIter {
+    Box::new(MvccStream::new(Merger::new(runs.collect())))
+}
+
+/// The entries of some of a run's tables, between the bounds and older than `below`. A table is
+/// opened when the scan comes to it.
+pub(super) fn of_run<R>(
+    run: R,
+    tables: RangeInclusive<usize>,
+    bounds: &(Bound<Slice>, Bound<Slice>),
+    below: Lsn,
+) -> BoxedIterator<'static>
+where
+    R: Deref<Target: Deref<Target = [Table]>> + Send + 'static,
+{
+    let bounds = bounds.clone();
+    let tables = tables.filter_map(move |n| Some(run.get(n)?.range(bounds.clone())));
+    let entries = tables.flatten();
+    Box::new(entries.filter(move |item| item.as_ref().map_or(true, |item| item.key.seqno < below)))
 }

@@ -162,7 +162,7 @@ fn a_read_finds_all_commits_below_its_boundary_in_its_view() {
     put(&family, "k", "new");
     let (view, point) = read.finish();
     assert_eq!(point.below(), db.visible());
-    let found = crate::read::get(&view, &point, family.name(), b"k").unwrap();
+    let found = crate::snapshot::get(&view, &point, family.name(), b"k").unwrap();
     assert_eq!(text(found.value.as_ref()), Some("new"));
 }
 

@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use collie_log::Lsn;
 
 use crate::batch::Commit;
-use crate::bounds::key_to_key;
+use crate::key::key_to_key;
+use crate::locks::entry::{Mode, RowRef};
 use crate::locks::held::Held;
-use crate::locks::row::{Mode, RowRef};
 use crate::store::family::FamilyState;
 use crate::transaction::reads::{is_key_changed, is_range_changed};
 use crate::transaction::{CommitMode, Concurrency, Isolation, Transaction, TransactionState};

@@ -17,12 +17,9 @@
 //! They are not released before that: the next owner would read the state from before the commit.
 
 mod commit;
-mod denied;
 mod options;
-mod plain;
 mod reads;
 mod registry;
-mod removals;
 mod retry;
 mod rows;
 mod writes;
@@ -35,10 +32,10 @@ use std::sync::atomic::Ordering;
 
 use collie_log::Lsn;
 
-use crate::bounds::{Bounds, bounds, is_empty, prefix_bounds};
 use crate::iter::Iter;
+use crate::key::{Bounds, bounds, is_empty, prefix_bounds};
+use crate::locks::entry::{Mode, RowRef};
 use crate::locks::held::Held;
-use crate::locks::row::{Mode, RowRef};
 use crate::locks::table::Denied;
 use crate::store::read_point::ReadPoint;
 pub use crate::transaction::commit::Ticket;
@@ -52,7 +49,7 @@ use crate::transaction::retry::Rerun;
 pub use crate::transaction::rows::{OwnedRowLocks, RowLocks, RowOwner};
 use crate::transaction::writes::Writes;
 use crate::write::encoding::check_key;
-use crate::{Db, Error, Family, Key, Result, Snapshot, Value, read};
+use crate::{Db, Error, Family, Key, Result, Snapshot, Value, snapshot};
 
 /// A transaction under way. Dropping it rolls it back.
 ///
@@ -395,7 +392,7 @@ impl Transaction {
                 }
                 return Ok(());
             }
-            Err(denied) => denied::error(self.db.store(), family.name(), key, denied),
+            Err(denied) => rows::lock_error(self.db.store(), family.name(), key, denied),
         };
         match error {
             Error::Deadlock { .. } => {
@@ -474,7 +471,7 @@ impl TransactionState {
         // Where the log has failed since an earlier read, both still agree: this returns a value
         // that is certain, or fails.
         let (view, point) = family.read_at(false)?;
-        let read = read::get(&view, &point, family.name(), key)?;
+        let read = snapshot::get(&view, &point, family.name(), key)?;
         self.seen = self.seen.max(read.seen);
         Ok(read.value)
     }

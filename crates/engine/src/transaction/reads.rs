@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use collie_log::Lsn;
 use parking_lot::Mutex;
 
-use crate::bounds::{Bounds, contains, from_key, to_key};
 use crate::iter::Iter;
+use crate::key::{Bounds, contains, from_key, to_key};
 use crate::memtable::{Direction, End, Portion, Scan};
-use crate::transaction::removals::RemovedSince;
+use crate::transaction::registry::RemovedSince;
 use crate::{Family, Key, Result, Snapshot, Value};
 
 /// Entries of a memtable that are fetched at once.

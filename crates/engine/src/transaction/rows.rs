@@ -7,12 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
+use crate::key::key_to_key;
+use crate::locks::entry::{Mode, RowRef};
 use crate::locks::held::Held;
 use crate::locks::owner::Owner;
-use crate::locks::row::{Mode, RowRef};
-use crate::locks::table::LockTable;
-use crate::transaction::denied;
-use crate::{Db, Error, Family, Result};
+use crate::locks::table::{Denied, LockTable, WaitEdge};
+use crate::store::Store;
+use crate::transaction::{Transaction, TransactionInfo, TransactionOptions};
+use crate::{Db, DeadlockLink, Error, Family, Key, Result};
 
 /// An owner of row locks, which locks rows of one store with [`Db::lock_rows`] again and again, for
 /// one step at a time.
@@ -218,7 +222,7 @@ impl Db {
                 key,
             };
             let locked = held.lock(row, Mode::Exclusive, timeout);
-            locked.map_err(|denied| denied::error(self.store(), family.name(), Some(key), denied))?;
+            locked.map_err(|denied| lock_error(self.store(), family.name(), Some(key), denied))?;
         }
         Ok(())
     }
@@ -247,7 +251,7 @@ impl Db {
         for family in families {
             self.check_own(family)?;
             let locked = locks.held.lock_family(family.id(), timeout);
-            locked.map_err(|denied| denied::error(self.store(), family.name(), None, denied))?;
+            locked.map_err(|denied| lock_error(self.store(), family.name(), None, denied))?;
         }
         Ok(locks)
     }
@@ -281,5 +285,85 @@ impl Db {
         Err(Error::ForeignFamily {
             name: family.name().to_owned(),
         })
+    }
+}
+
+impl Db {
+    /// Begins a transaction.
+    ///
+    /// From the first on, or the first [`Db::lock_rows`] or [`Db::lock_families`], writes outside
+    /// of transactions take row locks too, until they are applied, and may fail with the errors of
+    /// locks ([`Error::LockTimeout`](crate::Error::LockTimeout),
+    /// [`Error::Deadlock`](crate::Error::Deadlock),
+    /// [`Error::TooManyLocks`](crate::Error::TooManyLocks)).
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed), and the error with which writes are refused, if
+    /// they are.
+    pub fn transaction(&self, options: TransactionOptions) -> Result<Transaction> {
+        Transaction::begin(self, options)
+    }
+
+    /// The open transactions, from the oldest on, with the locks and the memory that they hold.
+    #[must_use]
+    pub fn transactions(&self) -> Vec<TransactionInfo> {
+        let store = self.store();
+        if store.check_process().is_err() {
+            return Vec::new();
+        }
+        store.transactions().list(store.now(), |id| {
+            let (family, key) = store.locks().waits_for(id)?;
+            Some((store.family_name(family), key))
+        })
+    }
+
+    /// Locks the rows of a write outside of transactions, in the order of all requests for several
+    /// rows. Very many rows of a family are locked as one range.
+    pub(crate) fn lock_for_write(&self, mut rows: SmallVec<[(u32, &[u8]); 1]>) -> Result<Held> {
+        let store = self.store();
+        rows.sort_unstable();
+        rows.dedup();
+        let mut held = Held::new(Arc::clone(store.locks()), store.locks().owner("a single write"));
+        let timeout = store.options().lock_timeout;
+        let most = store.locks().most_rows();
+        for of_family in rows.chunk_by(|a, b| a.0 == b.0) {
+            if let [(family, first), .., (_, last)] = of_family
+                && of_family.len() > most
+            {
+                held.lock_all_between(*family, key_to_key(first, last), timeout)
+                    .map_err(|denied| lock_error(store, &store.family_name(*family), None, denied))?;
+                continue;
+            }
+            for &(family, key) in of_family {
+                let row = RowRef { family, key };
+                held.lock(row, Mode::Exclusive, timeout)
+                    .map_err(|denied| lock_error(store, &store.family_name(family), Some(key), denied))?;
+            }
+        }
+        Ok(held)
+    }
+}
+
+/// The error for a lock that was denied, for a request in the family of that name.
+pub(crate) fn lock_error(store: &Store, family: &str, key: Option<&[u8]>, denied: Denied) -> Error {
+    match denied {
+        Denied::Timeout { waited } => Error::LockTimeout {
+            family: family.to_owned(),
+            key: key.map(Key::from),
+            waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+        },
+        Denied::TooMany { limit } => Error::TooManyLocks { limit },
+        Denied::Deadlock(ring) => Error::Deadlock {
+            cycle: ring.into_iter().map(|link| deadlock_link(store, link)).collect(),
+        },
+    }
+}
+
+fn deadlock_link(store: &Store, link: WaitEdge) -> DeadlockLink {
+    DeadlockLink {
+        transaction: link.owner.id,
+        name: link.owner.name.to_string(),
+        family: store.family_name(link.family),
+        key: link.key(),
     }
 }

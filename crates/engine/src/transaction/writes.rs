@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::bounds::Bounds;
+use crate::key::Bounds;
 use crate::memtable::Write;
 use crate::store::family::FamilyState;
 use crate::{Batch, Error, Key, Result, Value};

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use collie_log::{AppendHook, Failure, Level, Log, LogStats, Lsn, RecoveryReport, Span, Worker};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::journal::ExternalJournal;
+use crate::external_journal::ExternalJournal;
 use crate::write::encoding::VIRTUAL_FRAME;
 use crate::{Error, Result};
 

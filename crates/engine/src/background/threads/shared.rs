@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::background::threads::pool::{Member, TaskKind, ThreadPool};
 use crate::memtable::Chunks;
-use crate::memtable::reclaim::{self, Reclaim};
+use crate::memtable::chunks::{self, Reclaim};
 use crate::{Error, Result};
 
 /// One set of background threads, one block cache, one table of open files and one budget of memory
@@ -113,7 +113,7 @@ impl Resources {
     /// as long as they live.
     pub(crate) fn new(options: &SharedOptions) -> Result<Self> {
         let chunks = Arc::new(Chunks::default());
-        let (reclaim, _thread) = reclaim::start(Arc::clone(&options.device), Arc::clone(&chunks))?;
+        let (reclaim, _thread) = chunks::start_reclaim(Arc::clone(&options.device), Arc::clone(&chunks))?;
         Ok(Self {
             cache: Arc::new(Cache::with_capacity_bytes(options.cache_bytes)),
             descriptors: Arc::new(DescriptorTable::new(options.max_open_files)),

@@ -5,8 +5,8 @@ use std::ops::Bound;
 use collie_log::Lsn;
 
 use crate::Key;
-use crate::gaps::PutSince;
 use crate::memtable::bucket::{Bucket, Cursor, PASSED};
+use crate::memtable::gaps::PutSince;
 
 impl Bucket {
     /// As [`Mem::put_since`](crate::memtable::Mem::put_since).

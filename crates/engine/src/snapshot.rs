@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use collie_log::Lsn;
 
-use crate::bounds::{Bounds, bounds, prefix_bounds};
 use crate::iter::Iter;
+use crate::key::{Bounds, bounds, prefix_bounds};
 use crate::store::Views;
 use crate::store::read_point::ReadPoint;
 use crate::store::view::View;

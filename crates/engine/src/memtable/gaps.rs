@@ -44,7 +44,7 @@ use collie_log::Lsn;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::Key;
-use crate::bounds::{Direction, Edge};
+use crate::key::{Direction, Edge};
 
 /// So many removed rows in a row are worth a gap.
 pub(crate) const WORTH: u64 = 16;

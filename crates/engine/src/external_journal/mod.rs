@@ -9,7 +9,6 @@
 
 mod adopt;
 mod apply;
-mod links;
 
 use std::sync::Arc;
 use std::{fmt, io};

@@ -1,8 +1,71 @@
-//! The bounds of a scan.
+//! Keys and values, which reads return, and the bounds of scans.
 
-use std::ops::{Bound, RangeBounds};
+use std::borrow::Borrow;
+use std::fmt;
+use std::ops::{Bound, Deref, RangeBounds};
 
-use crate::Key;
+use lsm_tree::Slice;
+
+macro_rules! bytes {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub(crate) Slice);
+
+        impl Deref for $name {
+            type Target = [u8];
+            fn deref(&self) -> &[u8] {
+                &self.0
+            }
+        }
+
+        impl AsRef<[u8]> for $name {
+            fn as_ref(&self) -> &[u8] {
+                &self.0
+            }
+        }
+
+        impl Borrow<[u8]> for $name {
+            fn borrow(&self) -> &[u8] {
+                &self.0
+            }
+        }
+
+        impl From<&[u8]> for $name {
+            fn from(bytes: &[u8]) -> Self {
+                Self(Slice::from(bytes))
+            }
+        }
+
+        impl From<$name> for Vec<u8> {
+            fn from(bytes: $name) -> Self {
+                bytes.to_vec()
+            }
+        }
+
+        impl<T: AsRef<[u8]> + ?Sized> PartialEq<&T> for $name {
+            fn eq(&self, other: &&T) -> bool {
+                **self == *other.as_ref()
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "\"{}\"", self.escape_ascii())
+            }
+        }
+    };
+}
+
+bytes! {
+    /// A key. Cloning it copies no bytes (short ones are stored inline).
+    Key
+}
+
+bytes! {
+    /// A value. Cloning it copies no bytes (short ones are stored inline).
+    Value
+}
 
 /// Which way a scan goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,6 +219,8 @@ pub(crate) fn is_empty(bounds: &Bounds) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::Key;
+    use std::hash::BuildHasher;
 
     #[test]
     fn a_prefix_ends_where_its_last_raisable_byte_is_raised() {
@@ -192,6 +257,15 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// As [`Borrow`](std::borrow::Borrow) requires of keys of maps.
+    #[test]
+    fn a_key_has_the_hash_of_its_bytes() {
+        let state = std::hash::RandomState::new();
+        for bytes in [&b""[..], b"short", &[7; 100]] {
+            assert_eq!(state.hash_one(Key::from(bytes)), state.hash_one(bytes));
         }
     }
 }

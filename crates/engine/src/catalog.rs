@@ -6,13 +6,11 @@ use std::sync::Arc;
 
 use collie_io::Device;
 
-use crate::manifest::file::{ManifestError, ManifestFile};
-use crate::manifest::{Edit, FamilyRecord, LogState};
+use crate::manifest::file::ManifestError;
+use crate::manifest::{Edit, FamilyRecord};
 use crate::store::family::FamilyState;
 use crate::store::{ManifestGuard, Store};
-use crate::tables::link::link_closed;
 use crate::tables::{DIRECTORY, directory_in};
-use crate::write::order::Turn;
 use crate::{DEFAULT_FAMILY, Error, FamilyOptions, Result};
 
 /// In bytes: a name is part of the name under which the log is retained for the family.
@@ -138,7 +136,7 @@ fn create_tables(store: &Store, record: &FamilyRecord) -> Result<Arc<FamilyState
 /// later sync would report success without them. Its files are removed when the manifest has the
 /// next id. Where the device has no room for that, they stay until the next opening, which takes
 /// them as the sign that the id was used.
-fn retire_id(store: &Store, manifest: &mut ManifestGuard<'_>, id: u32) {
+pub(crate) fn retire_id(store: &Store, manifest: &mut ManifestGuard<'_>, id: u32) {
     let path = directory(store, id);
     let edit = Edit {
         next_family: id + 1,
@@ -215,70 +213,4 @@ pub(crate) fn remove(store: &Store, family: &Arc<FamilyState>) -> Result<()> {
     // The default limit depends on the number of families.
     crate::background::wal_limit::schedule_check(store);
     Ok(())
-}
-
-/// A store that is to become the content of another: not open, with an external journal, and so with
-/// one family.
-pub(crate) struct Staged {
-    family: FamilyRecord,
-    tables: PathBuf,
-}
-
-impl Staged {
-    /// Reads its manifest.
-    pub(crate) fn read(device: &dyn Device, dir: &Path) -> Result<Self> {
-        let wrong = |found: &str| Error::WrongDirectory {
-            path: dir.into(),
-            found: found.into(),
-        };
-        let manifest = ManifestFile::read(device, dir)?.ok_or_else(|| wrong("no manifest"))?;
-        match &manifest.families[..] {
-            [family] if manifest.log == LogState::External && family.name == DEFAULT_FAMILY => Ok(Self {
-                tables: directory_in(dir, family.id),
-                family: family.clone(),
-            }),
-            _ => Err(wrong("a store that `links` did not make")),
-        }
-    }
-}
-
-/// Replaces the default family by a staged one: its files first, then one change of the manifest,
-/// then in memory. The old family's files are removed with their last user.
-pub(crate) fn adopt(store: &Store, staged: &Staged, turn: &Turn<'_>) -> Result<Arc<FamilyState>> {
-    let mut manifest = store.manifest();
-    let old = store.family(DEFAULT_FAMILY).ok_or(Error::Closed)?;
-    let id = manifest.next_family;
-    let record = FamilyRecord {
-        id,
-        options: old.options().clone(),
-        ..staged.family.clone()
-    };
-    let path = directory(store, id);
-    let linked = link_closed(&staged.tables, &path, store.device())
-        .and_then(|()| store.load_family(&record, store.open_tables(&record, true)?))
-        // What it is flushed to is known only now, if its last flush was not recorded.
-        .and_then(|family| turn.check_end(family.flushed().get()).map(|()| family));
-    let family = linked.inspect_err(|_| retire_id(store, &mut manifest, id))?;
-    let flushed = family.flushed().get();
-    let edit = Edit {
-        next_family: id + 1,
-        floor: flushed,
-        created: Some(FamilyRecord { flushed, ..record }),
-        dropped: Some(old.id()),
-        ..Edit::default()
-    };
-    reach!("the staged tables are open");
-    if let Err(error) = manifest.try_commit(&edit) {
-        match &error {
-            ManifestError::NotWritten(_) => retire_id(store, &mut manifest, id),
-            ManifestError::InDoubt(_) => manifest.amend(|manifest| manifest.next_family = id + 1),
-        }
-        return Err(store.manifest_failed(error));
-    }
-    // Before a read can find the new tables, whose entries lie below. Nothing is applied meanwhile,
-    // so what is visible stays the same until then.
-    store.go_on_at(flushed)?;
-    store.replace_family(&old, &family);
-    store.queue().compact(&family);
-    Ok(family)
 }

@@ -1,18 +1,21 @@
 //! A copy of a store that shares its table files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use collie_io::Device;
 use collie_log::Lsn;
 
 use crate::background::flush::{self, Flush, record};
-use crate::manifest::file::ManifestFile;
-use crate::manifest::{FamilyRecord, LogState, Manifest};
+use crate::manifest::file::{ManifestError, ManifestFile};
+use crate::manifest::{Edit, FamilyRecord, LogState, Manifest};
 use crate::recovery::{self, DirectoryContent};
 use crate::store::Store;
 use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
 use crate::tables::directory_in;
+use crate::tables::link::link_closed;
+use crate::write::order::Turn;
 use crate::{DEFAULT_FAMILY, Db, Error, Result, catalog};
 
 impl Db {
@@ -122,8 +125,8 @@ impl Db {
         if let Some(refusal) = store.refusal() {
             return Err(refusal);
         }
-        let staged = catalog::Staged::read(store.device(), dir.as_ref())?;
-        let adopted = store.relieve(|| catalog::adopt(store, &staged, &turn));
+        let staged = Staged::read(store.device(), dir.as_ref())?;
+        let adopted = store.relieve(|| adopt_staged(store, &staged, &turn));
         store.fill_reserve();
         let family = adopted?;
         let flushed = family.flushed().get();
@@ -132,4 +135,70 @@ impl Db {
         external.tell_flushed(flushed);
         Ok(flushed - 1)
     }
+}
+
+/// A store that is to become the content of another: not open, with an external journal, and so with
+/// one family.
+struct Staged {
+    family: FamilyRecord,
+    tables: PathBuf,
+}
+
+impl Staged {
+    /// Reads its manifest.
+    fn read(device: &dyn Device, dir: &Path) -> Result<Self> {
+        let wrong = |found: &str| Error::WrongDirectory {
+            path: dir.into(),
+            found: found.into(),
+        };
+        let manifest = ManifestFile::read(device, dir)?.ok_or_else(|| wrong("no manifest"))?;
+        match &manifest.families[..] {
+            [family] if manifest.log == LogState::External && family.name == DEFAULT_FAMILY => Ok(Self {
+                tables: directory_in(dir, family.id),
+                family: family.clone(),
+            }),
+            _ => Err(wrong("a store that `links` did not make")),
+        }
+    }
+}
+
+/// Replaces the default family by a staged one: its files first, then one change of the manifest,
+/// then in memory. The old family's files are removed with their last user.
+fn adopt_staged(store: &Store, staged: &Staged, turn: &Turn<'_>) -> Result<Arc<FamilyState>> {
+    let mut manifest = store.manifest();
+    let old = store.family(DEFAULT_FAMILY).ok_or(Error::Closed)?;
+    let id = manifest.next_family;
+    let record = FamilyRecord {
+        id,
+        options: old.options().clone(),
+        ..staged.family.clone()
+    };
+    let path = catalog::directory(store, id);
+    let linked = link_closed(&staged.tables, &path, store.device())
+        .and_then(|()| store.load_family(&record, store.open_tables(&record, true)?))
+        // What it is flushed to is known only now, if its last flush was not recorded.
+        .and_then(|family| turn.check_end(family.flushed().get()).map(|()| family));
+    let family = linked.inspect_err(|_| catalog::retire_id(store, &mut manifest, id))?;
+    let flushed = family.flushed().get();
+    let edit = Edit {
+        next_family: id + 1,
+        floor: flushed,
+        created: Some(FamilyRecord { flushed, ..record }),
+        dropped: Some(old.id()),
+        ..Edit::default()
+    };
+    reach!("the staged tables are open");
+    if let Err(error) = manifest.try_commit(&edit) {
+        match &error {
+            ManifestError::NotWritten(_) => catalog::retire_id(store, &mut manifest, id),
+            ManifestError::InDoubt(_) => manifest.amend(|manifest| manifest.next_family = id + 1),
+        }
+        return Err(store.manifest_failed(error));
+    }
+    // Before a read can find the new tables, whose entries lie below. Nothing is applied meanwhile,
+    // so what is visible stays the same until then.
+    store.go_on_at(flushed)?;
+    store.replace_family(&old, &family);
+    store.queue().compact(&family);
+    Ok(family)
 }

@@ -4,12 +4,31 @@
 //! It compares with the last digest of each cache line before it searches one of them: these loads
 //! do not wait for each other, while a binary search would miss the cache three times in a row.
 
-use crate::memtable::bucket::Address;
-
 /// Entries of a leaf.
 pub(super) const LEAF: usize = 64;
 /// Digests in a cache line.
 const LINE: usize = 8;
+
+/// The address of an entry: the chunk in the upper half, the offset in the lower.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Address(u64);
+
+impl Address {
+    /// No entry's address.
+    pub(super) const NONE: Self = Self(u64::MAX);
+
+    pub(super) fn new(chunk: usize, offset: usize) -> Self {
+        Self((chunk as u64) << 32 | offset as u64)
+    }
+
+    pub(super) fn chunk(self) -> usize {
+        (self.0 >> 32) as usize
+    }
+
+    pub(super) fn offset(self) -> usize {
+        (self.0 & 0xffff_ffff) as usize
+    }
+}
 
 /// See the module's page.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use lsm_tree::compaction::filter::Context;
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
 use lsm_tree::{AbstractTree, Tree};
 
-use crate::tables::TableResult;
+use crate::tables::home::TableResult;
 use crate::tables::pace::{Pace, Pieces};
 use crate::tables::version_lock::VersionLock;
 

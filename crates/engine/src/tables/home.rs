@@ -1,13 +1,15 @@
 //! Where trees are: in a directory for each family, in a store that this process has locked.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
-use collie_io::Device;
+use collie_io::{Device, Scheduler};
+use lsm_tree::{AbstractTree, Cache, DescriptorTable, GlobalTableId, Tree};
 
 use crate::memtable::chunks::Reclaim;
 use crate::recovery::store_lock::StoreLock;
-use crate::tables::TreeContext;
 use crate::{Error, Result};
 
 /// The directory of the families' directories.
@@ -36,4 +38,46 @@ pub(crate) struct Home<'a> {
     pub(crate) shared: &'a TreeContext,
     pub(crate) device: &'a dyn Device,
     pub(crate) reclaim: Sender<Reclaim>,
+}
+
+pub(crate) type TableResult<T> = std::result::Result<T, lsm_tree::Error>;
+
+/// What all trees of a store share.
+pub(crate) struct TreeContext {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) descriptors: Arc<DescriptorTable>,
+    pub(crate) scheduler: Arc<Scheduler>,
+    /// Set when the store closes: running compactions end early.
+    pub(crate) stop: Arc<AtomicBool>,
+    /// Set while the device is full and the reserve is given up: compactions that do not make room end
+    /// early.
+    pub(crate) short: Arc<AtomicBool>,
+}
+
+/// A family's directory. Where the family was dropped, the last user removes the directory.
+pub(crate) struct TreeDir {
+    pub(super) path: PathBuf,
+    pub(super) dropped: Arc<AtomicBool>,
+    pub(super) reclaim: Sender<Reclaim>,
+    pub(super) tree: Tree,
+    pub(super) descriptors: Arc<DescriptorTable>,
+}
+
+impl Drop for TreeDir {
+    fn drop(&mut self) {
+        // The table library closes only those of tables that a merge has replaced. What is open takes
+        // its space also when it is removed.
+        for table in self.tree.current_version().iter_tables() {
+            self.descriptors
+                .remove_for_table(&GlobalTableId::from((self.tree.id(), table.id())));
+        }
+        if self.dropped.load(Ordering::Relaxed) {
+            // Where the receiver is gone, the next open removes the directory: the manifest does
+            // not name its id.
+            drop(
+                self.reclaim
+                    .send(Reclaim::Directory(std::mem::take(&mut self.path))),
+            );
+        }
+    }
 }

@@ -29,27 +29,25 @@ mod version_lock;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 
-use collie_io::{Device, Scheduler};
+use collie_io::Device;
 use collie_log::Lsn;
 use lsm_tree::compaction::{CompactionStrategy, Leveled, MoveDown};
 use lsm_tree::config::{
     BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
 };
-use lsm_tree::{
-    AbstractTree, AnyTree, Cache, CompressionType, Config, DescriptorTable, GlobalTableId, InternalValue,
-    SequenceNumberCounter, Tree,
-};
+use lsm_tree::{AbstractTree, AnyTree, CompressionType, Config, InternalValue, SequenceNumberCounter, Tree};
 
 use crate::error::table::is_damage;
-use crate::memtable::chunks::Reclaim;
+use crate::recovery::store_lock::StoreLock;
 use crate::tables::compaction::DuringCompactions;
 use crate::tables::current::{read_file, refuse_leftovers, verify};
 use crate::tables::hidden::Hidden;
 pub(crate) use crate::tables::hidden::Sampled;
-pub(crate) use crate::tables::home::{DIRECTORY, Home, directory_in, has_files};
+pub(crate) use crate::tables::home::{
+    DIRECTORY, Home, TableResult, TreeContext, TreeDir, directory_in, has_files,
+};
 use crate::tables::pace::Pace;
 pub(crate) use crate::tables::pinned::{Pinned, TableIter};
 use crate::tables::verified::{Verified, find_damaged, table_path};
@@ -58,47 +56,6 @@ use crate::{Compression, Error, FamilyOptions, Result};
 
 /// The watermark that keeps no old version: readers of old versions pin them.
 const KEEP_NONE: u64 = u64::MAX >> 1;
-
-pub(crate) type TableResult<T> = std::result::Result<T, lsm_tree::Error>;
-/// What all trees of a store share.
-pub(crate) struct TreeContext {
-    pub(crate) cache: Arc<Cache>,
-    pub(crate) descriptors: Arc<DescriptorTable>,
-    pub(crate) scheduler: Arc<Scheduler>,
-    /// Set when the store closes: running compactions end early.
-    pub(crate) stop: Arc<AtomicBool>,
-    /// Set while the device is full and the reserve is given up: compactions that do not make room end
-    /// early.
-    pub(crate) short: Arc<AtomicBool>,
-}
-
-/// A family's directory. Where the family was dropped, the last user removes the directory.
-pub(crate) struct TreeDir {
-    path: PathBuf,
-    dropped: Arc<AtomicBool>,
-    reclaim: Sender<Reclaim>,
-    tree: Tree,
-    descriptors: Arc<DescriptorTable>,
-}
-
-impl Drop for TreeDir {
-    fn drop(&mut self) {
-        // The table library closes only those of tables that a merge has replaced. What is open takes
-        // its space also when it is removed.
-        for table in self.tree.current_version().iter_tables() {
-            self.descriptors
-                .remove_for_table(&GlobalTableId::from((self.tree.id(), table.id())));
-        }
-        if self.dropped.load(Ordering::Relaxed) {
-            // Where the receiver is gone, the next open removes the directory: the manifest does
-            // not name its id.
-            drop(
-                self.reclaim
-                    .send(Reclaim::Directory(std::mem::take(&mut self.path))),
-            );
-        }
-    }
-}
 
 /// What is in all tables of a family.
 #[derive(Debug, Clone, Copy, Default)]
@@ -220,6 +177,12 @@ impl Tables {
             hidden: Hidden::new(may_be_hidden),
             dir: Arc::new(dir),
         })
+    }
+
+    /// Pins the newest version until the result is dropped. Takes the tree's version lock: for
+    /// background threads.
+    pub(crate) fn pin(&self, lock: Option<StoreLock>) -> Pinned {
+        Pinned::of(&self.tree, Arc::clone(&self.dir), lock)
     }
 
     /// To be called before tables are written, and kept until they are part of the tree or never

@@ -17,12 +17,12 @@ use collie_log::Lsn;
 use lsm_tree::merge::Merger;
 use lsm_tree::mvcc_stream::MvccStream;
 use lsm_tree::table::filter::standard_bloom::Builder as Bloom;
-use lsm_tree::{AbstractTree, BoxedIterator, InternalValue, Slice, Table};
+use lsm_tree::{AbstractTree, BoxedIterator, InternalValue, Slice, Table, Tree};
 
 use crate::error::table::is_damage;
 use crate::key::Bounds;
 use crate::recovery::store_lock::StoreLock;
-use crate::tables::{TableResult, Tables, TreeDir};
+use crate::tables::home::{TableResult, TreeDir};
 use crate::{Error, Key, MAX_KEY_BYTES, Result};
 
 /// An error, and the table file that it is of.
@@ -44,11 +44,10 @@ enum Look {
     AtEntries,
 }
 
-impl Tables {
-    /// Pins the newest version until the result is dropped. Takes the tree's version lock: for
-    /// background threads.
-    pub(crate) fn pin(&self, lock: Option<StoreLock>) -> Pinned {
-        let version = self.tree.current_version();
+impl Pinned {
+    /// The newest version of the tree, whose directory that is.
+    pub(super) fn of(tree: &Tree, dir: Arc<TreeDir>, lock: Option<StoreLock>) -> Self {
+        let version = tree.current_version();
         let (whole, tables, version_of_damaged) = (version.clone(), version.clone(), version.clone());
         let since = move |bounds: &(Bound<Slice>, Bound<Slice>), since: Lsn, look: Look| {
             for run in tables.iter_levels().flat_map(|level| level.iter()) {
@@ -109,7 +108,7 @@ impl Tables {
             range: Box::new(range),
             since: Box::new(since),
             damaged: Box::new(damaged),
-            dir: Some(Arc::clone(&self.dir)),
+            dir: Some(dir),
             opener: Opener::here(),
             lock,
         }

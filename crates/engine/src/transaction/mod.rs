@@ -39,13 +39,13 @@ use crate::locks::held::Held;
 use crate::locks::table::Denied;
 use crate::store::read_point::ReadPoint;
 pub use crate::transaction::commit::Ticket;
+use crate::transaction::options::Rerun;
 pub use crate::transaction::options::{CommitMode, Concurrency, Isolation, TransactionOptions};
 pub use crate::transaction::reads::TransactionIter;
 use crate::transaction::reads::{RangeRead, is_key_changed};
 use crate::transaction::registry::OpenTransaction;
 pub(crate) use crate::transaction::registry::Registry;
 pub use crate::transaction::registry::TransactionInfo;
-use crate::transaction::retry::Rerun;
 pub use crate::transaction::rows::{OwnedRowLocks, RowLocks, RowOwner};
 use crate::transaction::writes::Writes;
 use crate::write::encoding::check_key;
@@ -97,6 +97,36 @@ struct TransactionState {
     seen: Lsn,
     /// For [`Db::transact`].
     rerun: Rerun,
+}
+
+impl Db {
+    /// Begins a transaction.
+    ///
+    /// From the first on, or the first [`Db::lock_rows`] or [`Db::lock_families`], writes outside
+    /// of transactions take row locks too, until they are applied, and may fail with the errors of
+    /// locks ([`Error::LockTimeout`](crate::Error::LockTimeout),
+    /// [`Error::Deadlock`](crate::Error::Deadlock),
+    /// [`Error::TooManyLocks`](crate::Error::TooManyLocks)).
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed), and the error with which writes are refused, if
+    /// they are.
+    pub fn transaction(&self, options: TransactionOptions) -> Result<Transaction> {
+        Transaction::begin(self, options)
+    }
+
+    /// The open transactions, from the oldest on, with the locks and the memory that they hold.
+    #[must_use]
+    pub fn transactions(&self) -> Vec<TransactionInfo> {
+        let store = self.store();
+        if store.check_process().is_err() {
+            return Vec::new();
+        }
+        store.transactions().list(store.now(), |id| {
+            let (family, key) = store.locks().waits_for(id)?;
+            Some((store.family_name(family), key))
+        })
+    }
 }
 
 impl Transaction {

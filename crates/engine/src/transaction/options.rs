@@ -106,3 +106,13 @@ impl TransactionOptions {
         }
     }
 }
+
+/// Whether a transaction must be run again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rerun {
+    No,
+    /// Its last request for a lock timed out. It may go on without it.
+    AfterTimeout,
+    /// It met a conflict or a deadlock.
+    Needed,
+}

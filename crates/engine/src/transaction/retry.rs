@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::transaction::options::Rerun;
 use crate::transaction::{Transaction, TransactionOptions};
 use crate::{Db, Error, Result};
 
@@ -9,16 +10,6 @@ use crate::{Db, Error, Result};
 const PAUSE: Duration = Duration::from_micros(100);
 /// The longest pause of all.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
-
-/// Whether a transaction must be run again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rerun {
-    No,
-    /// Its last request for a lock timed out. It may go on without it.
-    AfterTimeout,
-    /// It met a conflict or a deadlock.
-    Needed,
-}
 
 impl Db {
     /// Runs `work` in a transaction and commits it, and does both again after an error that

@@ -15,7 +15,6 @@ use crate::locks::held::Held;
 use crate::locks::owner::Owner;
 use crate::locks::table::{Denied, LockTable, WaitEdge};
 use crate::store::Store;
-use crate::transaction::{Transaction, TransactionInfo, TransactionOptions};
 use crate::{Db, DeadlockLink, Error, Family, Key, Result};
 
 /// An owner of row locks, which locks rows of one store with [`Db::lock_rows`] again and again, for
@@ -289,34 +288,6 @@ impl Db {
 }
 
 impl Db {
-    /// Begins a transaction.
-    ///
-    /// From the first on, or the first [`Db::lock_rows`] or [`Db::lock_families`], writes outside
-    /// of transactions take row locks too, until they are applied, and may fail with the errors of
-    /// locks ([`Error::LockTimeout`](crate::Error::LockTimeout),
-    /// [`Error::Deadlock`](crate::Error::Deadlock),
-    /// [`Error::TooManyLocks`](crate::Error::TooManyLocks)).
-    ///
-    /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed), and the error with which writes are refused, if
-    /// they are.
-    pub fn transaction(&self, options: TransactionOptions) -> Result<Transaction> {
-        Transaction::begin(self, options)
-    }
-
-    /// The open transactions, from the oldest on, with the locks and the memory that they hold.
-    #[must_use]
-    pub fn transactions(&self) -> Vec<TransactionInfo> {
-        let store = self.store();
-        if store.check_process().is_err() {
-            return Vec::new();
-        }
-        store.transactions().list(store.now(), |id| {
-            let (family, key) = store.locks().waits_for(id)?;
-            Some((store.family_name(family), key))
-        })
-    }
-
     /// Locks the rows of a write outside of transactions, in the order of all requests for several
     /// rows. Very many rows of a family are locked as one range.
     pub(crate) fn lock_for_write(&self, mut rows: SmallVec<[(u32, &[u8]); 1]>) -> Result<Held> {

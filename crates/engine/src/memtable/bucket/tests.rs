@@ -1,4 +1,7 @@
+use std::ops::Bound;
+
 use super::*;
+use crate::memtable::{Direction, End, Portion, Scan};
 
 fn at(start: Lsn) -> At {
     At {

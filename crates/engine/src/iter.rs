@@ -1,8 +1,4 @@
 //! Scans: memtables and tables merged, from either end.
-//!
-//! # Stretches
-//!
-//! The removed rows that an iterator walks over between two keys that it returns.
 
 mod sources;
 
@@ -368,8 +364,8 @@ const LOOKS_AFTER: u64 = 8;
 /// A jump costs as much as walking over so many rows, but at the start, where nothing is fetched.
 const JUMP: u64 = 64;
 
-/// See the module's page.
-pub(super) struct Stretch {
+/// The removed rows that an iterator walks over between two keys that it returns.
+struct Stretch {
     bounds: Bounds,
     /// Where the iterator goes; `None` at first.
     toward: Option<Direction>,
@@ -388,14 +384,14 @@ pub(super) struct Stretch {
 }
 
 /// The side of a key that an iterator comes to first, and the other one.
-pub(super) fn near(key: &Key, direction: Direction) -> Edge {
+fn near(key: &Key, direction: Direction) -> Edge {
     match direction {
         Direction::Forward => Edge::Before(key.clone()),
         Direction::Backward => Edge::after(key),
     }
 }
 
-pub(super) fn far(key: &Key, direction: Direction) -> Edge {
+fn far(key: &Key, direction: Direction) -> Edge {
     match direction {
         Direction::Forward => Edge::after(key),
         Direction::Backward => Edge::Before(key.clone()),
@@ -404,7 +400,7 @@ pub(super) fn far(key: &Key, direction: Direction) -> Edge {
 
 impl Stretch {
     /// For an iterator that begins between these bounds.
-    pub(super) fn new(bounds: &Bounds) -> Self {
+    fn new(bounds: &Bounds) -> Self {
         Self {
             bounds: bounds.clone(),
             toward: None,
@@ -419,13 +415,13 @@ impl Stretch {
     }
 
     /// A step begins.
-    pub(super) fn goes(&mut self, direction: Direction) {
+    fn goes(&mut self, direction: Direction) {
         self.both_ways |= self.toward.is_some_and(|toward| toward != direction);
         self.toward = Some(direction);
     }
 
     /// A removed row is next.
-    pub(super) fn removed(&mut self, key: &Key, direction: Direction) {
+    fn removed(&mut self, key: &Key, direction: Direction) {
         if self.from.is_none() {
             self.from = Some(match self.is_start {
                 true => self.start(direction),
@@ -438,7 +434,7 @@ impl Stretch {
     }
 
     /// A key is returned, or nothing is left.
-    pub(super) fn ends(&mut self) {
+    fn ends(&mut self) {
         self.is_start = false;
         self.looks_at = LOOKS_AFTER;
         if self.from.is_some() {
@@ -448,7 +444,7 @@ impl Stretch {
     }
 
     /// What lies before this key was noted, and it goes on behind it.
-    pub(super) fn goes_on(&mut self, key: &Key, direction: Direction) {
+    fn goes_on(&mut self, key: &Key, direction: Direction) {
         self.ends();
         self.from = Some(far(key, direction));
     }
@@ -462,7 +458,7 @@ impl Stretch {
     }
 
     /// Where it ends at the latest.
-    pub(super) fn far(&self, direction: Direction) -> Edge {
+    fn far(&self, direction: Direction) -> Edge {
         match direction {
             Direction::Forward => Edge::of_high(&self.bounds.1),
             Direction::Backward => Edge::of_low(&self.bounds.0),
@@ -470,7 +466,7 @@ impl Stretch {
     }
 
     /// Where a gap is looked for, if it is time to do so.
-    pub(super) fn looks(&mut self, direction: Direction) -> Option<Edge> {
+    fn looks(&mut self, direction: Direction) -> Option<Edge> {
         if self.removed < self.looks_at || self.both_ways {
             return None;
         }
@@ -487,12 +483,12 @@ impl Stretch {
     }
 
     /// Whether a jump is worth it.
-    pub(super) fn may_jump(&self, jump: &Jump) -> bool {
+    fn may_jump(&self, jump: &Jump) -> bool {
         self.is_start || jump.passed >= JUMP
     }
 
     /// It jumps, and a stretch begins there. Returns what is left.
-    pub(super) fn jumps(&mut self, jump: Jump, direction: Direction) -> Bounds {
+    fn jumps(&mut self, jump: Jump, direction: Direction) -> Bounds {
         let to = self.far(direction);
         let left = match direction {
             Direction::Forward => Edge::between(&jump.to, &to),
@@ -505,17 +501,17 @@ impl Stretch {
     }
 
     /// Whether it is worth a gap.
-    pub(super) fn is_long(&self) -> bool {
+    fn is_long(&self) -> bool {
         self.removed >= WORTH && !self.both_ways
     }
 
     /// Whether it lies between two gaps where a jump follows: a gap joins them.
-    pub(super) fn is_between_gaps(&self) -> bool {
+    fn is_between_gaps(&self) -> bool {
         self.is_behind_gap && self.removed > 0
     }
 
     /// What was walked over when the iterator has come to an edge.
-    pub(super) fn walked(&self, to: Edge, direction: Direction, since: Lsn, seen: Lsn) -> Option<Walked> {
+    fn walked(&self, to: Edge, direction: Direction, since: Lsn, seen: Lsn) -> Option<Walked> {
         let from = self.from.clone()?;
         let (low, high) = match direction {
             Direction::Forward => (from, to),

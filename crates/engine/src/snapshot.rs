@@ -1,4 +1,4 @@
-//! Point reads, and snapshots.
+//! Snapshots, and reads of one key.
 
 use std::ops::RangeBounds;
 use std::sync::Arc;

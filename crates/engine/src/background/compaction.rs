@@ -2,8 +2,6 @@
 //!
 //! # Merging a family as a whole
 //!
-//! Merging all tables of a family where tombstones hide half of what they take.
-//!
 //! The table library compacts by sizes. Where keys rise and old ones are deleted, tables of new rows
 //! move down a level unmerged, and tombstones stay above the rows that they hide: of a queue, all that
 //! went through it would stay. So a family is merged as a whole when tombstones hide half of its

@@ -3,12 +3,9 @@
 //! A family's sealed memtables are flushed in order. For each: wait until everything below its end
 //! `R` is applied *and* durable (so that no table is ever ahead of the log), write its newest
 //! versions to new tables, register them, replace the memtable by them in the view, record `R` in
-//! the manifest, and release the log up to `R`. [`registered`](crate::background::flush) has
-//! these steps as types; this file decides when they run.
+//! the manifest, and release the log up to `R`.
 //!
 //! # The steps of a flush, as types
-//!
-//! The steps of a flush, as types.
 //!
 //! | type | what it is | made by |
 //! |---|---|---|
@@ -19,9 +16,7 @@
 //!
 //! All steps are taken with the family's flush lock, which [`Flush`] holds.
 //!
-//! # Families with nothing in memory
-//!
-//! Families with nothing in memory: what they hold of the log is nothing.
+//! # Families with nothing in memory hold no log
 //!
 //! All families share the log, and one that nobody writes would hold all of it. So when a flush is
 //! recorded and such families alone hold the oldest part, the same change of the manifest calls them
@@ -263,7 +258,7 @@ impl<'a> Flush<'a> {
     }
 
     /// `None` while another flush of the family runs.
-    pub(super) fn try_of(store: &'a Store, family: &'a Arc<FamilyState>) -> Option<Self> {
+    fn try_of(store: &'a Store, family: &'a Arc<FamilyState>) -> Option<Self> {
         let kept = family.try_lock_flushes()?;
         Some(Self { store, family, kept })
     }
@@ -273,19 +268,19 @@ impl<'a> Flush<'a> {
     }
 
     /// The LSN below which the manifest calls the family flushed when this is recorded.
-    pub(super) fn mark(&self) -> Lsn {
+    fn mark(&self) -> Lsn {
         let registered = self.kept.registered();
         registered.map_or_else(|| self.family.flushed().get(), |registered| registered.mark().1)
     }
 
     /// Whether the family has nothing in memory.
-    pub(super) fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         !self.family.is_dropped() && self.family.view().mems().all(|mem| mem.is_empty())
     }
 
     /// The family was idle after everything below `settled` was [settled](Store::settled): all its
     /// commits below are in registered tables.
-    pub(super) fn keep_idle(&mut self, settled: Lsn) {
+    fn keep_idle(&mut self, settled: Lsn) {
         let unrecorded = self.family.tables().nothing_registered();
         self.kept.keep(self.family.id(), settled, unrecorded);
     }
@@ -445,7 +440,7 @@ fn for_table(Entry { key, found }: Entry) -> InternalValue {
 
 /// Where idle families alone hold the log below `end`, or will when `flushes` are recorded: has
 /// them recorded as well. Those of `families` that are not among `flushes` are returned.
-pub(super) fn join_idle<'a>(
+fn join_idle<'a>(
     store: &'a Store,
     families: &'a [Arc<FamilyState>],
     flushes: &mut [Flush<'_>],

@@ -1,4 +1,5 @@
-//! A copy of a store that shares its table files.
+//! A copy of a store that shares its table files, and a store whose whole content such a copy
+//! replaces.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

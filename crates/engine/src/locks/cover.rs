@@ -51,7 +51,7 @@ pub(super) fn overlap(one: &Bounds, other: &Bounds) -> bool {
 /// Numbers of ranges, from the oldest to the newest.
 pub(super) type Over = SmallVec<[u64; 4]>;
 
-/// See the module.
+/// The segments into which ranges cut the order of keys.
 #[derive(Debug, Default)]
 pub(super) struct Cover {
     /// The segments by where they begin. What is before the first has no range over it.

@@ -1,4 +1,5 @@
-//! A row that is locked or waited for.
+//! What the lock table holds: rows and ranges that are locked or waited for, and how many there may
+//! be.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -173,7 +174,7 @@ pub(super) enum RangeState {
     Waiting(Waiting),
 }
 
-/// See the module.
+/// A range that is locked or waited for.
 #[derive(Debug)]
 pub(super) struct Range {
     pub(super) owner: Arc<Owner>,

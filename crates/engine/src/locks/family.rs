@@ -85,7 +85,7 @@ struct RowBefore {
     owners: SmallVec<[Arc<Owner>; 2]>,
 }
 
-/// See the module.
+/// The rows and ranges of one family that are locked or waited for.
 #[derive(Debug, Default)]
 pub(crate) struct FamilyLocks {
     pub(super) rows: BTreeMap<Key, Row>,

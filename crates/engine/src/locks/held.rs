@@ -1,8 +1,6 @@
 //! The locks that an owner holds.
 //!
-//! # Very many rows
-//!
-//! Very many rows of one owner, which become a range.
+//! # Very many rows become a range
 //!
 //! A transaction that locks rows one by one would fill the table: its rows of a family are replaced
 //! by one range from the first to the last of them, where that is free: a shared one as long as it
@@ -39,7 +37,7 @@ pub(super) struct HeldRange {
     pub(super) family: u32,
     pub(super) number: u64,
     pub(super) bounds: Arc<Bounds>,
-    /// It took the place of rows (`merge.rs`).
+    /// It took the place of rows.
     pub(super) of_rows: bool,
 }
 
@@ -50,7 +48,7 @@ pub(crate) struct Held<T: Deref<Target = LockTable> = Arc<LockTable>> {
     pub(super) owner: Arc<Owner>,
     pub(super) rows: SmallVec<[(u32, Key); 1]>,
     pub(super) ranges: Vec<HeldRange>,
-    /// How many of the rows are of which family; empty while these are not very many (`merge.rs`).
+    /// How many of the rows are of which family; empty while these are not very many.
     pub(super) counts: BTreeMap<u32, usize>,
     /// The strongest mode of the rows that may become a range.
     pub(super) strongest: Mode,

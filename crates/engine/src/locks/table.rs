@@ -8,7 +8,7 @@
 //! later one does not overtake it there. Locks are handed over: a release grants them to those
 //! that wait, under the same mutex.
 //!
-//! *Deadlocks* are detected when an owner begins to wait (`deadlock.rs`). An owner may be queued
+//! *Deadlocks* are detected when an owner begins to wait. An owner may be queued
 //! behind one that waits for it: the queue is fair, and does not know what else its members hold.
 //! So an owner that closes a cycle first gives up fairness: it waits for holders only. Where that
 //! closes a cycle too, it is the victim.
@@ -17,14 +17,12 @@
 //!
 //! # Deadlocks
 //!
-//! Deadlocks: cycles of owners that wait for each other.
-//!
-//! An owner that begins to wait joins its queue, adds itself to the graph and follows the waits from
+//! A deadlock is a cycle of owners that wait for each other. An owner that begins to wait joins its queue, adds itself to the graph and follows the waits from
 //! its blockers on, all under the graph's mutex. The lock table computes the blockers of each waiting
 //! owner anew: those that hold what it asks for, or what those before it in the queue ask for, and
 //! the ranges that it is queued behind. A cycle is closed by the last of its members that begins to
 //! wait. That one sees all others, which are in the graph already, so it finds the cycle. Where it
-//! waits behind others only for fairness it goes first then (`table.rs`), which may end the cycle;
+//! waits behind others only for fairness it goes first then, which may end the cycle;
 //! else it is the victim.
 
 use std::collections::{BTreeMap, HashMap};

@@ -86,7 +86,7 @@ struct Cursor {
     index: usize,
 }
 
-/// See the module's page.
+/// The entries of a range of keys, sorted or to be sorted.
 #[derive(Debug)]
 pub(super) struct Bucket {
     spare: Arc<Chunks>,

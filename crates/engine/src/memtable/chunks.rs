@@ -6,10 +6,7 @@
 //! page is cleared at once. So the chunks of a freed memtable are reused for new ones, as many as a
 //! write buffer of the default size has. Chunks that are not used for a while are freed.
 //!
-//! # Deferred destruction
-//!
-//! Deferred destruction: memtables and the directories of dropped families are freed on a thread of
-//! their own.
+//! Memtables, and the directories of dropped families, are freed on a thread of their own.
 
 use std::path::PathBuf;
 use std::sync::Arc;

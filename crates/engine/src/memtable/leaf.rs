@@ -30,7 +30,7 @@ impl Address {
     }
 }
 
-/// See the module's page.
+/// Up to [`LEAF`] digests in order, with the addresses of their entries.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Leaf {

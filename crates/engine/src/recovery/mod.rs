@@ -1,4 +1,5 @@
-//! Opening a store: its lock file, its manifest, and the replay of its log.
+//! Opening a store: its lock file, its manifest, and the replay of its log. First the directory is
+//! inspected, before anything in it is changed.
 
 pub(crate) mod open;
 pub(crate) mod replay;

@@ -12,10 +12,6 @@
 //! | external journal | external | tables only: the journal's owner applies what they lack |
 //! | external journal | another | refused, nothing touched |
 //! | log on or off, with families | external | refused, nothing touched |
-//!
-//! # The size of the log's disk
-//!
-//! What depends on the size of the file system that the log is on.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};

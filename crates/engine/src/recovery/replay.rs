@@ -7,11 +7,7 @@
 //! memtable is complete.
 //!
 //! Parts of large commits are passed over. Where the last frame of one comes, its parts are read
-//! again, and it is linked as it was when it was made (`large.rs`).
-//!
-//! # Large commits
-//!
-//! Replay of a large commit, whose last frame was found.
+//! again, and it is linked as it was when it was made (`write/large.rs`).
 //!
 //! Its parts lie before that frame, possibly before the place from which the log is replayed; it is
 //! retained for them until every family that the commit writes is flushed past it. So as long as one

@@ -1,8 +1,4 @@
-//! The families of an open store, by name.
-//!
-//! # The manifest
-//!
-//! The manifest of an open store, behind its lock.
+//! The families of an open store, by name, and the manifest that has them, behind its lock.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;

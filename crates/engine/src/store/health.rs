@@ -1,8 +1,5 @@
-//! Whether the store takes writes, and what of it can be read.
-//!
-//! # Closing
-//!
-//! How a store closes, and what keeps it from closing under a call.
+//! Whether the store takes writes, and what of it can be read; how it closes, and what keeps it from
+//! closing under a call.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

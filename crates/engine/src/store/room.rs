@@ -1,4 +1,5 @@
-//! Whether the device has room for writes that bring data, and when more is looked for.
+//! Whether the device has room for writes that bring data, and when more is looked for; work that
+//! makes room, and may use what is kept back.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;

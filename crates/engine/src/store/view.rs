@@ -20,7 +20,7 @@
 //! (`read_point.rs`). A snapshot keeps the views that it was taken with, old memtables and old
 //! tables alike.
 //!
-//! A snapshot does the same with the views of all families (`views.rs`): a family's view is replaced
+//! A snapshot does the same with the views of all families ([`AllViews`]): a family's view is replaced
 //! there in the same step, before any commit above a rotation's `R` may be applied.
 //!
 //! A large commit brings memtables of its own, one for each of its families. Each is linked as a
@@ -98,7 +98,7 @@ impl FlushCause {
     }
 }
 
-/// See the module's page.
+/// What a read of a family searches, at one moment.
 pub(crate) struct View {
     pub(crate) active: Arc<Mem>,
     /// From the oldest to the newest.

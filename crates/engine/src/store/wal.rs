@@ -1,9 +1,5 @@
-//! When the log's size is checked against its limit.
-//!
-//! # Large commits
-//!
-//! Large commits whose parts the log must keep: those that are being written, and those that are not
-//! in tables yet.
+//! The log, as the store sees it: when its size is checked, what was replayed, and for which large
+//! commits it must be kept: those that are being written, and those that are not in tables yet.
 //!
 //! A family retains the log from where it is flushed, and for an ordinary commit that is enough. The
 //! parts of a large commit lie before its last frame, which gives it its position, so each such

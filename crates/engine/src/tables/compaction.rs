@@ -1,11 +1,11 @@
-//! The compaction filter, which the table library calls during a merge. The library offers no other
-//! way to stop a compaction, or to serialise the writers of versions.
+//! What compactions need beside the table library's own: a filter, and levels without gaps.
+//!
+//! The library calls the filter during a merge. It offers no other way to stop a compaction, or to
+//! serialise the writers of versions.
 //!
 //! # Empty levels
 //!
-//! Levels that the table library left empty between others.
-//!
-//! Its strategy moves all tables of a level to the next one where none overlap, which leaves a gap.
+//! The library's strategy moves all tables of a level to the next one where none overlap, which leaves a gap.
 //! When the level above has grown too large, it means to move that into the gap, and asserts before
 //! that the next level has one run: an empty one has none, and programs with debug assertions panic,
 //! at each opening again. So gaps are closed before the strategy is asked, which costs a change of

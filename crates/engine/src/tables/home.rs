@@ -1,4 +1,5 @@
-//! Where trees are: in a directory for each family, in a store that this process has locked.
+//! Where trees are: in a directory for each family, in a store that this process has locked; and
+//! what all trees of a store share.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -12,7 +12,7 @@
 //!   that pins it is read (see `view.rs`). So a table holds only each key's newest version,
 //!   compaction may drop all that is shadowed, and snapshots set no watermark.
 //! * An entry keeps its LSN (`zero_seqnos` is off). A compaction into the last level drops every
-//!   tombstone that hides no older entry, whatever the watermark: see `transaction/removals.rs`.
+//!   tombstone that hides no older entry, whatever the watermark: see `transaction/registry.rs`.
 //! * Each tree has counters of its own; its sequence numbers order its versions and nothing else.
 //! * It does not check its manifest's checksum: [`verify`] does, before the tree is opened.
 

@@ -3,8 +3,6 @@
 //!
 //! # Scans
 //!
-//! Scans of one version of the tables.
-//!
 //! The table library's own scan hides tombstones, however many it passes over in one step. So the
 //! parts that it is made of are put together here, without the last one.
 

@@ -58,7 +58,7 @@ struct Known {
     endings: BTreeMap<u64, Ending>,
 }
 
-/// See the file's page.
+/// What is known of a tree's table files, and is in its file `verified`.
 pub(super) struct Verified {
     dir: PathBuf,
     known: Mutex<Known>,

@@ -11,7 +11,7 @@
 //!
 //! # Orphaned tables
 //!
-//! Orphaned tables: files of failed flushes and compactions, which no version names.
+//! Files of failed flushes and compactions, which no version names, are removed.
 //!
 //! The table library numbers files as it creates them and does not report which of them a failed
 //! call created. A flush and a compaction may run at once, so a number that was given out meanwhile

@@ -3,7 +3,7 @@
 //! A key or a range is *changed* where a commit that the snapshot does not show wrote it: where the
 //! newest entry of a key has an LSN that is not below the snapshot's. It does not matter where that
 //! entry is by now: in a memtable, in a table, or dropped by a compaction as an unneeded tombstone
-//! (`removals.rs` keeps those). So neither a flush nor a compaction changes the answer, and a key
+//! (`registry.rs` keeps those). So neither a flush nor a compaction changes the answer, and a key
 //! that got its old value back has changed.
 //!
 //! The caller holds locks, so that the answer stays true.

@@ -1,8 +1,6 @@
-//! The open transactions.
+//! The open transactions, and the keys that were removed while they are open.
 //!
 //! # Removed keys
-//!
-//! Keys that were removed while transactions are open. Tables may have lost their tombstones.
 //!
 //! Whether a key was written since a snapshot is decided by the LSN of its newest entry, which a
 //! table keeps too. But a compaction into the last level drops tombstones, and then a key that
@@ -83,7 +81,7 @@ pub(crate) struct TransactionCounters {
     pub(crate) conflicts: AtomicU64,
 }
 
-/// See the module's page.
+/// The open transactions of a store.
 #[derive(Debug)]
 pub(crate) struct Registry {
     open: Mutex<Open>,
@@ -185,7 +183,8 @@ struct FlushedRemovals {
     keys: Vec<(Key, Lsn)>,
 }
 
-/// See the module.
+/// Keys that flushes have removed and that open transactions may ask for: tables may have lost their
+/// tombstones.
 #[derive(Debug)]
 pub(crate) struct Removals {
     /// From the oldest to the newest.

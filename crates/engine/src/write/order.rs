@@ -2,9 +2,7 @@
 //!
 //! # The order of an external journal
 //!
-//! The order of commits that come from an external journal: the caller that applies them brings it.
-//!
-//! A commit at sequence number `s` takes the positions from `s` to `s + 1`. A rotation takes none:
+//! The caller that applies its commits brings it. A commit at sequence number `s` takes the positions from `s` to `s + 1`. A rotation takes none:
 //! its LSN is the end of the last commit that was applied, so a memtable that ends at `R` is in the
 //! journal up to exactly `R - 1`, and the next commit, which may start at `R`, belongs to the next
 //! memtable.

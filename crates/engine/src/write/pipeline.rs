@@ -1,5 +1,5 @@
-//! The order of commits: reserving a position, waiting until a commit is visible, and the point at
-//! which a read sees the order.
+//! A commit's way through the order: it gets an appender and its position, and is waited for until it
+//! is visible.
 
 use collie_log::{Level, Lsn};
 use parking_lot::MutexGuard;

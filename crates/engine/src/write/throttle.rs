@@ -13,7 +13,7 @@
 //! too small for a sleep adds its share to a pot of the family, and who fills that sleeps for a
 //! millisecond. A write of several families is delayed once, as the one next to its stop demands.
 //!
-//! Writes of all families stop where all memtables together have reached their limit (`memory.rs`).
+//! Writes of all families stop where all memtables together have reached their limit.
 //!
 //! A large commit has memtables of its own, which do not count here, and is not delayed for its
 //! size: it waits while those of earlier ones are too many or take too much ([`Store::await_large`]).
@@ -24,9 +24,7 @@
 //!
 //! # The memory of all memtables
 //!
-//! The memory of all memtables together; of all stores, where they share it.
-//!
-//! Each family bounds its own memtables, and with a thousand families that bounds nothing. So the
+//! It is that of all stores, where they share it. Each family bounds its own memtables, and with a thousand families that bounds nothing. So the
 //! bytes of all memtables that wait to be flushed are counted, active ones included. From half of
 //! the limit on the largest active memtables are sealed and flushed; at the limit writes stop until
 //! flushes have caught up.

@@ -1,4 +1,5 @@
-//! An open store with its threads, and how it closes.
+//! The background threads: of a store by itself, which has its own, or of many stores that share
+//! them. An open store with its threads, and how it closes.
 
 pub(crate) mod pool;
 pub(crate) mod queue;

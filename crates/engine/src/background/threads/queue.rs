@@ -1,4 +1,4 @@
-//! The queues of the background threads.
+//! The queues of a store's background work.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
@@ -20,7 +20,7 @@ pub(crate) enum FlushTask {
     Room,
 }
 
-/// See the module's page. Bounded: a family is in each queue once at most, and so is the check of
+/// What a store's background threads are to do. Bounded: a family is in each queue once at most, and so is the check of
 /// the log's size.
 #[derive(Default)]
 pub(crate) struct TaskQueue {

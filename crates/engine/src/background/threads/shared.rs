@@ -1,9 +1,5 @@
 //! What many stores of one process may have in common: background threads, caches, and a budget of
 //! memory. A store by itself has the same parts for itself.
-//!
-//! # The memory of memtables
-//!
-//! The limit on the memory of memtables, of one store or of all that share it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -239,7 +235,7 @@ const LEAST: u64 = 1 << 30;
 /// next look comes after half of it.
 const AT_ONCE: u64 = 16;
 
-/// See the file's page. All atomics are Relaxed: they decide when to look, and publish nothing.
+/// The limit on the memory of memtables, of one store or of all that share it. All atomics are Relaxed: they decide when to look, and publish nothing.
 pub(crate) struct Budget {
     most: AtomicU64,
     is_set: bool,

@@ -243,7 +243,7 @@ impl Device for Counting {
 /// Each family costs its own lines in the manifest and its share of a rewriting, however many there
 /// are.
 #[test]
-fn creating_and_dropping_families_writes_as_much_for_the_last_as_for_the_first() {
+fn the_last_family_costs_no_more_writes_than_the_first() {
     let _alone = ALONE.lock();
     let dir = common::fast_dir();
     let path: PathBuf = dir.path().join("db");

@@ -204,7 +204,7 @@ fn fill(db: &Db, journal: &TestJournal, bytes: usize) {
 
 /// Each further memtable that it seals once took another flush thread, which waited for the first.
 #[test]
-fn a_store_whose_journal_stands_still_has_one_flush_thread_however_much_it_seals() {
+fn a_store_whose_journal_stands_still_has_one_flush_thread() {
     let _alone = ALONE.lock();
     let dir = common::fast_dir();
     let shared = Shared::new(SharedOptions {
@@ -243,7 +243,7 @@ fn a_store_whose_journal_stands_still_has_one_flush_thread_however_much_it_seals
 /// Its sealed memtables were once taken for memory that is about to be free: where they were most of
 /// what there is, nothing of the other stores was sealed any more.
 #[test]
-fn memtables_that_wait_for_a_journal_leave_the_rest_of_the_budget_to_other_stores() {
+fn memtables_that_wait_for_a_journal_leave_others_the_budget() {
     let _alone = ALONE.lock();
     let dir = common::fast_dir();
     let most = 1 << 20;

@@ -374,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_merge_is_due_when_half_is_hidden_and_there_is_room_for_what_is_left() {
+    fn a_merge_is_due_when_half_is_hidden_and_the_rest_has_room() {
         let options = FamilyOptions {
             table_bytes: 10,
             write_buffer_bytes: 5,

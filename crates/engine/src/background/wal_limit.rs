@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_below_the_write_buffers_is_warned_about_with_both_sizes() {
+    fn a_limit_below_the_write_buffers_is_warned_about() {
         let options = Options {
             max_total_wal_size: Some(500 * MIB),
             ..Options::default()

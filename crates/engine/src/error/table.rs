@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn each_answer_of_the_table_library_is_a_sentence_with_the_path_and_what_to_do() {
+    fn each_table_error_says_the_path_and_what_to_do() {
         use lsm_tree::Error;
 
         let bad_text = String::from_utf8(vec![0xff]).unwrap_err().utf8_error();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chain_of_sources_ends_with_the_systems_error_and_never_shows_the_librarys_text() {
+    fn the_chain_of_sources_ends_with_the_systems_error() {
         let error = crate::Error::table("open", "/s", lsm_tree::Error::Io(ErrorKind::NotFound.into()));
         let table = error.source().unwrap();
         assert!(table.is::<TableError>() && error.to_string().contains(&table.to_string()));

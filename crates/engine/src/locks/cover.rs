@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_within_bounds_are_found_whether_they_begin_before_or_inside() {
+    fn ranges_within_bounds_are_found_wherever_they_begin() {
         let range = |low: &str, high: &str| -> Bounds {
             let key = |text: &str| Key::from(text.as_bytes());
             (Bound::Included(key(low)), Bound::Excluded(key(high)))

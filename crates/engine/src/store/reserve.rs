@@ -391,7 +391,7 @@ mod tests {
 
     /// Another thread took it back between the two attempts, and the second one failed, too.
     #[test]
-    fn it_is_not_taken_back_before_the_work_that_it_was_given_up_for_has_ended() {
+    fn it_is_not_taken_back_before_the_work_in_it_has_ended() {
         let device = SimDevice::new(1);
         let dir = Path::new("/store");
         device.create_dir(dir, 0o755).unwrap();
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn stores_with_one_reserve_miss_it_together_and_the_logs_leave_it_room_until_it_is_complete() {
+    fn stores_with_one_reserve_miss_it_together() {
         let device = SimDevice::new(2);
         let dir = Path::new("/disk");
         device.create_dir(dir, 0o755).unwrap();

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_usual_limits_hold_again_when_level_0_has_drained_after_the_compaction() {
+    fn the_usual_limits_hold_again_when_level_0_has_drained() {
         let state = StallState::default();
         assert_eq!(state.level0(), Level0::Usual);
         state.level0.store(Level0::Raised as u8, Ordering::Relaxed);

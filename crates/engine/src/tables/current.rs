@@ -266,7 +266,7 @@ mod tests {
 
     /// Such a store could not be opened: the version that the disk still named had been removed.
     #[test]
-    fn a_manifest_whose_renaming_may_be_lost_is_named_once_more_before_the_others_go() {
+    fn a_renaming_that_may_be_lost_is_repeated_before_others_go() {
         let dir = Path::new("/tables");
         let mut cut_off = 0;
         for seed in 0..16 {

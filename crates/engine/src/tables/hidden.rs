@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hidden_is_the_mean_for_each_tombstone_and_no_more_than_was_found() {
+    fn what_is_hidden_is_the_mean_and_no_more_than_was_found() {
         let hidden = Hidden::new(0);
         assert_eq!(hidden.estimate(1_000), 0, "nothing was looked at");
         flush(&hidden, 100, 10_000, 50_000, 50_000);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rows_replace_counts_until_a_merge_of_all_or_one_that_found_less() {
+    fn what_rows_replace_counts_until_a_merge_of_all() {
         let hidden = Hidden::new(0);
         let rows = Samples {
             seen: 1_200,

@@ -14,7 +14,7 @@ fn options() -> Options {
 
 /// It was once the table library's error, of a kind that callers try again.
 #[test]
-fn a_manual_compaction_that_closing_ends_early_says_that_the_store_is_closed() {
+fn a_manual_compaction_that_closing_ends_early_says_closed() {
     let dir = tempfile::tempdir().unwrap();
     let db = Db::open(dir.path(), options()).unwrap();
     for value in ["1", "2"] {

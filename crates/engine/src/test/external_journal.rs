@@ -131,7 +131,7 @@ fn staged(dir: &std::path::Path, seq: u64) -> std::path::PathBuf {
 }
 
 #[test]
-fn links_beside_an_adoption_are_of_the_content_from_before_or_from_after_it() {
+fn links_beside_an_adoption_are_of_the_old_content_or_the_new() {
     let dir = tempfile::tempdir().unwrap();
     let staged = staged(dir.path(), FIRST + 5);
     let db = quiet(&dir.path().join("store"), options());

@@ -68,7 +68,7 @@ fn files(db: &Db) -> usize {
 
 /// A failed flush's files stayed until the next open if a compaction ran at the same time.
 #[test]
-fn what_a_failed_flush_left_goes_when_the_compaction_beside_it_has_ended() {
+fn what_a_failed_flush_left_goes_after_the_compaction_beside_it() {
     let (_dir, db, family) = with_two_tables();
     let compaction = {
         let (store, family) = (Arc::clone(db.store()), Arc::clone(&family));
@@ -95,7 +95,7 @@ fn what_a_failed_flush_left_goes_when_the_compaction_beside_it_has_ended() {
 
 /// The files of a failed compaction are removed, but no table that only a snapshot's version names.
 #[test]
-fn what_a_failed_compaction_left_goes_and_what_a_snapshot_needs_stays() {
+fn a_failed_compactions_files_go_and_a_snapshots_stay() {
     let (_dir, db, family) = with_two_tables();
     put(&db.default_family(), "c", "v");
     let flush = {
@@ -127,7 +127,7 @@ fn what_a_failed_compaction_left_goes_and_what_a_snapshot_needs_stays() {
 /// A count of level 0 from before a compaction replaced the one from after it, and could stop
 /// writes for good.
 #[test]
-fn a_flush_does_not_bring_back_the_count_of_level_0_from_before_a_compaction() {
+fn a_flush_brings_back_no_older_count_of_level_0() {
     let (_dir, db, family) = with_two_tables();
     put(&db.default_family(), "c", "v");
     let flush = {
@@ -156,7 +156,7 @@ fn let_manifest_run_ahead(db: &Db) {
 
 /// Such a compaction was tried again, over the manifest that the disk named.
 #[test]
-fn a_compaction_that_may_have_replaced_the_trees_manifest_is_final() {
+fn a_compaction_that_may_have_replaced_the_manifest_is_final() {
     for ahead in [false, true] {
         let (_dir, db, family) = with_two_tables();
         block_next_table(&db);
@@ -178,7 +178,7 @@ fn a_compaction_that_may_have_replaced_the_trees_manifest_is_final() {
 /// Its name may be lost where a sync of the directory failed: the next attempt filled the same file
 /// and relied on it.
 #[test]
-fn what_a_failed_compaction_wrote_of_the_trees_next_manifest_goes_before_it_is_tried_again() {
+fn a_failed_compactions_manifest_goes_before_the_next_attempt() {
     let (_dir, db, family) = with_two_tables();
     let next = family_dir(&db).join(format!("v{}", family.tables().version() + 1));
     std::os::unix::fs::symlink("/dev/full", &next).unwrap();
@@ -238,7 +238,7 @@ fn a_flush_that_may_have_replaced_the_trees_manifest_is_final() {
 /// A compaction that fails while it removes old files was taken for one that had changed nothing:
 /// reads kept the replaced tables, and the write stall its old count.
 #[test]
-fn a_compaction_that_fails_after_it_installed_its_version_is_published() {
+fn a_compaction_that_fails_with_its_version_in_is_published() {
     let (_dir, db, family) = with_two_tables();
     assert!(family.level0_runs() > 0);
     let before = Arc::clone(&family.view().tables);

@@ -90,7 +90,7 @@ fn assert_nothing_is_lost(image: &Path, options: Options) {
 /// The manifest recorded a memtable as flushed, and the log was released, before the memtable's own
 /// flush had registered its tables.
 #[test]
-fn a_flush_for_the_logs_size_says_nothing_of_a_memtable_whose_own_flush_is_under_way() {
+fn a_flush_for_the_logs_size_says_nothing_of_one_under_way() {
     let dir = tempfile::tempdir().unwrap();
     let (db, orders) = quiet_store(dir.path(), options());
     // The family has nothing in memory, and pins the log all the same.
@@ -148,7 +148,7 @@ fn block_version(db: &Db, state: &FamilyState, ahead: u64) {
 /// One memtable's tables are registered and recorded while the next one is sealed, whose own
 /// cannot be.
 #[test]
-fn a_flush_says_nothing_of_a_memtable_that_is_sealed_while_it_runs() {
+fn a_flush_says_nothing_of_a_memtable_sealed_while_it_runs() {
     let dir = tempfile::tempdir().unwrap();
     let (db, orders) = quiet_store(dir.path(), options());
     let state = Arc::clone(orders.state());
@@ -175,7 +175,7 @@ fn a_flush_says_nothing_of_a_memtable_that_is_sealed_while_it_runs() {
 /// What a flush could not register is in no table, so no later change of the manifest may record
 /// it.
 #[test]
-fn a_memtable_whose_tables_could_not_be_registered_is_not_called_flushed() {
+fn a_memtable_whose_tables_are_not_registered_is_not_flushed() {
     let dir = tempfile::tempdir().unwrap();
     let (db, orders) = quiet_store(dir.path(), options());
     let state = Arc::clone(orders.state());
@@ -283,7 +283,7 @@ fn what_is_not_recorded_is_not_merged_however_many_runs_it_is() {
 
 /// Its tables are never recorded, and a compaction that waited for that did so for good.
 #[test]
-fn a_compaction_of_a_family_that_is_dropped_behind_its_flush_ends() {
+fn a_compaction_of_a_family_dropped_behind_its_flush_ends() {
     let dir = tempfile::tempdir().unwrap();
     let (db, orders) = quiet_store(dir.path(), options());
     let state = Arc::clone(orders.state());

@@ -64,7 +64,7 @@ fn until_waiting(db: &Db, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_commit_that_reserved_before_a_rotation_goes_to_the_old_memtable() {
+fn a_commit_from_before_a_rotation_goes_to_the_old_memtable() {
     let (_dir, db) = new_store();
     let family = db.default_family();
     put(&family, "first", "0");
@@ -78,7 +78,7 @@ fn a_commit_that_reserved_before_a_rotation_goes_to_the_old_memtable() {
 }
 
 #[test]
-fn a_commit_that_reserved_after_a_rotation_waits_for_its_memtable() {
+fn a_commit_from_after_a_rotation_waits_for_its_memtable() {
     let (_dir, db) = new_store();
     let family = db.default_family();
     put(&family, "first", "0");
@@ -99,7 +99,7 @@ fn a_commit_that_reserved_after_a_rotation_waits_for_its_memtable() {
 }
 
 #[test]
-fn a_flush_waits_for_commits_that_are_still_on_their_way_to_the_memtable() {
+fn a_flush_waits_for_commits_on_their_way_to_the_memtable() {
     let (_dir, db) = new_store();
     let family = db.default_family();
     put(&family, "first", "0");
@@ -167,7 +167,7 @@ fn a_read_finds_all_commits_below_its_boundary_in_its_view() {
 }
 
 #[test]
-fn of_two_that_open_a_new_family_at_once_one_creates_it_and_both_get_it() {
+fn of_two_that_open_a_new_family_at_once_both_get_it() {
     let (_dir, db) = new_store();
     let late = {
         let db = db.clone();
@@ -203,7 +203,7 @@ fn a_snapshot_does_not_see_the_second_write_without_the_first() {
 }
 
 #[test]
-fn a_panic_in_mid_commit_refuses_writes_and_hides_what_was_half_done() {
+fn a_panic_in_mid_commit_refuses_writes_and_hides_the_half() {
     let (_dir, db) = new_store();
     let family = db.default_family();
     put(&family, "before", "1");

@@ -198,7 +198,7 @@ fn every_crash_leaves_large_commits_whole_or_not_at_all() {
 /// One family is flushed past the commit, the log is as short as may be, and the process dies: the
 /// other family has all of the commit, however often the store is opened.
 #[test]
-fn the_log_keeps_the_parts_until_every_family_of_the_commit_is_flushed() {
+fn the_log_keeps_the_parts_until_every_family_is_flushed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let device = SimDevice::new(6);
@@ -326,7 +326,7 @@ fn a_commit_that_finds_no_room_for_a_part_leaves_nothing() {
 /// Writers of the families go on while a large commit is linked, and none of their commits lands in
 /// the wrong memtable.
 #[test]
-fn a_commit_that_comes_behind_the_last_frame_waits_for_the_links() {
+fn a_commit_that_comes_behind_the_last_frame_waits_for_links() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let device = SimDevice::new(9);
@@ -362,7 +362,7 @@ fn a_commit_that_comes_behind_the_last_frame_waits_for_the_links() {
 
 /// A read at the durable boundary has the newest views, and does not show what lies beyond it.
 #[test]
-fn a_large_commit_that_is_not_durable_is_not_shown_to_durable_reads() {
+fn a_large_commit_that_is_not_durable_is_not_read_as_durable() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let device = SimDevice::new(10);
@@ -418,7 +418,7 @@ fn flush(db: &Db, family: &Family) {
 
 /// Each waited for as many flushes as it had families, although it took little in each.
 #[test]
-fn large_commits_that_take_little_in_each_family_wait_only_where_these_are_too_many() {
+fn large_commits_that_take_little_wait_for_too_many_families() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store");
     let device = SimDevice::new(11);
@@ -448,7 +448,7 @@ fn large_commits_that_take_little_in_each_family_wait_only_where_these_are_too_m
 }
 
 #[test]
-fn a_large_commit_waits_while_earlier_ones_take_a_memtable_of_a_family_or_the_limit_of_all() {
+fn a_large_commit_waits_while_earlier_ones_take_the_memory() {
     // 43 KiB in each family.
     for (of_family, of_all, at_once) in [
         (80 << 10, 1 << 30, 2),

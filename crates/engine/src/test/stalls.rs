@@ -99,7 +99,7 @@ fn a_write_that_stalls_later_keeps_its_row_from_no_one() {
 
 /// So memory is bounded, however many commit with locks.
 #[test]
-fn commits_with_locks_wait_at_once_half_a_memtable_past_the_stop() {
+fn commits_with_locks_wait_half_a_memtable_past_the_stop() {
     const THREADS: u64 = 60;
     let (_dir, db) = new_store();
     let (family, flush) = stopped(&db);

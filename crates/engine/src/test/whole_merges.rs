@@ -74,7 +74,7 @@ fn a_merge_ends_where_the_family_is_dropped() {
 
 /// What is to be tried again in a minute, on a full disk, would keep the tables of an emptied database.
 #[test]
-fn what_is_queued_for_later_does_not_keep_a_dropped_familys_files() {
+fn what_is_queued_for_later_keeps_no_dropped_familys_files() {
     let dir = tempfile::tempdir().unwrap();
     let db = Db::open(dir.path(), Options::default()).unwrap();
     let family = db.create_family("dropped", FamilyOptions::default()).unwrap();

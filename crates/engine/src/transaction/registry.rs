@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn removals_are_kept_as_long_as_a_transaction_is_open_that_may_need_them() {
+    fn removals_are_kept_while_an_open_transaction_may_need_them() {
         let (_dir, db) = new_store();
         let family = db.default_family();
         let remove = |keys: &[&str]| {
@@ -381,7 +381,7 @@ mod tests {
 
     /// A transaction begins after the flush has read the registry and before reads see its tables.
     #[test]
-    fn a_transaction_that_begins_during_a_flush_sees_the_removals_or_conflicts() {
+    fn a_transaction_begun_in_a_flush_sees_removals_or_conflicts() {
         let (_dir, db) = new_store();
         let family = db.default_family();
         put(&family, "k", "v");

@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_behind_a_commit_that_never_ends_fails_with_the_store() {
+    fn a_waiter_behind_an_endless_commit_fails_with_the_store() {
         let sequencer = Sequencer::virtual_from(8);
         let visible = Visible::new(1, 8);
         let stuck = visible.register().unwrap();

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_frame_comes_back_and_every_cut_and_addition_is_found() {
+    fn the_last_frame_comes_back_and_cuts_and_additions_are_found() {
         let payload = last().encode();
         assert_eq!(Last::decode(&payload).unwrap(), last());
         for cut in 0..payload.len() {

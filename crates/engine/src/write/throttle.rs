@@ -406,7 +406,7 @@ mod tests {
 
     /// Nothing leaves level 0 meanwhile, so a stop would last until the end.
     #[test]
-    fn writes_go_on_while_a_manual_compaction_keeps_level_0_from_draining() {
+    fn writes_go_on_while_a_compaction_keeps_level_0_from_draining() {
         let (_dir, db) = new_store();
         let options = FamilyOptions {
             level0_compaction: 2,

@@ -109,7 +109,7 @@ fn a_full_log_is_let_go_of_and_writes_go_on() {
 
 /// As above, while the cold family cannot flush at first.
 #[test]
-fn a_full_log_is_let_go_of_once_the_family_that_pins_it_can_flush() {
+fn a_full_log_is_released_when_the_family_that_pins_it_flushes() {
     let dir = tempfile::tempdir().unwrap();
     let log = SimDevice::new(2);
     let (db, tables, mut n) = filled(dir.path(), &log);

@@ -278,14 +278,14 @@ fn opening_a_store_dies_anywhere_and_loses_nothing() {
 }
 
 #[test]
-fn families_and_commits_are_as_acknowledged_wherever_the_device_dies() {
+fn what_was_acknowledged_is_there_wherever_the_device_dies() {
     every_operation(seeds(0..3), run);
 }
 
 /// A drop fails at each operation in turn, once. The new manifest may be in force then; writes that
 /// the family took all the same were gone with it after a crash.
 #[test]
-fn a_family_whose_drop_failed_takes_no_write_that_a_crash_could_lose() {
+fn a_family_whose_drop_failed_takes_no_write_a_crash_could_lose() {
     // A drop appends a change to the manifest or, as the first change after an opening, replaces
     // all of it.
     for reopened in [false, true] {
@@ -341,7 +341,7 @@ fn drop_and_die(n: u64, reopened: bool, code: i32) -> bool {
 /// A process is killed at every operation of creating a family; the next one finds the family in
 /// the page cache, and acknowledges a commit to it. Then the power is cut.
 #[test]
-fn what_a_killed_process_left_is_durable_before_anything_relies_on_it() {
+fn what_a_killed_process_left_is_durable_before_it_is_relied_on() {
     let mut found = 0;
     for shared in [false, true] {
         let dir = tempfile::tempdir().unwrap();

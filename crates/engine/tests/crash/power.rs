@@ -251,7 +251,7 @@ impl Test {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_power_cuts_of_the_whole_store() {
+fn what_was_acknowledged_survives_power_cuts_of_the_whole_store() {
     if let Err(missing) = faultfs::available() {
         assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
         println!("skipped: {missing}");

@@ -79,7 +79,7 @@ fn with_manual_wal_flush_no_put_is_written_before_it_is_flushed() {
 }
 
 #[test]
-fn without_it_each_put_at_process_is_a_write_call_on_a_private_ring_and_none_on_a_shared_one() {
+fn without_it_each_put_at_process_is_a_write_call_at_most() {
     for shared in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("db");
@@ -151,7 +151,7 @@ fn left(snapshot: &Snapshot, power: bool, path: &Path, shared: bool) -> Vec<Stri
 /// Two puts, flushed at a level, two more, and a crash: what came before the flush is there
 /// whatever the crash, and after it only what the ring keeps.
 #[test]
-fn a_crash_loses_what_came_after_the_last_flush_and_nothing_before_it() {
+fn a_crash_loses_only_what_came_after_the_last_flush() {
     let (flushed, all) = (vec!["a", "b"], vec!["a", "b", "c", "d"]);
     for (shared, level, power, expected) in [
         (false, Durability::Process, false, &flushed),

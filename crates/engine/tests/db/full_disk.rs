@@ -172,8 +172,8 @@ fn dropping_a_family_on_a_full_disk_lets_writes_go_on() {
 
 /// Nothing is known by then of what the tombstones hide.
 #[test]
-fn a_store_that_dies_on_a_full_disk_makes_room_when_it_is_opened() {
-    let name = "full_disk::a_store_that_dies_on_a_full_disk_makes_room_when_it_is_opened";
+fn a_store_that_died_on_a_full_disk_makes_room_when_opened() {
+    let name = "full_disk::a_store_that_died_on_a_full_disk_makes_room_when_opened";
     on_disks(name, thorough(&USUAL[..1], ALL), |disk| {
         let dir = tempfile::tempdir_in(disk).unwrap();
         let unflushed = Options {

@@ -103,7 +103,7 @@ fn wander(mut iter: Iter, all: &[(Vec<u8>, Vec<u8>)], rng: &mut Rng, context: &s
 }
 
 #[test]
-fn an_iterator_goes_wherever_it_is_sent_within_its_range_and_its_moment() {
+fn an_iterator_goes_wherever_it_is_sent_within_its_range() {
     for seed in seeds(6) {
         let dir = fast_dir();
         let db = common::open(dir.path(), &small());

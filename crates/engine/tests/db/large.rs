@@ -159,7 +159,7 @@ fn reopen(path: &std::path::Path, options: &Options, names: &[String]) -> Vec<Fa
 }
 
 #[test]
-fn large_commits_of_two_threads_and_small_ones_between_them_are_all_there() {
+fn large_commits_of_two_threads_and_small_ones_are_all_there() {
     let dir = fast_dir();
     let options = tiny();
     let db = common::open(dir.path(), &options);
@@ -242,7 +242,7 @@ fn without_the_log_a_commit_of_any_size_is_seen_and_flushed() {
 }
 
 #[test]
-fn a_transaction_of_any_size_reads_its_writes_conflicts_and_commits() {
+fn a_transaction_of_any_size_reads_conflicts_and_commits() {
     for options in [TransactionOptions::default(), TransactionOptions::optimistic()] {
         let dir = fast_dir();
         let db = common::open(dir.path(), &tiny());
@@ -272,7 +272,7 @@ fn a_transaction_of_any_size_reads_its_writes_conflicts_and_commits() {
 
 /// What the last frame has to name does not fit the smallest ring, and the error says so.
 #[test]
-fn a_commit_over_too_many_families_for_the_ring_says_what_to_change() {
+fn a_commit_of_too_many_families_for_the_ring_says_what_to_do() {
     let dir = fast_dir();
     let options = Options {
         ring_bytes: 8 << 10,
@@ -343,7 +343,7 @@ fn what_exceeds_the_limit_is_refused_and_changes_nothing() {
 /// A family of a large commit is dropped, and one is never flushed by itself: the log is kept for
 /// the commit until that one is flushed.
 #[test]
-fn parts_are_kept_until_the_last_family_that_has_them_is_flushed_or_dropped() {
+fn parts_are_kept_until_the_last_family_is_flushed_or_dropped() {
     let dir = fast_dir();
     let options = Options {
         durability: Durability::Buffered,

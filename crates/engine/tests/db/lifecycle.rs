@@ -248,7 +248,7 @@ fn ids_of_families_are_never_used_again() {
 }
 
 #[test]
-fn a_family_is_opened_or_created_and_mistakes_are_refused_in_both_cases() {
+fn a_family_is_opened_or_created_and_mistakes_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for run in 0..2 {
         let db = common::open(dir.path(), &common::small());

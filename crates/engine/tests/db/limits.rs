@@ -30,7 +30,7 @@ fn flushes(db: &Db, family: &str, cause: FlushCause) -> u64 {
 }
 
 #[test]
-fn families_that_pin_the_oldest_log_are_flushed_when_it_grows_too_long() {
+fn families_that_pin_a_log_that_is_too_long_are_flushed() {
     let dir = tempfile::tempdir().unwrap();
     let segment = 32 << 10;
     let limit = 4 * segment;
@@ -380,7 +380,7 @@ fn a_store_opens_on_a_full_device_however_often_it_dies() {
 /// Of a manifest that could not be written under its temporary name no process will ever know:
 /// nothing is in doubt.
 #[test]
-fn a_manifest_that_cannot_be_written_anew_refuses_one_change_and_the_store_goes_on() {
+fn a_manifest_that_cannot_be_written_anew_refuses_one_change() {
     for kind in [FaultKind::OpenFails, FaultKind::WriteFails, FaultKind::SyncFails] {
         let dir = tempfile::tempdir().unwrap();
         let device = SimDevice::new(7);

@@ -30,7 +30,7 @@ fn large() -> Options {
 /// Without a log, a family that was never written to began above the LSN that the next open went on
 /// from: the first commit to it found no memtable and panicked.
 #[test]
-fn a_family_without_a_log_is_written_to_after_it_was_only_created() {
+fn a_family_without_a_log_that_was_only_created_takes_writes() {
     let dir = tempfile::tempdir().unwrap();
     let options = Options {
         disable_wal: true,
@@ -98,7 +98,7 @@ fn recovery_of_more_log_than_memtables_hold_keeps_everything() {
 
 /// Replay split a batch over two memtables, which gave a key two values with the same LSN.
 #[test]
-fn a_replayed_batch_goes_to_one_memtable_and_keeps_its_last_write() {
+fn a_replayed_batch_goes_to_one_memtable_with_its_last_write() {
     let dir = tempfile::tempdir().unwrap();
     let db = common::open(dir.path(), &large());
     let first = db.default_family();
@@ -171,7 +171,7 @@ fn a_snapshot_that_outlives_close_keeps_the_directory_locked() {
 }
 
 #[test]
-fn an_iterator_that_outlives_the_last_handle_keeps_the_directory_locked() {
+fn an_iterator_past_the_last_handle_keeps_the_directory_locked() {
     let dir = tempfile::tempdir().unwrap();
     let db = common::open(dir.path(), &large());
     write_and_remove(&db);
@@ -270,7 +270,7 @@ fn a_log_that_is_not_there_is_not_taken_for_an_empty_one() {
 /// A crash between the registration of a table and the manifest: the log's older write of a key was
 /// replayed over the table's newer one, which the log does not have.
 #[test]
-fn a_replayed_write_does_not_hide_a_newer_one_that_only_a_table_has() {
+fn a_replayed_write_does_not_hide_a_newer_one_in_a_table() {
     for (newer, expected) in [(Some("new"), Some("new")), (None, None)] {
         let dir = tempfile::tempdir().unwrap();
         let db = common::open(dir.path(), &large());
@@ -535,7 +535,7 @@ fn the_log_of_another_store_is_refused_and_left_alone() {
 /// An open that died between the creation of the log and the manifest that records it: the next one
 /// finds a log in `wal_dir`, and it is its own.
 #[test]
-fn a_log_that_the_manifest_does_not_tell_of_yet_is_known_as_the_stores_own() {
+fn a_log_that_the_manifest_has_not_yet_is_the_stores_own() {
     let dir = tempfile::tempdir().unwrap();
     let (store, log) = (dir.path().join("store"), dir.path().join("log"));
     let without = Options {

@@ -86,7 +86,7 @@ fn families(db: &Db) -> [Family; 2] {
 }
 
 #[test]
-fn replay_brings_back_the_last_write_of_every_key_however_often_memtables_are_sealed() {
+fn replay_brings_back_the_last_write_of_every_key() {
     for sealing in [false, true] {
         let dir = common::fast_dir();
         let maps = filled(dir.path(), &options());

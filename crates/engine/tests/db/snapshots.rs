@@ -83,7 +83,7 @@ fn a_snapshot_does_not_know_families_that_came_later() {
 }
 
 #[test]
-fn a_dropped_family_lives_on_in_snapshots_and_its_files_go_with_the_last() {
+fn a_dropped_familys_files_go_with_its_last_snapshot() {
     let dir = tempfile::tempdir().unwrap();
     let db = common::open(dir.path(), &common::unlogged());
     let family = db.create_family("short", common::small_family()).unwrap();

@@ -39,7 +39,7 @@ fn tables(dir: &Path) -> usize {
 }
 
 #[test]
-fn what_is_applied_is_visible_and_in_no_file_until_it_is_flushed() {
+fn what_is_applied_is_visible_and_in_no_file_until_flushed() {
     let dir = common::fast_dir();
     let path = dir.path().join("store");
     let journal = Arc::new(TestJournal::default());

@@ -157,7 +157,7 @@ fn run(dir: &Path, seed: u64, life: u64, commits: Option<u64>, delay: Duration) 
 }
 
 #[test]
-fn what_transactions_were_promised_survives_kills_with_all_that_they_saw() {
+fn what_transactions_were_promised_survives_kills() {
     let (mut figures, seeds) = (Figures::default(), common::seeds(8));
     let (count, mut opening) = (seeds.len(), 0);
     for seed in seeds {

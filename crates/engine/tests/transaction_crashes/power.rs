@@ -92,7 +92,7 @@ fn live(store: &Store, device: &SimDevice, mixture: Mixture, life: u64, rng: &mu
 }
 
 #[test]
-fn what_transactions_were_promised_survives_power_cuts_deaths_and_failures_with_all_that_they_saw() {
+fn what_was_promised_survives_power_cuts_deaths_and_failures() {
     let (mut figures, seeds) = (Figures::default(), common::seeds(16));
     let (count, mut cuts, mut failed) = (seeds.len(), 0, 0);
     for seed in seeds {
@@ -108,7 +108,7 @@ fn what_transactions_were_promised_survives_power_cuts_deaths_and_failures_with_
 /// What a transaction saw of a commit that is in doubt by now, and what is read once the log has
 /// failed, are of one moment, or the second is refused.
 #[test]
-fn a_transaction_that_reads_while_the_log_fails_sees_no_part_of_a_commit() {
+fn a_transaction_while_the_log_fails_sees_no_part_of_a_commit() {
     let mixture = Mixture::new(2, false);
     for scans in [false, true] {
         let dir = tempfile::tempdir().unwrap();

@@ -71,7 +71,7 @@ fn of_one_moment() -> impl Iterator<Item = TransactionOptions> {
 /// A guard against write skew: a transaction that decides on the doctors writes the guard back
 /// unchanged.
 #[test]
-fn a_guard_that_is_written_with_its_old_value_keeps_write_skew_away() {
+fn a_guard_that_is_written_unchanged_keeps_write_skew_away() {
     for options in of_one_moment() {
         for behind in BEHIND {
             let (_dir, db) = store();
@@ -105,7 +105,7 @@ fn a_guard_that_is_written_with_its_old_value_keeps_write_skew_away() {
 }
 
 #[test]
-fn a_key_that_is_as_it_was_has_changed_all_the_same_if_somebody_wrote_it() {
+fn a_key_that_is_as_it_was_has_changed_if_somebody_wrote_it() {
     for options in of_one_moment() {
         each_history(|before, steps| {
             let (_dir, db) = store();
@@ -153,7 +153,7 @@ fn a_key_that_is_as_it_was_has_changed_all_the_same_if_somebody_wrote_it() {
 }
 
 #[test]
-fn a_range_that_is_as_it_was_has_changed_all_the_same_if_somebody_wrote_in_it() {
+fn a_range_that_is_as_it_was_has_changed_if_it_was_written() {
     let options = crate::options(Concurrency::Optimistic, Isolation::Serializable);
     for inside in [true, false] {
         each_history(|before, steps| {
@@ -184,7 +184,7 @@ fn a_range_that_is_as_it_was_has_changed_all_the_same_if_somebody_wrote_in_it() 
 /// Past a limit it is not kept what was removed. Then a transaction that was open all the time is
 /// refused with a conflict where it asks for an absent key, and no other.
 #[test]
-fn a_transaction_that_outlives_too_many_removals_conflicts_rather_than_be_wrong() {
+fn a_transaction_that_outlives_too_many_removals_conflicts() {
     const LIMIT: usize = 640;
     let dir = crate::common::fast_dir();
     let options = Options {

@@ -118,7 +118,7 @@ fn no_lost_update() {
 }
 
 #[test]
-fn no_lost_update_of_what_was_read_for_update_and_then_nobody_fails() {
+fn no_update_is_lost_and_nobody_fails_after_a_read_for_update() {
     for options in kinds().filter(|options| !is_optimistic(options)) {
         let (_dir, db) = store();
         let family = db.default_family();
@@ -143,7 +143,7 @@ fn no_lost_update_of_what_was_read_for_update_and_then_nobody_fails() {
 }
 
 #[test]
-fn write_skew_is_kept_away_by_serializable_and_by_reads_for_share() {
+fn serializable_and_reads_for_share_keep_write_skew_away() {
     for options in kinds() {
         for share in [false, true] {
             let (_dir, db) = store();
@@ -188,7 +188,7 @@ fn write_skew_is_kept_away_by_serializable_and_by_reads_for_share() {
 }
 
 #[test]
-fn phantoms_are_kept_away_by_serializable_also_where_nothing_was_there() {
+fn phantoms_are_kept_away_by_serializable_in_empty_ranges_too() {
     for options in kinds() {
         for before in ["", "job/3"] {
             let (_dir, db) = store();
@@ -224,7 +224,7 @@ fn phantoms_are_kept_away_by_serializable_also_where_nothing_was_there() {
 }
 
 #[test]
-fn what_was_not_read_of_a_range_is_no_conflict_of_an_optimistic_one() {
+fn what_was_not_read_of_a_range_is_no_optimistic_conflict() {
     let options = TransactionOptions {
         isolation: Isolation::Serializable,
         ..TransactionOptions::optimistic()
@@ -305,7 +305,7 @@ fn conflicts_are_found_in_tables_too() {
 }
 
 #[test]
-fn writes_outside_of_transactions_respect_their_locks_and_are_conflicts() {
+fn writes_outside_of_transactions_respect_locks_and_conflict() {
     for options in kinds() {
         let (_dir, db) = store();
         let family = db.default_family();

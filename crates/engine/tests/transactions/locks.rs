@@ -113,7 +113,7 @@ fn readers_do_not_overtake_a_writer_that_waits() {
 }
 
 #[test]
-fn a_lock_that_is_not_to_be_had_in_time_says_so_and_the_transaction_goes_on() {
+fn a_lock_that_is_not_to_be_had_in_time_ends_no_transaction() {
     let (_dir, db) = store();
     let family = db.default_family();
     let holder = db.transaction(serializable("holder")).unwrap();
@@ -151,7 +151,7 @@ fn a_lock_that_is_not_to_be_had_in_time_says_so_and_the_transaction_goes_on() {
 }
 
 #[test]
-fn a_deadlock_is_reported_as_its_ring_and_the_victim_lets_go_of_everything() {
+fn a_deadlock_is_reported_as_its_ring_and_its_victim_lets_go() {
     let (_dir, db) = store();
     let family = db.default_family();
     let rows = ["x", "y", "z"];
@@ -205,7 +205,7 @@ fn a_deadlock_is_reported_as_its_ring_and_the_victim_lets_go_of_everything() {
 }
 
 #[test]
-fn two_that_both_want_more_than_a_shared_lock_are_a_deadlock_and_one_gets_it() {
+fn two_that_want_more_than_a_shared_lock_are_a_deadlock() {
     let (_dir, db) = store();
     let family = db.default_family();
     let one = db.transaction(serializable("one")).unwrap();
@@ -300,7 +300,7 @@ fn who_holds_a_range_does_not_wait_behind_those_who_wait_for_it() {
 }
 
 #[test]
-fn a_range_that_was_not_to_be_had_in_time_is_not_taken_for_locked() {
+fn a_range_not_to_be_had_in_time_is_not_taken_for_locked() {
     let (_dir, db) = store();
     let family = db.default_family();
     family.put("x", "1").unwrap();
@@ -386,7 +386,7 @@ fn impatient(db: &Db, name: &str) -> Transaction {
 /// The range of a refused lock stayed locked, so that no owner could write in it, and each attempt
 /// added 64 entries.
 #[test]
-fn a_range_that_was_refused_for_the_time_is_taken_back_however_often_it_is_asked_for() {
+fn a_range_that_was_refused_for_the_time_is_taken_back() {
     let (_dir, db) = store();
     let family = db.default_family();
     let writer = db.transaction(serializable("writer")).unwrap();
@@ -458,7 +458,7 @@ fn a_range_that_finds_no_room_is_taken_back() {
 
 /// Although there is room for the range's lock.
 #[test]
-fn a_read_that_cannot_be_noted_is_refused_before_its_range_is_locked() {
+fn a_read_that_cannot_be_noted_is_refused_before_it_locks() {
     let dir = crate::common::fast_dir();
     let options = Options {
         max_row_locks: 512,

@@ -60,7 +60,7 @@ fn is_free(db: &Db, family: &Family, n: u32) -> bool {
 }
 
 #[test]
-fn an_optimistic_commit_of_more_rows_than_there_are_locks_takes_them_as_a_range() {
+fn an_optimistic_commit_of_more_rows_than_locks_takes_a_range() {
     for isolation in [Isolation::Snapshot, Isolation::Serializable] {
         let (_dir, db) = store();
         let family = db.default_family();
@@ -111,7 +111,7 @@ fn an_optimistic_commit_of_more_rows_than_there_are_locks_takes_them_as_a_range(
 }
 
 #[test]
-fn rows_of_a_pessimistic_transaction_become_a_range_when_they_are_very_many() {
+fn very_many_rows_of_a_pessimistic_transaction_become_a_range() {
     for isolation in [Isolation::Snapshot, Isolation::Serializable] {
         let (_dir, db) = store();
         let family = db.default_family();
@@ -176,7 +176,7 @@ fn rows_that_are_only_read_become_a_range_that_others_may_read() {
 
 /// A range over them is not waited for, and tried again when there are as many more.
 #[test]
-fn rows_among_which_another_transaction_has_one_stay_rows_until_it_has_ended() {
+fn rows_among_which_another_transaction_has_one_stay_rows() {
     let (_dir, db) = store();
     let family = db.default_family();
     let (tx, among) = (begin(&db), begin(&db));

@@ -201,7 +201,7 @@ fn optimistic_serializable_transactions_are() {
 }
 
 #[test]
-fn serializable_transactions_of_both_kinds_beside_each_other_are() {
+fn serializable_transactions_of_both_kinds_are_serializable() {
     check(
         &of(&BOTH, Isolation::Serializable),
         Demand::Serializable,

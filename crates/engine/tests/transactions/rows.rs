@@ -34,7 +34,7 @@ fn step(db: &Db, owner: &mut RowOwner, keys: &[&str]) {
 }
 
 #[test]
-fn steps_under_row_locks_lose_no_update_whatever_order_they_name_their_rows_in() {
+fn steps_under_row_locks_lose_no_update_in_any_order_of_rows() {
     const STEPS: u64 = 2_000;
     let (_dir, db) = store();
     let orders: [&[&str]; 4] = [&["a", "b"], &["b", "a"], &["a"], &["c", "b", "a"]];
@@ -109,7 +109,7 @@ fn a_family_that_is_locked_as_a_whole_has_no_other_writer() {
 }
 
 #[test]
-fn transactions_and_plain_writes_wait_for_locked_rows_and_the_other_way_round() {
+fn transactions_and_plain_writes_wait_for_locked_rows() {
     let (_dir, db) = store();
     let family = db.default_family();
     let mut owner = db.row_owner("locker");
@@ -152,7 +152,7 @@ fn transactions_and_plain_writes_wait_for_locked_rows_and_the_other_way_round() 
 }
 
 #[test]
-fn owned_locks_exclude_the_others_and_go_with_whatever_thread_has_them() {
+fn owned_locks_exclude_others_and_go_with_any_thread() {
     const STEPS: u64 = 500;
     let (_dir, db) = store();
     let family = db.default_family();
@@ -327,7 +327,7 @@ fn a_family_is_locked_by_one_alone() {
 }
 
 #[test]
-fn a_family_that_is_locked_as_a_whole_has_no_other_reader_under_locks() {
+fn a_family_locked_as_a_whole_has_no_other_reader_under_locks() {
     let (_dir, db) = store();
     let family = db.default_family();
     family.put("k", "v").unwrap();

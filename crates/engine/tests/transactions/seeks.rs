@@ -96,7 +96,7 @@ fn conflicts(written: &str, read: impl FnOnce(&mut TransactionIter)) -> bool {
 }
 
 #[test]
-fn what_a_seek_passes_over_is_no_conflict_and_what_was_read_is_one() {
+fn what_a_seek_passes_over_is_no_conflict_what_was_read_is() {
     let some_parts = |iter: &mut TransactionIter| {
         assert_eq!(name(iter.next()).as_deref(), Some("k/00"));
         iter.seek("k/20");

@@ -130,7 +130,7 @@ fn savepoints_take_back_what_came_after_them_and_nest() {
 }
 
 #[test]
-fn its_size_is_bounded_by_a_limit_and_what_did_not_fit_changed_nothing() {
+fn its_size_has_a_limit_and_what_did_not_fit_changed_nothing() {
     for options in kinds() {
         let (_dir, db) = store();
         let family = db.default_family();

@@ -82,7 +82,7 @@ fn check_refusal(error: &Error, len: usize) {
 }
 
 #[test]
-fn a_mutated_manifest_is_what_it_was_after_some_change_or_refused_with_the_place() {
+fn a_mutated_manifest_is_an_earlier_one_or_refused() {
     let (bytes, states) = corpus();
     mutations("manifest", &bytes, 4_000, |_, bytes| {
         match ManifestFile::decode(bytes, Path::new(PATH)) {
@@ -202,7 +202,7 @@ fn good(bytes: &[u8], generation: u64) -> Option<&[u8]> {
 }
 
 #[test]
-fn a_mutated_manifest_with_good_checksums_is_read_as_it_stands_or_refused_with_the_place() {
+fn a_mutated_manifest_with_good_checksums_is_read_or_refused() {
     let (bytes, _) = corpus();
     mutations("manifest-sealed", &bytes, 4_000, |rng, bytes| {
         let mut bytes = bytes.to_vec();

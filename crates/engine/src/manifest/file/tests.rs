@@ -123,7 +123,7 @@ impl File for Full {
 /// The caller goes on as if the change had not been made, so it must not be found after a
 /// crash.
 #[test]
-fn a_change_that_a_full_device_refused_does_not_count_after_a_crash() {
+fn a_change_that_a_full_device_refused_is_gone_after_a_crash() {
     let dir = tempfile::tempdir().unwrap();
     let device = RealDevice::new();
     let mut file = ManifestFile::new(example());

@@ -43,7 +43,7 @@ fn reference(mut bytes: &[u8]) -> Option<Vec<Op<'_>>> {
 }
 
 #[test]
-fn a_mutated_payload_is_read_as_the_format_draws_it_or_refused_with_the_place() {
+fn a_mutated_payload_is_read_as_it_is_drawn_or_refused() {
     mutations("payloads", &corpus("payloads"), 20_000, |_, payload| {
         let read: Result<Vec<_>, _> = Ops::new(payload).collect();
         match read {

@@ -105,8 +105,9 @@ impl Db {
     /// `dir` is on the same file system, and is left as it is: the caller removes it, also after an
     /// error, unless it wants to try again. It must not be open, here or in another process; that is
     /// not checked. Of its files only what an opening reads is verified (manifests, and what tables say
-    /// of themselves); a damaged block of data shows when it is read. Waits for a commit that is being applied,
-    /// and blocks for syncs of all files, which cost little where they are durable already.
+    /// of themselves); a damaged block of data shows when it is read. Waits for a commit that is
+    /// being applied, and blocks for syncs of all files, which cost little where they are durable
+    /// already.
     ///
     /// # Errors
     /// [`Error::OwnJournal`]; [`Error::WrongDirectory`] where `dir` is not such a store;

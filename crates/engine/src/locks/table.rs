@@ -17,13 +17,13 @@
 //!
 //! # Deadlocks
 //!
-//! A deadlock is a cycle of owners that wait for each other. An owner that begins to wait joins its queue, adds itself to the graph and follows the waits from
-//! its blockers on, all under the graph's mutex. The lock table computes the blockers of each waiting
-//! owner anew: those that hold what it asks for, or what those before it in the queue ask for, and
-//! the ranges that it is queued behind. A cycle is closed by the last of its members that begins to
-//! wait. That one sees all others, which are in the graph already, so it finds the cycle. Where it
-//! waits behind others only for fairness it goes first then, which may end the cycle;
-//! else it is the victim.
+//! A deadlock is a cycle of owners that wait for each other. An owner that begins to wait joins its
+//! queue, adds itself to the graph and follows the waits from its blockers on, all under the
+//! graph's mutex. The lock table computes the blockers of each waiting owner anew: those that hold
+//! what it asks for, or what those before it in the queue ask for, and the ranges that it is queued
+//! behind. A cycle is closed by the last of its members that begins to wait. That one sees all
+//! others, which are in the graph already, so it finds the cycle. Where it waits behind others only
+//! for fairness it goes first then, which may end the cycle; else it is the victim.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

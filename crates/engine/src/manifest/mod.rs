@@ -4,10 +4,11 @@
 //!
 //! # How far a family is flushed
 //!
-//! Only what a family's tree names counts as flushed. A [`Registered`] is made of an [`Unrecorded`], which only the successful registration in the
-//! family's tree returns, or a family that has nothing to register (`background/flush.rs`), and
-//! nothing else moves a family's mark in the manifest. So no order of
-//! two flushes, and no failure in between, releases log that the tables lack.
+//! Only what a family's tree names counts as flushed. A [`Registered`] is made of an
+//! [`Unrecorded`], which only the successful registration in the family's tree returns, or a family
+//! that has nothing to register (`background/flush.rs`), and nothing else moves a family's mark in
+//! the manifest. So no order of two flushes, and no failure in between, releases log that the
+//! tables lack.
 
 pub(crate) mod encoding;
 pub(crate) mod file;

@@ -20,8 +20,8 @@ use crate::{Error, FamilyOptions, Result};
 /// Entries of memtables that are searched for puts, for each removed row of a gap that is noted.
 const SEARCHED_FOR_EACH: usize = 8;
 
-/// A family, shared by its handles, the store and the background threads. What never changes is read through plain accessors; what does changes by
-/// rotation, publication and withdrawal alone.
+/// A family, shared by its handles, the store and the background threads. What never changes is
+/// read through plain accessors; what does changes by rotation, publication and withdrawal alone.
 pub(crate) struct FamilyState {
     /// The id of the [`Store`] that it belongs to.
     store_id: u64,

@@ -7,10 +7,10 @@
 //!
 //! # The visible boundary
 //!
-//! It is the largest LSN below which every commit is in its memtables: a second completion boundary over the log's reservation counter. A commit's slot is
-//! pending from before the log reserves for it until its writes are in the memtables. So below the
-//! boundary every commit is there wholly: no read sees a part of a batch, and what a boundary shows
-//! is a prefix of the commit order.
+//! It is the largest LSN below which every commit is in its memtables: a second completion boundary
+//! over the log's reservation counter. A commit's slot is pending from before the log reserves for
+//! it until its writes are in the memtables. So below the boundary every commit is there wholly: no
+//! read sees a part of a batch, and what a boundary shows is a prefix of the commit order.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};

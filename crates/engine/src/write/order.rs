@@ -2,10 +2,10 @@
 //!
 //! # The order of an external journal
 //!
-//! The caller that applies its commits brings it. A commit at sequence number `s` takes the positions from `s` to `s + 1`. A rotation takes none:
-//! its LSN is the end of the last commit that was applied, so a memtable that ends at `R` is in the
-//! journal up to exactly `R - 1`, and the next commit, which may start at `R`, belongs to the next
-//! memtable.
+//! The caller that applies its commits brings it. A commit at sequence number `s` takes the
+//! positions from `s` to `s + 1`. A rotation takes none: its LSN is the end of the last commit that
+//! was applied, so a memtable that ends at `R` is in the journal up to exactly `R - 1`, and the
+//! next commit, which may start at `R`, belongs to the next memtable.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};

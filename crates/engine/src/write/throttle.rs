@@ -24,10 +24,10 @@
 //!
 //! # The memory of all memtables
 //!
-//! It is that of all stores, where they share it. Each family bounds its own memtables, and with a thousand families that bounds nothing. So the
-//! bytes of all memtables that wait to be flushed are counted, active ones included. From half of
-//! the limit on the largest active memtables are sealed and flushed; at the limit writes stop until
-//! flushes have caught up.
+//! It is that of all stores, where they share it. Each family bounds its own memtables, and with a
+//! thousand families that bounds nothing. So the bytes of all memtables that wait to be flushed are
+//! counted, active ones included. From half of the limit on the largest active memtables are sealed
+//! and flushed; at the limit writes stop until flushes have caught up.
 //!
 //! A large commit's memtables do not count: at as many bytes again the next large commit waits, and
 //! no other write. Nor do those that are flushed and that a snapshot or an iterator still reads.

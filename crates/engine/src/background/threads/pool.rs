@@ -40,7 +40,8 @@ pub(crate) trait Member: Send + Sync {
     fn seal(&self, family: u32) -> bool;
 }
 
-/// The threads of many stores, and what they are to do. Bounded: a store has a ticket for each of its tasks, which are bounded.
+/// The threads of many stores, and what they are to do. Bounded: a store has a ticket for each of
+/// its tasks, which are bounded.
 #[derive(Default)]
 pub(crate) struct ThreadPool {
     state: Mutex<PoolState>,

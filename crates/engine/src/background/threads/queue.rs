@@ -20,8 +20,8 @@ pub(crate) enum FlushTask {
     Room,
 }
 
-/// What a store's background threads are to do. Bounded: a family is in each queue once at most, and so is the check of
-/// the log's size.
+/// What a store's background threads are to do. Bounded: a family is in each queue once at most,
+/// and so is the check of the log's size.
 #[derive(Default)]
 pub(crate) struct TaskQueue {
     state: Mutex<QueueState>,

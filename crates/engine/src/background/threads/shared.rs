@@ -235,7 +235,8 @@ const LEAST: u64 = 1 << 30;
 /// next look comes after half of it.
 const AT_ONCE: u64 = 16;
 
-/// The limit on the memory of memtables, of one store or of all that share it. All atomics are Relaxed: they decide when to look, and publish nothing.
+/// The limit on the memory of memtables, of one store or of all that share it. All atomics are
+/// Relaxed: they decide when to look, and publish nothing.
 pub(crate) struct Budget {
     most: AtomicU64,
     is_set: bool,

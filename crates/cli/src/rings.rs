@@ -15,7 +15,7 @@ use crate::args::RingsArgs;
 
 /// A ring, as `--json` shows it.
 #[derive(Serialize)]
-struct Line<'a> {
+struct RingLine<'a> {
     ring: &'a Path,
     bytes: u64,
     log: Option<&'a Path>,
@@ -58,7 +58,7 @@ fn show(results: &mut Results, json: bool, ring: &RingView, removed: Option<bool
     };
     let log = ring.log_dir.as_deref();
     if json {
-        return results.json(&Line {
+        return results.json(&RingLine {
             ring: &ring.path,
             bytes: ring.bytes,
             log,

@@ -196,7 +196,7 @@ fn wait_until_served(places: &[Place], mut started: Started<'_>, bar: &ProgressB
 
 /// What a node says of the cluster, if it knows all nodes and a leader for each slot; or else what it
 /// knows.
-fn view(place: &Place, nodes: usize) -> Result<View, String> {
+fn view(place: &Place, nodes: usize) -> Result<SlotsView, String> {
     let node = place.index;
     let asked = place.connect().and_then(|mut client| {
         let info = status::info(&mut client).ok()?;
@@ -212,7 +212,7 @@ fn view(place: &Place, nodes: usize) -> Result<View, String> {
             "node {node} knows {known} of {nodes} nodes, and {slots} of {SLOTS} slots are led"
         ));
     }
-    Ok(View {
+    Ok(SlotsView {
         node,
         epoch: info.number("cluster_current_epoch"),
         slots: lines
@@ -224,7 +224,7 @@ fn view(place: &Place, nodes: usize) -> Result<View, String> {
 
 /// What a node says of the cluster.
 #[derive(Debug)]
-struct View {
+struct SlotsView {
     node: u16,
     epoch: u64,
     /// The slots that each address leads.
@@ -232,8 +232,8 @@ struct View {
 }
 
 /// Whether all nodes say the same; or else what is missing.
-fn agreement(views: &[Result<View, String>]) -> Result<(), String> {
-    let mut first: Option<&View> = None;
+fn agreement(views: &[Result<SlotsView, String>]) -> Result<(), String> {
+    let mut first: Option<&SlotsView> = None;
     for view in views {
         let view = view.as_ref().map_err(Clone::clone)?;
         let first = *first.get_or_insert(view);

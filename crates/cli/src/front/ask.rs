@@ -58,7 +58,7 @@ fn failed(dir: &Path, otherwise: impl FnOnce(io::Error) -> AskError) -> impl FnO
 
 /// What a daemon does on demand.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Command {
+pub(super) enum DaemonCommand {
     Commit,
     Drain,
     /// As `Drain`, and the directory is to be a plain one after the mount.
@@ -159,12 +159,12 @@ impl Daemon {
     }
 
     /// Has a command done; returns when it is.
-    pub(super) fn command(&self, command: Command) -> Result<(), AskError> {
+    pub(super) fn command(&self, command: DaemonCommand) -> Result<(), AskError> {
         let path = self.file("command");
         let (word, action) = match command {
-            Command::Commit => ("commit", "make everything durable: the daemon's answer to"),
-            Command::Drain => ("drain", "bring every page home: the daemon's answer to"),
-            Command::Leave => ("leave", "bring every page home: the daemon's answer to"),
+            DaemonCommand::Commit => ("commit", "make everything durable: the daemon's answer to"),
+            DaemonCommand::Drain => ("drain", "bring every page home: the daemon's answer to"),
+            DaemonCommand::Leave => ("leave", "bring every page home: the daemon's answer to"),
         };
         let failed = |e: rustix::io::Errno| failed(&self.dir, AskError::io(action, &path))(e.into());
         let file =

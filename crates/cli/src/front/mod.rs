@@ -20,7 +20,7 @@ use collie_server::ignore_hangup;
 
 use crate::args::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 use crate::notify::Supervisor;
-use ask::{AskError, Command, Daemon, Status};
+use ask::{AskError, Daemon, DaemonCommand, Status};
 use serving::{Signals, serve};
 
 /// A daemon that has not answered by then may never.
@@ -210,7 +210,11 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
         Err(AskError::Dead { dir }) => return take_dead_away(&dir, drains),
         Err(error) => return Err(error.into()),
     };
-    let failure = match daemon.command(if drains { Command::Leave } else { Command::Commit }) {
+    let failure = match daemon.command(if drains {
+        DaemonCommand::Leave
+    } else {
+        DaemonCommand::Commit
+    }) {
         Ok(()) => daemon.failure(),
         Err(AskError::Dead { dir }) => return take_dead_away(&dir, drains),
         // The answer to a command is no more than the system's number of an error.
@@ -230,7 +234,7 @@ fn take_away(dir: &Path, drains: bool, is_dead: bool) -> anyhow::Result<Outcome>
     if let Err(error) = unmount_dir(daemon.dir()) {
         if drains {
             // It is used on, and is not to be a plain directory whenever it is unmounted.
-            let _ = daemon.command(Command::Commit);
+            let _ = daemon.command(DaemonCommand::Commit);
         }
         return Err(users::busy(daemon.dir(), daemon.pid(), error));
     }
@@ -270,7 +274,7 @@ pub(crate) fn drain(args: &DrainArgs) -> anyhow::Result<Outcome> {
         let Some(daemon) = Daemon::of(&dir)? else {
             return Ok(None);
         };
-        daemon.command(Command::Drain)?;
+        daemon.command(DaemonCommand::Drain)?;
         Ok(Some(daemon.status()?))
     })?;
     let mut results = Results::new();

@@ -63,7 +63,7 @@ pub(super) fn serve(mount: Mount, signals: Signals) -> anyhow::Result<Option<Mou
             let _ = sender.send(());
         })
         .context("cannot start a thread")?;
-    let mut ending = Ending::of(&mount);
+    let mut ending = MountEnd::of(&mount);
     let is_gone = runtime.block_on(async {
         loop {
             let is_asked = tokio::select! {
@@ -98,16 +98,16 @@ enum Stage {
 }
 
 /// The end of a mount.
-struct Ending<'a> {
+struct MountEnd<'a> {
     mount: &'a Mount,
     stage: Stage,
     /// Whether it was reported that not everything is durable.
     is_failure_reported: bool,
 }
 
-impl Ending<'_> {
-    fn of(mount: &Mount) -> Ending<'_> {
-        Ending {
+impl MountEnd<'_> {
+    fn of(mount: &Mount) -> MountEnd<'_> {
+        MountEnd {
             mount,
             stage: Stage::Serves,
             is_failure_reported: false,

@@ -105,12 +105,12 @@ impl fmt::Display for Filter {
 
 /// The filter in force, which can be changed while the server runs.
 #[derive(Debug)]
-pub(crate) struct Diagnostics {
+pub(crate) struct LogOutput {
     filter: Mutex<Filter>,
     handle: reload::Handle<Targets, Registry>,
 }
 
-impl Diagnostics {
+impl LogOutput {
     /// Logs what this filter passes from now on.
     pub(super) fn set_filter(&self, wanted: Filter) -> Result<(), String> {
         let mut filter = self.filter.lock();
@@ -122,7 +122,7 @@ impl Diagnostics {
     }
 }
 
-impl Verbosity for Diagnostics {
+impl Verbosity for LogOutput {
     fn level(&self) -> Level {
         self.filter.lock().level
     }
@@ -134,7 +134,7 @@ impl Verbosity for Diagnostics {
 }
 
 /// Starts logging; what is returned changes the filter.
-pub(crate) fn start(filter: &Filter, format: LogFormat) -> anyhow::Result<Arc<Diagnostics>> {
+pub(crate) fn start(filter: &Filter, format: LogFormat) -> anyhow::Result<Arc<LogOutput>> {
     let (layer, handle) = reload::Layer::new(filter.targets());
     let registry = tracing_subscriber::registry().with(layer);
     // Standard error may be a terminal that was closed. That cannot be reported anywhere, and the
@@ -148,7 +148,7 @@ pub(crate) fn start(filter: &Filter, format: LogFormat) -> anyhow::Result<Arc<Di
         LogFormat::Json => registry.with(lines.json().flatten_event(true)).try_init(),
     }
     .context("diagnostics cannot be set up")?;
-    Ok(Arc::new(Diagnostics {
+    Ok(Arc::new(LogOutput {
         filter: Mutex::new(filter.clone()),
         handle,
     }))

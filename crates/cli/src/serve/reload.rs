@@ -12,7 +12,7 @@ use collie_server::LiveSettings;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::config::Effective;
-use super::logging::Diagnostics;
+use super::logging::LogOutput;
 use crate::args::ServeArgs;
 
 /// Who changes settings, as the diagnostics name it.
@@ -24,7 +24,7 @@ pub(crate) struct Reload {
     pub(crate) args: ServeArgs,
     /// As it was read last.
     pub(crate) effective: Effective,
-    pub(crate) diagnostics: Arc<Diagnostics>,
+    pub(crate) diagnostics: Arc<LogOutput>,
 }
 
 impl Reload {

@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_makes_room_on_a_disk_has_that_of_its_reserve() {
+    fn what_makes_room_on_a_disk_has_that_of_its_reserve() {
         let device = SimDevice::new(3);
         let dir = Path::new("/disk");
         device.create_dir(dir, 0o755).unwrap();

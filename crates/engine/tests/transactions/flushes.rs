@@ -105,7 +105,7 @@ fn a_guard_that_is_written_unchanged_keeps_write_skew_away() {
 }
 
 #[test]
-fn a_key_that_is_as_it_was_has_changed_if_somebody_wrote_it() {
+fn a_key_that_was_written_with_its_old_value_has_changed() {
     for options in of_one_moment() {
         each_history(|before, steps| {
             let (_dir, db) = store();

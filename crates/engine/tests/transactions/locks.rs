@@ -39,7 +39,7 @@ pub(crate) fn waiter<T: Send + 'static>(
 }
 
 #[test]
-fn whoever_comes_first_gets_a_row_first_and_readers_go_together() {
+fn a_row_goes_to_the_first_in_line_and_readers_go_together() {
     let (_dir, db) = store();
     let family = db.default_family();
     let order = Arc::new(Mutex::new(Vec::new()));

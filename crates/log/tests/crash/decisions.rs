@@ -264,7 +264,7 @@ fn garbage_in_a_segment_that_was_being_made_is_no_durable_mark() {
 /// any later frame: the ring of the dead process has all of them. Nothing is lost, so no reader may
 /// find anything missing afterwards, not even one that reads from the beginning.
 #[test]
-fn what_the_ring_makes_good_is_good_for_whoever_reads_the_log_later() {
+fn what_the_ring_makes_good_is_good_for_later_readers() {
     for levels in [
         [Level::Disk, Level::Disk, Level::Process, Level::Process],
         [Level::Disk, Level::Disk, Level::Disk, Level::Disk],

@@ -180,7 +180,7 @@ fn opens_that_fail_for_want_of_space_leave_nothing_behind() {
 }
 
 #[test]
-fn a_missing_log_is_not_a_fresh_one_for_whoever_wants_to_resume() {
+fn a_missing_log_is_not_a_fresh_one_when_resuming() {
     let setup = Setup::small(true, true);
     let device = SimDevice::new(5);
     let wanted = FIRST_LSN + 8000;

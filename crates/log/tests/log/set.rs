@@ -170,7 +170,7 @@ fn a_log_whose_device_fails_takes_no_other_along() {
 }
 
 #[test]
-fn a_thread_held_up_by_one_log_leaves_the_others_to_the_next() {
+fn a_thread_that_waits_in_one_log_leaves_the_others_to_the_next() {
     let device = SimDevice::new(5);
     let logs = open_many(2, &small(&device, &set(2)));
     let [slow, other] = logs.as_slice() else { panic!() };

@@ -574,7 +574,7 @@ fn a_close_among_appends_keeps_what_was_acknowledged_and_refuses_the_rest() {
 }
 
 #[test]
-fn futures_are_woken_by_whoever_flushes() {
+fn futures_are_woken_by_the_thread_that_flushes() {
     explore("futures without background threads", || {
         let world = World::open();
         let tasks = spawn(&world, 2, |world, stream| {

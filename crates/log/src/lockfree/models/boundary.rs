@@ -172,7 +172,7 @@ fn a_filler_stands_at_the_boundary_or_nowhere_and_no_hole_lies_below() {
 }
 
 #[test]
-fn a_filler_is_refused_only_where_somebody_appends() {
+fn a_filler_is_refused_only_where_a_worker_appends() {
     explore(
         "boundary, a worker and a leader that pads twice",
         COMPLETE,

@@ -129,11 +129,15 @@ mod tests {
         }
         family.compact().unwrap();
         let tables = family.state().tables();
-        tables
-            .tree
-            .compact(std::sync::Arc::new(MoveDown(6, 4)), super::super::KEEP_NONE)
-            .unwrap();
-        assert_eq!(above_a_gap(&tables.tree), Some(4));
+        // The flush before asked for a compaction, which may come in between and move the level on.
+        let is_moved = (0..100).any(|_| {
+            for from in [6, 5] {
+                let up = std::sync::Arc::new(MoveDown(from, 4));
+                tables.tree.compact(up, super::super::KEEP_NONE).unwrap();
+            }
+            above_a_gap(&tables.tree) == Some(4)
+        });
+        assert!(is_moved);
         for _ in 0..10 {
             compaction::compact_once(db.store(), family.state()).unwrap();
         }

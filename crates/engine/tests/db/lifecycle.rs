@@ -137,7 +137,7 @@ fn a_manifest_of_another_version_is_refused_by_both_numbers() {
             refused,
             Err(Error::Version {
                 found: 9,
-                supported: 4,
+                supported: 5,
                 ..
             })
         ),
